@@ -1,1 +1,1 @@
-"""The lowest layer: files, locks, links, processes, sizes and durations. No module here knows what a run is."""
+"""The lowest layer: files, locks, links, processes, sizes and durations."""

@@ -1,9 +1,9 @@
-"""Record the collectives that a rank is in, in a memory-mapped file that other processes can read.
+"""Record a rank's running collectives in a memory-mapped file for other processes.
 
-    <folder>/board_<rank>       slots of one size; a collective occupies a slot until it has ended
+    <folder>/board_<rank>       slots of equal size; a collective occupies a slot until it has ended
 
-Writing costs next to nothing, and reading needs no help from the rank: a reader can read the file of a stopped process, and of
-one whose native code holds the interpreter.
+Writing costs next to nothing. Reading needs no help from the rank, so it works even if the rank is stopped or its native code
+holds the interpreter.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class BoardEntry(NamedTuple):
     """A collective that a rank has begun and not yet finished.
 
     Attributes:
-        channel: Name of its sequence of collectives, which is the same on all ranks of the group.
-        number: Its position in the channel, from 1. 0 if ranks may begin collectives in any order, so that the name
-            identifies them.
-        shape: Such as "[4, 3] float32".
-        ranks: Ranks of the group, "0-3" or "0,2"; empty for all.
-        began: Seconds since the epoch.
+        channel: Name of a sequence of collectives that all ranks of a group begin in the same order.
+        number: The collective's position in the channel, from 1. 0 if ranks may begin collectives in any order, so that the
+            name identifies them.
+        shape: Shape and type of the tensor, such as "[4, 3] float32".
+        ranks: Ranks of the group, such as "0-3" or "0,2"; empty for all.
+        began: Start time in seconds since 1970.
     """
 
     channel: str
@@ -48,7 +48,7 @@ class BoardEntry(NamedTuple):
 
 
 class RankBoard:
-    """The writer of one rank's file of open collectives (its board)."""
+    """The writer of one rank's file of running collectives."""
 
     def __init__(self, path: str) -> None:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -61,9 +61,9 @@ class RankBoard:
         self._free = [slot * _SLOT.size for slot in reversed(range(_SLOTS))]
 
     def begin(self, text: str, number: int) -> int:
-        """Record that a collective begins. Return its slot, for `end`.
+        """Record that a collective begins. Return its slot, which `end` takes.
 
-        text: From `entry_text`.
+        text: The result of `entry_text`. number: As in `BoardEntry`.
         """
         try:
             place = self._free.pop()
@@ -81,14 +81,14 @@ class RankBoard:
 
 
 def entry_text(channel: str, kind: str, name: str, shape: str, size: int, ranks: str) -> str:
-    """Return the text that `RankBoard.begin` takes. Cache it for a repeated collective."""
+    """Return the text that `RankBoard.begin` takes for a collective."""
     # Shorten the name first: only the name can be long.
     room = _TEXT_BYTES - len(channel) - len(kind) - len(shape) - len(ranks) - 20
     return "\t".join((channel, kind, name[: max(room, 20)], shape, str(size), ranks))
 
 
 def read(path: str) -> list[BoardEntry]:
-    """Return the open collectives in a rank's file, oldest first; none if the file is missing."""
+    """Return a rank's running collectives, oldest first; [] without a file."""
     try:
         with open(path, "rb") as file:
             data = file.read()
@@ -120,7 +120,7 @@ def ranks_text(ranks: Iterable[int]) -> str:
 
 
 def ranks_of(text: str) -> list[int]:
-    """Parse the text that `ranks_text` returns."""
+    """Return the ranks in a text of `ranks_text`."""
     found: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")

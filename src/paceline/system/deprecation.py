@@ -1,4 +1,4 @@
-"""Decorators that mark public names as deprecated or experimental, as docs/stability.md promises."""
+"""Decorators that mark public names as deprecated or experimental."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _Class = TypeVar("_Class", bound=type[object])
 def deprecated(
     since: str, *, removed_in: str, instead: str
 ) -> Callable[[Callable[_Parameters, _Result]], Callable[_Parameters, _Result]]:
-    """Warn on each call that a public function or method is deprecated and will be removed.
+    """Return a decorator that warns on each call that a function is deprecated.
 
     Args:
         since: The version that deprecates it, such as "0.2".
-        removed_in: The version that no longer has it.
+        removed_in: The version that no longer has the function.
         instead: The name to call instead, as users write it.
     """
 
@@ -38,7 +38,7 @@ def deprecated(
 
 
 def experimental(since: str) -> Callable[[_Class], _Class]:
-    """Note in a public class's documentation that any version may change the class.
+    """Return a decorator that notes in a class's docstring that it may change.
 
     Args:
         since: The version that introduces the class, such as "0.1".

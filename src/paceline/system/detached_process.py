@@ -24,9 +24,9 @@ started: list[subprocess.Popen[bytes]] = []
 def start(
     module: str, run_dir: Path, fd: int, *words: str, python: str, library_dir: Path, **options: Any
 ) -> subprocess.Popen[bytes]:
-    """Start `python -m module RUN_DIR FD WORDS...` in a new session, which inherits the file `fd`.
+    """Start `python -m module RUN_DIR FD WORDS...` in a new session.
 
-    options: cwd, stdout and stderr, as `subprocess.Popen` takes them.
+    The process inherits the open file `fd`. options: cwd, stdout and stderr, as `subprocess.Popen` takes them.
 
     Raises:
         OSError: The process can't be started.
@@ -59,19 +59,18 @@ def start(
 
 
 def _let_go() -> None:
-    """Prevent Python's ResourceWarning about child processes that still run at exit."""
+    """Prevent Python's ResourceWarning about children that run at exit."""
     for process in started:
         process.returncode = process.poll() or 0
 
 
 def library_dir(workspace_dir: Path, *, create: bool = True) -> Path:
-    """Return a folder that holds `paceline` and nothing else, for the PYTHONPATH of workers and supervisors.
+    """Return a folder with `paceline` alone, for the PYTHONPATH of workers and supervisors.
 
-    The folder is `<workspace>/lib/<hash>/` with one link to this package. A run may use another interpreter than the
-    submitting program, and the submitting interpreter's whole site-packages on this path would add all its packages
-    to the run.
+    The folder is `<workspace>/lib/<hash>/` with a link to this package. It keeps other packages of the submitting program
+    out of the run, whose interpreter may be another one.
 
-    create: Make the folder; with False it may be missing.
+    create: Create the folder if it is missing.
     """
     package = Path(__file__).resolve().parents[1]
     # A short hash suffices for a few installations. A cryptographic hash would load OpenSSL into each supervisor.

@@ -26,16 +26,16 @@ _FICLONE = 0x40049409
 
 
 def state_folder() -> Path:
-    """Return the folder for this user's state (https://specifications.freedesktop.org/basedir-spec/)."""
+    """Return Paceline's folder below this user's XDG_STATE_HOME."""
     named = os.environ.get("XDG_STATE_HOME", "")
     # The specification ignores a relative path.
     return Path(named if os.path.isabs(named) else os.path.expanduser("~/.local/state"), "paceline")
 
 
 def is_mine(path: Path) -> bool:
-    """Return whether this user or root wrote a file that only its owner may write (`OWNED`).
+    """Return whether a file belongs to this user or root; False if it is missing.
 
-    In a group's workspace each member can replace the file, which then belongs to that member.
+    In a group's workspace, each member can replace a file of another member. The new file belongs to that member.
     """
     try:
         return os.lstat(path).st_uid in (os.geteuid(), 0)
@@ -61,7 +61,7 @@ def write_whole(path: Path, text: str, *, sync: bool = False, mode: int = 0o666)
 
 @contextlib.contextmanager
 def replacing(path: Path, begins: str = ".new-") -> Iterator[Path]:
-    """Yield a temporary path; rename it to `path` after the block, or remove it on an error."""
+    """Yield a temporary path beside `path`, and rename it to `path` on success."""
     beside = path.with_name(f"{begins}{os.urandom(3).hex()}")
     try:
         yield beside
@@ -82,8 +82,8 @@ def copy_whole(
 ) -> None:
     """Copy a file atomically, with times and permissions.
 
-    came: Called with (bytes, files) copied since the last call.
-    top: A folder above the source with an untrusted owner: links below this folder are not followed.
+    came: Called with the numbers of bytes and files copied since the last call.
+    top: A folder above the source in which a link is an error, because another user may have planted it.
     """
     fd = None if top is None else open_below(os.fspath(top), source.relative_to(top).as_posix())
     with open(source if fd is None else fd, "rb") as original:
@@ -105,9 +105,9 @@ def copy_whole(
 
 @contextlib.contextmanager
 def _unnamed(folder: Path, beside: Path) -> Iterator[tuple[IO[bytes], Callable[[], None]]]:
-    """Yield an unnamed file, which vanishes if the process ends, and a function that names it `beside`.
+    """Yield an unnamed file in `folder`, and a function that names it `beside`.
 
-    On file systems without unnamed files (NFS), the file is called `beside` from the start.
+    If the process ends early, the file vanishes. On file systems without unnamed files (NFS), it has the name at once.
     """
     try:
         fd = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
@@ -123,10 +123,9 @@ def _unnamed(folder: Path, beside: Path) -> Iterator[tuple[IO[bytes], Callable[[
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """Copy the content of a folder into another: links as links, with times and permissions.
+    """Copy the content of a folder into another folder, with times and permissions.
 
-    Files share their blocks with the originals where the file system supports it (Btrfs, XFS); later writes to a file never
-    change its original, or the reverse.
+    Links are copied as links. On Btrfs and XFS, a copy shares its blocks with the original until one of them is written to.
 
     Raises:
         OSError: A file can't be read or written; files copied so far stay.
@@ -135,7 +134,7 @@ def copy_tree(source: Path, target: Path) -> None:
 
 
 def copy_file(source: str, target: str) -> None:
-    """Copy a file as `copy_tree` does."""
+    """Copy a file with time and permissions, sharing its blocks if possible."""
     try:
         with open(source, "rb") as original, open(target, "wb") as copy:
             fcntl.ioctl(copy.fileno(), _FICLONE, original.fileno())
@@ -146,10 +145,10 @@ def copy_file(source: str, target: str) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a file or a folder, read-only folders too, without following links. Ignore a missing path.
+    """Remove a file or folder, if it exists, without following links.
 
     Raises:
-        OSError: Parts of it can't be removed, such as other users' files; all other parts are gone.
+        OSError: A part, such as another user's file, can't be removed. All other parts are removed.
     """
     failed: list[OSError] = []
 
@@ -179,9 +178,9 @@ def remove_tree(path: Path) -> None:
 
 
 def tree_size(path: Path | str) -> int:
-    """Return the bytes of all files below a folder: hard links count once, symbolic links don't count.
+    """Return the bytes of all files below a folder, without symbolic links.
 
-    Unreadable and vanished files are skipped.
+    Several hard links to a file count once, unreadable and vanished files as 0.
     """
     total, folders, seen = 0, [os.fspath(path)], set()
     while folders:
@@ -201,7 +200,7 @@ def tree_size(path: Path | str) -> int:
 
 
 def names_in(folder: Path) -> list[str]:
-    """Return the names in a folder, sorted; empty if it is missing or unreadable."""
+    """Return the sorted names in a folder; [] if it is missing or unreadable."""
     try:
         return sorted(os.listdir(folder))
     except OSError:
@@ -209,14 +208,14 @@ def names_in(folder: Path) -> list[str]:
 
 
 def gone_is_fine() -> contextlib.suppress:
-    """Return a context that ends silently at the first file that is gone or not accessible."""
+    """Return a context manager that suppresses OSError, as from a removed file."""
     return contextlib.suppress(OSError)
 
 
 def stamp_of(file: Path | str | int) -> tuple[int, int, int] | None:
-    """Return (size, time, inode) of a path or an open file, or None if it is gone.
+    """Return (size, modification time in ns, inode) of a path or fd, or None if gone.
 
-    Two writes within one clock tick differ in the inode, because writers replace files (`replacing`).
+    Of two writes within one clock tick, the inodes differ, because `replacing` creates a new file for each write.
     """
     try:
         status = os.stat(file)
@@ -226,13 +225,13 @@ def stamp_of(file: Path | str | int) -> tuple[int, int, int] | None:
 
 
 def changed_at(path: Path) -> float:
-    """Return when a file was written or touched (seconds since 1970), or 0 if it is gone."""
+    """Return a file's modification time in seconds since 1970, or 0 if gone."""
     stamp = stamp_of(path)
     return stamp[1] / 1e9 if stamp else 0.0
 
 
 def age_s(path: Path) -> float:
-    """Return the seconds since a path was written or touched, or 0 if it is gone or unreadable."""
+    """Return the seconds since a path's modification, or 0 if it is unreadable."""
     stamp = stamp_of(path)
     return time.time() - stamp[1] / 1e9 if stamp else 0.0
 
@@ -253,7 +252,7 @@ def sync_if_possible(path: Path) -> None:
 
 
 def is_at(path: Path | str, fd: int) -> bool:
-    """Return whether a path still leads to an open file, which was not replaced."""
+    """Return whether a path still leads to the open file `fd`."""
     try:
         return os.path.samestat(os.lstat(path), os.fstat(fd))
     except OSError:
@@ -263,11 +262,11 @@ def is_at(path: Path | str, fd: int) -> bool:
 def walk_files(
     top: Path, enters: Callable[[os.DirEntry[str]], bool] = lambda entry: True
 ) -> Iterator[tuple[str, os.DirEntry[str], bool]]:
-    """Yield (name below `top`, entry, whether it is a file) for everything below except folders.
+    """Yield (name below `top`, entry, is_file) for each entry that is not a folder.
 
-    Links are followed, except into a folder that contains them. Dangling links and pipes are not files.
+    Links are followed, except into a folder that contains them. `is_file` is False for dangling links, pipes and the like.
 
-    enters: Whether to enter a folder.
+    enters: Return whether to list a folder's content.
 
     Raises:
         OSError: A folder can't be read.
@@ -300,10 +299,10 @@ def _is_above(folder: str, path: str) -> bool:
 
 
 def make_own(path: Path) -> None:
-    """Create a folder for this user only, or accept an existing one, where everybody may create folders.
+    """Create a folder in a public folder such as /tmp, or accept this user's existing one.
 
     Raises:
-        PermissionError: It is a link or a file, belongs to another user, or others may write to it.
+        PermissionError: The path is a link or a file, belongs to another user, or others may write to it.
     """
     try:
         os.mkdir(path, 0o700)
@@ -335,7 +334,7 @@ def read_json(path: Path) -> Any:
 
 
 def append_line(path: Path, value: Any) -> None:
-    """Append a JSON line in one write, so that lines of several processes never mix."""
+    """Append a JSON line in one write, so concurrent lines never mix."""
     line = json.dumps(value).encode() + b"\n"
     # With O_APPEND, the kernel seeks to the end and writes in one step.
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -350,7 +349,7 @@ def append_line(path: Path, value: Any) -> None:
 
 
 def json_lines(path: Path) -> Iterator[Any]:
-    """Yield the values in a file of JSON lines. Skip incomplete lines; a missing file is empty."""
+    """Yield the values of the complete lines of a JSON lines file, if it exists."""
     try:
         data = path.read_bytes()
     except OSError:
@@ -372,12 +371,12 @@ def _ends_torn(path: Path) -> bool:
 
 
 class OwnFolder:
-    """A folder of this user, opened once, because others may later replace its path.
+    """An open folder of this user, which stays the same if others replace its path.
 
     shut: Refuse a folder if it or its parent is accessible to other users.
 
     Raises:
-        OSError: A part of the path is a link, or another user can write to it.
+        OSError: The folder or its parent is a link, belongs to another user, or (with `shut`) is accessible to others.
     """
 
     def __init__(self, path: Path, *, shut: bool) -> None:
@@ -403,10 +402,10 @@ class OwnFolder:
             raise PermissionError(f"{str(self._path)!r} belongs to another user, or is open to others")
 
     def read(self, name: str) -> bytes:
-        """Return the content of a file in the folder that this user has written.
+        """Return the content of a file that this user has written into the folder.
 
         Raises:
-            OSError: The file is missing, or not a file of this user.
+            OSError: The file is missing or belongs to another user.
         """
         with open(os.open(name, os.O_RDONLY | self._flags, dir_fd=self._fd), "rb") as file:
             found = os.fstat(file.fileno())
@@ -415,7 +414,7 @@ class OwnFolder:
             return file.read()
 
     def write_json(self, name: str, value: Any) -> None:
-        """Create a file in the folder atomically, with a JSON value."""
+        """Write a JSON value atomically to a file in the folder."""
         beside = f".{name}.{os.urandom(3).hex()}"
         fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | self._flags, PRIVATE, dir_fd=self._fd)
         with open(fd, "w", encoding="utf-8") as file:
@@ -427,7 +426,7 @@ class OwnFolder:
         return is_at(self._path, self._fd)
 
     def remove(self) -> None:
-        """Remove the folder and its files, but nothing that replaced it."""
+        """Remove the folder and its files, but no folder that replaced it."""
         with contextlib.suppress(OSError):
             for name in os.listdir(self._fd):
                 os.unlink(name, dir_fd=self._fd)
@@ -444,7 +443,7 @@ class _Folder(Protocol):
 
 
 class PathAttribute:
-    """A descriptor: the path of a fixed name below the owner's `path`."""
+    """A class attribute whose value is the path `path / name` of each object."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -1,4 +1,4 @@
-"""Length-prefixed messages on a byte stream: the length in 8 bytes, big-endian, then the content."""
+"""Messages on a byte stream: 8 bytes with the length, big-endian, then the content."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ _HEADER = struct.Struct(">Q")
 
 
 def frame(content: bytes) -> bytes:
-    """Return `content` with its length in front."""
+    """Return the message for `content`: its length, then the content."""
     return _HEADER.pack(len(content)) + content
 
 
 class FrameBuffer:
-    """A buffer of the bytes read from a stream so far, which returns whole messages."""
+    """A buffer that collects a stream's bytes and returns whole messages."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Append bytes in the order in which the stream delivered them."""
+        """Append the next bytes of the stream."""
         self._bytes += data
 
     @property
     def has_frame(self) -> bool:
-        """Whether `take` would return a message."""
+        """Whether the buffer has a whole message."""
         return len(self._bytes) >= _HEADER.size and len(self._bytes) >= self._end()
 
     def take(self) -> bytes | None:
-        """Remove and return the next message, or return None until the whole message has arrived."""
+        """Remove and return the next message, or None while it is incomplete."""
         if not self.has_frame:
             return None
         end = self._end()

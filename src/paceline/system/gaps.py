@@ -1,14 +1,14 @@
 """Limit the size of a log by cutting out its middle.
 
-A worker writes directly to its log, so no process in between could limit it. Instead, while the worker writes, the blocks
-in the middle are returned to the file system (fallocate(2), FALLOC_FL_PUNCH_HOLE). No remaining byte moves:
+A worker writes directly to its log, so no process in between can limit the log. Instead, Paceline frees the blocks in the
+middle while the worker writes (fallocate(2), FALLOC_FL_PUNCH_HOLE). No other byte moves:
 
     0      begin                  end        size
     [ first ][ mark    hole      ][ last    ]          rank_3.log, and beside it
                                                     gap_3.json: {"begin", "end", "limit", "size"}, written before the hole
 
-So readers, and copies of a log on other machines, keep their offsets and skip the gap. After the last write, a shorter file
-replaces the log (`close`).
+So readers, and copies of a log on other machines, keep their offsets and skip the gap. After the worker has ended, `close`
+replaces the log by a shorter file.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _CHUNK = 1 << 20
 
 
 class Gap(NamedTuple):
-    """The cut part of a log, from `begin` to `end`.
+    """The gap in a log: the bytes from offset `begin` to `end`, which were removed.
 
-    is_closed: The file was shortened, so it has no hole any more.
+    is_closed: Whether a shorter file without a hole has replaced the log.
     """
 
     begin: int
@@ -40,9 +40,9 @@ class Gap(NamedTuple):
     is_closed: bool = False
 
     def mark(self, since: int | None = None) -> bytes:
-        """Return the line that replaces the cut part.
+        """Return the line that readers see instead of the gap.
 
-        since: The offset of a reader that has already read some of the cut part.
+        since: The offset of a reader that read a part of the gap before it was cut.
         """
         return (
             f"-- {self.end - (self.begin if since is None else since):,} bytes are left out here: "
@@ -50,20 +50,20 @@ class Gap(NamedTuple):
         ).encode()
 
     def place(self, offset: int) -> int:
-        """Convert an offset in the uncut log to that of the same byte in the shortened log."""
+        """Convert a byte's offset in the uncut log to its offset in the shorter file."""
         if offset <= self.begin:
             return offset
         return max(offset - self.end, 0) + self.begin + len(self.mark())
 
 
 def path_of(log: str) -> str:
-    """Return the file that describes a log's gap: `gap_3.json` for `rank_3.log`. It is transferred before the log."""
+    """Return the file that describes a log's gap: `gap_3.json` for `rank_3.log`."""
     folder, name = os.path.split(log)
     return os.path.join(folder, name.replace("rank_", "gap_", 1).removesuffix(".log") + ".json")
 
 
 def log_of(path: str) -> str | None:
-    """Return the log whose gap this file describes, or None if it is another kind of file."""
+    """Return the log whose gap this file describes, None for other files."""
     folder, name = os.path.split(path)
     if not (name.startswith("gap_") and name.endswith(".json")):
         return None
@@ -83,7 +83,7 @@ def read(log: str) -> Gap | None:
 
 
 def pieces(log: str, offset: int = 0) -> Iterator[bytes]:
-    """Yield the bytes of a log from an offset on, with the line of `Gap.mark` for the gap.
+    """Yield the bytes of a log from an offset on, with `Gap.mark` for the gap.
 
     Raises:
         FileNotFoundError: The log does not exist.
@@ -108,7 +108,7 @@ def pieces(log: str, offset: int = 0) -> Iterator[bytes]:
 
 
 class Keeper:
-    """Keeps a log within `limit` bytes, on a machine that sees its folder."""
+    """A limiter that keeps a log within `limit` bytes while a worker writes it."""
 
     def __init__(self, log: str, limit: int) -> None:
         self._log, self._limit = log, limit
@@ -118,9 +118,9 @@ class Keeper:
         self.trouble: str | None = None
 
     def look(self) -> None:
-        """Enlarge the gap if the log is over its limit; keep a quarter of the limit before it.
+        """Enlarge the gap if the log is over its limit. Call this periodically.
 
-        Bytes that the worker writes between two calls are in addition to the limit.
+        The first quarter of the limit stays before the gap. Between two calls the log may exceed the limit.
         """
         if self.trouble is not None:
             return
@@ -153,7 +153,7 @@ class Keeper:
 
 
 def _gap_of(log: str, fd: int) -> Gap | None:
-    """Return the gap of a log in this open file, which may be the short file."""
+    """Return the gap in the open file of a log, which `close` may have replaced."""
     gap = read(log)
     if gap is not None and gap.is_closed and os.stat(log).st_ino != os.fstat(fd).st_ino:
         return gap._replace(is_closed=False)
@@ -161,7 +161,7 @@ def _gap_of(log: str, fd: int) -> Gap | None:
 
 
 def apply(path: str) -> None:
-    """Cut a log's copy here as its original was cut. `path` describes the gap."""
+    """Cut the same gap into a log's copy. path: the copied file that describes the gap."""
     log = log_of(path)
     gap = read(log) if log is not None else None
     if log is None or gap is None or gap.is_closed:
@@ -175,9 +175,9 @@ def apply(path: str) -> None:
 
 
 def close(log: str) -> Gap | None:
-    """Shorten a log after its last write. Return its gap, which converts offsets.
+    """Replace a log by a shorter file after its last write. Return its gap.
 
-    Return None if there is no gap, or if the short file does not fit on the disk.
+    Return None if there is no gap, or if the shorter file does not fit on the disk.
     """
     gap = read(log)
     if gap is None or gap.is_closed:
@@ -199,7 +199,7 @@ def close(log: str) -> Gap | None:
 
 
 def _after_line(fd: int, offset: int) -> int:
-    """Return the end of the line at `offset`; `offset` itself for a very long line."""
+    """Return the end of the line at `offset`, or `offset` in a very long line."""
     offset = max(offset, 0)
     end = os.pread(fd, _LINE_BYTES, offset).find(b"\n")
     return offset + end + 1 if end >= 0 else offset
@@ -225,7 +225,7 @@ def _copy(source: int, target: int, begin: int, end: int) -> None:
 
 
 def _write(log: str, gap: Gap, *, size: int | None = None) -> None:
-    """Write the description of a gap. `size` is that of the shortened log."""
+    """Write the file that describes a gap. size: bytes of the shortened log."""
     # Write to another file and rename it: readers see the old or the new file.
     beside = f"{path_of(log)}.new"
     with open(beside, "w", encoding="utf-8") as file:

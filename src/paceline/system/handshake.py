@@ -1,6 +1,6 @@
-"""Prove that the other side knows a shared secret: message tags (HMAC-SHA256, RFC 2104) and a mutual challenge.
+"""Authenticate peers by a shared secret: HMAC tags of messages, and a mutual challenge.
 
-The process that starts a run's ranks makes the run's secret: the supervisor for each attempt, `horovodrun` for each job. The
+The process that starts a run's ranks creates the secret: the supervisor for each attempt, `horovodrun` for each job. The
 ranks get the secret in their environment. It is never written to a file or a command line.
 """
 
@@ -18,7 +18,7 @@ TAG_BYTES = 32
 
 
 def tag(key: bytes, purpose: str, data: bytes) -> bytes:
-    """Return a tag for `data`, which proves that the writer knows `key`.
+    """Return a tag that proves that the writer of `data` knows `key`.
 
     Args:
         key: The shared secret.
@@ -26,7 +26,7 @@ def tag(key: bytes, purpose: str, data: bytes) -> bytes:
         data: The signed bytes.
 
     Returns:
-        `TAG_BYTES` bytes.
+        The HMAC-SHA256 (RFC 2104) of purpose and data, `TAG_BYTES` long.
     """
     digest = hmac.new(key, f"{purpose}\0".encode(), "sha256")
     digest.update(data)
@@ -34,12 +34,12 @@ def tag(key: bytes, purpose: str, data: bytes) -> bytes:
 
 
 def is_tag(candidate: bytes, key: bytes, purpose: str, data: bytes) -> bool:
-    """Return whether `candidate` is the tag of `data`, by a comparison in constant time."""
+    """Return whether `candidate` is the tag of `data`, comparing in constant time."""
     return hmac.compare_digest(candidate, tag(key, purpose, data))
 
 
 def prove_as_client(sock: socket.socket, key: bytes) -> Connection:
-    """Prove knowledge of `key` to the server, check the server's own proof, and take over the socket.
+    """Authenticate with a server in both directions. Return a connection that owns the socket.
 
     Raises:
         ConnectionError: The server does not know the key, or is not a server of Paceline. The socket is closed.
@@ -56,7 +56,7 @@ def prove_as_client(sock: socket.socket, key: bytes) -> Connection:
 
 
 def prove_as_server(sock: socket.socket, key: bytes) -> Connection:
-    """Check the client's proof, prove knowledge of `key` to the client, and take over the socket.
+    """Authenticate with a client in both directions. Return a connection that owns the socket.
 
     Raises:
         ConnectionError: The client does not know the key, or is not a process of Paceline. The socket is closed.
@@ -72,9 +72,9 @@ def prove_as_server(sock: socket.socket, key: bytes) -> Connection:
 
 
 def serve_each(listener: socket.socket, key: bytes, serve: Callable[[Connection], None]) -> None:
-    """Accept connections forever, and serve each in a thread if its client knows `key`.
+    """Accept connections forever, and serve each client that knows `key` in a thread.
 
-    `serve` may raise any error of a broken connection, which ends that connection only.
+    An error that `serve` raises ends only its own connection.
     """
     from paceline.system.listening import accept_each
 

@@ -1,4 +1,4 @@
-"""Keep training states in memory of the warm spare, a process of the machine that outlives the workers.
+"""Keep training states in the memory of a warm spare, which outlives the workers.
 
 worker                                                      spare
 {"state": "keep", "of": State}, descriptor of memory   ->   keeps the newest states of each rank
@@ -6,7 +6,7 @@ worker                                                      spare
 {"state": "give", "folder": folder}                    ->
 [State, ...], their descriptors                        <-
 
-A state counts once the spare has it: if a worker is killed while it fills memory, its previous state is still there.
+The spare replaces a state only when it has the next state, so a worker that is killed while it saves loses no state.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     class State(TypedDict):
         """A training state of one rank.
 
-        folder: The folder of its checkpoints.
-        of: The number of ranks with a part of the state.
-        token: A word that all ranks of an attempt share.
+        Attributes:
+            folder: Folder of the run's checkpoints.
+            of: Number of ranks that each have a part of the state.
+            token: A text that all ranks of an attempt share, and no other attempt.
         """
 
         folder: str
@@ -45,7 +46,7 @@ _MOST = 200
 
 
 class KeptStates:
-    """The newest states, on the side of the spare."""
+    """The newest states of each rank, in the process of the spare."""
 
     def __init__(self) -> None:
         self._states: list[tuple[State, int]] = []
@@ -70,7 +71,7 @@ class KeptStates:
         connection.sendall(json.dumps({"dropped": dropped}).encode() + b"\n")
 
     def _keep(self, new: State, fd: int) -> list[int]:
-        """Keep a state in place of older ones. Return the steps of this rank's dropped states."""
+        """Replace older states. Return the steps of this rank's dropped states."""
         os.set_inheritable(fd, False)
         kept, dropped = [(new, fd)], []
         # Another rank may be a step behind, so the last two steps of a state in parts are kept.
@@ -88,7 +89,7 @@ class KeptStates:
         return dropped
 
     def close(self) -> None:
-        """Close the descriptors of all states, which a forked worker does not need."""
+        """Close the descriptors of all states. A worker forked by the spare does so."""
         for _, fd in self._states:
             os.close(fd)
         self._states = []
@@ -103,7 +104,9 @@ def _checked(state: object) -> State:
 
 
 def keep(path: str, state: State, fd: int) -> list[int]:
-    """Hand memory with a state to the spare. Return the steps whose memory is free again.
+    """Hand memory with a state to the spare. Return the steps whose memory is free.
+
+    path: The spare, as `spare_client.path_here` returns it. fd: Descriptor of the memory.
 
     Raises:
         OSError: There is no spare, or it does not answer.
@@ -117,7 +120,9 @@ def keep(path: str, state: State, fd: int) -> list[int]:
 
 
 def give(path: str, folder: str) -> list[tuple[State, int]]:
-    """Return the states for a folder of checkpoints, with descriptors that the caller closes.
+    """Return (state, memory's descriptor) of each state for a folder of checkpoints.
+
+    The caller closes the descriptors. path: The spare, as `spare_client.path_here` returns it.
 
     Raises:
         OSError: There is no spare, or it does not answer.

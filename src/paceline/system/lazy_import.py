@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 def face(package: str, homes: Mapping[str, Iterable[str]]) -> Callable[[str], object]:
     """Return a `__getattr__` for a package (PEP 562) that imports names on first access.
 
-    The package caches each name.
-
     homes: Full name of a module -> the names that the package exports from this module.
     """
     home_of = {name: home for home, names in homes.items() for name in names}
@@ -39,12 +37,12 @@ _HANDED_DOWN: dict[str, str] = {}
 
 
 def hand_down(name: str, home: str) -> None:
-    """Let lower layers call the function `name` of the module `home` without importing the module."""
+    """Let lower layers get the function `name` of module `home` by `from_above`."""
     _HANDED_DOWN[name] = home
 
 
 def from_above(name: str) -> object:
-    """Return the higher layer's function that `hand_down` registered under this name."""
+    """Return the function that a higher layer registered with `hand_down`."""
     from importlib import import_module
 
     found: object = getattr(import_module(_HANDED_DOWN[name]), name)
@@ -52,7 +50,7 @@ def from_above(name: str) -> object:
 
 
 def later(name: str) -> None:
-    """Defer `import name` until an attribute of the module is used, unless it is loaded."""
+    """Defer `import name` until the first use of an attribute of the module."""
     from types import ModuleType
 
     class Later(ModuleType):
@@ -72,14 +70,15 @@ _taken: set[str] = set()
 
 
 def take_loaded() -> None:
-    """Let `when_loaded` run its functions for modules that are loaded already."""
+    """Let `when_loaded` also call functions for modules that are loaded now."""
     _taken.update(sys.modules)
 
 
 def when_loaded(name: str, do: Callable[[ModuleType], None]) -> None:
-    """Call `do` with a module at the end of its import; the import fails if `do` raises.
+    """Call `do` with a module at the end of its import.
 
-    Do nothing on a second call for the same name, or if the module is loaded already, unless `take_loaded` has noted it.
+    The import fails if `do` raises. A second call for the same module does nothing. If the module is loaded already, call `do`
+    only if `take_loaded` was called after the module's import.
     """
     if name in _taken:
         _taken.discard(name)
@@ -90,7 +89,7 @@ def when_loaded(name: str, do: Callable[[ModuleType], None]) -> None:
 
 
 def _apply(do: Callable[[ModuleType], None], module: ModuleType) -> None:
-    """Call `do` with a loaded module, and copy its changes to modules that imported those names."""
+    """Call `do` with a loaded module. Modules that imported a changed name get the new value."""
     before = dict(vars(module))
     do(module)
     changed = [(name, old) for name, old in before.items() if vars(module).get(name) is not old and name[:2] != "__"]
@@ -105,8 +104,8 @@ def load_triton_before_tensorflow() -> None:
     """Import Triton just before TensorFlow is imported, if both are installed.
 
     Loading Triton's library after TensorFlow 2.21 kills the process: SIGSEGV in Triton 3.7, abort() in 3.9. The other order
-    works. `torch._dynamo`, and with it `torch.compile`, loads Triton; `torch.utils.tensorboard` loads TensorFlow. Do nothing
-    on a second call, or if one of the two is loaded already.
+    works. `torch._dynamo`, and with it `torch.compile`, loads Triton; `torch.utils.tensorboard` loads TensorFlow. This function
+    does nothing on a second call, or if Triton or TensorFlow is loaded already.
     """
     watched = any(isinstance(finder, _TritonFirst) for finder in sys.meta_path)
     if not watched and "tensorflow" not in sys.modules and "triton" not in sys.modules:
@@ -114,7 +113,7 @@ def load_triton_before_tensorflow() -> None:
 
 
 class _TritonFirst:
-    """A meta path finder that finds no module, but imports Triton when TensorFlow is imported."""
+    """A meta path finder that imports Triton when TensorFlow is imported."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         if fullname == "tensorflow":

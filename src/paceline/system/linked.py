@@ -1,4 +1,4 @@
-"""Names in a source folder that a snapshot does not copy: links in the run's working folder, or results of earlier runs."""
+"""Files of a source folder that its snapshot does not copy, and links or sends instead."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ class NotCopied:
     """A file or folder of the source that is not in the snapshot.
 
     Attributes:
-        path: Relative to the source folder, with forward slashes.
+        path: Path relative to the source folder, with forward slashes.
         why: The rule that excluded it from the copy, such as "ignored by .gitignore".
-        is_linked: Whether the working folder links to it; False for results of earlier runs.
-        files: Of a folder: number of files below it.
-        size: In bytes.
-        changed_ns: The latest time of change.
+        is_linked: Whether the run's working folder has a link to it; False for results of earlier runs.
+        files: Number of files below a folder.
+        size: Bytes of the file, or of all counted files of a folder.
+        changed_ns: The latest modification time in nanoseconds.
         is_whole: False if the folder has more files than were counted.
-        is_sent: Whether it is sent to machines that do not see the user's folders.
-        kept_back: Why it is not sent; "" if it is, or if the target is this machine.
+        is_sent: Whether Paceline sends it to machines that do not see the user's folders.
+        kept_back: The reason why Paceline does not send it; "" if it is sent, or if the target is this machine.
     """
 
     path: str
@@ -82,7 +82,7 @@ class NotCopied:
 
 
 def lines(found: Sequence[NotCopied], top: str = "") -> list[str]:
-    """Return the lines that tell the user what the working folder links to, and what is sent.
+    """Return messages for the user: which uncopied files are linked, and which are sent.
 
     top: The source folder, relative to the user's working directory.
     """
@@ -104,7 +104,7 @@ def lines(found: Sequence[NotCopied], top: str = "") -> list[str]:
 
 
 def text_of(one: NotCopied) -> str:
-    """Return a line for users: the name of an uncopied file, and whether it is linked or sent."""
+    """Return a line that says whether an uncopied file is linked or sent."""
     if not one.is_linked:
         return f"{one}; not linked"
     return (
@@ -122,12 +122,12 @@ def _names(found: Sequence[NotCopied]) -> str:
 
 
 def is_secret(name: str, *, is_folder: bool = False) -> bool:
-    """Return whether a file or hidden folder of this name holds passwords, tokens or keys."""
+    """Return whether a name is that of a file or folder of passwords or keys."""
     return (not is_folder or name.startswith(".")) and re.fullmatch(_SECRET, name) is not None
 
 
 def measured(source: Path, found: Iterable[NotCopied]) -> list[NotCopied]:
-    """Return these files and folders with the numbers, sizes and times of their files."""
+    """Return these files and folders with their numbers of files, sizes and times."""
     left = _COUNTED
     done = []
     for one in found:
@@ -145,7 +145,6 @@ def measured(source: Path, found: Iterable[NotCopied]) -> list[NotCopied]:
 
 
 def _stats(path: str) -> Iterator[os.stat_result]:
-    """Yield the status of a file, or of each file below a folder, following links to files."""
     try:
         if not os.path.isdir(path):
             yield os.stat(path)
@@ -166,13 +165,16 @@ def _stats(path: str) -> Iterator[os.stat_result]:
 
 
 def with_sent(source: Path, found: Iterable[NotCopied], send: Collection[str]) -> list[NotCopied]:
-    """Return these names with the decision whether machines without the user's folders get them.
+    """Decide which uncopied files machines without the user's folders get.
 
     Args:
-        source: The folder that is copied.
+        source: The source folder.
         found: The result of `measured`.
-        send: Names that are sent whatever their size, with everything below them; relative to `source`. Others are sent from
-            the smallest on, within SEND_BYTES and 10,000 files in all.
+        send: Paths relative to `source` that are sent with everything below them, in any size. Other files are sent from the
+            smallest on, up to SEND_BYTES and 10,000 files in all.
+
+    Returns:
+        The files of `found` and those of `send`, with `is_sent` and `kept_back`.
     """
     known = list(found)
     # A file or folder inside an excluded folder may be sent.
@@ -211,9 +213,9 @@ def is_named(path: str, send: Collection[str]) -> bool:
 
 
 def sent_files(source: Path, path: str, *, named: bool) -> Iterator[tuple[str, Path]]:
-    """Yield (name below `path`, local path) of each file to send for this file or folder of `source`.
+    """Yield (name below `path`, local path) of each file to send.
 
-    named: Whether the user has named it. Otherwise hidden folders and folders of results are not sent.
+    named: Whether the user has named the folder. Otherwise its hidden folders and folders of results are left out.
 
     Raises:
         OSError: The folder can't be read, or changes meanwhile.
@@ -233,7 +235,7 @@ def sent_files(source: Path, path: str, *, named: bool) -> Iterator[tuple[str, P
 
 
 def kept_back(source: Path, path: str, *, named: bool) -> str:
-    """Return why a file or folder of `source` is not sent, apart from its size; "" if it is sent."""
+    """Return why a file or folder must not be sent, apart from its size, or ""."""
     parts = path.split("/")
     if any(part in _NEVER_SENT for part in parts):
         return _OWN
@@ -250,7 +252,7 @@ def kept_back(source: Path, path: str, *, named: bool) -> str:
 
 
 def why_kept(name: str, *, is_folder: bool, named: bool) -> str:
-    """Return why a file or folder of this name is not sent; "" if it is sent.
+    """Return why a file or folder of this name must not be sent, or "".
 
     named: Whether the user has named a folder above it.
     """
@@ -272,7 +274,7 @@ def _is_environment(path: str) -> bool:
 
 
 def file_of(snapshot: Path, source: Path) -> Path:
-    """Return the file that lists what `snapshot` lacks of `source`: several source folders may share a snapshot."""
+    """Return the path of the list of files of `source` that are not in `snapshot`."""
     import hashlib  # imported here because a supervisor does not need it
 
     key = hashlib.sha256(os.fsencode(os.path.realpath(source))).hexdigest()[:16]
@@ -280,19 +282,19 @@ def file_of(snapshot: Path, source: Path) -> Path:
 
 
 def files_of(snapshot: Path) -> list[Path]:
-    """Return the files that list what `snapshot` lacks, one for each source folder that shares it."""
+    """Return the paths of a snapshot's lists, one for each source folder that shares it."""
     return list((snapshot.parent / ".linked").glob(f"{snapshot.name}-*.json"))
 
 
 def write(path: Path, found: Iterable[NotCopied]) -> None:
-    """Write the list of files that were not copied, for `read`."""
+    """Write the list of files that were not copied."""
     write_json(path, {"not_copied": [asdict(one) for one in found]})
 
 
 def read(path: Path) -> list[NotCopied]:
-    """Return the names that a snapshot does not copy; none if the file is missing or invalid.
+    """Return the files in a list of `write`, or none without a valid list.
 
-    Another user may have written the file in a shared workspace, so names that lead out of the source are refused.
+    Another user may have written the list in a shared workspace, so paths that lead out of the source folder are ignored.
     """
     told = read_json(path)
     listed = told.get("not_copied") if isinstance(told, Mapping) else None
@@ -304,7 +306,7 @@ def read(path: Path) -> list[NotCopied]:
 
 
 def _is_one(one: object, kinds: Mapping[str, type]) -> bool:
-    """Return whether a JSON value has the form that `write` writes."""
+    """Return whether a JSON value is a valid entry of the list."""
     if not isinstance(one, Mapping) or not {"path", "why", "is_linked"} <= {*one}:
         return False
     # In Python a bool is an int.

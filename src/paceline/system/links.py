@@ -1,8 +1,8 @@
 """List the files that a run leaves, without following links out of the run's folder.
 
-A script may put any link into its folders. Links are resolved on the machine where the script has run. A link to
-another of the run's file folders stands for its target; any other link is excluded, and never opened. So are dangling
-links, pipes, sockets and devices.
+A script may put any link into its folders. Paceline resolves links on the machine where the script has run. A link to
+another of the run's file folders stands for its target. Other links, pipes, sockets and devices are excluded, and never
+opened.
 
     <run>/outputs/latest -> /home/me/.../<run>/outputs/step-9       the link  latest -> step-9
     <run>/outputs/best.pt -> ../checkpoints/9.pt                    the link, unchanged
@@ -33,10 +33,10 @@ class Entry(NamedTuple):
     """A file, folder, link or excluded name below a run's folder.
 
     Attributes:
-        name: Relative to the run's folder.
+        name: Path relative to the run's folder.
         kind: "file", "dir", "link" or "left" (excluded).
-        real: Of a file or folder: its path without links, relative to the run's folder.
-        target: Of a link: relative and normalized.
+        real: The path of a file or folder without links, relative to the run's folder.
+        target: The relative and normalized target of a link.
         why: The reason for the exclusion, as the end of the sentence "NAME is ...".
     """
 
@@ -52,8 +52,8 @@ def entries(top: str, start: str, follow: bool = False) -> "Iterator[Entry]":
 
     Args:
         top: The run's folder.
-        start: A name relative to `top`.
-        follow: Yield the files and folders that links stand for, never a link.
+        start: A path relative to `top`.
+        follow: Yield the target of each link instead of the link.
     """
     real_top = os.path.realpath(top)
     parts = start.split("/")
@@ -80,10 +80,9 @@ def entries(top: str, start: str, follow: bool = False) -> "Iterator[Entry]":
 
 
 def target_in(name: str, target: str) -> "str | None":
-    """Return the normalized target of the link `name`; None if it is outside the run's files.
+    """Return the normalized target of link `name`, or None if it is outside the run.
 
-    `name` itself must not lie behind a link. Chains of links that pass this check never lead out, so links from an untrusted
-    machine are safe.
+    `name` itself must not be behind a link. If all links of a run pass this check, no chain of them leads out of the run.
     """
     folder = os.path.dirname(name)
     meant = os.path.normpath(os.path.join(folder, target))
@@ -96,7 +95,7 @@ def target_in(name: str, target: str) -> "str | None":
 
 
 def find(top: str, name: str) -> "Entry | None":
-    """Return the entry of a name, which may be behind links; None if it does not exist."""
+    """Return the entry of a path, which may be behind links; None if missing."""
     real_top = os.path.realpath(top)
     place = os.path.relpath(os.path.realpath(os.path.join(real_top, name)), real_top)
     if not may_be_had(name, place):
@@ -113,13 +112,13 @@ def find(top: str, name: str) -> "Entry | None":
 
 
 def may_be_had(name: str, place: str) -> bool:
-    """Return whether the file at `place` may be read as `name`. Both are relative to the run's folder."""
+    """Return whether path `name` may lead to `place`, both relative to the run's folder."""
     tops = ("logs", "attempts") if _top_of(name) == "logs" else ()
     return _top_of(place) in FOLDERS + tops
 
 
 def open_below(top: str, name: str) -> int:
-    """Open a file without following links below `top`, where a folder may become a link meanwhile.
+    """Open a file below `top` without following links, and return its descriptor.
 
     Raises:
         OSError: The file can't be opened, or is not a regular file any more.
@@ -138,7 +137,7 @@ def open_below(top: str, name: str) -> int:
 
 
 def open_folder_below(top: str, name: str) -> int:
-    """Open a folder as `open_below` opens a file. The name "" is `top` itself.
+    """Open a folder below `top` ("": `top` itself) without following links. Return its fd.
 
     Raises:
         OSError: The folder is missing, or a link is on the way.
@@ -192,12 +191,12 @@ def _entry(top: str, name: str, real: str, above: "tuple[str, ...]", follow: boo
 
 
 def special(mode: int) -> str:
-    """Describe the type of a special file, such as "a pipe", for the sentence "NAME is ..."."""
+    """Return the type of a special file, such as "a pipe"."""
     return next((text for is_it, text in _SPECIAL if is_it(mode)), "no file")
 
 
 def _share_of(name: str) -> "list[str]":
-    """Return the prefix of a name by which files are transferred as a unit: `work`, or one output."""
+    """Return the parts of a path's unit of transfer: ["work"], or ["uploads", "model"]."""
     return name.split("/")[: 2 if name.startswith("uploads/") else 1]
 
 

@@ -25,11 +25,11 @@ def is_loopback(host: str) -> bool:
 def listen_at(host: str, port: int, backlog: int) -> socket.socket:
     """Return a listening socket.
 
-    port: 0 for a free port.
-    backlog: Connections that may wait to be accepted.
+    port: The port, or 0 for any free port.
+    backlog: Number of connections that may wait to be accepted.
 
     Raises:
-        OSError: The port is taken or forbidden, or the host is not this machine (socket.gaierror: it has no address).
+        OSError: The port is taken or forbidden, or `host` is not an address of this machine.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -47,7 +47,7 @@ def listen_at(host: str, port: int, backlog: int) -> socket.socket:
 
 
 def keep_alive(sock: socket.socket, *, idle_s: int = 10, interval_s: int = 5, probes: int = 4) -> None:
-    """Detect after `idle_s + probes * interval_s` that the other machine has silently vanished."""
+    """Close a silent connection after `idle_s + probes * interval_s` if the peer is gone."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", idle_s), ("TCP_KEEPINTVL", interval_s), ("TCP_KEEPCNT", probes)):
         if hasattr(socket, name):
@@ -57,9 +57,9 @@ def keep_alive(sock: socket.socket, *, idle_s: int = 10, interval_s: int = 5, pr
 def accept_each(
     listener: socket.socket, greet: Callable[[socket.socket], None], is_closed: Callable[[], bool] = lambda: False
 ) -> None:
-    """Call `greet` with each connection, each in its own thread, until `close` closes the listener.
+    """Call `greet` with each connection in a new thread, until the listener is closed.
 
-    is_closed: Whether the listener is closed; must return true before the listener is closed.
+    is_closed: Return whether the caller closes the listener; must be true before the call of `close`.
     """
     while True:
         try:
@@ -75,7 +75,7 @@ def accept_each(
 
 
 def close(listener: socket.socket) -> None:
-    """Close a listener and wake the thread in `accept_each`. Idempotent."""
+    """Close a listener and wake the thread in `accept_each`."""
     with contextlib.suppress(OSError):
         # Closing the socket would not wake the thread in accept().
         listener.shutdown(socket.SHUT_RDWR)

@@ -1,7 +1,7 @@
 """Find the holder of a file lock in /proc/locks.
 
-Hosts without Paceline run this file's text, in front of `paceline.targets.host_leases`, with their own Python, 3.6 or later:
-only the standard library, annotations in quotes.
+Hosts without Paceline run this file's text, followed by `paceline.targets.host_leases`, with their own Python 3.6 or later.
+So the file uses only the standard library, and quotes its annotations.
 """
 
 import os
@@ -10,7 +10,7 @@ import os
 
 
 def holder(path: "str | os.PathLike[str]") -> str:
-    """Describe the holder of a lock: "process 41 (python train.py) of user alice"."""
+    """Return the holder of a lock, as "process 41 (python train.py) of user alice"."""
     # Pid 0 is a process outside this container. A listed process may have ended while its children still hold the lock.
     for pid in filter(None, pids(path, rows() or [])):
         try:
@@ -25,7 +25,7 @@ def holder(path: "str | os.PathLike[str]") -> str:
 
 
 def user_name(uid: int) -> str:
-    """Return the name of a user, or the user's number if there is no name."""
+    """Return the name of a user, or the number if the user has no name."""
     import pwd
 
     try:
@@ -46,7 +46,8 @@ def rows() -> "list[list[str]] | None":
 def pids(path: "str | os.PathLike[str]", rows: "list[list[str]]") -> "list[int]":
     """Return the processes that hold the lock of a file.
 
-    A row is "1: FLOCK  ADVISORY  WRITE 4711 fe:00:123 0 EOF"; a waiting process has "->" in the second column.
+    rows: Lines of /proc/locks, such as "1: FLOCK  ADVISORY  WRITE 4711 fe:00:123 0 EOF", each split into words. For a process
+        that waits for the lock, the second word is "->".
     """
     try:
         inode = str(os.stat(path).st_ino)

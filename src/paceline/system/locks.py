@@ -1,11 +1,11 @@
 """File locks, which the kernel releases when the last process that holds them ends.
 
-A file lock needs no clock, no pid (which the kernel may reuse) and no heartbeat. The lock of a run tells whether a supervisor
-watches the run: the submitting program creates it with the run's folder and passes the open file to the supervisor, so the
-run never looks abandoned in between.
+A file lock needs no clock, no heartbeat and no pid, which the kernel may reuse. The lock of a run tells whether a supervisor
+watches the run. The submitting program takes the lock when it creates the run's folder, and passes the open file to the
+supervisor, so the run never looks abandoned.
 
-Anybody who can open the file can hold its lock and block others. So the file is accessible only to its owner, and to the
-group if the group may write to the folder anyway. Users who can't open the file learn from /proc/locks whether it is held.
+A user who can open the file can take its lock and block others. So only the owner can open the file, and also the group if it
+may write to the folder. Other users learn from /proc/locks whether a process holds the lock.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _POLL_S = 0.02
 
 
 class LockHeldError(OSError):
-    """The error that a process holds a lock for too long; it names lock and process."""
+    """Another process holds a lock for too long; the message names both."""
 
 
 def take(path: Path) -> int | None:
-    """Return the fd of an open file that holds the lock, or None if others hold it.
+    """Take a lock and return its fd, or None if another process holds it.
 
     Programs started later do not inherit the file.
 
@@ -63,10 +63,10 @@ def take_within(path: Path, patience_s: float) -> int | None:
 
 
 def is_held(path: Path, *, here: bool = True) -> bool:
-    """Return whether a living process holds the lock. Several readers don't disturb each other.
+    """Return whether a living process holds the lock.
 
-    here: Whether the holder would run on this machine. If another user's lock can't be opened, /proc/locks shows locks
-        of processes of this machine; on another machine the lock counts as held.
+    here: Whether the holder would be on this machine. If this user can't open the lock's file, the answer comes from
+        /proc/locks of this machine; with False it is then True.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -90,10 +90,10 @@ def is_held(path: Path, *, here: bool = True) -> bool:
 def locked(
     path: Path, *, on_wait: Callable[[], object] | None = None, patience_s: float | None = None
 ) -> Iterator[int]:
-    """Hold the lock during a `with` block. The block's value is the open file.
+    """Hold the lock during a `with` block, and yield the open file.
 
     on_wait: Called once if another process holds the lock, before the wait.
-    patience_s: How long to wait for a lock that is only held briefly; None waits without limit.
+    patience_s: Longest wait for the lock in seconds; None waits without limit.
 
     Raises:
         LockHeldError: Another process has held the lock for `patience_s`.
@@ -120,10 +120,10 @@ def locked(
 
 @contextlib.contextmanager
 def shared(path: Path) -> Iterator[int]:
-    """Hold a shared lock during a `with` block: others may share it, but not hold it exclusively.
+    """Hold a shared lock during a `with` block, which excludes exclusive locks only.
 
     Raises:
-        OSError: As for `locked`.
+        OSError: The file can't be opened, or its file system has no locks.
     """
     fd = _open(path)
     try:

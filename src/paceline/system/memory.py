@@ -1,4 +1,4 @@
-"""Measure how much memory a program may still use: the kernel's count, within the limits of control groups."""
+"""Measure the available memory, within the limits of control groups."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Memory(NamedTuple):
 
 
 def memory() -> Memory:
-    """Return the memory that this process and its control group may use, in bytes."""
+    """Return the total and available memory of this process."""
     found = _machine()
     for group in groups():
         limit, used = _limit(group), _used(group)
@@ -36,7 +36,7 @@ def swap_free() -> int:
 
 
 def groups() -> list[str]:
-    """Return the folders of the memory control groups of this process, innermost first; version 2 or 1."""
+    """Return the folders of this process's memory control groups (v1 or v2), innermost first."""
     found: list[str] = []
     for line in _read("/proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -60,7 +60,7 @@ def _machine() -> Memory:
 
 
 def _meminfo() -> dict[str, int]:
-    """Parse /proc/meminfo into {name: bytes}; empty if it can't be read."""
+    """Return /proc/meminfo as {name: bytes}, or {} if it can't be read."""
     lines = (line.split() for line in _read("/proc/meminfo").splitlines())
     return {words[0].rstrip(":"): int(words[1]) << 10 for words in lines if len(words) > 1 and words[1].isdigit()}
 

@@ -9,25 +9,27 @@ _BREAK = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def name_rule(also: str, longest: int, *, last: str | None = None) -> re.Pattern[str]:
-    """Return the pattern for names that become file names: an ASCII letter or digit, then also characters of `also`.
+    """Return a pattern for names that can be file names.
+
+    A name begins with an ASCII letter or digit, and may have characters of `also` after it.
 
     longest: Maximum number of characters.
-    last: Characters of `also` that may end a name; None: all of them.
+    last: Characters of `also` that may end a name; the default is all of them.
     """
     ends = re.escape(also if last is None else last)
     return re.compile(rf"[A-Za-z0-9](?:[A-Za-z0-9{re.escape(also)}]{{0,{longest - 2}}}[A-Za-z0-9{ends}])?")
 
 
 def is_one_line(text: str) -> bool:
-    """Return whether a text is a single line without control characters.
+    """Return whether a text is a single line without control characters but tabs.
 
-    pip splits its files by `str.splitlines`, which knows more breaks than line feeds. Tabs are allowed.
+    Every break of `str.splitlines` ends a line, because pip splits its files in this way.
     """
     return _BREAK.search(text) is None
 
 
 def some(names: Sequence[str], most: int) -> str:
-    """List at most `most` names and count the rest: "a, b and 3 more"."""
+    """Return a text with at most `most` of the names: "a, b and 3 more"."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{', '.join(names[:most])}{more}"
 
@@ -41,7 +43,7 @@ def counted(number: int, noun: str, none: str = "0") -> str:
 
 
 def did_you_mean(given: str, known: Iterable[str], most: int = 1) -> str:
-    """Return " Did you mean 'nccl'?" with the `most` closest known names, or "" if none is close."""
+    """Return " Did you mean 'nccl'?" with the closest known names, or ""."""
     import difflib  # slow to load, only needed for a mistake
 
     near = difflib.get_close_matches(given, list(known), n=most)

@@ -1,4 +1,4 @@
-"""Find targets and launchers by name: built-in ones and entry points of installed packages."""
+"""Find built-in targets and launchers, and those of plug-ins, by name."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from importlib import import_module
 
 
 def load(group: str, own: Mapping[str, str], name: str) -> object | None:
-    """Return an instance of the class with this name, or None if no class has it.
+    """Return an instance of the class with this name, or None without such a class.
 
-    own: Built-in names -> "module:class"; they take precedence over plug-ins.
+    own: Built-in names -> "module:class". A built-in name takes precedence over a plug-in's name.
     group: The entry-point group of plug-ins.
     """
     place = own.get(name) or installed(group).get(name)
@@ -33,7 +33,7 @@ def installed(group: str) -> dict[str, str]:
 
 
 def version_of(distribution: str) -> str | None:
-    """Return the version of an installed distribution, or None if it is not installed."""
+    """Return the version of a distribution, or None if it is not installed."""
     from importlib import metadata  # slow to load, and rarely needed
 
     try:

@@ -1,8 +1,8 @@
-"""Find and end the processes of a run, so that no process outlives it, however it was started.
+"""Find and kill the processes of a run, so that no process outlives it.
 
-Linux shows all processes in `/proc`; elsewhere `ps` shows only their parents. On Linux even a process that leaves its
-group and loses its parent is found: the run's supervisor and its guardian are child subreapers, which adopt orphans
-below them (prctl(2), PR_SET_CHILD_SUBREAPER).
+On Linux, Paceline finds all processes in `/proc`, even those that have left their group and lost their parent: the run's
+supervisor and its guardian are child subreapers, which adopt orphans below them (prctl(2), PR_SET_CHILD_SUBREAPER). On other
+systems it sees only which process is whose child (`ps`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RUN_VARIABLES = (SUPERVISOR_VARIABLE, "PACELINE_RUN_ID", "PACELINE_RUN_DIR")
 def leave(code: int) -> NoReturn:
     """Flush the output and end this process at once, without Python's cleanup.
 
-    A normal exit would free each object, which takes 10 ms and copies memory pages that forked processes share.
+    Python's cleanup takes 10 ms, and copies memory pages that forked processes share.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -39,7 +39,7 @@ def leave(code: int) -> NoReturn:
 
 
 def become_subreaper() -> None:
-    """Adopt orphans below this process. Do nothing on systems without subreapers."""
+    """Make this process the parent of orphans below it, on Linux only."""
     # exec keeps the setting, but fork does not pass it on.
     if _LINUX:
         import ctypes
@@ -49,10 +49,9 @@ def become_subreaper() -> None:
 
 
 def ends_with_parent(number: int = signal.SIGKILL) -> Callable[[], None] | None:
-    """Return a `preexec_fn` that has the kernel send a signal to the child when this process ends.
+    """Return a `preexec_fn` that makes the kernel signal the child when this process ends.
 
-    Return None on systems that can't. The kernel regards the thread that starts the program as its parent, so that thread
-    has to stay.
+    Return None on systems other than Linux. The kernel also sends the signal when the thread that started the child ends.
     """
     if not _LINUX:
         return None
@@ -71,7 +70,7 @@ def ends_with_parent(number: int = signal.SIGKILL) -> Callable[[], None] | None:
 
 
 def with_home(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with HOME set: Open MPI's programs exit without it."""
+    """Return the environment with HOME set, as Open MPI's programs need it."""
     if environment.get("HOME"):
         return dict(environment)
     import pwd
@@ -84,12 +83,12 @@ def with_home(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_no_run(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without the variables that mark processes of a run."""
+    """Return the environment without variables that mark a run's processes."""
     return {name: value for name, value in environment.items() if name not in RUN_VARIABLES}
 
 
 def raise_open_files() -> None:
-    """Let this process open as many files as the administrator allows, where programs start with 1,024."""
+    """Raise this process's soft limit of open files, often 1,024, to the hard limit."""
     import resource  # few processes need it
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -100,7 +99,7 @@ def raise_open_files() -> None:
 def said_by(
     words: Sequence[str], *, timeout_s: float, environment: Mapping[str, str] | None = None, cwd: str | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program without input, and return its output as text, with undecodable bytes replaced.
+    """Run a program without input, and return its output as text.
 
     Raises:
         OSError: The program can't be started.
@@ -122,7 +121,7 @@ def said_by(
 def shell_environment() -> dict[str, str]:
     """Return this process's environment with the PYTHONPATH of the submitting shell.
 
-    The PYTHONPATH of a supervisor leads to Paceline's library (`paceline.system.detached_process`).
+    A supervisor's own PYTHONPATH leads to Paceline's package alone (`paceline.system.detached_process`).
     """
     own = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PACELINE_SHELL_PYTHONPATH")}
     if theirs := os.environ.get("PACELINE_SHELL_PYTHONPATH"):
@@ -131,12 +130,12 @@ def shell_environment() -> dict[str, str]:
 
 
 def cores() -> set[int]:
-    """Return the numbers of the cores that this process may run on, within its cpuset or taskset."""
+    """Return the numbers of the CPU cores that this process may run on."""
     return set(os.sched_getaffinity(0)) if _LINUX else set(range(os.cpu_count() or 1))
 
 
 def core_count() -> int:
-    """Return how many cores this process may run on."""
+    """Return how many CPU cores this process may run on."""
     return len(cores())
 
 
@@ -162,7 +161,10 @@ def is_alive(pid: int) -> bool:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return all processes below `pid`, except zombies and other runs' supervisors with their descendants."""
+    """Return the pids below `pid`, without zombies and without other runs' supervisors.
+
+    The result also leaves out the descendants of those supervisors.
+    """
     # Asking the kernel for this process's children is instant, but the table of all processes takes milliseconds, and the end
     # of a run asks several times.
     if pid == os.getpid() and not _has_children():
@@ -171,14 +173,17 @@ def descendants(pid: int) -> list[int]:
 
 
 def with_variable(name: str, value: str) -> list[int]:
-    """Return the other processes whose initial environment has `name=value`; Linux only."""
+    """Return the pids of other processes that started with `name=value` (Linux only)."""
     return [
         pid for pid, _, state in _table() if state != "Z" and pid != os.getpid() and _has_variable(pid, name, value)
     ]
 
 
 def belonging(name: str, value: str) -> list[int]:
-    """Return the processes whose initial environment has `name=value`, except supervisors, and their descendants."""
+    """Return the pids of processes that started with `name=value`, and of their descendants.
+
+    Supervisors are left out.
+    """
     marked = _marked(name, value)
     return list(dict.fromkeys([*_below(marked), *marked]))
 
@@ -193,7 +198,7 @@ def ancestors() -> Iterator[int]:
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """Return the initial environment of a process; empty if it can't be read."""
+    """Return the initial environment of a process, or {} if it can't be read."""
     return dict(
         os.fsdecode(name_and_value).split("=", 1)
         for name_and_value in _environment(pid).split(b"\0")
@@ -202,12 +207,12 @@ def environment_of(pid: int) -> dict[str, str]:
 
 
 def command_of(pid: int) -> list[str]:
-    """Return the command line of a process; empty if it can't be read."""
+    """Return the command line of a process, or "" if it can't be read."""
     return [os.fsdecode(word) for word in _read(pid, "cmdline").split(b"\0")[:-1]]
 
 
 def stat_of(pid: int) -> list[str] | None:
-    """Return the fields of /proc/<pid>/stat after the name, which may contain spaces and parentheses."""
+    """Return the fields of /proc/<pid>/stat after the name."""
     try:
         # os.open needs one system call; Python's `open` needs eight, and a table has hundreds of files.
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
@@ -220,9 +225,10 @@ def stat_of(pid: int) -> list[str] | None:
 
 
 def kill_descendants(pid: int, *, wait_s: float = 10.0) -> int:
-    """Kill everything below `pid` until nothing is left. Return how many processes were killed.
+    """Kill all descendants of `pid`. Return the number of killed processes.
 
-    A process may start another process while it is being killed, so look again. Also reap children of this process.
+    Repeat until no descendant is left, because a process may start another process before it dies. Also reap ended children
+    of this process.
     """
     killed: set[int] = set()
     deadline = time.monotonic() + wait_s
@@ -243,14 +249,14 @@ def kill_descendants(pid: int, *, wait_s: float = 10.0) -> int:
 
 
 def kill_with_variable(name: str, value: str, *, wait_s: float = 10.0) -> int:
-    """Kill the processes whose initial environment has `name=value`, except supervisors. Return how many."""
+    """Kill the processes that started with `name=value`, except supervisors. Return their number."""
     return _kill_all(lambda: _marked(name, value), wait_s)
 
 
 def kill_writers(folder: str, *, wait_s: float = 10.0) -> int:
-    """Kill every process whose standard output or error is below `folder` (Linux). Return how many.
+    """Kill the processes whose stdout or stderr is a file below `folder`. Return their number.
 
-    This finds daemons that have left their parent, session and environment, unless they write elsewhere.
+    This works on Linux only. It finds daemons that have left their parent, session and environment, but still write there.
     """
     return _kill_all(lambda: _writers(os.path.realpath(folder)), wait_s)
 
@@ -298,13 +304,13 @@ def send(pid: int, number: int) -> bool:
 
 
 def kill_group(group: int) -> None:
-    """Kill all processes of a group. Ignore a group that is gone or belongs to another user."""
+    """Kill all processes of a group, unless it is gone or another user's."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
 
 
 def kill_session(session: int, wait_s: float = 1.0) -> None:
-    """Kill the processes below this process that belong to a session, and wait until they are gone."""
+    """Kill this process's descendants in a session, and wait until they are gone."""
     deadline = time.monotonic() + wait_s
     while (left := [pid for pid in descendants(os.getpid()) if _session_of(pid) == session]) and (
         time.monotonic() < deadline
@@ -322,9 +328,9 @@ def _session_of(pid: int) -> int:
 
 
 def reaped() -> list[tuple[int, int, int]]:
-    """Reap all ended children. Return the pid, wait status and peak memory in bytes of each.
+    """Reap all ended children. Return (pid, wait status, peak memory in bytes) of each.
 
-    The peak covers the child and the processes that the child has reaped.
+    The peak is the largest of the child and of the processes that the child has reaped.
     """
     ended: list[tuple[int, int, int]] = []
     while True:
@@ -353,7 +359,6 @@ def ended_child() -> int | None:
 
 
 def _has_children() -> bool:
-    """Return whether this process has children, zombies included."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -362,12 +367,12 @@ def _has_children() -> bool:
 
 
 def shell_exit_code(wait_status: int) -> int:
-    """Return the exit code as a shell reports it: 128+n for a process ended by signal n."""
+    """Return the exit code that a shell reports: 128+n after signal n."""
     return shell_code(os.waitstatus_to_exitcode(wait_status))
 
 
 def shell_code(code: int) -> int:
-    """Convert an exit code of `subprocess`, which is -n for signal n, to that of a shell."""
+    """Convert an exit code of `subprocess` (-n after signal n) to a shell's (128+n)."""
     return 128 - code if code < 0 else code
 
 
@@ -376,7 +381,6 @@ def _marked(name: str, value: str) -> list[int]:
 
 
 def _below(pids: Sequence[int]) -> list[int]:
-    """Return the `descendants` of several processes."""
     parents, zombies = _family()
     children: dict[int, list[int]] = {}
     for child, parent in parents.items():
@@ -397,10 +401,9 @@ def _below(pids: Sequence[int]) -> list[int]:
 
 
 def _family() -> tuple[dict[int, int], set[int]]:
-    """Return {pid: parent's pid} of every process, and the set of zombies.
+    """Return {pid: parent's pid} of every process, and the pids of the zombies.
 
-    The kernel writes the table line by line: a child whose parent ended meanwhile has an unknown parent. Then the table is
-    read again, because otherwise a living descendant could be missed.
+    A parent may end while the table is read. The function then reads again, so that it misses no living descendant.
     """
     known: set[tuple[int, int]] = set()
     for _ in range(5):
@@ -415,7 +418,6 @@ def _family() -> tuple[dict[int, int], set[int]]:
 
 
 def _table() -> Iterator[tuple[int, int, str]]:
-    """Yield (pid, parent's pid, state letter) of every process."""
     if not _LINUX:
         text = subprocess.run(["ps", "-axo", "pid=,ppid=,stat="], capture_output=True, text=True, check=False).stdout
         for line in text.splitlines():
@@ -440,13 +442,12 @@ def _has_variable(pid: int, name: str, value: str | None = None) -> bool:
 
 
 def _variable(pid: int, name: str) -> str | None:
-    """Return a variable of a process's initial environment: /proc does not show later changes."""
     _, is_there, rest = (b"\0" + _environment(pid)).partition(f"\0{name}=".encode())
     return os.fsdecode(rest.partition(b"\0")[0]) if is_there else None
 
 
 def _environment(pid: int) -> bytes:
-    """Return /proc/<pid>/environ, waiting for a process in exec(2), whose environment is briefly empty."""
+    """Return /proc/<pid>/environ; wait briefly if exec(2) has emptied it."""
     end_s = time.monotonic() + _EXEC_S
     while True:
         found = _read(pid, "environ")
@@ -456,7 +457,7 @@ def _environment(pid: int) -> bytes:
 
 
 def _is_starting(pid: int) -> bool:
-    """Return whether a process is in exec(2): it has memory, but no command line yet."""
+    """Return whether a process is in exec(2)."""
     fields = stat_of(pid)
     # vsize of proc(5) is 0 for kernel threads and ended processes. Other users' variables are never read.
     return (
@@ -468,7 +469,6 @@ def _is_starting(pid: int) -> bool:
 
 
 def _read(pid: int, name: str) -> bytes:
-    """Return a file of /proc/<pid>; empty if the process is gone or another user's."""
     try:
         with open(f"/proc/{pid}/{name}", "rb") as file:
             return file.read()

@@ -2,14 +2,12 @@
 
     <folder>/<name>.json                 `Documents`: one document for each name
     <folder>/<name>/<version>.json       `Versions`: 1, 2, 3 ... for each name
-    <folder>/<name>/<version>/           `VersionFolders`: the same, each a folder with a document and files
+    <folder>/<name>/<version>/           `VersionFolders`: 1, 2, 3 ... for each name, each a folder with a document and files
     <folder>/<name>/.last                the highest version ever used
     <folder>/.lock                       held while a version is added or removed
 
-Processes of many machines may write at once. A document gets its name by a hard link, which fails if the name exists, also on
-NFS: one of two writers succeeds and the other gets an error. Readers see complete documents only.
-
-Callers decide what names mean and how errors are worded.
+Processes of many machines may write at once. A document gets its name by a hard link, which fails if the name exists, even on
+NFS. So one of two writers succeeds, and the other gets an error. Readers see complete documents only.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
 class Documents:
     """A folder with one document for each name.
 
-    rule: Valid names; files with other names are ignored.
+    rule: The pattern of valid names. Files with other names are ignored.
     mode: Permissions of the files that `put` writes, before the umask.
     """
 
@@ -103,9 +101,9 @@ class Documents:
 
 
 class NamedDocuments(Mapping[str, _T]):
-    """Documents that users keep by name, as objects. A damaged document counts as missing.
+    """A mapping from name to an object that is stored as a JSON document.
 
-    `[name]` raises KeyError for an unknown name.
+    A damaged document counts as missing.
     """
 
     #: For the error of `find`: its class, the noun for a document, and advice on how to create one.
@@ -128,7 +126,7 @@ class NamedDocuments(Mapping[str, _T]):
         """Return the object with this name.
 
         Raises:
-            UserError: There is none.
+            UserError: No object has this name; the message lists the names that exist.
         """
         if (found := self._read(name)) is None:
             raise self._error(
@@ -138,7 +136,7 @@ class NamedDocuments(Mapping[str, _T]):
         return found
 
     def _names(self) -> Iterable[str]:
-        """Return the names of all documents, also of damaged ones, sorted."""
+        """Return the sorted names of all documents, damaged documents included."""
         raise NotImplementedError
 
     def _read(self, name: str) -> _T | None:
@@ -154,7 +152,7 @@ class Versions:
     rule: re.Pattern[str]
 
     def of(self, name: str) -> Documents:
-        """Return the versions of one name as `Documents`, in which version numbers are the names."""
+        """Return a folder of `Documents` whose names are the versions of `name`."""
         assert self.rule.fullmatch(name), name
         return Documents(self.folder / name, _VERSION)
 
@@ -171,7 +169,7 @@ class Versions:
         return self.of(name).read(str(version))
 
     def add(self, name: str, make: Callable[[int], Any]) -> int:
-        """Store a new version and return its number. The caller holds the lock (`locked`).
+        """Store a new version and return its number, in a block of `locked`.
 
         make: Called with a version number; returns the document.
 
@@ -198,7 +196,7 @@ class Versions:
                 return version
 
     def remove(self, name: str) -> None:
-        """Remove all versions of a name and everything in its folder. The caller holds the lock."""
+        """Remove a name with all its versions, in a block of `locked`."""
         folder = self.of(name).folder
         for version in self.versions(name):  # remove documents first, so that no version exists without its other files
             self.of(name).remove(str(version))
@@ -208,7 +206,7 @@ class Versions:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Exclude other processes from adding or removing versions during a `with` block. Create the folder.
+        """Let no other process add or remove versions during a `with` block.
 
         Raises:
             OSError: The folder can't be written to.
@@ -241,10 +239,10 @@ class VersionFolders(Versions):
         return read_json(self.path(name, version) / self.document)
 
     def add_folder(self, name: str, folder: Path, make: Callable[[int], Any]) -> int:
-        """Rename a folder to the next version, and return its number. The caller holds the lock (`locked`).
+        """Rename a folder to the next version, and return its number, in a block of `locked`.
 
-        folder: Must be on the same file system.
-        make: Called with a version number; returns the document, which is written into the folder.
+        folder: A folder on the same file system.
+        make: Called with the version number; returns the document, which is then written into the folder.
 
         Raises:
             OSError: The folder can't be written or renamed.
@@ -252,7 +250,7 @@ class VersionFolders(Versions):
         return self._take_number(name, lambda version: self._put(name, version, folder, make(version)))
 
     def put_folder(self, name: str, version: int, folder: Path, document: Any) -> None:
-        """Rename a folder to a version with a given number. The caller holds the lock.
+        """Rename a folder to a version with a given number, in a block of `locked`.
 
         Versions that are added later get higher numbers.
 

@@ -1,7 +1,7 @@
-"""Environment variables of a run's processes: ranks of programs that a script starts, and elastic runs.
+"""Environment variables of a run's processes: ranks of launchers in a script, and elastic runs.
 
-Uses only the standard library, and little of it: every Python process below a worker loads this. Elastic runs are in
-docs/decisions/0018-elastic.md.
+Every Python process below a worker loads this module, so it imports little. docs/decisions/0018-elastic.md explains elastic
+runs.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ GENERATION_VARIABLE = "PACELINE_GENERATION"
 
 
 def nested_rank(environ: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
-    """Return the (rank, world size) given by a program inside the run; None for a worker.
+    """Return (rank, world size) if a launcher in the user's script started this process.
 
-    Torchrun, accelerate, deepspeed and Lightning start such ranks. Each of several workers may start a rank 1, so the numbers
-    are interleaved:
+    Return None for a worker itself. The launcher may be torchrun, accelerate, deepspeed or Lightning. Each worker of a run may
+    start one, so the ranks of several launchers are interleaved:
 
-        worker 0: ranks 0 2 4       the first rank has its worker's number
+        worker 0: ranks 0 2 4
         worker 1: ranks 1 3 5
     """
     found = by_launcher(environ)
@@ -58,7 +58,7 @@ def nested_rank(environ: Mapping[str, str] = os.environ) -> tuple[int, int] | No
 
 
 def by_launcher(environ: Mapping[str, str] = os.environ) -> tuple[int, int, int] | None:
-    """Return the (rank, world size, local rank) set by a launcher inside the run, or None."""
+    """Return the (rank, world size, local rank) of a launcher in the script, or None."""
     # Lightning sets no RANK.
     local = environ.get("LOCAL_RANK", "") if environ.get("NODE_RANK", "0") == "0" else ""
     torch = environ.get("RANK") or local, environ.get("WORLD_SIZE", ""), environ.get("LOCAL_RANK", "")
@@ -75,7 +75,7 @@ def by_launcher(environ: Mapping[str, str] = os.environ) -> tuple[int, int, int]
 def launched_rank(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
     """Return the (rank, world size) of a process outside a run.
 
-    torchrun, mpirun or srun set them; without a launcher they are (0, 1).
+    torchrun, mpirun or srun set the numbers. Without a launcher, the result is (0, 1).
     """
     if (found := by_launcher(environ)) is not None:
         return found[:2]
@@ -87,18 +87,15 @@ def launched_rank(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
 
 
 def launch_name(environ: Mapping[str, str] = os.environ) -> str:
-    """Return a text that all ranks of one launch share.
-
-    It has torchrun's address, or the id of an MPI or Slurm job.
-    """
+    """Return a text that all ranks of a launch share, such as torchrun's address."""
     names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID")
     return " ".join(environ.get(name, "") for name in names)
 
 
 def is_resize_requested() -> bool:
-    """Return whether the supervisor wants this attempt to end at its next checkpoint, to add nodes.
+    """Return whether this attempt must end at its next checkpoint, to add nodes.
 
-    Ranks may see the request at different times, so they have to agree on when to end.
+    Ranks may see the supervisor's request at different times, so they have to agree on when to end.
     """
     path = os.environ.get(REQUEST_VARIABLE)
     return path is not None and os.path.exists(path)

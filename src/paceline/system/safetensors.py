@@ -26,7 +26,7 @@ class TensorEntry(TypedDict):
 
 
 def header(tensors: Iterable[tuple[str, str, Sequence[int], int]], metadata: Mapping[str, str]) -> bytes:
-    """Return the start of a file. `tensors` has name, type, shape and bytes of each."""
+    """Return the header. tensors: (name, type, shape, bytes) of each, in file order."""
     entries: dict[str, TensorEntry] = {}
     offset = 0
     for name, dtype, shape, size in tensors:
@@ -39,9 +39,9 @@ def header(tensors: Iterable[tuple[str, str, Sequence[int], int]], metadata: Map
 
 
 def read_header(file: BinaryIO) -> tuple[dict[str, TensorEntry], dict[str, str], int, int]:
-    """Return the entries, the metadata, the offset of the tensors' bytes, and their number.
+    """Return the header's entries and metadata, and the offset and number of the tensors' bytes.
 
-    `file` must be at its start. The entries are returned as the file has them: only the JSON syntax was checked.
+    `file` must be at its start. Only the JSON syntax of the entries was checked.
 
     Raises:
         ValueError, TypeError, AttributeError: The header is invalid.
@@ -56,7 +56,7 @@ def read_header(file: BinaryIO) -> tuple[dict[str, TensorEntry], dict[str, str],
 
 
 def fill(file: BinaryIO, view: Any) -> bool:
-    """Fill a view with bytes of a file. Return False if the file has too few bytes."""
+    """Fill a view with bytes of a file. Return False if they do not suffice."""
     done = 0
     while done < len(view):
         got: int = file.readinto(view[done:])  # type: ignore[attr-defined]

@@ -10,16 +10,16 @@ from typing import Any
 
 
 def plain_fields(record: Any) -> dict[str, object]:
-    """Return {field: JSON value} of a dataclass. Values with a `to_json` use it; paths become text."""
+    """Return {field: JSON value} of a dataclass instance."""
     return {field.name: plain_value(getattr(record, field.name)) for field in fields(record)}
 
 
 def flat(
     values: Mapping[Any, object], above: str = "", *, is_whole: Callable[[Mapping[Any, object]], bool] = lambda _: False
 ) -> Iterator[tuple[str, object]]:
-    """Yield (name, value) of nested mappings; dots join the keys of a name.
+    """Yield (name, value) of nested mappings, such as ("optimizer.lr", 0.1).
 
-    is_whole: Whether a mapping is a value itself.
+    is_whole: Return whether to yield a mapping as one value.
     """
     for key, value in values.items():
         if isinstance(value, Mapping) and not is_whole(value):
@@ -29,7 +29,7 @@ def flat(
 
 
 def known_fields(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the items for which a dataclass has fields: newer versions may have written more items."""
+    """Return the items that are fields of a dataclass, without those of a newer Paceline."""
     names = _names(kind)
     return {name: value for name, value in data.items() if name in names}
 
@@ -40,7 +40,7 @@ def _names(kind: Any) -> frozenset[str]:
 
 
 def plain_value(value: Any) -> Any:
-    """Return a value converted to JSON values."""
+    """Return a value converted for JSON: `to_json()` if it has that, text for a path."""
     # The most common types come first: the record of a pipeline has up to a thousand steps.
     if value is None or isinstance(value, (str, int, float)):
         return value

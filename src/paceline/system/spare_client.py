@@ -1,12 +1,13 @@
 """Ask a warm spare (`paceline.worker.spare`) for a fork that runs a worker.
 
     client                                spare
-    one byte                         <-   is free to fork
+    one byte                         <-   ready to fork
     length, JSON, three descriptors  ->   forks; the fork takes over the descriptors
     {"pid"} or {"error": reason}     <-
     end of the connection            <-   only with `follow`, when the fork has ended
 
-The byte prevents a fork for a client that has given up: the spare would read its request later, and run a second worker.
+A client sends its request only after the byte. Otherwise a busy spare might read the request later, when the client has given
+up and started the worker itself.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ _FREE_S, _ANSWER_S = 1.0, 10.0
 
 
 def socket_of(path: str) -> str:
-    """Return the path of a spare's socket."""
+    """Return the path of the spare's Unix socket."""
     return f"{path}.socket"
 
 
 def modules_of(path: str) -> str:
-    """Return the list of the modules that workers have imported."""
+    """Return the path of the file that lists the modules which workers import."""
     return f"{path}.modules"
 
 
@@ -40,7 +41,7 @@ def ask(
     """Return the pid of a fork that runs the worker `argv`, and the connection.
 
     Args:
-        path: The spare, as in `VARIABLE`.
+        path: The spare, as `path_here` returns it.
         argv: The worker's command line, from the interpreter on.
         env: The worker's whole environment.
         cwd: The worker's working directory.
@@ -93,5 +94,5 @@ def connect(path: str) -> socket.socket:
 
 
 def path_here(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the socket of this node's warm spare; "" if the run has none."""
+    """Return the path of this node's warm spare; "" if the run has no spare."""
     return environ.get(VARIABLE, "").replace("%", environ.get("NODE_RANK", "0"))

@@ -1,9 +1,9 @@
-"""Measure a worker's steps, waits, evaluations and checkpoints, in a memory-mapped file (its clock).
+"""Measure a worker's steps, waits, evaluations and checkpoints, in a memory-mapped file.
 
     <folder>/steps_<rank>       one record, which other processes read without the worker's help
 
-Times are seconds of the machine's monotonic clock, which all processes share. Only the main thread is measured: other threads
-don't hold up the training.
+Times are seconds of the machine's monotonic clock, which all processes share. Only times of the main thread count, because
+other threads don't hold up the training.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ _DOUBLE, _LONG = struct.Struct("<d"), struct.Struct("<q")
 
 
 class Counts:
-    """The totals that a worker's clock has counted.
+    """The totals of a worker's step clock.
 
-    steps: Optimizer steps, or values of one metric; 0 if neither is known.
+    Attributes:
+        steps: Number of optimizer steps, else of values of one metric; 0 if neither is known.
+        data_s, wait_s, eval_s, save_s: Seconds spent on waiting for data and other ranks, on evaluations and checkpoints.
     """
 
     __slots__ = ("data_s", "eval_s", "save_s", "steps", "wait_s")
@@ -46,7 +48,7 @@ class Counts:
 
 
 class StepClock:
-    """The writer of one worker's clock."""
+    """The writer of a worker's file of steps and times."""
 
     def __init__(self, path: str) -> None:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -64,7 +66,7 @@ class StepClock:
         self._is_inside = False
 
     def step(self, optimizer: object) -> None:
-        """Count a step of an optimizer. If there are several optimizers, the one with most steps counts."""
+        """Count a step of an optimizer. Of several optimizers, the one with most steps counts."""
         made = self._optimizers.get(id(optimizer), 0) + 1
         if made > 1 or len(self._optimizers) < _MOST:
             self._optimizers[id(optimizer)] = made
@@ -78,7 +80,7 @@ class StepClock:
         return self._steps
 
     def tick(self, metric: str) -> None:
-        """Count a value of a metric. If there are several metrics, the most logged metric counts."""
+        """Count a value of a metric. Of several metrics, the most logged counts."""
         logged = self._metrics.get(metric, 0) + 1
         if logged > 1 or len(self._metrics) < _MOST:
             self._metrics[metric] = logged
@@ -87,13 +89,14 @@ class StepClock:
             _LONG.pack_into(self._memory, _TICKS, logged)
 
     def waited(self, seconds: float) -> None:
-        """Add time spent waiting for other ranks, measured elsewhere."""
+        """Add seconds that the caller has waited for other ranks."""
         self._add(WAIT, seconds)
 
     def begin(self, what: int) -> float:
-        """Record that the main thread starts to wait, evaluate or save (`DATA`, `WAIT`, `EVAL`, `SAVE`).
+        """Record that a period begins: `DATA`, `WAIT` (for ranks), `EVAL` or `SAVE`.
 
-        Return a value for `end`: 0 in other threads and inside another period, because these periods do not count.
+        Return a value that `end` takes. Periods of other threads and periods inside another period do not count: the value
+        is then 0.
         """
         if self._is_inside or get_ident() != self._main:
             return 0.0
@@ -103,7 +106,7 @@ class StepClock:
         return now
 
     def end(self, what: int, since: float) -> None:
-        """Record that the period is over. `since` is the value from `begin`."""
+        """Record that a period ends. since: the value that `begin` returned."""
         if not since:
             return
         _DOUBLE.pack_into(self._memory, what, 0.0)
@@ -116,7 +119,7 @@ class StepClock:
 
 
 def read(path: str) -> Counts | None:
-    """Return the totals of a clock including the current period, or None if there is no clock."""
+    """Return a clock's totals including the current period, or None without a clock."""
     try:
         with open(path, "rb") as file:
             record = _RECORD.unpack(file.read(_RECORD.size))
@@ -134,7 +137,7 @@ _clock: StepClock | None = None
 
 
 def begin(environ: Mapping[str, str] = os.environ) -> StepClock | None:
-    """Create this process's clock if the environment asks for it; `clock` returns it from then on."""
+    """Create this process's step clock if the supervisor wants it, and return it or None."""
     global _clock
     folder, rank = environ.get("PACELINE_WATCH_DIR"), environ.get("PACELINE_RANK")
     if folder and rank and _clock is None:
@@ -146,12 +149,12 @@ def begin(environ: Mapping[str, str] = os.environ) -> StepClock | None:
 
 
 def clock() -> StepClock | None:
-    """Return this process's clock, or None. Processes forked by a worker have none."""
+    """Return this process's step clock, or None."""
     return _clock
 
 
 def timed(function: Callable[..., Any], what: int) -> Callable[..., Any]:
-    """Wrap a function to count its time as waiting for `what`."""
+    """Return a function that counts the time of `function` as `what`, such as `DATA`."""
     import functools
 
     @functools.wraps(function)
@@ -169,7 +172,7 @@ def timed(function: Callable[..., Any], what: int) -> Callable[..., Any]:
 
 
 class counted:  # noqa: N801 - a context manager in the place of contextlib's, which loads slower than this module
-    """Count the time inside as `what`, if this process has a clock."""
+    """A context manager that counts the time of its block as `what`, such as `SAVE`."""
 
     def __init__(self, what: int) -> None:
         self._what = what

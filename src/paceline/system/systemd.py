@@ -1,4 +1,4 @@
-"""Files of systemd's user units: where they are, and how their values are written."""
+"""Paths and escaped values of systemd's user unit files."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ def unit_path(name: str) -> Path:
 
 
 def plain(value: str) -> str:
-    """Escape the percent signs in a value that extends to the end of its line."""
+    """Return a value with escaped percent signs, for the end of a line."""
     return value.replace("%", "%%")
 
 
 def word(value: str) -> str:
-    """Return a value as one word of a command line."""
+    """Return a value quoted as one word of a unit's command line."""
     quoted = value.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return f'"{quoted}"'

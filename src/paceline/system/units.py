@@ -1,4 +1,4 @@
-"""Parse and format durations (`90s`, `1h30m`, `1:00:00`, Slurm's `2-00:00:00`), sizes (500MB, 1GiB) and values."""
+"""Parse and format durations (`90s`, `1:00:00`), sizes (`500MB`, `1GiB`) and values."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def seconds(given: str | float | dt.timedelta, *, unit: str = "s") -> float:
         given: A number, a timedelta, or a text. A text is a number; numbers with descending units (`1h30m`, `2 d`); or a time
             in the form of sbatch's --time (https://slurm.schedmd.com/sbatch.html#OPT_time): `minutes:seconds`,
             `hours:minutes:seconds`, `days-hours`, `days-hours:minutes`, `days-hours:minutes:seconds`.
-        unit: Unit of a number without a unit: w, d, h, m or s. Slurm itself would take minutes.
+        unit: Unit of a number without a unit: w, d, h, m or s.
 
     Raises:
         ValueError: The text is not a duration; the message lists the forms.
@@ -56,7 +56,7 @@ def seconds(given: str | float | dt.timedelta, *, unit: str = "s") -> float:
 
 
 def forms(unit: str = "s") -> str:
-    """Describe the accepted forms of durations, for messages and help texts. `unit` is as in `seconds`."""
+    """Return a text about the accepted forms of durations. unit: as in `seconds`."""
     return _FORMS.format(unit=_WORDS[unit])
 
 
@@ -94,7 +94,7 @@ def _of_clock(text: str) -> float | None:
 
 
 def is_number_text(text: str | bytes) -> bool:
-    """Return whether `float` parses the text."""
+    """Return whether `float` can parse the text."""
     try:
         float(text)
     except ValueError:
@@ -103,7 +103,7 @@ def is_number_text(text: str | bytes) -> bool:
 
 
 def value_text(value: Any) -> str:
-    """Format a metric or parameter for a table: six digits, "-" for None, containers as JSON."""
+    """Return a metric or parameter as text: six digits, "-" for None, containers as JSON."""
     if value is None:
         return "-"
     if isinstance(value, float):
@@ -112,7 +112,7 @@ def value_text(value: Any) -> str:
 
 
 def size_bytes(given: str) -> int:
-    """Parse a size: "500MB" and "1.5 GB" are powers of 1,000, "1GiB" of 1,024; a plain number is bytes.
+    """Return the bytes of a size: 1024, "500MB" (powers of 1,000) or "1GiB" (of 1,024).
 
     Raises:
         ValueError: The text is not a size; the message shows valid forms.
@@ -125,7 +125,7 @@ def size_bytes(given: str) -> int:
 
 
 def size_text(size: float) -> str:
-    """Format bytes: "3.2 MB"."""
+    """Return a number of bytes as text, such as "3.2 MB"."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"

@@ -26,13 +26,13 @@ D = TypeVar("D", bound="AnyDataset")
 # No `eq`: it would hash all fields, and `tags` is not hashable.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AnyDataset:
-    """A lazy reference to files, made by `Dataset`.
+    """A dataset whose files are read only on use; `Dataset` creates it.
 
     Attributes:
         sources: The stores and paths of the files.
-        steps: The selection steps, in order.
-        workspace_dir: The workspace whose datastores the sources name, or None while unknown.
-        name, version, id, description, tags, fingerprint: Set for a registered dataset only.
+        steps: The selections of rows or files to apply in order, such as ("take", 100).
+        workspace_dir: The folder of the workspace that has the datastores in `sources`, or None while unknown.
+        name, version, id, description, tags, fingerprint: Values of a registered dataset; None or empty for others.
     """
 
     kind: ClassVar[str]
@@ -55,7 +55,7 @@ class AnyDataset:
 
     @classmethod
     def from_folder(cls: type[D], reference: DataReference, path: str | os.PathLike[str]) -> D:
-        """Create the dataset of an input with mode "direct" that was downloaded to `path`."""
+        """Create the dataset that a script gets for an input at `path`."""
         # Dataset names contain no colon, so this splits "digits:3".
         name, _, version = (reference.dataset or "").rpartition(":")
         return cls(
@@ -66,24 +66,24 @@ class AnyDataset:
         )
 
     def take(self: D, count: int) -> D:
-        """Select the first `count` rows or files; fewer if the dataset is smaller."""
+        """Return a dataset of at most the first `count` rows or files."""
         return self._with(steps.count_step("take", count))
 
     def skip(self: D, count: int) -> D:
-        """Skip the first `count` rows or files."""
+        """Return a dataset without the first `count` rows or files."""
         return self._with(steps.count_step("skip", count))
 
     def take_sample(self: D, probability: float, seed: int | None = None) -> D:
-        """Select each row or file with this probability.
+        """Return a dataset that keeps each row or file with this probability.
 
-        The same seed selects the same part of the same data. Without a seed, a random one is drawn.
+        The same seed keeps the same rows of the same data. Without a seed, Paceline draws one and stores it in the dataset.
         """
         return self._with(steps.sample_step(probability, seed))
 
     def random_split(self: D, percentage: float, seed: int | None = None) -> tuple[D, D]:
         """Split at random into two datasets that keep the original order.
 
-        The same seed splits the same data in the same way. Without a seed, a random one is drawn and stored in both parts.
+        The same seed splits the same data in the same way. Without a seed, Paceline draws one and stores it in both parts.
 
         Args:
             percentage: Share of the first part, between 0 and 1.
@@ -100,9 +100,9 @@ class AnyDataset:
         tags: Mapping[str, str] | None = None,
         create_new_version: bool = False,
     ) -> D:
-        """Register a version of this dataset.
+        """Register this dataset as a version of `name`, and return the registered dataset.
 
-        If the latest version has the same files and steps, return that version.
+        If the latest version has the same files and steps, return that version and add none.
 
         Raises:
             DataError: The name is invalid, there are no files, or another dataset has this name and create_new_version is
@@ -137,11 +137,11 @@ class AnyDataset:
         return placed._of(registered.add(folder, record, files, create_new_version=create_new_version))
 
     def update(self: D, description: str | None = None, tags: Mapping[str, str] | None = None) -> D:
-        """Set the description and tags of this registered version.
+        """Set the description and tags of this version, and return the changed dataset.
 
         Args:
-            description: Text for people; None keeps the current one.
-            tags: Replace all tags; None keeps them.
+            description: New description; None keeps the current description.
+            tags: New tags, which replace all current tags; None keeps the current tags.
 
         Raises:
             DataError: The dataset is not registered.
@@ -152,16 +152,16 @@ class AnyDataset:
         return replace(self, description=record.description, tags=dict(record.tags))
 
     def freeze(self: D, target: str | None = None) -> D:
-        """Keep the content of this registered version, so that changes of its files do not change it.
+        """Copy this version's files, so that changes of the originals do not change it.
 
-        Each content is stored once. Runs and `to_pandas_dataframe` read the frozen files from now on, and a run whose frozen
-        files have changed is refused. A frozen version is only checked.
+        Files with the same content are stored once. From now on, runs and `to_pandas_dataframe` read the copies, and Paceline
+        refuses a run whose copies have changed. If this version is frozen already, only check its copies.
 
         Args:
             target: "STORE", "STORE:PATH", a URL or an absolute path; default: `frozen` in the default datastore.
 
         Raises:
-            DataError: The dataset is not registered, its files have changed since, or their order can't be kept.
+            DataError: The dataset is not registered, its files have changed since, or the copies would sort differently.
             TransferError: A store can't be read or written.
         """
         from paceline.data.datasets.freeze import freeze
@@ -175,12 +175,12 @@ class AnyDataset:
         registered.remove(folder, name)
 
     def check(self) -> ContentCheck:
-        """Compare the files with those that this version was registered with.
+        """Compare the current files with the files at registration.
 
-        Of a frozen version, the frozen files are compared.
+        For a frozen version, compare its frozen copies instead of the current files.
 
         Returns:
-            The added, removed and changed paths. True if there are none.
+            The added, removed and changed paths. The result is true if no path differs.
 
         Raises:
             DataError: The dataset is not registered.
@@ -203,7 +203,7 @@ class AnyDataset:
         """Return the current files in their stores, sorted by path.
 
         Raises:
-            DataError: A store or place does not exist.
+            DataError: A datastore or path does not exist.
             TransferError: A store can't be read.
         """
         from paceline.data.transfer.listing import list_files
@@ -211,10 +211,10 @@ class AnyDataset:
         return list_files(self.sources, self._workspace_dir())
 
     def as_named_input(self, name: str) -> DataReference:
-        """Return a named input of this dataset for a job.
+        """Return a job's input that hands this dataset to the script.
 
-        The run finds the dataset under `name` in `run.input_datasets`. With `.as_mount()` or `.as_download()` the script gets
-        the path of a folder instead of the dataset.
+        The script finds the dataset under `name` in `run.input_datasets`. Call `.as_mount()` or `.as_download()` on the input
+        to give the script the path of a folder instead.
         """
         sources = self._reference_sources()
         dataset, fingerprint = self._identity or (None, None)
@@ -230,19 +230,19 @@ class AnyDataset:
         )
 
     def as_reference(self) -> DataReference:
-        """Return the reference that a job uses for a bare dataset: `as_mount`."""
+        """Return `as_mount()`, which a job uses for a dataset among its inputs."""
         return self.as_mount()
 
     def as_mount(self) -> DataReference:
-        """Return a reference that uses the folder in place if possible, else downloads it."""
+        """Return a job's input that is read in place if possible, else downloaded."""
         return self.as_named_input(self._input_name()).as_mount()
 
     def as_download(self, path_on_compute: str | None = None) -> DataReference:
-        """Return a reference to a copy of the files on each node."""
+        """Return a job's input that is downloaded to each node."""
         return self.as_named_input(self._input_name()).as_download(path_on_compute)
 
     def as_partition(self, by: Literal["node", "rank"] = "node") -> DataReference:
-        """Return a reference that gives each node or rank a part of the files."""
+        """Return a job's input that gives each node or rank some of the files."""
         return self.as_named_input(self._input_name()).as_download().as_partition(by)
 
     def _with(self: D, step: Step) -> D:
@@ -261,7 +261,6 @@ class AnyDataset:
 
     @property
     def _identity(self) -> tuple[str, str | None] | None:
-        """Return id and fingerprint of the registered dataset."""
         return self.origin if self.name is None else (f"{self.name}:{self.version}", self.fingerprint)
 
     def _of(self: D, record: registered.DatasetRecord) -> D:
@@ -285,7 +284,6 @@ class AnyDataset:
         return self.sources
 
     def _reference_table(self) -> str | None:
-        """Return a table's steps and read options as JSON for workers; None for files."""
         return None
 
     def _input_name(self) -> str:
@@ -298,7 +296,7 @@ class AnyDataset:
         return f"input_{hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
 
     def _list_or_none(self) -> Sequence[FileInfo]:
-        """Return the current files, skipping places that no longer exist."""
+        """Return the current files, ignoring sources that no longer exist."""
         from paceline.data.transfer.listing import list_files
 
         files: dict[tuple[str, str], FileInfo] = {}

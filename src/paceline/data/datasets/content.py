@@ -32,7 +32,7 @@ _BUSY_S = 30.0
 
 
 def with_content(infos: Sequence[FileInfo], workspace_dir: Path) -> list[FileInfo]:
-    """Return the files, versioned by content if local.
+    """Return the files, the version of each local file being its content hash.
 
     Raises:
         TransferError: A file can't be read.
@@ -85,7 +85,7 @@ def hash_rest(file: IO[bytes]) -> str:
 
 
 class Digests:
-    """Cached hashes of files, and new hashes that are not stored yet."""
+    """A cache of content hashes; `keep` saves the new hashes to its database."""
 
     def __init__(self, database: sqlite3.Connection | None) -> None:
         self._database = database
@@ -130,7 +130,7 @@ def _key(status: os.stat_result) -> str:
 
 @contextlib.contextmanager
 def known_digests() -> Iterator[Digests]:
-    """Open `<data cache>/digests.sqlite`, or an empty cache on failure."""
+    """Yield the hash cache `<data cache>/digests.sqlite`, or an empty cache on failure."""
     database: sqlite3.Connection | None = None
     try:
         database = sqlite3.connect(DataCache().folder / "digests.sqlite", timeout=_BUSY_S)

@@ -47,10 +47,10 @@ class _Files:
             partition_format: The meaning of the end of each path, such as "/{city}/{day:yyyy/MM/dd}/*.jpg".
                 `ParallelRunStep` (`azureml.pipeline.steps`) groups files into mini-batches by it.
             is_file: Accepted for compatibility, without effect.
-            workspace: The workspace of datastores that are given by name.
+            workspace: The workspace whose datastores `path` gives by name.
 
         Raises:
-            DataError: The path is invalid, there are no files, or partition_format has no name.
+            DataError: The path is invalid, there are no files, or partition_format has no `{name}`.
             TransferError: A store can't be read.
         """
         reading = _columns(None, False, partition_format)
@@ -107,7 +107,7 @@ class _Tables:
             empty_as_string: Read empty fields as "" instead of NaN.
             encoding: Encoding of the files.
             set_column_types: Maps a column to "str", "int", "float", "bool", "datetime" or "datetime:<strptime format>".
-                Values that can't be converted are missing.
+                Values that can't be converted become missing values.
             include_path: Add a column Path with the file of each row.
             partition_format: Add columns from the end of each path, such as "/{city}/{day:yyyy/MM/dd}/data.csv".
             workspace: As for `Dataset.File.from_files`.
@@ -136,7 +136,7 @@ class _Tables:
         partition_format: str | None = None,
         workspace: Workspace | None = None,
     ) -> TabularDataset:
-        """Create a dataset of the rows of Parquet files, as `from_delimited_files` does."""
+        """Create a dataset of the rows of Parquet files."""
         reading: Reading = {"format": "parquet", **_columns(set_column_types, include_path, partition_format)}
         return _new(TabularDataset, path, workspace, reading, validate)
 
@@ -168,9 +168,9 @@ class _Tables:
         tags: Mapping[str, str] | None = None,
         show_progress: bool = True,
     ) -> TabularDataset:
-        """Register a pandas frame as Parquet, a version of `name`.
+        """Store a pandas frame as Parquet, and register it as `name`.
 
-        Each call stores into a new folder below `target`.
+        Each call stores the frame in a new folder below `target`.
 
         Args:
             dataframe: Frame to store.
@@ -244,7 +244,7 @@ class Dataset:
 
     @staticmethod
     def get_all(workspace: Workspace) -> dict[str, FileDataset | TabularDataset]:
-        """Return the latest version of every registered dataset, by name.
+        """Return the latest version of every registered dataset, keyed by name.
 
         Args:
             workspace: Workspace that the datasets are registered in.
@@ -254,12 +254,11 @@ class Dataset:
 
 
 def opened(reference: DataReference, path: str | os.PathLike[str]) -> FileDataset | TabularDataset:
-    """Return the dataset of an input with mode "direct" whose files are at `path`."""
+    """Return the dataset that a script gets for an input at `path`."""
     return (TabularDataset if reference.table else FileDataset).from_folder(reference, path)
 
 
 def _columns(types: Mapping[str, str] | None, include_path: bool, partition_format: str | None) -> Reading:
-    """Return the column options that are set. Unset options are omitted, so that equal records stay equal."""
     for name, kind in (types or {}).items():
         if str(kind).partition(":")[0] not in TYPES:
             raise DataError(f"set_column_types: the type {kind!r} of {name!r} must be one of {', '.join(TYPES)}.")
@@ -284,7 +283,6 @@ def _made(folder: Path, record: registered.DatasetRecord) -> FileDataset | Tabul
 
 
 def _new(kind: type[D], path: object, workspace: Workspace | None, reading: Reading, validate: bool) -> D:
-    """Create a dataset. With `validate`, raise DataError if it has no files."""
     sources, folder = sources_of(path)
     folder = folder if workspace is None else workspace_dir_of(workspace)
     dataset = kind(sources=sources, workspace_dir=folder, reading=reading)
@@ -303,16 +301,16 @@ def _target(target: Any) -> tuple[Any, str]:
 
 
 def check_registration(reference: DataReference) -> None:
-    """Raise DataError if the output's dataset name is invalid."""
+    """Raise DataError if a run's output has an invalid dataset name."""
     if reference.registered is not None:
         check_dataset_name(json.loads(reference.registered)["name"])
 
 
 def register_outputs(references: Sequence[DataReference], workspace_dir: Path) -> tuple[dict[str, str], list[str]]:
-    """Register the outputs of a run that name a dataset.
+    """Register those outputs of a run that the user wants as datasets.
 
     Returns:
-        "name:version" by output, and one error sentence for each output that could not be registered.
+        A dict from output name to "dataset:version", and a sentence for each output that could not be registered.
     """
     made: dict[str, str] = {}
     errors: list[str] = []

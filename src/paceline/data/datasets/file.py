@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FileDataset(AnyDataset):
-    """Files without a format, in order of path.
+    """A dataset of files of any format, sorted by path.
 
-    `reading` is empty, or {"partition_format": "/{city}/{day}.csv"}.
+    `reading` is empty, or has the partition format, such as {"partition_format": "/{city}/{day}.csv"}.
     """
 
     kind: ClassVar[str] = "file"
@@ -44,14 +44,14 @@ class FileDataset(AnyDataset):
         return [f"/{info.relative}" for info in self.list_files()]
 
     def download(self, target_path: str | os.PathLike[str] | None = None, overwrite: bool = False) -> list[str]:
-        """Copy the files into a folder and return the copies.
+        """Copy the files into a folder and return the paths of the copies.
 
         Args:
             target_path: Destination, created if missing; a new temporary folder by default.
             overwrite: Replace existing files.
 
         Raises:
-            DataError: There are no files, or one exists already.
+            DataError: There are no files, or a file exists in the folder already.
             TransferError: A store can't be read, or the folder can't be written.
         """
         target = (
@@ -105,7 +105,7 @@ def _copy(source: Path, target: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TabularDataset(AnyDataset):
-    """Rows of files, file by file in order of path.
+    """A dataset of table rows, read from files in order of path.
 
     `reading` has "format" ("delimited", "parquet" or "json_lines") and the options of that format.
     """
@@ -114,12 +114,12 @@ class TabularDataset(AnyDataset):
 
     @classmethod
     def from_folder(cls, reference: DataReference, path: str | os.PathLike[str]) -> TabularDataset:
-        """Create the dataset of an input with mode "direct" that was downloaded to `path`.
+        """Create the dataset that a script gets for an input at `path`.
 
-        If the reference has no format, the file extensions decide.
+        If the input has no format, the file extensions decide.
 
         Raises:
-            DataError: The reference's `table` can't be read.
+            DataError: The JSON of the input's format and steps can't be read.
         """
         try:
             table = json.loads(reference.table or "{}")
@@ -135,7 +135,7 @@ class TabularDataset(AnyDataset):
         """Read all rows into one pandas frame.
 
         Raises:
-            DataError: pandas is missing, a file can't be read, or lacks a column to keep.
+            DataError: pandas is missing, a file can't be read, or a file lacks a column to keep.
             TransferError: A store can't be read.
         """
         with local_files(self.sources, self._workspace_dir()) as files:
@@ -144,11 +144,11 @@ class TabularDataset(AnyDataset):
             return read_frames(files, self.reading or {"format": format_of(files)}, self.steps)
 
     def keep_columns(self, columns: str | Sequence[str]) -> Self:
-        """Keep only these columns, in this order."""
+        """Return a dataset with only these columns, in this order."""
         return self._with(steps.columns_step("keep", columns))
 
     def drop_columns(self, columns: str | Sequence[str]) -> Self:
-        """Drop these columns."""
+        """Return a dataset without these columns."""
         return self._with(steps.columns_step("drop", columns))
 
     def _reading(self) -> Reading:

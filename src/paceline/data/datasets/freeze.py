@@ -1,7 +1,7 @@
-"""Keep the content of a dataset's version, so that later changes of files do not change it.
+"""Copy a dataset's files, so that changes of the originals do not change it.
 
-    <path>/<hash of the tree>/<name>      the files under their names, as runs read them
-    <path>/.contents/<sha256>             in a folder of this machine: each content once; the names are hard links to it
+    <path>/<hash of all files>/<name>     the copies under their names, as runs read them
+    <path>/.contents/<sha256>             only in a local folder: each content once; the copies are hard links to it
 
 The names and hashes are in `<workspace>/datasets/<name>/<version>.frozen.json`.
 """
@@ -37,9 +37,9 @@ _AT_ONCE = 4
 
 
 def freeze(workspace_dir: Path, record: registered.DatasetRecord, to: str | None = None) -> registered.DatasetRecord:
-    """Store the content of a registered version, and return its changed record.
+    """Copy the files of a registered version, and return its changed record.
 
-    A version that is frozen already is only checked.
+    If the version is frozen already, only check its copies.
 
     Args:
         workspace_dir: Folder of the workspace.
@@ -47,7 +47,7 @@ def freeze(workspace_dir: Path, record: registered.DatasetRecord, to: str | None
         to: STORE, STORE:PATH, a URL or an absolute path; default: the folder "frozen" of the default datastore.
 
     Raises:
-        DataError: The files are not those that were registered, or their order can't be kept.
+        DataError: The files or the copies have changed since registration, or the copies would sort differently.
         TransferError: A store can't be read or written.
     """
     name = f"{record.name}:{record.version}"
@@ -105,7 +105,7 @@ def freeze(workspace_dir: Path, record: registered.DatasetRecord, to: str | None
 
 
 def check_frozen(workspace_dir: Path, record: registered.DatasetRecord) -> registered.ContentCheck:
-    """Read every byte of a frozen version, and compare the hashes.
+    """Compare a frozen version's copies with their recorded hashes, reading every byte.
 
     Raises:
         TransferError: The store can't be read.
@@ -134,7 +134,6 @@ def _compared(
 
 
 def _keep(store: Store, path: str, source: Source, files: Sequence[LocalFile], content: registered.FrozenFiles) -> None:
-    """Store the files below a path of the store, if they are not there yet."""
     if store.kind == "local":
         _keep_here(store.local(path), files, content)
         return

@@ -1,4 +1,4 @@
-"""Reading of table files into one pandas frame."""
+"""Read table files into one pandas frame."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MOMENT = (*(("yyyy", 4, "%Y"), ("MM", 2, "%m"), ("dd", 2, "%d")), *(("HH", 2, "
 
 
 def format_of(files: Sequence[LocalFile]) -> str:
-    """Return "delimited", "parquet" or "json_lines", from the file extensions.
+    """Return the files' format by extension: "delimited", "parquet" or "json_lines".
 
     Raises:
         DataError: The extensions are unknown or mixed.
@@ -51,9 +51,9 @@ def format_of(files: Sequence[LocalFile]) -> str:
 
 
 def read_frames(files: Sequence[LocalFile], reading: Reading, steps: Steps) -> pandas.DataFrame:
-    """Read the rows of all files, and apply the dataset's steps, such as filters.
+    """Read all files' rows, and apply the dataset's steps, such as filters.
 
-    Empty text files have no rows. After a leading `take`, further files are not read.
+    Empty text files have no rows. If the first step is ("take", n), reading stops after the file that completes n rows.
 
     Raises:
         DataError: pandas is missing, a file can't be read, or a column does not exist.
@@ -144,7 +144,7 @@ def _after(table: pandas.DataFrame, step: Step) -> pandas.DataFrame:
 
 
 def mask(table: pandas.DataFrame, condition: Step) -> pandas.Series:
-    """Return the rows that match a condition.
+    """Return a boolean column: whether each row matches a filter's condition.
 
     Raises:
         DataError: A column does not exist, or can't be compared with the value.
@@ -171,7 +171,7 @@ def mask(table: pandas.DataFrame, condition: Step) -> pandas.Series:
 
 
 def typed(frame: pandas.DataFrame, reading: Reading) -> pandas.DataFrame:
-    """Convert columns to types; failed values are missing.
+    """Convert columns to the types in `reading`; other values become missing values.
 
     Raises:
         DataError: A column does not exist.
@@ -210,7 +210,7 @@ def _check_columns(frame: pandas.DataFrame, names: Sequence[str], what: str) -> 
 
 
 def with_path(frame: pandas.DataFrame, file: LocalFile, reading: Reading) -> pandas.DataFrame:
-    """Add the columns that come from the file's path.
+    """Add the column Path and those of the partition_format, if `reading` has them.
 
     Raises:
         DataError: The path does not match the partition_format.
@@ -228,7 +228,7 @@ def with_path(frame: pandas.DataFrame, file: LocalFile, reading: Reading) -> pan
 
 
 def path_parts(form: str, relative: str, path: Path) -> dict[str, str]:
-    """Return the named parts of a file's path.
+    """Return the text for each `{name}` of a partition_format in a path.
 
     Args:
         form: A partition_format.
@@ -248,10 +248,10 @@ def path_parts(form: str, relative: str, path: Path) -> dict[str, str]:
 
 
 def path_pattern(form: str) -> tuple[str, dict[str, str]]:
-    """Convert a partition_format to a regular expression and datetime formats.
+    """Return (regular expression, name -> strptime format) for a partition_format.
 
-    The expression matches the end of a path. `{name}` matches a part of the path as text, `{name:yyyy/MM/dd/HH/mm/ss}` a
-    datetime, and `*` any part.
+    The expression matches the end of a path. In a partition_format, `{name}` stands for text within one folder name,
+    `{name:yyyy/MM/dd/HH/mm/ss}` for a datetime, and `*` for any text within one folder name.
 
     Raises:
         DataError: The partition_format has no name.

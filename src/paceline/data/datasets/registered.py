@@ -45,9 +45,9 @@ class DatasetRecord:
     Attributes:
         kind: "file" or "tabular".
         reading: "format" and the options of a table, or the partition_format of files.
-        fingerprint, file_count, size_bytes: State of the files at registration.
-        frozen: The copy of the files that is read in their place.
-        frozen_fingerprint: State of the copy.
+        fingerprint, file_count, size_bytes: Content hash, number and total size of the files at registration.
+        frozen: Where the frozen copy of the files is, which runs read instead; None if not frozen.
+        frozen_fingerprint: Content hash of the frozen copy, or "".
     """
 
     name: str
@@ -68,7 +68,7 @@ class DatasetRecord:
 
     @property
     def definition(self) -> tuple[object, ...]:
-        """The values that identify the data and the selection."""
+        """The fields that are equal in two records of the same data."""
         return self.kind, self.sources, self.reading, self.steps, self.fingerprint
 
     @classmethod
@@ -93,9 +93,10 @@ def check_dataset_name(name: object) -> str:
 def add(
     workspace_dir: Path, record: DatasetRecord, files: Sequence[FileInfo], *, create_new_version: bool
 ) -> DatasetRecord:
-    """Register the data, and return its version.
+    """Register a dataset, and return the record with its version.
 
-    If the data has not changed, return the latest version, else add a version. Two concurrent calls get two versions.
+    Without `create_new_version`, return the latest version if the data is the same. Concurrent calls that add a version get
+    different version numbers.
 
     Raises:
         DataError: Another dataset has this name and create_new_version is False, or the disk can't be written.
@@ -172,10 +173,10 @@ def load_id(workspace_dir: Path, dataset_id: str) -> DatasetRecord:
 
 
 def files_then(workspace_dir: Path, name: str, version: int) -> dict[tuple[str | None, str], tuple[int, str]]:
-    """Return the files at registration: (datastore, path) to (size, version).
+    """Return the files at registration, as (datastore, path) -> (size, content hash).
 
     Raises:
-        DataError: The listing is missing.
+        DataError: The version's file list is missing.
     """
     path = _files_path(_registry(workspace_dir), name, version)
     data = read_json(path)
@@ -187,10 +188,10 @@ def files_then(workspace_dir: Path, name: str, version: int) -> dict[tuple[str |
 
 
 def frozen_files(workspace_dir: Path, name: str, version: int) -> FrozenFiles:
-    """Return the frozen files of a version.
+    """Return the frozen files of a version, as name -> (size, SHA-256).
 
     Raises:
-        DataError: The list is missing.
+        DataError: The version's file list is missing.
     """
     path = _frozen_path(_registry(workspace_dir), name, version)
     data = read_json(path)
@@ -200,7 +201,7 @@ def frozen_files(workspace_dir: Path, name: str, version: int) -> FrozenFiles:
 
 
 def keep_frozen(workspace_dir: Path, record: DatasetRecord, content: FrozenFiles) -> DatasetRecord:
-    """Record where the frozen files of a version are, and return its record."""
+    """Save the place and hashes of a version's frozen files, and return its record."""
     registry = _registry(workspace_dir)
     with registry.locked():
         # Description and tags may have changed meanwhile.
@@ -215,12 +216,12 @@ def keep_frozen(workspace_dir: Path, record: DatasetRecord, content: FrozenFiles
 
 
 def names(workspace_dir: Path) -> list[str]:
-    """Return the names that have a version, sorted."""
+    """Return the names of the registered datasets, sorted."""
     return _registry(workspace_dir).names()
 
 
 def versions(workspace_dir: Path, name: str) -> list[int]:
-    """Return the versions of a name, ascending."""
+    """Return the version numbers of a dataset, ascending."""
     return _registry(workspace_dir).versions(name)
 
 
@@ -234,7 +235,7 @@ def remove(workspace_dir: Path, name: str) -> None:
 def describe(
     workspace_dir: Path, name: str, version: int, description: str | None, tags: Mapping[str, str]
 ) -> DatasetRecord:
-    """Replace a version's tags, and its description if one is given.
+    """Change a version's tags, and its description unless None. Return its record.
 
     Raises:
         DataError: The version does not exist.
@@ -286,7 +287,7 @@ def _number(version: object) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ContentCheck:
-    """The differences between two states of a dataset."""
+    """The files in which two dataset states differ; true if none differs."""
 
     dataset: str
     added: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Sources of data: parse what a caller passes, and get the files as local paths."""
+"""Sources of data: parse them, and get their files as local paths."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def sources_of(path: object) -> Where:
-    """Return the sources that `path` names, and their workspace.
+    """Return the sources that `path` names, and their workspace's folder or None.
 
     Args:
         path: A URL, a local path (folder, file, or pattern with `*`, `?` or `**`), a pair (datastore, path), a
@@ -55,7 +55,7 @@ def workspace_dir_of(workspace: object) -> Path:
 
 
 def is_local(source: Source) -> bool:
-    """Return True for one local folder or file."""
+    """Return whether a source is one local folder or file, not a pattern."""
     return source.datastore is None and source.path.startswith("/") and not set(source.path) & {"*", "?"}
 
 
@@ -109,10 +109,12 @@ class LocalFile:
 
 @contextlib.contextmanager
 def local_files(sources: Sequence[Source], workspace_dir: Path) -> Iterator[list[LocalFile]]:
-    """Yield the local files, sorted by relative path.
+    """Yield the sources' files as local files, sorted by relative path.
+
+    Files of remote stores come from the data cache, and their paths are valid only within the `with` block.
 
     Raises:
-        DataError: A place does not exist.
+        DataError: A source does not exist.
         TransferError: A store can't be read.
     """
     if len(sources) == 1 and is_local(sources[0]):

@@ -1,4 +1,4 @@
-"""Steps that select rows or files, recorded as plain data and applied on reading.
+"""Steps that select rows or files when a dataset is read.
 
 A step is a tuple that goes to JSON: ("take", 100), ("skip", 10), ("split", share, seed, 0 or 1), ("sample", share, seed),
 ("keep", columns), ("drop", columns) or ("filter", condition).
@@ -43,7 +43,7 @@ COLUMNS = ("keep", "drop", "filter")
 
 
 def count_step(verb: str, count: Any) -> Step:
-    """Return ("take", count) or ("skip", count).
+    """Return the step ("take", count) or ("skip", count).
 
     Raises:
         DataError: The count is not an integer of 0 or more.
@@ -55,7 +55,7 @@ def count_step(verb: str, count: Any) -> Step:
 
 
 def split_steps(percentage: object, seed: int | None) -> tuple[Step, Step]:
-    """Return the two parts of a random split.
+    """Return the steps that select the two parts of a random split.
 
     Raises:
         DataError: percentage is not between 0 and 1.
@@ -69,7 +69,7 @@ def split_steps(percentage: object, seed: int | None) -> tuple[Step, Step]:
 
 
 def sample_step(probability: object, seed: int | None) -> Step:
-    """Return ("sample", share, seed); a missing seed is drawn and recorded.
+    """Return the step ("sample", share, seed). The default seed is random.
 
     Raises:
         DataError: probability is not between 0 and 1.
@@ -89,7 +89,7 @@ def _drawn(seed: int | None) -> int:
 
 
 def columns_step(verb: str, columns: str | Sequence[str]) -> Step:
-    """Return ("keep", names) or ("drop", names).
+    """Return the step ("keep", names) or ("drop", names).
 
     Raises:
         DataError: The columns are not names.
@@ -101,7 +101,7 @@ def columns_step(verb: str, columns: str | Sequence[str]) -> Step:
 
 
 def chosen(step: Step, count: int) -> Sequence[int]:
-    """Return the ascending indices that a step selects.
+    """Return the ascending indices that a step selects of `count` rows or files.
 
     The first part of a split has the first round(share x count) indices of `GlobalOrder(count, seed)`.
     """

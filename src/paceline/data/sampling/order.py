@@ -1,7 +1,7 @@
 """A global order of samples, computed position by position without storing it.
 
 The sample at a position depends only on length, seed, epoch and position. So every rank computes its own samples at any world
-size, and a run resumes anywhere. The standard library suffices; numpy makes it faster, with the same result.
+size, and a run can resume at any position. The module needs only the standard library, and uses numpy if installed, for speed.
 
 The permutation is a Feistel network of 8 rounds (Luby and Rackoff, 1988) over the numbers of b bits, the fewest that hold the
 length but at least 8. It changes halves of b // 2 and b - b // 2 bits in turn. Results beyond the length are permuted again
@@ -88,7 +88,7 @@ class GlobalOrder(Sequence[int]):
         return f"GlobalOrder({self.length}, seed={self.seed}, epoch={self.epoch}{shown})"
 
     def samples(self, positions: range) -> array[int]:
-        """Return the samples at these positions, wrapping around."""
+        """Return the samples at these positions; positions beyond the end wrap around."""
         out = array("q", [0]) * len(positions)
         done = 0
         for chunk in self.chunks(positions):
@@ -131,7 +131,7 @@ class _Network:
         self._tables: list[list[int]] | None = None
 
     def walk(self, value: int) -> int:
-        """Return the image of `value`, in plain Python."""
+        """Return the number to which the permutation maps `value`."""
         # The network permutes a power of two, so cycle walking returns inside, and no two values collide.
         while True:
             left, right = value >> self._right_bits, value & self._right_mask
@@ -145,7 +145,6 @@ class _Network:
                 return value
 
     def permute(self, values: array[int]) -> array[int]:
-        """Return the images of `values`, in plain Python."""
         if self._right_bits > _TABLE_BITS:
             return array("q", map(self.walk, values))
         if self._tables is None:
@@ -178,7 +177,6 @@ class _Network:
         return out
 
     def permute_numpy(self, values: npt.NDArray[np.int64]) -> None:
-        """Permute `values` in place, with numpy."""
         values[:] = self._rounds(values)
         outside = (values >= self._length).nonzero()[0]
         # The domain is less than twice the length (see `chunks`), so at most about half of the values stay outside.

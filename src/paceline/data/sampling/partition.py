@@ -17,8 +17,8 @@ def split_by_size(sizes: Sequence[tuple[str, int]], parts: int) -> list[list[str
     """Split file names into `parts` sorted lists balanced by bytes.
 
     Each file, largest first, goes to the part with the fewest bytes, then the fewest files, then the lowest number:
-    longest-processing-time-first (Graham, 1969). The heaviest and the lightest part differ by at most the largest file. With
-    more parts than files some are empty.
+    longest-processing-time-first (Graham, 1969). The largest and the smallest part differ by at most the largest file. With
+    more parts than files, some parts are empty.
 
     Args:
         sizes: (name, bytes) of each file, in any order. The result does not depend on the order.
@@ -48,16 +48,15 @@ def split_by_size(sizes: Sequence[tuple[str, int]], parts: int) -> list[list[str
 
 
 def partition(items: Any, rank: int | None = None, world_size: int | None = None) -> Any:
-    """Return this rank's items as a view.
+    """Return this rank's part of the items, distributed round-robin over the ranks.
 
-    Every item belongs to exactly one rank, and part lengths differ by at most one. `DistributedSampler` distributes in the same
-    way. Round-robin gives each rank a mix of sorted items.
+    Every item belongs to exactly one rank, and part lengths differ by at most one. The result is a range for a range, a view
+    for a numpy array or torch tensor, a frame for a pandas frame, and else a read-only sequence that copies no items.
 
     Args:
-        items: An object with a length and integer indices, in the same order on every rank. A range gives a range, a numpy
-            array or torch tensor a view, a pandas frame its rows, another sequence a read-only sequence without a copy.
-        rank: This rank; give it together with world_size. Default: RANK and WORLD_SIZE, or a world of one outside any run
-            and launcher.
+        items: An object with a length and integer indices, in the same order on every rank.
+        rank: This rank; give it together with world_size. Default: RANK and WORLD_SIZE; outside any run and launcher, rank 0
+            of 1.
         world_size: Number of ranks.
 
     Raises:
@@ -101,7 +100,6 @@ class Turns(Sequence[Any]):
 
 
 def _check_items(items: Any) -> None:
-    """Raise DataError unless all ranks see the same items."""
     kind = type(items).__name__
     if isinstance(items, (Set, Mapping)):
         raise DataError(

@@ -48,13 +48,13 @@ class DistributedSampler:
     Args:
         data_source_or_length: The data set, or its number of samples.
         rank: This rank; give it together with world_size. Default: `torch.distributed` if initialised, else RANK and
-            WORLD_SIZE, or a world of one outside any run and launcher.
+            WORLD_SIZE; outside any run and launcher, rank 0 of 1.
         world_size: Number of ranks.
         seed: Seed of the order, equal on every rank.
         shuffle: False keeps the order of the data set.
         drop_last: Leave out the last samples if there is not one for each rank.
-        pad: Fill the last round with the first samples of the epoch. With neither, some ranks have one sample more, and
-            maybe one batch more: wrap the loop in DDP's `join()`, or the last step waits forever.
+        pad: Fill the last round with the first samples of the epoch. With neither drop_last nor pad, some ranks have one
+            sample more, and maybe one batch more: wrap the loop in DDP's `join()`, or the last step waits forever.
 
     Raises:
         DataError: A value is invalid.
@@ -92,7 +92,7 @@ class DistributedSampler:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next iteration: the following epoch, if a loaded state is at the end of one."""
+        """The epoch of the next iteration."""
         return self._order.epoch
 
     @property
@@ -114,7 +114,7 @@ class DistributedSampler:
         return chain.from_iterable(self._pieces())
 
     def advance(self, samples: int) -> None:
-        """Count samples of this rank as used, after each step.
+        """Count these samples of this rank as used by the training loop.
 
         Raises:
             DataError: The count is not an integer, or exceeds the samples of this iteration.
@@ -126,15 +126,15 @@ class DistributedSampler:
     def state_dict(self, consumed: int | None = None) -> SamplerState:
         """Return the state for `load_state_dict`: seed, epoch and global position.
 
-        The state of rank 0 is valid for every rank and world size. torchdata's StatefulDataLoader counts by itself and needs
-        neither `advance` nor `consumed`.
+        The state of rank 0 is valid for every rank and world size. With torchdata's StatefulDataLoader, neither `advance` nor
+        `consumed` is needed.
 
         Args:
-            consumed: Samples of this rank used in this iteration; default: the count of `advance`. The samples drawn by a
-                DataLoader are no measure, because its workers prefetch.
+            consumed: Samples of this rank used in this iteration; default: the count of `advance`. Do not count the samples
+                that a DataLoader draws, because its workers prefetch.
 
         Raises:
-            DataError: The epoch has begun, and there is neither `consumed` nor a call of `advance`.
+            DataError: The epoch has begun, but `consumed` is None and `advance` was not called.
         """
         if consumed is None:
             consumed = self._used
@@ -162,7 +162,7 @@ class DistributedSampler:
         """Resume at the global position of the state, at any world size.
 
         Raises:
-            DataError: The state is invalid, or of another length, seed or shuffle.
+            DataError: The state is invalid, or its length, seed or shuffle differs from this sampler's.
         """
         for name, own in (("version", _VERSION), ("length", self._length), ("seed", self.seed)):
             _check_same(state, name, own)
@@ -194,7 +194,6 @@ class DistributedSampler:
         return own_positions(self._length, self.rank, self.world_size, start=start, **self._tail)
 
     def _pieces(self) -> Iterator[Iterator[int]]:
-        """Yield iterators of samples, chunk by chunk."""
         self._begin(self._next_start)
         iteration = self._iteration
         for chunk in self._order.chunks(self._positions(self._start)):
@@ -221,7 +220,6 @@ class DistributedSampler:
 
     @property
     def _handed_out(self) -> int:
-        """The number of samples that the newest iteration has given."""
         left: int = length_hint(self._drawing)
         return self._drawn_after - left
 
@@ -246,10 +244,10 @@ def _check_same(state: Mapping[str, object], name: str, own: object) -> None:
 
 
 def _torchdata_asks() -> bool:
-    """Return whether torchdata's StatefulDataLoader calls state_dict().
+    """Return whether the caller of `state_dict` is torchdata's StatefulDataLoader.
 
-    It calls with each batch that it draws, and keeps the state until the loop gets that batch. So for it alone, samples handed
-    out are samples used. Only the caller's module distinguishes its calls from those of a training loop.
+    StatefulDataLoader saves a state with each batch that it draws, and uses the state once the loop gets that batch. So in
+    this case alone, the samples that the sampler has yielded are the samples used.
     """
     # Frame 0 is this function, 1 is `state_dict`, 2 its caller.
     caller = sys._getframe(2).f_globals.get("__name__", "")

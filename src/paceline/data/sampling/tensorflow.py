@@ -38,8 +38,8 @@ def tensorflow_dataset(
 
     Args:
         arrays_or_length: A numpy array or memory map, a tuple or dict of arrays of equal length, or a number of samples.
-            Arrays give batches of their rows in the same structure, a number batches of sample numbers.
-        batch_size: Per rank; the last batch of an epoch may be smaller.
+            For arrays, batches are rows in the same structure; for a number, batches are arrays of sample numbers.
+        batch_size: Samples per batch of one rank; the last batch of an epoch may be smaller.
         rank: As for `DistributedSampler`.
         world_size: As for `DistributedSampler`.
         seed: Seed of the order, equal on every rank.

@@ -1,4 +1,4 @@
-"""Rank and world size of this process, and its positions in the global order.
+"""Rank, world size and sample positions of this process.
 
 Standard library only: workers import it.
 """
@@ -28,7 +28,8 @@ def own_rank(
 ) -> tuple[int, int]:
     """Return (rank, world size) from the arguments, torch.distributed or the environment.
 
-    The order is: the arguments, `torch.distributed` if initialised, RANK and WORLD_SIZE, and (0, 1) outside any launcher.
+    The first source that has both counts: the arguments, `torch.distributed` if initialised, or RANK and WORLD_SIZE. Outside
+    any run and launcher, return (0, 1).
 
     Raises:
         DataError: Only one of the two is given, or the rank is not in 0 .. world_size - 1.
@@ -83,7 +84,7 @@ def _from_environment(environment: Mapping[str, str]) -> tuple[int, int]:
 
 
 def _launcher(environment: Mapping[str, str]) -> str | None:
-    """Name the launcher of this process, or return None."""
+    """Return the name of the launcher that started this process, or None."""
     # In a run's worker without this variable, the script has changed its environment.
     if environment.get("PACELINE_RUN_DIR") and not environment.get("PACELINE_WORLD_SIZE"):
         return f"Paceline's launcher (PACELINE_RUN_DIR={environment['PACELINE_RUN_DIR']})"
@@ -96,7 +97,7 @@ def _launcher(environment: Mapping[str, str]) -> str | None:
 def own_positions(
     length: int, rank: int, world_size: int, *, start: int = 0, drop_last: bool = False, pad: bool = False
 ) -> range:
-    """Return the positions of one rank.
+    """Return the positions of the global order that one rank gets.
 
         length 8, world_size 3     rank 0: 0 3 6    rank 1: 1 4 7    rank 2: 2 5
         drop_last                          0 3              1 4              2 5
@@ -117,16 +118,16 @@ def own_positions(
 
 
 def check_tail(drop_last: object, pad: object) -> None:
-    """Raise DataError if both options for the tail are set."""
+    """Raise DataError if both drop_last and pad are set."""
     if drop_last and pad:
         raise DataError("drop_last=True and pad=True: the tail is either left out or filled up. Give one of them.")
 
 
 def length_of(source: Any, where: str) -> int:
-    """Return a number of samples, or an object's length.
+    """Return `source` if it is a number of samples, else its length.
 
     Raises:
-        DataError: The source is neither.
+        DataError: The source is not a number, and has no length. The message begins with `where`.
     """
     try:
         length: int = len(source) if hasattr(source, "__len__") else source.__index__()

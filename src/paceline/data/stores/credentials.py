@@ -1,10 +1,10 @@
-"""The credentials of stores: a record names where each secret is, and opening a store reads it.
+"""Credentials of stores: records name each secret's place, and opening a store reads it.
 
     env:LAB_SECRET              an environment variable
     keyring:lab/me              the password of user "me" for service "lab" in the system's keyring (extra: keyring)
     file:~/.lab.json            a file of mode 600: its text, or with #field that field of the JSON object in it
 
-A `Secrets` holds the values while the store is open, to remove them from every message.
+While a store is open, a `Secrets` object holds the values, and removes them from every message.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LIBRARY_VARIABLES = (
 
 
 class Secrets:
-    """Secret values. The repr hides them, and pickling is refused."""
+    """Secret values that are hidden in the repr and can't be pickled."""
 
     def __init__(self, values: Mapping[str, str] | None = None) -> None:
         self._values = dict(values or {})
@@ -51,7 +51,7 @@ class Secrets:
         raise TypeError("secrets are not pickled")
 
     def options(self) -> dict[str, str]:
-        """Return the values by option, for the store's library only."""
+        """Return option -> secret value. Only the store's library may get it."""
         return dict(self._values)
 
     def add(self, name: str, value: str) -> None:
@@ -59,7 +59,7 @@ class Secrets:
         self._others[name] = value
 
     def scrub(self, text: str) -> str:
-        """Return the text without the secrets, including their URL and repr forms."""
+        """Return the text without the secrets, even if URL-quoted or as a repr."""
         # Replace the longest secret first: replacing a shorter one inside it would leave its rest readable.
         for value in sorted({*self._values.values(), *self._others.values()}, key=len, reverse=True):
             for form in sorted(forms(value), key=len, reverse=True):
@@ -72,7 +72,7 @@ class Secrets:
 
 
 def resolve(credentials: Mapping[str, str] | None, where: str) -> Secrets:
-    """Read the credentials from their places.
+    """Read a store's secrets from places such as "env:LAB_SECRET".
 
     Args:
         credentials: Maps an option to a place, or None.
@@ -107,7 +107,7 @@ def check_credentials(credentials: Mapping[str, str] | None, where: str) -> None
 
 
 def check_no_secrets(url: str, options: Mapping[str, object]) -> None:
-    """Raise DataError if a secret stands in clear text."""
+    """Raise DataError if the URL or an option contains a secret."""
     shown = hidden_url(url)
     secret_parts = [f"the option {name!r}" for name in _secret_names(options)]
     if shown != url:

@@ -205,26 +205,26 @@ class Datastore:
         return DataReference(name=name, sources=(Source(datastore=self.name, path=inside),))
 
     def as_reference(self) -> DataReference:
-        """Return the reference that a job uses for a bare store: `as_mount`."""
+        """Return `as_mount()`, which a job uses for a datastore among its inputs."""
         return self.as_mount()
 
     def as_mount(self) -> DataReference:
-        """Return a reference to the whole store, as `DataReference.as_mount`."""
+        """Return a job's input: the whole store, read in place if possible."""
         return self.path().as_mount()
 
     def as_download(self, path_on_compute: str | None = None) -> DataReference:
-        """Return a reference to the whole store, as `DataReference.as_download`.
+        """Return a job's input that downloads the whole store to each node.
 
         Args:
-            path_on_compute: Path below the script's working directory at which the files appear too.
+            path_on_compute: A second path for the files, below the script's working directory.
         """
         return self.path().as_download(path_on_compute)
 
     def as_upload(self, path_on_compute: str | None = None) -> DataReference:
-        """Return a reference to the whole store, as `DataReference.as_upload`.
+        """Return a job's output that goes to the top of the store.
 
         Args:
-            path_on_compute: Path below the script's working directory at which the folder appears too.
+            path_on_compute: A second path for the folder, below the script's working directory.
         """
         return self.path().as_upload(path_on_compute)
 
@@ -235,7 +235,8 @@ class Datastore:
             prefix: A folder, file or pattern; default: all files.
 
         Raises:
-            DataError, TransferError: As `list_files`.
+            DataError: The store or path does not exist.
+            TransferError: The store can't be read.
         """
         return list_files([Source(datastore=self._record.name, path=prefix or "")], self._dir)
 
@@ -301,9 +302,9 @@ class Datastore:
         overwrite: bool = False,
         show_progress: bool = True,
     ) -> int:
-        """Copy files into a folder, and return their number.
+        """Copy files into a local folder, and return their number.
 
-        An interrupted download resumes.
+        A second call resumes an interrupted download.
 
         Args:
             target_path: Local folder that the files are copied to.
@@ -312,7 +313,7 @@ class Datastore:
             show_progress: Show a progress bar on a terminal.
 
         Raises:
-            DataError: As `list_files`.
+            DataError: The store or path does not exist.
             TransferError: A file can't be read, or the disk is full.
         """
         _check_bool(overwrite=overwrite, show_progress=show_progress)

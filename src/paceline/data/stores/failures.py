@@ -1,6 +1,6 @@
 """Translation of the exceptions of all store libraries to Paceline's errors.
 
-This module imports no store library: the class name, status, errno and text identify an error.
+This module imports no store library. It recognizes an error by its class name, HTTP status, errno and text.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class StoreUnreachableError(EngineError, TransferError):
 
 
 class ChangedError(Exception):
-    """The object has changed since the listing. Handled within this package."""
+    """A file has changed in its store since it was listed."""
 
 
 class ShortError(Exception):
@@ -96,10 +96,9 @@ class ShortError(Exception):
 
 
 def cause_of(error: BaseException) -> str:
-    """Return the cause of a failure.
+    """Return the kind of a store library's error, such as "denied" or "disk".
 
-    It is one of: missing, no-store, denied, no-host, host-key, changed, disk, transient, other. A "transient" failure may
-    succeed on a retry.
+    The others are "missing", "no-store", "no-host", "host-key", "changed", "transient" (may succeed on a retry) and "other".
     """
     causes = {_cause_of_one(link) for link in chain(error)}
     # The order matters: a full disk or a wrong key may also look like a lost connection, which would be retried in vain.
@@ -108,12 +107,12 @@ def cause_of(error: BaseException) -> str:
 
 
 def translated(error: BaseException, record: StoreRecord, secrets: Secrets, what: str) -> PacelineError:
-    """Translate a store library's error, without secrets.
+    """Return Paceline's error for a store library's error, without secrets.
 
     Args:
         error: The library's error. An error of Paceline is returned unchanged.
-        record: The store.
-        secrets: Values to remove.
+        record: The store that the error came from.
+        secrets: The values to remove from the message.
         what: The failed action, such as "reading 'train/1.bin'".
 
     Returns:
@@ -132,7 +131,7 @@ def translated(error: BaseException, record: StoreRecord, secrets: Secrets, what
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error and its causes."""
+    """Yield an exception and its chain of causes and contexts."""
     # Stop at a known error: a `__context__` that was set by hand may form a cycle.
     seen: set[int] = set()
     link: BaseException | None = error
@@ -143,8 +142,6 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 
 class _Evidence:
-    """Facts from a library's error: class names, text, errno, and code and status of the response."""
-
     def __init__(self, error: BaseException) -> None:
         self.names = {cls.__name__ for cls in type(error).__mro__}
         self.text = str(error)
@@ -218,7 +215,7 @@ def _detail(error: BaseException) -> str:
 
 
 def _scrub(error: BaseException, secrets: Secrets) -> None:
-    """Remove the secrets from the foreign error as well."""
+    """Remove the secrets from a library's error, which a traceback shows."""
     try:
         error.args = tuple(secrets.scrub(part) if isinstance(part, str) else part for part in error.args)
         # The text of an error may have secrets that its arguments do not have.

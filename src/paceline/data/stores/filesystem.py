@@ -56,7 +56,7 @@ class Store:
         return self.record.title
 
     def full(self, path: str) -> str:
-        """Return the file system's path for a path in the store."""
+        """Return the full path that fsspec takes for a path in the store."""
         root = self.record.root
         if self.kind != "http":
             path = path.strip("/")
@@ -66,7 +66,7 @@ class Store:
         return f"{root}/{path}" if path else (root or "/")
 
     def local(self, path: str) -> Path:
-        """Return the local path of a path in a local store."""
+        """Return the local path of a path in a store of kind "local"."""
         return Path(self.record.root or "/", path.strip("/"))
 
     @property
@@ -83,7 +83,7 @@ class Store:
 
     @contextlib.contextmanager
     def translating(self, what: str) -> Iterator[None]:
-        """Translate errors of the block. what: as for `failures.translated`."""
+        """Translate library errors of the `with` block. what: the action, such as "reading 'a.bin'"."""
         try:
             yield
         except Exception as error:
@@ -143,9 +143,9 @@ class Store:
 
 
 def place_of(source: Source, workspace_dir: Path) -> tuple[StoreRecord, str]:
-    """Return the store of a source, and the path in it.
+    """Return the store of a source, and the source's path in the store.
 
-    A URL or an absolute path is a store of its own.
+    For an absolute path, the store is the folder `/`; for a URL, it is the URL's host or bucket.
 
     Raises:
         DataError: The datastore does not exist, or the path is neither a URL nor absolute.

@@ -1,6 +1,6 @@
 """Rules for file names in stores, and patterns.
 
-Names in a store are arbitrary; none may lead out of the folder of a run.
+A store accepts any name, such as "../a". These rules keep files within the folder of the run that downloads them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _MAX_PART_BYTES = 255
 
 
 def check_relative(path: str, where: str) -> str:
-    """Return the path of a file below a folder.
+    """Raise DataError unless `path` can be a file below a folder; return it.
 
-    It must be relative, without `..`, `.`, NUL, or empty or overlong parts.
+    The path must be relative, without `..`, `.`, NUL, or empty or overlong parts.
     """
     for part in path.split("/"):
         if part in ("", ".", ".."):
@@ -33,9 +33,9 @@ def check_relative(path: str, where: str) -> str:
 
 
 def clean_path(path: str, where: str) -> str:
-    """Normalize a caller's path: no leading `/`, no `.`, no doubled `/`.
+    """Return a caller's path without a leading `/`, parts `.` and doubled `/`.
 
-    A trailing `/` stays: it marks a folder.
+    A trailing `/` stays, because it marks a folder.
 
     Raises:
         DataError: The path contains `..` or NUL.
@@ -49,7 +49,7 @@ def clean_path(path: str, where: str) -> str:
 
 
 def check_tree(names: Iterable[str], where: str) -> None:
-    """Raise DataError if a name is both file and folder."""
+    """Raise DataError if a path is both a file and a folder."""
     known = set(names)
     for name in sorted(known):
         folder = name.rpartition("/")[0]

@@ -66,9 +66,9 @@ class StoreRecord:
 
     @property
     def root(self) -> str:
-        """The prefix of every path, without a trailing `/`.
+        """The prefix of every path in the store, without a trailing `/`.
 
-        s3, azure, gcs: bucket and prefix. sftp, local, memory: the absolute folder. http: the whole URL.
+        The prefix is bucket and folder for "s3", "azure" and "gcs", the whole URL for "http", and else an absolute folder.
         """
         if self.kind == "http":
             return self.url.rstrip("/")
@@ -121,7 +121,7 @@ def read_record(workspace_dir: Path, name: str) -> StoreRecord:
     """Return the record of a registered store.
 
     Raises:
-        DataError: It does not exist or can't be read; the message lists the known stores.
+        DataError: The record does not exist or can't be read; the message lists the known stores.
     """
     registry = _registry(workspace_dir)
     data, path = registry.read(check_store_name(name)), registry.path(name)
@@ -140,7 +140,7 @@ def read_record(workspace_dir: Path, name: str) -> StoreRecord:
 
 
 def is_registered(workspace_dir: Path, name: str) -> bool:
-    """Return whether a file exists for this name, readable or not."""
+    """Return whether a record file of this name exists, readable or not."""
     return _registry(workspace_dir).path(check_store_name(name)).exists()
 
 

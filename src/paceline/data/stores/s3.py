@@ -1,11 +1,11 @@
 """S3: listing and reading through obstore, and resumable multipart uploads through s3fs.
 
-obstore lists and reads several times as fast as s3fs. Both libraries get the same endpoint and credentials. If an option has
-no counterpart in obstore, or it is not installed, `object_store` returns None and s3fs is used.
+obstore lists and reads several times as fast as s3fs. Both libraries get the same endpoint and credentials. If obstore is not
+installed, or lacks an option of the store, `object_store` returns None and Paceline uses s3fs.
 
-S3 keeps the parts of an unfinished upload. An upload under a content-addressed name has the same bytes, no matter which process
-began it. Still, a part is reused only if its size and ETag match the file. An ETag is an MD5 unless the store encrypts with its
-own keys: https://docs.aws.amazon.com/AmazonS3/latest/userguide/mpuoverview.html
+S3 keeps the parts of an unfinished upload, and the next upload to the same key reuses each part whose size and ETag match the
+file. An ETag is the part's MD5, unless the store encrypts with its own keys:
+https://docs.aws.amazon.com/AmazonS3/latest/userguide/mpuoverview.html
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _is_plain(options: dict[str, object], client: dict[str, object]) -> bool:
 
 
 def _has_configuration(options: dict[str, object]) -> bool:
-    """Return whether botocore has a configuration file or profile to read."""
+    """Return whether botocore would read a profile or configuration file."""
     if options.get("profile") or os.environ.get("AWS_PROFILE"):
         return True
     config = os.environ.get("AWS_CONFIG_FILE") or os.path.expanduser("~/.aws/config")
@@ -151,7 +151,7 @@ def is_multipart(size: int) -> bool:
 
 
 def put_multipart(fs: Any, file: Path, full: str, stop: threading.Event) -> None:
-    """Upload a file by content, reusing stored parts.
+    """Upload a file in parts, reusing the parts of an interrupted upload.
 
     Args:
         fs: An s3fs file system.
@@ -160,7 +160,7 @@ def put_multipart(fs: Any, file: Path, full: str, stop: threading.Event) -> None
         stop: Once set, no further part is started.
 
     Raises:
-        Exception: Any error of botocore. Stored parts stay for the next attempt.
+        Exception: Any error of botocore. Uploaded parts stay in the store for the next attempt.
     """
     bucket, key, _ = fs.split_path(full)
     size = os.stat(file).st_size
@@ -199,7 +199,10 @@ def put_multipart(fs: Any, file: Path, full: str, stop: threading.Event) -> None
 
 
 def _found(fs: Any, to: dict[str, str]) -> tuple[str | None, dict[int, tuple[str, int]]]:
-    """Return (latest upload of this key, its parts), or (None, {}). The parts map a number to (ETag, bytes)."""
+    """Return the id of a key's latest unfinished upload, and its parts as number -> (ETag, bytes).
+
+    Return (None, {}) without an unfinished upload.
+    """
     try:
         answer = fs.call_s3("list_multipart_uploads", Bucket=to["Bucket"], Prefix=to["Key"])
         begun = [each for each in answer.get("Uploads", ()) if each["Key"] == to["Key"]]

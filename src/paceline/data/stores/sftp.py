@@ -1,6 +1,6 @@
 """SFTP through fsspec and paramiko, with host keys checked against the known hosts.
 
-fsspec's own file system accepts every unknown key, and so an impostor.
+fsspec's own file system accepts every unknown host key, so it would also connect to an impostor.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ _CONNECT_TIMEOUT_S = 15
 class KnownHostsSftp(SFTPFileSystem):  # type: ignore[misc]
     """An SFTP file system that refuses unknown hosts.
 
-    known_hosts: a file; default: the user's and the system's files. host_key_policy: of fsspec, default "reject".
+    Args:
+        host: Name of the server.
+        known_hosts: A file of host keys; default: the user's and the system's files.
+        options: Other options of fsspec's SFTPFileSystem. The default of `host_key_policy` is "reject".
     """
 
     # Turn off fsspec's cache, which returns this object and its connection to any caller that has the same options.
@@ -69,7 +72,7 @@ def open_sftp(record: StoreRecord, options: dict[str, Any]) -> KnownHostsSftp:
 
 
 def walk_sftp(fs: Any, root: str) -> Iterator[tuple[str, Any]]:
-    """Yield (path below root, attributes) of every file. Follow links, except into a parent folder."""
+    """Yield (path below root, paramiko's attributes) of each file, following links without cycles."""
     waiting: list[tuple[str, tuple[str, ...]]] = [("", (fs.ftp.normalize(root),))]
     while waiting:
         folder, above = waiting.pop()

@@ -1,6 +1,6 @@
-"""Files stored by content: a folder of a datastore has each content once, under its SHA-256.
+"""Files stored by content: once each, under their SHA-256, in a datastore's folder.
 
-A file that was stored once is not sent again, no matter in which folder or under which name it is needed.
+A file with the same content as a stored file is not sent again, whatever its own name is.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _AT_ONCE = 16
 
 
 def parse_place(text: str, default_path: str) -> Source | None:
-    """Parse STORE, STORE:PATH, a URL or an absolute path; None for other texts.
+    """Return the source for STORE, STORE:PATH, a URL or an absolute path; None for other text.
 
-    default_path: The path in a datastore that is given without a path.
+    default_path: The path in the datastore if the text is STORE alone.
     """
     if "://" in text or text.startswith("/"):
         return Source(path=text)
@@ -44,7 +44,7 @@ def parse_place(text: str, default_path: str) -> Source | None:
 
 @contextlib.contextmanager
 def opened(workspace_dir: Path, place: Source) -> Iterator[tuple[Store, str]]:
-    """Open the store of a place. Yield it with the path, which is empty or ends with "/"."""
+    """Yield a source's open store and the source's path, "" or with a final "/"."""
     record, path = place_of(place, workspace_dir)
     with Store(record) as store:
         plain = clean_path(path, store.title).rstrip("/")
@@ -52,7 +52,7 @@ def opened(workspace_dir: Path, place: Source) -> Iterator[tuple[Store, str]]:
 
 
 def found_below(store: Store, place: Source, path: str) -> list[FileInfo]:
-    """List the files below a path of the store; none if the path does not exist."""
+    """Return the files below a path of the store, or [] if it does not exist."""
     try:
         return list_source(store, place, path)
     except DataError:
@@ -74,14 +74,14 @@ def hash_stored(store: Store, reader: Reader, info: FileInfo) -> str:
 
 
 class Blobs:
-    """The files stored by hash in a folder of an open store, as of the last `refresh`."""
+    """The files of a store's folder that are named by hash, at the last `refresh`."""
 
     def __init__(self, store: Store, place: Source, path: str) -> None:
         self._store, self._place, self._path = store, place, path.rstrip("/")
         self.refresh()
 
     def refresh(self) -> None:
-        """List the stored files again."""
+        """List the files in the store again, to see changes by other processes."""
         found = found_below(self._store, self._place, f"{self._path}/")
         self._infos = {info.path.rpartition("/")[2]: info for info in found}
 
@@ -90,15 +90,15 @@ class Blobs:
         return {name for name in self._infos if SHA256.fullmatch(name)}
 
     def size(self, sha256: str) -> int:
-        """Return the stored bytes of a content, or 0 if it is missing."""
+        """Return the bytes of the content with this hash, 0 if missing."""
         return self._infos[sha256].size if sha256 in self._infos else 0
 
     def info(self, sha256: str) -> FileInfo:
-        """Return the stored file of a content."""
+        """Return the stored file of the content with this hash."""
         return self._infos[sha256]
 
     def has(self, sha256: str, size_bytes: int, *, verify: bool = False) -> bool:
-        """Return whether a content is stored with this size.
+        """Return whether the content with this hash is stored with this size.
 
         verify: Also read every byte, and compare the hash.
         """
@@ -110,7 +110,7 @@ class Blobs:
         return hash_stored(self._store, self._reader, info) == sha256
 
     def damaged(self, sizes: Mapping[str, int]) -> list[str]:
-        """Read these contents, and return the hashes of those that are missing or differ."""
+        """Return the hashes of contents (hash -> size) that are missing or damaged."""
         with self._pool() as pool:
             whole = pool.map(lambda item: self.has(*item, verify=True), sizes.items())
             return [sha256 for sha256, is_whole in zip(sizes, whole, strict=True) if not is_whole]
@@ -118,12 +118,12 @@ class Blobs:
     def put(
         self, files: Sequence[tuple[str, Path]], progress: Progress | None = None, *, are_plain: bool = False
     ) -> None:
-        """Store files. `has` finds them after a `refresh`.
+        """Store files under their hashes. `has` finds them after a `refresh`.
 
         Args:
             files: (SHA-256, file) pairs.
             progress: Called with the progress.
-            are_plain: As for `put_files`.
+            are_plain: Refuse a file whose path contains a link.
 
         Raises:
             DataError, TransferError: The store can't be written.
@@ -132,9 +132,9 @@ class Blobs:
             put_files(self._store, self._path, files, progress, are_plain=are_plain, by_content=True)
 
     def fetch(self, sizes: Mapping[str, int], folder: Path, progress: Progress | None = None) -> None:
-        """Fetch contents into a folder, each under its hash. The caller compares the hashes.
+        """Fetch contents into a folder, each under its hash.
 
-        Contents that the folder has already, whole or in part, are not sent again.
+        The caller must verify the hashes. A second call resumes an interrupted one.
 
         Raises:
             DataError, TransferError: The store can't be read.

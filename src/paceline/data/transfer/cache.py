@@ -54,9 +54,9 @@ class CacheUse:
 
 
 class DataCache:
-    """The cache of store files in a folder.
+    """A folder that caches files of stores for later runs.
 
-    Files that runs use now stay, even beyond the limit.
+    Files that a run is using stay in the cache, even if it grows beyond the limit.
 
     Args:
         folder: Default: PACELINE_DATA_CACHE, else $XDG_CACHE_HOME/paceline/data.
@@ -87,7 +87,7 @@ class DataCache:
     # --- files
 
     def key(self, identity: str, path: str, version: str, size: int) -> str:
-        """Return the cache key of a file. identity: the store's `identity`."""
+        """Return the cache key of a file. identity: the store's `StoreRecord.identity`."""
         text = "\0".join(("1", identity, path, version, str(size)))
         return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
@@ -96,7 +96,7 @@ class DataCache:
         return self._partial / f"{key}.part"
 
     def link(self, key: str, size: int, target: str) -> bool:
-        """Hard-link the cached file of a key, if it is whole and unmodified."""
+        """Hard-link the cached file to `target`. Return False if it is missing or modified."""
         source = self._path(key)
         try:
             status = os.lstat(source)
@@ -118,7 +118,7 @@ class DataCache:
             return False
 
     def keep(self, key: str, partial: Partial, target: str | None = None) -> None:
-        """Move a whole file into the cache, and link it."""
+        """Move a fully downloaded file into the cache, and hard-link it to `target`."""
         path = self._path(key)
         try:
             partial.finish(path, mode=0o444, mtime_ns=_STAMP_NS)
@@ -132,7 +132,7 @@ class DataCache:
                 _link_or_copy(path, target)
 
     def forget(self, key: str) -> None:
-        """Remove a file that must be fetched again. Runs keep their links to it."""
+        """Remove a file from the cache. Runs keep their hard links to it."""
         with gone_is_fine():
             os.unlink(self._path(key))
 
@@ -154,13 +154,13 @@ class DataCache:
         unused_for_s: float = 0.0,
         dry_run: bool = False,
     ) -> int:
-        """Remove the least recently used files down to the limit.
+        """Remove the least recently used files down to the limit. Return the bytes removed.
 
         Args:
             limit_bytes: Default: the cache's own limit.
             make_room_bytes: Free space to leave below the limit.
             unused_for_s: Only remove files that have not been used for this long.
-            dry_run: Remove nothing.
+            dry_run: Remove no file, but return the bytes that would be removed.
         """
         if not dry_run:
             self.drop_dead_views()
@@ -183,21 +183,21 @@ class DataCache:
         return removed
 
     def make_room(self, needed_bytes: int) -> None:
-        """Remove unused files until this many bytes fit below the limit, as far as possible."""
+        """Try to remove unused files until this many bytes fit below the limit."""
         if needed_bytes > 0:
             self.prune(make_room_bytes=needed_bytes)
 
     # --- views
 
     def view_dir(self, run_id: str, node_rank: int) -> Path:
-        """Return the folder of one node of a run."""
+        """Return the folder for a node's links to cached files of a run."""
         # The id becomes a folder name: a slash or ".." would leave the folder.
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", run_id):
             raise DataError(f"the run id {run_id!r} can't be the name of a folder.")
         return self.views / run_id / str(node_rank)
 
     def hold_view(self, run_id: str) -> int:
-        """Lock a run's views (its folders of links to cached files) until the fd is closed."""
+        """Protect a run's folders of links until the returned fd is closed."""
         # `view_dir` raises if the id is invalid.
         assert self.view_dir(run_id, 0)
         path = self._held / run_id
@@ -212,9 +212,9 @@ class DataCache:
             os.close(fd)
 
     def is_unheld(self, run_id: str) -> bool:
-        """Return whether no process of this machine holds the run's folders of links.
+        """Return whether no process of this machine holds the lock of `hold_view`.
 
-        The supervisor is then on another machine.
+        If so, the run's supervisor is on another machine.
         """
         assert self.view_dir(run_id, 0)
         # A run holds the lock throughout; the removal of dead views only for a moment.
@@ -224,9 +224,9 @@ class DataCache:
         return fd is not None
 
     def note_unheld(self, fd: int) -> None:
-        """Keep a run's links to cached files after `fd` is closed.
+        """Keep a run's links to cached files after the fd of `hold_view` is closed.
 
-        They count as in use while a process of the run is on this machine, and for a day after they were filled.
+        The links count as in use for a day, and as long as a process of the run is on this machine.
         """
         os.pwrite(fd, b"node\n", 0)
 
@@ -237,7 +237,7 @@ class DataCache:
         return time.time() - noted.st_mtime < _UNHELD_S or bool(processes.with_variable("PACELINE_RUN_ID", run_id))
 
     def drop_views(self, run_id: str) -> None:
-        """Remove a run's folders of links to cached files. The files stay in the cache."""
+        """Remove a run's folders of links, but not the cached files."""
         assert self.view_dir(run_id, 0)
         remove_tree(self.views / run_id)
         with gone_is_fine():

@@ -1,4 +1,4 @@
-"""Fetch a reference into a folder on this node, before the workers start."""
+"""Fetch a job's input into a folder on this node before the workers start."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Fetched:
     """A node's fetched part of an input.
 
     Attributes:
-        path: The folder, or the file if one was named exactly.
-        mode: "mount" (the place itself, or links to it) or "download".
-        files, bytes: Size of this node's part.
-        fetched_bytes: Bytes transferred; the rest was cached.
+        path: The folder with the files, or the file if the input is exactly one file.
+        mode: "mount" (the original folder, or links to the original files) or "download".
+        files, bytes: Number and total size of this node's files.
+        fetched_bytes: Bytes transferred; the other bytes were in the cache.
         fingerprint: Hash of all files of the input, equal on all nodes.
         note: A message for the user, or "".
     """
@@ -67,11 +67,12 @@ def fetch(
 ) -> Fetched:
     """Create `view_dir/<name>` with this node's files of an input.
 
-    A partition by rank gets a folder `view_dir/<name>/rank_<r>` each. On an error there is no view.
+    If the input is partitioned by rank, each rank of the node gets a folder `view_dir/<name>/rank_<r>`. An input that can be
+    read in place gets no folder. An error leaves no folder either.
 
     Raises:
-        DataError: As `list_files`; also a store that only one process sees, two files of one name, or an empty store.
-        TransferError: As `list_files`, or a file can't be read.
+        DataError: A source does not exist or is empty, two files have one name, or the store exists in one process only.
+        TransferError: A store or file can't be read.
     """
     places = [place_of(source, workspace_dir) for source in reference.sources]
     _refuse_memory(reference, [record for record, _ in places])
@@ -126,7 +127,7 @@ def _refuse_memory(reference: DataReference, records: Sequence[StoreRecord]) -> 
 
 
 def _place_itself(places: Sequence[tuple[StoreRecord, str]]) -> Path | None:
-    """Return the real path of an input's only source. Several sources or a pattern give None."""
+    """Return the real path of an input's only source, else None."""
     [(record, path), *others] = places
     if others or is_pattern(path):
         return None
@@ -134,7 +135,6 @@ def _place_itself(places: Sequence[tuple[StoreRecord, str]]) -> Path | None:
 
 
 def _check_names(reference: DataReference, infos: Sequence[FileInfo]) -> None:
-    """Raise DataError if names of files or folders collide."""
     seen: dict[str, FileInfo] = {}
     for info in infos:
         other = seen.setdefault(info.relative, info)
@@ -161,7 +161,7 @@ def _parts(
 
 @contextlib.contextmanager
 def _held(cache: DataCache, view_dir: Path) -> Iterator[None]:
-    """Lock a run's folder of data while it is filled, so that no other process removes it."""
+    """Protect a run's folder of data from removal by other processes while it is filled."""
     if cache.views not in view_dir.parents:
         yield
         return
@@ -179,7 +179,7 @@ def _held(cache: DataCache, view_dir: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _new_view(view_dir: Path, name: str) -> Iterator[Path]:
-    """Create a folder under a temporary name, and rename it on success."""
+    """Yield a temporary folder, and rename it to `view_dir/<name>` on success."""
     target, beside = view_dir / name, view_dir / f".{name}.new"
     try:
         view_dir.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Listing of a reference's files in their stores: names, sizes and versions."""
+"""List files in stores, with their sizes and versions."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class FileInfo:
     """A file in a store.
 
     Attributes:
-        datastore, path: The store and the path in it. Without a datastore, `path` is a URL or an absolute path.
-        size: In bytes, -1 if unknown.
+        datastore, path: The store, and the file's path in the store. Without a datastore, `path` is a URL or absolute.
+        size: Size in bytes, or -1 if unknown.
         version: An etag or modification time, which changes with the content; "" if unknown.
-        relative: The path below the reference's folder.
+        relative: The path below the source's folder, where a run finds the file.
     """
 
     datastore: str | None
@@ -45,10 +45,10 @@ class FileInfo:
 def list_files(sources: Sequence[Source], workspace_dir: Path) -> list[FileInfo]:
     """List the files of these sources without duplicates, sorted by path.
 
-    A source is a folder with everything below it, a file, or a pattern with `*`, `?` and `**`; "" is the whole store.
+    A source is a folder with everything below it, a file, or a pattern with `*`, `?` and `**`. The path "" is the whole store.
 
     Raises:
-        DataError: A store or path does not exist, or two names can't be in one folder.
+        DataError: A store or path does not exist, or a file's name contains "..", a NUL or an overlong part.
         TransferError: The store can't be read.
     """
     files: dict[tuple[str | None, str], FileInfo] = {}
@@ -61,10 +61,10 @@ def list_files(sources: Sequence[Source], workspace_dir: Path) -> list[FileInfo]
 
 
 def list_source(store: Store, source: Source, path: str) -> list[FileInfo]:
-    """List the files of one source, unsorted.
+    """Return the files of a source that has this path in the store, unsorted.
 
     Raises:
-        DataError, TransferError: As `list_files`.
+        DataError, TransferError: For the reasons that `list_files` gives.
     """
     path = clean_path(path, store.title)
     # In a plain http URL a "?" begins the query.
@@ -138,7 +138,7 @@ def _plain(store: Store, path: str) -> str:
 
 
 def _may_be_empty(store: Store, base: str) -> bool:
-    """Return whether the folder `base` exists, or may exist, without files."""
+    """Return whether the folder `base` may exist although it has no files."""
     if not base:
         return True
     if store.kind == "local":
@@ -171,11 +171,7 @@ def _local(store: Store, base: str) -> Iterator[_Entry]:
 
 
 def _check_seen(entry: os.DirEntry[str]) -> None:
-    """Ignore pipes, and broken or circular links.
-
-    Raises:
-        OSError: The entry can't be read, such as a link into another user's folder.
-    """
+    """Raise OSError for an unreadable entry that is no broken or circular link."""
     try:
         entry.stat()
     except OSError as error:
@@ -286,9 +282,9 @@ def _from_obstore(store: Store, base: str) -> list[tuple[str, int, str]] | None:
 
 
 def _markers(objects: Any, found: Sequence[tuple[str, int, str]]) -> set[str]:
-    """Return the keys of empty folders made by a console.
+    """Return the keys of empty folders, as a cloud's web console creates them.
 
-    obstore lists "a/empty/" as "a/empty", a file of 0 bytes.
+    Such a folder is the object "a/empty/", which obstore lists as "a/empty", a file of 0 bytes.
     """
     import obstore
 

@@ -1,11 +1,11 @@
-"""Partial files: written beside their destination, locked, resumable, renamed when whole.
+"""Partial files: written beside their destination, locked, resumable, renamed when complete.
 
-    <name>.part      the bytes; flock: the holder fetches, others wait for it
-    <name>.ranges    of a file fetched in several ranges: "start end" of each written range, one a line, appended after
-                     the bytes are written
+    <name>.part      the bytes; the process that holds its flock downloads, and other processes wait for the lock
+    <name>.ranges    for a file downloaded in several ranges: a line "start end" for each range, appended after its bytes
+                     are written
 
-A file fetched in one piece needs no .ranges: the length of its .part is its progress. A killed process leaves both behind, and
-the next one resumes.
+A file downloaded in one piece has no .ranges, because the length of its .part is its progress. A killed process leaves both
+files behind, and the next process resumes the download.
 """
 
 from __future__ import annotations
@@ -28,9 +28,13 @@ SINGLE_BYTES = 32 << 20
 
 
 class Partial:
-    """A partial file, locked until `close` or `finish`. Create it with `claim`.
+    """A partial file, locked until `close` or `finish`. `claim` creates it.
 
-    size: bytes of the whole file, -1 if unknown. held: bytes that the partial file has now.
+    Args:
+        path: Path of the .part file.
+        fd: The file, open and locked.
+        size: Bytes of the whole file, or -1 if unknown.
+        held: Bytes that the partial file has now.
     """
 
     def __init__(self, path: Path, fd: int, size: int, held: int) -> None:
@@ -49,7 +53,7 @@ class Partial:
             self.start_over()
 
     def missing(self) -> list[tuple[int, int]]:
-        """Return the (start, end) of each gap, in order."""
+        """Return (start, end) of each missing range of bytes, in order."""
         gaps, position = [], 0
         for start, end in sorted(self._done):
             if start > position:
@@ -64,7 +68,7 @@ class Partial:
         return max(self.size, 0) - sum(end - start for start, end in self.missing())
 
     def start_over(self) -> None:
-        """Discard all bytes: the file in the store has changed."""
+        """Discard all downloaded bytes."""
         # Remove the journal first, so that after a kill it does not list bytes that were discarded.
         self._unlink_ranges()
         self._close_journal()
@@ -80,7 +84,7 @@ class Partial:
             view, offset = view[written:], offset + written
 
     def mark(self, start: int, end: int) -> None:
-        """Record that these bytes are written."""
+        """Record that the bytes start .. end - 1 are written."""
         if end <= start:
             return
         with self._guard:
@@ -93,11 +97,11 @@ class Partial:
             os.write(self._journal, f"{start} {end}\n".encode())
 
     def held_bytes(self) -> int:
-        """Return the number of bytes written."""
+        """Return the current length of the partial file in bytes."""
         return os.fstat(self._fd).st_size
 
     def finish(self, target: str | Path, *, mode: int, mtime_ns: int | None) -> None:
-        """Rename the whole file to `target`, and set its times."""
+        """Rename the complete file to `target`. mtime_ns: its modification time; None keeps it."""
         os.fchmod(self._fd, mode)
         if mtime_ns is not None:
             os.utime(self._fd, ns=(time.time_ns(), mtime_ns))
@@ -107,7 +111,7 @@ class Partial:
         self.close()
 
     def discard(self) -> None:
-        """Delete the partial file."""
+        """Delete the partial file and release its lock."""
         with contextlib.suppress(OSError):
             self._unlink_ranges()
             self.path.unlink()
@@ -144,8 +148,8 @@ class Partial:
 def claim(path: Path, size: int, *, wait: bool) -> Partial | None:
     """Lock the partial file at `path`, which ends in .part.
 
-    Return None if another process has it and `wait` is False, or if that process has released it. The caller then checks
-    whether there is still something to fetch.
+    If another process has the lock, return None: at once, or with `wait` after that process has released it. The caller then
+    checks whether the other process has completed the download, and else calls again.
     """
     while True:
         # NOFOLLOW: a download may go to a folder where others can plant a link of that name.
@@ -170,19 +174,19 @@ def claim(path: Path, size: int, *, wait: bool) -> Partial | None:
 
 
 def is_claimed(path: Path) -> bool:
-    """Return whether a process is fetching this file now."""
+    """Return whether a process is downloading to this partial file now."""
     return locks.is_held(path)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileToFetch:
-    """A file to fetch.
+    """A file to download.
 
     Attributes:
-        path, size, version: In the store.
+        path, size, version: The file's path, size in bytes and version in the store.
         part: Path of the partial file.
-        place: Called to move the whole file to its destination.
-        is_there: Whether another process has finished the file; called with the lock held.
+        place: Called with the complete partial file, to move it to its destination.
+        is_there: Return whether another process has completed the file; called while the partial file is locked.
     """
 
     path: str

@@ -1,4 +1,4 @@
-"""Progress of a transfer: counted by many threads, reported at most ten times a second."""
+"""Progress of a transfer, counted by many threads and reported ten times a second."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Meter:
         self._guard = threading.Lock()
 
     def add(self, size: int, files: int = 0) -> None:
-        """Count bytes and files. Negative counts take back what must be fetched again."""
+        """Add to the transferred bytes and files. Negative: these must be transferred again."""
         # Report under the lock, to keep the order of the threads. `progress` must not call back.
         with self._guard:
             self._bytes += size
@@ -39,7 +39,7 @@ class Meter:
             self._progress(*self._figures())
 
     def finish(self, files: int = 0) -> None:
-        """Report the final figures, after counting `files` more."""
+        """Add `files` to the transferred files, and report the final progress."""
         with self._guard:
             self._files += files
             if self._progress is not None:
@@ -51,7 +51,7 @@ class Meter:
 
 
 def terminal_bar(verb: str, stream: IO[str] | None = None) -> Progress | None:
-    """Return a function that draws a progress bar; None if the stream is not a terminal."""
+    """Return a function that draws a progress bar, or None without a terminal."""
     out = stream or sys.stderr
     if not out.isatty():
         return None

@@ -25,15 +25,15 @@ class Reader(Protocol):
     """A thread-safe reader of one store."""
 
     def read(self, path: str, start: int, end: int, version: str, whole: bool, sink: Sink) -> None:
-        """Pass bytes start .. end - 1 to `sink`, in order.
+        """Pass bytes start .. end - 1 of a file to `sink`, in order.
 
         Args:
             path: Path in the store.
             start: First byte.
-            end: End of the range; -1, with `whole`, for an unknown size.
-            version: The version that was listed.
+            end: End of the range. -1 if the file's size is unknown; `whole` must then be True.
+            version: The file's version when it was listed.
             whole: True if the range is the whole file.
-            sink: Takes each chunk.
+            sink: Called with each chunk of bytes.
 
         Raises:
             ChangedError: The file has changed since the listing.
@@ -51,7 +51,7 @@ def reader_of(store: Store) -> Reader:
 
 
 class _Counted:
-    """A sink that limits the bytes to those that were requested."""
+    """A sink that raises ShortError unless it gets `wanted` bytes (-1: any number)."""
 
     def __init__(self, sink: Sink, wanted: int, path: str) -> None:
         self._sink, self._wanted, self._path, self._got = sink, wanted, path, 0
@@ -68,7 +68,7 @@ class _Counted:
 
 
 class ObjectReader:
-    """A reader of S3 that checks etags."""
+    """A reader of S3 that raises ChangedError if a file's etag has changed."""
 
     def __init__(self, store: Store, objects: Any) -> None:
         self._objects = objects
@@ -94,7 +94,7 @@ class ObjectReader:
         """Return all bytes of a small object.
 
         Raises:
-            ChangedError, ShortError, others: As `read`.
+            ChangedError, ShortError, others: For the reasons that `Reader.read` gives.
         """
         import obstore
 
@@ -109,10 +109,6 @@ class ObjectReader:
         return f"{self._prefix}/{path}" if self._prefix else path
 
     def _options(self, version: str) -> Any:
-        """Return obstore's request options.
-
-        A version without an etag is a time, which servers know in seconds only.
-        """
         return {"if_match": version} if version.startswith(('"', "W/")) else {}
 
     def _check(self, meta: Any, path: str, version: str, size: int | None) -> None:
@@ -214,7 +210,7 @@ def _local_version(fd: int) -> str:
 
 
 class _FsspecReader:
-    """A reader that reads through fsspec in blocks and checks the version at the end."""
+    """A reader through fsspec that raises ChangedError if the version has changed."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -1,9 +1,9 @@
 """Concurrent, resumable download of files from a store.
 
-    job -> lock of its .part -> missing ranges, from the reader -> check of the size -> renamed to its destination
+    lock the file's .part -> read its missing ranges -> check the size -> rename the .part to the destination
 
-Large files are split into ranges; failed requests are retried. A thread works on one small file at a time, so no thread waits
-for a lock while it holds another.
+Large files are split into ranges, and failed requests are retried. A thread works on one small file at a time, so no thread
+waits for a lock while it holds another lock.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _AT_ONCE = 32
 
 
 def transfer(store: Store, jobs: Sequence[FileToFetch], meter: Meter) -> int:
-    """Fetch these files, and return the bytes transferred.
+    """Download these files, and return the number of bytes transferred.
 
     Raises:
-        DataError, TransferError: The first file that failed. The others are cancelled; partial files are kept.
+        DataError, TransferError: A download failed. The other downloads are cancelled; partial files stay for a retry.
     """
     if not jobs:
         return 0
@@ -171,7 +171,7 @@ class _Work:
             wait(reads)
 
     def _read(self, job: FileToFetch, partial: Partial, start: int, end: int) -> None:
-        """Fetch one range, resuming after each failure while there is progress."""
+        """Read one range into the partial file; retry while bytes arrive."""
         position = marked = start
         idle = 0
 
@@ -235,11 +235,11 @@ class _Work:
 
 
 class _StoppedError(Exception):
-    """Another file has failed, so this fetch is cancelled."""
+    """A download was cancelled, because the download of another file failed."""
 
 
 def _first_error(futures: Sequence[Future[None]], stop: threading.Event) -> None:
-    """Wait for all futures; stop and raise at an error."""
+    """Wait for all futures, or set `stop` and raise the first error."""
     done, _ = wait(futures, return_when=FIRST_EXCEPTION)
     errors = [error for future in done if (error := future.exception()) is not None]
     # Cancellations say nothing about the cause.
@@ -262,9 +262,9 @@ def _full_disk(folder: Path, error: BaseException) -> TransferError:
 
 
 def fetch_small(reader: ObjectReader, jobs: Sequence[FileToFetch], meter: Meter, left: list[FileToFetch]) -> int:
-    """Fetch a batch of small files, and return the bytes transferred.
+    """Download a batch of small files, and return the number of bytes transferred.
 
-    Append to `left` the jobs that failed, that another process is fetching, or that have a partial file.
+    Append to `left` the files that failed, that another process is downloading, or that have a partial file.
     """
     return asyncio.run(_fetch(reader, iter(jobs), meter, left))
 
@@ -275,7 +275,7 @@ async def _fetch(reader: ObjectReader, jobs: Iterator[FileToFetch], meter: Meter
 
 
 async def _take(reader: ObjectReader, waiting: Iterator[FileToFetch], meter: Meter, left: list[FileToFetch]) -> int:
-    """Fetch files one by one until one fails. Leave the remaining ones in `left`."""
+    """Download files until one fails. Append it and all later files to `left`."""
     fetched = 0
     # All 32 tasks share one iterator: they run in one thread, and switch only at a download.
     for job in waiting:
@@ -318,12 +318,12 @@ async def _one(reader: ObjectReader, job: FileToFetch, partial: Partial, meter: 
 def download_files(
     store: Store, infos: Sequence[FileInfo], target: Path, *, overwrite: bool, progress: Progress | None
 ) -> int:
-    """Copy files to `target`, and return their number.
+    """Copy files to the folder `target`, and return their number.
 
-    Interrupted downloads resume.
+    A second call resumes an interrupted download.
 
     Raises:
-        DataError: Two names can't be in one folder.
+        DataError: The path of a file is also a folder of other files.
         TransferError: The disk is full, or a file can't be read.
     """
     names = {path_in_store(info): info for info in infos}

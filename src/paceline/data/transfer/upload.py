@@ -43,9 +43,9 @@ class Uploaded:
     """The result of an upload.
 
     Attributes:
-        files, bytes: Number and size of the files that this upload has stored.
-        skipped: Relative names that existed and were kept.
-        left_out: Entries of a run's output that are not files of the run, each with its type.
+        files, bytes: Number and total size of the files that this upload has stored.
+        skipped: Relative names of files that existed in the store and were not replaced.
+        left_out: (name, type) of each entry of a run's output that was not stored, such as a socket.
     """
 
     name: str
@@ -56,11 +56,11 @@ class Uploaded:
 
 
 def check_upload(reference: DataReference, workspace_dir: Path) -> None:
-    """Raise unless the run's output can be stored.
+    """Check, before a run starts, that its output can be stored.
 
     Raises:
         DataError: The store is read-only, or files exist and the output may not overwrite them.
-        TransferError: The store can't be reached, or refuses.
+        TransferError: The store can't be reached, or refuses the credentials.
     """
     record, path = _target(reference, workspace_dir)
     if record.kind in READ_ONLY:
@@ -93,8 +93,8 @@ def upload_output(
 ) -> Uploaded:
     """Store all files of a run's output from `<run_dir>/uploads/<name>`.
 
-    A link to another file or folder of the run is stored as its target. Other links, pipes, sockets and the like are excluded,
-    and reported by `say` and in the result.
+    For a link to another file or folder of the run, Paceline stores the link's target. It leaves out other links, pipes,
+    sockets and the like, and reports them through `say` and in the result.
 
     Args:
         reference: The output.
@@ -102,11 +102,11 @@ def upload_output(
         workspace_dir: Folder of the workspace.
         say: Called with each message.
         progress: Called with the progress.
-        begun: A marker file, written before the first file is stored. If it exists, an earlier attempt of this upload was
-            killed, and existing files with the same content are its own. Only for stores that are folders.
+        begun: Path of a marker file, written before the first file is stored. If the marker exists, an earlier call was
+            killed, and this call accepts the files that it stored. Only for stores that are local folders.
 
     Raises:
-        DataError: Existing files may not be replaced, or the store allows no such name.
+        DataError: Existing files may not be replaced, or the store can't hold a file's name.
         TransferError: The store can't be written.
     """
     record, path = _target(reference, workspace_dir)
@@ -155,7 +155,7 @@ def output_files(reference: DataReference, run_dir: Path) -> tuple[list[tuple[st
 
 
 def left_out_text(reference: DataReference, name: str, why: str) -> str:
-    """Return a line about an excluded file of an output."""
+    """Return a message about an excluded entry, such as "a socket"."""
     return f"output {reference.name!r}: {name!r} is {why}, and is left out"
 
 
@@ -182,19 +182,19 @@ def put_files(
     are_plain: bool = False,
     by_content: bool = False,
 ) -> int:
-    """Store whole files below a path, and return the bytes.
+    """Store files below a path of the store, and return their bytes.
 
     Args:
-        store: The store.
-        path: Path in the store.
+        store: The opened store.
+        path: Folder in the store.
         files: (relative name, file) pairs.
         progress: Called with the progress.
-        are_plain: The paths contain no links. A link planted since is not followed.
-        by_content: Names are derived from the content, so an interrupted S3 upload resumes within a large file.
+        are_plain: Refuse a file whose path contains a link, which a process of the run may have planted.
+        by_content: The names are hashes of the contents, so an interrupted S3 upload of a large file can resume.
 
     Raises:
         DataError: The store is read-only.
-        TransferError: The first file that failed; the others are cancelled.
+        TransferError: The upload of a file failed, and the other uploads were cancelled.
     """
     if store.kind == "http":
         raise DataError(f"nothing can be stored in {store.title}: {READ_ONLY['http']}. Name another datastore.")
@@ -234,7 +234,7 @@ def put_files(
 
 
 def put_new(store: Store, data: bytes, path: str) -> bool:
-    """Store a small file. Return False if the name exists.
+    """Store a small file. Return False if the path exists already.
 
     On S3 and local folders this is atomic: of two concurrent calls, one returns False.
 
@@ -278,7 +278,7 @@ def _put_new_here(data: bytes, target: Path) -> bool:
 
 
 def read_bytes(store: Store, path: str) -> bytes | None:
-    """Return the content of a small file, or None.
+    """Return the content of a small file, None if it does not exist.
 
     Raises:
         TransferError: The store can't be read.
@@ -293,7 +293,7 @@ def read_bytes(store: Store, path: str) -> bytes | None:
 
 
 def remove_file(store: Store, path: str) -> None:
-    """Remove a file. Call it in a block of `store.translating`."""
+    """Remove a file of the store. Call this within a `store.translating` block."""
     if store.kind == "local":
         store.local(path).unlink()
     else:
@@ -315,7 +315,7 @@ def _existing(store: Store, path: str) -> set[str]:
 
 
 def _stored_before(store: Store, path: str, files: Sequence[tuple[str, Path]], begun: Path) -> set[str]:
-    """Return the names that a killed upload had stored."""
+    """Return the names of `files` that an earlier, killed upload has stored."""
     journal = read_json(begun)
     if journal is None:
         return set()
@@ -354,7 +354,6 @@ def _put_again(store: Store, file: Path, path: str, stop: threading.Event, by_co
 
 
 def _put_file(store: Store, file: Path, path: str, by_content: threading.Event | None) -> None:
-    """Store one file, by content or by name."""
     size = os.stat(file).st_size
     if store.kind == "local":
         target = store.local(path)
