@@ -185,11 +185,7 @@ class _Copy:
         self._originals: dict[str, tuple[Path, tuple[int, int, int] | None]] = {}
 
     def add_unit(self, unit: str) -> None:
-        """Add everything at and below a path of the workspace.
-
-        Raises:
-            DataError: A file changes all the time.
-        """
+        """Add everything at and below a path of the workspace."""
         is_live = unit.startswith("runs/") and not runs_store.has_ended(RunFolder(self._top / unit))
         for attempt in range(_TRIES):
             # The state of a run must be its oldest file.
@@ -242,11 +238,7 @@ class _Copy:
                     self.left_out[name] = f"a folder that can't be read: {error.strerror}"
 
     def _entry(self, name: str, *, is_live: bool) -> list[BackupEntry]:
-        """Return a list with the entry of a path; empty if the path is excluded.
-
-        Raises:
-            OSError: It has vanished, or can't be read.
-        """
+        """Return a list with the entry of a path; empty if the path is excluded."""
         status = os.lstat(self._top / name)
         mode, mtime_ns = stat.S_IMODE(status.st_mode) & 0o777, max(0, status.st_mtime_ns)
         if stat.S_ISDIR(status.st_mode):

@@ -156,11 +156,7 @@ class Backups:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[Callable[[], None]]:
-        """Hold the lock of this place. Yield a function that raises DataError once it is lost.
-
-        Raises:
-            DataError: Another process holds the lock.
-        """
+        """Hold the lock of this place. Yield a function that raises DataError once it is lost."""
         path, pid = f"{self.path}lock.json", os.getpid()
         mine = {"host": socket.gethostname(), "pid": pid, "started": _start_of(pid), "boot_id": processes.boot_id()}
         text = json.dumps({**mine, "by": user_name(), "time_utc": utc_now(), "token": secrets.token_hex(8)}).encode()

@@ -117,9 +117,6 @@ def verify(workspace_dir: Path, source: Source, backup_id: str | None = None) ->
     """Read all contents of a backup. Return the backup and the names of damaged files.
 
     backup_id: Default: the newest backup.
-
-    Raises:
-        DataError, TransferError: As for `restore`.
     """
     with place.open_backups(workspace_dir, source) as backups:
         backup = backups.get(backup_id)

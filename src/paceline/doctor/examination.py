@@ -216,11 +216,7 @@ class Patient:
         return self.call(lambda: self.link.run(argv, input=input, timeout_s=timeout_s), timeout_s)
 
     def call(self, request: Callable[[], Result], timeout_s: float = 60.0) -> Result:
-        """Make a request to the node's agent over the link, and return its result.
-
-        Raises:
-            NoAnswerError: The request failed, or the node is lost.
-        """
+        """Make a request to the node's agent over the link, and return its result."""
         if self.gone:
             raise NoAnswerError(self.gone.removeprefix(f"{self.name}: "))
         try:
@@ -260,11 +256,7 @@ def program_of(program: str, mode: str, asked: Mapping[str, object], *, ends_at_
 
 
 def answer_in(stdout: bytes, stderr: bytes, returncode: int) -> dict[str, object]:
-    """Return the value that a program of the doctor has printed on a node.
-
-    Raises:
-        NoAnswerError: The program printed no value.
-    """
+    """Return the value that a program of the doctor has printed on a node."""
     answer = foreign_python.answer_in(stdout)
     if answer is not None:
         return answer

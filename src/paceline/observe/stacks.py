@@ -128,12 +128,7 @@ def take(folder: RunFolder, *, native: bool = False, limit_s: float = LIMIT_S) -
 
 
 def ask(folder: RunFolder, request: ExecRequest, limit_s: float) -> WorkersReport:
-    """Return the supervisor's answer to a question about the workers' stacks.
-
-    Raises:
-        RunStateError: As for `take`.
-        TargetError: As for `take`.
-    """
+    """Return the supervisor's answer to a question about the workers' stacks."""
     record = read.record(folder)
     if record.status != states.RUNNING:
         raise RunStateError(f"run {record.run_id} is {record.status}: its workers have stacks while it is Running.")

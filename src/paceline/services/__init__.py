@@ -1,1 +1,1 @@
-"""Services, which serve models over HTTP: their records, and a process that keeps each service alive."""
+"""Services, which serve models over HTTP: their records, and a supervisor for each that keeps it alive."""

@@ -1,12 +1,13 @@
 """`python -m paceline.services SERVICE_DIR [FD]`: supervise one service.
 
-Two processes: the guardian holds the service's lock and socket, and only waits; its child does the work. The guardian restarts a
-killed child; clients wait at the socket meanwhile.
+The program consists of two processes. The guardian holds the service's lock and listening socket, and only waits. Its
+child, the supervisor, does the work. The guardian restarts a killed supervisor; clients wait at the socket meanwhile.
 
     deploying program, or systemd ── guardian ── supervisor ── server ── model processes
                                      lock, socket
 
-FD: the service's open lock. Without it, systemd has started this process (`paceline service unit`), which waits for the lock.
+FD is the file descriptor of the service's lock. Without FD, systemd has started this process (`paceline service unit`),
+which waits for the lock.
 """
 
 from __future__ import annotations

@@ -48,7 +48,9 @@ def call(
 
 
 def get(uri: str, *, key: str | None, timeout_s: float, certificate: str | None, most_bytes: int) -> bytes:
-    """Return the first bytes of the answer to a GET request, with arguments of `call`.
+    """Return at most `most_bytes` of the response to a GET request.
+
+    The other arguments are as for `call`.
 
     Raises:
         OSError: The server does not answer, or answers with an error.
@@ -73,11 +75,7 @@ def _opener(uri: str, certificate: str | None) -> urllib.request.OpenerDirector:
 
 
 def as_body(data: object) -> bytes:
-    """Encode the data of a request as the bytes of its body.
-
-    Raises:
-        ServiceError: The data is neither text, bytes nor JSON-serializable.
-    """
+    """Encode the data of a request as the bytes of its body."""
     if isinstance(data, (bytes, bytearray)):
         return bytes(data)
     if isinstance(data, str):
@@ -92,7 +90,7 @@ def as_body(data: object) -> bytes:
 
 
 def as_value(body: bytes, content_type: str) -> object:
-    """Decode the body of a response: JSON to Python values, text to str, else bytes."""
+    """Return the body of a response: JSON as Python values, text as str, else bytes."""
     if content_type == "application/json":
         return json.loads(body)
     try:

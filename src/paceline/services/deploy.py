@@ -1,4 +1,4 @@
-"""Create services, and ask their supervisors for changes."""
+"""Create services, and request changes of services from their supervisors."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def deploy(
 ) -> ServiceFolder:
     """Create and start a service, and return without waiting for it.
 
-    port: Port to listen at. With None or 0, the service chooses a free port and keeps it.
-    auth: Whether requests need a key; by default only where other machines can reach the host.
-    tls: Files of certificate and key.
+    port: Port to listen at. With None or 0, the service chooses a free port, which stays the same.
+    auth: Whether requests need a key; by default only if other machines can reach the host.
+    tls: Paths of the certificate and its key, or None for HTTP.
     overwrite: Update an existing service of this name.
-    notify: Receivers of a message when the service fails or restarts do not bring it back.
+    notify: Receivers of a message when the service fails, or stays down although it is restarted.
 
     Raises:
         UserError: An argument is wrong. All mistakes that can be detected before a process starts are reported.
@@ -110,9 +110,14 @@ def update(
     why: str,
     source_of: Revision | None = None,
 ) -> DesiredState:
-    """Request a new revision. Until it is ready, the service answers with its present revision.
+    """Request that the service changes to a new revision.
 
-    source_of: Copy the source folder of this revision instead of the current source folder.
+    The service answers with its present revision until the new one is ready.
+
+    spec: Models, script, environment and settings of the revision.
+    workers: Number of model processes; None for the present number.
+    why: The reason, shown to people.
+    source_of: The revision whose source folder is copied; None for the present source folder.
     """
     if workers is not None:
         check_workers(workers)
@@ -125,7 +130,7 @@ def update(
 
 
 def rollback(folder: ServiceFolder, number: int | None = None) -> DesiredState:
-    """Request that the service goes back to an earlier revision.
+    """Request that the service changes back to a revision; None for the one served before.
 
     Raises:
         ServiceError: The service has no such revision.
@@ -144,7 +149,7 @@ def rollback(folder: ServiceFolder, number: int | None = None) -> DesiredState:
 
 
 def request(folder: ServiceFolder, **changes: object) -> DesiredState:
-    """Request another state, another number of workers or an existing revision."""
+    """Request changes of a service's `DesiredState`, such as `workers=2`. Return it."""
     with store.editing(folder):
         record, last = store.stored(folder), store.desired(folder)
         # After a failed update, change the served revision, not the one that failed.
@@ -163,7 +168,11 @@ def wait(
     timeout_s: float | None = None,
     on_look: Callable[[ServiceRecord], object] | None = None,
 ) -> ServiceRecord:
-    """Block until the request is settled or superseded. Return the service's record.
+    """Block until the request with this serial is settled, and return the service's record.
+
+    A later request that is settled first ends the wait too.
+
+    on_look: Called with the record at each check.
 
     Raises:
         ServiceFailedError: The request failed or timed out; the message has the reason.
@@ -189,7 +198,7 @@ def wait(
 
 
 def end(folder: ServiceFolder, state: str) -> None:
-    """Request the state DOWN or GONE, and wait until the supervisor has ended."""
+    """Request that the service stops (DOWN) or is deleted (GONE), and wait for this."""
     # Open the lock file now: it stays locked until the supervisor's last process has ended, even without its folder.
     fd = os.open(folder.lock, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -300,7 +309,7 @@ def _checked_tls(tls: tuple[str, str] | None) -> tuple[str | None, str | None]:
 
 
 def _check_target(workspace_dir: Path, target: str) -> bool:
-    """Raise unless the target can serve. Return True if other machines can reach its nodes."""
+    """Return whether other machines can reach the target's nodes. Raise if it can't serve."""
     config = configured.read(workspace_dir, target)
     if config.kind == configured.LOCAL:
         return False

@@ -15,12 +15,12 @@ NAMES = ("primary", "secondary")
 
 
 def new() -> str:
-    """Return a random key of 256 bits."""
+    """Return a new random key of 256 bits."""
     return secrets.token_urlsafe(32)
 
 
 def make(folder: ServiceFolder) -> None:
-    """Write two new private keys, unless the service already has keys."""
+    """Create the two keys of a service, unless it already has keys."""
     if not folder.keys.exists():
         write_json(folder.keys, {name: new() for name in NAMES}, mode=PRIVATE)
 
@@ -42,7 +42,7 @@ def read(folder: ServiceFolder) -> tuple[str, str]:
 
 
 def changed_ns(folder: ServiceFolder) -> int:
-    """Return when the keys last changed, in nanoseconds, or 0 without keys."""
+    """Return the time of the keys' last change in nanoseconds since 1970; 0 without keys."""
     return (stamp_of(folder.keys) or (0, 0, 0))[1]
 
 

@@ -1,7 +1,7 @@
-"""The listening socket of a service, and the relay of its connections to another machine.
+"""The listening socket of a service, and the relay of its connections to a server on another machine.
 
-The supervisor holds the socket, so clients wait while no server runs. The relay connects each client to the current remote
-server. A connection stays with its server; new connections go to the current one.
+The supervisor holds the socket, so clients wait while no server runs. The relay connects each client to the current
+remote server. After an update, old connections stay with the old server, and new connections go to the new one.
 """
 
 from __future__ import annotations
@@ -44,11 +44,7 @@ def open_listener(host: str, port: int) -> socket.socket:
 
 
 def check_free(host: str, port: int) -> None:
-    """Raise unless a service could listen at this host and port.
-
-    Raises:
-        ServiceError: As for `open_listener`.
-    """
+    """Raise ServiceError unless a service could listen at this host and port."""
     open_listener(host, port).close()
 
 
@@ -61,7 +57,10 @@ def _reason(error: OSError, host: str, port: int) -> str:
 
 
 class ConnectionRelay:
-    """A thread that relays connections to `place`; connections wait while it is None."""
+    """A thread that relays client connections to a server on another machine.
+
+    place: The server's address. While it is None, connections wait.
+    """
 
     def __init__(self, listener: socket.socket) -> None:
         self.place: Place | None = None

@@ -1,4 +1,4 @@
-"""Measure the load of a service by the metrics that its server reports, and list its model processes."""
+"""Measure the load of a service from the metrics that its server reports, and list its model processes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ _OPERATIONS = ("/score", "infer")
 
 
 class LoadPoint(TypedDict):
-    """The load between two samples. Latencies are in milliseconds, None without a request."""
+    """The load in the period between two samples of a server's counters.
+
+    Latencies are in milliseconds, and None if there was no request.
+    """
 
     t: float
     requests_per_s: float
@@ -50,9 +53,9 @@ class LoadPoint(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSample:
-    """The counters of a server at one time. Counters start at 0 again with each server.
+    """The counters of a server at one time. They start at 0 with each new server.
 
-    buckets: upper bound of the latency in seconds -> number of requests up to this bound.
+    buckets: Upper bound of the latency in seconds -> number of requests up to this bound.
     """
 
     at: float
@@ -67,7 +70,7 @@ class ServerSample:
 
 
 class LoadHistory:
-    """The writer of a service's history of load, for the supervisor of the service."""
+    """The writer of a service's load history. The service's supervisor uses it."""
 
     def __init__(self, folder: ServiceFolder) -> None:
         self._folder = folder
@@ -76,7 +79,7 @@ class LoadHistory:
         self._thread: threading.Thread | None = None
 
     def look(self, record: ServiceRecord) -> None:
-        """Begin a sample if one is due, in a thread because the server may answer late."""
+        """Take a sample if one is due, in a thread because the server may answer late."""
         if time.monotonic() >= self._next and not (self._thread and self._thread.is_alive()):
             self._next = time.monotonic() + HISTORY_S
             self._thread = threading.Thread(target=self._add, args=(record,), daemon=True)
@@ -129,7 +132,7 @@ def _is_point(value: object) -> bool:
 
 
 class ServiceLoad:
-    """The recent load of one service, sampled only while a user watches it."""
+    """The recent load of one service, which is sampled only while a user watches it."""
 
     def __init__(self, folder: ServiceFolder) -> None:
         self._folder = folder
@@ -139,11 +142,14 @@ class ServiceLoad:
 
     @property
     def last(self) -> ServerSample | None:
-        """The last sample; None before the first."""
+        """The last sample, or None before the first sample."""
         return self._samples[-1] if self._samples else None
 
     def points(self, record: ServiceRecord) -> list[LoadPoint]:
-        """Take a sample if one is due. Return the history, with finer points where sampled."""
+        """Return the load history. Take a sample first if one is due.
+
+        Where samples of this object cover a point of the history, they replace it, since they are more frequent.
+        """
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _PAUSE_S
             try:
@@ -169,7 +175,9 @@ def _sample(folder: ServiceFolder, record: ServiceRecord) -> ServerSample:
 
 
 def get(folder: ServiceFolder, record: ServiceRecord, path: str) -> bytes:
-    """Return the answer of the service's server to a GET request, with the service's key if any.
+    """Return the response of the service's server to a GET request for `path`.
+
+    The request has the service's key, if the service has keys.
 
     Raises:
         ServiceError: The service has no address yet, or the keys can't be read.
@@ -187,7 +195,7 @@ def get(folder: ServiceFolder, record: ServiceRecord, path: str) -> bytes:
 
 
 def parse(text: str, at: float) -> ServerSample:
-    """Return the sample that a server's metrics describe. Other lines are ignored.
+    """Return the sample in a server's metrics text of the time `at`.
 
     Examples:
         >>> parse('paceline_requests_total{path="/score",status="200"} 7', 0.0).requests
@@ -242,10 +250,12 @@ def point(before: ServerSample, now: ServerSample) -> LoadPoint:
 
 
 def quantile(counts: Mapping[float, float], part: float) -> float | None:
-    """Return a quantile of latencies in milliseconds, None without a request.
+    """Return a quantile of latencies in milliseconds; None if there was no request.
 
-    counts: upper bound in seconds -> number of requests up to this bound, in the order of the bounds. The quantile is
-    interpolated within its bucket, as Prometheus does.
+    counts: Upper bound in seconds -> number of requests up to this bound, in the order of the bounds.
+    part: The quantile, such as 0.95.
+
+    As in Prometheus, the result is interpolated within a bucket.
 
     Examples:
         >>> quantile({0.1: 0, 0.2: 10, float("inf"): 10}, 0.5)
@@ -265,7 +275,7 @@ def quantile(counts: Mapping[float, float], part: float) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelReplica:
-    """A model process of a service on this machine. revision: the revision that it serves or loads."""
+    """A model process of a service on this machine, with the revision that it serves or loads."""
 
     pid: int
     state: str
@@ -275,7 +285,10 @@ class ModelReplica:
 
 
 def replicas(folder: ServiceFolder, sample: ServerSample | None) -> list[ModelReplica]:
-    """Return the model processes that the state of a server on this machine lists."""
+    """Return the model processes of a server on this machine.
+
+    sample: The sample that has their memory.
+    """
     state = read_state(folder.server)
     memory: Mapping[int, int] = sample.memory_bytes if sample is not None else {}
     found: object = state.get("workers") if state is not None else ()
@@ -294,7 +307,10 @@ def replicas(folder: ServiceFolder, sample: ServerSample | None) -> list[ModelRe
 
 
 def example_input(folder: ServiceFolder, record: ServiceRecord) -> str:
-    """Return the example of a request in the service's OpenAPI document as JSON, "" without an example."""
+    """Return an example request for the service as JSON, or "".
+
+    The example is from the service's OpenAPI document.
+    """
     try:
         document: object = json.loads(get(folder, record, "/openapi.json"))
     except (OSError, ValueError, ServiceError):
@@ -306,7 +322,7 @@ def example_input(folder: ServiceFolder, record: ServiceRecord) -> str:
 
 
 def _example(schema: object, depth: int) -> object:
-    """Return the schema's example, or one made of the examples or types of its parts."""
+    """Return the example of a JSON Schema, or build an example from its parts."""
     if not isinstance(schema, dict) or depth > 8:
         return None
     if "example" in schema:

@@ -15,7 +15,7 @@ _PAUSE_S = 0.1
 
 
 def shorten(folder: ServiceFolder, most_bytes: int = _MOST_BYTES) -> None:
-    """Move a log that exceeds its limit to `old_log`, replacing the previous old log."""
+    """Move a log that exceeds `most_bytes` to `old_log`, replacing the previous old log."""
     try:
         if folder.log.stat().st_size <= most_bytes:
             return
@@ -42,7 +42,7 @@ def last_lines(folder: ServiceFolder, count: int) -> str:
 
 
 def follow(folder: ServiceFolder, is_over: Callable[[], bool]) -> Iterator[str]:
-    """Yield whole lines added to the log from now on, until `is_over`."""
+    """Yield new text of the log, in whole lines, until `is_over` returns True."""
     tail = GrowingLog(folder.log, folder.log.stat().st_size if folder.log.exists() else 0)
     while True:
         # Check for the end before reading, so that the last lines are not lost.
@@ -55,19 +55,19 @@ def follow(folder: ServiceFolder, is_over: Callable[[], bool]) -> Iterator[str]:
 
 
 class GrowingLog:
-    """An incremental reader of a log, which starts at byte `at`.
+    """A reader of a log's new text, which starts at byte `at`.
 
-    It starts again at byte 0 after the log was truncated.
+    After the log was truncated, reading starts again at byte 0.
     """
 
     def __init__(self, path: Path, at: int = 0) -> None:
         self.path, self._at = path, at
 
     def new(self, *, whole_lines: bool = True) -> str:
-        """Return the text added since the last call.
+        """Return the text that was added since the last call.
 
         Args:
-            whole_lines: Leave an incomplete line for the next call.
+            whole_lines: Return only whole lines. An incomplete last line is left for the next call.
         """
         try:
             with open(self.path, "rb") as file:

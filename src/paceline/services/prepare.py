@@ -1,7 +1,8 @@
 """Build the environment of a revision in a process beside the supervisor.
 
-`python -m paceline.services.prepare SERVICE_DIR REVISION` is a process of its own, because a build takes minutes and may have to
-be stopped while another revision is served. It reports on standard output, and leaves `prepared.json` in the revision's folder.
+`python -m paceline.services.prepare SERVICE_DIR REVISION` is a separate process, because a build takes minutes and may
+have to be stopped while another revision is served. It reports on standard output, and writes `prepared.json` into the
+revision's folder.
 """
 
 from __future__ import annotations
@@ -41,12 +42,9 @@ def main(argv: list[str]) -> int:
 
 
 def prepare(workspace_dir: Path, environment: EnvironmentSpec, say: Callable[[str], None]) -> tuple[Built, NodeSetup]:
-    """Build the environment if necessary. Return it, and the setup of its processes.
+    """Build an environment if necessary. Return it, and the setup of its processes.
 
-    say: called with each line of progress.
-
-    Raises:
-        EnvironmentSpecError, EnvironmentBuildError: The environment can't be built.
+    say: Called with each line of progress.
     """
     started = time.monotonic()
     environments = EnvironmentStore(workspace_dir / "environments")
@@ -63,9 +61,10 @@ def prepare(workspace_dir: Path, environment: EnvironmentSpec, say: Callable[[st
 
 
 class Preparation:
-    """A build in progress; call `poll` until `setup` or `failure` is set.
+    """A build in progress. Call `poll` until `setup` or `failure` is set.
 
-    held: locks that keep `paceline env prune` from removing the environment.
+    is_here: Whether the service runs on this machine. A remote run builds the environment itself.
+    held: Locks that keep `paceline env prune` from removing the environment.
     """
 
     def __init__(self, folder: ServiceFolder, revision: Revision, *, is_here: bool = True) -> None:
@@ -86,7 +85,7 @@ class Preparation:
             self.setup = NodeSetup(python=environment.python or sys.executable)
 
     def poll(self) -> bool:
-        """Return True once the build has ended or none was needed."""
+        """Return True once the build has ended, or if no build was needed."""
         if self._process is None or self._process.poll() is None:
             return self._process is None
         process, self._process = self._process, None

@@ -2,8 +2,8 @@
 
     Transitioning -> Healthy <-> Unhealthy -> Stopped | Failed
 
-The names of the states are those of the Azure Machine Learning SDK. Only readers report NotResponding: the service has no
-supervisor, and this reader can't start one.
+The names of the states are those of the Azure Machine Learning SDK. A reader of the record reports NotResponding if the
+service has no supervisor and the reader can't start one.
 """
 
 from __future__ import annotations
@@ -46,16 +46,12 @@ class _Data:
 
     @classmethod
     def from_json(cls: type[T], data: Mapping[str, Any]) -> T:
-        """Build the record, ignoring the fields of newer versions.
-
-        Raises:
-            TypeError: A field without a default is missing.
-        """
+        """Build the record, ignoring the fields of newer versions."""
         return cls(**known_fields(cls, data))
 
 
 class ServingOptions(TypedDict, total=False):
-    """Serving settings that callers pass by name, the names of `paceline.serving.config.ServerConfig`."""
+    """Settings of the server that callers pass by name, as in `ServerConfig`."""
 
     max_batch: int
     max_queue: int
@@ -73,7 +69,8 @@ class ServingOptions(TypedDict, total=False):
 class RevisionModel(_Data):
     """A model of a revision.
 
-    id: the version in the registry ("digits:3"); None for a model given by path, which the revision copies as `file`.
+    id: The version in the registry ("digits:3"); None for a model given by path.
+    file: Name of the copied file or folder of a model given by path, else None.
     """
 
     id: str | None
@@ -85,12 +82,12 @@ class RevisionModel(_Data):
 
 @dataclass(frozen=True, kw_only=True)
 class Revision(_Data):
-    """The models, script, environment and settings of a service; immutable once written.
+    """The models, script, environment and settings of a service, which never change once written.
 
-    source_directory: origin of the script's folder; `source/` of the revision's folder has the copy. snapshot_id: the
-    snapshot from which the copy was made.
-    variables: environment variables of the script.
-    why: reason for the revision, shown to people, such as "models digits:4" or "reload".
+    source_directory: The script's original folder. `source/` in the revision's folder is its copy.
+    snapshot_id: The snapshot from which the copy was made.
+    variables: Environment variables of the script.
+    why: Reason for the revision, shown to people, such as "models digits:4" or "reload".
     """
 
     number: int
@@ -107,7 +104,7 @@ class Revision(_Data):
 
     @property
     def model_names(self) -> list[str]:
-        """Return "digits:3" for a registered model, else the name of its file."""
+        """The id of each registered model, such as "digits:3", and the file name of each other model."""
         return [model.id or model.name for model in self.models]
 
     @classmethod
@@ -121,8 +118,9 @@ class Revision(_Data):
 class DesiredState(_Data):
     """The state, revision and number of processes that users want for a service.
 
-    serial: increases with each request. The service's record has the serial that the supervisor settled last.
-    state: UP, DOWN or GONE. workers: number of model processes.
+    serial: A number that increases with each request. The service's record has the number of the last settled request.
+    state: UP, DOWN (stopped) or GONE (deleted).
+    workers: Number of model processes.
     """
 
     serial: int = 1
@@ -138,14 +136,17 @@ class DesiredState(_Data):
 class ServiceRecord(_Data):
     """The current status of a service.
 
-    host, port: listening address; port 0 until the first start. has_keys: requests need a key. scheme: "http" or "https".
-    since_utc: time of the last change of state.
-    revision, workers: those served now; None before the first. served: all revisions that were ever served, oldest
-    first.
-    settled: serial of the last settled request. failure: why that request or the whole service failed.
-    updating: revision in preparation. restarts: how often a dead server was started again; last_end: how and when it last died.
-    outage_reported: a message about the present outage was sent.
-    owner: the supervising process. run_id: the run that serves on another machine. note: where that is, for users.
+    port: Listening port; 0 until the first start if the service may choose it.
+    revision, workers: The present revision and number of model processes; None before the first revision is served.
+    served: All revisions that were ever served, oldest first.
+    settled: Serial of the last settled request.
+    failure: Why that request or the whole service failed, or None.
+    updating: The revision that is being prepared, or None.
+    restarts: How often a server that had died was started again.
+    last_end: How and when the server last died.
+    outage_reported: Whether a message about the present outage was sent.
+    run_id: The run that serves on another machine, or None.
+    note: A sentence for users that says where that run is.
     """
 
     name: str
@@ -178,7 +179,7 @@ class ServiceRecord(_Data):
 
     @property
     def url(self) -> str | None:
-        """Return the base URL, or None without a port."""
+        """The base URL of the service, or None before it has a port."""
         if not self.port:
             return None
         host = (

@@ -1,8 +1,8 @@
 """The server of a service on another machine: a run whose only worker is the server.
 
-A run builds the environment, copies the source, brings back the log and ends all its processes, on ssh hosts and on Slurm. Its
-source is the revision as `paceline package` writes it. An update is a second run: new connections go to it once it is ready,
-and the first run is canceled and ends after its open requests.
+A run, on ssh hosts or Slurm, already builds environments, copies the source, fetches the log and ends all processes.
+The run's source folder is the revision as `paceline package` writes it. An update is a second run: new connections go
+to it once it is ready, and the first run is canceled and ends after its open requests.
 """
 
 from __future__ import annotations
@@ -49,8 +49,11 @@ _END_S = 60.0
 class _Served:
     """A run whose worker serves a revision.
 
-    keys_time: version of its keys (`keys.changed_ns`). port: the server's port on its node, once known. address: the node's own
-    address, or "-". forward: the ssh process that forwards to the server.
+    tag: A text that identifies the revision and its settings.
+    keys_time: Time of the keys that the run has (`keys.changed_ns`).
+    port: The server's port on its node, or None while unknown.
+    address: An address of the node that this machine reaches, or "-".
+    forward: The ssh process that forwards connections to the server.
     """
 
     tag: str
@@ -68,7 +71,7 @@ class _Served:
 
 
 class RemoteServer:
-    """The counterpart of `paceline.services.server.Server` for a server on another machine."""
+    """A server on another machine, with the methods of `paceline.services.server.Server`."""
 
     #: Whether `reload` suffices for new keys: no, since a run gets its keys only at its start.
     takes_keys = False
@@ -96,7 +99,7 @@ class RemoteServer:
 
     @property
     def pids(self) -> set[int]:
-        """The processes of this machine that belong to the server, such as ssh."""
+        """The processes on this machine that belong to the server, such as ssh."""
         return {each.forward.pid for each in self._all() if each.forward is not None}
 
     @property
@@ -105,7 +108,7 @@ class RemoteServer:
 
     @property
     def note(self) -> str | None:
-        """A sentence for users that says where the server runs."""
+        """A sentence that tells users where the server runs, or None while this is unknown."""
         served = self._present
         if served is None or served.node is None or served.port is None:
             return None
@@ -122,21 +125,21 @@ class RemoteServer:
         self._next_look_s = 0.0
 
     def change(self, tag: str, record: ServiceRecord, revision: Revision, workers: int, setup: NodeSetup) -> None:
-        """Submit a run of another revision. The present run serves meanwhile."""
+        """Submit a run that serves another revision. The present run serves until it is ready."""
         if self._next is not None:
             self._retire(self._next)
         self._next = self._submitted(tag, record, revision, workers)
         self._next_look_s = 0.0
 
     def keep(self, *arguments: object) -> None:
-        """Do nothing: unlike a local server, a run never reads a changed configuration."""
+        """Do nothing, since a run never reads a changed configuration."""
 
     def reload(self) -> None:
-        """Do nothing: a run gets its configuration and keys only at its start."""
+        """Do nothing, since a run gets its configuration and keys only at its start."""
 
     @property
     def answers(self) -> bool:
-        """Whether the server of the present run is ready."""
+        """Whether the server of the present run can answer requests."""
         return self._present is not None and self._present.is_ready and self._present.ended is None
 
     def is_ready(self, tag: str) -> bool:
@@ -178,7 +181,7 @@ class RemoteServer:
         self._relay.close()
 
     def leave(self) -> None:
-        """Leave the present run to the next supervisor, and cancel an update's run."""
+        """Let the next supervisor adopt the present run. Cancel the run of an update."""
         if self._next is not None:
             self._retire(self._next)
         for each in self._all():
@@ -188,7 +191,7 @@ class RemoteServer:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     def clear(self) -> None:
-        """Cancel all remaining runs and forget them. Called after the present run has ended."""
+        """Cancel and forget all remaining runs, after the present run has ended."""
         for each in self._all():
             self._retire(each)
             self._drop(each)
@@ -210,7 +213,7 @@ class RemoteServer:
         write_json(self._memory, {"run_id": served.folder.run_id, "tag": served.tag, "keys": served.keys_time})
 
     def _adopted(self, tag: str, revision: Revision, workers: int) -> _Served | None:
-        """Return the run of this revision that a previous supervisor started, or None."""
+        """Return the run that serves this revision for a previous supervisor, or None."""
         known = read_json(self._memory)
         if not isinstance(known, dict):
             return None

@@ -1,6 +1,6 @@
 """Write revisions of a service, and convert them to configurations of the server.
 
-The file with a revision's description is written last: a folder without this file does not count as a revision.
+`revision.json` is written last: a folder without this file does not count as a revision.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from paceline.system.files import PRIVATE, remove_tree, write_json
 def write(folder: ServiceFolder, spec: RevisionSpec, *, why: str, source_of: Revision | None = None) -> Revision:
     """Write the next revision. The caller holds the lock of `store.editing`.
 
-    source_of: Copy the source folder of this revision instead of the current source folder.
+    spec: Models, script, environment and settings.
+    why: Reason for the revision, shown to people.
+    source_of: The revision whose source folder is copied; None for the present source folder.
 
     Raises:
         UserError: A model is missing or has changed, the source can't be copied, or the server refuses a setting.
@@ -83,7 +85,7 @@ def _fill(
 
 
 def spec_of(folder: ServiceFolder, revision: Revision) -> RevisionSpec:
-    """Return the spec that describes an existing revision."""
+    """Return the spec from which this revision could be written again."""
     return RevisionSpec(
         models=tuple(
             model.id or folder.revision(revision.number).model(index) / str(model.file)
@@ -98,11 +100,7 @@ def spec_of(folder: ServiceFolder, revision: Revision) -> RevisionSpec:
 
 
 def check_served(folder: ServiceFolder, revision: Revision) -> None:
-    """Build the server's configuration, to check the revision before anything is served.
-
-    Raises:
-        ServiceError: The server would refuse the configuration.
-    """
+    """Raise ServiceError if the server would refuse the revision's configuration."""
     try:
         config_of(folder, revision, workers=1, python=None, environment={})
     except ServingError as error:
@@ -143,11 +141,11 @@ def config_of(
     environment: Mapping[str, str],
     **where: Any,
 ) -> ServerConfig:
-    """Return the configuration with which a server serves this revision of a service.
+    """Return the server's configuration for a revision of a service.
 
     python: Interpreter of the model processes.
     environment: Variables of the model processes.
-    where: host, port, listen_fd, heartbeat_fd, keys_file, tls_cert, tls_key and revision.
+    where: Values for host, port, listen_fd, heartbeat_fd, keys_file, tls_cert, tls_key and revision.
 
     Raises:
         ServingError: The server would refuse the configuration.

@@ -1,4 +1,4 @@
-"""Checked specs of requested revisions, and the models that they name."""
+"""The specs of requested revisions, which are checked, and the models that they name."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _MOST_WORKERS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class RevisionSpec:
-    """A requested revision of a service, before anything is written.
+    """The values of a requested revision, before anything is written.
 
-    models: references ("digits:3"), registered models, or paths of files and folders.
-    entry_script: relative to source_directory; None serves the model as it is.
-    environment: None for the first model's own.
+    models: References such as "digits:3", registered models, or paths of files and folders.
+    entry_script: Path relative to source_directory; None serves the model without a script.
+    environment: None for the environment in which the first model was made.
     """
 
     models: tuple[object, ...] = ()
@@ -44,7 +44,7 @@ def make_spec(
     environment_variables: Mapping[str, object] | None = None,
     settings: Mapping[str, object] | None = None,
 ) -> RevisionSpec:
-    """Check the values of a request, and return the spec that they make.
+    """Check the values of a request, and return them as a spec.
 
     Raises:
         ServiceError: No model is given, the script is missing, or a value is not valid.
@@ -63,17 +63,13 @@ def make_spec(
 
 
 def changed_spec(before: RevisionSpec, *, settings: Mapping[str, object] | None = None, **changes: Any) -> RevisionSpec:
-    """Return the spec with these changes. Settings that are not named keep their values."""
+    """Return the spec with `changes`. Settings that are not named keep their values."""
     both = {**before.settings, **(settings or {})}
     return replace(before, settings=as_settings(both), **changes)
 
 
 def as_models(models: object) -> tuple[object, ...]:
-    """Return a tuple of models, given one model or several.
-
-    Raises:
-        ServiceError: No model is given.
-    """
+    """Return a tuple of models, from one model or several."""
     listed = tuple(models) if isinstance(models, Sequence) and not isinstance(models, str) else (models,)
     listed = tuple(each for each in listed if each is not None)
     if not listed:
@@ -82,7 +78,7 @@ def as_models(models: object) -> tuple[object, ...]:
 
 
 def as_settings(values: Mapping[str, object]) -> ServingOptions:
-    """Return the settings with the given values. The value None means the server's default.
+    """Return serving settings. Those with the value None get the server's default.
 
     Raises:
         ServiceError: A name is unknown. The values are checked when the revision is written.
@@ -94,11 +90,7 @@ def as_settings(values: Mapping[str, object]) -> ServingOptions:
 
 
 def as_variables(values: Mapping[str, object] | None) -> dict[str, str]:
-    """Return environment variables as strings.
-
-    Raises:
-        ServiceError: A name or a value is not valid in an environment.
-    """
+    """Return environment variables as strings."""
     texts = {str(name): str(value) for name, value in (values or {}).items()}
     for name, value in texts.items():
         if not name or "=" in name or "\0" in name + value:
@@ -109,11 +101,7 @@ def as_variables(values: Mapping[str, object] | None) -> dict[str, str]:
 
 
 def check_workers(workers: object) -> int:
-    """Return the number of workers, or raise if it is not valid.
-
-    Raises:
-        ServiceError: The number is not a whole number from 1 to 1024.
-    """
+    """Return the number of workers, which must be a whole number from 1 to 1024."""
     if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= _MOST_WORKERS:
         raise ServiceError(
             f"workers must be a whole number from 1 to {_MOST_WORKERS}, got {workers!r}. "
@@ -133,7 +121,7 @@ def check_environment(environment: object) -> None:
 
 
 def script_of(entry: Any, source: Any) -> tuple[str | None, str | None]:
-    """Return the script's path relative to its source folder, and that folder.
+    """Return the path of a script relative to its source folder, and that folder.
 
     Raises:
         ServiceError: The script is missing, or is not in that folder.
@@ -171,11 +159,10 @@ def script_of(entry: Any, source: Any) -> tuple[str | None, str | None]:
 class FoundModel:
     """The files of a model to serve.
 
-    id: its version in the registry ("digits:3"); None for files outside of the registry.
-
-    environment: exact environment of the run that made it, if known.
+    id: The model's version in the registry ("digits:3"); None for files outside of the registry.
+    environment: Exact environment of the run that made the model, if known.
+    known_environment: Full record of that environment (`paceline.models.lineage`).
     digests: SHA-256 of each file, by its name below `path`. Empty for files outside of the registry.
-    known_environment: full record of that environment (`paceline.models.lineage`).
     """
 
     id: str | None
@@ -201,9 +188,9 @@ class FoundModel:
 
 
 def find_model(workspace_dir: Path, reference: object) -> FoundModel:
-    """Find a registered model, or a file or folder.
+    """Find a model: a registered one, or a file or folder.
 
-    A string counts as a path if it has a `/` or begins with a dot.
+    A string that has a `/` or begins with a dot counts as a path.
 
     Raises:
         UserError: The model does not exist, or its files have changed since its registration.

@@ -33,7 +33,7 @@ SILENT_S = 60.0
 class Server:
     """The server process of a service on this machine.
 
-    tag: text that identifies a configuration in the server's state.
+    In its methods, `tag` is a text that identifies a configuration in the server's state.
     """
 
     def __init__(self, folder: ServiceFolder, listener: socket.socket) -> None:
@@ -49,7 +49,7 @@ class Server:
 
     @property
     def pids(self) -> set[int]:
-        """The processes that this object has started."""
+        """The pids of processes that this object has started."""
         return set() if self._process is None else {self._process.pid}
 
     #: Whether `reload` suffices to make the server use new keys.
@@ -63,7 +63,7 @@ class Server:
         return self._process.pid if self._process is not None else None
 
     def start(self, tag: str, record: ServiceRecord, revision: Revision, workers: int, setup: NodeSetup) -> None:
-        """Start the server, which serves this revision.
+        """Start the server with this revision.
 
         Raises:
             OSError: No process can be started, or the disk can't be written.
@@ -93,7 +93,7 @@ class Server:
         self._heartbeat.handed_on()
 
     def change(self, tag: str, record: ServiceRecord, revision: Revision, workers: int, setup: NodeSetup) -> None:
-        """Load this revision beside the present one, and serve it once it is ready."""
+        """Let the server load a revision beside the present one, and serve it once ready."""
         self.keep(tag, record, revision, workers, setup)
         self.reload()
 
@@ -121,7 +121,7 @@ class Server:
         write_json(folder.server_config, config.to_json(), mode=PRIVATE)
 
     def reload(self) -> None:
-        """Tell the server to read its configuration file again, by SIGHUP."""
+        """Make the server read its configuration file again, by SIGHUP."""
         if self._process is not None:
             processes.send(self._process.pid, signal.SIGHUP)
 
@@ -132,7 +132,7 @@ class Server:
 
     @property
     def answers(self) -> bool:
-        """Whether a model process is ready."""
+        """Whether the server can answer requests."""
         state = self.state()
         return state is not None and state["state"] == READY
 
@@ -142,13 +142,13 @@ class Server:
         return state is not None and (state["state"], state["revision"]) == (READY, tag)
 
     def refusal(self, tag: str) -> str | None:
-        """Return why the server refused the configuration with this tag, or None."""
+        """Return why the server could not load the configuration with this tag, or None."""
         state = self.state()
         refused = None if state is None else state["refused"]
         return refused["error"] if refused is not None and refused["revision"] == tag else None
 
     def ended(self) -> str | None:
-        """Return how the server ended, or None while it runs. A hung server is killed first."""
+        """Return how the server ended, or None while it runs. Kill a hung server first."""
         if self._process is None:
             return None
         if self._process.poll() is None:
@@ -168,11 +168,11 @@ class Server:
         return f"{how} Its last lines:\n{words}" if words else how
 
     def leave(self) -> None:
-        """Stop the server, as `stop` does: a local server never outlives its supervisor."""
+        """Stop the server, since a local server never outlives its supervisor."""
         self.stop()
 
     def stop(self) -> None:
-        """End the server once it has answered its open requests, and clean up."""
+        """Let the server answer its open requests and end, then clean up."""
         if self._process is None:
             return
         self._process.terminate()
@@ -208,8 +208,9 @@ class Server:
 class Heartbeat:
     """A pipe into which the server writes one byte each second (`paceline.serving.front.group`).
 
-    A request would not prove a hang: a server with a full queue, or with all connections in use, is busy. fd: the write
-    end, which has the same number in the server.
+    Missing bytes prove a hang. A request would not: a server whose queue is full may not answer it.
+
+    fd: The write end, which has the same number in the server.
     """
 
     def __init__(self) -> None:
@@ -219,7 +220,7 @@ class Heartbeat:
         self._heard_s: float | None = None
 
     def handed_on(self) -> None:
-        """Close this process's copy of the write end, once the server has inherited it."""
+        """Close this process's write end, once the server has inherited it."""
         self._open.remove(self.fd)
         os.close(self.fd)
 

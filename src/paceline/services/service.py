@@ -42,7 +42,7 @@ Models: TypeAlias = "Model | str | os.PathLike[str] | Sequence[Model | str | os.
 
 
 class DeployOptions(ServingOptions, total=False):
-    """The arguments of `Model.deploy` that it passes on to `Service.deploy`."""
+    """The arguments that `Model.deploy` passes on to `Service.deploy`."""
 
     entry_script: str | os.PathLike[str] | None
     source_directory: str | os.PathLike[str] | None
@@ -118,24 +118,25 @@ class Service:
             workspace: Workspace that the service belongs to.
             name: Name of the service.
             models: One or several registered models, references such as "digits:3", or paths of files and folders.
-            entry_script: Script with init() and run(), relative to source_directory. Without source_directory, the script's own
-                folder is its source. None serves a single model without a script.
+            entry_script: Script with init() and run(), relative to source_directory. Without source_directory, the
+                script's own folder is its source. None serves a single model without a script.
             source_directory: Folder to copy for the script.
             environment: Environment of the script. Default: that of the first model's run, in its exact versions;
                 without such a run, this interpreter.
             environment_variables: Variables of the script.
             workers: Number of model processes.
             host: Address to listen at; "0.0.0.0" for all addresses of this machine.
-            port: By default a free port, which the service keeps.
+            port: By default a free port, which stays the same.
             auth: Whether requests need a key. The default is True only if other machines can reach the host.
             tls: PEM files of certificate and key.
             target: Compute target that serves the models.
-            overwrite: Update an existing service of this name, without losing a request.
-            notify: Receivers of a message when the service fails or restarts do not bring it back, as for a run.
+            overwrite: Update an existing service of this name. All requests meanwhile are answered.
+            notify: Receivers, as for a run, of a message when the service fails, or stays down although it is
+                restarted.
             tags: Tags of the service.
             description: Text for people.
-            settings: max_batch, max_queue, max_body_bytes, timeout_s, load_timeout_s, memory_limit_bytes, drain_s, threads,
-                log_level, allow_origins.
+            settings: max_batch, max_queue, max_body_bytes, timeout_s, load_timeout_s, memory_limit_bytes, drain_s,
+                threads, log_level, allow_origins.
 
         Raises:
             UserError: An argument is wrong. All mistakes that can be detected before a process starts are reported.
@@ -227,7 +228,8 @@ class Service:
             timeout_sec: By default no limit.
 
         Raises:
-            ServiceFailedError: The revision can't be served; the message has the reason. The previous revision stays.
+            ServiceFailedError: The revision can't be served; the message has the reason. The previous revision is still
+                served.
         """
         tail = log.GrowingLog(self._folder.log)
 
@@ -321,7 +323,7 @@ class Service:
         wait: bool = True,
         **settings: Unpack[ServingOptions],
     ) -> ServiceRecord:
-        """Serve a new revision without losing a request.
+        """Serve a new revision, while all requests are answered.
 
         Omitted arguments keep their values.
 

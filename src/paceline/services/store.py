@@ -1,7 +1,8 @@
 """Services on disk: names, records, revisions and desired states.
 
-Each file is written whole. Only the holder of the service's lock writes `service.json`. `wanted.json` and the revisions have a
-short-lived lock of their own, and any user of the service may write them. A reader restarts a missing supervisor.
+Each file is written atomically. Only the holder of the service's lock writes `service.json`. `wanted.json` and the
+revisions have another lock, and any user of the service may write them. A process that reads the record restarts a
+missing supervisor.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _MOST_STARTS = 3
 
 
 def check_name(name: object) -> str:
-    """Return the name of a service, or raise if it is not valid.
+    """Return the name of a service if it is valid.
 
     Raises:
         ServiceError: The name is not 3 to 32 lower-case letters, digits and dashes, a letter first and no dash last.
@@ -102,7 +103,7 @@ def stored(folder: ServiceFolder) -> ServiceRecord:
 
 
 def change(folder: ServiceFolder, record: ServiceRecord, **changes: Any) -> ServiceRecord:
-    """Write the changed record, and log a new state. The caller holds the service's lock."""
+    """Write a changed record, and log a change of state. The caller holds the lock."""
     now = utc_now()
     new = dataclasses.replace(record, **changes)
     if new == record:
@@ -127,7 +128,7 @@ def change(folder: ServiceFolder, record: ServiceRecord, **changes: Any) -> Serv
 
 
 def tell_down(folder: ServiceFolder, record: ServiceRecord) -> None:
-    """Send the messages that the service is down. Log failures."""
+    """Send messages that the service is down. Log messages that can't be sent."""
     receivers = read_json(folder.receivers) if is_mine(folder.receivers) else None
     if not receivers:
         return
@@ -177,11 +178,7 @@ def desired(folder: ServiceFolder) -> DesiredState:
 
 @contextlib.contextmanager
 def editing(folder: ServiceFolder) -> Iterator[None]:
-    """Hold the lock that guards the desired state and the revisions during a `with` block.
-
-    Raises:
-        ServiceError: Another process held the lock for too long.
-    """
+    """Hold the lock that guards the desired state and the revisions during a `with` block."""
     try:
         with locks.locked(folder.wanted_lock, patience_s=_LOCK_S):
             yield
@@ -190,7 +187,7 @@ def editing(folder: ServiceFolder) -> Iterator[None]:
 
 
 def set_desired(folder: ServiceFolder, **changes: Any) -> DesiredState:
-    """Write the next desired state. The caller holds the lock of `editing`."""
+    """Write the next desired state, with changes. The caller holds the lock of `editing`."""
     last = desired(folder)
     new = dataclasses.replace(
         last, serial=last.serial + 1, by=user_name(), time_utc=utc_now(), **{"why": "", **changes}
@@ -206,7 +203,7 @@ def next_number(folder: ServiceFolder) -> int:
 
 
 def record(folder: ServiceFolder) -> ServiceRecord:
-    """Return the service's current record. Restart the supervisor if the service needs one.
+    """Return the service's current record. Restart its supervisor if that is missing.
 
     Raises:
         ServiceNotFoundError: The service has been deleted.
@@ -251,10 +248,10 @@ def all_records(workspace_dir: Path) -> Iterator[ServiceRecord]:
 
 
 def start_supervisor(folder: ServiceFolder, lock_fd: int, python: str | None = None) -> None:
-    """Start the service's supervisor in the background, and pass it the open lock file.
+    """Start the service's supervisor in the background, with the service's lock.
 
-    Raises:
-        OSError: No process can be started.
+    lock_fd: File descriptor of the locked lock file, which the supervisor inherits.
+    python: The supervisor's interpreter; None for that of this process.
     """
     with open(folder.log, "ab") as log:
         detached_process.start(
@@ -309,15 +306,15 @@ def _go_on(folder: ServiceFolder, fd: int) -> ServiceRecord:
 
 
 def services_using(workspace_dir: Path, model_id: str) -> list[str]:
-    """Return the services that serve this model version.
+    """Return the names of the services that serve this version of a model.
 
-    A service reads the model's files again whenever it starts a model process.
+    They need its files as long as they run, since each new model process reads them.
     """
     return models_in_use(workspace_dir).get(model_id, [])
 
 
 def models_in_use(workspace_dir: Path) -> dict[str, list[str]]:
-    """Return the names of the services that serve each model version, by version such as "digits:3"."""
+    """Return {version of a model, such as "digits:3": names of the services that serve it}."""
     used: dict[str, list[str]] = {}
     for folder in all_folders(workspace_dir):
         for model_id in _models(folder):

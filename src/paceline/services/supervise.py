@@ -5,8 +5,8 @@ Each tick does one non-blocking step, so requests, crashes and finished builds a
     request ── prepare the environment ── server runs? ── yes: new configuration, SIGHUP ── ready or refused ── settled
                                                     └── no: start it ─────────────────── ready or ended ───── settled
 
-A server loads a new revision while it serves the old one, and keeps the old one if that fails. So the socket stays with one
-server, and clients notice nothing.
+A server loads a new revision while it serves the old one, and continues with the old one if loading fails. So one
+server has the socket all the time, and clients notice nothing.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _MOST_DEATHS, _DOWN_S = 3, 60.0
 class _Change:
     """An update in preparation: a revision that is not served yet.
 
-    serial: number of its request; None for a revision that was served before.
+    serial: Serial of the request. None if the revision was served before and only starts again.
     """
 
     revision: Revision
@@ -72,7 +72,7 @@ class _Change:
 
 
 class Supervisor:
-    """The supervisor of one service, whose lock the caller holds."""
+    """The supervisor of one service. The caller holds the service's lock."""
 
     def __init__(self, folder: ServiceFolder, listener: socket.socket) -> None:
         self.folder = folder
@@ -299,7 +299,7 @@ class Supervisor:
             self._note(state=STOPPED, settled=target.serial, failure=None, server_pid=None)
 
     def _close(self, *, keeps_up: bool = False) -> None:
-        """Stop the server. With `keeps_up`, leave a remote one to the next supervisor."""
+        """Stop the server, but leave a remote one to the next supervisor if `keeps_up`."""
         self._drop()
         if keeps_up:
             self.server.leave()

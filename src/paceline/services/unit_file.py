@@ -1,4 +1,4 @@
-"""Write a systemd user unit that runs a service's supervisor, even after a reboot.
+"""Write a systemd user unit that starts a service's supervisor, also after a reboot.
 
 https://www.freedesktop.org/software/systemd/man/latest/systemd.service.html
 """

@@ -4,9 +4,9 @@
                        ├── model process
                        └── ...
 
-The front holds all connections and runs no user code; it needs starlette and uvicorn. A model process runs the scoring script
-or the model. It needs the standard library alone, because its interpreter is the model's own. Each model process has a socket
-to the front, which sends it one request or one batch at a time.
+The front is the process that holds all connections. It runs no user code, and needs starlette and uvicorn. A model
+process runs the scoring script or the model. It needs the standard library alone, because its interpreter is the
+model's own. Each model process has a socket to the front, which sends it one request or one batch at a time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _flag: mmap.mmap | None = None
 
 
 def watch_client(fd: int) -> None:
-    """Map the byte of the file that says whether the client is connected."""
+    """Map the first byte of a file into memory: 1 means that the client has disconnected."""
     global _flag
     _flag = mmap.mmap(fd, 1)
 
@@ -25,7 +25,8 @@ def watch_client(fd: int) -> None:
 def is_client_disconnected() -> bool:
     """Return True once the client of the current request has disconnected.
 
-    A long `run` in a scoring script may call this now and then, and return early: the front discards the result. A function
-    of several requests gets True once all their clients have disconnected. A call takes less than a microsecond.
+    A long `run` in a scoring script may call this now and then, and return early, since the server discards the result.
+    In a function that gets several requests, the result is True once all their clients have disconnected. A call takes
+    less than a microsecond.
     """
     return _flag is not None and _flag[0] == 1

@@ -1,4 +1,4 @@
-"""A load test of a server: each client sends one request after the other."""
+"""A load test of a server, in which each client sends its next request after a response."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ _CLOSES = re.compile(rb"\r\nconnection: *close", re.IGNORECASE)
 class BenchResult:
     """The results of a load test with one number of clients.
 
-    failures: number of responses other than 2xx, and of broken connections.
-
-    per_second: responses per second. Times are milliseconds of single requests; half of these took at most p50.
+    failures: Number of responses whose status is not 2xx, and of broken connections.
+    per_second: Responses per second.
+    p50_ms, p95_ms, p99_ms: Percentiles of the requests' times in milliseconds; half of the requests took at most
+        `p50_ms`.
     """
 
     clients: int
@@ -51,10 +52,13 @@ def bench(
     headers: Mapping[str, str] | None = None,
     cafile: str | None = None,
 ) -> list[BenchResult]:
-    """Load a server with POST requests of `body`, with each number of clients in turn.
+    """Test a server with POST requests of `body`, for each number of clients in turn.
 
-    headers: such as Authorization. cafile: CA certificate of a server whose authority the system does not know. All clients share
-    this process: at several thousand requests a second, they are the bottleneck.
+    seconds: Duration of the test with each number of clients.
+    headers: Headers of the requests, such as Authorization.
+    cafile: CA certificate of a server whose authority the system does not know.
+
+    All clients share this process. At several thousand requests a second, they are slower than the server.
 
     Raises:
         ServingError: The server can't be reached, or its first response is an error.
@@ -87,11 +91,7 @@ def table(results: Sequence[BenchResult]) -> list[list[str]]:
 
 
 def picture(results: Sequence[BenchResult], path: Path, title: str = "") -> None:
-    """Draw requests per second and latencies over the number of clients.
-
-    Raises:
-        ServingError: matplotlib is not installed.
-    """
+    """Write a chart of requests per second and latencies by number of clients to `path`."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

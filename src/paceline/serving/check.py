@@ -24,12 +24,13 @@ from paceline.system.files import remove_tree
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
-    """The result of the check of a configuration.
+    """The result of checking a configuration.
 
-    problem: one sentence, or None. log: output of the model process.
-
-    kind: kind of the model, such as "script". load_s, answer_s: seconds for init and for the sample. status, answer: response to
-    the sample, None without a sample.
+    problem: The reason why the configuration can't be served, in one sentence, or None.
+    log: Output of the model process.
+    kind: Kind of the model, such as "script".
+    load_s, answer_s: Seconds for loading the model, and for the response to the sample.
+    status, answer: Status and body of the response to the sample; None without a sample.
     """
 
     problem: str | None
@@ -42,7 +43,7 @@ class CheckResult:
 
 
 def check(config: ServerConfig, sample: bytes | None = None) -> CheckResult:
-    """Load a configuration in a model process, and POST the sample to /score."""
+    """Load a configuration's model in a model process, and send the sample to /score."""
     with tempfile.TemporaryDirectory(prefix="paceline-check-") as name, open(Path(name) / "log", "w+b") as output:
         folder = Path(name)
         try:
@@ -93,7 +94,7 @@ def _ask(started: StartedModel, config: ServerConfig, sample: bytes | None, outp
 
 
 def _next(started: StartedModel, limit_s: float, doing: str) -> tuple[int, bytes] | str:
-    """Return the process's next frame, or the reason why no frame arrived."""
+    """Return the next frame of the model process, or the reason why none arrived."""
     started.link.settimeout(limit_s)
     try:
         frame = wire.receive(started.link)

@@ -1,6 +1,6 @@
 """The configuration of a server: one JSON file, the argument of `python -m paceline.serving`.
 
-Its writer starts the server, which reports its state in a file beside it (`paceline.serving.state`).
+The server reports its state in a file beside its configuration (`paceline.serving.state`).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 class ServedModel:
     """A model to serve: its name, version and files.
 
-    path: the folder with the files, or a single file.
-    hashes: a file in the format of `sha256sum`: the digest, two spaces, the path below `path`. A model with changed, missing or
-        extra files is not loaded. Without this file (None), nothing is checked.
-    framework: "sklearn", "onnx", "torchscript", "torch-export" or "pytorch", for a server without an entry script; None detects
-        it by the files' endings.
+    path: The folder with the model's files, or a single file.
+    hashes: Path of a file in the format of `sha256sum`, with paths below `path`. A model with changed, missing or extra
+        files is not loaded. None checks nothing.
+    framework: "sklearn", "onnx", "torchscript", "torch-export" or "pytorch", for a server without an entry script. None
+        detects the framework by the files' endings.
     """
 
     name: str
@@ -58,25 +58,28 @@ class ServedModel:
 class ServerConfig:
     """Settings of a server.
 
-    entry_script: scoring script, below `source_dir`; None serves the only model without a script.
-    source_dir: first entry of the script's `sys.path`. working_dir: where the script runs; by default `source_dir`.
-    python: interpreter of the model processes, which needs only the script's packages; None for the server's own.
-    environment: variables of the model processes besides the server's own.
-    host: name or address of this machine. Other addresses than loopback need `keys_file`.
-    port: 0 for a free port, which the server's state reports. listen_fd: inherited listening socket, in place of host and port.
-        heartbeat_fd: inherited pipe, for a heartbeat byte each second.
-    workers: number of model processes. threads: OMP_NUM_THREADS of each; None for the number of cores divided by `workers`.
-    max_batch: most requests in one call of the model, if it takes several; 1 for single requests.
-    max_queue: most waiting requests; further ones get status 503.
-    timeout_s: limit for the model to respond; then the request gets 504, and the process is replaced.
-    load_timeout_s: limit for a model process to load and run `init()`.
-    keys_file: JSON with "primary" and "secondary", of which a request needs one. None if requests need no key.
+    entry_script: Path of the scoring script below `source_dir`. None serves the only model without a script.
+    source_dir: The first entry of the script's `sys.path`.
+    working_dir: The folder where the script runs; by default `source_dir`.
+    python: Interpreter of the model processes, which needs only the script's packages; None for the server's own.
+    environment: Variables of the model processes in addition to the server's own.
+    host: Name or address of this machine at which to listen. Other addresses than loopback need `keys_file`.
+    port: Port to listen at; 0 for a free port, which the server's state reports.
+    listen_fd: An inherited listening socket, in place of host and port.
+    heartbeat_fd: An inherited pipe, into which the server writes a byte each second.
+    workers: Number of model processes.
+    threads: OMP_NUM_THREADS of each model process; None for the number of cores divided by `workers`.
+    max_batch: The most requests in one call of a model that takes several; 1 for single requests.
+    max_queue: The most waiting requests. Further requests get status 503.
+    timeout_s: Seconds that the model may take. Then the request gets status 504, and the model process is replaced.
+    load_timeout_s: Seconds in which a model process must load the model and run `init()`.
+    keys_file: JSON file with "primary" and "secondary" keys; a request needs one of them. None if requests need no key.
     tls_cert, tls_key: PEM files.
-    allow_origins: origins of other sites whose pages may send requests ("https://app.example"), or "*" for all sites.
-    memory_limit_bytes: resident size above which a model process is replaced.
-    drain_s: time for open requests after SIGTERM.
-    is_temporary: remove the configuration's folder at the end.
-    revision: any text; the state reports which revision is served, or why it is not.
+    allow_origins: Origins of other sites whose pages may send requests ("https://app.example"), or "*" for all sites.
+    memory_limit_bytes: Resident memory above which a model process is replaced.
+    drain_s: Seconds for open requests after SIGTERM.
+    is_temporary: Whether to remove the configuration's folder at the end.
+    revision: Any text. The state reports which revision is served, or why a revision is not.
     """
 
     name: str
@@ -158,7 +161,7 @@ class ServerConfig:
 
     @property
     def version(self) -> str:
-        """The version of the first model, for the OpenAPI documents."""
+        """The version of the first model, which the OpenAPI documents show."""
         return self.models[0].version if self.models else "1.0"
 
     def to_json(self) -> dict[str, object]:
@@ -226,11 +229,7 @@ def read(config_file: Path) -> ServerConfig:
 
 
 def absolute(config: ServerConfig, folder: Path) -> ServerConfig:
-    """Return the configuration with absolute paths. folder: base of its relative paths.
-
-    Raises:
-        ServingError: A folder, or a file of the certificate, is missing.
-    """
+    """Return the configuration with absolute paths. `folder` is the base of relative paths."""
 
     def full(path: str | None) -> str | None:
         return None if path is None else os.path.abspath(folder / path)

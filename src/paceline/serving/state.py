@@ -4,10 +4,11 @@
      "revision": "4", "refused": null,
      "workers": [{"pid": 815, "state": "ready", "error": null, "revision": "4"}]}
 
-state: "starting" until a first model process is ready; "ready"; "unready" while all are being replaced; "draining" after
-    SIGTERM; "stopped"; "failed" if the server could not serve, with `error`.
+state: "starting" until a first model process is ready; "ready"; "unready" while all model processes are being replaced;
+    "draining" after SIGTERM; "stopped"; "failed" if the server could not serve, with `error`.
 revision: the revision being served.
-refused: {"revision": ..., "error": ...} of the configuration that a SIGHUP could not load; the previous one stays.
+refused: {"revision": ..., "error": ...} of a configuration that could not be loaded after SIGHUP. The previous one
+    stays.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ STARTING, READY, UNREADY, DRAINING, STOPPED, FAILED = "starting", "ready", "unre
 
 
 class Refusal(TypedDict):
-    """A refused configuration: the revision, and the reason why the server can't serve it."""
+    """A configuration that the server could not load: its revision, and the reason."""
 
     revision: str
     error: str

@@ -7,8 +7,8 @@
     CALLS   front -> process   requests, each: number, operation, head, body
     REPLIES process -> front   responses, each: number, status, microseconds, headers, body
 
-A head is JSON with method, path, query and headers. It is empty unless the model needs it. Headers are a JSON list of pairs,
-empty for a JSON response.
+A head is JSON with method, path, query and headers. The front leaves it empty unless the model needs it. Headers are a
+JSON list of pairs, which is empty for a response with a JSON body.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Documents: TypeAlias = "dict[str, object]"
 
 @dataclass(frozen=True)
 class ModelSetup:
-    """The payload of SETUP: the configuration, and the folder that the processes share."""
+    """The payload of SETUP: the configuration, and a folder for files that processes share."""
 
     config: ServerConfig
     shared: str
@@ -83,9 +83,10 @@ class ModelCall(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A response to a request. headers: besides those of the front; empty for a JSON body.
+    """A response to a request.
 
-    ran_us: microseconds in the model.
+    headers: Headers that the front does not add itself; empty for a JSON body.
+    ran_us: Microseconds that the model took.
     """
 
     status: int
@@ -103,9 +104,9 @@ def json_frame(kind: int, value: object) -> bytes:
 
 
 def receive(link: socket.socket) -> tuple[int, bytes] | None:
-    """Return the next frame, or None once the socket is closed.
+    """Return the next frame as (kind, payload), or None once the socket is closed.
 
-    The socket must be blocking, and have at most one frame in flight.
+    The socket must be blocking. The other process must send its next frame only after an answer.
 
     Raises:
         TimeoutError: The socket's timeout has passed.
@@ -166,9 +167,11 @@ def unpack_replies(payload: bytes | memoryview) -> Iterator[tuple[int, Reply]]:
 
 
 class Servable(Protocol):
-    """A loaded script or model.
+    """A loaded script or model, which answers requests.
 
-    kind: text for the log. wants_head: needs each request's method, query or headers. is_batched: can take several.
+    kind: A text for the log, such as "script".
+    wants_head: Whether the model needs each request's method, query or headers.
+    is_batched: Whether it can answer several requests in one call.
     """
 
     kind: str
@@ -180,5 +183,5 @@ class Servable(Protocol):
         ...
 
     def answer(self, calls: Sequence[ModelCall]) -> list[Reply]:
-        """Return a response to each request. Never raise because of a request's content."""
+        """Return a response to each request. Bad requests never raise an exception."""
         ...

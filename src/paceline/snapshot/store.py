@@ -140,11 +140,7 @@ class _Meter:
 
 
 def _read(tree: Tree, path: str, target: Path | None, meter: _Meter) -> str:
-    """Return a file's hash, copying it on the way.
-
-    Raises:
-        _ChangedError: The file differs from the scan, before or after.
-    """
+    """Return a file's hash, copying it on the way."""
     digest = hashlib.sha256()
     try:
         source = open(tree.source / path, "rb", buffering=0)  # noqa: SIM115

@@ -1,1 +1,1 @@
-"""The supervisor: prepares a run, launches and watches its workers, restarts them, and reports."""
+"""The supervisor of a run, which prepares it, launches and watches its workers, restarts them, and reports."""

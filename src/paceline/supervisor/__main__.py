@@ -1,13 +1,14 @@
 """`python -m paceline.supervisor RUN_DIR [FD [MODULE ...]]`: supervise one run.
 
-Two processes: the guardian, which only waits, and its child, the supervisor. Both hold the run's lock. If the supervisor is
-killed, the guardian ends the remaining processes and records the failure.
+The program consists of two processes: the guardian, which only waits, and its child, the supervisor. Both hold the
+run's lock. If the supervisor is killed, the guardian ends the remaining processes and records the failure.
 
     submitting program ── guardian ── supervisor ── workers, or mpirun ── workers
                           subreaper   subreaper
 
-FD: the run's open lock, or a socket that will deliver it (`paceline.targets.supervisors.Early`), with modules to load meanwhile.
-Without FD, an engine's job started this process, which takes the lock itself.
+FD is the file descriptor of the run's lock, or of a socket that will deliver it (`paceline.targets.supervisors.Early`);
+in the second case, the MODULEs are imported meanwhile. Without FD, an engine's job started this process, which takes
+the lock itself.
 """
 
 from __future__ import annotations
@@ -71,9 +72,9 @@ def main(argv: list[str]) -> int:
 
 
 def _wait_to_begin(folder: RunFolder, fd: int, modules: Sequence[str]) -> int | None:
-    """Return the run's lock once the run exists, or None if the submitting program ended before.
+    """Return the run's lock once the run exists, or None if its submission ended before.
 
-    From then on, the output of this process goes to the driver's log.
+    From then on, this process writes to the driver's log.
     """
     with socket.socket(fileno=fd) as told:
         for name in modules:
@@ -93,7 +94,8 @@ def _wait_to_begin(folder: RunFolder, fd: int, modules: Sequence[str]) -> int | 
 def _take_lock(folder: RunFolder) -> None:
     """Wait for the run's lock, which another process may hold for a moment.
 
-    If another process keeps the lock, supervise the run without it: readers then ask the engine whether the run is alive.
+    If another process keeps the lock, supervise the run without it. Readers of the run then ask its engine whether it
+    is alive.
     """
     locks.take_within(folder.lock, _LOCK_S)
 

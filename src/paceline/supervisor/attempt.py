@@ -27,7 +27,9 @@ from paceline.targets.base import Elastic
 
 
 def run_attempt(run: Supervision, number: int) -> Outcome:
-    """Start all workers once and watch them until all have ended.
+    """Start all workers once, and watch them until all have ended. Return the outcome.
+
+    number: The number of the attempt, from 1.
 
     Raises:
         JobError: The values of the job's secrets have been removed.
@@ -145,6 +147,6 @@ def _launch(run: Supervision, number: int) -> Launch:
 
 
 def _shell(of_node: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the environment below the workers' variables: the node's, or the submitting shell's."""
+    """Return the variables that workers inherit from their node or the submitting shell."""
     shell = processes.shell_environment() if of_node is None else of_node
     return processes.with_home(environment.inherited(shell))

@@ -1,12 +1,12 @@
-"""The server of `paceline exec`: runs commands beside a worker, requested by files in the run's folder.
+"""The server of `paceline exec`, which runs commands beside a worker. Files in the run's folder request them.
 
-       exec/<id>/request.json   {"argv", "rank", "terminal", "term", "relay"} requests a command, {"stacks": {"native"}} stack
-                                dumps (`paceline.observe.stacks`), {"profile": {"seconds", "rate"}} samples of the stacks
-                                (`paceline.observe.profile`). The client renames the complete folder to this name.
-    exec/<id>/in_<n>.json    messages of the client
-    exec/<id>/alive          heartbeat of the client
-    exec/<id>/answer.json    {"output"}: the name of the output's file, or {"error"}
-    attempts/<k>/exec_<id>.jsonl   the output, transferred as logs are
+    exec/<id>/request.json   {"argv", "rank", "terminal", "term", "relay"} requests a command, {"stacks": {"native"}}
+    stack
+                             dumps (`paceline.observe.stacks`), {"profile": {"seconds", "rate"}} a profile
+                             (`paceline.observe.profile`). The client renames the complete folder to this name.
+    exec/<id>/in_<n>.json    messages of the client exec/<id>/alive          heartbeat of the client
+    exec/<id>/answer.json    {"output"}: the name of the output's file, or {"error"} attempts/<k>/exec_<id>.jsonl   the
+    output, transferred as logs are
 
 On the node, `paceline.remote.agent.execute` runs the command, which ends with the run like any process of the node.
 """
@@ -44,8 +44,9 @@ _LOOK_S = 0.05
 class _Running:
     """A running command.
 
-    folder: the folder of its request. sent: number of messages forwarded to a node that does not see this folder. hung_up:
-    whether the client is gone.
+    folder: The folder of its request.
+    sent: Number of the client's messages that were forwarded to a node that does not see `folder`.
+    hung_up: Whether the client is gone.
     """
 
     id: str
@@ -60,9 +61,11 @@ class _Running:
 
 
 class ExecCommands:
-    """The exec commands of one attempt.
+    """The commands of `paceline exec` during one attempt.
 
-    shells: the workers' environment on each node. is_running: whether a rank's worker runs. looks: takes the stack dumps.
+    shells: The workers' environment on each node.
+    is_running: Returns whether a rank's worker runs.
+    looks: Takes the requested stack dumps and profiles.
     """
 
     def __init__(
@@ -86,7 +89,7 @@ class ExecCommands:
         self._next = 0.0
 
     def look(self) -> None:
-        """Start requested commands, forward messages, and end commands without a client."""
+        """Start requested commands, forward messages, and end commands whose client is gone."""
         now = time.monotonic()
         # The supervisor calls this on each tick. List the folder less often.
         if now < self._next:
@@ -103,13 +106,13 @@ class ExecCommands:
                 self._forget(name)
 
     def ended(self, ended: ProcessExit) -> None:
-        """Record the end of a process if the process is one of the commands."""
+        """Record the end of a process, if it is one of the commands."""
         for one in self._running.values():
             if (one.pid, one.node_rank) == (ended.pid, ended.node_rank):
                 one.ended = time.monotonic()
 
     def close(self) -> None:
-        """Remove all files at the attempt's end, when the commands' processes have ended."""
+        """Remove all requests and outputs, once the commands' processes have ended."""
         for name in (*self._running, *self._told):
             self._forget(name)
         self._running.clear()
@@ -156,9 +159,9 @@ class ExecCommands:
             self._open.pop(name).close()
 
     def _begin_look(self, name: str, limit_s: float, begin: Callable[[Callable[[WorkersReport], None]], None]) -> None:
-        """Examine all workers, and write the result as a command's output.
+        """Take a stack dump or profile, and write it as if it were a command's output.
 
-        begin: called with the function that receives the result.
+        begin: A function that starts to take it, and gets the function that receives the result.
         """
         output = self._make_output(name)
         # Keep the request as known; it is forgotten when its client is gone.
@@ -236,10 +239,10 @@ class ExecCommands:
                     one.sent += 1
 
     def _hang_up(self, one: _Running) -> None:
-        """End a command without a client.
+        """End a command whose client is gone.
 
-        A signal alone is not enough: in a container only the engine's client gets the signal. So a file, or the missing
-        folder, tells the program that runs the command.
+        SIGHUP alone is not enough: in a container, only the engine's client gets the signal. So a message, or the
+        removal of the request's folder, tells this to the program that runs the command.
         """
         one.ended, one.hung_up = time.monotonic(), True
         self._nodes.signal(one.pid, one.node_rank, signal.SIGHUP)

@@ -18,7 +18,10 @@ from paceline.system.files import read_json
 
 
 def wrapped(commands: Sequence[Command], launch: Launch, shells: Sequence[Mapping[str, str]]) -> list[Command]:
-    """Return the commands, wrapped in containers if the nodes have containers. shells: one environment per node."""
+    """Return the commands, changed to run in containers if the job has an image.
+
+    shells: The environment of each node.
+    """
     if launch.prepared[0].container is None:
         return list(commands)
     # Without a remote shell this machine simulates all nodes with one engine. Otherwise each node has an engine.
@@ -35,7 +38,9 @@ def wrapped(commands: Sequence[Command], launch: Launch, shells: Sequence[Mappin
 def beside_worker(launch: Launch, shells: Sequence[Mapping[str, str]], rank: int, program: str, *words: str) -> Command:
     """Return a command that runs a program of Paceline in a worker's environment and container.
 
-    program: its file, relative to the package.
+    rank: The worker's rank.
+    program: The program's file, relative to the package, such as "observe/node/look.py".
+    words: Arguments of the program.
     """
     place = launch.places[rank]
     command = replace(
@@ -74,7 +79,7 @@ def beside_worker(launch: Launch, shells: Sequence[Mapping[str, str]], rank: int
 
 
 def why_not_started(launch: Launch, exit_code: int, lines: Sequence[str]) -> str | None:
-    """Return the engine's error for a worker that never reached its script, or None."""
+    """Return the container engine's error if a worker's container never started, or None."""
     prepared = launch.prepared[0]
     if prepared.container is None:
         return None
@@ -85,10 +90,10 @@ def why_not_started(launch: Launch, exit_code: int, lines: Sequence[str]) -> str
 
 
 def _with_shells(command: Command, launch: Launch, shells: Sequence[Mapping[str, str]]) -> Command:
-    """Return mpirun's command, wrapped in its node's container.
+    """Return mpirun's command, changed to run in a container of its node.
 
-    The remote shell starts mpirun's daemon on each other node, and the daemon starts the workers: so the remote command
-    runs in one container of that node, with all its workers.
+    On the other nodes, mpirun's daemons start the workers. The remote shell starts each daemon in a container of its
+    node, which then has all workers of that node.
     """
     ranks: dict[int, list[int]] = {}
     for place in launch.places:
@@ -130,10 +135,11 @@ def _found(launch: Launch, node_rank: int) -> dict[str, Any]:
 
 
 def left_its_container(launch: Launch, folder: RunFolder, rank: int, is_alive: Callable[[int], bool]) -> bool:
-    """Return whether the engine's client ended although the worker runs or never started.
+    """Return whether the container's client ended although the worker runs or never started.
 
-    A podman client that gets SIGTERM too early exits with 0, as if the script had ended well. is_alive: returns whether the
-    process of this pid runs.
+    A podman client that gets SIGTERM too early exits with 0, as if the script had succeeded.
+
+    is_alive: Returns whether a process with this pid runs.
     """
     if launch.prepared[0].container is None:
         return False

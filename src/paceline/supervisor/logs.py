@@ -49,7 +49,7 @@ def _link(target: str, beside: str, path: str) -> None:
 
 
 class NewFiles:
-    """A watch for new names in a folder, listed only after changes."""
+    """A detector of new files in a folder, which lists the folder only after changes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = str(folder)
@@ -74,10 +74,10 @@ class NewFiles:
 
 
 class LogWatch:
-    """An index of growing logs, which also keeps each within the job's limit.
+    """The writer of an index of the workers' logs, which also keeps them within their limit.
 
-    keeps_limits: False if the nodes have logs of their own and limit them there. grown: returns the names of logs that grew
-    since the last call, or None if that is not known.
+    keeps_limits: False if the nodes have the logs on other disks and limit them there.
+    grown: Returns the names of logs that grew since the last call, or None if that is not known.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class LogWatch:
         self._order = open(folder.log_order(launch.attempt), "ab", buffering=0)  # noqa: SIM115
 
     def look(self, new: Iterable[str]) -> None:
-        """Index each log that has grown, also those named in `new`."""
+        """Write index entries for logs that have grown. `new` has the names of new files."""
         for name in new:
             if (found := _RANK_LOG.fullmatch(name)) and (rank := int(found[1])) not in self._paths:
                 self._add(rank)
@@ -135,7 +135,7 @@ class LogWatch:
         return f"{time.time():.3f} {rank} {size}\n"
 
     def close(self) -> None:
-        """Index the last lines, and close the index."""
+        """Write index entries for the last lines, and close the index."""
         self._next_s = 0.0
         self.look(())
         self._order.close()
@@ -156,7 +156,7 @@ class LogWatch:
 
 
 def shorten_logs(folder: RunFolder, attempt: int) -> None:
-    """Close the gaps in an ended attempt's logs, and correct the index."""
+    """Remove the holes in the truncated logs of an ended attempt, and correct the index."""
     closed = {}
     for path in folder.attempt(attempt).glob("gap_*.json"):
         if (

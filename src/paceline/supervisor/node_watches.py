@@ -28,8 +28,9 @@ _DISK_LOOK_S = 20.0
 class ResizeWatch:
     """A watch for additional nodes of an elastic run.
 
-    not_before_s: seconds from the attempt's start to the first question. more: returns how many nodes the run could have,
-    without blocking. note: called with a sentence once the workers have been asked to end.
+    not_before_s: Seconds from the attempt's start until the watch begins.
+    more: Returns how many nodes the run could have, without blocking.
+    note: Called with a sentence after the workers were asked to end.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class ResizeWatch:
 
 
 class DiskWatch:
-    """A watch on the disks of some folders. warn: called for each nearly full disk."""
+    """A watch on the disks of some folders. `warn` gets a text for each nearly full disk."""
 
     def __init__(self, nodes: Any, paths: Sequence[str], warn: Callable[[str], None]) -> None:
         self._ask = getattr(nodes, "disks", None)
@@ -84,7 +85,7 @@ class DiskWatch:
         self._told: set[tuple[str, int]] = set()
 
     def look(self) -> None:
-        """Ask the nodes for their free disk space if the last request is old enough."""
+        """Check the free disk space on the nodes, if the last check is old enough."""
         if self._ask is None or time.monotonic() < self._next:
             return
         for place, (free, total, number) in self._ask(self._paths).items():

@@ -1,4 +1,4 @@
-"""Run `paceline.node` once on each node, before the workers and after them."""
+"""Run `paceline.node` once on each node, before the workers start and after they end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,12 @@ _VERBS: dict[str, tuple[Callable[[RunFolder, int], Path], str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class NodeOutcome:
-    """The outcome on all nodes. results: one for each node; stopped: the reason from outside to stop."""
+    """The outcome of a program that ran on several nodes.
+
+    results: The result of each node, if all succeeded.
+    failure: The report of the first failure, or None.
+    stopped: The reason to stop that came from outside, or None.
+    """
 
     results: tuple[dict[str, Any], ...] = ()
     failure: FailureReport | None = None
@@ -52,9 +57,13 @@ def on_nodes(
     seen: RemotePaths,
     stop: Callable[[], str | None] = lambda: None,
 ) -> NodeOutcome:
-    """Run `verb` on these nodes in parallel, and wait until all processes have ended.
+    """Run a command of `paceline.node` on these nodes in parallel, and wait for its end.
 
-    verb: a key of `_VERBS`. The first failed or lost node ends the others. stop: polled for a reason to end.
+    verb: The command, such as "prepare", a key of `_VERBS`.
+    seen: The paths that the nodes see.
+    stop: Polled for a reason to stop.
+
+    The first failed or lost node ends the processes on the others.
     """
     folder, wake = run.folder, run.wake
     result, _ = _VERBS[verb]
@@ -120,9 +129,9 @@ def on_nodes(
 def all_started(
     nodes: Nodes, commands: Sequence[Command], work_dir: Path, shells: Mapping[int, Mapping[str, str]]
 ) -> Iterator[StartedCommand | OSError]:
-    """Start commands, and yield the results, of which an error may be the last.
+    """Start commands. Yield a StartedCommand for each, or the error that ends the starts.
 
-    shells: Node rank -> the environment below the commands' own.
+    shells: Node rank -> environment variables of the node, which the commands' own variables override.
     """
     start_all = getattr(nodes, "start_all", None)
     if start_all is not None and len(commands) > 1:
@@ -143,7 +152,7 @@ def all_started(
 
 
 def send_signals(nodes: Nodes, pids: Mapping[int, Sequence[int]], numbers: Sequence[int]) -> None:
-    """Send signals, in this order, to processes given by their nodes' ranks."""
+    """Send the signals `numbers` in order to processes, given as {node rank: pids}."""
     if (send := getattr(nodes, "signal_all", None)) is not None:
         send(pids, numbers)
         return
@@ -154,17 +163,19 @@ def send_signals(nodes: Nodes, pids: Mapping[int, Sequence[int]], numbers: Seque
 
 
 def from_here(run: Supervision, verb: str) -> NodeOutcome:
-    """Run `verb`, "check" or "store", on the supervisor's own machine for remote nodes."""
+    """Run "check" or "store" of `paceline.node` on this machine, for remote nodes."""
     nodes = ThisHost()
     seen = nodes.send(run.folder, library_dir(run.folder.path.parent.parent))
     return on_nodes(run, verb, [0], nodes, seen, run.cancel_reason)
 
 
 def _environment(folder: RunFolder, seen: RemotePaths, shell: Mapping[str, str] | None) -> dict[str, str]:
-    """Return `shell` (default: the supervisor's environment) with the variables that mark the run's processes.
+    """Return environment variables that mark a process as one of the run's.
 
-    The marks identify processes that a killed supervisor left behind. SUPERVISOR_VARIABLE is removed, because processes with
-    this variable are spared when the run's processes are killed.
+    By the marks, processes that a killed supervisor left behind are found. SUPERVISOR_VARIABLE is removed, because
+    processes with this variable are spared when the run's processes are killed.
+
+    shell: The variables to start from; None for the supervisor's own.
     """
     shell = os.environ if shell is None else shell
     kept = {name: value for name, value in shell.items() if name != processes.SUPERVISOR_VARIABLE}
@@ -208,10 +219,10 @@ def _report(verb: str, node_rank: int, code: int, result: Any, folder: RunFolder
 
 
 class ThisHost(LocalNodes):
-    """A single node, this machine, for a run with remote nodes.
+    """This machine, as the only node of a run whose other nodes are remote.
 
-    `LocalNodes` reaps and kills every child of this process. Here that would include the ssh processes that connect to the run's
-    nodes, and whose exit codes other threads wait for. So this class waits for single pids.
+    `LocalNodes` reaps and kills every child of this process. Here that would include the ssh processes that connect to
+    the run's nodes, and whose exit codes other threads wait for. So this class waits for single pids.
     """
 
     def __init__(self) -> None:

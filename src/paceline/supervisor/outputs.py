@@ -21,7 +21,7 @@ _NAMED = 5
 
 
 def brought_home(run: Supervision, outcome: Outcome) -> Outcome:
-    """Fetch the run's files, and return the outcome, which includes a failure to fetch them.
+    """Fetch an attempt's files from the nodes. Return the outcome, or one with a failure.
 
     If files could not be fetched, the failure and a property of the run name them and the machine that still has them.
     """
@@ -49,9 +49,9 @@ def _note_not_fetched(run: Supervision, text: str) -> None:
 
 
 def settle_links(run: Supervision, outcome: Outcome) -> None:
-    """Resolve links that the workers left, and collect excluded files for the log and the record.
+    """Replace links that the workers left by their files, and log excluded files.
 
-    Do nothing if another attempt continues with the workers' folder.
+    Do nothing if another attempt continues in the working directory.
     """
     if outcome.stopped == "interrupted" or not run.record.attempts:
         return
@@ -75,9 +75,9 @@ def _note_left_out(run: Supervision, found: Iterable[Mapping[str, str]]) -> None
 
 
 def with_outputs_stored(run: Supervision, outcome: Outcome) -> Outcome:
-    """Store the outputs, and return the outcome, which includes a failure to store them.
+    """Store the run's outputs. Return the outcome, or one with a failure to store them.
 
-    A canceled or interrupted run stores nothing.
+    Nothing is stored if the run was canceled or interrupted.
     """
     if not any(reference.is_output for reference in run.job.inputs) or not run.record.attempts:
         return outcome

@@ -1,4 +1,4 @@
-"""Acquire nodes for an attempt, prepare folder, environment and data on each, and release them."""
+"""Acquire nodes for an attempt, prepare files, environment and data on each node, and release the nodes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,10 @@ def hold_nodes(run: Supervision) -> Outcome | None:
 
 
 def _sent(run: Supervision, seen: RemotePaths) -> dict[str, Path | None]:
-    """Return path in the source -> file to send to remote nodes instead of a link."""
+    """Return {path in the source: file to send} for files that remote nodes can't link to.
+
+    The file is None for an empty folder.
+    """
     if run.folder.carried.exists():
         # The import is slow, and only runs that came from another machine need it.
         from paceline.remote.staging.stage_in import as_here
@@ -93,7 +96,7 @@ def _sent(run: Supervision, seen: RemotePaths) -> dict[str, Path | None]:
 
 
 def clean_nodes(run: Supervision) -> None:
-    """Let remote nodes remove the run's data from their caches and container engines."""
+    """Remove the run's data from the caches and container engines of remote nodes."""
     nodes, seen = run.nodes, run.seen
     if nodes is None or seen is None or nodes.shell(0) is None or nodes.lost():
         return
@@ -104,7 +107,7 @@ def clean_nodes(run: Supervision) -> None:
 
 
 def remove_on_nodes(run: Supervision) -> None:
-    """End containers on remote nodes, which docker's daemon runs even after their client's end."""
+    """Remove the run's containers on remote nodes. docker keeps them after their client's end."""
     nodes, seen = run.nodes, run.seen
     if nodes is None or seen is None or nodes.shell(0) is None:
         return
@@ -116,7 +119,7 @@ def remove_on_nodes(run: Supervision) -> None:
 
 
 def give_nodes_back(run: Supervision) -> None:
-    """End all processes on the nodes, and release the nodes. A second call does nothing."""
+    """End all processes on the nodes, and release the nodes. Later calls do nothing."""
     nodes, run.nodes = run.nodes, None
     run.stop_clock()
     if nodes is not None:
@@ -126,7 +129,8 @@ def give_nodes_back(run: Supervision) -> None:
 def _prepare(run: Supervision, nodes: Nodes, seen: RemotePaths) -> tuple[NodeOutcome, tuple[NodeSetup, ...]]:
     """Prepare environment and data on each node, if the job needs any of them.
 
-    Remote nodes also search for Open MPI, and make the workers' folder unless they share the supervisor's folder.
+    Remote nodes also look for Open MPI. They create the working directory too, unless they share the supervisor's
+    folder.
     """
     job, is_here = run.sized, nodes.shell(0) is None
     needs_more = not is_here and (job.launcher == "mpi" or not seen.is_shared)

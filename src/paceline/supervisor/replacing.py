@@ -1,10 +1,11 @@
-"""Replace lost workers while the others stay (`on_failure="replace"`).
+"""Replace lost workers while the other workers continue (`on_failure="replace"`).
 
-    attempts/<k>/group_<rank>.json     {"generation", "why_not", "hands_over"} of each rank that trains in `hvd.elastic.run`
+    attempts/<k>/group_<rank>.json     {"generation", "why_not", "hands_over"} of each rank that trains in
+    `hvd.elastic.run`
 
-A group is one start of the ranks' engine, and its generation counts them. The other ranks notice a loss themselves: they go back
-to their last commit and wait for the next generation. A lost rank can join it if all ranks were in the same generation.
-Otherwise the attempt ends, and all workers start again.
+The ranks of a generation have started their collectives together. The other ranks detect a loss themselves: they go
+back to their last commit and wait for the next generation. A lost rank can join it if all ranks were in the same
+generation. Otherwise the attempt ends, and all workers start again.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from paceline.targets import Nodes
 
 
 class Replacing:
-    """The replacements of one attempt.
+    """The replacement of lost workers in one attempt.
 
-    shells: environment of each node, to which a command adds its variables. left: how many replacements `max_restarts` still
-    allows. note: called to record a replacement.
+    shells: The environment of each node, to which a command adds its variables.
+    left: How many replacements `max_restarts` still allows.
+    note: Called to record a replacement.
     """
 
     def __init__(
@@ -48,10 +50,12 @@ class Replacing:
     def start(
         self, lost: Mapping[int, StartedCommand], staying: Collection[int], errors: Collection[int], cause: str
     ) -> dict[int, StartedCommand]:
-        """Start lost workers again, and return their commands; {} if all workers must start again.
+        """Start lost workers again. Return {rank: command}; {} if all workers must start again.
 
-        lost: the commands of the lost ranks. staying: the living ranks. errors: ranks whose script raised an
-        exception. cause: the cause of the loss.
+        lost: Lost rank -> its command.
+        staying: The ranks whose workers run.
+        errors: Ranks whose script raised an exception.
+        cause: The cause of the loss, for the record.
         """
         groups = {place.rank: self._group(place.rank) for place in self._launch.places}
         self.why_not = self._why_not(groups, lost, staying, errors)

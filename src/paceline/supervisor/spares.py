@@ -1,6 +1,6 @@
-"""Keep a warm spare on each node, from which the run's next attempt forks its workers (`paceline.worker.spare`).
+"""Keep a warm process on each node, from which the run's next attempt forks its workers (`paceline.worker.spare`).
 
-The spare belongs to the nodes that the run holds: it outlives an attempt and ends when the run gives the nodes back.
+Such a warm spare outlives an attempt. It ends when the run gives its nodes back.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _AFTER_S = 0.5
 
 
 class WarmSpares:
-    """The spares of one run. One object serves all attempts."""
+    """The warm spares on the nodes of one run, for all its attempts."""
 
     def __init__(self) -> None:
         self._nodes: Nodes | None = None
@@ -36,7 +36,7 @@ class WarmSpares:
         self._at_s = 0.0
 
     def begin(self, launch: Launch, nodes: Nodes, shells: Sequence[Mapping[str, str]]) -> None:
-        """Begin an attempt, which takes over the spares of its nodes."""
+        """Note the nodes of a new attempt. Spares from an earlier attempt on them stay."""
         if nodes is not self._nodes:
             self._nodes, self._pids, self._begun, self._told = nodes, {}, {}, {}
         self._shells, self._at_s = shells, 0.0
@@ -45,7 +45,7 @@ class WarmSpares:
         self._wanted = {node.node_rank: _command(launch, node.node_rank) for node in places if launch.spare}
 
     def look(self, folder: RunFolder, launch: Launch) -> None:
-        """Start missing spares while the workers run, and log their reports."""
+        """Start missing spares once the workers run, and log what spares report."""
         if not self._wanted or self._nodes is None:
             return
         self._at_s = self._at_s or time.monotonic() + _AFTER_S
@@ -67,7 +67,7 @@ class WarmSpares:
                 say(f"node {name}: {_text(report)}")
 
     def ended(self, ended: ProcessExit, launch: Launch) -> None:
-        """Log the crash of a spare."""
+        """Log the crash of a spare, if the ended process is one."""
         if self._pids.get(ended.node_rank) == ended.pid and ended.exit_code:
             del self._pids[ended.node_rank]
             how = signal_name(ended.exit_code - 128) if ended.exit_code > 128 else f"exit code {ended.exit_code}"
@@ -75,9 +75,9 @@ class WarmSpares:
 
 
 def spare_path(launch: Launch, seen: RemotePaths, *, is_here: bool) -> tuple[str, str]:
-    """Return the spares' path, or "" and why there are none.
+    """Return the path of the spares' sockets, or "" and the reason to have no spares.
 
-    is_here: whether all nodes are this machine, which then has one spare.
+    is_here: Whether all nodes are this machine, which then has one spare.
     """
     job = launch.job
     if job.warm == "off" or not (job.max_restarts or job.node_range):

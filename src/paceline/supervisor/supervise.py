@@ -51,9 +51,9 @@ _SIGNAL_S = 2.0
 
 
 def supervise(folder: RunFolder) -> None:
-    """Supervise the run of this folder to its end. The caller holds the run's lock.
+    """Supervise a run to its end. The caller holds the run's lock.
 
-    Once the record is read, record any error as the end of the run and raise nothing.
+    Any error after the record was read is recorded as the end of the run, and not raised.
     """
     run = Supervision(folder)
     try:
@@ -75,10 +75,9 @@ def _outcome(run: Supervision) -> Outcome:
 
 
 def _attempts(run: Supervision) -> Outcome:
-    """Run attempts up to the last, and return the last outcome. Keep nodes between attempts if possible.
+    """Run attempts until one is the last. Return its outcome.
 
-    Raises:
-        UserError: The run never had nodes, or the environment has no mpirun.
+    The run keeps its nodes between attempts if possible.
     """
     run.note_engine_restart()
     number = len(run.record.attempts)  # more than 0 if the engine has requeued the job
@@ -147,7 +146,7 @@ def _attempts(run: Supervision) -> Outcome:
 
 
 def _as_told(run: Supervision, outcome: Outcome) -> Outcome:
-    """Return the outcome, without a failure that the engine caused by ending the run."""
+    """Remove a failure from the outcome if the engine caused it by ending the run."""
     failure = outcome.failure
     if failure is None or (failure.cause not in NODES_GONE and failure.exit_code not in _KILLED):
         return outcome
@@ -158,7 +157,7 @@ def _as_told(run: Supervision, outcome: Outcome) -> Outcome:
 
 
 def _told_to_end(run: Supervision) -> str | None:
-    """Wait a moment for an engine's signal, and return why the run must end, or None."""
+    """Wait a moment for the engine's signal. Return why the run must end, or None."""
     if not run.folder.engine.exists():
         return None
     deadline = time.monotonic() + _SIGNAL_S
@@ -168,7 +167,7 @@ def _told_to_end(run: Supervision) -> str | None:
 
 
 def _tried(record: RunRecord) -> int:
-    """Return how many attempts count against `max_restarts`."""
+    """Return how many of the run's attempts count against `max_restarts`."""
     elastic = record.job is not None and record.job.node_range is not None
     free = _FREE_IF_ELASTIC if elastic else _FREE
     return sum(attempt.cause not in free for attempt in record.attempts)
@@ -180,7 +179,7 @@ def _replaced(record: RunRecord) -> int:
 
 
 def _goes_on(run: Supervision, outcome: Outcome) -> bool:
-    """Return whether an elastic run continues, and set its maximum number of nodes."""
+    """Return whether an elastic run continues with another number of nodes."""
     lost = outcome.failure is not None and outcome.failure.cause in NODES_GONE
     if outcome.stopped is not None or not (lost or outcome.resized):
         return False
@@ -243,10 +242,10 @@ def _extended(report: FailureReport, text: str) -> FailureReport:
 
 
 def _finish(run: Supervision, outcome: Outcome) -> None:
-    """Clean up, then write the end of the run.
+    """Release everything that the run holds, then write its end.
 
-    The order matters: a reader of the final state may start the next run at once, with this run's queue position, nodes and
-    ports. So release all of them first.
+    A reader of the final state may start the next run at once, with this run's queue position, nodes and ports. So they
+    are released first.
     """
     run.to(states.FINALIZING, waiting_for=None)
     if not run.record.attempts:

@@ -1,4 +1,4 @@
-"""The state of one run in its supervisor, and its record, which only the supervisor writes."""
+"""The state of one run in its supervisor, and changes of its record, which only the supervisor writes."""
 
 from __future__ import annotations
 
@@ -36,9 +36,12 @@ _ASK_S = 1.0
 class Outcome:
     """The end of an attempt.
 
-    stopped: the reason from outside, such as "cancel", "time_limit" or "preempted". stalled: the operations that its ranks
-    waited for. lost: number of lost nodes. whole: with `on_failure="replace"`, why all workers start again instead of the lost
-    worker alone. resized: whether the workers ended at a checkpoint to continue with more nodes.
+    stopped: The reason to end it that came from outside, such as "cancel", "time_limit" or "preempted"; None without
+        one.
+    stalled: A sentence on the collectives that its ranks waited for, or None.
+    lost: Number of lost nodes.
+    whole: With `on_failure="replace"`, the reason why lost workers were not replaced, so that all workers start again.
+    resized: Whether the workers ended at a checkpoint to continue with more nodes.
     """
 
     exit_codes: dict[str, int] = field(default_factory=dict)
@@ -53,9 +56,11 @@ class Outcome:
 class Supervision:
     """The state of one run, from its wait in the queue to its end.
 
-    most: current maximum number of nodes of an elastic run; None for the job's maximum. reason: why the next attempt starts.
-    nodes, seen, prepared: the nodes that the run holds now, the paths on them, and their environments. held: locks until the
-    run's end, on an environment and on views of the data. left_out: {"name", "why"} of files that the outputs exclude.
+    most: Present maximum number of nodes of an elastic run; None for the job's maximum.
+    reason: Why the next attempt starts, such as "restart after node_lost".
+    nodes, seen, prepared: The nodes that the run holds now, the paths on them, and their environments.
+    held: Locks on an environment and on views of the data, until the run's end.
+    left_out: {"name", "why"} of files that outputs exclude.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -90,22 +95,22 @@ class Supervision:
 
     @property
     def wanted(self) -> Job:
-        """Return the job with the number of nodes to ask the target for."""
+        """The job with the number of nodes to request from the target."""
         return self.job if self.most is None else self.job.at_most(self.most)
 
     @property
     def sized(self) -> Job:
-        """Return the job with the number of nodes that the run holds."""
+        """The job with the number of nodes that the run holds."""
         return self.job if self.nodes is None or not self.job.node_range else self.job.resized(len(self.nodes.nodes))
 
     # --- the record
 
     def to(self, status: str, **changes: Any) -> None:
-        """Write the run's next state."""
+        """Write the run's next state, with further changes of its record."""
         self.record = store.change(self.folder, self.record, status, **changes)
 
     def waiting(self, text: str) -> bool:
-        """Record what the run waits for. Return whether the run must stop waiting."""
+        """Record what the run waits for. Return True if it must stop waiting."""
         if text != self.record.waiting_for:
             was_over_quota = OVER_QUOTA in (self.record.waiting_for or "")
             self.record = replace(self.record, waiting_for=text)
@@ -115,14 +120,14 @@ class Supervision:
         return self.stop_reason() is not None
 
     def warn(self, text: str) -> None:
-        """Record a warning once; the run continues."""
+        """Record a warning, unless the record has it already."""
         if text not in self.record.warnings:
             say(f"warning: {text}")
             self.record = replace(self.record, warnings=(*self.record.warnings, text))
             store.write(self.folder, self.record)
 
     def note_hang(self, hang: Hang | None) -> None:
-        """Record a hang, or with None the end of a hang."""
+        """Record a hang. None means that the hang has ended."""
         self.record = replace(self.record, hang=hang)
         store.write(self.folder, self.record)
         # Tell other users who wait for the shared hosts. The call uses a thread, because a host may not answer.
@@ -138,7 +143,7 @@ class Supervision:
         store.write(self.folder, self.record)
 
     def owner(self) -> Owner:
-        """Return this process and its engine's job, which show readers whether the run is alive."""
+        """Return this process and the engine's job, by which readers see whether the run is alive."""
         owner, known = store.owner(), self.record.owner
         if "engine" in known:
             owner["engine"] = known["engine"]
@@ -169,12 +174,12 @@ class Supervision:
         )
 
     def note_replacement(self, replacement: Replacement) -> None:
-        """Record workers that started again within the attempt."""
+        """Record that workers were started again within the attempt."""
         self._change_last_attempt(replaced=(*self.record.attempts[-1].replaced, replacement))
         store.write(self.folder, self.record)
 
     def close_attempt(self, outcome: Outcome) -> None:
-        """Record the end of the attempt, unless it is recorded already."""
+        """Record the end of the last attempt, unless it is recorded already."""
         if not self.record.attempts or self.record.attempts[-1].ended_utc is not None:
             return
         cause = (
@@ -183,9 +188,9 @@ class Supervision:
         self._change_last_attempt(ended_utc=utc_now(), exit_codes=outcome.exit_codes, cause=cause)
 
     def note_engine_restart(self) -> None:
-        """Record how the last attempt ended, if the engine has started the run again since.
+        """Record how the last attempt ended before the engine started the run again.
 
-        A preemption sends SIGTERM before it kills. An attempt that got no SIGTERM lost the supervisor's node.
+        Before a preemption, the engine sends SIGTERM. An attempt that got no SIGTERM lost the supervisor's node.
         """
         if not self.record.attempts:
             return
@@ -208,22 +213,25 @@ class Supervision:
     # --- reasons to stop
 
     def start_clock(self) -> None:
-        """Start the time limit: max_run_duration_seconds covers all attempts together."""
+        """Start the time limit `max_run_duration_seconds`, less the time of earlier attempts."""
         limit = self.job.max_run_duration_seconds
         if limit is not None:
             self._deadline = time.monotonic() + limit - sum(map(_duration_s, self.record.attempts))
 
     def stop_clock(self) -> None:
-        """Pause the time limit while the run is queued."""
+        """Stop the time limit, since the run is queued."""
         self._deadline = None
 
     @property
     def ends_at(self) -> float | None:
-        """Return the Unix time at which the time limit ends the run, or None."""
+        """The Unix time at which the time limit ends the run, or None."""
         return None if self._deadline is None else time.time() + self._deadline - time.monotonic()
 
     def cancel_reason(self) -> str | None:
-        """Return the outside reason to end the run: "cancel", "time_limit" (the engine's), "interrupted" or None."""
+        """Return why a user or the engine has requested the end of the run, or None.
+
+        The reason is "cancel", "time_limit" (the engine's) or "interrupted" (the engine may start the run again).
+        """
         if self.folder.cancel_request.exists():
             return "cancel"
         number = self.wake.stopped_by
@@ -239,7 +247,7 @@ class Supervision:
     def stop_reason(self) -> str | None:
         """Return the reason to end the workers, or None.
 
-        The reasons are those of `cancel_reason`, the run's own "time_limit", and "preempted".
+        It is a reason of `cancel_reason`, "time_limit" for the run's own limit, or "preempted".
         """
         if (reason := self.cancel_reason()) is not None:
             if reason == "interrupted":
@@ -253,11 +261,11 @@ class Supervision:
         return "preempted" if self.may_leave and self.leaves_for else None
 
     def may_leave_now(self) -> None:
-        """Allow the run to return its nodes and queue again."""
+        """Allow that the run returns its nodes and queues again if another run needs them."""
         self.has_run, self.may_leave, self.leaves_for, self._asks_at = False, True, "", 0.0
 
     def has_to_leave(self) -> bool:
-        """Ask whether another run, such as a more urgent one, needs the nodes."""
+        """Return whether another run, such as a more urgent one, needs the nodes."""
         ask = getattr(self.nodes, "leave_reason", None)
         if ask is not None and not self.leaves_for:
             with contextlib.suppress(TargetError, EngineError, OSError):  # ask again later: the queue can't be read now
@@ -272,9 +280,10 @@ def _duration_s(attempt: Attempt) -> float:
 
 
 class Wake:
-    """A handler of SIGCHLD, SIGTERM, SIGINT, SIGHUP and SIGUSR2, and a sleep that they interrupt.
+    """A sleep that signals interrupt: SIGCHLD, SIGTERM, SIGINT, SIGHUP and SIGUSR2.
 
-    `stopped_by`: the signal that requested the end. SIGUSR2 is an engine's warning that the job's time is nearly up.
+    stopped_by: The signal that requested the end of the run, or None. SIGUSR2 is an engine's warning that the job's
+        time is nearly up.
     """
 
     def __init__(self) -> None:
@@ -292,7 +301,7 @@ class Wake:
             signal.signal(number, self._stop)
 
     def heed(self, nodes: object) -> None:
-        """Let messages from these nodes interrupt a sleep too: remote processes send no signals."""
+        """Let messages of these nodes interrupt a sleep, since remote processes send no signals."""
         if hasattr(nodes, "on_news"):
             nodes.on_news = self.poke
 

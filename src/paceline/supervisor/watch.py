@@ -84,9 +84,12 @@ _LOAD_S = 5.0
 class WorkerWatch:
     """The workers of one attempt, watched in the supervisor's only thread.
 
-    shells: environment of each node, to which a command adds its variables. stop: polled for a reason to end. on_running:
-    called once all workers have started. keeps_limits: as in `LogWatch`. warn: called with warnings for users. resize: asks for
-    more nodes for an elastic run. spares: the nodes' warm spares. replacing: replaces lost workers; None if all start again.
+    shells: The environment of each node, to which a command adds its variables.
+    stop: Polled for a reason to end the workers.
+    on_running: Called once all workers have started.
+    keeps_limits: As in `LogWatch`.
+    resize: Watches for more nodes of an elastic run; None if the run is not elastic.
+    replacing: Replaces lost workers; None if all workers start again.
     """
 
     def __init__(
@@ -148,7 +151,7 @@ class WorkerWatch:
         self._stood: str | None = None
 
     def run(self, commands: list[Command]) -> Outcome:
-        """Start the commands and watch them until all have ended."""
+        """Start the commands, watch them until all have ended, and return the outcome."""
         stopped: str | None = None
         failure: FailureReport | None = None
         self._wake.heed(self._nodes)
@@ -221,7 +224,7 @@ class WorkerWatch:
     # --- watching
 
     def _watch(self) -> str | None:
-        """Watch until all workers have ended or one has failed, or return a reason to stop."""
+        """Watch the workers until they must be ended. Return the reason from outside, or None."""
         while True:
             began_s = time.monotonic()
             self._look()
@@ -318,8 +321,8 @@ class WorkerWatch:
     def _look(self) -> None:
         """Process all events since the last call.
 
-        The ends of commands come first. A remote node reports an end after all files of that process have arrived, so an
-        exit code never comes before the report of its exception.
+        Exits come first. A remote node reports an exit after it has sent all files of that process, so the supervisor
+        never sees an exit code before the report of its exception.
         """
         for ended in self._nodes.ended():
             self._ended(ended)
@@ -352,7 +355,7 @@ class WorkerWatch:
         self._wake.sleep(max(least_s, pause_s))
 
     def _take_report(self, kind: str, rank: int) -> bool:
-        """Read a worker's report of its start, end or exception. Return False to read it again later."""
+        """Read a worker's report of its start, end or exception. Return False to try again."""
         attempt = self._launch.attempt
         if rank not in self._places:
             return True
@@ -393,9 +396,10 @@ class WorkerWatch:
     # --- ending
 
     def _end_gracefully(self) -> None:
-        """Send SIGTERM to all running workers, and wait during the grace period until they have ended.
+        """Send SIGTERM to all running workers, and wait up to the grace period for their end.
 
-        The workers' children get no SIGTERM: a checkpoint may need data loaders. mpirun gets it only before it has started
+        The workers' children get no SIGTERM, since a checkpoint may need data loaders. mpirun gets it only before it
+        has started
         workers: later it would kill them a second after its SIGTERM.
         """
         self._ending_since = self._ending_since or time.monotonic()
@@ -454,9 +458,9 @@ class WorkerWatch:
         )
 
     def _wait_for_losses(self) -> None:
-        """Wait in case the loss of a node, not yet noticed, explains all failures.
+        """Wait for the loss of a node to be found, if such a loss may explain the failures.
 
-        The workers' peers notice a broken connection at once; a silent node counts as lost only after `silence_s`.
+        Workers see a broken connection at once, but a silent node counts as lost only after `silence_s`.
         """
         from paceline.supervisor.diagnosis.findings import may_have_lost_a_node
 
@@ -468,7 +472,7 @@ class WorkerWatch:
     # --- the diagnosis
 
     def _load_diagnosis(self) -> None:
-        """Load the diagnosis now: an update of Paceline may replace its files during the run."""
+        """Import the modules for a diagnosis before an update of Paceline can replace them."""
         self._load_at_s = math.inf
         import_module("paceline.supervisor.diagnosis.findings")
         import_module("paceline.observe.wait_graph")

@@ -69,11 +69,7 @@ class TcpCounts:
 
 
 def connections() -> Iterator[tuple[int, tuple[int, int]]]:
-    """Yield (inode, (bytes sent, bytes received)) of each open TCP connection in this network namespace.
-
-    Raises:
-        OSError: The kernel does not report connections.
-    """
+    """Yield (inode, (bytes sent, bytes received)) of each open TCP connection in this network namespace."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as asked:
         asked.settimeout(_LIMIT_S)
         for family in (socket.AF_INET, socket.AF_INET6):

@@ -37,11 +37,7 @@ class Commands:
         self.spares: set[int] = set()
 
     def start(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None, log: str, tag: str) -> int:
-        """Start a command whose output the kernel appends to the file `log`. Return its pid.
-
-        Raises:
-            OSError: The command can't be started.
-        """
+        """Start a command whose output the kernel appends to the file `log`. Return its pid."""
         file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             pid = _spawn(argv, env, cwd, subprocess.DEVNULL, file, file)
@@ -66,9 +62,6 @@ class Commands:
         Returns:
             The pid, and "". If the spare could not fork, the worker is started cold, and the second value is the
             reason.
-
-        Raises:
-            OSError: The command can't be started.
         """
         if not spare:
             pid = self.start(argv, env=env, cwd=cwd, log=log, tag=tag)

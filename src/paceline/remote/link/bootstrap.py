@@ -38,11 +38,7 @@ class Ends:
 
     @classmethod
     def of_program(cls, argv: Sequence[str], environment: Mapping[str, str], name: str) -> Ends:
-        """Start a program, such as `ssh host ...`, whose standard streams are the link.
-
-        Raises:
-            LinkError: The program can't be started.
-        """
+        """Start a program, such as `ssh host ...`, whose standard streams are the link."""
         try:
             process = subprocess.Popen(
                 list(argv),

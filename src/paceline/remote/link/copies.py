@@ -99,9 +99,6 @@ class Copies:
 
         A group that was lost and has returned may have a checkpoint that the other groups lack. Without this copy, its
         ranks would resume from another step than the other ranks.
-
-        Raises:
-            TargetError: Checkpoints can't be fetched or sent.
         """
         leaders = [self._links[rank] for rank in self._leaders().values()]
         here, there = self._folder.checkpoints, f"{self.path}/checkpoints"
@@ -286,9 +283,6 @@ def clear_node(
         but: The id of a run to skip.
         most_bytes: Leave a copy on the node if the run's own folder lacks more bytes than this; None for no limit.
         dry_run: Report copies without fetching or removing files.
-
-    Raises:
-        LinkError: The node is lost.
     """
     try:
         names = link.names_in(f"{top}/runs")
@@ -368,9 +362,6 @@ def _fetch(link: Link, path: str, folder: RunFolder, there: Mapping[str, Stamp],
     """Fetch the files named in `wanted` from a node's copy at `path`.
 
     there: The files of the copy, as {name: stamp}.
-
-    Raises:
-        OSError: Some files can't be fetched.
     """
     # The node sends files that `known` lacks. Don't add files that the node lacks: it would report them as removed.
     known = {name: stamp for name, stamp in there.items() if name not in wanted}

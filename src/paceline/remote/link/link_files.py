@@ -49,11 +49,7 @@ class LinkFiles:
         self._put(entries(source, skip), path, how)
 
     def put_files(self, files: Mapping[str, Path], path: str) -> None:
-        """Send files, given as {name in the folder: local path}, as a new folder `path`.
-
-        Raises:
-            OSError: A file can't be read here, or the agent failed.
-        """
+        """Send files, given as {name in the folder: local path}, as a new folder `path`."""
         self._put(entries_of(files), path, "replace")
 
     def _put(self, frames: Iterable[Frame], path: str, how: str) -> None:
@@ -172,9 +168,6 @@ class LinkFiles:
         """Wait until all of the run's files on the node are stored in `folder`.
 
         is_last: Whether the run has ended on the node. Then fetch the script's working directory too.
-
-        Raises:
-            OSError: Some files can't be written to the local folder.
         """
         self.end_flush(self.begin_flush(is_last=is_last))
 

@@ -125,9 +125,6 @@ class Changes:
 
         The run has ended if its status is in `ends`. The caller sends the frame after all changes that preceded this
         call, and updates `known`.
-
-        Raises:
-            OSError: The record can't be read.
         """
         with open(os.path.join(self.top, RECORD), "rb") as file:
             data, found = file.read(), os.fstat(file.fileno())

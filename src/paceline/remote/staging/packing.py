@@ -149,11 +149,7 @@ def add_run(archive: tarfile.TarFile, folder: RunFolder, packed: Packed | None, 
 
 
 def local_places(environment: EnvironmentSpec) -> Iterator[Path]:
-    """Yield the paths of an environment's local archives, folders and channels.
-
-    Raises:
-        EnvironmentSpecError: A path does not exist.
-    """
+    """Yield the paths of an environment's local archives, folders and channels."""
     from paceline.environments.key import paths_of
 
     for path in paths_of(environment):

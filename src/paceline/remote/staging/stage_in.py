@@ -56,9 +56,6 @@ class Arrived:
         """Return the environment with the paths of its packages on this machine.
 
         Packages that were sent by a datastore are fetched first.
-
-        Raises:
-            TransferError: The packages can't be fetched.
         """
         from paceline.environments.key import moved
 
@@ -68,9 +65,6 @@ class Arrived:
         """Return {path in the source folder: path here} of sent files outside the snapshot.
 
         The path here is null for an empty folder. Files that were sent by a datastore are fetched first.
-
-        Raises:
-            TransferError: The files can't be fetched.
         """
         found: dict[str, Path | None] = {}
         for path, (tree, name) in self.manifest.linked.items():
@@ -115,11 +109,7 @@ class Arrived:
         return self.workspace / FOLDER / tree
 
     def _fetch(self, tree: str) -> None:
-        """Fetch a tree from a datastore, completely or not at all.
-
-        Raises:
-            TransferError: The tree can't be fetched, or its content is not the content that was sent.
-        """
+        """Fetch a tree from a datastore, completely or not at all."""
         from paceline.data.stores.filesystem import Store
         from paceline.data.transfer.listing import list_source
         from paceline.data.transfer.transfer import download_files

@@ -144,9 +144,6 @@ def settle(folder: RunFolder) -> bool:
     """Store a run's outputs, then its final record. Return False if there are none to store.
 
     Do nothing if another process is doing this, or if this user may not write the run's folder.
-
-    Raises:
-        OSError: The run's folder can't be written.
     """
     if not is_over(folder):
         return False

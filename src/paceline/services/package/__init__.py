@@ -1,1 +1,1 @@
-"""Write a folder that builds and serves a model elsewhere: Dockerfile, exact versions, models, script and server."""
+"""Write a folder from which a model can be served on other machines, as an image or without one."""

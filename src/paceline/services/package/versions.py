@@ -23,9 +23,10 @@ _FRAMEWORKS = {"sklearn": "scikit-learn", "scikit-learn": "scikit-learn", "pytor
 
 @dataclass(frozen=True)
 class PackageVersions:
-    """Packages in exact versions.
+    """Package requirements with exact versions.
 
-    constraints: exact versions of the packages that the requirements depend on.
+    requirements: Lines such as "torch==2.5.0".
+    constraints: Such lines for the packages on which the requirements depend.
     """
 
     requirements: tuple[str, ...]
@@ -33,7 +34,7 @@ class PackageVersions:
 
 
 def server_versions() -> PackageVersions:
-    """Return the packages that the server needs, in the versions that are installed here."""
+    """Return the packages that the server needs, in the versions installed here."""
     here = {name: metadata.version(name) for name in _closure(_SERVER)}
     return PackageVersions(
         tuple(f"{name}=={here[name]}" for name in _SERVER if name in here),
@@ -46,9 +47,11 @@ def of_environment(
 ) -> PackageVersions:
     """Return the packages that the model's script needs.
 
-    environment: The run's environment. Its packages have exact versions if it was built.
-    packages: "name==version" of everything installed in its interpreter. Without a built environment, only the packages
-    that the source imports and the model's framework are needed: an interpreter has many others.
+    environment: The environment of the run that made the model. If Paceline has built it, all its packages are needed.
+    packages: "name==version" of all packages in its interpreter. If the environment was not built, only those are
+        needed that the source imports, and that of the model's framework.
+    framework: The model's framework, such as "sklearn".
+    source: The script's folder.
 
     Raises:
         ServiceError: The environment has conda packages, or local folders or files, which pip can't install elsewhere.
@@ -79,7 +82,7 @@ def of_environment(
 
 
 def merged(model: PackageVersions, server: PackageVersions) -> PackageVersions:
-    """Merge the packages of model and server. The model's versions take precedence."""
+    """Return the packages of model and server, with the model's version of each."""
     own = {_name(line) for line in (*model.requirements, *model.constraints)}
     requirements = [*model.requirements]
     taken = {_name(line) for line in requirements}
@@ -141,7 +144,7 @@ def _closure(names: Iterable[str]) -> list[str]:
 def _public(line: str) -> str:
     """Return "torch==2.5.0" for "torch==2.5.0+cpu".
 
-    A version with a label is often only in a special index. A version without label matches any label.
+    Versions with a label such as "+cpu" are often only in a special index. A version without label matches any label.
     """
     return line.partition("+")[0]
 

@@ -50,12 +50,13 @@ def package(
     overwrite: bool = False,
     elsewhere: bool = False,
 ) -> Path:
-    """Write the folder of a packaged service, complete or not at all.
+    """Write the folder of a packaged service, completely or not at all.
 
+    spec: Models, script, environment and settings.
     name: Name of the service; by default the first model's.
     base: Base image; by default Python's, in the version of the run.
     overwrite: Replace the folder of an earlier package.
-    elsewhere: Write the folder for a run, whose node has Paceline and builds the environment.
+    elsewhere: Write the folder for a run whose node has Paceline and builds the environment.
 
     Raises:
         UserError: A model or script is missing, the environment can't be installed elsewhere, or the folder is in use.
@@ -221,7 +222,10 @@ def _python_version(known: Mapping[str, object], environment: EnvironmentSpec | 
 
 
 def dockerfile(base: str) -> str:
-    """Return the Dockerfile. It installs packages first, because these change less often than the model."""
+    """Return the Dockerfile, which installs packages before it copies the model.
+
+    Packages change less often, so that a build after a change of the model reuses their layer.
+    """
     return f"""\
 FROM {base}
 WORKDIR /service

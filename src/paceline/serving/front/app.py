@@ -63,9 +63,9 @@ _CLOSE = (b"connection", b"close")
 
 
 class RefusedError(Exception):
-    """A refused request, which the front answers itself, without a model.
+    """An error that makes the front answer a request itself, without a model.
 
-    unread: a part of the request's body may still arrive.
+    unread: Whether a part of the request's body may still arrive.
     """
 
     def __init__(self, status: int, message: str, *headers: tuple[bytes, bytes], unread: bool = False) -> None:
@@ -99,7 +99,7 @@ class App:
         self._ids, self._id_prefix = 0, os.urandom(8).hex().encode()
 
     def serve(self, config: ServerConfig, keys: tuple[bytes, ...]) -> None:
-        """Serve requests by this configuration, whose model processes are ready."""
+        """Take requests for the models of this configuration, whose processes are ready."""
         self._config, self.keys = config, keys
         process = self.pool.ready
         if process is None:
@@ -116,7 +116,7 @@ class App:
         return [base for path, version in paths for base in (path, f"{path}/versions/{version}")]
 
     def document(self, name: str) -> object:
-        """Return a JSON document of the model, such as "swagger3"; None if it has none."""
+        """Return a JSON document of the model, such as "swagger3", or None."""
         return self._documents.get(name)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -292,13 +292,13 @@ class App:
             self.access.add(scope["method"], scope["raw_path"], status, size, took, ids[0][1] if ids else b"-")
 
     def note_refused(self, status: int) -> None:
-        """Count a response to a request whose head never arrived as a whole."""
+        """Count a refused request whose headers never arrived completely."""
         self.metrics.count("other", status, 0.0, None)
         self.access.add("-", b"-", status, 0, 0.0, b"-")
 
 
 def in_words_of(path: str, body: bytes) -> bytes:
-    """Return an error's body in the format of the path's protocol."""
+    """Return an error's body in the format of the protocol to which `path` belongs."""
     return in_protocol(body) if path.startswith("/v2") else body
 
 

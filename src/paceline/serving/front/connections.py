@@ -22,10 +22,12 @@ HEAD_BYTES = 64 << 10
 
 
 def protocol(limit: int, log: Callable[[int], None]) -> type[asyncio.Protocol]:
-    """Return uvicorn's protocol class, with httptools if installed, limited to `limit` connections.
+    """Return uvicorn's protocol class, limited to `limit` connections.
 
-    Further connections get status 503 and are closed. log: called with the status of each response that the application does not
-    see. The application finds the connection in `scope["state"]["connection"]` and may set its `on_lost`.
+    Further connections get status 503 and are closed. The class uses httptools if it is installed. The application
+    finds the connection in `scope["state"]["connection"]`, and may set its `on_lost`.
+
+    log: Called with the status of each response that is sent without the application.
     """
     base: Any
     try:
@@ -105,7 +107,7 @@ def raw_answer(status: str, message: str, headers: str = "") -> bytes:
 
 
 async def watch(connections: set[Any]) -> None:
-    """Close connections with an incomplete request or an unread response after a time limit, until cancelled."""
+    """Close connections whose request or response makes no progress, until cancelled."""
     slow: dict[Any, _Slow] = {}
     unread: dict[Any, tuple[int, float]] = {}
     while True:

@@ -1,9 +1,10 @@
 """The life of a server with its model processes: serving, reloading, draining, ending.
 
-SIGHUP    reads the configuration again. A new `revision` is loaded beside the present one, which serves until the new one is
-          ready. With the same revision, limits, keys and the number of processes change in place
-SIGTERM   answers all accepted requests, and ends. SIGINT does the same, with exit code 130
-SIGUSR1   the same, but leaves the listening socket to another server that has inherited it
+SIGHUP    reads the configuration again. A new `revision` is loaded beside the present one, which serves until the new
+one is
+          ready. If the revision is the same, limits, keys and the number of processes change without a restart
+SIGTERM   answers all accepted requests, and ends the server. SIGINT does the same, with exit code 130 SIGUSR1   does
+the same as SIGTERM, but leaves the listening socket to another server that has inherited it
 """
 
 from __future__ import annotations
@@ -63,7 +64,10 @@ def serve(
     started: list[StartedModel],
     model_dir: str | None,
 ) -> int:
-    """Serve until a signal. Return the exit code.
+    """Run the server until a signal ends it. Return the exit code.
+
+    started: Model processes that are already loading.
+    model_dir: The value of AZUREML_MODEL_DIR.
 
     Raises:
         ServingError: The model can't be loaded, or the certificate can't be used.
@@ -337,7 +341,7 @@ def _loads_the_same(one: ServerConfig, other: ServerConfig) -> bool:
 
 
 def _connection_limit() -> int:
-    """Raise the limit on open files, and return how many connections it allows."""
+    """Raise the limit on open files, and return how many connections that allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _CONNECTIONS + _OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:

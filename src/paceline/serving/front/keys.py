@@ -39,7 +39,10 @@ def read_keys(path: str) -> tuple[bytes, ...]:
 
 
 def is_right(header: bytes | None, keys: tuple[bytes, ...]) -> bool:
-    """Return whether the header is `Bearer` with a valid key. The comparison takes constant time."""
+    """Return whether an Authorization header is `Bearer` with one of the keys.
+
+    The comparison takes constant time.
+    """
     kind, _, given = (header or b"").partition(b" ")
     given = given.strip()
     # Compare the header with all keys, so that the time does not reveal which key matched.
@@ -52,9 +55,11 @@ def is_allowed(origin: str, origins: Collection[str]) -> bool:
 
 
 def refusal(given: Mapping[bytes, bytes], host: str, origins: Collection[str]) -> tuple[int, str] | None:
-    """Return status and reason if the request must be refused, else None.
+    """Return (status, reason) if a request without key must be refused, else None.
 
-    given: the request's `host`, `origin` and `sec-fetch-site`. host: listening address. origins: allowed origins.
+    given: The headers `host`, `origin` and `sec-fetch-site` of the request.
+    host: The address at which the server listens.
+    origins: The allowed origins.
     """
     named = given.get(b"host", b"").decode("latin-1")
     if named and is_loopback(host):

@@ -46,7 +46,11 @@ class Metrics:
         self._ran: defaultdict[str, LatencyHistogram] = defaultdict(LatencyHistogram)
 
     def count(self, path: str, status: int, seconds: float, ran_us: int | None) -> None:
-        """Count a response, and the microseconds that the model took for it."""
+        """Count a response to a request for `path`.
+
+        seconds: The time from the request's head to the response.
+        ran_us: Microseconds in the model; None without a model.
+        """
         self._requests[path, status] += 1
         self._took[path].add(seconds)
         if ran_us is not None:
@@ -97,7 +101,8 @@ class Metrics:
 class AccessLog:
     """A buffered access log, with a line for each request.
 
-    fd: descriptor to write to. is_on: whether to write anything.
+    fd: The file descriptor to which the log is written.
+    is_on: Whether anything is written.
     """
 
     def __init__(self, fd: int, is_on: bool) -> None:

@@ -1,4 +1,4 @@
-"""The files of the models: they are verified by hashes, and laid out as scoring scripts expect."""
+"""Check models' files by their hashes, and link them where scoring scripts expect them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,10 @@ def _stamp(fd: int) -> tuple[int, int, int, int]:
 
 
 def lay_out(config: ServerConfig, folder: Path) -> str | None:
-    """Link the models below `azureml-models`, as the SDK lays them out, and return AZUREML_MODEL_DIR."""
+    """Link the models in the folder `azureml-models`. Return the value of AZUREML_MODEL_DIR.
+
+    The layout is that of the Azure SDK. The result is None without models.
+    """
     if not config.models:
         return None
     root = folder / "azureml-models"

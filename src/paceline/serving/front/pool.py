@@ -1,10 +1,11 @@
 """The model processes of a service, and the queue of requests.
 
-A request goes to an idle process at once, else into the queue. A process that has answered gets the next queued
-request, or up to `max_batch` of them if it takes several; it never waits to collect more.
+A request goes to an idle process at once, or into the queue if there is none. A process that has answered gets the next
+queued request. If its model takes several requests, it gets up to `max_batch` queued requests, but never waits to
+collect more.
 
-The processes of a configuration are a generation. A new generation loads beside the present one, which serves until all processes
-of the new one are ready.
+The processes of a configuration are a generation. A new generation loads beside the present one, which serves until all
+processes of the new one are ready.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _MEMORY_TICKS = 10
 
 
 class Waiting:
-    """A request in the queue. `future` gets the response, or None after a timeout."""
+    """A request in the queue. Its `future` gets the response, or None after a timeout."""
 
     __slots__ = ("call", "future", "number", "since")
 
@@ -53,7 +54,7 @@ class Waiting:
 class Generation:
     """The processes that serve one configuration.
 
-    loaded: done when all processes are ready, or with the exception of the first that failed to load.
+    loaded: A future that is done when all processes are ready, or has the exception of the first that failed to load.
     """
 
     def __init__(self, config: ServerConfig, model_dir: str | None) -> None:
@@ -65,13 +66,13 @@ class Generation:
 
 
 class LoadError(Exception):
-    """The failure of a model process to load. The message is the reason."""
+    """The error that a model process failed to load. The message is the reason."""
 
 
 class Pool:
     """All model processes of a service, and the queue of its requests.
 
-    changed: called after each change of a process: it has started, is ready, or has ended.
+    changed: Called whenever a process starts, is ready or ends.
     """
 
     def __init__(self, folder: Path, changed: Callable[[], None]) -> None:
@@ -104,13 +105,13 @@ class Pool:
 
     @property
     def ready(self) -> ModelProcess | None:
-        """Return a model process that is ready, or None."""
+        """A model process that is ready, or None."""
         return next((each for each in self.processes if each.state == process.READY), None)
 
     # Requests
 
     def submit(self, operation: int, head: bytes, body: bytes) -> Waiting | None:
-        """Queue a request, and return it. Return None if the queue is full."""
+        """Queue a request. Return None if the queue is full."""
         queue = self.queue
         if len(queue) >= self.config.max_queue:
             return None
@@ -125,7 +126,7 @@ class Pool:
         return waiting
 
     def forget(self, waiting: Waiting) -> None:
-        """Drop the request of a disconnected client, and tell the process that runs it."""
+        """Drop the request of a disconnected client from the queue or its process."""
         if waiting.future.done():
             return
         waiting.answer(error(GONE, "the client has disconnected."))
@@ -161,7 +162,7 @@ class Pool:
     # Processes
 
     def begin(self, config: ServerConfig, model_dir: str | None, started: Sequence[StartedModel] = ()) -> Generation:
-        """Start the processes of a new generation, or adopt the `started` ones."""
+        """Start a new generation of processes, which includes the `started` ones."""
         generation = Generation(config, model_dir)
         if self.current is None:
             self.current = generation
@@ -174,7 +175,7 @@ class Pool:
         return generation
 
     def switch(self) -> None:
-        """Make the next generation the present one. Processes of the old one end after their requests."""
+        """Make the next generation the present one. The old processes end after their requests."""
         assert self.current is not None
         assert self.next is not None
         old, self.current, self.next = self.current, self.next, None
@@ -190,7 +191,7 @@ class Pool:
             each.kill("given up")
 
     def adjust(self, config: ServerConfig) -> None:
-        """Apply a new configuration that loads the same model, without a restart."""
+        """Apply a changed configuration with the same model to the present processes."""
         assert self.current is not None
         generation = self.current
         generation.config = config
@@ -205,7 +206,7 @@ class Pool:
             self._start(generation)
 
     def cut_off(self) -> None:
-        """Answer queued requests with an error, and kill the processes that are answering requests."""
+        """Answer queued requests with an error, and kill the processes of running requests."""
         self.is_closing = True
         for waiting in self.queue:
             waiting.answer(error(503, "the server ends."))

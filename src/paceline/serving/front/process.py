@@ -1,4 +1,4 @@
-"""A model process as the front sees it: its start, its socket and its open requests."""
+"""The front's side of a model process: its start, its socket and its open requests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOADING, READY, RETIRING, ENDED = "loading", "ready", "retiring", "ended"
 
 
 class StartedModel:
-    """A model process that loads while the front is importing its own packages."""
+    """A started model process, which loads while the front imports its own packages."""
 
     def __init__(
         self, config: ServerConfig, folder: Path, model_dir: str | None, output: IO[bytes] | None = None
@@ -71,10 +71,10 @@ class StartedModel:
 
 
 class ModelProcess(asyncio.Protocol):
-    """The front's side of a model process: its socket, its state and its open requests.
+    """The front's connection to a model process, with its state and open requests.
 
-    on_change: called with this process whenever it gets ready, fails to load, answers or ends.
-    on_reply: called with the number and the response of each request.
+    on_change: Called with this object whenever the process gets ready, fails to load, answers or ends.
+    on_reply: Called with the number and the response of each request.
     """
 
     def __init__(
@@ -124,7 +124,10 @@ class ModelProcess(asyncio.Protocol):
         self._transport.write(b"".join((wire.FRAME.pack(wire.CALLS, sum(map(len, parts))), *parts)))
 
     def forget(self, number: int) -> None:
-        """Mark the result as unwanted once all of the process's clients have disconnected."""
+        """Record that the client of a request has disconnected.
+
+        Once this holds for all requests of the process, the process finds a flag that their results are unwanted.
+        """
         self._unwanted.add(number)
         if self._unwanted.issuperset(self.in_hand):
             self._flag[0] = 1
@@ -216,7 +219,7 @@ def _after(seconds: float, call: Callable[[], None]) -> None:
 
 
 def ending(code: int) -> str:
-    """Describe how a process ended. code: its return code, as in `subprocess`."""
+    """Describe how a process ended, by its return code as in `subprocess`."""
     if code >= 0:
         return f"it ended with exit code {code}"
     try:
@@ -226,9 +229,10 @@ def ending(code: int) -> str:
 
 
 def _placed(config: ServerConfig, folder: Path) -> ServerConfig:
-    """Return the configuration with the script's working folder laid out as in the SDK.
+    """Return the configuration, with the script's folder laid out as in the SDK if asked.
 
-    With SOURCE_VARIABLE, a script runs in a folder with a link to its source folder, and can open `./<source>/file`.
+    The variable SOURCE_VARIABLE asks this. The script then runs in a folder with a link to its source folder, and can
+    open `./<source>/file`.
     """
     name = config.environment.get(SOURCE_VARIABLE)
     if not name or config.source_dir is None or config.working_dir is not None:

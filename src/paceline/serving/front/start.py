@@ -24,7 +24,7 @@ _BACKLOG = 2048
 
 
 def run(config_file: Path) -> int:
-    """Run a server from the command line until a signal. Return its exit code."""
+    """Run a server until a signal ends it. Return its exit code."""
     config_file = config_file.absolute()
     folder = config_file.parent
     config: ServerConfig | None = None
@@ -89,7 +89,7 @@ def listen(config: ServerConfig) -> socket.socket:
 
 
 def failed(config: ServerConfig | None, error: str) -> state.ServerState:
-    """Return the state to report for a server that failed to start."""
+    """Return the state of a server that failed to start, for `server.json`."""
     return {
         "pid": os.getpid(),
         "scheme": "http",

@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def _serve(link: socket.socket, setup: wire.ModelSetup) -> bool:
-    """Load the model, and serve until the front closes the socket. Return False without a model."""
+    """Load the model, and serve until the socket closes. Return False if loading failed."""
     try:
         model = load(setup)
         ready = wire.LoadedModel(model.kind, model.wants_head, model.is_batched, model.documents())
@@ -61,7 +61,7 @@ def _serve(link: socket.socket, setup: wire.ModelSetup) -> bool:
 
 
 def told(error: BaseException) -> str:
-    """Describe in one line why the model failed to load."""
+    """Return one line that says why the model failed to load."""
     if isinstance(error, PacelineError):
         return str(error)
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -79,7 +79,7 @@ def told(error: BaseException) -> str:
 
 
 def _die_with(parent: int) -> None:
-    """Let the kernel kill this process when its parent, the front, dies (prctl(2))."""
+    """Make the kernel kill this process when its parent dies (prctl(2))."""
     if sys.platform.startswith("linux"):
         import ctypes
 

@@ -1,10 +1,10 @@
-"""The modules of Azure's server: `azureml.contrib.services.aml_request` and `...aml_response`.
+"""Replacements of the modules of Azure's server that scoring scripts import.
 
     from azureml.contrib.services.aml_request import AMLRequest, rawhttp
     from azureml.contrib.services.aml_response import AMLResponse
 
-The real modules need Azure's own server and Flask, so a model process replaces them. Their parents (`azureml`, `azureml.contrib`)
-are the real packages if installed.
+The real modules need Azure's own server and Flask, so a model process replaces them. Their parents (`azureml`,
+`azureml.contrib`) are the real packages if installed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _RAW = "__paceline_rawhttp__"
 
 
 def rawhttp(function: object) -> object:
-    """Let a script's `run` take the request object instead of the request's body."""
+    """Decorate a script's `run`, so that it gets the request object, not only the body."""
     setattr(function, _RAW, True)
     return function
 
@@ -37,9 +37,12 @@ def is_raw(function: object) -> bool:
 
 
 class AMLRequest:
-    """A request with those attributes of Flask's requests that scoring scripts use.
+    """A request with the attributes of Flask's requests that scoring scripts use.
 
-    method, path, full_path, url, headers (any case), data (bytes), args (query: name -> first value), mimetype.
+    method, path, full_path, url, mimetype: Texts.
+    headers: The headers, whose names ignore case.
+    data: The body as bytes.
+    args: The query's parameters, as name -> first value.
     """
 
     def __init__(self, call: ModelCall) -> None:
@@ -79,7 +82,7 @@ class AMLRequest:
 
 
 class Arguments(dict[str, str]):
-    """A query's parameters: an item is a name's first value, `getlist` returns all."""
+    """The parameters of a query, as name -> first value. `getlist` returns all values."""
 
     def __init__(self, pairs: list[tuple[str, str]]) -> None:
         super().__init__()
@@ -94,7 +97,8 @@ class Arguments(dict[str, str]):
 class AMLResponse:
     """A response with the status and headers that the script chooses.
 
-    message: text, bytes or a list of them; with json_str, any JSON-serializable value; None for an empty object.
+    message: Text, bytes or a list of them. With `json_str`, any JSON-serializable value. None means an empty JSON
+        object.
     """
 
     def __init__(
@@ -128,7 +132,7 @@ def is_json_type(mimetype: str) -> bool:
 
 
 def install() -> None:
-    """Make the modules of Azure's server importable, as in a run's worker."""
+    """Make the modules of Azure's server importable."""
     # Use the folder's path instead of an import: a packaged service has `paceline.serving` without other packages.
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     shim = os.path.join(package, "compat", "shim", "azureml_names")

@@ -26,7 +26,7 @@ _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 class InputError(Exception):
     """A mistake in a request, because of which the model can't answer it.
 
-    status: HTTP status; the message is for the client.
+    The message is for the client, and `status` is the response's HTTP status.
     """
 
     def __init__(self, message: str, status: int = 400) -> None:
@@ -35,23 +35,26 @@ class InputError(Exception):
 
 
 class OutputError(Exception):
-    """A result that JSON can't represent. The message names the value."""
+    """An error because JSON can't represent a result. The message names the value."""
 
 
 def error(status: int, message: str, *, in_script: bool = False) -> Reply:
-    """Return an error as a body in the format of Azure's server."""
+    """Return a response with an error in the format of Azure's server.
+
+    in_script: Whether the script failed. A header of the response says this.
+    """
     headers = [("content-type", "application/json"), *[("x-ms-run-function-failed", "True")] * in_script]
     return Reply(status, json.dumps({"message": message}).encode(), headers)
 
 
 def in_protocol(body: bytes) -> bytes:
-    """Convert the body of an error to the format of the inference protocol."""
+    """Convert an error's body from Azure's format to the Open Inference Protocol's."""
     message = json.loads(body)["message"]
     return json.dumps({"error": message, "message": message}).encode()
 
 
 def message_of(body: bytes, longest: int = 300) -> str:
-    """Return the message that is in the body of an error."""
+    """Return the message of an error's body, or the start of the body."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         if isinstance(message := json.loads(body)["message"], str):
             return message
@@ -93,7 +96,10 @@ def as_json(value: object) -> bytes:
 
 
 def plain(value: Any) -> object:
-    """Convert a value that `json` does not know, as the `default` of `json.dumps`."""
+    """Convert an array, frame, dataclass or other value for JSON.
+
+    This is the argument `default` of `json.dumps`.
+    """
     # Recognize values by their methods, not by classes, so that no library is imported.
     for name in ("tolist", "to_pylist"):  # methods of numpy and torch; of pyarrow
         method = getattr(value, name, None)
@@ -153,7 +159,7 @@ def _fault(value: object, where: str) -> str | None:
 
 
 def show(error: BaseException) -> None:
-    """Print an exception to standard error, with the traceback from the user's code on."""
+    """Print an exception, with the traceback from the first call of user code on."""
     at = error.__traceback__
     while at is not None and at.tb_frame.f_code.co_filename.startswith((_OURS, "<frozen")):
         at = at.tb_next

@@ -1,4 +1,4 @@
-"""Load models without a scoring script: find the file and choose its runner."""
+"""Load models without a scoring script: find a model's file, and the runner for its framework."""
 
 from __future__ import annotations
 
@@ -26,11 +26,7 @@ _ENDINGS = {
 
 
 def load_builtin(setup: ModelSetup) -> Servable:
-    """Load the only model of the setup.
-
-    Raises:
-        ServingError: No file, or several files, can be served, or the file is not valid.
-    """
+    """Load the only model of a configuration, to be served without a script."""
     (model,) = setup.config.models
     path, kind = model_file(model.path, model.framework)
     # Name the file of shared weights, which all processes of a revision map.
@@ -66,9 +62,10 @@ def _runner(path: str, kind: str, shared: str | None, key: str) -> Runner:
 
 
 def model_file(path: str, framework: str | None) -> tuple[str, str]:
-    """Find the file that holds the model. Return its path and its kind.
+    """Return the path and the kind of the file that holds the model.
 
-    path: the file, or a folder to search. framework: a key of `FRAMEWORKS`, if known.
+    path: The file, or a folder to search.
+    framework: A key of `FRAMEWORKS`; None if unknown.
     """
     if framework is not None and framework not in FRAMEWORKS:
         raise ServingError(

@@ -19,9 +19,9 @@ from paceline.serving.wire import INFER, ModelCall, Reply
 
 
 class Script:
-    """A loaded script, which answers requests by its function `name`.
+    """A loaded script, whose function `name` answers requests.
 
-    If it has a function `NAME_batch`, that function gets all waiting requests.
+    If the script has a function `NAME_batch` too, that function gets all waiting requests together.
     """
 
     wants_head = False
@@ -42,7 +42,7 @@ class Script:
         return _failed(raised)
 
     def answer(self, calls: Sequence[ModelCall]) -> list[Reply]:
-        """Return a response to each request. An invalid request gets the reason."""
+        """Return a response to each request. The response to an invalid request says why."""
         items: list[dict[str, object]] = []
         replies: list[Reply | None] = []
         for call in calls:
@@ -65,7 +65,7 @@ class Script:
         return _answered(result, before)
 
     def _together(self, items: list[object]) -> list[Reply]:
-        """Call the batch function. If it fails, call it again for each request alone."""
+        """Call the batch function. If it fails, call it for each request alone."""
         if not items:
             return []
         before = time.perf_counter()
@@ -102,7 +102,7 @@ def _failed(raised: Exception) -> Reply:
 
 
 def values_of(call: ModelCall) -> dict[str, object]:
-    """Return the parameters of the query, with values parsed as JSON where possible."""
+    """Return the parameters of a request's query, parsed as JSON where possible."""
     values: dict[str, list[object]] = {}
     for name, text in urllib.parse.parse_qsl(call.head.get("query", ""), keep_blank_values=True):
         try:
@@ -114,7 +114,7 @@ def values_of(call: ModelCall) -> dict[str, object]:
 
 
 def parameters(function: Callable[..., object], path: str) -> list[inspect.Parameter]:
-    """Return the parameters of a function, which must all have names.
+    """Return the parameters of a function, if all of them can be passed by name.
 
     Raises:
         ServingError: A parameter can't be passed by name.

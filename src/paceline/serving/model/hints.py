@@ -36,9 +36,10 @@ _DICTS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 
 
 class Hint(NamedTuple):
-    """A converted type hint: a check of JSON values, and a JSON Schema.
+    """The conversion that belongs to a type hint.
 
-    read: converts a JSON value, or raises InputError with the value's location. schema: JSON Schema.
+    read: Converts a JSON value, or raises InputError with the value's location.
+    schema: A JSON Schema of the values.
     """
 
     read: Read
@@ -49,7 +50,7 @@ class Hint(NamedTuple):
 class Hints:
     """A converter for the type hints of one function.
 
-    schemas: schemas of the named types, to which other schemas refer.
+    schemas: Name of a class -> its JSON Schema, to which other schemas refer.
     """
 
     def __init__(self) -> None:
@@ -57,7 +58,7 @@ class Hints:
         self._known: dict[object, Hint] = {}
 
     def of(self, hint: Any) -> Hint:
-        """Convert a type hint to its check and schema.
+        """Return the conversion and the JSON Schema of a type hint.
 
         Raises:
             ServingError: The hint has no JSON form.
@@ -134,7 +135,11 @@ def object_schema(fields: dict[str, Hint], needed: set[str]) -> dict[str, object
 
 
 def read_fields(value: object, where: str, fields: dict[str, Read], needed: set[str]) -> dict[str, object]:
-    """Convert the fields of a JSON object by their hints.
+    """Convert the fields of a JSON object.
+
+    where: Location of the object in the request, for error messages.
+    fields: Name of a field -> its conversion.
+    needed: Names of fields that must be present.
 
     Raises:
         InputError: The value is not an object, a key is unknown or missing, or a field's value is not valid.
@@ -152,7 +157,7 @@ def read_fields(value: object, where: str, fields: dict[str, Read], needed: set[
 
 
 def shown(value: object) -> str:
-    """Describe a value in an error message, shortened and in JSON's terms."""
+    """Return a short description of a JSON value for error messages, such as "a list of 3"."""
     if isinstance(value, dict):
         return "an object"
     if isinstance(value, list):
@@ -369,7 +374,7 @@ def _fields(kind: Any) -> tuple[dict[str, object], set[str]]:
 
 
 def _bare(hint: object) -> object:
-    """Remove Required and NotRequired from a hint. `typing` has them since Python 3.11."""
+    """Remove the wrapper Required, NotRequired or ReadOnly from a type hint."""
     name = getattr(typing.get_origin(hint), "_name", None)
     return typing.get_args(hint)[0] if name in ("Required", "NotRequired", "ReadOnly") else hint
 

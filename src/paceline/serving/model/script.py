@@ -17,7 +17,7 @@ from paceline.serving.wire import STARTED_IN, ModelSetup, Servable
 
 
 def load_script(setup: ModelSetup) -> Servable:
-    """Import the script, run its `init()`, and return the servable.
+    """Import the script and run its `init()`. Return the object that answers requests.
 
     Raises:
         ServingError: The file is missing, has neither `run` nor `predict`, or the signature is not supported.
@@ -73,7 +73,7 @@ def _imported(path: str) -> ModuleType:
 
 
 def load(setup: ModelSetup) -> Servable:
-    """Load the script or the model of a setup.
+    """Load the script, or the model without a script. Return what answers requests.
 
     Raises:
         PacelineError: The script or model can't be served. The message has the reason.

@@ -3,10 +3,10 @@
     def init(): ...                     once
     def run(data): ...                  for each request; the result is sent as JSON
 
-`run(data)` gets the body as text with any content type; for a GET, the query as JSON text. With decorators of inference-schema,
-the body is a JSON object whose values are passed by name. With `@rawhttp` the function gets the request object. A parameter
-`request_headers` gets the headers. `run_batch(data)`, Paceline's own, gets a list of the data of several requests, and returns a
-list of the same length.
+`run(data)` gets the body as text, whatever its content type. For a GET request it gets the query as JSON text. With
+decorators of inference-schema, the body is a JSON object whose values are passed by name. With `@rawhttp`, the function
+gets the request object. A parameter `request_headers` gets the headers. Paceline adds `run_batch(data)`, which gets a
+list of the data of several requests, and returns a list of the same length.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class SdkScript(Script):
 def _is_of_the_input(raised: Exception) -> bool:
     """Return whether inference-schema refused the input before it called run().
 
-    The traceback shows this: inference-schema raises exceptions of any type.
+    The traceback shows this, since inference-schema raises exceptions of any type.
     """
     return any(
         frame.f_code.co_name == "_deserialize_input_argument" and frame.f_globals.get("__name__") == _DECORATORS

@@ -1,4 +1,4 @@
-"""OpenAPI documents of a script, made by its decorators of inference-schema if it has any."""
+"""OpenAPI documents of a script, made from its inference-schema decorators if it has any."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def is_decorated(function: object) -> bool:
 
 
 def documents(function: object, config: ServerConfig) -> Documents:
-    """Return the documents "swagger2", "swagger3" and "openapi", if available.
+    """Return the documents "swagger2", "swagger3" and "openapi", as far as they can be made.
 
-    Files swagger.json, swagger2.json and swagger3.json beside the script take precedence. Some types of inference-schema support
-    only version 3.
+    Files swagger.json, swagger2.json and swagger3.json beside the script are used instead. Some types of
+    inference-schema support only version 3.
     """
     util = _schema_util()
     versions, input_schema, output_schema = ["2.0", "3.0"], _ANY, _ANY

@@ -23,7 +23,7 @@ DATATYPES = {dtype: datatype for datatype, dtype in DTYPES.items()}
 
 
 def read_request(body: bytes, inputs: list[TensorInfo]) -> tuple[dict[str, Array], list[str] | None, str | None]:
-    """Parse a request's inputs, requested outputs and id.
+    """Return the tensors, the requested outputs and the id of a request's JSON body.
 
     Raises:
         InputError: The body is not a request of the protocol, or names unknown inputs.
@@ -50,7 +50,7 @@ def read_request(body: bytes, inputs: list[TensorInfo]) -> tuple[dict[str, Array
 
 
 def named(tensors: dict[str, Array], inputs: list[TensorInfo]) -> dict[str, Array]:
-    """Return a request's tensors under the names that the model uses.
+    """Return a request's tensors as {name of the model's input: tensor}.
 
     Raises:
         InputError: A tensor is missing, unknown, or has another shape.
@@ -75,16 +75,12 @@ def check_known(what: str, names: Iterable[str], known: Sequence[str]) -> None:
 
 
 def fits(shape: Sequence[int], wanted: Sequence[int | None], any_size: int | None) -> bool:
-    """Return whether a shape has the wanted number of dimensions and sizes."""
+    """Return whether a shape is the wanted one, in which `any_size` allows any size."""
     return len(shape) == len(wanted) and all(want in (any_size, got) for want, got in zip(wanted, shape, strict=True))
 
 
 def array_of(value: object, where: str) -> Array:
-    """Convert nested JSON lists to an array.
-
-    Raises:
-        InputError: The lists differ in length.
-    """
+    """Convert nested JSON lists to a numpy array. `where` is their location, for errors."""
     try:
         return np.array(value)
     except ValueError:
@@ -111,11 +107,7 @@ def from_lists(value: object, info: TensorInfo) -> Array:
 
 
 def tensor(name: str, value: Any) -> dict[str, object]:
-    """Encode an output for the protocol.
-
-    Raises:
-        InputError: The output is not a tensor.
-    """
+    """Return an output as a tensor of the Open Inference Protocol."""
     array = np.asarray(value)
     data = array.reshape(-1).tolist()
     if array.dtype.kind == "O" and not all(isinstance(each, str) for each in data):
@@ -124,7 +116,10 @@ def tensor(name: str, value: Any) -> dict[str, object]:
 
 
 def datatype_of(dtype: Any) -> str:
-    """Return the protocol's datatype of an array. Arrays of objects count as texts."""
+    """Return the Open Inference Protocol's name of a numpy dtype, such as "FP32".
+
+    Arrays of objects count as texts.
+    """
     return "BYTES" if dtype.kind in "USO" else DATATYPES.get(dtype.name, "FP64")
 
 

@@ -3,9 +3,9 @@
     def init(): ...                                            once, optional
     def predict(x: list[float], k: int = 1) -> list[float]: ...
 
-A request is a JSON object with the parameters by name. Values that do not fit the hints are refused before the call, and the
-hints become OpenAPI. `predict_batch(calls)` gets a list with a dict of arguments for each request, and returns a list of the
-same length.
+A request is a JSON object with the parameters by name. Values that do not fit the hints are refused before the call.
+The OpenAPI document is made from the hints. `predict_batch(calls)` gets a list with a dict of arguments for each
+request, and returns a list of the same length.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Diagnosis of an attempt's failure from the traces of its processes."""
+"""Find the cause of an attempt's failure from files and log lines that its processes have left."""

@@ -1,9 +1,9 @@
-"""The worker that failed first, and the reason: pure functions from facts to the failure report.
+"""Find the worker that failed first, and the reason: pure functions from facts to the failure report.
 
 The first worker to exit is often not the first to fail. When a worker dies, the collectives of the others end with
-"connection closed by peer", and they exit at once, while the failed worker may still be printing its traceback. So
-workers are ordered by the time when their exception left the script, else when their process ended. Workers whose
-error says that they lost a peer come last.
+"connection closed by peer", and they exit at once, while the failed worker may still be printing its traceback. So the
+first failure is the earliest exception that left a script; of a worker without an exception, the end of the process
+counts. Workers whose error says that they lost a peer come last.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 
 
 class ErrorMessage(TypedDict, total=False):
-    """The text of a worker's exception, with its traceback in extraInfo["py_callstack"]."""
+    """The message of a worker's exception. Its traceback is `extraInfo["py_callstack"]`."""
 
     message: str
     extraInfo: dict[str, str]
@@ -55,11 +55,15 @@ class ErrorFile(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerEnd:
-    """The end of one worker, as known at the end of the attempt.
+    """The facts about the end of one worker.
 
-    exit_code: as a shell reports it; None while the worker runs. error: its error file. ended_at, error_at: Unix times.
-    stopped: Paceline ended the worker. stack: its calls when a signal such as SIGSEGV ended it. printed: exception line and
-    traceback at the end of its log, for programs that are not Python scripts and write no error file.
+    exit_code: The exit code as in a shell; None if the worker has not ended.
+    error: The content of the worker's error file, or None.
+    ended_at: Unix time of the process's end.
+    stopped: Whether Paceline ended the worker.
+    stack: The worker's calls when a signal such as SIGSEGV ended it.
+    printed: Exception line and traceback at the end of the log. Programs that are not Python scripts write no error
+        file.
     """
 
     rank: int
@@ -74,7 +78,7 @@ class WorkerEnd:
 
     @property
     def failed(self) -> bool:
-        """Whether the worker failed by itself, and Paceline did not stop it."""
+        """Whether the worker failed before Paceline stopped it."""
         return self.error is not None or (self.exit_code not in (0, None) and not self.stopped)
 
     @property
@@ -84,14 +88,14 @@ class WorkerEnd:
 
     @property
     def said(self) -> str:
-        """The text of the worker's exception, else the last lines of its log."""
+        """The text of the worker's exception, or the last lines of its log."""
         if self.error is None:
             return "\n".join(self.last_lines)
         return f"{self.error.get('exception', '')}\n{(self.error.get('message') or {}).get('message', '')}"
 
     @property
     def is_victim(self) -> bool:
-        """Whether the worker's own error text says that it lost another worker."""
+        """Whether the worker's error says that it lost its connection to another worker."""
         if self.error is not None:
             return bool(LOST_PEER.search(self.said))
         # SIGKILL and SIGSEGV are causes by themselves, even if the log has other errors.
@@ -107,7 +111,7 @@ class WorkerEnd:
 
 
 def first_failure(ends: Sequence[WorkerEnd]) -> WorkerEnd | None:
-    """Return the worker to blame, or None if no worker failed by itself."""
+    """Return the worker that caused the failure, or None if no worker failed by itself."""
     left = _left_early(ends)
     # A worker whose script ended early waits for the others and is ended with them, which is not its own failure.
     failed = [end for end in ends if end.failed and not (end.rank in left and end.signal == signal.SIGTERM)]
@@ -126,8 +130,10 @@ def worker_report(
 ) -> FailureReport | None:
     """Return the failure report of an attempt with a failed worker, or None.
 
-    oom_killed: whether the kernel killed a process for memory. disk_full: whether the run folder's disk is full. clash: the
-    worker that could not get its port, with a sentence about the port. This worker then counts as the first that failed.
+    oom_killed: Whether the kernel killed a process because memory ran out.
+    disk_full: Whether the disk of the run's folder is full.
+    clash: The worker that could not get its port, with a sentence about the port. This worker then counts as the first
+        failure.
     """
     first = clash[0] if clash else first_failure(ends)
     if first is None:
@@ -159,7 +165,10 @@ def worker_report(
 
 
 def gone_before(first: WorkerEnd, ends: Sequence[WorkerEnd]) -> str:
-    """Return " " and a sentence on workers whose early end made `first` fail, or ""."""
+    """Return a sentence, after a space, on workers that ended before `first` failed, or "".
+
+    Their early end made `first` fail.
+    """
     if not first.is_victim:
         return ""
     if gone := [end.rank for end in ends if end.exit_code == 0 and not end.stopped]:
@@ -170,7 +179,7 @@ def gone_before(first: WorkerEnd, ends: Sequence[WorkerEnd]) -> str:
 
 
 def _cause(end: WorkerEnd, oom_killed: bool) -> tuple[str, str]:
-    """Return the key of the failure's cause, and a sentence about it."""
+    """Return the cause of a worker's failure, such as "memory", and a sentence about it."""
     exception, _ = _exception(end)
     has_own = end.error is not None and end.error.get("type") != "SystemExit"
     if not has_own and exception is not None:
@@ -202,7 +211,7 @@ def _exception(end: WorkerEnd) -> tuple[str | None, str | None]:
 
 
 def _left_early(ends: Sequence[WorkerEnd]) -> set[int]:
-    """Return the ranks whose script ended while other ranks still waited for them."""
+    """Return the ranks that had left their script while other ranks waited for them."""
     said = (str((end.error.get("message") or {}).get("message", "")) for end in ends if end.error and end.is_victim)
     return {int(rank) for text in said for rank in _SHUT_DOWN.findall(text)}
 
@@ -216,7 +225,10 @@ def _suffered(end: WorkerEnd) -> bool:
 
 
 def _victim_text(end: WorkerEnd, of_first: str | None) -> str:
-    """Return what happened to a worker after the first failure, whose exception was `of_first`."""
+    """Return what happened to a worker after the first failure.
+
+    of_first: The exception of the worker that failed first.
+    """
     exception, _ = _exception(end)
     if end.stopped and not end.failed:
         return "was ended by Paceline because of it."

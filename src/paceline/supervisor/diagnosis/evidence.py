@@ -1,10 +1,11 @@
-"""Read traces that explain an attempt's end: crashes, stalled collectives, workers that trained alone, ports in use.
+"""Find signs of what ended an attempt: crashes, stalled collectives, workers that trained alone, ports in use.
 
-Crash: the text that the standard library's faulthandler writes. Stalled collective: two lines {time_s, operation, name,
-process_set, waited_s, missing_ranks, resolved}, when it is late and when it completes (`paceline.collectives.liveness`).
-Worker that trained alone, without the other workers: `alone_<rank>.json` (`paceline.worker.alone`).
+A crash leaves the text that the standard library's faulthandler writes. A stalled collective leaves two lines {time_s,
+operation, name, process_set, waited_s, missing_ranks, resolved}: one when it is late, one when it completes
+(`paceline.collectives.liveness`). A worker that trained without the other workers leaves `alone_<rank>.json`
+(`paceline.worker.alone`).
 
-Port: another program may take a port after Paceline has leased it and before the worker listens there. torch 2.13 and
+Another program may take a port after Paceline has leased it and before the worker listens there. torch 2.13 and
 TensorFlow 2.21 then print these messages; JAX shares TensorFlow's gRPC:
 
     torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address.
@@ -64,9 +65,9 @@ _LISTEN = "0A"
 
 
 def crash_stack(lines: Sequence[str]) -> str | None:
-    """Return the fatal error and the crashed thread's calls, the innermost first, or None.
+    """Return the fatal error and the crashed thread's calls, innermost first, or None.
 
-    lines: the end of the worker's log. Other threads, modules, and calls that start the script are excluded.
+    lines: The last lines of the worker's log.
     """
     starts = [number for number, line in enumerate(lines) if line.startswith("Fatal Python error: ")]
     if not starts:
@@ -85,9 +86,9 @@ def crash_stack(lines: Sequence[str]) -> str | None:
 
 
 def printed_traceback(lines: Sequence[str]) -> tuple[str, str] | None:
-    """Return the exception's line and traceback at the end of a log, or None.
+    """Return (exception line, traceback) from the end of a log, or None.
 
-    A launcher (torchrun, accelerate) fails after its ranks, whose exceptions are the cause.
+    If a launcher such as torchrun failed, the result is the exception of the rank that made it fail.
     """
     plain = [_MARK.sub("", line) for line in lines]
     found: list[tuple[str, int, int]] = []
@@ -110,7 +111,10 @@ def printed_traceback(lines: Sequence[str]) -> tuple[str, str] | None:
 
 
 def stalled_text(path: Path) -> str | None:
-    """Return a sentence on operations that are still late, or None."""
+    """Return a sentence on collectives that had not completed, or None.
+
+    path: The file that `paceline.collectives.liveness` has written.
+    """
     try:
         lines = path.read_bytes().splitlines()
     except OSError:
@@ -140,7 +144,7 @@ def stalled_text(path: Path) -> str | None:
 
 
 def alone_text(job: Job, folder: RunFolder, attempt: int) -> str | None:
-    """Return the warning that each worker of a completed attempt trained alone, or None."""
+    """Return a warning that the workers of a completed attempt trained alone, or None."""
     if job.world_size < 2 or job.distributed_backend == "ps":
         return None
     found = [read_json(folder.worker_alone(attempt, rank)) for rank in range(job.world_size)]
@@ -160,10 +164,12 @@ def find_clash(
     log_lines: Callable[[int], Sequence[str]],
     holder: Callable[[int], str | None],
 ) -> tuple[WorkerEnd, str] | None:
-    """Return the first worker whose port was in use, and a sentence on it, or None.
+    """Return the first worker whose port was in use, and a sentence about it, or None.
 
-    log_lines: returns some hundred last lines of a rank's log. holder: returns the program that listens on a port now, if
-    visible. The result is None for ports that the script chose itself, and for jobs without a launcher.
+    The result is None for ports that the script chose itself, and for jobs without a launcher.
+
+    log_lines: Returns some hundred last lines of a rank's log.
+    holder: Returns the program that listens on a port now, or None if it is not visible.
     """
     if not launch.job.has_launcher:
         return None

@@ -42,12 +42,17 @@ _LOST_DAEMON = re.compile(r"\b(PRTE|PRRTE|ORTE) has lost communication with a re
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """The facts on an attempt at its end.
+    """The facts about an attempt at its end.
 
-    is_here: whether all nodes are this machine. started: ranks whose processes have started. launcher_code: mpirun's exit
-    code; None without mpirun, or while it runs. exit_codes, ended_at, errors: by rank. asked: rank -> when the supervisor
-    sent SIGTERM. lost: node rank -> how the loss was noticed. driver_from: position in the driver's log where the attempt
-    begins. samples: load of nodes and workers, the newest last. peaks: rank -> peak memory in bytes.
+    is_here: Whether all nodes are this machine.
+    started: Ranks whose processes have started.
+    launcher_code: mpirun's exit code; None without mpirun, or while it runs.
+    exit_codes, ended_at, errors: Rank -> exit code, Unix time of the end, and content of the error file.
+    asked: Rank -> Unix time at which the supervisor sent SIGTERM.
+    lost: Node rank -> a text that says how the supervisor found that the node is lost.
+    driver_from: Position in the driver's log where the attempt begins.
+    samples: Samples of the load of nodes and workers, the newest last.
+    peaks: Rank -> peak memory in bytes.
     """
 
     launch: Launch
@@ -68,7 +73,7 @@ class Findings:
     peaks: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
     def ends(self) -> list[WorkerEnd]:
-        """Return each worker's end, as far as it is known."""
+        """Return the known facts about the end of each worker."""
         return [self._end_of(place) for place in self.launch.places]
 
     def may_be_oom(self, rank: int) -> bool:
@@ -78,7 +83,7 @@ class Findings:
         return self.is_oom() and not is_small
 
     def driver_lines(self) -> tuple[str, ...]:
-        """Return the attempt's last lines in the driver's log."""
+        """Return the last lines that the attempt has written to the driver's log."""
         try:
             with open(self.folder.driver_log, "rb") as file:
                 file.seek(self.driver_from)
@@ -129,7 +134,7 @@ class Findings:
 
 
 def report(found: Findings) -> FailureReport | None:
-    """Return the report on the attempt's failure; None if every worker ended well."""
+    """Return the failure report of an attempt, or None if every worker succeeded."""
     launch, ends = found.launch, found.ends()
     stalled = stalled_text(found.folder.stalled(launch.attempt))
     if (lost := _lost_report(found, ends)) is not None:
@@ -187,9 +192,9 @@ def _with_memory(failed: FailureReport, found: Findings) -> FailureReport:
 
 
 def may_have_lost_a_node(found: Findings) -> bool:
-    """Return whether an unnoticed loss of a node may explain all failures.
+    """Return whether a lost node may explain all failures, although no loss was found yet.
 
-    It may if some workers have not reported their ends, and no other worker has failed by itself.
+    This is so if some workers have not reported their ends, and no other worker has failed by itself.
     """
     if found.is_here or found.lost or len(found.launch.nodes) == 1:
         return False
@@ -229,7 +234,7 @@ def _lost_report(found: Findings, ends: list[WorkerEnd]) -> FailureReport | None
 
 
 def lost_nodes(found: Findings) -> Mapping[int, str]:
-    """Return node rank -> how the loss was noticed, for each lost node.
+    """Return node rank -> a text that says how the loss was found, for each lost node.
 
     A simulated node on this machine cannot be lost. But elastic runs can be tried here: a node then counts as lost if
     SIGKILL ended all its workers, and memory was not the reason.
@@ -253,7 +258,7 @@ def lost_nodes(found: Findings) -> Mapping[int, str]:
 
 
 def _not_started(found: Findings, ends: list[WorkerEnd]) -> FailureReport | None:
-    """Return the report of a container that never reached its script, or None."""
+    """Return the failure report if a container never started its script, or None."""
     launch = found.launch
     seen: list[tuple[int | None, int | None, tuple[str, ...]]] = [
         (end.rank, end.exit_code, end.last_lines) for end in ends
@@ -317,11 +322,11 @@ _INSTALL_PMIX = (
 
 
 def _noticed(driver: tuple[str, ...]) -> tuple[int, int] | None:
-    """Return the rank and signal that mpirun reports."""
+    """Return the rank and signal of a killed worker that mpirun reports, or None."""
     found = re.search(r"process rank (\d+) with PID \d+ on node \S+ exited on\s+signal (\d+)", "\n".join(driver))
     return (int(found[1]), int(found[2])) if found else None
 
 
 def how_lost(how: str, name: str) -> str:
-    """Return how the target describes a lost node, for a sentence that names the node."""
+    """Return the target's text about a lost node, without the node's name and the full stop."""
     return how.removeprefix(f"{name}: ").rstrip(".")

@@ -141,9 +141,10 @@ _MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 def with_hints(
     report: FailureReport, job: Job, stalled: str | None = None, missing: str | None = None
 ) -> FailureReport:
-    """Return the report with a hint in its message.
+    """Return the report with hints in its message: what to do about the failure.
 
-    stalled: the operation that ranks waited for at the end. missing: the sentence on where a missing file is.
+    stalled: A sentence on the collectives that ranks waited for at the end, or None.
+    missing: A sentence on where a missing file is, or None.
     """
     hints = (
         missing,
@@ -226,7 +227,7 @@ def _of_source(report: FailureReport, job: Job) -> str | None:
 
 
 def edit_for(report: FailureReport) -> str | None:
-    """Return the edit that fixes an old script, as a sentence, or None."""
+    """Return a sentence with the edit that makes an old script work, or None."""
     said = report.exception or ""
     for pattern, edit in _COMPILED:
         if (match := pattern.search(said)) is not None:
@@ -244,15 +245,14 @@ def missing_text(
     is_shared: bool,
     exists: Callable[[str], bool] = os.path.lexists,
 ) -> str | None:
-    """Return where a missing file is, and the option that copies it for the run, or None.
+    """Return a sentence that says where a missing file is, or None.
 
-    Args:
-        exception: The exception's last line.
-        job: The job of the run.
-        at: Where the copy of the source is, and the folder that it was copied from.
-        not_copied: Files of the original folder that were not copied.
-        is_shared: Whether the nodes have the user's own folders, to which the copy links.
-        exists: Whether a path of this machine exists.
+    The sentence has the option that makes the run see the file.
+
+    exception: The exception's last line.
+    at: Where the copy of the source is, and the folder that it was copied from.
+    not_copied: Files of the original folder that were not copied.
+    is_shared: Whether the nodes have the user's own folders, to which the copy links.
     """
     file, module = _FILE.search(exception), _MODULE.search(exception)
     if file is not None:
@@ -289,22 +289,16 @@ def missing_text(
 
 
 def _users_own(name: str) -> str:
-    """Return the user's own path for a path in a run's working directory (`paceline.runs.work_dir`)."""
+    """Return the user's path for a path in a run's copy of the working directory."""
     return re.sub(r"^.*/runs/[^/]+/work(?=/)", "", name)
 
 
 def _of_not_copied(
     path: str, one: NotCopied, inside: str, typed: str, *, is_shared: bool, is_there: bool
 ) -> str | None:
-    """Return a sentence on a file in a part of the source that was not copied.
+    """Return a sentence on a file that is in an uncopied part of the source, or None.
 
-    Args:
-        path: The file, on the submitting machine.
-        one: The part that was not copied.
-        inside: The file, relative to the source folder.
-        typed: The file, as the user would type it.
-        is_shared: Whether the nodes have the user's own folders.
-        is_there: Whether this machine sees the file.
+    typed: The file's path, as the user would type it.
     """
     whole = os.path.normpath(os.path.join(typed, os.path.relpath(one.path, inside)))
     if is_shared:

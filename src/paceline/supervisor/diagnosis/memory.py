@@ -1,7 +1,7 @@
-"""Describe what held the memory when a worker ran out of it, from earlier samples: pure functions.
+"""Describe the use of memory when a worker ran out of it, from earlier samples: pure functions.
 
-The kernel kills at once, but samples are seconds apart. So the text gives the last sample with its age, and the kernel's
-facts on the ended process.
+The kernel kills at once, but samples are seconds apart. So the text gives the last sample with its age, and the
+kernel's facts about the ended process.
 """
 
 from __future__ import annotations
@@ -37,11 +37,15 @@ def memory_text(
     by_kernel: bool = True,
     on_gpu: bool = False,
 ) -> str:
-    """Return sentences on a rank's memory, its largest user, its plan, and a remedy.
+    """Return sentences on a rank's memory, and on what may reduce it.
 
-    node_ranks: rank -> its node. plan: bytes that `paceline.parallel` planned. now_s: Unix time. peak_bytes: the process's
-    peak, or 0. by_kernel: whether the kernel killed the process; otherwise the process's own request for memory failed.
-    on_gpu: whether a GPU's memory ran out; torch's error then names the users of the memory.
+    node_ranks: Rank -> rank of its node.
+    plan: The bytes that `paceline.parallel` planned, by what uses them.
+    now_s: Unix time; None for the present.
+    peak_bytes: The process's peak memory, or 0 if unknown.
+    by_kernel: Whether the kernel killed the process. Otherwise the process's own request for memory failed.
+    on_gpu: Whether a GPU's memory ran out. The result is then only about the plan, since torch's error names the users
+        of the memory.
     """
     if on_gpu:
         return _planned(plan)
@@ -82,7 +86,10 @@ def _held(rank: int, series: Sequence[tuple[float, Mapping[str, float]]], now_s:
 
 
 def _growth(series: Sequence[tuple[float, Mapping[str, float]]]) -> tuple[float, float] | None:
-    """Return (seconds, first GiB) of steady growth after the start-up phase; None without growth."""
+    """Return (seconds, first GiB) of a steady growth of memory, or None.
+
+    The first third of the series does not count.
+    """
     later = series[len(series) // 3 :]
     if len(later) < 4 or later[-1][0] - later[0][0] < _GROWN_S:
         return None

@@ -18,16 +18,20 @@ _TRACEBACK = "Traceback (most recent call last):"
 
 
 def is_retried(report: FailureReport, job: Job) -> bool:
-    """Return whether another attempt follows this failure, if any are left."""
+    """Return whether a failure of this kind leads to another attempt.
+
+    Whether `max_restarts` still allows an attempt is not checked.
+    """
     if report.cause in RETRIED or (report.cause == "hang" and job.on_hang == "restart"):
         return True
     return job.restart_on_exception and report.cause in RETRIED_IF_ASKED and not comes_again(report)
 
 
 def comes_again(report: FailureReport) -> bool:
-    """Return whether the script cannot be loaded: its source or an import at its top is broken.
+    """Return whether the script can't be loaded, so that it fails in each attempt.
 
-    An import that fails later, inside a function, does not count: the reason may be a file system that failed meanwhile.
+    This means an error of syntax or of an import at the top. An import that fails later, inside a function, does not
+    count: the reason may be a file system that failed meanwhile.
     """
     if report.exception is None or report.exception.partition(":")[0] not in _OF_SOURCE:
         return False

@@ -1,1 +1,1 @@
-"""Runners of models served without a script, one module for each framework."""
+"""Runners, which call models that are served without a script; one module for each framework."""

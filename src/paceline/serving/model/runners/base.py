@@ -14,9 +14,10 @@ Outputs: TypeAlias = "dict[str, Any]"
 
 
 class TensorInfo(NamedTuple):
-    """An input or output of a model.
+    """The name, type and shape of an input or output of a model.
 
-    datatype: as in the Open Inference Protocol. shape: -1 for any size; None if the number of dimensions is unknown.
+    datatype: A name of the Open Inference Protocol, such as "FP32".
+    shape: The sizes, with -1 for any size; None if the number of dimensions is unknown.
     """
 
     name: str
@@ -25,10 +26,11 @@ class TensorInfo(NamedTuple):
 
 
 class Runner(Protocol):
-    """A loaded model.
+    """A loaded model that maps named input tensors to named output tensors.
 
-    platform: name in the inference protocol. outputs: all outputs; `default`: those returned by default. batches: rows of several
-    requests may be concatenated along the first dimension.
+    platform: Name of the framework in the Open Inference Protocol.
+    default: Names of the outputs that a response has unless the request selects others.
+    batches: Whether the rows of several requests may be concatenated along the first dimension.
     """
 
     platform: str
@@ -38,7 +40,7 @@ class Runner(Protocol):
     batches: bool
 
     def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Outputs:
-        """Run the model, and return the outputs with these names.
+        """Run the model, and return its outputs with the names in `wanted`.
 
         Raises:
             InputError: The model does not accept inputs of these types, shapes or values.
@@ -47,6 +49,6 @@ class Runner(Protocol):
 
 
 def blamed(reason: Exception) -> str | None:
-    """Return an error's first line if the input may have caused it, else None."""
+    """Return an error's first line if the input may be the cause, else None."""
     text = (str(reason).strip() or type(reason).__name__).splitlines()[0]
     return None if any(word in text.lower() for word in ("memory", "cuda", "device-side")) else text[:300]

@@ -44,7 +44,7 @@ class SklearnRunner:
         self.outputs = [self._output(name) for name in methods]
 
     def _input(self) -> TensorInfo:
-        """Return the model's input: a column for each feature, or texts."""
+        """Return a description of the model's input: one column for each feature, or texts."""
         steps = getattr(self._model, "steps", None)
         first = steps[0][1] if steps else self._model
         if hasattr(first, "build_analyzer"):
@@ -52,7 +52,7 @@ class SklearnRunner:
         return TensorInfo("input", "FP64", (-1, int(getattr(self._model, "n_features_in_", -1))))
 
     def _output(self, name: str) -> TensorInfo:
-        """Detect the type and shape of an output by predicting one row of zeros."""
+        """Find out the type and shape of an output by predicting one row of zeros."""
         info = self.inputs[0]
         is_text = info.datatype == "BYTES"
         row = np.array([""], dtype=object) if is_text else np.zeros((1, max(1, (info.shape or (-1,))[-1])))

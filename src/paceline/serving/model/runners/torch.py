@@ -115,7 +115,7 @@ class ExportedRunner(_TorchRunner):
 
 
 def _said(reason: Exception) -> str | None:
-    """Return the message of a model's error; for TorchScript, only the last line."""
+    """Return the message for the client if the input may have caused the error, or None."""
     lines = [line.strip() for line in str(reason).splitlines() if line.strip()]
     if len(lines) > 1 and "TorchScript" in str(reason):
         return blamed(type(reason)(lines[-1]))
@@ -123,9 +123,10 @@ def _said(reason: Exception) -> str | None:
 
 
 def share(module: Any, folder: str, key: str) -> None:
-    """Map a CPU module's weights from the file `<folder>/<key>`, which processes share.
+    """Move a CPU module's weights into a file that all processes map.
 
-    The kernel keeps shared pages once, and copies a page on write. Does nothing if the disk is full.
+    The file is `<folder>/<key>`. The kernel keeps shared pages once, and copies a page on write. Nothing is done if the
+    disk is too full, or the weights are small.
     """
     import torch
 
