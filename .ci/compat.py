@@ -62,7 +62,7 @@ TOOLS = (
 )
 #: Of what a test that fails says.
 _LINES_TOLD = 30
-HEADINGS = ("torch", "Python", *COLUMNS, "run on")
+HEADINGS = ("torch", "Python", "result", "run on")
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,8 @@ def read_report(text: str) -> dict[str, Found]:
 
 
 def row(build: str, python: str, columns: dict[str, Found], date: str) -> tuple[str, ...]:
-    return (build, python, *map(str, columns.values()), date)
+    others = [f"{name}: {found}" for name, found in columns.items() if str(found) != "ok"]
+    return (build, python, "; ".join(others) or "ok", date)
 
 
 _writing = threading.Lock()

@@ -1,36 +1,100 @@
-"""The types of the command line's JSON, as the documentation lists them, and a check of values against them."""
+"""The types of the command line's JSON, and a check of values against them."""
 
 from __future__ import annotations
 
-import functools
-import operator
 import pydoc
-import re
 import types
 import typing
 from collections.abc import Iterator, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any, Union
 
 from paceline.cli import outputs
 
-_PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
+#: Commands with `--json` -> the type of their output.
+TYPES = {
+    "status, run, submit, rerun, sweep stop, sweep more, sweep resume": "RunSummary",
+    "sweep again -d, sweep run -d, pipeline run -d": "RunSummary",
+    "list": "list[ListedRun]",
+    "list --group": "list[GroupRow]",
+    "show": "ShownRun",
+    "logs": "LogLineJson",
+    "metrics": "list[RunMetrics]",
+    "diff": "RunDiffJson",
+    "files": "list[FileRow]",
+    "download": "list[CopiedFile]",
+    "compare": "paceline.reports.compare.TableJson",
+    "bug-report": "paceline.reports.bug_report.BugReport",
+    "export": "Exported",
+    "import": "ImportedStore",
+    "usage": "UsageReport",
+    "usage --goodput": "list[GoodputJson]",
+    "check": "StepComparison",
+    "run --dry-run, submit --dry-run": "DryRun",
+    "top": "RunLoad",
+    "stacks": "StacksJson",
+    "profile": "ProfileJson",
+    "cancel": "list[CanceledRun]",
+    "rm, rm --purge": "list[RemovedRun]",
+    "restore": "list[DeletedRunJson] | list[str]",
+    "prune, data prune": "PrunedJson",
+    "prune --compute": "PrunedNodes",
+    "sweep show, sweep run": "SweepDetails",
+    "sweep best": "dict[str, object] | list[dict[str, object]]",
+    "sweep run --dry-run": "SweepPoints",
+    "pipeline show, pipeline run": "PipelineDetails",
+    "pipeline run --dry-run": "PipelinePlan",
+    "model register, model update": "ModelRow",
+    "model list": "list[ModelRow]",
+    "model list --at": "list[StoredModel]",
+    "model show": "ModelDetails",
+    "model diff": "ModelComparison",
+    "model verify": "list[VerifiedModel]",
+    "service deploy, service update, service reload, service scale, service rollback, service stop, service start": "ServiceRow",
+    "service list": "list[ServiceRow]",
+    "service show": "ServiceDetails",
+    "service logs": "ServiceLog",
+    "service keys": "ServiceKeys",
+    "service delete": "DeletedService",
+    "service unit": "UnitFile",
+    "service bench": "list[ServiceLoad]",
+    "queue": "Queues",
+    "compute list": "Targets",
+    "compute show": "TargetDetails",
+    "compute doctor": "Diagnosis",
+    "env list": "Environments",
+    "env show": "ShownEnvironment",
+    "env prune": "list[BuiltRow]",
+    "env build": "BuiltEnvironment",
+    "data list": "Stores",
+    "data ls": "list[DataFile]",
+    "data cache": "CacheState",
+    "data freeze": "FrozenDataset",
+    "data check": "CheckedDataset",
+    "backup create": "CreatedBackup",
+    "backup list": "list[BackupRow]",
+    "backup verify": "VerifiedBackup",
+    "backup restore": "RestoredBackup",
+    "backup remove": "RemovedBackups",
+    "schedule add": "ScheduleRow",
+    "schedule list": "list[ScheduleRow]",
+    "schedule show": "ScheduleDetails",
+    "schedule run": "OccurrenceRow",
+    "template list": "list[TemplateRow]",
+    "template show": "TemplateDetails",
+    "init, package": "WrittenFolder",
+    "examples": "list[ExampleRow]",
+    "examples --to": "WrittenFolder",
+    "azureml check": "UsesOfAzure",
+}
 #: Strings for the numbers that JSON does not have.
 _NUMBERS = ("NaN", "Infinity", "-Infinity")
 
 
 @cache
 def documented() -> dict[tuple[str, ...], Any]:
-    """Words of a command -> its type."""
-    found: dict[tuple[str, ...], Any] = {}
-    section = _PAGE.read_text().partition("### Types")[2].partition("###")[0]
-    for commands, kinds in re.findall(r"^\| (`.*) \| (`[^`]+`.*) \|$", section, re.MULTILINE):
-        kind = functools.reduce(operator.or_, map(_type, re.findall("`([^`]+)`", kinds)))
-        for command in re.findall("`([^`]+)`", commands):
-            found[tuple(command.split())] = kind
-    assert len(found) > 60
-    return found
+    """Return a dict from the words of a command to its type."""
+    return {tuple(command.split()): _type(kind) for commands, kind in TYPES.items() for command in commands.split(", ")}
 
 
 def _type(text: str) -> Any:
