@@ -168,7 +168,7 @@ class _Script:
         self._made = self._values(), self._make_job()
 
     def job(self) -> Job:
-        """Return the job, rebuilt if a value or a requirements file may have changed since the constructor.
+        """Return the job, rebuilt if a value or a requirements file may have changed.
 
         Raises:
             JobError: A changed value is wrong, or a requirements file can't be read.
@@ -184,7 +184,7 @@ class _Script:
         return job
 
     def _values(self) -> list[Any]:
-        """Return every value, including the values in dicts and lists, which scripts may change in place."""
+        """Return all values, and the items of dicts and lists, which scripts may change."""
         found: list[Any] = []
         for field in fields(self):
             value = getattr(self, field.name)
@@ -467,7 +467,7 @@ def _words_of_list(arguments: object) -> list[str]:
 
 
 def _word(given: object) -> str | None:
-    """Return the script's word for a value, or None if the value has a wrong type."""
+    """Return a value as a script's argument, or None if its type is wrong."""
     value = _as_reference(given)
     if hasattr(value, "default_value"):
         # Use the default: a pipeline's parameter gets its own value when the pipeline is submitted.
@@ -486,7 +486,7 @@ def _as_reference(value: Any) -> Any:
 
 
 def sent_names(given: Any, source: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Return paths of files and folders relative to the source folder, without following a final link.
+    """Return paths relative to the source folder. A path that is a link is not resolved.
 
     Raises:
         JobError: A text in place of a list, or a path outside the source folder.
@@ -508,7 +508,7 @@ def sent_names(given: Any, source: str | os.PathLike[str]) -> tuple[str, ...]:
 
 
 def log_limit(given: object) -> Any:
-    """Return the limit of logs in bytes. Values of other types stay, and the job refuses them.
+    """Return the limit of a log in bytes. Values of a wrong type stay unchanged.
 
     Raises:
         JobError: A text is not a size.
@@ -582,7 +582,7 @@ def references(inputs: object, script_params: object, arguments: object = None) 
 
 
 def _seconds(name: str, given: Any) -> Any:
-    """Return a text or timedelta as seconds, and any other value unchanged for the job to check."""
+    """Return a text or timedelta in seconds, and other values unchanged."""
     if not isinstance(given, (str, dt.timedelta)):
         return given
     try:
@@ -592,5 +592,5 @@ def _seconds(name: str, given: Any) -> Any:
 
 
 def _name_of(target: Any) -> Any:
-    """Return the name of a target, and any other value unchanged for the job to refuse."""
+    """Return the name of a target, and other values unchanged."""
     return "local" if target is None else getattr(target, "name", target)

@@ -128,7 +128,7 @@ def _job_of(old: RunRecord) -> Job:
 
 
 def _with_own_places(job: Job, old: RunRecord, run_id: str) -> Job:
-    """Return the job of a pipeline's step, with the new run's id in the paths of its outputs."""
+    """Return a step's job with the new run's id in the paths of its outputs."""
     if old.step is None:
         return job
     return in_places_of(job, run_id, old.step.get("reused_from") or old.run_id)
@@ -170,7 +170,7 @@ def parameters(folder: RunFolder) -> list[Parameter]:
 
 
 def changed(folder: RunFolder, job: Job, changes: RerunChanges, workspace_dir: Path) -> tuple[Job, dict[str, str]]:
-    """Return the changed job, and problems by field."""
+    """Return the changed job, and a message for each field with a wrong value."""
     problems: dict[str, str] = {}
     words = _with_parameters(folder, job, changes.parameters, problems)
     target = changes.compute_target or job.compute_target
@@ -249,11 +249,7 @@ def _with_parameters(
 
 
 def _parsed(option: DeclaredOption, text: str | None) -> str | bool | list[str] | None:
-    """Return an option's value: True or False of a switch, the words of a list, else the text.
-
-    Raises:
-        JobError: The text can't be a value of this option.
-    """
+    """Return an option's value. Raise JobError if the text can't be its value."""
     if text is None and option.is_required:
         raise JobError("the script requires this option")
     if text is None:
@@ -293,7 +289,6 @@ def _has(pieces: Sequence[_Piece], name: str) -> bool:
 
 
 def _put(pieces: Sequence[_Piece], name: str, words: Sequence[str]) -> list[_Piece]:
-    """Replace or add an option."""
     at = [number for number, piece in enumerate(pieces) if piece.name == name]
     ends = [number for number, piece in enumerate(pieces) if piece.words == ("--",)]
     # The last occurrence counts. A new option must stand before `--`.
@@ -335,7 +330,7 @@ def _is_option(word: str) -> bool:
 
 
 def _by_name(known: Declared) -> dict[str, DeclaredOption]:
-    """Return the declared options by each of their names, and by the words that turn switches off."""
+    """Return options by each of their names, including names that turn a switch off."""
     named = [option for option in known.options if option.names]
     return {
         name: option for option in named for name in (option.opposite(_name(option)), *option.names) if name is not None
@@ -349,7 +344,7 @@ def _undeclared(name: str) -> DeclaredOption:
 
 
 def _meant(given: str, known: Declared, pieces: Sequence[_Piece]) -> tuple[str, DeclaredOption]:
-    """Return an option's name and declaration."""
+    """Return the option's name on the command line, and its declaration."""
     bare = given.lstrip("-")
     forms = [given, f"--{bare}", f"--{bare.replace('_', '-')}", f"--{bare.replace('-', '_')}", f"-{bare}"]
     options = _by_name(known)
@@ -376,7 +371,6 @@ def _parameter(option: DeclaredOption, given: Sequence[_Piece]) -> Parameter:
 
 
 def _text(given: Sequence[_Piece]) -> str | None:
-    """Return an option's value as text."""
     values = [value for piece in given for value in piece.values]
     return shlex.join(values) if len(values) > 1 else next(iter(values), None)
 

@@ -186,12 +186,12 @@ def checkpoints_inputs() -> tuple[type, ...]:
 
 
 def keep_lookups_apart() -> None:
-    """Give each lookup in a sharded vocabulary its own mask and size.
+    """Repair torch 2.9 and 2.10 for embeddings whose vocabulary is sharded.
 
-    Call it before a model is sharded. A rank masks the tokens of other ranks, and needs the same mask for the output. torch
-    2.9 and 2.10 treat masks of equal vocabularies as equal, and cache by them how a tensor is redistributed. Two models that
-    differ only in dtype then share a mask, and the lookup fails. The cache of the backward pass ignores the vocabulary's
-    size, so a second model gets gradients in the first model's shape. Does nothing on releases without these bugs.
+    Call it before a model is sharded. In a lookup, a rank masks the tokens of other ranks, and needs the same mask for the
+    output. These releases treat masks of equal vocabularies as equal, so two models that differ only in dtype share a mask,
+    and the lookup fails. A cache of the backward pass ignores the vocabulary's size, so a second model gets gradients in the
+    first model's shape. The function does nothing on releases without these bugs.
     """
     try:
         lookups = importlib.import_module("torch.distributed.tensor._ops._embedding_ops")
@@ -254,7 +254,7 @@ def is_torchs_attribute(name: str) -> bool:
 
 @contextlib.contextmanager
 def without_modes() -> Iterator[None]:
-    """Hide torch calls in this block from all modes."""
+    """Hide torch calls in this block from torch's function and dispatch modes."""
     import torch
     from torch.utils._python_dispatch import _disable_current_modes
 
@@ -310,7 +310,7 @@ def is_being_made_whole(part: Module) -> bool:
 
 
 def reduce_unused_too(part: FSDPModule) -> None:
-    """Send zeros for parameters that got no gradient on this rank, so that all ranks send equal lengths."""
+    """Send zeros for parameters without a gradient, so that all ranks send equal lengths."""
     if hasattr(part, "set_reduce_scatter_unused_params"):
         part.set_reduce_scatter_unused_params(True, recurse=False)
         return
@@ -462,6 +462,6 @@ def offer_mpi(distributed: ModuleType, kind: type, around: Callable[[Callable[..
 
 
 def corner_of_part(tensor: DTensor) -> tuple[int, ...]:
-    """Return the place of this rank's part in the whole tensor."""
+    """Return the offsets of this rank's shard in the whole tensor, one for each dimension."""
     (chunk,) = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
     return tuple(chunk.offsets)

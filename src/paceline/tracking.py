@@ -164,7 +164,7 @@ def _open_run() -> Run | None:
 
 
 def _started(experiment: str | None) -> Run:
-    """Return the run that rank 0 starts and the other ranks join."""
+    """Return the run that rank 0 starts and the other ranks use."""
     workspace = Workspace.from_config()
     rank, world_size = launched_rank()
     launch, launcher = _launch_file(workspace.path), _launcher()
@@ -197,10 +197,7 @@ def _launch_file(workspace: Path) -> Path:
 
 
 def _launcher() -> str:
-    """Identify a launch on this machine.
-
-    Its process starts the ranks, and torchrun restarts them.
-    """
+    """Return a text that identifies this launch: host, launcher process and restart."""
     parent = os.getppid()
     started = (processes.stat_of(parent) or [""])[19:20]
     return " ".join([socket.gethostname(), str(parent), *started, os.environ.get("TORCHELASTIC_RESTART_COUNT", "")])
@@ -231,10 +228,7 @@ def _wait_for_rank_0(runs_dir: Path, launch: Path, launcher: str, rank: int) -> 
 
 
 def _note_failure(folder: RunFolder, rank: int, pid: int) -> None:
-    """Note why this rank fails.
-
-    The launcher ends rank 0 then, by a signal that leaves no reason.
-    """
+    """Write why this rank fails, because the launcher then kills rank 0 without a reason."""
     status, report = interactive.end_of_program()
     if status == states.FAILED and report is not None and os.getpid() == pid:
         with contextlib.suppress(OSError):
@@ -242,10 +236,7 @@ def _note_failure(folder: RunFolder, rank: int, pid: int) -> None:
 
 
 def _keep(run: Run, values: Mapping[str, str]) -> None:
-    """Store parameters as properties.
-
-    A changed value is no reason to end a training.
-    """
+    """Store parameters as properties. A parameter keeps its first value."""
     there = tags_and_properties.add_properties(run.folder.notes, values, if_missing=True)
     for key in [key for key, value in values.items() if there.get(key, value) != value]:
         print(f"paceline: parameter {key!r} stays {there[key]!r}; {values[key]!r} came later", file=sys.stderr)

@@ -98,7 +98,7 @@ class Workspace:
             ) from error
 
     def _refuse_sources(self) -> None:
-        """Raise WorkspaceError if the folder has sources, which git and snapshots would then ignore."""
+        """Raise WorkspaceError if the folder has sources, which git would then ignore."""
         names = sorted(os.listdir(self._path)) if self._path.is_dir() else []
         own = [name for name in names if name == ".git" or name.endswith((".py", ".ipynb"))]
         if own:
@@ -442,7 +442,7 @@ class Workspace:
             yield self.get_run(facts.run_id)
 
     def get_run(self, run_id: str) -> Run:
-        """Return a run by its id or a unique beginning of it, or by its name.
+        """Return a run by its id, by the beginning of its id, or by its name.
 
         Args:
             run_id: The run's id, the beginning of it, or its name.

@@ -77,7 +77,7 @@ def configured(start: Path | None = None) -> Path:
 
 
 def is_known(path: Path) -> bool:
-    """Return whether this user has created the workspace or given its path before, or it is empty."""
+    """Return whether this user has created or named the workspace, or it is empty."""
     path = path.expanduser()
     # A new workspace gets its mark before any content.
     if all(name.startswith(".") for name in _names(path)):
@@ -112,7 +112,7 @@ def _mark(path: Path, key: bytes) -> str:
 
 
 def _key(*, create: bool) -> bytes | None:
-    """Return this user's key for marks, or None if the key is missing or others can read it."""
+    """Return this user's key for marks, or None if missing or readable by others."""
     file = state_folder() / "made.key"
     with contextlib.suppress(OSError):
         if create and not file.exists():
@@ -140,7 +140,7 @@ def _names(path: Path) -> list[str]:
 
 
 def is_own(path: Path) -> bool:
-    """Return True for a file or folder of this user or root, a trusted one, or a missing one."""
+    """Return False for an existing file of another user that this user does not trust."""
     try:
         return path.stat().st_uid in (os.geteuid(), 0) or os.path.realpath(path) in trusted()
     except OSError:
@@ -209,7 +209,7 @@ def _nearest_config(folder: Path) -> Path | None:
 
 
 def _nearest(folder: Path, names: Sequence[Path]) -> Path | None:
-    """Return the nearest of these files, in this folder or above, that is this user's or trusted."""
+    """Return the nearest of these files, in `folder` or above, that this user may use."""
     for parent in (folder.absolute(), *folder.absolute().parents):
         for name in names:
             config = parent / name
@@ -226,7 +226,7 @@ def _nearest(folder: Path, names: Sequence[Path]) -> Path | None:
 
 
 def _is_sdk_s(file: Path) -> bool:
-    """Return whether a `config.json` describes an Azure workspace: other programs also use this file name."""
+    """Return whether a `config.json` describes an Azure workspace."""
     import json
 
     try:

@@ -68,9 +68,8 @@ class ParentState(abc.ABC):
     ) -> None:
         """Remove children that the engine refused, and plan again.
 
-        `child`: For messages, such as "trial 3".
-        `begun`: Folders of the refused children. They have no process yet.
-        `advice`: Last sentence of the error after an hour without an accepted child.
+        `child`: Name of the child in messages, such as "trial 3". `begun`: Folders of the refused children. They have no
+        process yet. `advice`: Last sentence of the error after an hour without an accepted child.
 
         Raises:
             EngineError: The engine has accepted nothing for an hour.
@@ -104,8 +103,7 @@ class ParentController(abc.ABC, Generic[State]):
     def run(self, record: RunRecord) -> None:
         """Control the run until it has ended or its folder is removed.
 
-        Args:
-            record: The current record, with this process as the owner.
+        `record` is the current record, with this process as the owner.
         """
         state = self.state
         state.record = record
@@ -187,8 +185,8 @@ def counts_text(noun: str, statuses: Iterable[str]) -> str:
 def close(folder: RunFolder, record: RunRecord, failure: FailureReport | None, digest: str = "") -> RunRecord:
     """Record how a run whose children have ended has ended.
 
-    `failure`: None for a Completed run. If there is a cancel request, the run is Canceled instead.
-    `digest`: As for `paceline.runs.store.change`.
+    `failure`: None for a Completed run. If there is a cancel request, the run is Canceled instead. `digest`: Text of the
+    notifications, such as the results of a sweep.
     """
     fields: dict[str, object]
     if folder.cancel_request.exists():

@@ -20,10 +20,9 @@ _PATIENCE_S = 3600.0
 
 
 class Canceling:
-    """The cancel requests to children: one request for each child, repeated if it failed.
+    """The cancel requests to children. A failed request can be repeated by `again`.
 
-    Args:
-        by: Name of the canceling run or user, such as "sweep ID".
+    `by` names the canceling run or user, such as "sweep ID".
     """
 
     def __init__(self, by: str) -> None:
@@ -70,9 +69,7 @@ class Canceling:
 class Refusals:
     """The backoff after an engine has refused children.
 
-    Args:
-        target: Name of its compute target.
-        clock: Monotonic seconds.
+    `target` is the name of the compute target. `clock` returns monotonic seconds.
     """
 
     def __init__(self, target: str | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -97,11 +94,10 @@ class Refusals:
         self._pause, self._since = 0.0, None
 
     def refused(self, what: str, error: EngineError, *, others_run: bool, advice: str = "") -> float:
-        """Extend the backoff after a refusal. Return its seconds.
+        """Extend the backoff after the engine refused a child. Return its length in seconds.
 
-        `what`: Kind of the refused child, such as "trial".
-        `others_run`: Whether other children are live. Their end may free resources, so the time limit starts again.
-        `advice`: Last sentence of the error.
+        `what`: Kind of the refused child, such as "trial". `others_run`: Whether other children are live. Their end may free
+        resources, so the time limit starts again. `advice`: Last sentence of the error.
 
         Raises:
             EngineError: The engine has accepted nothing for an hour.

@@ -31,7 +31,7 @@ _STATE_COLOURS = {states.COMPLETED: 32, states.FAILED: 31, states.CANCELED: 33, 
 
 
 def folder_of(run_id: str | None) -> RunFolder:
-    """Return the run with this id or beginning of an id. Default: the latest run, without trials of sweeps."""
+    """Return the run with this id or beginning of an id, by default the latest."""
     # Don't create the workspace: a verb that only reads leaves no folder behind.
     runs_dir = Workspace.from_config(create=False).runs_dir
     if run_id is not None:
@@ -47,7 +47,10 @@ def folders_of(run_ids: Iterable[str] | None) -> list[RunFolder]:
 
 
 def count_ranks(folder: RunFolder, record: RunRecord, wanted: int | None) -> int:
-    """Return the number of a run's ranks, with those that its script has started."""
+    """Return the number of a run's ranks, including ranks that its script has started.
+
+    Raise UserError if the rank `wanted` does not exist.
+    """
     count = len(folder.ranks(record.world_size))
     if wanted is not None and wanted >= count:
         has = f"ranks 0 to {count - 1}" if count > 1 else "rank 0 alone"
@@ -79,7 +82,7 @@ def _newest_first(runs_dir: Path) -> Iterator[RunFolder]:
 
 
 def refuse(error: type[UserError], *rules: tuple[object, str]) -> None:
-    """Raise `error` with the text of the first rule whose condition is true."""
+    """Raise `error` for the first rule (condition, text) whose condition is true."""
     for is_broken, text in rules:
         if is_broken:
             raise error(text)
@@ -142,7 +145,7 @@ def print_list(
     to_json: Callable[[Item], Any],
     none: str,
 ) -> None:
-    """Print items as JSON or as a table of columns. An empty table is the sentence `none`."""
+    """Print items as JSON or as a table; without items, print `none`."""
     if as_json:
         print_json([to_json(item) for item in found])
     elif found:
@@ -152,7 +155,7 @@ def print_list(
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print columns under a header, with control characters shown, and with coloured states on a terminal."""
+    """Print a table. Control characters are visible, and states coloured on a terminal."""
     lines = [tuple(map(visible, row)) for row in (header, *rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     colour = has_colour(sys.stdout)
@@ -170,7 +173,7 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def columns(lines: Sequence[Sequence[str]], left: Container[str] = ()) -> list[str]:
-    """Align the cells of each column: to the left for headers in `left`, else to the right."""
+    """Return aligned lines. Columns with a header in `left` are left-aligned, others right."""
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return [
         "  ".join(
@@ -184,7 +187,7 @@ def columns(lines: Sequence[Sequence[str]], left: Container[str] = ()) -> list[s
 def print_fields(fields: Iterable[tuple[str, str | Sequence[str]]], *, width: int = 13, **colours: int | None) -> None:
     """Print a line for each name with its text. Names without a text are skipped.
 
-    A text of several lines is a sequence. `colours` has the colour of the first word of a text. Control characters are shown.
+    A sequence prints several lines. `colours` maps a name to the colour of the first word of its text.
     """
     for name, text in fields:
         lines = [visible(line) for line in ([text] if isinstance(text, str) else text)]

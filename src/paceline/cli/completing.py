@@ -24,9 +24,9 @@ _MOST = 100
 
 
 def offer(name: str, incomplete: str, given: Mapping[str, Any]) -> list[str]:
-    """Return the words of a kind that begin with `incomplete`, or no words after any error.
+    """Return words that begin with `incomplete`, or no words after any error.
 
-    `given` maps the other parameters of the verb to their values.
+    `name` is the kind of words, such as runs. `given` maps the other parameters of the verb to their values.
     """
     try:
         # Never create a workspace here: pressing a key must not leave a folder behind.

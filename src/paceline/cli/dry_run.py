@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def print_file(asked: Asked, description: Mapping[str, Any]) -> int:
-    """Print the job as a job file for `paceline run`, with absolute paths of this machine."""
+    """Print the job as a job file for `paceline run`, with absolute paths."""
     workspace_dir = Workspace.from_config(create=False).path
     check_source(asked.job, asked.directory, workspace_dir)
     check(asked.job, workspace_dir)

@@ -97,7 +97,7 @@ def docs(*, topic: str | None) -> None:
 
 @dataclass(frozen=True)
 class _Section:
-    """A section of a page: a heading, and the text up to the next heading of the same level."""
+    """A section of a page: its heading, and the text below it."""
 
     slug: str
     words: tuple[str, ...]
@@ -152,7 +152,7 @@ def _show(text: str) -> None:
 
 
 def _abouts(names: Iterable[str]) -> dict[str, str]:
-    """Return name -> what the example shows, from the table of the page of examples. Others have ""."""
+    """Return what each example shows, from the table in docs/examples.md, or ""."""
     page = (installed("docs") / "examples.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([^|\n]*`[^|\n]*) \| (.*) \|$", page, re.MULTILINE)
     texts = {
@@ -162,7 +162,7 @@ def _abouts(names: Iterable[str]) -> dict[str, str]:
 
 
 def _not_installed(folder: Path, files: Sequence[str]) -> list[str]:
-    """Return the packages that the programs in a folder import and this interpreter does not find."""
+    """Return the packages that an example's programs import and this interpreter lacks."""
     from paceline.supervisor.diagnosis.hints import DISTRIBUTIONS
 
     shims = (Path(__file__).parents[1] / "compat" / "shim").glob("*/*")
@@ -178,7 +178,6 @@ def _not_installed(folder: Path, files: Sequence[str]) -> list[str]:
 
 
 def _copy(example: Path, folder: Path) -> list[str]:
-    """Copy an example's files to a folder, and return their names."""
     found = (path.relative_to(example) for path in example.rglob("*") if path.is_file())
     names = sorted(path.as_posix() for path in found if "__pycache__" not in path.parts)
     if there := [name for name in names if os.path.lexists(folder / name)]:

@@ -109,7 +109,7 @@ _OWN_ARGUMENTS = "The script's own arguments go behind `--`: paceline run train.
 
 
 def usage_message(error: click.UsageError, command: str, argv: Sequence[str]) -> str:
-    """Return the parser's message, with hints if an option or a verb is that of another launcher.
+    """Return the parser's message, with hints for options and verbs of other launchers.
 
     `command` is the command that failed, such as "paceline run", and `argv` the whole command line.
     """
@@ -135,7 +135,8 @@ def usage_message(error: click.UsageError, command: str, argv: Sequence[str]) ->
 def option_message(option: str, text: str, argv: Sequence[str]) -> str:
     """Return the message for an option that `run`, `submit` or `logs` does not have.
 
-    `option` is the parser's name of it: of a cluster of short options (`-np 4`) only one letter. `text` is its message.
+    `text` is the parser's message, which names the `option`. Of short options in one word (`-np`) the parser names only one
+    letter.
     """
     # Words behind `--` belong to the script, and may look like any option of ours.
     words = [*argv[: argv.index("--")]] if "--" in argv else [*argv]
@@ -161,7 +162,7 @@ def option_message(option: str, text: str, argv: Sequence[str]) -> str:
 
 
 def _shape(words: Sequence[str]) -> str | None:
-    """Return the value `NxM` of -j for torchrun's two options, or `N..KxM` for its `--nnodes N:K`."""
+    """Return the value of -j for torchrun's --nnodes and --nproc_per_node, or None."""
     given = {}
     for number, word in enumerate(words):
         name, _, value = word.partition("=")
@@ -244,7 +245,7 @@ def in_options(text: str, words: Sequence[str], options: Mapping[str, str]) -> s
 
 
 def _names_job_file(words: Sequence[str]) -> bool:
-    """Return whether a YAML file is the first word that is no option and no option's value."""
+    """Return whether the first word that is not an option or its value is a YAML file."""
     takes_value = {word for option in RUN if option.type is not bool for word in option.words.split()}
     rest = iter(words[2 if words[:1] in (["sweep"], ["pipeline"]) else 1 :])
     for word in rest:

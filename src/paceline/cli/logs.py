@@ -133,7 +133,7 @@ def logs(
 
 
 def _moment(text: str) -> float:
-    """Return a time, or a time that is a duration before now, as seconds since 1970."""
+    """Return a time, or a duration before now, as seconds since 1970."""
     now = time.time()
     try:
         if not _DATE.match(text):
@@ -161,7 +161,7 @@ def _nothing(record: RunRecord) -> None:
 
 @dataclass(frozen=True)
 class LogPart:
-    """A part of a log file, from an offset to its end; empty without such a file."""
+    """The part of a log file from an offset to its end."""
 
     path: Path
     offset: int = 0
@@ -170,7 +170,8 @@ class LogPart:
 def print_parts(parts: Sequence[LogPart], tail: int | None = None, *, as_is: bool) -> None:
     """Print logs one after another, or only the last `tail` lines of all of them.
 
-    `as_is` copies bytes. Otherwise control sequences, which a terminal would obey, are removed from the lines.
+    With `as_is` the bytes are copied. Otherwise the lines are printed without control sequences, which a terminal would
+    obey.
     """
     if tail is not None:
         parts = _last(parts, tail)

@@ -127,7 +127,7 @@ class VerbOption:
         return click.IntRange(*bounds) if self.type is int else click.FloatRange(*bounds)
 
     def _checked(self, context: click.Context, parameter: click.Parameter, value: Any) -> Any:
-        """Refuse an empty text, which comes from `--name "$NAME"` if the variable is not set."""
+        """Return the value. Raise UserError for an empty text, such as an unset "$NAME"."""
         value = list(value) if isinstance(value, tuple) else value
         texts = value if isinstance(value, list) else [value]
         if self.is_argument or self.may_be_empty or all(str(text).strip() for text in texts):

@@ -21,9 +21,9 @@ def print_version() -> None:
 
 
 def end_with_the_reader() -> None:
-    """End by SIGPIPE when the program that reads the output ends, as other programs do.
+    """Make this program end by SIGPIPE when the reader of its output ends.
 
-    SIGPIPE's default action would apply to all pipes, but an ssh that dies must not end this program.
+    Only standard output and error are affected: a broken pipe to ssh must not end this program.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)

@@ -50,7 +50,7 @@ class _Run(TypedDict):
 
 
 class RunSummary(_Run):
-    """A run: `status`, `run`, `submit`, `rerun`, `list` (an array)."""
+    """The JSON of `status`, `run`, `submit` and `rerun`, and of each item of `list`."""
 
     failure: FailureSummary | None
 
@@ -70,9 +70,9 @@ class _Load(TypedDict):
 
 
 class LoadSample(_Load, total=False):
-    """The last load sample of a run's nodes and workers, and how the ranks spent their time.
+    """The last load sample of a run's nodes and workers. `pace` is how the ranks spend their time.
 
-    every_s: Seconds between two samples. Like the attempt's number, it is only there once a sample was taken.
+    `every_s`, the seconds between two samples, and `attempt` are missing before the first sample.
     """
 
     every_s: float
@@ -80,14 +80,14 @@ class LoadSample(_Load, total=False):
 
 
 class RunLoad(LoadSample):
-    """The load of a run: `top`."""
+    """The JSON of `top`: the load of a run."""
 
     run_id: str
     status: str
 
 
 class ShownRun(_Run):
-    """All facts about a run: `show`."""
+    """The JSON of `show`: all facts about a run."""
 
     failure: dict[str, object] | None
     properties: dict[str, str]
@@ -112,7 +112,7 @@ class ShownRun(_Run):
 
 
 class PipelineDetails(RunSummary):
-    """A pipeline and its steps: `pipeline show`, `pipeline run`."""
+    """The JSON of `pipeline show` and `pipeline run`: a pipeline and its steps."""
 
     parameters: dict[str, object]
     description: str | None
@@ -131,7 +131,7 @@ MetricValues = TypedDict(
 
 
 class RunMetrics(TypedDict, total=False):
-    """Metrics of a run: `metrics` (an array). With --name, `series` stands for `metrics`."""
+    """An item of the JSON array of `metrics`. With --name it has `series` instead of `metrics`."""
 
     run_id: str
     display_name: str
@@ -160,7 +160,7 @@ NeededMemory = TypedDict("NeededMemory", {"needed_bytes": int, "free_bytes": int
 
 
 class StepComparison(TypedDict, total=False):
-    """Two runs of a script, compared step by step: `check`."""
+    """The JSON of `check`: two runs of a script, compared step by step."""
 
     equal: bool
     runs: list[str]
@@ -185,7 +185,7 @@ PlannedCommand = TypedDict(
 
 
 class DryRun(TypedDict, total=False):
-    """What a submission would start: `run --dry-run`, `submit --dry-run`."""
+    """The JSON of `run --dry-run` and `submit --dry-run`: what they would start."""
 
     job: dict[str, object]
     source_directory: str
@@ -209,7 +209,7 @@ ExampleRow = TypedDict("ExampleRow", {"name": str, "about": str})
 
 
 class ListedRun(RunSummary, total=False):
-    """An item of the array of `list`. size_bytes: with --long alone."""
+    """An item of the JSON array of `list`. Only --long adds `size_bytes`."""
 
     script: str | None
     params: dict[str, object]
@@ -238,7 +238,7 @@ class MetricChangeJson(ChangeJson):
 
 
 class RunDiffJson(TypedDict):
-    """The differences between two runs: `diff`."""
+    """The JSON of `diff`: the differences between two runs."""
 
     a: str
     b: str
@@ -256,7 +256,7 @@ class RunDiffJson(TypedDict):
 
 
 class UsageRow(TypedDict):
-    """Hours of cores and GPUs that runs held."""
+    """An item of the JSON of `usage`: hours of cores and GPUs that runs held."""
 
     name: str
     runs: int
@@ -280,7 +280,10 @@ UsageReport = TypedDict("UsageReport", {"by": str, "rows": list[UsageRow], "all"
 
 
 class GoodputJson(TypedDict):
-    """An item of the array of `usage --goodput`. percent, core_s, gpu_s: class of use -> its part."""
+    """An item of the JSON array of `usage --goodput`.
+
+    `percent`, `core_s` and `gpu_s` map the classes into which the run's time is divided to their parts.
+    """
 
     run_id: str
     seconds: float
@@ -294,7 +297,7 @@ class GoodputJson(TypedDict):
 
 
 class StacksJson(WorkersReport):
-    """The workers of a run: `stacks`. waiting: sentences on which ranks wait for which."""
+    """The JSON of `stacks`. `waiting` has sentences on which ranks wait for which."""
 
     waiting: list[str]
 
@@ -307,14 +310,17 @@ FunctionShare = TypedDict(
 
 
 class ProfileJson(WorkersReport):
-    """Where the workers of a run spent their time: `profile`. file: the samples in speedscope's format."""
+    """The JSON of `profile`. `file` is the path of the samples in speedscope's format."""
 
     functions: list[FunctionShare]
     file: str
 
 
 class SweepDetails(RunSummary, total=False):
-    """A sweep and its trials, the best first: `sweep show`, `sweep run`. runs: only for sweeps that pause trials."""
+    """The JSON of `sweep show` and `sweep run`, with the best trial first.
+
+    `runs` is present only for sweeps that pause trials.
+    """
 
     sweep: dict[str, object]
     trials: list[dict[str, object]]
@@ -328,7 +334,7 @@ SweepPoints = TypedDict(
 
 
 class PipelinePlan(TypedDict):
-    """The steps that `pipeline run --dry-run` would run."""
+    """The JSON of `pipeline run --dry-run`: the steps that it would run."""
 
     steps: list[dict[str, object]]
     parameters: dict[str, object]
@@ -339,7 +345,7 @@ class PipelinePlan(TypedDict):
 
 
 class ModelRow(TypedDict):
-    """A version of a model: `model register`, `model update`, `model list` (an array)."""
+    """The JSON of `model register` and `model update`, and of each item of `model list`."""
 
     id: str
     name: str
@@ -359,7 +365,7 @@ class ModelRow(TypedDict):
 
 
 class ModelDetails(ModelRow):
-    """All facts about a version of a model: `model show`."""
+    """The JSON of `model show`: all facts about a version of a model."""
 
     top: str
     is_folder: bool
@@ -382,7 +388,7 @@ StoredModel = TypedDict("StoredModel", {"name": str, "version": int})
 
 
 class ServiceRow(TypedDict):
-    """A service: `service deploy`, `update`, `reload`, `scale`, `rollback`, `stop`, `start`, `list` (an array)."""
+    """The JSON of verbs that change a service, and of each item of `service list`."""
 
     record_version: int
     name: str
@@ -417,7 +423,7 @@ class ServiceRow(TypedDict):
 
 
 class ServiceDetails(ServiceRow):
-    """A service with its revisions: `service show`."""
+    """The JSON of `service show`: a service with its revisions."""
 
     revisions: list[dict[str, object]]
 
@@ -485,7 +491,7 @@ class TargetCounts(_TargetStatus):
 
 
 class JobRow(TypedDict):
-    """The share of a node that a run holds or waits for. starts_in_s: likely time until it starts."""
+    """The share of a node that a run holds or waits for. `starts_in_s` is the likely wait."""
 
     run_id: str
     user: str
@@ -514,13 +520,13 @@ class _Target(TypedDict):
 
 
 class TargetRow(_Target):
-    """A compute target in `compute list`."""
+    """An item of the JSON array of `compute list`."""
 
     status: TargetCounts | None
 
 
 class TargetDetails(_Target):
-    """A compute target: `compute show`."""
+    """The JSON of `compute show`: a compute target."""
 
     status: TargetStatus | None
 
@@ -536,7 +542,7 @@ Diagnosis = TypedDict("Diagnosis", {"target": str, "kind": str, "result": str, "
 
 
 class BuiltRow(TypedDict):
-    """A built environment; an item of the array of `env prune`."""
+    """A built environment, which is an item of the JSON array of `env prune`."""
 
     key: str
     prefix: str
@@ -572,7 +578,7 @@ EnvironmentSize = TypedDict("EnvironmentSize", {"key": str, "size_bytes": int})
 
 
 class PrunedJson(TypedDict):
-    """The sizes of removed things: `prune`, `data prune`."""
+    """The JSON of `prune` and `data prune`: the sizes of removed things."""
 
     dry_run: bool
     runs: list[RemovedRun]
@@ -606,7 +612,10 @@ BackupRow = TypedDict(
 
 
 class CreatedBackup(TypedDict):
-    """A new backup: `backup create`. stored: contents that were new to the place; removed: by --keep."""
+    """The JSON of `backup create`.
+
+    `stored` describes contents that the place did not have yet, `removed` the backups that --keep removed.
+    """
 
     backup: BackupRow
     stored: int
@@ -617,7 +626,10 @@ class CreatedBackup(TypedDict):
 
 
 class RestoredBackup(TypedDict):
-    """What was restored: `backup restore`. ended: runs that are Failed now; kept: existing things."""
+    """The JSON of `backup restore`.
+
+    `ended` are unfinished runs, which are Failed now. `kept` are existing things, which were not replaced.
+    """
 
     backup: BackupRow
     folder: str
@@ -637,7 +649,7 @@ UsesOfAzure = TypedDict("UsesOfAzure", {"uses": list[dict[str, object]], "counts
 
 
 class TemplateRow(TypedDict):
-    """A job file that the workspace keeps: `template list`. A parameter without a default has null."""
+    """An item of the JSON of `template list`. A parameter without a default has null."""
 
     name: str
     path: str
@@ -645,7 +657,7 @@ class TemplateRow(TypedDict):
 
 
 class TemplateDetails(TemplateRow):
-    """A template with its text: `template show`."""
+    """The JSON of `template show`: a template with its text."""
 
     text: str
 
@@ -659,7 +671,7 @@ class MissedTimes(TypedDict):
 
 
 class OccurrenceRow(TypedDict):
-    """A time, version or ended run of a schedule, or a call by hand: `schedule run`."""
+    """The JSON of `schedule run`: an event of a schedule, and the run that it started."""
 
     kind: str
     what: str
@@ -673,7 +685,7 @@ class OccurrenceRow(TypedDict):
 
 
 class ScheduleRow(TypedDict):
-    """A schedule with its last occurrence: `schedule list`, `schedule add`."""
+    """The JSON of `schedule add` and of each item of `schedule list`."""
 
     name: str
     when: str
@@ -696,6 +708,6 @@ class ScheduleRow(TypedDict):
 
 
 class ScheduleDetails(ScheduleRow):
-    """A schedule with its last occurrences, the newest first: `schedule show`."""
+    """The JSON of `schedule show`: a schedule with its last occurrences, the newest first."""
 
     occurrences: list[OccurrenceRow]

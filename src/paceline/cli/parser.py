@@ -24,7 +24,7 @@ _NARROW = 58
 
 
 class _Command(click.Command):
-    """A verb or a group of verbs. Errors in its options name it (`UsageError.ctx`)."""
+    """A verb or a group of verbs, which is named in errors about its options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -105,7 +105,7 @@ class VerbGroup(_Command, click.Group):
 
 
 class TopLevel(VerbGroup):
-    """The top level with all `VERBS`. A verb's stand-in has name and help, until the verb is called or completed."""
+    """The top level with all `VERBS`. A verb's module is loaded when first used."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -133,7 +133,7 @@ class TopLevel(VerbGroup):
                 formatter.write_dl(rows)
 
     def load(self, name: str) -> click.Command:
-        """Import a verb, replace its stand-in by the verb, and return it."""
+        """Import the module of a verb, and return the verb."""
         place, text = VERBS[name]
         module, _, function = place.partition(".")
         found = import_module(f"paceline.cli.{module}")

@@ -170,7 +170,11 @@ def _pair(word: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineFile:
-    """The content of a pipeline file. For all steps, `values` and `leave_out` are as in `Asked`."""
+    """The content of a pipeline file.
+
+    `values` are the secrets and `leave_out` the files with secrets of all steps, as in
+    `paceline.job_files.description.Asked`.
+    """
 
     pipeline: Pipeline
     parameters: Mapping[str, Any]
@@ -268,7 +272,7 @@ def _made(
 
 
 def _filled(word: str, words: Mapping[str, str]) -> str:
-    """Fill in the parameters and data paths of a step's argument. The workers fill in rank placeholders."""
+    """Fill in the parameters and data paths of a step's argument."""
     return _WORD.sub(lambda found: words.get(found[1] or found[2], found[0]), word)
 
 

@@ -213,11 +213,7 @@ def list_runs(
 
 
 def _find(runs_dir: Path, where: str | None, sort: str | None, *, trials: bool) -> dict[str, RunFacts]:
-    """Return the facts of the runs that match, by id and in order.
-
-    Raises:
-        UserError: The query or the field is wrong; a caret shows the place.
-    """
+    """Return the facts of the matching runs by run id, sorted."""
     for text, check in ((where or "", parse), ((sort or "").removeprefix("-"), field_of)):
         try:
             check(text) if text else None
@@ -234,7 +230,7 @@ def _listed(option: str, names: str | None) -> list[RunField]:
 
 
 def _summary(folder: RunFolder, record: RunRecord, facts: RunFacts | None) -> dict[str, object]:
-    """Return the summary of a run with its facts. The facts of an unreadable run are null."""
+    """Return the run's summary with `facts`, which are null for an unreadable run."""
     found = summary(folder, record)
     facts_json: dict[str, object] = dict.fromkeys(("script", "params", "main_metric", "metric_summaries", "resources"))
     if facts is not None:
@@ -264,7 +260,7 @@ def _differing(runs: Sequence[RunFacts]) -> list[str]:
 def _print_groups(
     runs: Sequence[RunFacts], by: RunField, fields: Sequence[RunField], sort: str, *, as_json: bool
 ) -> None:
-    """Print a line for each group. By default it has the duration and the main metric."""
+    """Print a line for each group, by default with duration and main metric."""
     main = next(filter(None, (main_metric(facts.metrics) for facts in runs)), None)
     shown = list(fields) or [field_of(name) for name in ("duration", *([f"metrics.{quoted(main)}"] if main else []))]
     groups = grouped(runs, by, sort)
@@ -405,7 +401,7 @@ def show(*, run_id: str | None, as_json: bool) -> None:
 
 
 def _steps(folder: RunFolder, record: RunRecord) -> Sequence[str]:
-    """Return a line for each step of a pipeline, or "" if the run is not a pipeline."""
+    """Return a line for each step of a pipeline, or "" for other runs."""
     if record.pipeline is None:
         return ""
     from paceline.pipelines import pipeline_run

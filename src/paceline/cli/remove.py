@@ -234,7 +234,7 @@ def prune(
 
 
 def _prune_nodes(name: str, *, yes: bool, dry_run: bool, as_json: bool) -> int:
-    """Fetch, then remove, the files of ended runs on a target's nodes. Return the exit code."""
+    """Move the files of ended runs from a target's nodes. Return the exit code."""
     from paceline.remote.link.copies import clear_node
 
     workspace = Workspace.from_config(create=False)
@@ -293,7 +293,10 @@ def _remove(folder: RunFolder, deleted: DeletedRun | None, *, force: bool) -> bo
 
 
 def confirmed(question: str, *, yes: bool, as_json: bool) -> bool:
-    """Ask a question, and return True for a yes."""
+    """Return True if the user answers a question with yes, or if `yes` is given.
+
+    Raise UserError if no terminal can show the question.
+    """
     if yes:
         return True
     if as_json or not sys.stdin.isatty():

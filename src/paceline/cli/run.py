@@ -33,8 +33,8 @@ def begin(
 ) -> int:
     """Submit the run, or print it with --dry-run. Return the exit code.
 
-    `file` and `description` come from `words`, made of the options `given`. `run_id` is that of a run whose supervisor is already
-    being loaded (`paceline.cli.quick`).
+    `file` and `description` come from `run_options.words`; the description has priority over the job file. `run_id` is the
+    id of the run if `paceline.cli.quick` has started its supervisor already.
     """
     if given["yaml"] and not given["dry_run"]:
         raise JobError("--yaml belongs to --dry-run: together they print the job as a file that `paceline run` takes.")
@@ -83,7 +83,7 @@ def _changes(given: Given) -> RerunChanges:
 
 
 def _run_meant(text: str) -> str:
-    """Return the id of a run. For a model's version, it is the run that made it."""
+    """Return a run's id, given the id or a model's version that the run made."""
     if ":" not in text and "@" not in text:
         return text
     from paceline import models
@@ -105,7 +105,7 @@ def _submit(wanted: Asked, run_id: str | None) -> RunFolder:
 
 
 class _HashingProgress:
-    """A progress line on a terminal, which appears if hashing the source takes over half a second."""
+    """A progress line on a terminal, shown while hashing takes over half a second."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()
@@ -220,9 +220,9 @@ def _follow_with_interrupts(folder: RunFolder, view: RunView) -> tuple[RunRecord
 
 
 class _Interrupts:
-    """A handler that raises KeyboardInterrupt for one Ctrl-C after each call of `let_one_through`.
+    """A handler that raises KeyboardInterrupt for the next Ctrl-C and ignores further ones.
 
-    Further Ctrl-C are ignored, so that they do not interrupt the reaction to the first one.
+    `let_one_through` allows one Ctrl-C again. So no second Ctrl-C interrupts the reaction to the first.
     """
 
     def __init__(self) -> None:
@@ -246,7 +246,7 @@ class _Interrupts:
 
 
 def _ask(interrupts: _Interrupts) -> str:
-    """Ask what to do, and return the first letter of the answer. Ctrl-C counts as "c"."""
+    """Ask what to do, and return the answer's first letter. Ctrl-C means "c"."""
     question = "\nInterrupted. [d]etach and let the run go on, [c]ancel it, or Enter to keep following? "
     try:
         # Allow one more Ctrl-C, because the key press that led to this question has used up the permission.

@@ -290,7 +290,7 @@ RERUN = (
 
 
 def words(given: Given) -> tuple[Path | None, dict[str, Any]]:
-    """Return the job file, or None, and a job description from the other options.
+    """Return the path of the job file, or None, and the description that the other options make.
 
     `given` maps options to values, or None for options left out. Paths become absolute, because a file may hold them.
     """
@@ -322,7 +322,7 @@ def one_file(requirements: list[str] | None) -> str | None:
 
 
 def pairs(option: str, given: list[str] | None) -> dict[str, Any]:
-    """Return `KEY=VALUE` words as a dict. A word without "=" is a key whose value is None."""
+    """Return `KEY=VALUE` words as a dict. Without "=" the value is None."""
     found: dict[str, Any] = {}
     for word in given or ():
         key, equals, value = word.partition("=")
@@ -401,7 +401,7 @@ def _for_file(file: str, source: Path | None, words: list[str]) -> dict[str, Any
 
 
 def values_and_arguments(file: str, words: list[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the values of parameters, and the script's arguments."""
+    """Split the words behind a job file into values of its parameters and script arguments."""
     # The parser drops the `--`, so only the command line tells which words came after it.
     behind = len(sys.argv) - sys.argv.index("--") - 1 if "--" in sys.argv else 0
     count = max(0, len(words) - behind)
@@ -443,7 +443,7 @@ def _repository(folder: str) -> str | None:
 
 
 def _file_name(name: str) -> str:
-    """Return a source file's name, with "./" if it could be a program's name."""
+    """Return a source file's name, with "./" unless it clearly is a path or Python file."""
     return name if "/" in name or name.endswith(".py") else f"./{name}"
 
 

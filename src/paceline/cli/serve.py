@@ -189,7 +189,7 @@ def _sample(given: str) -> bytes | None:
 
 @contextmanager
 def in_environment(config: ServerConfig, given: Given, own: EnvironmentSpec | None) -> Iterator[ServerConfig]:
-    """Yield the configuration with interpreter and variables of its environment, which is locked against `env prune`.
+    """Yield the configuration with its built environment, locked against `env prune`.
 
     `own` is the environment of the run that made the first model. A program that replaces this process inherits the lock.
     """

@@ -130,7 +130,6 @@ def _is_session(folder: RunFolder) -> bool:
 
 
 def _submit(kind: str, given: Given) -> RunFolder:
-    """Submit the run of a session."""
     of_run = {option.name: given.get(option.name, option.default) for option in RUN}
     arguments = [kind, f"{given['idle']:g}"]
     _, description = words(
@@ -179,11 +178,7 @@ def _public_key(file: Path) -> str:
 
 
 def _when_it_serves(folder: RunFolder) -> Serving:
-    """Wait until the session serves, and print the states before.
-
-    Raises:
-        RunStateError: The session has ended.
-    """
+    """Print the session's states until it serves. Raise RunStateError if it ends."""
     told = ""
     while True:
         record = read.record(folder)
@@ -231,7 +226,7 @@ def _is_here(folder: RunFolder) -> bool:
 
 
 def _shell(folder: RunFolder, *, ends: bool) -> int:
-    """Open a shell beside the session, and with `ends` end the session after it."""
+    """Open a shell in the session. With `ends`, end the session afterwards."""
     try:
         return execute(run_id=folder.run_id, command=_SHELL, rank=0, no_terminal=False)
     finally:
@@ -255,7 +250,7 @@ def _tell_ssh(folder: RunFolder, found: Serving) -> None:
 
 
 def ssh_config(folder: RunFolder, found: Serving) -> str:
-    """Return the configuration by which ssh connects to a session: through `paceline exec`, to a server that listens nowhere."""
+    """Return a configuration with which ssh reaches a session through `paceline exec`."""
     user, _, command = found.at.partition(" ")
     proxy = shlex.join(
         (

@@ -29,7 +29,7 @@ def command_text(record: RunRecord) -> str:
 
 
 def summary(folder: RunFolder, record: RunRecord | None = None) -> RunSummary:
-    """Return what `status`, `list`, `submit` and `run` print with --json. `record` saves reading it again."""
+    """Return the JSON of `status`, `list`, `submit` and `run`. Without `record`, read the record."""
     # Import this here, because `paceline run` loads this module but not the notebook's view.
     from paceline.runs.notebook import latest_metrics
 

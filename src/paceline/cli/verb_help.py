@@ -164,7 +164,7 @@ def topic_of(verb: str) -> str:
 
 
 def installed(name: str) -> Path:
-    """Return the path of `docs` or `examples`: in the package, or beside `src` in a checkout."""
+    """Return the folder `docs` or `examples` of the package or of a checkout."""
     package = Path(paceline.__file__).resolve().parent
     inside = package / name
     return inside if inside.is_dir() else package.parents[1] / name

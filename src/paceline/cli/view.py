@@ -16,10 +16,10 @@ from paceline.system.names import some
 
 
 class RunView:
-    """A printer of a run's output and changes of state on a terminal, a file or a pipe.
+    """A printer of a run's output and changes of state.
 
-    On a terminal it draws over unfinished lines (progress bars) and passes on only colours, unless `raw`. A file or a pipe gets
-    lines unchanged. `world_size` is 0 if only one rank's lines are shown.
+    On a terminal it draws over unfinished lines (progress bars) and passes on only colours, unless `raw`. A file or a pipe
+    gets lines unchanged. `world_size` is 0 if only one rank's lines are shown.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class RunView:
         self.say(attempt_text(before, now))
 
     def note(self, line: LogLine) -> None:
-        """Print a line of a node's preparation on standard error. On a terminal, it replaces a progress bar."""
+        """Print a line of a node's preparation on standard error."""
         if self._quiet:
             return
         text = node_prefix(line, self._nodes) + visible_line(line.text)

@@ -16,10 +16,10 @@ __all__ = ["install", "shim_dir"]
 def install(name: str, *, force: bool = False) -> None:
     """Make `import <name>` load Paceline's package in this process. Idempotent.
 
-    force: use Paceline's package even where the real package of that name is installed.
+    `force` replaces the real package of that name, if it is installed.
 
     Raises:
-        UserError: there is no such name here, or the real package is installed and `force` isn't set.
+        UserError: The name is not "horovod", or the real package is installed and `force` is False.
     """
     if name != "horovod":
         raise UserError(f"paceline.compat has no {name!r}. There is: 'horovod'.")

@@ -15,9 +15,14 @@ from typing import Any
 class AliasFinder:
     """A module finder that imports `<name>.x` from the package `<own>`.
 
-    Module names below have no first part: "torch.elastic" means `<name>.torch.elastic`. absent: module that Paceline lacks ->
-    why, and what to use instead; this covers its submodules too. hidden: modules of `own` that must not be found as
-    `<name>.x`. renamed: module -> its name in `own`. beside: finds modules that other distributions add to the package `<name>`.
+    Args:
+        name: The aliased package, such as "horovod".
+        own: Paceline's package with its modules, such as "paceline.compat.horovod".
+        absent: Module that Paceline lacks, such as "spark" for `horovod.spark` -> why, and what to use instead. It covers
+            the submodules too.
+        hidden: Modules directly below `own` that `name` must not have, such as "aliases".
+        renamed: Module of `name` -> its name in `own`.
+        beside: Finds modules that other distributions add to the package `name`.
     """
 
     def __init__(
@@ -55,7 +60,7 @@ class AliasFinder:
         return ModuleSpec(fullname, loader, origin=own.origin, is_package=bool(own.submodule_search_locations))
 
     def absent(self, rest: str) -> str | None:
-        """Return why Paceline lacks a submodule and what replaces it, or None if no reason is known."""
+        """Return why Paceline lacks a submodule and what replaces it, or None."""
         return next((why for name, why in self._absent.items() if f"{rest}.".startswith(f"{name}.")), None)
 
     def install(self) -> None:
@@ -80,7 +85,7 @@ class AliasFinder:
 
 
 def spec_of(module: str) -> ModuleSpec | None:
-    """Return the module's spec, or None if the module or a package above it is missing."""
+    """Return the import spec of a module, or None if it does not exist."""
     try:
         return importlib.util.find_spec(module)
     except ModuleNotFoundError as error:
@@ -95,7 +100,7 @@ def is_initialising(module: ModuleType) -> bool:
 
 
 def is_shim(path: str) -> bool:
-    """Return whether a path is in Paceline's shim folder, which replaces a library's name."""
+    """Return whether a path is in `compat/shim`, whose folders make `import horovod` work."""
     return "paceline/compat/shim/" in path.replace("\\", "/")
 
 

@@ -29,8 +29,9 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
 class Source:
     """Files at one location in a datastore, at a URL, or on this machine.
 
-    datastore: its name; None if `path` is a URL or an absolute path on this machine. path: a folder, a file, or a pattern with
-    `*`, `?` or `**`; "" is the whole store.
+    Attributes:
+        datastore: Name of the datastore, or None if `path` is a URL or an absolute path on this machine.
+        path: A folder, a file, or a pattern with `*`, `?` or `**`. "" is the whole datastore.
     """
 
     datastore: str | None = None
@@ -39,19 +40,19 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class DataReference:
-    """Files that a run finds in a folder, or a folder whose files are stored at the run's end.
+    """Files that a run reads from a folder, or a folder that it stores.
 
     Args:
         name: Letters, digits and `_`.
         sources: Locations of the files; an upload has exactly one.
-        mode: "download": a copy that the node's workers and later runs share. "mount": the original if the store is a
-            folder of this machine, else a download. "upload": an empty folder whose files are stored at the end.
-            "direct": a dataset that the script opens by name, from downloaded files.
+        mode: "download": a copy that the node's workers and later runs share. "mount": the original if the store is a folder
+            of this machine, else a download. "upload": an empty folder whose files are stored at the end. "direct": a
+            dataset that the script opens by name, from downloaded files.
         partition: "node" or "rank": each node or rank gets a part of the files. None: each gets all files.
         overwrite: Whether an upload may replace existing files.
         path_on_compute: Another path of the folder, relative to the script's working directory.
-        inside: For an upload, a name in the folder that the script gets instead of the folder, for a file or folder that
-            it creates. A resumed run finds this file or folder under the same name.
+        inside: For an upload, a name in the folder that the script gets instead of the folder, for a file or folder that it
+            creates. A resumed run finds this file or folder under the same name.
         dataset: "name:version" of the files' dataset.
         fingerprint: Fingerprint of the dataset's content when it was registered.
         frozen: Whether the files are the frozen copy of a dataset, so that a changed file fails the run.
@@ -135,7 +136,7 @@ class DataReference:
     def register_on_complete(
         self, name: str, description: str | None = None, tags: Mapping[str, str] | None = None
     ) -> DataReference:
-        """Return the upload, changed to register its files as a dataset version once the run is Completed.
+        """Return the upload, which registers a dataset version once the run is Completed.
 
         Args:
             name: Name of the dataset.

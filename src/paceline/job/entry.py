@@ -17,8 +17,8 @@ _BEGINNINGS = (b"#!", b"\x7fELF")
 def entry_file(job: Job, directory: Path, *, is_here: bool = False) -> str | None:
     """Return the path of the job's file in `directory`, with forward slashes.
 
-    Return None for a file outside of the source: an installed module, or a program of the nodes. is_here: whether the job runs on
-    this machine, whose PATH can be checked.
+    Return None for a file outside of the source: an installed module, or a program of the nodes. `is_here` tells whether the
+    job runs on this machine. Only then the PATH is checked.
 
     Raises:
         JobError: The file is missing, or cannot be executed.
@@ -68,7 +68,7 @@ def _name(path: Path, directory: Path) -> str:
 
 
 def _check_on_path(job: Job, directory: Path) -> None:
-    """Refuse a program that is not on PATH, if the PATH is known already."""
+    """Raise JobError if a program is not on PATH and the PATH is known already."""
     if job.environment.docker_image is not None or job.environment.needs_build:
         return
     # The job may set PATH for its workers.
@@ -81,7 +81,7 @@ def _check_on_path(job: Job, directory: Path) -> None:
 
 
 def _check_program(name: str, path: Path) -> None:
-    """Refuse a file that the kernel cannot execute. Its architecture is checked on the nodes."""
+    """Raise JobError if the kernel cannot execute a file, whatever its architecture."""
     with open(path, "rb") as file:
         begins = file.read(4)
     if not begins.startswith(_BEGINNINGS):

@@ -242,7 +242,7 @@ class Job:
 
     @property
     def size_text(self) -> str:
-        """The number of nodes and of processes on each, in the form of `-j`: "2x4", "2..4x2"."""
+        """The nodes and the processes on each, as in `-j`: "2x4", "2..4x2"."""
         return f"{range_text(*(self.node_range or (self.node_count,) * 2))}x{self.process_count_per_node}"
 
     def resized(self, node_count: int) -> Job:
@@ -390,7 +390,7 @@ def _check_on_hang(job: Job) -> None:
 
 
 def _check_on_failure(job: Job) -> None:
-    """Refuse on_failure="replace" for jobs whose lost workers can never be replaced, whatever the script does."""
+    """Raise JobError for on_failure="replace" if lost workers could never be replaced."""
     if job.on_failure not in ON_FAILURE:
         near = did_you_mean(str(job.on_failure), ON_FAILURE)
         raise JobError(f"on_failure={job.on_failure!r}: write 'restart' or 'replace'.{near}")
@@ -484,7 +484,7 @@ def _check_path_on_compute(job: Job, reference: DataReference) -> None:
 
 
 def _of_version_1(values: dict[str, Any]) -> dict[str, Any]:
-    """Return a version 1 job's fields under their current names, without unused fields."""
+    """Convert a job's fields from version 1 of the format to the current version."""
     kept = dict(values)
     python = kept.pop("python", None)
     for name in ("pip_packages", "pip_requirements", "conda_packages", "conda_dependencies", "inputs"):
@@ -609,7 +609,7 @@ def _check_variables(variables: object) -> None:
 
 
 def _check_own_variables(job: Job) -> None:
-    """Refuse a value for a variable that differs between workers."""
+    """Raise JobError if the job sets a variable that differs between workers."""
     for name in (*job.environment_variables, *job.secrets):
         if name in RUN_VARIABLES:
             raise JobError(f"environment_variables sets {name}, which Paceline sets for each worker. Remove it.")

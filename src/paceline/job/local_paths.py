@@ -26,7 +26,13 @@ _EXTRAS = re.compile(r"(?P<extras>\[[A-Za-z0-9,._\s-]*\])$")
 
 @dataclass(frozen=True, kw_only=True)
 class LocalPath:
-    """A requirement's path. extras: such as "[gpu]". tail: marker, or options such as `--hash`."""
+    """A requirement that names a path on this machine.
+
+    Attributes:
+        name: Name of the package, or "" if the requirement has only a path.
+        extras: Extras, such as "[gpu]".
+        tail: Marker, or options such as `--hash`.
+    """
 
     path: Path
     is_editable: bool = False
@@ -56,9 +62,10 @@ def is_editable(requirement: str) -> bool:
 
 
 def local_path(requirement: str, folder: Path | None = None) -> LocalPath | None:
-    """Return the absolute path in a requirement; None for another kind of requirement.
+    """Return the path in a requirement as an absolute path, or None without a path.
 
-    folder: base of relative paths; the working directory if the path does not exist there, as in pip.
+    `folder` is the base of relative paths. The working directory is the base if the path does not exist in `folder`, as in
+    pip.
     """
     text = requirement.strip()
     if _VARIABLE.search(text):

@@ -64,7 +64,7 @@ def check_notify_on(given: object) -> tuple[NotifyEvent, ...]:
 def check_programs(notify: Sequence[str], *, is_here: bool) -> None:
     """Check that the package and the commands that send the notifications are installed.
 
-    is_here: Whether the run's supervisor is on this machine, whose commands it starts.
+    `is_here` tells whether the supervisor runs on this machine. Only then commands are checked.
 
     Raises:
         JobError: The package is missing, or a command is missing or cannot be run.
@@ -82,13 +82,13 @@ def check_programs(notify: Sequence[str], *, is_here: bool) -> None:
 
 
 def place_of(one: str) -> str | None:
-    """Return the source of the address, such as "env:SLACK_URL"; None if the address is not a secret."""
+    """Return the source of a secret address, such as "env:SLACK_URL", or None."""
     kind, _, rest = one.partition(":")
     return rest if kind in HOOKS else None
 
 
 def key_of(one: str) -> str:
-    """Return the address's key among a run's secrets. No variable's name has a space."""
+    """Return the key of an address among a run's secrets. The space in it avoids variables' names."""
     return f"notify {one}"
 
 

@@ -22,8 +22,12 @@ REMOTE_SHELL_PYTHON = "PACELINE_REMOTE_SHELL_PYTHON"
 class Node:
     """One machine of a run, or one of several simulated on target `local`.
 
-    address: for the other nodes. cores: cores that the run may use there, at least 1. gpus: leased devices, as in
-    `CUDA_VISIBLE_DEVICES`. interface, network: the network interface with `address`, and its network ("10.0.0.0/24"), if known.
+    Attributes:
+        address: Host name or IP address by which the other nodes reach the node.
+        cores: Cores that the run may use on the node, at least 1.
+        gpus: Leased devices, as in `CUDA_VISIBLE_DEVICES`.
+        interface: Network interface with `address`, or None if unknown.
+        network: Network of `address`, such as "10.0.0.0/24", or None if unknown.
     """
 
     node_rank: int
@@ -39,11 +43,15 @@ class Node:
 class NodeSetup:
     """The results of preparing a node, which its workers need.
 
-    python: the script's interpreter. variables: for its environment (`VIRTUAL_ENV`). bin_dir: folders of the environment's
-    programs, put first on PATH; None leaves PATH. is_isolated: ignore the shell's PYTHONPATH and the user's own packages. inputs:
-    name -> folder or file on the node. inputs_by_rank: names of inputs with a folder `rank_<rank>` for each worker. container:
-    engine, image and mounts, if the workers run in containers. open_mpi: path and version (major, minor) of that image's mpirun,
-    or None.
+    Attributes:
+        python: The script's interpreter.
+        variables: Variables of its environment, such as `VIRTUAL_ENV`.
+        bin_dir: Folder with the environment's programs, put first on PATH; None leaves PATH unchanged.
+        is_isolated: Whether workers ignore the shell's PYTHONPATH and the user's own packages.
+        inputs: Name of an input -> its folder or file on the node.
+        inputs_by_rank: Names of inputs that have a folder `rank_<rank>` for each worker.
+        container: Engine, image and mounts of the workers' containers, or None without containers.
+        open_mpi: Path and version (major, minor) of the image's mpirun, or None.
     """
 
     python: str
@@ -72,7 +80,12 @@ class NodeSetup:
 
 @dataclass(frozen=True, kw_only=True)
 class RankSlot:
-    """The position of one worker. role: "worker", or "ps" for a TensorFlow parameter server; index: within its role."""
+    """The position of one worker.
+
+    Attributes:
+        role: "worker", or "ps" for a TensorFlow parameter server.
+        index: Position among the workers of the same role, from 0.
+    """
 
     rank: int
     node_rank: int
@@ -86,8 +99,10 @@ class RankSlot:
 class Starter:
     """An engine's own program that starts MPI's workers instead of mpirun.
 
-    argv: its command line, to which the worker's command line is appended. It starts each worker on its node, in order of rank,
-    with PMIx. environment: variables for the program itself, not for its workers.
+    Attributes:
+        argv: Its command line, to which the worker's command line is appended. It starts each worker on its node, in order
+            of rank, with PMIx.
+        environment: Variables for the program itself, not for its workers.
     """
 
     argv: tuple[str, ...]
@@ -102,13 +117,21 @@ class Starter:
 class Launch:
     """All facts on one attempt that a launcher needs.
 
-    run_dir: the run's folder on the nodes. work_dir: the workers' working directory. source_dir: the copy of the source; None if
-    it is `work_dir`. original_dir: the user's folder, if the copy has links to it. prepared: one for each node. library_dir: has
-    only `paceline`. ports: `port_count(job)` free ports on the first node: torch's rendezvous, JAX's coordinator, then one per
-    rank for TensorFlow's servers. scratch_dir: a short path for sockets and shared memory; the nodes remove it. remote_shell: a
-    command that takes `HOST COMMAND...` like ssh; empty if all nodes are one machine. starter: starts MPI's workers instead of
-    mpirun. ends_at: Unix time of the time limit, or None. secret: hexadecimal key with which the ranks sign messages;
-    empty for a preview. spare: path of a node's warm spare, with `%` for the node's rank; empty without spares.
+    Attributes:
+        run_dir: The run's folder on the nodes.
+        work_dir: The workers' working directory.
+        scratch_dir: A short path for sockets and shared memory, which the nodes remove afterwards.
+        library_dir: A folder that contains only the package `paceline`.
+        prepared: The setup of each node, by node rank.
+        ports: `port_count(job)` free ports on the first node: for torch's rendezvous, for JAX's coordinator, then for each
+            rank's TensorFlow server.
+        remote_shell: A command that takes `HOST COMMAND...` like ssh; empty if all nodes are one machine.
+        starter: The program that starts MPI's workers, or None for mpirun.
+        ends_at: Unix time at which the run's time limit ends, or None.
+        secret: Hexadecimal key with which the ranks sign messages; empty for a preview.
+        spare: Path of a node's warm spare, with `%` for the node's rank; empty without spares.
+        source_dir: The copy of the source, or None if it is `work_dir`.
+        original_dir: The user's source folder if the copy has links to it, otherwise None.
     """
 
     job: Job
@@ -141,11 +164,17 @@ class Launch:
 class Command:
     """A command line that a target starts on one node.
 
-    ranks: the workers that the command runs. is_launcher: whether it starts these workers (mpirun), which report their ends
-    themselves; otherwise it is a single worker. environment: variables to set. defaults: variables to set unless the node has
-    them. log: file to which output and errors are appended. spare: path of the node's warm spare, which may fork this worker.
-    is_spare: whether the command is such a spare, which outlives attempts. shells: for each node, the command that runs a
-    command line from the remote shell, given as its last word; default: `/bin/sh -c`.
+    Attributes:
+        environment: Variables to set.
+        defaults: Variables to set unless the node's shell has them.
+        ranks: The workers that the command runs.
+        is_launcher: True if the command starts several workers (mpirun), which report their ends themselves; False if it is
+            a worker.
+        log: File to which output and errors are appended.
+        spare: Path of the node's warm spare, which may fork this worker; empty without spares.
+        is_spare: Whether the command is a warm spare, which outlives attempts.
+        shells: For each node, the command that runs a command line from the remote shell, which it gets as its last word.
+            Empty for `/bin/sh -c`.
     """
 
     argv: tuple[str, ...]
@@ -208,7 +237,7 @@ def preview_ports(job: Job) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class StartedCommand:
-    """A running command. cold: why the node's warm spare did not fork it."""
+    """A running command. `cold` is the reason why the node's warm spare did not fork it."""
 
     command: Command
     pid: int
@@ -217,7 +246,7 @@ class StartedCommand:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessExit:
-    """The end of a command. exit_code: as a shell reports it; peak_bytes: peak memory, or 0."""
+    """The end of a command: its exit code as in a shell, and its peak memory in bytes, or 0."""
 
     pid: int
     node_rank: int
@@ -228,12 +257,16 @@ class ProcessExit:
 
 @dataclass(frozen=True, kw_only=True)
 class RemotePaths:
-    """A run's folders on its nodes, the same paths on each.
+    """A run's folders on its nodes, which are the same paths on each node.
 
-    work_dir: the workers' working directory. is_shared: whether the nodes share the supervisor's folders; otherwise each node
-    creates them from the snapshot that it got. sees_source: whether the nodes have the user's folder, to which links may lead.
-    python: the default interpreter. remote_shell: a command that takes `HOST COMMAND...` like ssh and runs it on another node;
-    may be empty. starter: starts MPI's workers instead of mpirun.
+    Attributes:
+        work_dir: The workers' working directory.
+        python: The default interpreter.
+        is_shared: Whether the nodes share the supervisor's folders. Otherwise each node creates them from the snapshot that
+            it received.
+        sees_source: Whether the nodes have the user's source folder, to which links may lead.
+        remote_shell: A command that takes `HOST COMMAND...` like ssh and runs it on another node; may be empty.
+        starter: The program that starts MPI's workers, or None for mpirun.
     """
 
     run_dir: Path

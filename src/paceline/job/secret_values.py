@@ -116,7 +116,7 @@ def is_place(place: object) -> bool:
 
 
 def looks_secret(name: str, value: str) -> bool:
-    """Return whether a variable is likely a secret, by its name (`HF_TOKEN`) or its value's format."""
+    """Return whether a variable is likely a secret, by name or value."""
     if _VALUE.fullmatch(value) or hidden(value) != value or (_ADDRESS_NAME.search(name) and credentials_in(value)):
         return True
     return bool(_NAME.search(name)) and not _HARMLESS_NAME.search(name) and not _HARMLESS_VALUE.fullmatch(value)
@@ -128,10 +128,10 @@ def shown(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def hidden(text: str, secrets: Iterable[str] = ()) -> str:
-    """Return the text with *** in place of credentials in URLs and of the given secret values.
+    """Replace credentials in URLs and the given secret values by ***.
 
-    In a URL the text between the scheme and the last `@` before the path is hidden, except `${NAME}` and a mere user's name. In
-    addresses of the web and of buckets the name is hidden too, because it may be a token.
+    In a URL, credentials are the text before the last `@` of the host's part. A variable `${NAME}` stays. A user's name
+    alone stays too, except in addresses of the web and of buckets, where it may be a token.
     """
     known = {form for secret in secrets for form in forms(secret)}
     # Replace the longest value first: one value may be the beginning of another.
@@ -143,9 +143,9 @@ def hidden(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def credentials_in(value: str) -> list[str]:
-    """Return the user part of `me:password@host`, and the single parts of the password.
+    """Return the user part of a URL or of `me:password@host`, and the parts of its password.
 
-    `value` must be a variable's whole value, without other text around it. It may be a comma-separated list.
+    `value` must be a variable's whole value. It may be a comma-separated list.
     """
     if "@" not in value:
         return []

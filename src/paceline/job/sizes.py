@@ -44,7 +44,6 @@ def node_range(given: Any) -> tuple[int, int]:
 
 
 def _as_given(given: object, least: int, most: int) -> str:
-    """Return a range in the form in which the user gave it, for a message."""
     return range_text(least, most) if isinstance(given, str) else f"({least}, {most})"
 
 

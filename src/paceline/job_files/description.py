@@ -39,7 +39,7 @@ class Asked:
     Attributes:
         values: The values of secrets that come from dotenv files, by name.
         leave_out: Files that contain secrets, which snapshots leave out.
-        link: As `link` of `SourceCopy`.
+        link: Folders with results of earlier runs that the run must see (`SourceCopy.link`).
     """
 
     job: Job
@@ -101,7 +101,7 @@ def combined(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, An
 
 
 def whole(description: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the description with absolute paths for those files that would be searched for in several folders."""
+    """Return the description with absolute paths of requirements files and interpreter."""
     found = dict(description)
     for key in ("pip_requirements_file", "conda_dependencies_file"):
         if key in found:
@@ -116,7 +116,7 @@ def whole(description: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def asked(description: Mapping[str, Any], workspace_dir: Path | None = None) -> Asked:
-    """Build the job of a description, with what belongs to its submission.
+    """Build the job of a description, with all facts that its submission needs.
 
     `workspace_dir` is the workspace of registered environments; default: the configured one.
     """

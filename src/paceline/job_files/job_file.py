@@ -172,7 +172,7 @@ def _text_of(path: Path) -> str:
 
 
 def of_node(path: Path, node: Any, sections: Collection[str] = ()) -> dict[str, Any]:
-    """Return the description in a mapping of the file, without a default source folder.
+    """Return the description in a mapping of the file. It has no default source folder.
 
     If a variable looks like a secret, `leave_out` gets the file, so that no snapshot contains the value.
     """

@@ -106,7 +106,7 @@ def _replace(node: Any, values: Mapping[str, str | None]) -> None:
 
 
 def _scalars(node: Any, seen: set[int] | None = None) -> Iterator[Any]:
-    """Yield the values of a file, without keys, each once."""
+    """Yield each value of a file once. Keys are left out."""
     seen = set() if seen is None else seen
     if id(node) in seen:
         return

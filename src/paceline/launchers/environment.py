@@ -93,7 +93,7 @@ def of_run(launch: Launch) -> dict[str, str]:
 
 
 def _of_launcher(launch: Launch) -> dict[str, str]:
-    """Return the variables of a launcher, by which a script assumes that it is one of several processes."""
+    """Return the variables by which a script detects that it runs as several processes."""
     head, size = launch.nodes[0].address, str(launch.job.world_size)
     return {
         "WORLD_SIZE": size,
@@ -164,7 +164,7 @@ def of_place(launch: Launch, place: RankSlot) -> dict[str, str]:
 
 
 def of_rank(launch: Launch, place: RankSlot) -> dict[str, str]:
-    """Return the variables of one rank. Under Open MPI the worker derives them from mpirun's rank."""
+    """Return the variables of one rank. Under Open MPI each worker sets them itself."""
     own = {"PACELINE_RANK": str(place.rank)}
     if not launch.job.has_launcher:
         return own
@@ -270,7 +270,7 @@ def worker_argv(launch: Launch, node_rank: int, *options: str) -> tuple[str, ...
 
 
 def _script(launch: Launch) -> str:
-    """Return the script's path relative to the working directory, or the name of a program on the nodes."""
+    """Return the script's path below the working directory, or a program's name."""
     name = launch.job.entry_script
     if launch.source_dir in (None, launch.work_dir) or launch.job.may_be_on_path:
         return name
@@ -278,10 +278,10 @@ def _script(launch: Launch) -> str:
 
 
 def watch_dir(launch: Launch) -> Path:
-    """Return a node's folder, in memory if possible, for data of workers that other processes read."""
+    """Return the node's folder, in memory if possible, for data about its workers."""
     return launch.scratch_dir / f"watch_{launch.attempt}"
 
 
 def resize_request(launch: Launch) -> Path:
-    """Return a node's file, in memory, that exists once a resize is wanted at a checkpoint."""
+    """Return the node's file whose existence requests a resize at a checkpoint."""
     return watch_dir(launch) / "resize"

@@ -56,10 +56,7 @@ _KEPT_FOR_4 = ("SLURM_NODELIST", "SLURM_STEP_ID", "SLURM_JOBID")
 
 @dataclass(frozen=True)
 class OpenMpi:
-    """An installed Open MPI.
-
-    version: (major, minor).
-    """
+    """An installed Open MPI. `version` is (major, minor)."""
 
     mpirun: str
     version: tuple[int, int]
@@ -103,7 +100,7 @@ def _open_mpi(launch: Launch) -> OpenMpi:
 
 
 def _of_image(launch: Launch) -> OpenMpi:
-    """Return the Open MPI of the workers' image: another Open MPI would not find its files there."""
+    """Return the workers' image's Open MPI. Raise LauncherError if it has none."""
     found = launch.prepared[0].open_mpi
     if found is None or found[1] < (4, 0):
         what = f"has Open MPI {found[1][0]}.{found[1][1]}" if found else "has no mpirun of Open MPI"
@@ -145,7 +142,7 @@ def find_open_mpi(python: str) -> OpenMpi:
 
 
 def _of_library(first: OpenMpi, others: Iterator[OpenMpi], python: str) -> OpenMpi:
-    """Return the Open MPI of mpi4py's library; without mpi4py, the first one found."""
+    """Return the Open MPI with the version of mpi4py's library, otherwise `first`."""
     library = mpi4py_library(python)
     if library is None or library.version == first.version:
         return first
@@ -188,10 +185,7 @@ def _version_text(mpirun: str) -> str:
 
 
 def _options(launch: Launch, mpi: OpenMpi) -> list[str]:
-    """Return mpirun's options: workers in order of rank, not bound to cores, oversubscription allowed.
-
-    Plain --oversubscribe maps by core, so local ranks would not follow ranks.
-    """
+    """Return mpirun's options for workers in order of rank, not bound to cores."""
     if mpi.version[0] >= 5:
         # Don't bind: Open MPI would bind each worker with all its threads to a core or a socket.
         options = ["--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none"]
@@ -220,10 +214,10 @@ def scratch_variables(folder: str, major: int) -> dict[str, str]:
 
 
 def _workers(launch: Launch) -> list[str]:
-    """Return mpirun's arguments: `-n 4 worker` for all workers, or a context per host or worker.
+    """Return mpirun's arguments for the workers, such as `-n 4 <worker>`.
 
-    Workers need separate contexts if the workers of a node differ in more than ranks, or if several nodes are on one machine:
-    Open MPI sees one host there, with wrong local ranks.
+    If workers of a node differ in more than their ranks, or if several nodes are on one machine, each worker or host gets
+    its own `-n` part, separated by `:`. Otherwise Open MPI would set wrong local ranks.
     """
     places = launch.places
     if len(launch.nodes) == 1 and not _differ_by_rank(launch):
@@ -248,11 +242,10 @@ def _differ_by_rank(launch: Launch) -> bool:
 
 
 def _worker(launch: Launch, place: RankSlot, skip: tuple[str, ...]) -> list[str]:
-    """Return a worker's command line, with `=` before each word after the worker's file.
+    """Return a worker's command line without the variables in `skip`.
 
-    mpirun would search the program's words for options and for the `:` between contexts.
-
-    skip: Variables that mpirun sets.
+    Each word after the worker's file begins with `=`, because mpirun would take options and `:` among these words for its
+    own.
     """
     options = set_words(values_of_place(launch, place, skip))
     python, main, *words = environment.worker_argv(launch, place.node_rank, "--mpi", *options)
@@ -261,10 +254,7 @@ def _worker(launch: Launch, place: RankSlot, skip: tuple[str, ...]) -> list[str]
 
 @dataclass(frozen=True)
 class MpiLibrary:
-    """An MPI library, as it describes itself.
-
-    version: (major, minor) of Open MPI; None for another MPI.
-    """
+    """An MPI library. `version` is Open MPI's (major, minor), or None for another MPI."""
 
     name: str
     version: tuple[int, int] | None
@@ -272,10 +262,7 @@ class MpiLibrary:
 
 @functools.cache
 def mpi4py_library(python: str) -> MpiLibrary | None:
-    """Return the library that mpi4py loads in an interpreter, or None without a working mpi4py.
-
-    Starting the interpreter takes a tenth of a second.
-    """
+    """Return the library that mpi4py loads in an interpreter, or None without mpi4py."""
     try:
         # Use a separate process: a loaded library stays loaded, and a broken library may crash.
         environment = processes.with_home(os.environ)
@@ -331,7 +318,7 @@ def starter_command(launch: Launch, starter: Starter, major: int, variables: Map
 
 
 def _place_words(launch: Launch) -> list[str]:
-    """Return `--for 0-1 --on NODE --set ...` for each node, followed by the differences between its workers."""
+    """Return the options with the variables of all workers: `--for 0-1 --on NODE --set ...`."""
     words: list[str] = []
     for node in launch.nodes:
         places = [place for place in launch.places if place.node_rank == node.node_rank]

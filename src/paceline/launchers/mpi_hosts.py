@@ -62,7 +62,7 @@ def networks_of(launch: Launch) -> str:
 
 
 def values_of_place(launch: Launch, place: RankSlot, skip: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return the variables of a worker's node and rank, except the user's variables and those in `skip`."""
+    """Return variables of a worker's node and rank, without the user's and `skip`."""
     left_out = {*skip, *launch.job.environment_variables}
     values = environment.of_place(launch, place)
     if launch.remote_shell:
@@ -77,9 +77,9 @@ def set_words(values: Mapping[str, str]) -> list[str]:
 
 
 def context_options(launch: Launch, place: RankSlot) -> list[str]:
-    """Return the options of a worker's context: its host and exported variables.
+    """Return the mpirun options of a worker: its host and exported variables.
 
-    Workers on another host do not inherit the environment, and options before the first context apply only to it.
+    Each worker's part of mpirun's command line needs them, because workers on other hosts do not inherit the environment.
     """
     host = ["--host", f"{launch.nodes[place.node_rank].address}:{place.local_world_size}"]
     return [*host, *(word for name in _forwarded(launch) for word in ("-x", name))]

@@ -89,7 +89,7 @@ def _failure(error: Exception) -> dict[str, str]:
 
 
 def clean(job: Job, folder: RunFolder) -> dict[str, object]:
-    """Remove a run's containers and its links to cached data; keep what other runs may use."""
+    """Remove a run's containers and its links to cached data."""
     remove_containers(job, folder)
     if any(not reference.is_output for reference in job.inputs):
         from paceline.data.transfer.cache import DataCache

@@ -31,7 +31,7 @@ def say(text: str) -> None:
 
 
 class Bar:
-    """The progress bar of one transfer. Its call takes the finished and total bytes and files."""
+    """The progress bar of one transfer, called with finished and total bytes and files."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -67,7 +67,9 @@ def close() -> None:
 
 
 def check_outputs(references: Iterable[DataReference], came: Arrived) -> dict[str, object]:
-    """Check that this machine can store the outputs which the submitting machine does not store.
+    """Raise an error if this machine cannot store the run's outputs.
+
+    Outputs that the submitting machine stores are not checked. `came` has the files and paths that arrived with the run.
 
     Raises:
         TransferError, DataError: A store can't be written, or has files that must not be replaced.
@@ -81,9 +83,9 @@ def check_outputs(references: Iterable[DataReference], came: Arrived) -> dict[st
 
 
 def store_outputs(job: Job, folder: RunFolder, node_rank: int) -> dict[str, object]:
-    """Upload each output folder, and remove a folder that is complete. Outputs for the submitting machine stay.
+    """Upload each output folder, and remove the folder afterwards.
 
-    Return the result, with the names of excluded files.
+    Outputs that the submitting machine stores stay here. Return the stored outputs and the excluded files as JSON.
 
     Raises:
         TransferError, DataError: A file can't be stored.

@@ -72,7 +72,7 @@ def prepare(job: Job, folder: RunFolder, node_rank: int, *, apart: bool = False)
 def _mounts(
     references: Sequence[DataReference], inputs: Mapping[str, str], folder: RunFolder, came: Arrived
 ) -> list[Mount]:
-    """Return the mounts for a run's data: its folders, and the targets of links in them."""
+    """Return the container's mounts for a run's inputs, and for the targets of their links."""
     if all(reference.is_output for reference in references):
         return []  # the data are in the run's folder
     from paceline.containers import Mount
@@ -118,10 +118,7 @@ def _environment(environment: EnvironmentSpec, folder: RunFolder, node_rank: int
 
 
 def _output(reference: DataReference, folder: RunFolder, node_rank: int, came: Arrived, *, apart: bool) -> Path:
-    """Create an empty output folder.
-
-    The supervisor's machine stores and checks the outputs of nodes with folders of their own.
-    """
+    """Create an empty output folder. Node 0 checks that it can be stored, unless `apart`."""
     # Only node 0 checks, because it stores the outputs.
     if node_rank == 0 and not apart:
         check_outputs([reference], came)
@@ -133,7 +130,7 @@ def _output(reference: DataReference, folder: RunFolder, node_rank: int, came: A
 def _input(
     reference: DataReference, job: Job, folder: RunFolder, node_rank: int, came: Arrived
 ) -> tuple[Path, dict[str, object]]:
-    """Fetch an input. Return the path for the workers, and the data for the run's record."""
+    """Fetch an input. Return its path for the workers, and its entry in the run's record."""
     from paceline.data.datasets.content import content_fingerprint, with_content
     from paceline.data.transfer.cache import DataCache
     from paceline.data.transfer.fetch import fetch
@@ -192,8 +189,8 @@ def prepare_container(
 ) -> dict[str, object]:
     """Return the part of `NodeSetup` that describes the container.
 
-    mounts: Mounts that the workers need besides the run's folder.
-    came: Files that came to this machine with the run.
+    mounts: Mounts that the workers need besides the run's folder. came: Files and paths that arrived on this machine with
+    the run.
 
     Raises:
         EnvironmentBuildError: No engine answers, the image is not available, or has no suitable Python.
@@ -247,7 +244,7 @@ def prepare_container(
 
 
 def _kept(environment: EnvironmentSpec, layer: Layer) -> dict[str, object]:
-    """Return a layer's record for the run, in the form of other environments' records."""
+    """Return the JSON record of an environment that a layer of the image provides."""
     from paceline.containers import key_of
 
     return {

@@ -36,7 +36,7 @@ def check(job: Job, workspace_dir: Path) -> None:
 
 
 def check_on(job: Job, workspace_dir: Path, described: configured.Configured, target: Target) -> None:
-    """Check a job as `check` does, on a target that has already been created."""
+    """Check a job like `check`. `target` is the compute target that `described` describes."""
     is_here = described.kind == configured.LOCAL  # other machines are checked while the run prepares
     # Paceline keeps the queues of these kinds itself, and divides their GPUs.
     if described.kind not in _OWN_QUEUES and job.gpu_share != 1:
@@ -96,7 +96,7 @@ def _check_conda(environment: EnvironmentSpec) -> None:
 
 
 def _check_datastores(reference: DataReference, workspace_dir: Path) -> None:
-    """Check that the workspace knows the datastores. Whether datastores answer shows while the run prepares."""
+    """Raise an error if the workspace lacks a datastore of the reference."""
     from paceline.data.datasets.dataset import check_registration
     from paceline.data.stores.credentials import check_no_secrets
     from paceline.data.stores.datastore import Datastore

@@ -123,7 +123,7 @@ def use_snapshot(path: Path) -> None:
 
 
 def _with_not_copied(taken: snapshot.Snapshot, job: Job, directory: Path, *, is_here: bool) -> snapshot.Snapshot:
-    """Return the snapshot with the list of uncopied files, and which of them the job sends to nodes."""
+    """Return the snapshot with its list of uncopied files, some of which the job sends."""
     found = linked.read(linked.file_of(taken.path, directory))
     return dataclasses.replace(
         taken, not_copied=tuple(found if is_here else linked.with_sent(directory, found, job.send))
@@ -131,11 +131,7 @@ def _with_not_copied(taken: snapshot.Snapshot, job: Job, directory: Path, *, is_
 
 
 def _check_named(job: Job, source: SourceCopy, workspace_dir: Path) -> None:
-    """Check the files that the job links or sends beside the source's copy.
-
-    Raises:
-        JobError: A file is missing, may never be sent, or takes the place of the run's own outputs.
-    """
+    """Raise JobError if a path in `link` or `send` is missing or not allowed."""
     directory = source.directory
     for option, path in (*(("link", path) for path in source.link), *(("send", path) for path in job.send)):
         own = os.path.normpath(os.path.join(job.working_directory or ".", "outputs"))
@@ -152,7 +148,7 @@ def _check_named(job: Job, source: SourceCopy, workspace_dir: Path) -> None:
 
 
 def _opened(script: str | None, working_directory: str | None) -> frozenset[str]:
-    """Return the paths that are copied even where an ignore rule excludes them.
+    """Return paths that are copied although an ignore rule excludes them.
 
     These are the script, its folder, the working directory, and the folders above them.
     """

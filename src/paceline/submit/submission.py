@@ -79,7 +79,7 @@ class Submission:
         use_snapshot(self.taken.path)
 
     def start(self, run: NewRun) -> RunFolder:
-        """Start a run whose job differs from the prepared job only in arguments, variables and inputs."""
+        """Start a run. Its job may have other arguments, variables and inputs."""
         folder = RunFolder(self.workspace_dir / "runs" / run.run_id)
         try:
             record, lock_fd = self._create(folder, run)
@@ -90,7 +90,7 @@ class Submission:
         return folder
 
     def start_alike(self, runs: Sequence[NewRun], at_once: int) -> None:
-        """Start runs by one call of the engine (`targets.base.Alike`), at most `at_once` at a time.
+        """Start runs by one call of the engine. At most `at_once` of them run at a time.
 
         Raises:
             UserError, TargetError: As for `submit`. No run has started then.
@@ -105,7 +105,7 @@ class Submission:
             target.start_supervisors(self.job, [folder.path for folder in folders], library, sys.executable, at_once)
 
     def start_supervisor(self, folder: RunFolder, record: RunRecord, lock_fd: int, run: NewRun | None = None) -> None:
-        """Start the supervisor of a run whose folder exists, with the tags and display name of `run`."""
+        """Start the supervisor of a run whose folder exists."""
         tags, name = (run.tags, run.display_name) if run is not None else (None, None)
         with self._releasing(folder), being_started(folder, record, lock_fd, self.taken, tags=tags, display_name=name):
             self._keep_target(folder)
@@ -115,7 +115,7 @@ class Submission:
             self.target.start_supervisor(folder.path, lock_fd, library_dir(self.workspace_dir), sys.executable)
 
     def _create(self, folder: RunFolder, run: NewRun) -> tuple[RunRecord, int]:
-        """Create a run's folder, which readers see from then on. Return its record and lock's fd."""
+        """Create a run's folder. Return its record and the descriptor of its lock."""
         job = run.job
         if job.environment != self.job.environment:
             job = dataclasses.replace(job, environment=self.job.environment)
@@ -124,13 +124,13 @@ class Submission:
         return record, store.create(folder.path.parent, record, run.secrets, run.checkpoints, run.fill)
 
     def _keep_target(self, folder: RunFolder) -> None:
-        """Copy the target's settings into the run: its supervisor may start hours later, when they have changed."""
+        """Copy the target's settings into the run, because they may change later."""
         if self.described.kind != configured.LOCAL:
             configured.keep_copy(folder.path, self.described)
 
     @contextlib.contextmanager
     def _releasing(self, *folders: RunFolder) -> Iterator[None]:
-        """Give back queue positions and resources of runs that fail to start."""
+        """Release queue positions and resources of these runs if they fail to start."""
         try:
             yield
         except PacelineError:
@@ -152,7 +152,7 @@ def prepare(
 ) -> Submission:
     """Check a job and copy its source, for one run or many.
 
-    `first` is the folder of a run that starts at once: its supervisor process loads its modules during the checks.
+    `first` is the folder of a run that starts at once. Its supervisor process loads modules while this function runs.
     `is_checked` skips checks that the job has passed already.
 
     Raises:
@@ -206,7 +206,7 @@ def submit(
     checkpoints: Path | None = None,
     fill: Callable[[RunFolder], None] | None = None,
 ) -> RunFolder:
-    """Start a run of `job` and return its folder at once. The run outlives this program.
+    """Start a run of `job`, which outlives this program, and return its folder.
 
     `step` is the record's entry of a pipeline's child, `warnings` its first warnings. `values` of secrets replace those that
     the job's sources have, files in `leave_out` stay out of the snapshot, `checkpoints` is copied as the run's own
@@ -239,7 +239,7 @@ def submit(
 
 
 def submit_again(folder: RunFolder, values: Mapping[str, str]) -> None:
-    """Start a run whose submission was interrupted before anything of it ran. `values` are as for `submit`.
+    """Start a run whose submission was interrupted. `values` are as for `submit`.
 
     Raises:
         TargetError: The run can't be started now either.
@@ -304,7 +304,7 @@ def being_started(
     tags: Mapping[str, object] | None = None,
     display_name: str | None = None,
 ) -> Iterator[None]:
-    """Link a new run's snapshot and store its tags; after the `with` body release the run's lock.
+    """Link a new run's snapshot and store its tags; finally release its lock.
 
     Raises:
         TargetError: No process could be started. The run is then marked Failed, as after any other PacelineError.

@@ -54,12 +54,12 @@ def values_of(job: Job, given: Mapping[str, str]) -> dict[str, str]:
 
 
 def places_of(job: Job) -> dict[str, str]:
-    """Return the sources of the job's secrets and of webhook addresses, by the names that `values_of` returns."""
+    """Return the sources of the job's secrets and webhook addresses, by name."""
     return {**job.secrets, **{key_of(one): where for one in job.notify if (where := place_of(one)) is not None}}
 
 
 def _check_length(what: str, text: str) -> None:
-    """Raise JobError unless Linux can pass this argument, or NAME=VALUE of a variable, to a process."""
+    """Raise JobError if a text is too long for Linux to pass to a process."""
     size = len(text.encode("utf-8", "surrogateescape"))
     if size >= _MOST_BYTES:
         raise JobError(
@@ -69,9 +69,9 @@ def _check_length(what: str, text: str) -> None:
 
 
 def unrecorded(job: Job, values: Mapping[str, str]) -> tuple[Job, dict[str, str]]:
-    """Move variables that look like secrets to the job's secrets, and return the job with all values.
+    """Move likely secrets out of the job's variables. Return the job and all values.
 
-    Then no record holds such a value. A rerun reads it from the variable of the same name.
+    So no record holds the value of such a variable. A rerun reads it from the shell's variable of the same name.
     """
     # Variables that Slurm itself sets can't be secrets (`paceline.job.job`).
     found = {
@@ -98,7 +98,7 @@ def unrecorded(job: Job, values: Mapping[str, str]) -> tuple[Job, dict[str, str]
 
 
 def in_places_of(job: Job, run_id: str, former: str) -> Job:
-    """Return the job with the id `former` replaced by `run_id` in the paths of its outputs."""
+    """Replace the run id `former` by `run_id` in the paths of a job's outputs."""
 
     def own(source: Source) -> Source:
         return dataclasses.replace(source, path=source.path.replace(former, run_id))

@@ -119,10 +119,7 @@ def _log() -> logging.Logger:
 
 
 def _beside(fullname: str) -> ModuleSpec | None:
-    """Return the spec of a module of another distribution, such as azureml-mlflow.
-
-    Return None for a name that would replace a module of Paceline's.
-    """
+    """Return the spec of another distribution's module, or None if Paceline has it."""
     if fullname == "azureml":
         return None
     first = fullname.split(".")[1]

@@ -74,7 +74,7 @@ class AuthenticationException(UserErrorException):
 
 
 class ActivityFailedException(AzureMLException):
-    """A failed run; `message` is the JSON of `error` in its details."""
+    """A failed run; `message` is JSON, the `error` of the run's details."""
 
 
 class ActivityCanceledException(AzureMLException):
@@ -180,7 +180,7 @@ _OF: dict[type[errors.PacelineError], type[AzureMLException]] = {
 
 
 def raise_as_sdk(error: errors.PacelineError) -> NoReturn:
-    """Raise the SDK's exception with the message and the class of Paceline's as well."""
+    """Raise an error of Paceline as an exception that is of the SDK's class too."""
     if isinstance(error, AzureMLException):
         raise error
     above = next(above for above in type(error).__mro__ if above in _OF)

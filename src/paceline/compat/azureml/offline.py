@@ -69,7 +69,7 @@ class OfflineRun(SdkSpellings, runs.OfflineRun):
         return super().upload_file(name, path_or_stream)
 
     def get_environment(self) -> None:
-        """Return None."""
+        """Return None: an OfflineRun has no environment."""
 
     def get_file_names(self) -> list[str]:
         """Return an empty list: an OfflineRun stores no files."""

@@ -62,7 +62,8 @@ def spec_of(
     `use_docker` comes from DockerConfiguration and overrides the environment's own setting.
 
     Raises:
-        UserErrorException: The interpreter is missing, or PACELINE_AZUREML=strict forbids to replace what the environment names.
+        UserErrorException: The interpreter is missing, or Paceline would replace a part of the environment, and
+            PACELINE_AZUREML=strict forbids that.
     """
     if environment is None:
         return EnvironmentSpec()
@@ -116,7 +117,7 @@ def _spec(environment: Environment, notes: SubmissionNotes, *, use_docker: bool 
 
 
 def with_notebooks(spec: EnvironmentSpec, notes: SubmissionNotes) -> EnvironmentSpec:
-    """Return the environment with the packages that run notebooks, if it lacks them."""
+    """Add the packages that run notebooks to an environment that lacks them."""
     missing = [name for name in ("nbconvert", "ipykernel") if importlib.util.find_spec(name) is None]
     if not missing or spec.docker_image or spec.python or spec.uses_conda:
         return spec
@@ -148,7 +149,10 @@ def _image(environment: Environment, notes: SubmissionNotes, *, use_docker: bool
 
 
 def _with_framework(packages: list[str], module: str, whose: str, notes: SubmissionNotes) -> list[str]:
-    """Return the packages plus the environment's framework, if it is not installed."""
+    """Return the packages, with the module's package added if this interpreter lacks it.
+
+    `whose` names the environment in the note, such as "the curated environment 'AzureML-PyTorch-1.6'".
+    """
     name = _SAME.get(module, module)
     if not module or importlib.util.find_spec(module) is not None or name in map(package_name, packages):
         return packages

@@ -23,13 +23,7 @@ Document: TypeAlias = "dict[str, Any]"
 
 
 def add_version(workspace: Workspace, kind: str, name: str, data: Mapping[str, object]) -> int:
-    """Register a record and return its version.
-
-    An unchanged record keeps its latest version.
-
-    Raises:
-        UserErrorException: The name is not valid.
-    """
+    """Register a record and return its version. An unchanged record keeps its version."""
     if not RULE.fullmatch(name):
         raise UserErrorException(
             f"{name!r} is not a valid name: begin with a letter or digit; then letters, digits, '_', '.' and '-'."

@@ -52,13 +52,7 @@ def details_of(
 ) -> DetailFields:
     """Return the details of a run.
 
-    Args:
-        record: Record of the run.
-        workspace: Workspace of the run.
-        properties: Properties of the run.
-        inputs: Inputs of the run, as `data.json` has them.
-        outputs: Outputs of the run, likewise.
-        logs: Name of each log -> its path.
+    `inputs` and `outputs` come from the run's file `data.json`. `logs` maps the names of logs to their paths.
     """
     snapshot = {"ContentSnapshotId": record.snapshot_id} if record.snapshot_id else {}
     git = {f"azureml.git.{key}": value for key, value in record.git.items()}

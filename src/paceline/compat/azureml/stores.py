@@ -20,7 +20,10 @@ _OF_RUN = re.compile(r"ExperimentRun/dcid\.(\w[^/]*)/(.+)")
 
 
 def place_in(workspace: Workspace, name: str | None, path: str) -> Source:
-    """Return the source of an Azure store's path: in a run's folder or a workspace's store."""
+    """Return the source of a path in an Azure store.
+
+    It is a datastore of the workspace. For a path in the store of Azure's artifacts it is a file in a run's folder.
+    """
     if name == ARTIFACTS and (match := _OF_RUN.fullmatch(path)) is not None:
         from paceline.runs import RunFolder
 

@@ -60,9 +60,6 @@ def prepared(config: ScriptRunConfig, workspace: Workspace, *, run_id: str = "")
     """Convert a ScriptRunConfig into a job.
 
     `run_id` is the future run's id, after which its output folders are named.
-
-    Raises:
-        AzureMLException: A value is wrong.
     """
     notes = SubmissionNotes()
     run = config.settled().run_config
@@ -135,17 +132,17 @@ def words_of(arguments: list[object], workspace: Workspace, run_id: str) -> tupl
 
 
 def _plain_reference(reference: DataReference) -> DataReference:
-    """Convert a reference to its plain class, because other classes never compare equal."""
+    """Convert an SdkDataReference to Paceline's class, so that equal references compare equal."""
     if not isinstance(reference, SdkDataReference):
         return reference
     return DataReference(**{field.name: getattr(reference, field.name) for field in dataclasses.fields(reference)})
 
 
 def _names_of(workspace: Workspace) -> dict[str, str]:
-    """Return environment variables with the driver's workspace names.
+    """Return environment variables with the names of the workspace, as the driver knows them.
 
-    The workspace's name tells a worker that the SDK's names submitted it. Other names are present only if they differ
-    from a worker's defaults.
+    AZUREML_ARM_WORKSPACE_NAME is always set: by this variable a worker detects a driver of the SDK. Subscription and
+    resource group are set unless they are "local", a worker's default.
     """
     names = {"SUBSCRIPTION": "subscription_id", "RESOURCEGROUP": "resource_group"}
     others = {f"AZUREML_ARM_{key}": getattr(workspace, name) for key, name in names.items()}
@@ -154,7 +151,7 @@ def _names_of(workspace: Workspace) -> dict[str, str]:
 
 
 def _note_places(values: list[object], notes: SubmissionNotes) -> None:
-    """Note inputs that will not appear at the absolute path that a driver has set."""
+    """Add a note for each input that the driver expects at an absolute path."""
     for value in values:
         place = getattr(value, "path_on_compute", None)
         if isinstance(place, str) and place.startswith("/"):
@@ -224,10 +221,7 @@ def distribution(run: RunConfiguration) -> Shape:
 
 
 def _has_gpus(target: str, shape: Shape, workspace: Workspace, notes: SubmissionNotes) -> bool:
-    """Return whether each worker can have a GPU.
-
-    Only this machine is checked: other targets refuse GPUs that they lack.
-    """
+    """Return whether each worker can have a GPU. On other targets than "local" it can."""
     if target != "local":
         return True
     from paceline.targets import ComputeTargets

@@ -39,7 +39,7 @@ def run(*args: Any, **kwargs: Any) -> list[Any]:
 
 
 def _show_engine_log(environ: Mapping[str, str]) -> None:
-    """Show the engine's messages from HOROVOD_LOG_LEVEL on."""
+    """Print the engine's log messages of level HOROVOD_LOG_LEVEL and above."""
     # The rank precedes each message, and the time unless HOROVOD_LOG_HIDE_TIME is set.
     level = _LEVELS.get(environ.get("HOROVOD_LOG_LEVEL", "").upper())
     if level is None:

@@ -1,4 +1,4 @@
-"""A search for uses of the SDK in source text, and for how each will fare here."""
+"""A search for uses of the SDK in source text, and for Paceline's counterpart of each."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class DriverFinding:
         file: File that holds the use.
         line: Line of the use.
         name: Full name, such as "azureml.core.Workspace.from_config".
-        becomes: WORKS, REPLACED or MISSING.
+        becomes: Whether Paceline has the name: WORKS, REPLACED or MISSING.
         text: The replacement, or the edit that the program needs.
     """
 
@@ -63,7 +63,7 @@ class DriverFinding:
 
 
 def of_folder(top: Path) -> list[DriverFinding]:
-    """Return the uses in a file, or in a folder's Python files and notebooks, by file and line."""
+    """Return the uses in a file or a folder's programs, by file and line."""
     found: list[DriverFinding] = []
     for file in [top] if top.is_file() else sorted(_written(top)):
         found += _of_file(str(file if top.is_file() else file.relative_to(top)), programs(file))
@@ -300,7 +300,7 @@ def _looked_up(name: str) -> tuple[Any, str | None]:
 
 
 def _here(parts: list[str]) -> list[str]:
-    """Return a name's parts with Paceline's module instead of the SDK's."""
+    """Replace the SDK's module in a name's parts by Paceline's module."""
     for other, ours in aliases.RENAMED.items():
         if ".".join(parts[: (count := other.count(".") + 1)]) == other:
             return [*ours.split("."), *parts[count:]]
@@ -329,7 +329,7 @@ def _dotted(node: ast.AST) -> str | None:
 
 
 def of_old_library(name: str) -> str | None:
-    """Return the edit for a name that a library has since removed, or None."""
+    """Return how to replace a name of an old library, or None."""
     for pattern, text in _COMPILED:
         if (match := pattern.search(name)) is not None:
             return text.format(*match.groups())
@@ -337,12 +337,9 @@ def of_old_library(name: str) -> str | None:
 
 
 def of_call(name: str, values: Mapping[str, object], words: Sequence[object]) -> Iterator[str]:
-    """Yield a sentence for each replacement in a call.
+    """Yield a sentence for each argument of a call that Paceline replaces or ignores.
 
-    Args:
-        name: Full name of the called function or class.
-        values: Constants passed by keyword.
-        words: Constants passed by position.
+    `values` are the keyword arguments and `words` the positional arguments that are constants.
     """
     last = name.rpartition(".")[2]
     if last == "provisioning_configuration":
@@ -392,7 +389,7 @@ def programs(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def writes_script(text: str) -> bool:
-    """Return whether a cell writes a script, so lacks the notebook's variables."""
+    """Return whether a notebook's cell writes a file (`%%writefile`) instead of running its text."""
     return _WRITES.match(text.strip().partition("\n")[0]) is not None
 
 
@@ -421,10 +418,7 @@ def _tree(text: str) -> ast.Module:
 
 
 def _plain(text: str) -> str:
-    """Return the text with each line of IPython syntax replaced by valid Python.
-
-    The replacement is `pass`, or an assignment of None to the line's variable.
-    """
+    """Return a cell's text with each line of IPython syntax replaced by valid Python."""
     # IPython accepts an indented first line above unindented ones.
     lines = text.splitlines()
     if lines and (indent := len(lines[0]) - len(lines[0].lstrip())):

@@ -1,4 +1,4 @@
-"""Attributes of the SDK's objects, for variables whose class the text shows."""
+"""Attributes of the SDK's objects, for variables whose class follows from the program's text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _GIVEN = {
 
 
 def given_by_call(kind: type) -> tuple[type, ...]:
-    """Return the class of the objects that calling `kind` creates, if its `__new__` does not choose."""
+    """Return the class of the objects that calling `kind` creates, or () if it varies."""
     own = any("__new__" in vars(above) and above.__module__.startswith("paceline.") for above in kind.__mro__)
     return () if own else (kind,)
 
@@ -70,9 +70,9 @@ def _missing(kind: type, name: str) -> str | None:
 
 @functools.cache
 def refusal(found: object) -> str | None:
-    """Return the message of a class or function that always raises.
+    """Return the message of a class or function that always raises, otherwise None.
 
-    Return None for any other, and for names that begin with `_`.
+    It is also None for functions whose name begins with `_`.
     """
     if not callable(found):
         return None

@@ -47,7 +47,7 @@ _LOADED = {
 
 
 def _load_late(package: str, names: Sequence[str]) -> None:
-    """Let attributes of a standard library package import its submodules on first use."""
+    """Let `package.name` import the submodule on first use, for each of these names."""
 
     def submodule(name: str) -> object:
         if name in names:

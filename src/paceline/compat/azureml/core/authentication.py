@@ -1,4 +1,4 @@
-"""Logins (`azureml.core.authentication`): accepted, discarded, never used."""
+"""Login classes (`azureml.core.authentication`), which Paceline accepts and never uses."""
 
 from __future__ import annotations
 

@@ -49,11 +49,10 @@ class Provisioning(Strict):
 
 @sdk_class
 class ComputeTarget:
-    """A compute target, looked up by name; its class follows from its type.
+    """A compute target, looked up by name, in the class of its type.
 
     Raises:
-        ComputeTargetException: No target of this name was created or added. The message begins with
-            ComputeTargetNotFound.
+        ComputeTargetException: No target of this name was created or added. The message begins with ComputeTargetNotFound.
     """
 
     _type = "AmlCompute"
@@ -96,7 +95,7 @@ class ComputeTarget:
 
     @staticmethod
     def attach(workspace: Workspace, name: str, attach_configuration: Provisioning) -> ComputeTarget:
-        """Create a target; a RemoteCompute's configuration also adds its SSH host to Paceline."""
+        """Create a target, such as a RemoteCompute, whose SSH host Paceline adds to its targets."""
         return ComputeTarget.create(workspace, name, attach_configuration)
 
     @staticmethod
@@ -108,7 +107,7 @@ class ComputeTarget:
 
     @classmethod
     def _made_elsewhere(cls, workspace: Workspace, name: str) -> ComputeTarget:
-        """Return this machine as the target that a driver expects from Azure's portal."""
+        """Return this machine as a target that the driver believes to exist in Azure."""
         made: ComputeTarget = object.__new__(AmlCompute)
         made._set(workspace, name, {"type": "AmlCompute"})
         return made
@@ -489,7 +488,6 @@ def _kept(workspace: Workspace, name: object) -> Document | None:
 
 
 def _add_ssh(workspace: Workspace, name: str, config: Provisioning) -> None:
-    """Add the host of a RemoteCompute to Paceline's targets."""
     if config.kind != "VirtualMachine" or not config.values.get("address"):
         return
     from paceline.targets import Configured, add
@@ -509,9 +507,10 @@ def _now() -> str:
 
 
 def resolve(name: object, workspace: Workspace, notes: SubmissionNotes) -> str:
-    """Return a target added to Paceline, otherwise "local" with a note.
+    """Return the name of the compute target that a job uses.
 
-    A driver may name a cluster that exists only in Azure's portal.
+    This is a target that was added to Paceline. For every other name, such as that of a cluster in Azure, it is "local", and
+    `notes` gets a note.
 
     Raises:
         ComputeTargetException: The value is not a valid target name.

@@ -62,7 +62,7 @@ class Datastore(paceline.Datastore):
 
     @property
     def container_name(self) -> str:
-        """The container's or bucket's name; for a folder, the store's own."""
+        """The container's or bucket's name, or the store's own name for a folder."""
         return self._real.container_name or self.name
 
     @property
@@ -71,7 +71,7 @@ class Datastore(paceline.Datastore):
         return self._real.account_name or "local"
 
     def path(self, path: str | None = None, data_reference_name: str | None = None) -> SdkDataReference:
-        """Return a place in the store, for a script's arguments."""
+        """Return a reference to a path in the store, for a script's arguments."""
         # A reference to the whole store has the store's name: `$AZUREML_DATAREFERENCE_workspaceblobstore`.
         name = data_reference_name or (self._shown if not path and self._shown else None)
         place = place_in(self.workspace, self._shown, (path or "").strip("/"))
@@ -159,7 +159,7 @@ class Datastore(paceline.Datastore):
         """Return the store that the user has added under this name for the share.
 
         Raises:
-            UserErrorException: There is no such store. The next two methods raise this too.
+            UserErrorException: The user has added no store of this name.
         """
         return _added(workspace, datastore_name, f"the file share {file_share_name!r}")
 
@@ -182,7 +182,7 @@ class Datastore(paceline.Datastore):
     def register_azure_sql_database(
         workspace: Workspace, datastore_name: str, *others: object, **named: object
     ) -> Datastore:
-        """Raise UserErrorException: a datastore of Paceline has files, not tables. The next two methods do the same."""
+        """Raise UserErrorException: a datastore of Paceline has files, not tables."""
         raise UserErrorException(f"{datastore_name!r} is a database, and {_NO_TABLES}")
 
     register_azure_sql_database.__func__.refused = _NO_TABLES  # type: ignore[attr-defined]
@@ -210,10 +210,7 @@ class Datastore(paceline.Datastore):
 
 
 def _elsewhere(workspace: Workspace, name: str) -> Datastore | None:
-    """Return the user's own store of this name if it is outside Azure.
-
-    It takes precedence, as an added compute target does.
-    """
+    """Return the user's own store of this name if it is outside Azure, otherwise None."""
     known = paceline.Datastore.list(workspace).get(name)
     return Datastore(workspace, name) if known is not None and known.kind != "azure" else None
 

@@ -226,7 +226,8 @@ class Environment(Strict):
     ) -> Environment:
         """Return an environment in the image of a Dockerfile, given by path or text.
 
-        Build the image with docker or podman. Paceline leaves the Dockerfile's packages out and reports it.
+        Paceline does not build the image, so the environment lacks the Dockerfile's packages, and a note says so. Build the
+        image with docker or podman, and name it as `base_image`.
         """
         made = Environment.from_docker_image(name, "", None, conda_specification, pip_requirements)
         made.docker.base_dockerfile = dockerfile
@@ -265,13 +266,16 @@ class Environment(Strict):
     # --- registration
 
     def version_in(self, workspace: Workspace) -> int | None:
-        """Return the version registered in the workspace, or None if it differs."""
+        """Return the registered version with the same content, or None if there is none such."""
         number = int(self.version) if self.version and self.version.isdecimal() else None
         found = records.version(workspace, "environments", self.name, number) if number else None
         return number if found is not None and found[1] == self._data() else None
 
     def register(self, workspace: Workspace) -> Environment:
-        """Register the environment, and return it with its version; an unchanged one keeps it."""
+        """Register the environment, and return it with its version.
+
+        If its content has not changed since the latest version, it keeps that version.
+        """
         if is_curated(self.name):
             raise UserErrorException(f"the names of curated environments are reserved: {self.name!r}. Clone it first.")
         version = records.add_version(workspace, "environments", self.name, self._data())

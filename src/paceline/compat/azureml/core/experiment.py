@@ -208,7 +208,7 @@ class Experiment(paceline.Experiment):
 
 
 def make_experiment(runs_dir: Path, name: str) -> Experiment:
-    """Return the experiment of a run found by id, or of the current script's run."""
+    """Return an experiment of the workspace with this `runs_dir`, as an object of the SDK."""
     # Use an SDK workspace if possible: scripts get datasets, stores and secrets from it.
     make = late("core.workspace", "Workspace")
     folder = runs_dir.parent

@@ -169,7 +169,7 @@ class Model(paceline.Model):
         `azureml-models/<name>/<version>/` or `./<name>`.
 
         Raises:
-            ModelNotFoundException: None of these places has the model.
+            ModelNotFoundException: There is no such model.
         """
         served = os.environ.get("AZUREML_MODEL_DIR")
         if served:
@@ -334,7 +334,7 @@ def _listed(
     run_id: str | None,
     latest: bool = False,
 ) -> list[paceline.Model]:
-    """Return the models; a tag without a value matches every value."""
+    """Return the matching models. A tag that is None matches every value of the tag."""
     named = _tags(tags) or {}
     wanted = {key: value for key, value in named.items() if value is not None}
     found = paceline.Model.list(workspace, name, wanted or None, properties, run_id, latest)

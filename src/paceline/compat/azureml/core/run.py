@@ -52,7 +52,7 @@ _OfflineRun = OfflineRun
 
 @sdk_class
 class Run(SdkSpellings, runs.Run):
-    """A run of Paceline's with the SDK's other methods.
+    """A run of Paceline with all methods of the SDK's class.
 
     Raises:
         ExperimentNotFoundException: The experiment's workspace has no such run.
@@ -132,7 +132,10 @@ class Run(SdkSpellings, runs.Run):
         populate: bool = False,
         **others: Any,
     ) -> dict[str, Any]:
-        """Return the metrics. Those of a sweep include which trial was the best, and when."""
+        """Return the metrics by name.
+
+        Those of a sweep include `best_child_by_primary_metric`: which trial was the best, and when.
+        """
         found: dict[str, object] = super().get_metrics(name, recursive, **others)
         if self.kind == "sweep" and not recursive:
             # A run of this class may be a sweep if the caller created it by id.
@@ -213,7 +216,7 @@ class Run(SdkSpellings, runs.Run):
         return name if real == name or name in self.get_file_names() else real
 
     def _script_logs(self) -> dict[str, Path]:
-        """Return the files of the script's `./logs`, which the SDK stores as well: name -> path."""
+        """Return the files in the script's `./logs`, by name."""
         top = f"{self.folder.work.name}/logs"
         if os.path.islink(self.folder.path / top):
             return {}
@@ -226,7 +229,7 @@ class Run(SdkSpellings, runs.Run):
         return place
 
     def restore_snapshot(self, snapshot_id: str | None = None, path: str | None = None) -> str:  # type: ignore[override]
-        """Write the run's source as `<path>/<snapshot id>.zip`, by default in the temporary folder, and return its path.
+        """Write the run's source to `<path>/<snapshot id>.zip`, and return that path.
 
         Raises:
             UserErrorException: The run has no snapshot of this id.

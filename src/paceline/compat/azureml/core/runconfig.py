@@ -81,7 +81,7 @@ class TensorflowConfiguration(Strict):
 
 
 class ParallelTaskConfiguration(Strict):
-    """Accepted without effect."""
+    """Settings for parallel tasks, accepted without effect."""
 
     def __init__(self) -> None:
         self.max_retries_per_worker = 0
@@ -127,7 +127,7 @@ class DataReferenceConfiguration(Strict):
 
 
 class HistoryConfiguration(Strict):
-    """Accepted without effect: Paceline always collects outputs and stores the source."""
+    """Settings for stored files, without effect: Paceline always stores outputs and the source."""
 
     def __init__(self) -> None:
         self.output_collection = True
@@ -143,7 +143,7 @@ class SparkConfiguration(Strict):
 
 
 class _Vm(Strict):
-    """Machine sizes: accepted without effect."""
+    """Machine sizes, accepted without effect."""
 
     def __init__(self) -> None:
         self.vm_size: str | None = None
@@ -289,12 +289,10 @@ _SAVED = (
 
 
 def _place(name: str, data: dict[str, Any], config: RunConfiguration) -> tuple[dict[str, Any], Any, str]:
-    """Locate a name of `_SAVED` in the file's data and in the configuration.
-
-    Creates missing sections of the data.
+    """Return where a setting such as "environment.docker.enabled" is in the file and in `config`.
 
     Returns:
-        The section of the data, the section of the configuration, and the name's last part.
+        The section of the file's `data`, created if missing; the section of `config`; and the name's last part ("enabled").
     """
     *sections, last = name.split(".")
     there, here = data, config

@@ -50,7 +50,7 @@ class DeploymentConfiguration(Strict):
 
 
 class Webservice:
-    """A deployed service, looked up by name, in the class of its deployment.
+    """A deployed service, looked up by name. Its class is that of its deployment configuration.
 
     Raises:
         WebserviceException: The service does not exist. The message contains WebserviceNotFound.
@@ -203,7 +203,7 @@ class Webservice:
     def update(self, *arguments: object, **named: Any) -> None:
         """Change the served models or script.
 
-        Accepts `models` and `inference_config`, or `image`. Notes and ignores other arguments.
+        It accepts `models` and `inference_config`, or `image`. Other arguments are ignored, with a note.
         """
         notes = SubmissionNotes()
         if (image := named.get("image")) is not None:
@@ -292,10 +292,7 @@ class AksWebservice(Webservice):
         description: str | None = None,
         **others: object,
     ) -> DeploymentConfiguration:
-        """Return settings for `Model.deploy`.
-
-        `num_replicas` is the number of model processes.
-        """
+        """Return settings for `Model.deploy`. `num_replicas` is the number of model processes."""
         enabled = True if auth_enabled is None else auth_enabled
         return DeploymentConfiguration(
             "AKS", auth_enabled=enabled, tags=tags, description=description, workers=num_replicas
@@ -329,10 +326,7 @@ class LocalWebservice(Webservice):
 
     @staticmethod
     def deploy_configuration(port: int | None = None) -> DeploymentConfiguration:
-        """Return settings for `Model.deploy`.
-
-        The default port is a free one.
-        """
+        """Return settings for `Model.deploy`. The default port is any free port."""
         return DeploymentConfiguration("Local", port=port)
 
     @property
@@ -381,11 +375,7 @@ def deploy(
     *,
     overwrite: bool,
 ) -> Webservice:
-    """Create a service from models, a script and a configuration.
-
-    Raises:
-        WebserviceException: A value is wrong.
-    """
+    """Create a service from models, a script and a configuration."""
     from paceline import Service
 
     notes = SubmissionNotes()
@@ -422,7 +412,7 @@ def ids_of(models: Iterable[object]) -> list[str]:
 
 
 def script_of(config: InferenceConfig | None, notes: SubmissionNotes) -> dict[str, Any]:
-    """Return an InferenceConfig as options of Paceline's services; {} without one."""
+    """Convert an InferenceConfig to options of `Service.deploy`, or None to an empty dict."""
     if config is None:
         return {}
     found: dict[str, object] = {"entry_script": config.entry_script}

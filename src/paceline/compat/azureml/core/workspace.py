@@ -354,7 +354,10 @@ class Workspace(paceline.Workspace):
 
 
 def names_near(folder: Path) -> tuple[str, str, str] | None:
-    """Return the nearest config.json's names, or None if they mean another workspace."""
+    """Return the names in the working directory's nearest config.json.
+
+    They are subscription, resource group and workspace. Return None if that file belongs to another workspace than `folder`.
+    """
     near = nearest_sdk_config(Path.cwd())
     return _read(near) if near is not None and _folder_for(Path.cwd()) == folder else None
 
@@ -365,11 +368,7 @@ def _folder_for(start: Path) -> Path:
 
 
 def _read(file: Path) -> tuple[str, str, str]:
-    """Return subscription, resource group and name from a config.json.
-
-    Raises:
-        UserErrorException: The file can't be read, or lacks one of the names.
-    """
+    """Return the subscription, resource group and name in a config.json."""
     try:
         data = json.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:

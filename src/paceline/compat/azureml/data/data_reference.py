@@ -16,7 +16,7 @@ __all__ = ["DataPath", "DataPathComputeBinding", "DataReference", "DatasetConsum
 
 
 class SdkDataReference(paceline.DataReference):
-    """A reference of Paceline's with the SDK's other methods."""
+    """A data reference of Paceline with all methods of the SDK's class."""
 
     @property
     def store(self) -> Any:
@@ -85,7 +85,7 @@ def of_plain(reference: paceline.DataReference, store: object = None) -> SdkData
 
 
 def inside(path: str | None) -> str | None:
-    """Return a relative path, or None for an absolute path, which only Azure's containers have."""
+    """Return a path if it is relative; return None for an absolute path."""
     return None if path is None or path.startswith("/") else path.strip("./") or None
 
 

@@ -37,7 +37,7 @@ class AbstractDataset(AnyDataset):
     def as_named_input(self, name: str) -> DatasetConsumptionConfig:  # type: ignore[override]
         """Return the dataset as an input of this name.
 
-        `.as_mount()` and `.as_download()` turn it into a folder.
+        With `.as_mount()` or `.as_download()` the script gets a folder with the files.
         """
         return DatasetConsumptionConfig(name, self)
 
@@ -49,11 +49,11 @@ class AbstractDataset(AnyDataset):
         return self.as_named_input(self._input_name()).as_download(path_on_compute)
 
     def as_reference(self) -> DataReference:
-        """Return the reference for the dataset as a script argument."""
+        """Return the data reference by which a script argument names the dataset."""
         return self.as_mount().as_reference()
 
     def native_input(self, name: str) -> DataReference:
-        """Return the reference through which a run receives the dataset itself."""
+        """Return the data reference by which a script gets the dataset itself, not a folder."""
         return super().as_named_input(name)
 
     @property

@@ -91,7 +91,7 @@ class OutputFileDatasetConfig:
     def as_input(self, name: str | None = None) -> DataReference:
         """Return the output as an input of a later step.
 
-        It is a mount; call `as_download()` for a copy. `name` is the input's name in that step.
+        The step mounts the files, or copies them after a call of `as_download()`. `name` is the input's name in that step.
         """
         return PendingReference(name=_plain(name or self.name), sources=NOWHERE, data=self.origin)
 

@@ -162,7 +162,7 @@ def _as_name(column: pandas.Series) -> str:
 
 
 class Condition:
-    """A filter condition; `plain` is its form in the dataset's definition."""
+    """A filter condition. `plain` is its JSON form, stored in the dataset's definition."""
 
     def __init__(self, plain: Step) -> None:
         self.plain = plain

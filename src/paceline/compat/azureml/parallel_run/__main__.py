@@ -43,6 +43,8 @@ def main(argv: Sequence[str]) -> None:
 def work(ask: asking.Ask, settings: ParallelRunSettings, arguments: Sequence[str]) -> None:
     """Run mini-batches until none are left.
 
+    `ask` sends a message to the first rank and returns the response.
+
     Raises:
         UserErrorException: The script can't be loaded, or its init() has failed.
     """

@@ -38,7 +38,7 @@ class Listening:
         self._made.set()
 
     def wait(self) -> None:
-        """Block until every rank knows that no mini-batches are left: then no rank needs the server."""
+        """Block until every rank knows that no mini-batches are left."""
         for _ in range(self._count):
             self._left.acquire()
 
@@ -63,7 +63,7 @@ class Listening:
 def of_first_rank() -> Ask:
     """Return a function that sends requests to the first rank.
 
-    Retries until the first rank listens: if it dies, the run ends anyway.
+    It retries to connect until the first rank listens.
     """
     while True:
         try:

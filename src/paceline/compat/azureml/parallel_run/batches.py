@@ -40,7 +40,7 @@ class Batch:
     """A mini-batch.
 
     Args:
-        number: From 0, over all inputs.
+        number: Position among the mini-batches of all inputs, from 0.
         input: Name of the input.
         files: Paths in the input, for files.
         first, last: Range of rows, for a table.
@@ -109,7 +109,10 @@ def all_of(settings: ParallelRunSettings) -> list[Batch]:
 
 
 def content(batch: Batch, settings: ParallelRunSettings, tables: dict[str, Table]) -> list[str] | pandas.DataFrame:
-    """Return the argument of `run`: paths, or a frame. `tables` caches the tables."""
+    """Return the argument of the script's `run`: a list of paths, or a data frame.
+
+    `tables` is a cache: the tables that this process has read, by name of the input.
+    """
     if batch.files:
         top = folder_of(batch.input)
         return [str(top / name) if name else str(top) for name in batch.files]
@@ -131,10 +134,7 @@ def values_of(batch: Batch, settings: ParallelRunSettings, given: Any) -> dict[s
 
 
 def _plain(column: pandas.Series) -> object:
-    """Return a column's single value as a Python value.
-
-    Scripts write it into file names. A missing value becomes None.
-    """
+    """Return a column's single value as a Python value, or None if missing."""
     value = column.iloc[0]
     return None if column.isna().iloc[0] else value.item() if hasattr(value, "item") else value
 
@@ -160,7 +160,7 @@ def _groups(frame: pandas.DataFrame, keys: tuple[str, ...]) -> pandas.Series:
 
 
 def folder_of(name: str) -> Path:
-    """Return this worker's folder of an input or output."""
+    """Return the folder where this worker reads an input or writes an output."""
     return Path(os.environ[f"AZUREML_DATAREFERENCE_{name}"])
 
 

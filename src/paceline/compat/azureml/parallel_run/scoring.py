@@ -1,8 +1,9 @@
-"""The process that runs the user's script, and the rank's handle on it.
+"""The process that runs the user's script, and the class through which a rank uses it.
 
-python -m paceline.compat.azureml.parallel_run.scoring FD SETTINGS [argument ...]
+    python -m paceline.compat.azureml.parallel_run.scoring FD SETTINGS [argument ...]
 
-Both use the socket FD, so that the script's output stays in the worker's output.
+FD is the descriptor of a socket, which carries the messages between rank and process. Standard output remains free for the
+script's own output.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Scorer:
-    """A process in which init() has succeeded.
+    """A process that runs the user's script. Its init() has succeeded.
 
     Raises:
         UserErrorException: The script can't be loaded, or its init() has failed.
@@ -185,11 +186,7 @@ def _takes_two(function: Callable[..., object]) -> bool:
 
 
 def _rows(result: Any) -> tuple[list[str], int]:
-    """Return a result as lines, and its number of items.
-
-    Raises:
-        UserErrorException: The result is neither a list nor a frame.
-    """
+    """Return the result of `run` as lines, and its number of items."""
     if hasattr(result, "to_csv"):
         # Azure's service writes frames with spaces between columns and no header.
         return result.to_csv(sep=" ", header=False, index=False).splitlines(), len(result)

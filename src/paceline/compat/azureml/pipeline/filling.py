@@ -59,7 +59,10 @@ class Filling:
         return [self.value(one) for one in argument_list(values)]
 
     def config(self, config: ScriptRunConfig, data: Iterable[object]) -> ScriptRunConfig:
-        """Return a copy with all values substituted; `data` are inputs and outputs beside the arguments."""
+        """Return a copy of `config` with all parameters and data substituted.
+
+        `data` are the step's inputs and outputs, which become data references unless an argument names them already.
+        """
         made = config.settled()
         run = made.run_config
         run.arguments = self.words(run.arguments)

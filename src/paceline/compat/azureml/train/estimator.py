@@ -78,13 +78,12 @@ class Nccl:
 class MMLBaseEstimator(ScriptRunConfig):
     """The common base of the estimators.
 
-    All parameters except the folder are keywords. A missing target (`compute_target` or `vm_size`), unknown parameters,
-    counts below 1 and contradictions are refused. vm_size, vm_priority, image_registry_details,
-    source_directory_data_store and use_docker are preferences. `script_params` maps arguments to values; "" makes a
-    flag.
+    All parameters except the folder are keywords. vm_size, vm_priority, image_registry_details, source_directory_data_store
+    and use_docker are preferences, which a run may ignore. `script_params` maps arguments to values; "" makes a flag.
 
     Raises:
-        TrainingException: A value is wrong.
+        TrainingException: There is neither compute_target nor vm_size, a count is below 1, or parameters are unknown or
+            contradict each other.
     """
 
     _framework: ClassVar[str | None] = None

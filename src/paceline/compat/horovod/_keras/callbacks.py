@@ -53,9 +53,9 @@ def elastic_callbacks_for(keras: ModuleType) -> dict[str, type]:
 class _Broadcast:
     """A callback that broadcasts the model and the optimizer of `root_rank`.
 
-    Values are the model's weights and the optimizer's variables, sent once: before the first batch if every rank has them,
-    else after it (a model without an input shape). Either way all ranks are equal from then on. `device` has no effect.
-    `local_variables` keep each rank's values.
+    It sends the model's weights and the optimizer's variables once, before the first batch. A model without an input shape
+    has no weights then, so it is sent after the first batch. `local_variables` keep each rank's values. `device` has no
+    effect.
     """
 
     model: KerasModel
@@ -88,7 +88,7 @@ class _Broadcast:
             )
 
     def _send(self, when: str) -> bool:
-        """Send the variables if all ranks have the same ones."""
+        """Broadcast the variables if all ranks have the same ones. Return whether they have."""
         variables = self._variables()
         shapes = [(tuple(variable.shape), str(variable.dtype)) for variable in variables]
         ready = bool(variables) and self.model.built
@@ -295,8 +295,8 @@ class LearningRateSchedule:
 class Warmup(LearningRateSchedule):
     """A callback that raises the learning rate batch by batch.
 
-    The rate goes linearly from `initial_lr`/size to `initial_lr`, the rate after `warmup_epochs` epochs, which is
-    already scaled by the number of ranks. `verbose=1` prints a line at the end of the warmup.
+    The rate grows linearly during `warmup_epochs` epochs, from `initial_lr` divided by the number of ranks to `initial_lr`.
+    `verbose=1` prints a line at the end of the warmup.
     """
 
     def __init__(

@@ -79,7 +79,8 @@ class KerasState(VariablesState):
 class CommitState:
     """A callback that commits the state after `batches_per_commit` batches.
 
-    It commits at the next batch, epoch or end of training, so updates of callbacks later in the list are included.
+    The commit follows when the next batch or epoch begins, or the training ends. By then all callbacks in the list have
+    updated the state.
     """
 
     def __init__(self, state: State, batches_per_commit: int = 1) -> None:
@@ -119,8 +120,8 @@ class _BatchState(Protocol):
 class UpdateBatchState:
     """A callback that counts an epoch's batches in `state.batch`.
 
-    The count is 0 between epochs. To resume in the middle of an epoch, give `fit` its rest (`dataset.skip(state.batch)`
-    and `steps_per_epoch=steps - state.batch`); the callback counts from there.
+    The count is 0 between epochs. To resume in the middle of an epoch, call `fit` with the remaining batches:
+    `dataset.skip(state.batch)` and `steps_per_epoch=steps - state.batch`. The count continues.
     """
 
     def __init__(self, state: _BatchState) -> None:
@@ -163,5 +164,4 @@ class UpdateEpochState:
 
 
 def _is_from_a_graph(error: Exception) -> bool:
-    """Return whether this error was raised within a TensorFlow graph."""
     return type(error).__module__.startswith("tensorflow.") and HorovodInternalError.__name__ in str(error)

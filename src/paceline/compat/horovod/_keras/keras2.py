@@ -36,7 +36,7 @@ class _DistributedKeras2(OptimizerOfKeras2):
 
     @property
     def _agg_helper(self) -> Accumulator | None:
-        """The accumulator of several passes, or None for one pass. Scripts read it."""
+        """The accumulator of several backward passes, or None for a single pass."""
         if self.distribution.settings.passes == 1:
             return None
         kept = vars(self).get("_accumulators")
@@ -50,7 +50,7 @@ class _DistributedKeras2(OptimizerOfKeras2):
         return reduced
 
     def _computed(self, grads_and_vars: Iterable[Pair]) -> list[Pair]:
-        """Return computed gradients, reduced unless passes are accumulated."""
+        """Return (gradient, variable) pairs, reduced unless passes are accumulated first."""
         pairs = list(grads_and_vars)
         if self.distribution.settings.passes > 1:
             # These gradients are accumulated and reduced when applied, even if that call declares them reduced.
@@ -78,16 +78,15 @@ class _DistributedKeras2(OptimizerOfKeras2):
         vars(self)[name] = weakref.ref(_graph())
 
     def _is_marked(self, name: str) -> bool:
-        """Return whether this graph's gradients had this mark, and remove the mark."""
+        """Return whether the current graph has set this mark, and remove the mark."""
         place = vars(self).pop(name, None)
         return place is not None and place() is _graph()
 
     def _were_reduced(self) -> bool:
-        """Return whether this graph's gradients were reduced, and remove that mark."""
         return self._is_marked("_reduced_in")
 
     def _applies_as_is(self, skip: bool) -> bool:
-        """Return whether gradients need no accumulation."""
+        """Return whether the gradients can be applied now, without accumulation of passes."""
         # `skip` is the caller's claim that the gradients are reduced. It is wrong for one of several passes.
         to_reduce = self._is_marked("_to_reduce_in")
         return self.distribution.settings.passes == 1 or (skip and not to_reduce)
@@ -96,7 +95,7 @@ class _DistributedKeras2(OptimizerOfKeras2):
         raise NotImplementedError
 
     def _after_passes(self, update: Callable[[list[Pair]], object], grads_and_vars: Iterable[Pair]) -> tf.Variable:
-        """Accumulate the gradients, and call `update(pairs)` in the last pass."""
+        """Accumulate gradients, and call `update` in the last pass with their reduced sums."""
         import tensorflow as tf
 
         pairs = list(grads_and_vars)
@@ -137,7 +136,10 @@ class DistributedKeras2(_DistributedKeras2):
         skip_gradients_aggregation: bool = False,
         **kwargs: object,
     ) -> object:
-        """Apply the reduced gradients; `skip_gradients_aggregation` says that they are."""
+        """Reduce the gradients and update the variables.
+
+        `skip_gradients_aggregation=True` applies gradients that the caller has reduced already.
+        """
         # `experimental_aggregate_gradients` is the older name of the argument, with the opposite meaning.
         skip = skip_gradients_aggregation or not kwargs.pop("experimental_aggregate_gradients", True)
         if skip:
@@ -192,7 +194,7 @@ class DistributedLegacy(_DistributedKeras2):
 
 
 def _graph() -> tf.Graph | ModuleType:
-    """Return the graph under construction, or a stand-in for eager execution."""
+    """Return the graph under construction, or the module tensorflow in eager execution."""
     import tensorflow as tf
     from tensorflow.python.framework import ops
 

@@ -116,7 +116,7 @@ class Values:
 
         Raises:
             ValueError: Both `average` and `op` are given.
-            HorovodInternalError: Shapes, types or operations differ between ranks; on every rank.
+            HorovodInternalError: Shapes, types or operations differ between ranks. It is raised on every rank.
         """
         side = self._side()
         return side.allreduce(

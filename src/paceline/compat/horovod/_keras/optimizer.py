@@ -36,12 +36,13 @@ def DistributedOptimizer(  # noqa: N802
 ) -> O:
     """Return the optimizer as an instance of a class that reduces gradients.
 
-    It shares its variables and settings with the given one, and is saved to a file in the same way. A distributed optimizer takes
-    the new settings; one in a LossScaleOptimizer is replaced within it.
+    The new optimizer shares variables and settings with `optimizer`, and a saved model contains it as an optimizer of the
+    original class. If `optimizer` is distributed already, it gets the new settings. A LossScaleOptimizer is returned itself,
+    with its inner optimizer replaced.
 
-    `name` is a prefix of the gradients' names between ranks. The gradients of `backward_passes_per_step` passes are summed, or
-    averaged with `average_aggregated_gradients`, before the reduction; the optimizer's iterations count steps. device_dense and
-    device_sparse have no effect.
+    `name` is a prefix of the gradients' names between ranks. The gradients of `backward_passes_per_step` passes are summed,
+    or averaged with `average_aggregated_gradients`, before the reduction; the optimizer's iterations count steps.
+    device_dense and device_sparse have no effect.
 
     Raises:
         ValueError: The arguments contradict each other, or `optimizer` is not a Keras optimizer.
@@ -79,10 +80,10 @@ def PartialDistributedOptimizer(  # noqa: N802
 ) -> O:
     """Return a DistributedOptimizer that does not reduce gradients of `local_layers`.
 
-    `scale_local_gradients` divides these gradients by the number of ranks, as their loss is one rank's share.
+    `scale_local_gradients` divides these gradients by the number of ranks.
 
     Raises:
-        ValueError: As for DistributedOptimizer; or an item of `local_layers` has no weights.
+        ValueError: As for DistributedOptimizer, or an item of `local_layers` has no weights.
     """
     settings = KerasSettings(
         op=op,
@@ -104,7 +105,7 @@ def distribute(optimizer: O, settings: KerasSettings, *, in_place: bool = False)
     """Return the optimizer in a distributed class with these settings.
 
     Raises:
-        ValueError: It is not a Keras optimizer, or Keras itself accumulates its gradients as well.
+        ValueError: `optimizer` is not a Keras optimizer, or both Keras and these settings accumulate gradients.
     """
     library = name_of(optimizer)
     base = _bare_class(optimizer)
@@ -172,7 +173,7 @@ class DistributedKeras3(OptimizerOfKeras3):
     distribution: ClassVar[Distribution]
 
     def apply(self, grads: Iterable[object], trainable_variables: Iterable[Variable] | None = None) -> None:
-        """Reduce gradients and update the variables; of several passes, in the last one."""
+        """Reduce gradients and update the variables, after several passes only in the last one."""
         update, grads = super().apply, list(grads)
         variables = None if trainable_variables is None else list(trainable_variables)
         if variables is not None and len(variables) != len(grads):

@@ -21,7 +21,7 @@ allreduce, allgather, broadcast, reducescatter = hvd.allreduce, hvd.allgather, h
 
 
 def reduce(grads: list[Gradient], variables: list[Variable], settings: KerasSettings) -> list[Gradient]:
-    """Reduce the gradients; where only this rank has none, contribute zeros."""
+    """Return the reduced gradients. A gradient that this rank lacks counts as 0."""
     # All ranks have to send the same gradients, so first find out which ones exist on any rank.
     present = torch.tensor([grad is not None for grad in grads], dtype=torch.uint8)
     anywhere = hvd.allreduce(

@@ -95,7 +95,7 @@ class State(Kept):
         """Check whether the first rank knows of host changes.
 
         Raises:
-            HostsUpdatedInterrupt: The hosts have changed; on every rank.
+            HostsUpdatedInterrupt: The hosts have changed. It is raised on every rank.
         """
         if run_variables.is_resize_requested():
             self.on_hosts_updated(time.time(), MIXED)
@@ -294,9 +294,10 @@ def run_fn(func: Callable[..., T], reset: Callable[[], object]) -> Callable[...,
 
 
 class RankGroup:
-    """This rank's place among ranks of which a lost one may be replaced alone (`paceline.supervisor.replacing`).
+    """The ranks of a run that replaces single lost ranks.
 
-    is_new: This process replaces a lost rank, and has not met the others yet.
+    `is_new` is True in a process that replaces a lost rank, until it has joined the other ranks. See
+    `paceline.supervisor.replacing`.
     """
 
     #: Number of times that this process has entered the training.
@@ -323,12 +324,12 @@ class RankGroup:
         return None if first is None or basics.engine().transport_name != "gloo" else cls(int(first))
 
     def meet(self, state: State, *, is_new: bool) -> bool:
-        """Let new ranks and the others meet. Return whether there are new ranks.
+        """Exchange, among all ranks, which of them are new. Return whether any is new.
 
-        If the first rank is new, it adopts the last commit of another rank, because `sync` starts from the first rank.
+        A new first rank adopts the last commit of another rank, because `sync` starts from the first rank.
 
         Raises:
-            CollectivesError: A reset callback has communicated, so the ranks are at different operations.
+            CollectivesError: A reset callback has used a collective, which the new ranks have not.
         """
         if basics.engine().is_used:
             raise CollectivesError("a callback of the state's reset communicates, which a new rank does not repeat.")
@@ -347,7 +348,7 @@ class RankGroup:
         return any(new for new, _ in everyone)
 
     def enter(self, state: State) -> None:
-        """Report that this rank trains, so that a lost rank may be replaced."""
+        """Tell the supervisor that this rank trains, so that it may replace a lost rank."""
         self.is_new = False
         kept = state.kept()
         # A handler of the user's may not store its value where `kept` looks. Then this rank has no whole commit for others.
@@ -355,7 +356,7 @@ class RankGroup:
         self._report(basics.engine().generation, hands_over=hands_over)
 
     def leave(self) -> None:
-        """Report that this rank no longer trains."""
+        """Tell the supervisor that this rank no longer trains."""
         self._report(None, hands_over=False)
 
     def _report(self, generation: int | None, *, hands_over: bool) -> None:

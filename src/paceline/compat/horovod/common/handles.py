@@ -37,11 +37,12 @@ def submit(
 ) -> int:
     """Submit an operation to the engine and return its handle.
 
-    Names of different kinds never meet. Without a name, the n-th operation of its kind in this process set meets the n-th of the
-    other ranks. In the world the counters restart at 0 after each join, because ranks that have joined submit less.
+    An operation meets the operation of the same kind and name on the other ranks. Without a name, the n-th operation of its
+    kind in this process set meets the n-th of the other ranks. In the world the counters restart at 0 after each join,
+    because ranks that have joined submit less.
 
-    `kind` is the engine's method, unless `method` names it. `arrays` is one or a list, and `how` holds further arguments.
-    `finish` makes the script's result from the engine's.
+    `kind` is the engine's method, unless `method` names it. `arrays` is an array or a list of arrays, and `how` has further
+    arguments of the method. `finish` converts the engine's result to the script's result.
     """
     checked_members(process_set)
     number = process_set.process_set_id
@@ -77,7 +78,7 @@ def submit_several(
     *,
     grouped: bool,
 ) -> int:
-    """Call `submit` for one array, or for several if `grouped`. `finish` gets a list in both cases."""
+    """Submit one array, or several if `grouped`; `finish` always gets a list."""
     if grouped:
         return submit(f"grouped_{kind}", name, process_set, finish, arrays, how)
     [array] = arrays
@@ -106,7 +107,7 @@ def synchronize(handle: int) -> Any:
     """Wait for the operation and return its result, or None for an unknown handle.
 
     Raises:
-        HorovodInternalError: The ranks disagree, or one has died; on every rank.
+        HorovodInternalError: The ranks disagree, or a rank has died. It is raised on every rank.
     """
     # Remove the handle at once: if two threads ask for the same handle, one gets the result, and the other gets None.
     pending = _pending.pop(handle, None)

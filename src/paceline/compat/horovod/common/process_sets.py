@@ -71,7 +71,7 @@ def registered_ranks(process_set: ProcessSet) -> list[int]:
 
 
 def checked_members(process_set: ProcessSet) -> list[int]:
-    """Return the set's global ranks; raise an error if this rank is not one of them.
+    """Return the set's global ranks, which must include this rank.
 
     Raises:
         ValueError: Horovod is not initialized, the set is not registered, or this rank is not in it.
@@ -179,7 +179,10 @@ class _Registry:
                     self._sets[number] = process_set
 
     def _alike(self, process_set: ProcessSet) -> list[list[int]]:
-        """Return the ranks of this set; for a communicator the sets of all ranks."""
+        """Return the process sets that the ranks register now, as lists of ranks.
+
+        It has one set, or several if each group of ranks gives its own mpi4py communicator.
+        """
         if process_set.ranks is not None or process_set.mpi_comm is None:
             return [process_set.ranks or []]
         import numpy as np
@@ -215,7 +218,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
     Raises:
         ValueError: Sets are not dynamic, a set of these ranks exists already, or a rank is not in the world.
-        HorovodInternalError: The ranks have named different sets; on every rank.
+        HorovodInternalError: The ranks have named different sets. It is raised on every rank.
     """
     made = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     registry.add(made)

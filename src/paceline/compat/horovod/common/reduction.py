@@ -114,8 +114,9 @@ class Reduction:
         op: The operation.
         compression: Compresses gradients before they are sent.
         sparse_as_dense: Make sparse gradients dense before the reduction.
-        gradient_predivide_factor: Divide averages by this before the sum, and by the rest of the size after it.
-        groups: Number of groups of gradients, each reduced as one, or lists of variables.
+        gradient_predivide_factor: Divides gradients before the sum, and multiplies their average, so that float16 does not
+            overflow.
+        groups: Number of groups of gradients, each reduced as one operation, or lists of variables.
         process_set: The ranks that take part.
         scale_local_gradients: Divide gradients that stay on their rank by the number of ranks.
         prefix: Prefix of the names that match gradients across ranks.

@@ -119,5 +119,4 @@ def _set(values: dict[str, str | None]) -> None:
 
 
 def _cache(function: Callable[..., T]) -> Callable[..., T]:
-    """Cache a function's results by its arguments."""
     return functools.lru_cache(maxsize=None)(function)

@@ -43,10 +43,10 @@ _LAUNCHER_LINES = 20
 
 @dataclass(frozen=True, kw_only=True)
 class ElasticPart:
-    """The elastic part of a job, which may continue on other hosts.
+    """The parameters of a job that may continue on other hosts.
 
-    `have_changed` returns True once the job should move to other hosts; it is called several times a second. `commits` holds the
-    earlier attempt's files, for rank 0.
+    `have_changed` returns True once the job should move to other hosts. The driver calls it several times a second.
+    `commits` are the files with the earlier attempt's state, which rank 0 gets.
     """
 
     commits: Mapping[str, bytes]
@@ -152,7 +152,7 @@ class RanksDriver:
         return [address for address in dict.fromkeys(addresses) if address != "127.0.0.1"]
 
     def _gather(self) -> str | None:
-        """Wait until every rank has connected. Return the reason if one has not."""
+        """Wait until every rank has connected. Return why one has not, or None."""
         deadline = time.monotonic() + self._job.start_timeout_s
         while any(rank.connection is None for rank in self._ranks):
             # Check after each short wait whether the signal handler, which runs in this thread, has recorded a signal.
@@ -330,7 +330,6 @@ class RanksDriver:
         return running
 
     def _close(self) -> None:
-        """Close all connections, which kills the ranks, and end the launchers."""
         if self._closed:
             return
         self._closed = True

@@ -54,7 +54,7 @@ class ElasticLimits:
 class ElasticDriver:
     """A sequence of attempts, until one succeeds or no other one can start.
 
-    `job` makes an attempt's job from its slots. The outcome is that of the last attempt.
+    `job` is a function that returns the job of an attempt for its slots.
     """
 
     def __init__(

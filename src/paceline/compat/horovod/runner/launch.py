@@ -94,7 +94,7 @@ def _driven(options: Namespace) -> RankOutcome:
 
 
 def _check(options: Namespace) -> None:
-    """Raise an error for options without a valid job. `requested_job.run` checks more."""
+    """Raise an error if the options name no command or no number of processes."""
     if options.jsrun:
         raise UserError("--jsrun is not supported. Inside an LSF job, name the hosts with -H and leave --jsrun out.")
     if options.np is None:

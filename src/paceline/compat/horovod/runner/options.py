@@ -64,7 +64,7 @@ _OWN = ("run_func", "executable", "nics", "nic")
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the options and the command. Exit with code 2 for an invalid option, like argparse.
+    """Parse the options and the command. An invalid option exits with code 2.
 
     Options that were not given are None, or False for a flag. The command line overrides the file of `--config-file` in any
     order. Horovod's help says that the order counts, but in Horovod it does not.

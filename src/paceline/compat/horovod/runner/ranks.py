@@ -41,7 +41,8 @@ class RankEnd:
 class RankOutcome:
     """The end of a job, or of its last attempt.
 
-    `problem` says why it could not start, and `stopped_by` is the signal that this process received.
+    `problem` is the reason why the ranks could not start, or None. `stopped_by` is the signal that ended `horovodrun`, or
+    None.
     """
 
     ranks: list[RankEnd]

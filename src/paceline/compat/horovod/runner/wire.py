@@ -58,7 +58,8 @@ class RankHello(TypedDict):
 class RankStart(TypedDict):
     """The driver's first message, before the files' content.
 
-    `files` are names of files for the rank's folder: `call`, commits. `scratch` are folders to remove if the driver is gone.
+    `files` are the names of the files, such as `call` or a commit. `scratch` are folders that the rank removes if the driver
+    is gone.
     """
 
     argv: list[str]
@@ -94,7 +95,7 @@ def connect(addresses: list[tuple[str, int]], key: bytes) -> Connection:
 
 
 def accept(connected: socket.socket, key: bytes) -> Connection | None:
-    """Return the connection to a process that knows the key, or None if it does not."""
+    """Return the connection if the process knows the key, otherwise None."""
     try:
         return prove_as_server(_prepared(connected), key)
     except ConnectionError:

@@ -35,7 +35,7 @@ def checked(array: Array) -> Array:
 
 
 def told_dtype(array: Array) -> str | None:
-    """Return the dtype to tell the engine if NumPy's does not say it, else None."""
+    """Return "bfloat16" for an array of this type, which NumPy cannot name, else None."""
     if array.dtype.isbuiltin == 1:
         return None
     if array.dtype.name != "bfloat16":

@@ -33,7 +33,7 @@ def broadcast(
 
     Raises:
         ValueError: `root_rank` is not in the process set.
-        HorovodInternalError: Shapes, types or roots differ between ranks; on every rank.
+        HorovodInternalError: Shapes, types or roots differ between ranks. It is raised on every rank.
     """
     converted = tf.convert_to_tensor(tensor)
     label = operation_name("Broadcast", name, converted, ignore_name_scope)
@@ -49,7 +49,7 @@ def broadcast_(
 ) -> list[tf.Tensor]:
     """Set the variables to the values of `root_rank`, and return their values.
 
-    They may be TensorFlow's or Keras's. If the ranks' variables or their order differ, raise HorovodInternalError.
+    `variables` are TensorFlow's or Keras's. If they or their order differ between ranks, raise HorovodInternalError.
     """
     listed = list(variables)
     if not listed:

@@ -22,8 +22,8 @@ def broadcast_variables(
 ) -> tf.Operation | None:
     """Set the variables to the values of `root_rank`.
 
-    They are TensorFlow's or Keras's. In a graph, return the operation. `inplace` has no effect: all variables are sent together
-    in either case.
+    `variables` are TensorFlow's or Keras's. In a graph, return the operation that sets them. `inplace` has no effect: all
+    variables are sent together in either case.
 
     Raises:
         HorovodInternalError: The ranks' variables differ in number, name, shape or type.

@@ -64,11 +64,11 @@ def alltoall(
 ) -> tf.Tensor | tuple[tf.Tensor, tf.Tensor]:
     """Return the rows that every rank sent to this rank.
 
-    `splits` (a list or int32 tensor) holds the number of rows for each rank, from the first row on. The rest is not sent. None
-    means equal parts. With `splits` the result is (tensor, received_splits), else one tensor.
+    `splits` (a list or int32 tensor) holds the number of rows for each rank, from the first row on. Rows beyond the sum of
+    the splits are not sent. None means equal parts. With `splits` the result is (tensor, received_splits), else one tensor.
 
     Raises:
-        ValueError: The splits do not fit or have another type; or without splits, the rows do not divide equally.
+        ValueError: The splits have another type or do not fit the tensor. Without splits: the rows do not divide equally.
     """
     converted = tf.convert_to_tensor(tensor)
     counts = None if splits is None else _splits_tensor(splits)

@@ -47,8 +47,9 @@ class Accumulator:
     ) -> tf.Tensor:
         """Add these gradients, and call `act` with the sums after the last pass.
 
-        Return a tensor: was `act` called? Gradients are tensors, tf.IndexedSlices or None. The sums are tensors, or None where
-        a variable never had a gradient. In a graph `act` is traced once and its result is lost: it has to act on variables.
+        Return a boolean tensor, which is True if `act` was called. Gradients are tensors, tf.IndexedSlices or None. The sums
+        are tensors, or None where a variable never had a gradient. In a graph `act` is traced once and its result is
+        dropped, so `act` has to change variables.
         """
         listed = list(grads)
         if self.passes == 1:

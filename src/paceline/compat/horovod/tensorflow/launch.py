@@ -170,10 +170,10 @@ def _in_graph(pieces: Sequence[Piece], tensors: Sequence[list[tf.Tensor]]) -> li
 def _wait_beside(
     wait: Callable[..., list[Array]], tokens: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]
 ) -> Sequence[tf.Tensor]:
-    """Return the results of `wait`, which is called in a separate thread.
+    """Call `wait` in its own thread, within a TensorFlow 1 graph.
 
-    A TensorFlow 1 graph does not order its waiting operations. Two of them would block both threads of a session on a machine
-    with two cores, and two others those of another rank: a deadlock. The tf.data operations used here return at once.
+    Return its results as tensors. Without the thread, two waiting operations could block both threads of a session on a
+    machine with two cores, and other ranks likewise: a deadlock.
     """
     waited = tf.data.Dataset.from_tensors(tuple(tokens)).map(
         lambda *inputs: tuple(tf.numpy_function(wait, inputs, dtypes))
@@ -248,7 +248,7 @@ def opened() -> list[tf.Operation]:
 
 
 def closed(waiting: tf.Operation) -> None:
-    """Record that a waiting operation was added to the graph."""
+    """Record that an operation which waits for collectives was added to the graph."""
     graph = ops.get_default_graph()
     stretch = getattr(graph, "_paceline_stretch", None)
     if stretch is not None:
@@ -256,14 +256,14 @@ def closed(waiting: tf.Operation) -> None:
 
 
 def run_beside(operation: tf.Operation) -> None:
-    """Let a stateful operation run in parallel with others."""
+    """Let TensorFlow run a stateful operation in parallel with other operations."""
     manager = getattr(operation.graph, "experimental_acd_manager", None)
     if manager is not None:
         manager.run_independently(operation)
 
 
 class _Stretch:
-    """Consecutive collectives of a graph. No function that contains collectives is called in between."""
+    """Consecutive collectives of a graph, without a call of a function that has collectives."""
 
     def __init__(self, graph: tf.Graph, line: tf.Variable) -> None:
         self._graph, self._line = graph, line
@@ -354,7 +354,7 @@ def translated() -> Iterator[None]:
 
 
 def aware(call: Callable[P, T]) -> Callable[P, T]:
-    """Wrap a method so that errors from graphs get their own classes again."""
+    """Wrap a method so that a graph's errors have this module's classes."""
 
     @functools.wraps(call)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -38,11 +38,12 @@ def DistributedOptimizer(  # noqa: N802
 ) -> tf.keras.optimizers.Optimizer | tf.compat.v1.train.Optimizer:
     """Return the optimizer as an instance of a class that reduces gradients.
 
-    It shares its variables and settings with the given one: an optimizer of Keras 3, of tf_keras, or of tf.compat.v1.train.
+    The new optimizer shares variables and settings with `optimizer`, which is of Keras 3, of tf_keras, or of
+    tf.compat.v1.train.
 
     The gradients of `backward_passes_per_step` passes are summed before the reduction, and divided by that number with
-    `average_aggregated_gradients`. The passes between leave the variables alone. `op` is hvd.Average or hvd.Sum, and hvd.Adasum
-    too for tf.compat.v1.train. use_locking, device_dense and device_sparse have no effect.
+    `average_aggregated_gradients`. Only the last of these passes changes the variables. `op` is hvd.Average or hvd.Sum, and
+    hvd.Adasum too for tf.compat.v1.train. use_locking, device_dense and device_sparse have no effect.
 
     Raises:
         ValueError: The arguments contradict each other, or `optimizer` is of another kind.
@@ -110,7 +111,7 @@ class _Distributed1:
     def apply_gradients(
         self, grads_and_vars: Iterable[Pair], global_step: tf.Variable | None = None, name: str | None = None
     ) -> tf.Operation:
-        """Return the operation that updates the variables; of several passes, in the last."""
+        """Return the operation that updates the variables, after several passes only in the last."""
         update = super().apply_gradients  # type: ignore[misc]
         pairs = list(grads_and_vars)
         if self._accumulator.passes == 1:

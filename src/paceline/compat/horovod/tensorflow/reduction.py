@@ -28,9 +28,9 @@ def reduce_gradients(
 ) -> list[Gradient]:
     """Reduce gradients over the ranks: dense, sparse or None.
 
-    The gradients of `local` variables stay on this rank, divided by the number of ranks unless that is off. All are submitted
-    before the first wait. Names come from the variables' paths or names, so the order may differ between ranks. A rank outside
-    the process set keeps its gradients.
+    The gradients of `local` variables are not reduced, but divided by the number of ranks if `how.scale_local_gradients`.
+    The variables' paths or names match the gradients of different ranks, so their order may differ. A rank outside the
+    process set keeps its gradients.
     """
     result: list[tf.Tensor] = list(grads)
     size = len(registered_ranks(how.process_set))

@@ -27,13 +27,13 @@ def allreduce(
 ) -> torch.Tensor:
     """Reduce the tensor over the ranks into a new tensor.
 
-    Gradients flow through, reduced the same way. `op` is hvd.Average by default. Integers are scaled in float64 and truncated
-    towards 0, before and after the sum. `prescale_factor` multiplies every rank's tensor before the sum, `postscale_factor` the
-    sum.
+    Gradients flow through, reduced the same way. `op` is hvd.Average by default. Integers are scaled in float64 and
+    truncated towards 0, before and after the sum. `prescale_factor` multiplies every rank's tensor before the sum,
+    `postscale_factor` the sum.
 
     Raises:
         ValueError: The arguments contradict each other, Horovod is not initialized, or this rank is not in the process set.
-        HorovodInternalError: The ranks disagree on shape, type or operation, or one has died; on every rank.
+        HorovodInternalError: The ranks disagree on shape, type or operation, or a rank has died. It is raised on every rank.
     """
     how = How(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     return compressed(_Allreduce, [tensor], compression, name, how, grouped=False)[0]

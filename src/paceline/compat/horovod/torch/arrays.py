@@ -25,7 +25,7 @@ class HostTensor(NamedTuple):
 
     @property
     def dtype(self) -> str | None:
-        """The dtype to tell the engine if the array's own does not say it, else None."""
+        """The type "bfloat16", which `array` stores as uint16, or None for other types."""
         return "bfloat16" if self.tensor.dtype == torch.bfloat16 else None
 
 
@@ -86,17 +86,16 @@ def room(source: HostTensor) -> HostTensor:
 
 
 def filled(tensor: torch.Tensor, in_place: bool, out: HostTensor) -> torch.Tensor:
-    """Return the result in the given tensor if `in_place`, else as a new tensor."""
+    """Return the result of a collective: in `tensor` if `in_place`, else as a new tensor.
+
+    The result is in host memory, in `out`.
+    """
     return write_back(tensor, out.tensor) if in_place else out.tensor.to(tensor.device)
 
 
 @dataclass(slots=True)
 class Filled:
-    """A callable object that does what `filled` does.
-
-    It is an object, not a closure with cells: a step has hundreds in flight, and the number of objects triggers Python's
-    garbage collector.
-    """
+    """A call of `filled` for later, as an object, because closures would be too many objects."""
 
     tensor: torch.Tensor
     in_place: bool

@@ -60,11 +60,11 @@ def alltoall(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Return the rows that every rank sent to this rank.
 
-    `splits` (a list or int32 tensor) holds the number of rows for each rank, from the first row on. The rest is not sent. None
-    means equal parts. With `splits` the result is (tensor, received_splits), else one tensor.
+    `splits` (a list or int32 tensor) holds the number of rows for each rank, from the first row on. Rows beyond the sum of
+    the splits are not sent. None means equal parts. With `splits` the result is (tensor, received_splits), else one tensor.
 
     Raises:
-        ValueError: The splits do not fit or have another type; or without splits, the rows do not divide equally.
+        ValueError: The splits have another type or do not fit the tensor. Without splits: the rows do not divide equally.
     """
     received, received_splits = differentiable(_Alltoall, tensor, splits, name, process_set)
     return received if splits is None else (received, received_splits)
@@ -173,8 +173,8 @@ def sparse_allreduce_async(
 ) -> Callable[[], torch.Tensor]:
     """Start a sum or average of sparse tensors.
 
-    Return a function that waits and returns the sparse result. Indices and values are gathered from all ranks; coalescing it
-    sums duplicates.
+    Return a function that waits and returns the sparse result. The result has the indices and values of all ranks. Its
+    `coalesce()` sums duplicates.
 
     Raises:
         NotImplementedError: `op` is neither Average nor Sum.

@@ -51,7 +51,8 @@ def DistributedOptimizer(  # noqa: N802
 ) -> O:
     """Return the optimizer as an instance of a class that reduces gradients.
 
-    It shares parameter groups and state with the given one. An optimizer that was wrapped before gets these settings.
+    The new optimizer shares parameter groups and state with `optimizer`. If `optimizer` is distributed already, it gets
+    these settings.
 
     Args:
         optimizer: Any torch optimizer.
@@ -59,11 +60,12 @@ def DistributedOptimizer(  # noqa: N802
         compression: A choice of hvd.Compression.
         backward_passes_per_step: Sum (not average) the gradients of this many backward passes before the reduction.
         op: hvd.Average, hvd.Sum or hvd.Adasum.
-        gradient_predivide_factor: Divide averages by this before the sum, and by the rest of the size after it.
+        gradient_predivide_factor: Divides gradients before the sum, and multiplies their average, so that float16 does not
+            overflow.
         num_groups: Old name of `groups`.
         groups: Number of groups of parameters, or lists of parameters, each reduced as one operation.
         sparse_as_dense: Reduce sparse gradients as dense ones, and make them sparse again for the step.
-        process_set: The ranks that reduce; on any other rank each step is the wrapped optimizer's own.
+        process_set: The ranks that reduce their gradients. Other ranks take steps with their own gradients.
 
     Raises:
         ValueError: The arguments contradict each other, or do not name all parameters.

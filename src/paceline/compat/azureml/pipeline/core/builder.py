@@ -40,8 +40,8 @@ class PipelineData(paceline.PipelineData):
     In arguments it is a path in an existing folder: the script creates a folder or file there.
 
     Args:
-        datastore: Default: the workspace's.
-        output_name: Default: `name`.
+        datastore: Store of the files. Default: the workspace's default store.
+        output_name: Name of the output in the step. Default: `name`.
         output_path_on_compute: Existing folder to which the script writes, instead of the path in its arguments.
         output_overwrite: Whether existing files may be replaced.
         pipeline_output_name: Name for `PipelineRun.get_pipeline_output`.
@@ -245,11 +245,7 @@ class PipelineStep:
     def planned(
         self, workspace: Workspace, run_id: str, parameters: Mapping[str, object], source_directory: str | None
     ) -> Planned:
-        """Return the planned step for a run.
-
-        Raises:
-            AzureMLException: A value is wrong.
-        """
+        """Return the step's job and outputs for one run of the pipeline."""
         from paceline.compat.azureml.submission import prepared
 
         filling = Filling(workspace, run_id, parameters, self._outputs())
@@ -284,7 +280,7 @@ class PipelineStep:
         return found
 
     def _given(self) -> list[PipelineData | Origin]:
-        """Return the objects that represent the outputs in other steps."""
+        """Return the objects by which other steps refer to this step's outputs."""
         return [one if isinstance(one, PipelineData) else one.origin for one in self._outputs()]
 
 

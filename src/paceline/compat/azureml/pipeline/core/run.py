@@ -131,7 +131,7 @@ class _Step(Run):
 
     @property
     def properties(self) -> dict[str, str]:
-        """Return the properties; a reused step's include its origin."""
+        """Return the properties, with the run that made the outputs of a reused step."""
         origin = (self.record().step or {}).get("reused_from")
         reused = {"azureml.isreused": "true", "azureml.reusedrunid": origin} if origin else {}
         return {**super().properties, **reused}

@@ -31,7 +31,7 @@ _SAMPLERS = {"random": "RANDOM", "grid": "GRID", "tpe": "BAYESIANOPTIMIZATION"}
 
 @sdk_class
 class HyperDriveRun(Run):
-    """A sweep; each trial is a child, `<id>_<number>`."""
+    """A sweep. Each trial is a child run with the id `<sweep's id>_<number>`."""
 
     @classmethod
     def _handle(cls, experiment: ExperimentLike, record: RunRecord) -> ScriptRun:

@@ -170,10 +170,7 @@ class HyperDriveConfig:
     ) -> tuple[Prepared, SweepSpec]:
         """Return the trials' job (`submission.Prepared`) and the `SweepSpec`.
 
-        `change` derives the configuration of a pipeline step from the script's.
-
-        Raises:
-            AzureMLException: A value is wrong.
+        `change` returns the script's configuration with the values of a pipeline step.
         """
         from paceline.compat.azureml.submission import prepared
         from paceline.sweeps import Space, SweepSpec, check_sampler
@@ -215,11 +212,7 @@ class HyperDriveConfig:
         return "maximize" if self.primary_metric_goal is PrimaryMetricGoal.MAXIMIZE else "minimize"
 
     def _former(self, run: Run) -> Run:
-        """Return an earlier sweep that has ended and has the same goal.
-
-        Raises:
-            HyperDriveConfigException: The run is not such a sweep.
-        """
+        """Return the run. Raise an error unless it is an ended sweep with this goal."""
         record = run.record()
         spec = record.sweep or {}
         if record.status not in (RunStatus.COMPLETED, RunStatus.CANCELED) or not spec:
@@ -269,11 +262,7 @@ def _runs(name: str, given: Any) -> list[Run]:
 
 
 def _point(run: Run) -> dict[str, object]:
-    """Return the hyperparameters of an earlier trial.
-
-    Raises:
-        HyperDriveConfigException: The run is not a trial, or has not ended.
-    """
+    """Return the hyperparameters of a trial. Raise an error unless it has ended."""
     record = run.record()
     if record.trial is None or not record.is_terminal:
         raise HyperDriveConfigException(

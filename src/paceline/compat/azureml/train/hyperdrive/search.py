@@ -125,7 +125,7 @@ class BayesianParameterSampling(HyperParameterSampling):
 
 
 class EarlyTerminationPolicy:
-    """The base of early termination policies; `policy` is Paceline's own."""
+    """The base of early termination policies. `policy` is Paceline's policy."""
 
     policy: Policy | None = None
 

@@ -83,7 +83,7 @@ class TimeoutException(Exception):  # noqa: N818
 
 
 class Timeout:
-    """A time limit in seconds from its creation. `message` is the error's text, with `{activity}` in it."""
+    """A time limit in seconds. `message` is the error's text with `{activity}`."""
 
     def __init__(self, timeout: float, message: str) -> None:
         self._timeout, self._message = timeout, message
@@ -125,7 +125,7 @@ def is_exportable(v: str) -> bool:
 
 
 def get_env_rank_and_size() -> tuple[int, int]:
-    """Return this process's rank and the number of ranks from its launcher; (0, 1) without one.
+    """Return the rank and the number of ranks; (0, 1) without a launcher.
 
     Raises:
         RuntimeError: Only one of the two is set.
