@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import sys
-import time
+from operator import itemgetter
+from typing import TYPE_CHECKING
 
-from paceline.cli.common import print_table
-from paceline.cli.options import Duration, VerbOption, takes
-from paceline.ui.members import ACTION, OWN, Accounts, last_changes
+from paceline.cli.common import print_json, print_list
+from paceline.cli.options import JSON, Duration, VerbOption, takes
+from paceline.runs.record import utc_text
+from paceline.ui.members import ACTION, OWN, Account, Accounts, last_changes
 from paceline.workspace import Workspace
+
+if TYPE_CHECKING:
+    from paceline.cli.outputs import AccountRow
 
 _NAME = VerbOption("name", "The account.", needed=True)
 _ROLE = VerbOption("--role", "Role of the account: view, own or admin.", "ROLE", default=OWN)
@@ -21,20 +27,33 @@ _EXPIRES = VerbOption(
 )
 
 
-@takes(_NAME, _ROLE, _EXPIRES)
-def add(*, name: str, role: str, valid_s: float) -> None:
+@takes(_NAME, _ROLE, _EXPIRES, JSON)
+def add(*, name: str, role: str, valid_s: float, as_json: bool) -> None:
     """Make a service account for scripts, and print its token."""
     account, token = Accounts(Workspace.from_config().path).add(name, role, valid_s)
+    row = _row(account)
+    if as_json:
+        print_json({**row, "token": token})
+        return
     print(token)
-    print(f"The token of {name} expires {_text(account.expires)}. Copy it now: it is not stored.", file=sys.stderr)
+    print(f"The token of {name} expires {row['expires_utc']}. Copy it now: it is not stored.", file=sys.stderr)
 
 
-@takes()
-def list_accounts() -> None:
+@takes(JSON)
+def list_accounts(*, as_json: bool) -> None:
     """List the service accounts of the page."""
-    accounts = Accounts(Workspace.from_config().path).all()
-    rows = [(one.name, one.role, _text(one.made), _text(one.expires) + " (over)" * one.is_expired) for one in accounts]
-    print_table(("ACCOUNT", "ROLE", "MADE", "EXPIRES"), rows)
+    print_list(
+        Accounts(Workspace.from_config().path).all(),
+        {
+            "ACCOUNT": lambda account: account.name,
+            "ROLE": lambda account: account.role,
+            "CREATED": lambda account: _row(account)["created_utc"],
+            "EXPIRES": lambda account: _row(account)["expires_utc"] + " (over)" * account.is_expired,
+        },
+        as_json=as_json,
+        to_json=_row,
+        none="There is no service account. `paceline account add NAME` makes one.",
+    )
 
 
 @takes(_NAME)
@@ -43,15 +62,24 @@ def remove(*, name: str) -> None:
     Accounts(Workspace.from_config().path).remove(name)
 
 
-@takes(VerbOption("-n --limit", "Most changes to print.", "N", int, least=1, default=25))
-def log(*, limit: int) -> None:
+@takes(VerbOption("-n --limit", "Most changes to print.", "N", int, least=1, default=25), JSON)
+def log(*, limit: int, as_json: bool) -> None:
     """Print which members changed what on the page, newest first."""
-    rows = [[change[name] for name in ACTION] for change in last_changes(Workspace.from_config().path, limit)]
-    print_table(("TIME", "MEMBER", "ROLE", "CHANGE", "OF", "BY"), rows)
+    headings = ("TIME", "MEMBER", "ROLE", "CHANGE", "OF", "BY")
+    print_list(
+        last_changes(Workspace.from_config().path, limit),
+        {heading: itemgetter(name) for heading, name in zip(headings, ACTION, strict=True)},
+        as_json=as_json,
+        to_json=dict,
+        none="No member has changed anything.",
+    )
 
 
-def _text(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
+def _row(account: Account) -> AccountRow:
+    created, expires = (
+        utc_text(dt.datetime.fromtimestamp(s, dt.timezone.utc)) for s in (account.made, account.expires)
+    )
+    return {"name": account.name, "role": account.role, "created_utc": created, "expires_utc": expires}
 
 
 verbs = {"add": add, "list": list_accounts, "remove": remove, "log": log}

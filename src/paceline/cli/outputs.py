@@ -1,6 +1,6 @@
 """The JSON that verbs print with `--json`, as types: `from paceline.cli.outputs import RunSummary`.
 
-Keys are only ever added. docs/command-line.md says what each one means.
+Keys are only ever added. docs/command-line.md says what those of a run mean.
 """
 
 # ruff: noqa: UP013 - small types take a line each.
@@ -646,6 +646,19 @@ RemovedBackups = TypedDict("RemovedBackups", {"removed": list[str], "freed_bytes
 PrunedNodes = TypedDict("PrunedNodes", {"dry_run": bool, "nodes": list[dict[str, object]]})
 ImportedStore = TypedDict("ImportedStore", {"tracker": str, "counts": dict[str, int], "runs": list[ImportedRun]})
 UsesOfAzure = TypedDict("UsesOfAzure", {"uses": list[dict[str, object]], "counts": dict[str, int]})
+
+
+#: Output of `account list` and `account log` (arrays), and of `account add`. origin: how the member logged in.
+AccountRow = TypedDict("AccountRow", {"name": str, "role": str, "created_utc": str, "expires_utc": str})
+MemberChange = TypedDict(
+    "MemberChange", {"time_utc": str, "member": str, "role": str, "verb": str, "on": str, "origin": str}
+)
+
+
+class AddedAccount(AccountRow):
+    """A new service account with its token, which is stored nowhere: `account add`."""
+
+    token: str
 
 
 class TemplateRow(TypedDict):
