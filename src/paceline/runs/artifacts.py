@@ -28,25 +28,25 @@ def names(folder: RunFolder) -> list[str]:
 
 
 def files(folder: RunFolder) -> list[tuple[str, Path]]:
-    """Return (name, path without links) of each file, sorted by name."""
+    """Return (name, resolved path) of each file, sorted by name."""
     return sorted(
         (_name(folder, entry), folder.path / entry.real) for entry in _entries(folder) if entry.kind == "file"
     )
 
 
 def files_below(folder: RunFolder, name: str) -> list[tuple[str, Path]]:
-    """Return (name, path without links) of each file below a folder of the run, such as `work/logs`."""
+    """Return (name, resolved path) of each file below a folder of the run, such as `work/logs`."""
     entries = links.entries(os.fspath(folder.path), name, follow=True)
     return [(entry.name, folder.path / entry.real) for entry in entries if entry.kind == "file"]
 
 
 def left_out(folder: RunFolder) -> list[str]:
-    """Return the excluded names, sorted: pipes, and links that lead nowhere or out of the run."""
+    """Return the names that `names` excludes, sorted: pipes, broken links and links out of the run."""
     return sorted(_name(folder, entry) for entry in _entries(folder) if entry.kind == "left")
 
 
 def put(folder: RunFolder, name: str, source: str | os.PathLike[str] | IO[bytes]) -> str:
-    """Copy a file or the rest of a stream into the run. Return its name.
+    """Copy a file, or an open stream from its position on, into the run. Return its name.
 
     A file that the run already has under this name, with equal content, stays unchanged.
 
@@ -105,7 +105,8 @@ def put_folder(folder: RunFolder, name: str, source: str | os.PathLike[str]) -> 
 def get(folder: RunFolder, name: str, target: str | os.PathLike[str] | None = None) -> str:
     """Copy one of the run's files to a path, and return the written path.
 
-    target: A path, or a folder (existing, or with a trailing slash); default: the file's own name, in this directory.
+    target: A path of a file, or a folder (existing, or with a trailing slash), where the file keeps its name. By
+    default, the current directory.
 
     Raises:
         RunNotFoundError: The run has no such file, or it is a link that leads out of the run.
@@ -126,7 +127,7 @@ def get(folder: RunFolder, name: str, target: str | os.PathLike[str] | None = No
 
 
 def copy_out(folder: RunFolder, path: Path, target: Path) -> None:
-    """Copy a file of the run, given by a path without links, out of the run."""
+    """Copy a file of the run, given by its resolved path, out of the run."""
     copy_whole(path, target, top=folder.path)
 
 
@@ -144,7 +145,7 @@ def _name(folder: RunFolder, entry: links.Entry) -> str:
 
 
 def _open_folder(folder: RunFolder, plain: str, name: str) -> int:
-    """Open a folder for writing, and create it if it is missing."""
+    """Return an fd of a folder of the run, which is created if it is missing."""
     top = os.path.realpath(folder.path)
     place = os.path.relpath(os.path.realpath(os.path.join(top, name)), top)
     # Check the name before creating the folder: through a script's link, it could create a folder outside the run.
@@ -178,7 +179,6 @@ def _is_equal(folder: RunFolder, where: str, at: int, beside: str) -> bool:
 
 
 def _below(top: Path) -> list[str]:
-    """Return the names of all files below a user's folder, following links."""
     found: list[str] = []
     for name, entry, is_file in walk_files(top):
         if not is_file:

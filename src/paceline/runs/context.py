@@ -20,7 +20,8 @@ _SUPERVISOR = ["-m", "paceline.supervisor"]
 class WorkerContext:
     """A worker's run, its rank in the run, and the number of the attempt.
 
-    If the script starts further processes, as Lightning does (`paceline.system.run_variables`), rank and world size count these.
+    A worker may start further processes with ranks of their own, as Lightning does (`paceline.system.run_variables`).
+    In them, `rank` and `world_size` are those of these processes.
     """
 
     run_dir: Path
@@ -32,7 +33,8 @@ class WorkerContext:
     def of_process(cls) -> WorkerContext | None:
         """Return the context of this process, even if its environment was cleared; None outside a run.
 
-        An empty PACELINE_RUN_DIR means outside a run. A process below a run of `paceline.init` belongs to that run.
+        With an empty PACELINE_RUN_DIR, the process is outside a run. A child process of a program that called
+        `paceline.init` belongs to that program's run.
 
         Raises:
             RunContextError: The process is inside a run, but its rank is unknown.
@@ -54,8 +56,8 @@ class WorkerContext:
         """Return the context of a worker, or None outside a run.
 
         Raises:
-            RunContextError: A variable of the launcher is missing or not a number. Never a silent world of one: two workers that
-                both act as rank 0 would spoil the run.
+            RunContextError: A variable of the launcher is missing or not a number. Without this error, several workers
+                could act as rank 0 and spoil the run.
         """
         run_dir = environment.get("PACELINE_RUN_DIR")
         if not run_dir:
@@ -78,8 +80,8 @@ class WorkerContext:
 def _of_parents() -> dict[str, str]:
     """Return the environment of the nearest ancestor process of a run, or an empty dict.
 
-    A daemon (double fork) has become a child of the run's supervisor, if that is on this machine. In another container,
-    or without /proc, the run can't be found.
+    The parent of a daemon (double fork) is the run's supervisor if that is on this machine. In another container, or
+    without /proc, the function returns an empty dict.
 
     Raises:
         RunContextError: The parent processes have ended, and only the run's supervisor is left.

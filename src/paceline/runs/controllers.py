@@ -1,4 +1,4 @@
-"""Start and restart the controllers of sweeps and pipelines, here or in an engine's job.
+"""Start and restart the controllers of sweeps and pipelines, as local processes or jobs of an engine.
 
 A controller keeps all its state in the records of its run and of the children, so a run that lost its controller has
 not failed: the next reader starts another controller. `runs` must not import the controllers' modules, so it starts
@@ -29,16 +29,17 @@ _MOST_STARTS = 3
 
 
 def is_controlled(record: RunRecord) -> bool:
-    """Return whether a controller, and not a supervisor or a logging program, owns the run."""
+    """Return whether a controller owns the run, and not a supervisor or `start_logging`."""
     return record.kind in _MODULES
 
 
 def start(folder: RunFolder, lock_fd: int, python: str | None = None) -> None:
     """Start the run's controller, detached, and pass it the open lock.
 
-    If the sweep's settings say so, the controller runs as a job of the trials' engine, and takes the lock itself.
+    If the settings of a sweep say so, the controller runs as a job of the engine that runs the trials, and takes the
+    lock itself.
 
-    python: Interpreter; default: this one.
+    python: Interpreter of the controller. By default, it is this process's interpreter.
 
     Raises:
         OSError: The process cannot be started.
@@ -84,7 +85,7 @@ def reopen(folder: RunFolder, record: RunRecord) -> None:
 def resume(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder], None]) -> RunRecord:
     """Start a new controller for a run that lost its own, and return the record for readers.
 
-    give_up: Called before the run is recorded as Failed because no controller can start.
+    If no controller can start, the run is recorded as Failed. `give_up` is called before.
     """
     # Only the machine that ran the controller, and the user who wrote the record, can resume the run.
     if not store.was_here(record) or not has_own_record(folder):
@@ -107,9 +108,9 @@ def resume(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder], 
 
 
 def in_engine(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder], None]) -> RunRecord:
-    """Return the record of a sweep whose controller is an engine's job, and restart a lost controller.
+    """Return a sweep's record if its controller is an engine's job; restart a lost controller.
 
-    give_up: As for `resume`.
+    If no controller can start, the sweep is recorded as Failed. `give_up` is called before.
     """
 
     def goes_on(folder: RunFolder, record: RunRecord, found: remote_status.JobStatus) -> RunRecord | None:
@@ -130,7 +131,7 @@ def in_engine(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder
 def _again(
     folder: RunFolder, record: RunRecord, fd: int, give_up: Callable[[RunFolder], None], why: str = ""
 ) -> RunRecord:
-    """Start another controller. The caller holds the run's lock.
+    """Start another controller, and return the record. The caller holds the run's lock.
 
     why: How the previous controller ended, if known.
     """

@@ -26,8 +26,10 @@ _NAMED = 5
 class RunFile:
     """A file of a run.
 
-    name: as in `get_file_names`, or "work/..." for a file that the script left in its working directory. path: without links.
-    top: the run's folder.
+    Attributes:
+        name: Its name as in `Run.get_file_names`, or "work/..." if the script left it in its working directory.
+        path: Its path with all links resolved.
+        top: The run's folder.
     """
 
     name: str
@@ -63,13 +65,13 @@ def files(folder: RunFolder, patterns: Sequence[str] = ()) -> list[RunFile]:
 
 
 def left_out(folder: RunFolder) -> list[str]:
-    """Return the names below the run's folders that `files` excludes."""
+    """Return the names of the run's pipes, broken links and links out of the run, which `files` excludes."""
     return artifacts.left_out(folder)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Downloaded:
-    """The outcome of a download: new copies, files that existed, and files that the run has removed."""
+    """The files of a download: copied, already at the target, or removed from the run meanwhile."""
 
     copied: list[RunFile]
     same: list[RunFile]
@@ -83,15 +85,18 @@ def download(
     overwrite: bool = False,
     came: Callable[[int, int], None] | None = None,
 ) -> Downloaded:
-    """Copy files to `target` under their names, with their times.
+    """Copy files to `target` under their names, with their modification times.
 
-    Equal files stay. A killed download leaves no partial file.
+    Files that `target` already has with equal content are not copied. A killed download leaves no partial file.
 
-    overwrite: Replace other files of these names.
-    came: Called with (bytes, whole files) as they arrive.
+    Args:
+        chosen: The files (`files`).
+        target: Folder to write to.
+        overwrite: Whether to replace files of the same names with other content.
+        came: Called with the bytes and the number of complete files that arrived since its last call.
 
     Raises:
-        RunStateError: Other files have these names, and overwrite=False; nothing was copied.
+        RunStateError: Files in `target` have these names and other content, and overwrite=False. Nothing was copied.
         OSError: The disk is full, or a folder cannot be written.
     """
     same: list[RunFile] = []

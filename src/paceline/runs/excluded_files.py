@@ -18,7 +18,7 @@ LIMIT = 100
 
 
 def find(folder: RunFolder) -> list[dict[str, str]]:
-    """Return {"name", "why"} of each excluded file, sorted.
+    """Return a dict with "name" and "why" for each excluded file, sorted.
 
     Outputs, artifacts and checkpoints are scanned; remote nodes report the files that they did not send.
     """
@@ -32,7 +32,7 @@ def find(folder: RunFolder) -> list[dict[str, str]]:
 
 
 def text(one: Mapping[str, str]) -> str:
-    """Describe an excluded file in words, as part of a sentence."""
+    """Describe an excluded file in words that fit into a sentence."""
     return f"{one['name']!r} is {one['why']}"
 
 
@@ -80,7 +80,7 @@ def _inside(found: list[Entry], at: int) -> Iterator[Entry]:
 
 
 def _replace(top: Path, link: Entry, inside: list[Entry]) -> None:
-    """Replace a link by a copy of its target, whole or not at all."""
+    """Replace a link by a copy of its target. A killed process leaves the link or the whole copy."""
     beside = top / f"{link.name}.{os.urandom(4).hex()}"
     try:
         for entry in (link, *inside):
@@ -105,7 +105,6 @@ def _replace(top: Path, link: Entry, inside: list[Entry]) -> None:
 
 
 def _outputs_elsewhere(folder: RunFolder) -> dict[str, str]:
-    """Return {"outputs": reason} if the script has replaced its folder `outputs` by a link, else {}."""
     link = folder.work / "outputs"
     if not link.is_symlink() or os.path.realpath(link) == os.path.realpath(folder.outputs):
         return {}

@@ -198,7 +198,7 @@ class Beside:
         self._channel.send({"size": [rows, columns]})
 
     def heard(self, wait_s: float = _LOOK_S) -> list[tuple[str, bytes]]:
-        """Return output since the last call as ("out" or "err", bytes); wait up to `wait_s`.
+        """Return the output since the last call as ("out" or "err", bytes). Wait up to `wait_s`.
 
         Raises:
             RunStateError: The command could not start, or ended with the run.

@@ -126,7 +126,7 @@ class FailureReport:
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """Return the last message of a log as one line; for a box (rich, tyro), its title and first line."""
+    """Return the last non-empty line of a log, or a summary of a final error box."""
     found = [line for line in lines if line.strip()]
     if not found:
         return ""
@@ -148,7 +148,7 @@ def signal_name(number: int) -> str:
 
 
 def signal_words(number: int) -> str:
-    """Return the meaning of a signal for a worker that it ended."""
+    """Return a phrase for a signal that ended a worker, such as "interrupted", or ""."""
     words: dict[int, str] = {
         signal.SIGKILL: "killed from outside",
         signal.SIGSEGV: "a segmentation fault: an access to memory that is not its own",

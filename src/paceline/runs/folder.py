@@ -18,13 +18,13 @@ _LOAD_LOG = re.compile(r"load_(\d+)\.jsonl", re.ASCII)
 
 
 def node_logs(directory: Path) -> dict[int, Path]:
-    """Return the load log of each node rank in `directory`."""
+    """Return the load logs (CPU, memory and GPU samples) in `directory` by node rank."""
     found = ((_NODE_LOG.fullmatch(path.name), path) for path in directory.glob("node_*.jsonl"))
     return {int(name[1]): path for name, path in found if name}
 
 
 def load_logs(directory: Path) -> dict[int, Path]:
-    """Return the load log of each worker's rank in `directory`."""
+    """Return the workers' load logs (CPU, memory and GPU samples) in `directory` by rank."""
     found = ((_LOAD_LOG.fullmatch(path.name), path) for path in directory.glob("load_*.jsonl"))
     return {int(name[1]): path for name, path in found if name}
 
@@ -52,7 +52,7 @@ def _temporary_folder() -> str:
 
 
 def metric_logs(directory: Path) -> dict[int, dict[int, Path]]:
-    """Return rank -> attempt -> metric log in `directory`, both in order."""
+    """Return the paths of metric logs as {rank: {attempt: path}}, both sorted."""
     found: dict[int, dict[int, Path]] = {}
     for path in directory.glob("rank_*.jsonl"):
         if name := _METRIC_LOG.fullmatch(path.name):
@@ -109,7 +109,7 @@ class RunFolder:
     closing = PathAttribute("closing")
 
     def passing(self) -> list[Path]:
-        """Return temporary files of a killed supervisor: partial transfers, and probes for a shared folder."""
+        """Return temporary files that a killed supervisor left: partial transfers and probes."""
         return [path for pattern in (".incoming", ".seen-*") for path in self.path.glob(pattern)]
 
     #: Failure of a rank that a launcher started beside the program that logs the run.
@@ -125,7 +125,7 @@ class RunFolder:
 
     @property
     def scratch(self) -> Path:
-        """A folder elsewhere for sockets and shared memory: with a short path, and in memory if possible."""
+        """A folder outside the run for sockets and shared memory, with a short path."""
         # A Unix socket's path has at most 107 bytes, and a run's folder often has a longer path.
         top = "/dev/shm" if os.access("/dev/shm", os.W_OK) else _temporary_folder()
         return Path(top) / f"paceline-{self.run_id[-8:]}"
@@ -159,15 +159,15 @@ class RunFolder:
     home = PathAttribute("home.json")
 
     def prepare_log(self, node_rank: int) -> Path:
-        """Return the log of installing and fetching on a node, and of storing at the end."""
+        """Return a node's log of environment setup, input downloads and output uploads."""
         return self.logs / f"prepare_{node_rank}.log"
 
     def prepared(self, node_rank: int) -> Path:
-        """Return the file with a node's result of preparing: the parts that are ready, or the error."""
+        """Return the file with a node's result of preparing, or its error."""
         return self.path / "prepared" / f"node_{node_rank}.json"
 
     def stored(self, node_rank: int) -> Path:
-        """Return the file with a node's result of storing outputs: the stored outputs, or the error."""
+        """Return the file with a node's result of storing outputs, or its error."""
         return self.path / "prepared" / f"stored_{node_rank}.json"
 
     def cleaned(self, node_rank: int) -> Path:
@@ -178,15 +178,15 @@ class RunFolder:
     metrics = PathAttribute("metrics")
 
     def metric_log(self, rank: int, attempt: int = 1) -> Path:
-        """Return a rank's metric log of one attempt."""
+        """Return the log with the metrics of a rank in one attempt."""
         return self.metrics / (f"rank_{rank}.jsonl" if attempt == 1 else f"rank_{rank}.{attempt}.jsonl")
 
     def node_log(self, node_rank: int) -> Path:
-        """Return a node's load log: a metric log with seconds since 1970 as steps."""
+        """Return a node's load log. It has the form of a metric log, with Unix times as steps."""
         return self.metrics / f"node_{node_rank}.jsonl"
 
     def load_log(self, rank: int) -> Path:
-        """Return the load log of a rank's worker, in the form of a node's load log."""
+        """Return the load log of a rank's worker, in the form of `node_log`."""
         return self.metrics / f"load_{rank}.jsonl"
 
     #: Links to the logs of the current attempt, and the driver's log of all attempts.
@@ -204,7 +204,7 @@ class RunFolder:
         return self.path.joinpath("attempts", str(attempt), f"rank_{rank}.log")
 
     def ranks_with_log(self, attempt: int) -> list[int]:
-        """Return the ranks with a log in this attempt, including ranks that a script started."""
+        """Return the ranks with a log in this attempt, also those that a script started."""
         try:
             names = os.listdir(self.attempt(attempt))
         except OSError:
@@ -212,13 +212,13 @@ class RunFolder:
         return sorted(int(found[1]) for name in names if (found := _RANK_LOG.fullmatch(name)))
 
     def ranks(self, world_size: int) -> range:
-        """Return the run's ranks, including ranks that a script started and that logged anything."""
+        """Return all ranks: those of the world size, and further ranks that logged anything."""
         attempts = self.path.glob("attempts/*")
         logs = (rank for path in attempts if path.name.isdecimal() for rank in self.ranks_with_log(int(path.name)))
         return range(1 + max((world_size - 1, *logs, *metric_logs(self.metrics))))
 
     def log_order(self, attempt: int) -> Path:
-        """Return the file with lines `seconds rank size` (of the rank's log), by which logs are merged."""
+        """Return the index for merging logs: lines of time, rank and size of the rank's log."""
         return self.attempt(attempt) / "log_order.txt"
 
     def worker_start(self, attempt: int, rank: int) -> Path:
@@ -226,11 +226,11 @@ class RunFolder:
         return self.path.joinpath("attempts", str(attempt), f"start_{rank}.json")
 
     def spare(self, attempt: int, node_rank: int) -> Path:
-        """Return the file in which a node's warm spare reports its modules and memory."""
+        """Return the file with the loaded modules and memory of a node's warm spare."""
         return self.attempt(attempt) / f"spare_{node_rank}.json"
 
     def worker_group(self, attempt: int, rank: int) -> Path:
-        """Return the file in which a rank reports its group, if lost workers may be replaced."""
+        """Return the file with the process group of a rank, for replacing lost workers."""
         return self.attempt(attempt) / f"group_{rank}.json"
 
     def worker_error(self, attempt: int, rank: int) -> Path:
@@ -242,11 +242,11 @@ class RunFolder:
         return self.path.joinpath("attempts", str(attempt), f"end_{rank}.json")
 
     def worker_alone(self, attempt: int, rank: int) -> Path:
-        """Return the file by which a worker reports that it trained without other ranks."""
+        """Return the file that a worker writes if it trained without other ranks."""
         return self.attempt(attempt) / f"alone_{rank}.json"
 
     def load(self, attempt: int) -> Path:
-        """Return the file with the last load sample of nodes and workers, which the supervisor writes."""
+        """Return the file with the latest load sample of all nodes and workers."""
         return self.attempt(attempt) / "load.json"
 
     def memory_plan(self, attempt: int, rank: int) -> Path:
@@ -254,23 +254,23 @@ class RunFolder:
         return self.attempt(attempt) / f"memory_{rank}.json"
 
     def hang_report(self, attempt: int) -> Path:
-        """Return the hang report; a `.json` file beside it has all workers' stacks."""
+        """Return the hang report. The `.json` file beside it has the stacks of all workers."""
         return self.attempt(attempt) / "hang.txt"
 
     def hangs(self, attempt: int) -> Path:
-        """Return the file of the beginnings and ends of hangs (JSON lines of `since_utc` or `until_utc`)."""
+        """Return the JSON lines with `since_utc` or `until_utc` of each hang."""
         return self.attempt(attempt) / "hangs.jsonl"
 
     def stalled(self, attempt: int) -> Path:
-        """Return the file of stalled operations (JSON lines), which the collectives' engine writes on rank 0."""
+        """Return the JSON lines of stalled collective operations, written on rank 0."""
         return self.attempt(attempt) / "stalled.jsonl"
 
     def held(self, attempt: int) -> list[Path]:
-        """Return the files that reserve disk space for the workers' failure reports."""
+        """Return the placeholder files that reserve disk space for failure reports."""
         return sorted(self.attempt(attempt).glob("*.held"))
 
     def metric_folders(self, rank: int) -> Path:
-        """Return the log of the folders that trackers in this rank's processes used, with metric prefixes."""
+        """Return the log of folders that trackers of this rank used, with metric prefixes."""
         return self.metrics / f"folders_{rank}.jsonl"
 
     def file(self, name: str) -> Path:

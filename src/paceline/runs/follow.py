@@ -22,7 +22,10 @@ _SLOW_S = 0.15
 
 
 class RunWatch:
-    """A reader of a run's record that reads again when the file changes or after a while."""
+    """A reader of a run's record.
+
+    `look` reads the files again if they changed, or some seconds after the last reading.
+    """
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -39,11 +42,17 @@ class RunWatch:
 
 
 class Show:
-    """A follower of a run that calls back for each event.
+    """A follower of a run that calls functions for its events.
 
-    line: each line of the workers. state: each change of state, or of the reason to wait. note: each line that nodes print
-    while they prepare. attempt: each further attempt and its predecessor, between their lines.
-    ranks: only their lines; None for all. start: position in the log. last: only this many of the existing lines.
+    Args:
+        folder: The run's folder.
+        line: Called for each line of the workers' logs.
+        state: Called for each change of state, or of the reason for waiting.
+        note: Called for each line that nodes print during preparation.
+        attempt: Called with two consecutive attempts, before the lines of the second one.
+        ranks: Ranks whose lines are reported; None for all.
+        start: Position in the log at which the lines begin.
+        last: Report only this many of the lines that exist at the start.
     """
 
     def __init__(
@@ -127,21 +136,21 @@ class Show:
 
 
 def prefix(line: LogLine, world_size: int, attempts: int = 1) -> str:
-    """Return the prefix of a merged line: rank and attempt, each only if there are several."""
+    """Return the prefix of a merged log line, such as "[rank 1] " or "[2: rank 1] "."""
     if world_size <= 1:
         return ""
     return f"[rank {line.rank}] " if attempts <= 1 else f"[{line.attempt}: rank {line.rank}] "
 
 
 def node_prefix(said: LogLine, node_count: int) -> str:
-    """Return the prefix of a node's line: two spaces, and the node's number if there are several."""
+    """Return the prefix of a node's line: indentation, and the node's number if there are several."""
     return f"  [node {said.rank}] " if node_count > 1 else "  "
 
 
 def stream(folder: RunFolder, out: IO[str], said: Collection[str] = ()) -> RunRecord:
     """Print the run to `out` as plain text until its end, and return the final record.
 
-    said: warnings that the user has already seen.
+    said: Warnings that the user has already seen. They are not printed again.
     """
     record = read.record(folder)
     size = record.world_size
@@ -182,5 +191,5 @@ def state_text(record: RunRecord) -> str:
 
 
 def attempt_text(before: Attempt, now: Attempt) -> str:
-    """Return the words that announce another attempt and its reason."""
+    """Return a sentence that announces another attempt and its reason."""
     return f"Attempt {before.number} ended ({before.cause}); attempt {now.number} starts."

@@ -63,7 +63,7 @@ def experiment_name(directory: str | Path) -> str:
 
 
 def plain_experiment_name(name: object) -> str:
-    """Return a foreign name as a valid experiment name, with dashes for other characters."""
+    """Return a valid experiment name for any name, with dashes for other characters."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", str(name)).strip("-_")[:_EXPERIMENT_LENGTH] or "default"
 
 
@@ -97,7 +97,7 @@ def new_run_id(experiment: str) -> str:
 
 
 def age_key(run_id: str) -> tuple[int, str, int, int, int]:
-    """Return a sort key: ids by time, children by number, ids without a time first."""
+    """Return a sort key: ids by time and children by number. Ids without a time come first."""
     found = _AGE.search(run_id)
     # -1, so that a sweep's id, which has no such number, sorts before its trial 0.
     if not found:
@@ -139,7 +139,6 @@ def take_name(workspace_dir: Path, experiment: str, run_id: str) -> str:
 
 
 def _candidates(run_id: str) -> Iterator[str]:
-    """Yield names derived from the id, with larger numbers when many names are taken."""
     adjectives, animals = _ADJECTIVES.split(), _ANIMALS.split()
     for draw in itertools.count():
         chance = zlib.crc32(f"{run_id} {draw}".encode())

@@ -44,7 +44,9 @@ def create(
     begin: bool = True,
     snapshot_id: str | None = None,
 ) -> RunFolder:
-    """Create a run that this process owns, Running or (begin=False) NotStarted. Return its folder.
+    """Create a run that this process logs, and return its folder.
+
+    The run is Running, or NotStarted with begin=False.
 
     Raises:
         FileNameError: `run_id` is not a valid id.
@@ -78,7 +80,7 @@ def create(
 
 
 def is_ours(folder: RunFolder) -> bool:
-    """Return whether this process owns the run."""
+    """Return whether this process logs the run."""
     return folder in _ours and _ours[folder][1] == os.getpid()
 
 
@@ -141,7 +143,7 @@ def _report(details: object, code: str | None = None) -> FailureReport:
 
 
 def end_of_program() -> tuple[str, FailureReport | None]:
-    """Return this program's end state and failure."""
+    """Return the final state of this program's runs, and their failure or None."""
     # The interpreter stores an uncaught exception here; after sys.exit() it stores nothing.
     error = getattr(sys, "last_value", None)
     # In a notebook or a prompt, an exception ends a cell, not the program.
@@ -158,7 +160,6 @@ def end_of_program() -> tuple[str, FailureReport | None]:
 
 @functools.cache
 def _watch_end() -> None:
-    """End all open runs at the end of this program."""
     atexit.register(_end_all)
     leave = sys.exit
 
@@ -185,7 +186,7 @@ def _end_all() -> None:
 
 
 def watch_folders(folder: RunFolder, outputs: Path) -> None:
-    """Create `outputs`, and watch it and `./logs` for the run, as far as they can be created."""
+    """Create `outputs`, and watch it and `./logs` for files to copy into the run."""
     if outputs.is_symlink():
         return  # in a worker, `outputs` belongs to the submitted run
     folders = [(outputs.absolute(), "outputs"), (Path("logs").absolute(), "logs")]
@@ -210,7 +211,7 @@ def keep_watched(folder: RunFolder) -> None:
 
 
 def unwatch(folder: RunFolder) -> None:
-    """Copy new and changed files into the run for the last time, and stop watching."""
+    """Copy new and changed files into the run a last time, and stop watching the folders."""
     keep_watched(folder)
     _watched.pop(folder, None)
 

@@ -54,14 +54,14 @@ def level_of(text: str) -> int:
 
 
 class LevelFilter:
-    """A filter for lines of at least one level, which keeps whole tracebacks."""
+    """A filter for log lines of a minimum level. It keeps whole tracebacks."""
 
     def __init__(self, least: int) -> None:
         self._least = least
         self._open: set[object] = set()
 
     def lines(self, writer: object, block: str) -> Iterator[tuple[int, str]]:
-        """Yield (position in the block, line) of the lines to keep."""
+        """Yield (offset in the block, line) of the lines of one rank's text to keep."""
         lower, at = block.lower(), 0
         # Search for `_HINTS` first, which is far quicker than testing each line. Not if `lower` changes the length.
         is_quick = self._least >= LEVELS["warning"] and len(lower) == len(block)
@@ -81,7 +81,7 @@ class LevelFilter:
             at += len(line) + 1
 
     def keeps(self, writer: object, text: str) -> bool:
-        """Return whether to keep the next line of this writer."""
+        """Return whether to keep the next line of this rank."""
         text = COLOUR.sub("", text) if "\x1b" in text else text
         if writer in self._open:
             # After a traceback, the first line without indentation names the exception.

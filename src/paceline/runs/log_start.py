@@ -38,7 +38,10 @@ _NOTE_BYTES = 80
 class LogStart:
     """A position in a run's merged log.
 
-    attempt: the first to show. notes: offset in its `log_order` file. offsets: rank -> offset in its log, 0 if missing.
+    Attributes:
+        attempt: The first attempt to show.
+        notes: An offset in this attempt's `log_order` file.
+        offsets: For each rank, an offset in its log. For missing ranks it is 0.
     """
 
     attempt: int = 1
@@ -57,9 +60,10 @@ class LogStart:
 def last_lines_start(
     folder: RunFolder, attempts: Sequence[int], ranks: Sequence[int], count: int, *, unended: bool = True
 ) -> LogStart:
-    """Return the position of the last `count` lines of these attempts and ranks, or slightly before.
+    """Return a position at or shortly before the last `count` lines of these attempts and ranks.
 
-    attempts: in order; if empty, the result is the log's beginning. unended: whether an unfinished line counts.
+    attempts: Numbers of attempts in order. If there are none, the result is the log's beginning.
+    unended: Whether an unfinished last line counts as a line.
     """
     start = LogStart(attempts[0] if attempts else 1)
     for attempt in reversed(attempts):
@@ -71,9 +75,9 @@ def last_lines_start(
 
 
 def start_before(folder: RunFolder, attempt: int, ranks: Sequence[int], line: tuple[int, int], count: int) -> LogStart:
-    """Return the position `count` lines before a line of an attempt, or slightly before.
+    """Return a position at least `count` lines before a line of an attempt.
 
-    line: its rank, and its offset in the rank's log.
+    line: The rank of this line, and the line's offset in the rank's log.
     """
     return _from_the_end(folder, attempt, ranks, count, unended=False, line=line)[0]
 
@@ -83,7 +87,7 @@ def moment_start(
 ) -> LogStart | None:
     """Return the position of the first line that was completed at `time_s` or later, or None.
 
-    attempts: all or some attempts, in order; those that ended before `time_s` are skipped. time_s: seconds since 1970.
+    attempts: Numbers of attempts in order. Attempts that ended before `time_s` are skipped. time_s: Seconds since 1970.
     """
     for attempt in attempts:
         if attempt.ended_utc is not None and parse_utc(attempt.ended_utc).timestamp() < time_s:
@@ -96,7 +100,7 @@ def moment_start(
 
 
 def tail_offset(path: Path, count: int) -> int:
-    """Return the offset of a file's last `count` lines; an unfinished line counts."""
+    """Return the offset at which a file's last `count` lines begin. An unfinished line counts."""
     try:
         with open(path, "rb") as file:
             end = file.seek(0, os.SEEK_END)
@@ -123,9 +127,9 @@ def _from_the_end(
     unended: bool,
     line: tuple[int, int] | None = None,
 ) -> tuple[LogStart, int]:
-    """Return a position in this attempt and the number of lines behind it, at most `count`.
+    """Return a position `count` or more lines before the attempt's end, and the number of lines found.
 
-    line: (rank, offset) of a line; lines from this one on are ignored.
+    line: The rank and offset of a line in its log. The search starts before this line instead of at the end.
     """
     with contextlib.ExitStack() as files:
         logs: dict[int, IO[bytes]] = {}
@@ -156,7 +160,10 @@ def _from_the_end(
 
 @dataclass(frozen=True)
 class _Span:
-    """Bytes of a rank's log, adjacent in the merged view. place: offset of the `log_order` line behind."""
+    """A range of bytes in one rank's log that are adjacent in the merged view.
+
+    `place` is the offset of the line in `log_order` that ends the range.
+    """
 
     place: int
     rank: int
@@ -165,7 +172,10 @@ class _Span:
 
 
 class _Notes:
-    """The lines of an attempt's `log_order` file; empty without a file. Malformed lines are skipped."""
+    """A reader of an attempt's `log_order` file.
+
+    A missing file counts as empty, and malformed lines are skipped.
+    """
 
     def __init__(self, path: Path) -> None:
         try:
@@ -184,9 +194,9 @@ class _Notes:
             self._file.close()
 
     def cut(self, ends: Mapping[int, int], rank: int, offset: int) -> dict[int, int]:
-        """Drop the lines behind a byte of a rank's log. Return all logs' sizes before it.
+        """Ignore all notes from the one that covers a byte of a rank's log. Return all logs' sizes before it.
 
-        ends: rank -> size of its log.
+        ends: For each rank, the size of its log.
         """
 
         def noted(place: int) -> int:
@@ -208,7 +218,10 @@ class _Notes:
         return {one: min(sizes[one], ends[one]) for one in ends} | {rank: min(offset, ends[rank])}
 
     def spans_back(self, ends: Mapping[int, int]) -> Iterator[_Span]:
-        """Yield the spans of these ranks' logs, the last first. ends: rank -> size of its log."""
+        """Yield the spans of these ranks' logs, the last first.
+
+        ends: For each rank, the size of its log.
+        """
         end, want = self.size, _NOTES
         # First the bytes without notes, which come last in the merged view.
         offsets = self.offsets(tuple(ends), end)
@@ -229,7 +242,7 @@ class _Notes:
             end, want = begin, min(want * 8, _MOST_NOTES)
 
     def offsets(self, ranks: Sequence[int], end: int) -> dict[int, int]:
-        """Return the size of each rank's log by the last line before `end`, or 0."""
+        """Return each rank's log size in its last note before the offset `end`; 0 without one."""
         # Use a cached note only if it is before `end`.
         missing = {rank for rank in ranks if rank not in self._seen or self._seen[rank][0] > end}
         at = end
@@ -254,14 +267,14 @@ class _Notes:
         return self._line_start(bisect.bisect_left(lines, time_s, key=self._time_at))
 
     def _time_at(self, place: int) -> float:
-        """Return the time of the first whole `log_order` line behind this offset."""
+        """Return the time in the first whole note at or after this offset."""
         begin = self._line_start(place)
         for _, time_s, _, _ in self._between(begin, min(self.size, begin + 4 * _NOTE_BYTES)):
             return time_s
         return float("inf")
 
     def _line_start(self, place: int) -> int:
-        """Return the offset of the line that starts here, else of the next line."""
+        """Return the offset of the first note at or after this offset."""
         if place <= 0:
             return 0
         data = self._read(place - 1, min(self.size, place + 4 * _NOTE_BYTES))
@@ -269,7 +282,7 @@ class _Notes:
         return self.size if end < 0 else min(self.size, place + end)
 
     def _between(self, begin: int, end: int) -> Iterator[tuple[int, float, int, int]]:
-        """Yield (offset, time, rank, bytes) of each whole `log_order` line."""
+        """Yield (offset, time, rank, log size) of each whole note between two offsets."""
         place = begin
         *lines, _ = self._read(begin, end).split(b"\n")
         for line in lines:
@@ -286,7 +299,7 @@ class _Notes:
 
 
 def _last_offset(data: bytes, rank: int) -> tuple[int, int] | None:
-    """Return the offset after a rank's last `log_order` line, and the log size in it."""
+    """Return (offset behind, log size in) a rank's last note in `data`, or None."""
     # Search for the rank between spaces, so that 1 matches neither 11 nor the size, which a newline follows.
     word, end = b" %d " % rank, len(data)
     while (at := data.rfind(word, 0, end)) >= 0:
@@ -307,14 +320,13 @@ def _line_starts(folder: RunFolder, attempt: int, offsets: Mapping[int, int]) ->
 
 
 def _line_start(file: IO[bytes], offset: int) -> int:
-    """Return the offset of the beginning of the line with this byte."""
+    """Return the offset at which the line around this offset begins."""
     begin = max(0, offset - _FAR_BACK)
     # If no newline was found within the limit, show the line from there on.
     return next(_newlines_back(file, begin, offset), begin - 1) + 1
 
 
 def _newlines_back(file: IO[bytes], begin: int, end: int) -> Iterator[int]:
-    """Yield the offsets of the newlines in these bytes, the last first."""
     while end > begin:
         first = max(begin, end - _CHUNK)
         file.seek(first)
@@ -326,6 +338,5 @@ def _newlines_back(file: IO[bytes], begin: int, end: int) -> Iterator[int]:
 
 
 def _is_unended(file: IO[bytes], end: int) -> bool:
-    """Return whether text follows the last newline, apart from carriage returns."""
     file.seek(max(0, end - _CHUNK))
     return bool(file.read(_CHUNK).rpartition(b"\n")[2].strip(b"\r"))

@@ -35,8 +35,8 @@ _PATIENCE_S = 1.0
 class LogLine:
     """A line of a worker's log, without its newline.
 
-    complete: False for the current state of a progress bar, which later states replace. begin: offset of the line in the rank's
-    log, -1 if it is not known.
+    complete: False for the current state of a progress bar, which later states replace. begin: The line's offset in the
+    log of its rank; -1 if it is not known.
     """
 
     attempt: int
@@ -56,9 +56,9 @@ def _is_noise(line: bytes) -> bool:
 
 
 class LineAssembler:
-    """An incremental decoder of one rank's bytes into lines: UTF-8, with carriage returns resolved.
+    """A decoder of one rank's bytes into lines of text, with carriage returns resolved.
 
-    begin: the offset in the log at which the line that was yielded last begins.
+    begin: The offset in the log at which the last yielded line begins.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class LineAssembler:
         self._shown = b""
 
     def feed(self, data: bytes, at: int = 0) -> Iterator[str]:
-        """Yield the lines that `data`, from the offset `at` on, completes."""
+        """Yield the lines that `data` completes. `at` is the offset of `data` in the log."""
         # A new line begins, and with it the time that it may stay unfinished.
         if not self._partial:
             self._since, self._begin = time.monotonic(), at
@@ -93,7 +93,7 @@ class LineAssembler:
         self._partial = rest
 
     def feed_blocks(self, data: bytes, at: int = 0) -> Iterator[str]:
-        """Yield the lines of `feed`, many in one text with newlines between them, which is far quicker."""
+        """Yield the lines of `feed`, but many lines in one text, which is far quicker."""
         end = data.rfind(b"\n")
         block = self._partial + data[: max(end, 0)]
         is_plain = end >= 0 and not self._shown and b"\r" not in block and b"\r" not in data and _NOISE not in block
@@ -126,7 +126,7 @@ class LineAssembler:
         return None
 
     def end(self) -> Iterator[str]:
-        """Yield the rest of the log, which has no final newline."""
+        """Yield the last line of the log if it has no newline."""
         if self._partial:
             text = _last_state(self._partial)
             if text and text != self._shown:
@@ -136,7 +136,7 @@ class LineAssembler:
 
 
 class Tail:
-    """A reader of a growing log file. If its middle was cut out (`paceline.system.gaps`), a line says so."""
+    """A reader of a growing log file, which reports bytes that were cut out of the middle."""
 
     def __init__(self, path: Path, position: int = 0) -> None:
         self._path = path
@@ -147,7 +147,7 @@ class Tail:
         self.position = position
 
     def read(self, until: int | None = None) -> Iterator[bytes]:
-        """Yield the bytes up to the offset `until`, by default to the file's end."""
+        """Yield the bytes since the last call up to the offset `until` or the end."""
         if self._file is None:
             try:
                 self._file = open(self._path, "rb")  # noqa: SIM115 - stays open while the run is followed
@@ -208,10 +208,14 @@ class Tail:
 
 
 class AttemptLog:
-    """The merged log of one attempt; each call continues at the last position.
+    """The merged log of one attempt. Each call continues where the last call ended.
 
-    ranks: None for all ranks, even those that start later. start: a position in it. in_blocks: join many lines in one
-    text.
+    Args:
+        folder: The run's folder.
+        attempt: Number of the attempt.
+        ranks: Ranks to read; None for all, also for ranks that start later.
+        start: Position at which to begin.
+        in_blocks: Whether to join many lines in one text.
     """
 
     def __init__(
@@ -249,7 +253,7 @@ class AttemptLog:
                 yield LogLine(self._attempt, rank, state, complete=False, begin=lines.begin)
 
     def end(self) -> Iterator[LogLine]:
-        """Yield the last lines of an attempt that is over."""
+        """Yield the remaining lines of an attempt that has ended."""
         yield from self.new()
         for rank, lines in self._lines.items():
             yield from self._as_lines(rank, lines.end())
@@ -294,7 +298,7 @@ def lines_of(
 ) -> Iterator[LogLine]:
     """Yield the merged lines of these attempts, one attempt after another.
 
-    start: a position to begin at. in_blocks: join many lines in one text.
+    start: Position at which to begin. in_blocks: Whether to join many lines in one text.
     """
     for number in attempts:
         if start is not None and number < start.attempt:
@@ -308,10 +312,13 @@ def lines_of(
 
 
 class LogFollower:
-    """The merged log of a live run; each call continues at the last position.
+    """The merged log of a live run. Each call continues where the last call ended.
 
-    ranks: None for all ranks, even those that start later. start: a position; default: the first attempt's start. last:
-    return only this many of the lines that exist at the first call.
+    Args:
+        folder: The run's folder.
+        ranks: Ranks to read; None for all, also for ranks that start later.
+        start: Position at which to begin; by default, the start of the first attempt.
+        last: Return only this many of the lines that exist at the first call.
     """
 
     def __init__(
@@ -324,7 +331,7 @@ class LogFollower:
     def new(self, attempts: int, *, is_over: bool) -> Iterator[LogLine]:
         """Yield the lines that were added since the last call.
 
-        attempts: the current number of attempts. is_over: whether the run had ended before this call.
+        attempts: The current number of attempts. is_over: Whether the run has ended before this call.
         """
         lines = self._new(attempts, is_over=is_over)
         if self._last is not None:
@@ -349,14 +356,14 @@ class LogFollower:
 
 
 class PrepareFollower:
-    """The lines that nodes print while they prepare and store; each call continues at the last position."""
+    """The lines that nodes print while they prepare the run or store its outputs."""
 
     def __init__(self, folder: RunFolder, node_count: int) -> None:
         self._tails = {rank: Tail(folder.prepare_log(rank)) for rank in range(node_count)}
         self._lines = {rank: LineAssembler() for rank in self._tails}
 
     def new(self) -> Iterator[LogLine]:
-        """Yield the lines since the last call, and states of progress bars; `rank` is the node's rank."""
+        """Yield the new lines and states of progress bars, with the node's rank as `rank`."""
         for rank, tail in self._tails.items():
             for data in tail.read():
                 for text in self._lines[rank].feed(data):
@@ -370,7 +377,7 @@ class PrepareFollower:
 
 
 def last_lines(path: Path, count: int, *, window: int = 1 << 15) -> list[str]:
-    """Return the last `count` lines of a log of any size, without empty lines at its end."""
+    """Return the last `count` lines of a log, without empty lines at its end."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -386,7 +393,7 @@ def last_lines(path: Path, count: int, *, window: int = 1 << 15) -> list[str]:
 
 
 def _last_state(line: bytes) -> bytes:
-    """Return the part of a line that a terminal shows after carriage returns: the last non-empty part."""
+    """Return the text that a terminal shows for a line with carriage returns."""
     if b"\r" not in line:
         return line
     pieces = [piece for piece in line.split(b"\r") if piece]
@@ -398,7 +405,6 @@ def _decode(data: bytes) -> str:
 
 
 def _strictly(data: bytes) -> str | None:
-    """Return the text, or None if the bytes are not UTF-8."""
     try:
         return data.decode()
     except UnicodeDecodeError:

@@ -278,7 +278,7 @@ _noted: set[tuple[str, str]] = set()
 
 
 def note(name: str, text: str) -> None:
-    """Print a note about a metric once per process."""
+    """Print a note about a metric, at most once per process."""
     if len(_noted) < 100 and (name, text) not in _noted:
         _noted.add((name, text))
         print(f"paceline: metric {name!r}: {text}", file=sys.stderr)
@@ -386,7 +386,6 @@ def _is_array(value: object) -> bool:
 
 
 def _array(name: str, value: object) -> Any:
-    """Return an array or tensor as a numpy array, which may share its memory."""
     _require(_is_array(value), name, f"a {type(value).__name__} is no array. Give an array, a tensor or a path.")
     given: Any = value
     if hasattr(given, "detach"):
@@ -397,7 +396,6 @@ def _array(name: str, value: object) -> Any:
 
 
 def _clipped(array: Any, low: int) -> Any:
-    """Return the floats clipped to the range from `low` to 1, with 0 for NaN."""
     # numpy is loaded already, since the array comes from it.
     return sys.modules["numpy"].nan_to_num(array).clip(low, 1)
 
@@ -421,7 +419,6 @@ def _numbers(name: str, values: Iterable[Any]) -> list[float]:
 
 
 def _counted(name: str, values: object, bins: int) -> tuple[list[int], list[float], int]:
-    """Return a histogram's counts, edges, and number of non-finite values."""
     if isinstance(values, list):
         finite = [value for value in values if value - value == 0]
         low, high = _range(min(finite, default=0.0), max(finite, default=1.0))
@@ -445,7 +442,6 @@ def _range(low: float, high: float) -> tuple[float, float]:
 
 
 def _pixels(name: str, given: Any) -> Any:
-    """Convert an image to H x W x C bytes."""
     array = _array(name, given)
     if array.ndim == 2:
         array = array[:, :, None]
@@ -462,7 +458,6 @@ def _pixels(name: str, given: Any) -> Any:
 
 
 def _png(pixels: Any) -> bytes:
-    """Encode H x W x C bytes as PNG, without PIL."""
     height, width, channels = pixels.shape
     head = struct.pack(">IIBBBBB", width, height, 8, _COLOR[channels], 0, 0, 0)
     # Each row begins with the number of its filter; 0 leaves the bytes as they are.

@@ -1,4 +1,4 @@
-"""Send the notifications of a run before its end, while its owner goes on."""
+"""Send the notifications of a live run in a thread, so that its supervisor or controller does not wait."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Messenger:
-    """A thread that sends a run's messages, one event after the other, once there is one to send."""
+    """A queue of a run's notifications, which a thread sends in order."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -22,7 +22,7 @@ class Messenger:
         self._sent: list[Future[list[str]]] = []
 
     def tell(self, record: RunRecord, event: NotifyEvent, digest: str = "") -> None:
-        """Send the messages of an event, if the run has receivers for it, as `paceline.runs.notify.tell` does."""
+        """Queue the messages of an event, if any receiver wants it (`paceline.runs.notify.tell`)."""
         if not any(event in events for events in record.receivers.values()):
             return
         # The imports are late, because they take a fifth of a supervisor's start, and few runs notify.
@@ -34,5 +34,5 @@ class Messenger:
         self._sent.append(self._pool.submit(notify.tell, self._folder, record, event, digest))
 
     def wrong(self) -> list[str]:
-        """Return a sentence for each failure, once all messages are sent."""
+        """Wait until all messages are sent. Return a sentence for each failure."""
         return [why for sent in self._sent for why in sent.result()]

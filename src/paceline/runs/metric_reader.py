@@ -15,7 +15,10 @@ _CHUNK_BYTES = 1 << 17
 
 
 class MetricEntry(TypedDict, total=False):
-    """A line of a metric log. kind: None for a scalar. rank, attempt: added by `placed_entries_by_name`."""
+    """A line of a metric log.
+
+    `kind` is None for a scalar. `placed_entries_by_name` adds `rank` and `attempt`.
+    """
 
     name: str
     value: Any
@@ -27,7 +30,7 @@ class MetricEntry(TypedDict, total=False):
 
 
 class FolderListing:
-    """A detector of changes, which tells when to list a folder of metric logs again."""
+    """Tells when a folder of metric logs has to be listed again."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -35,7 +38,7 @@ class FolderListing:
         self._listed_at = 0.0
 
     def is_due(self) -> bool:
-        """Return whether the folder may have new files, so that the caller lists it."""
+        """Return whether the folder may have new files since the last call that returned True."""
         now = time.monotonic()
         try:
             stamp = os.stat(self._directory).st_mtime_ns
@@ -102,7 +105,7 @@ def parsed(data: bytes) -> Iterator[Any]:
 
 
 def last_entries(path: Path, tail_bytes: int) -> list[MetricEntry]:
-    """Return the metrics in the last `tail_bytes` of a log, oldest first."""
+    """Return the metric entries in the last `tail_bytes` of a log, the oldest first."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - tail_bytes))

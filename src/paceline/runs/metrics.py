@@ -36,7 +36,7 @@ logged_here: set[str] = set()
 class MetricLog:
     """Writer of one rank's metrics in one attempt. Safe for several threads and forked children.
 
-    of_tracker: the values come from another library's tracker, not from the script's own calls.
+    of_tracker: Whether the values come from another library's tracker instead of the script's own calls.
     """
 
     def __init__(self, path: Path, *, attempt: int = 1, of_tracker: bool = False) -> None:
@@ -51,8 +51,8 @@ class MetricLog:
     def scalar(self, name: str, value: object, step: int | None = None, time_s: float | None = None) -> None:
         """Append one scalar of a metric.
 
-        value: int, float, str, bool, None, or an object whose `.item()` returns one (a numpy or torch scalar). time_s: seconds
-        since 1970; default: now.
+        value: An int, float, str, bool, None, or an object whose `.item()` returns a scalar, such as a numpy or torch
+        scalar. time_s: Seconds since 1970; by default, the present.
 
         Raises:
             MetricError: Any other value; use `log_list` for lists and generators.
@@ -74,7 +74,7 @@ class MetricLog:
         )
 
     def other(self, kind: str, name: str, value: object, step: int | None = None, time_s: float | None = None) -> None:
-        """Append a list, row, table, image or other kind of metric. `value` is plain JSON data."""
+        """Append a list, row, table, image or other kind of value, given as plain JSON data."""
         if not self._of_tracker and len(logged_here) < _MOST_NAMES:
             logged_here.add(check_name(name))
         at = time.time() if time_s is None else time_s
@@ -146,9 +146,9 @@ def plain_scalar(name: object, value: object) -> Scalar:
 
 
 def plain_value(value: object) -> Scalar | None:
-    """Return a scalar or None as it is, another value as its `repr`.
+    """Return a scalar or None unchanged, and any other value as its `repr`.
 
-    A wrong type must not end a training.
+    Values of a wrong type raise no error, because an error would end the training.
     """
     if value is None:
         return None
@@ -161,10 +161,15 @@ def plain_value(value: object) -> Scalar | None:
 def read(directory: Path, *, name: str | None = None, rank: int | None = None) -> dict[str, Any]:
     """Return the metrics under `directory` by name, in order of first appearance.
 
-    A scalar that was logged once is a scalar, else a list; lists of one name are joined; a row that was logged once is a
-    dict of scalars, else a dict of lists; a table is a dict of lists; an image is its file's name, several are a list.
+    The type of a metric's value depends on how the metric was logged:
 
-    name: only this metric. rank: only values of this rank.
+    - scalars: the scalar if it was logged once, else a list
+    - lists: all lists joined to one
+    - rows: a dict of scalars if a row was logged once, else a dict of lists
+    - tables: a dict of lists
+    - images: the file's name, or a list of names
+
+    name: Return only this metric. rank: Return only values of this rank.
     """
     chosen = [paths for number, paths in metric_logs(directory).items() if rank in (None, number)]
     logs = [path for paths in chosen for path in paths.values()]
@@ -174,9 +179,9 @@ def read(directory: Path, *, name: str | None = None, rank: int | None = None) -
 
 
 def _values(path: Path, name: str | None) -> dict[str, Any] | None:
-    """Return the result of `read` for one log, with a tenth of the memory.
+    """Return the result of `read` for one log, but use only a tenth of the memory.
 
-    Return None if a name was logged in several ways, or the log has several attempts.
+    Return None if a name was logged in several ways, or if the log has several attempts.
     """
     scalars: dict[str, list[Any]] = {}
     others: dict[str, list[MetricEntry]] = {}
@@ -202,7 +207,7 @@ def _values(path: Path, name: str | None) -> dict[str, Any] | None:
 def entries_by_name(
     directory: Path, *, name: str | None = None, rank: int | None = None
 ) -> dict[str, list[MetricEntry]]:
-    """Return the lines of each metric (`value`, `time`, perhaps `kind` and `step`), in the order of `read`."""
+    """Return the log entries of each metric, in the order of `read`."""
     ranks = {
         number: _in_sequence(_entries(paths, name))
         for number, paths in metric_logs(directory).items()
@@ -218,9 +223,9 @@ def placed_entries_by_name(
     ranks: Collection[int] | None = None,
     attempts: Collection[int] | None = None,
 ) -> dict[str, list[MetricEntry]]:
-    """Return the lines of each metric with their `rank` and `attempt`.
+    """Return the log entries of each metric, with the keys `rank` and `attempt` added.
 
-    ranks, attempts: only entries of these; None for all.
+    ranks, attempts: Return only entries of these ranks and attempts; None for all.
     """
     found: dict[int, dict[str, list[MetricEntry]]] = {}
     for rank, paths in metric_logs(directory).items():
@@ -273,7 +278,7 @@ def plain_file_name(metric: object) -> str:
 
 
 def _entries(paths: Mapping[int, Path], name: str | None) -> dict[int, dict[str, list[MetricEntry]]]:
-    """Return attempt -> metric name -> entries of one rank, in the order of logging."""
+    """Return the entries of one rank as {attempt: {metric: entries}}, as they were logged."""
     attempts: dict[int, dict[str, list[MetricEntry]]] = {}
     for attempt, path in paths.items():
         result = attempts.setdefault(attempt, {})
@@ -318,12 +323,13 @@ def _in_sequence(attempts: Mapping[int, dict[str, list[MetricEntry]]]) -> dict[s
 
 
 def _taken_up(before: list[MetricEntry], entries: list[MetricEntry], *, is_last: bool) -> list[MetricEntry]:
-    """Return earlier entries, replaced by this attempt's from its first to its last step.
+    """Return a metric's earlier entries, with some of them replaced by the entries of a later attempt.
 
-    Entries without a step stay.
+    The earlier entries from the attempt's first step to its last step are removed. Entries without a step stay.
 
-    is_last: No later attempt logged anything, so earlier entries after this attempt's last step are replaced too.
-    Otherwise attempt 3 may continue from them: attempt 2 soon died, and attempt 3 resumed from attempt 1's checkpoint.
+    is_last: Whether no later attempt logged anything. Then all earlier entries from the first step on are removed.
+    Otherwise
+    a third attempt may continue from them, if it has resumed from a checkpoint of the first attempt.
     """
     steps = [step for entry in entries if (step := _step(entry)) is not None]
     if not steps:
@@ -340,7 +346,10 @@ def _step(entry: MetricEntry) -> float | None:
 
 
 def _sortable(series: list[MetricEntry]) -> list[MetricEntry]:
-    """Make attempts and times non-decreasing, to merge entries of several ranks by them."""
+    """Set attempts and times in place so that they never decrease, and return the entries.
+
+    Entries of several ranks are merged by them.
+    """
     attempt, time_s = 0, -math.inf
     for entry in series:
         if entry["attempt"] > attempt:
@@ -387,7 +396,6 @@ def _value(entries: list[MetricEntry]) -> Any:
 
 
 def _one_or_all(values: list[Any]) -> Any:
-    """Return the value of a name that was logged once, else the list of all its values."""
     return values[0] if len(values) == 1 else values
 
 

@@ -36,7 +36,7 @@ def is_here() -> bool:
 
 
 def show(html: Callable[[], str], is_over: Callable[[], bool]) -> threading.Thread:
-    """Display the result of `html`, and update it until `is_over`. Return at once.
+    """Display the HTML of `html`, and update it in a thread until `is_over`. Return the thread.
 
     The thread ends with the run, or with the program.
     """
@@ -89,7 +89,7 @@ def run_html(folder: RunFolder) -> str:
 
 
 def latest_metrics(folder: RunFolder) -> dict[str, MetricEntry]:
-    """Return the last entry of each metric ("value" and "step") of the lowest rank that has it."""
+    """Return the last entry of each metric, of the lowest rank that has the metric."""
     found: dict[str, MetricEntry] = {}
     for attempts in metric_logs(folder.metrics).values():
         entries = last_entries(attempts[max(attempts)], _END_BYTES)

@@ -1,6 +1,7 @@
 """Send notifications of runs and services: webhooks, sendmail and commands, in parallel, each at most a minute.
 
-The supervisor sends most of them. If it was killed, the process that closes the run under its lock sends those of the end.
+The supervisor sends the notifications. If it was killed, another process closes the run under the run's lock, and sends
+the notifications of the end.
 
 Slack: https://api.slack.com/messaging/webhooks. Teams: an Adaptive Card, for the workflows that replaced connectors,
 https://learn.microsoft.com/power-automate/teams/create-adaptive-cards. ntfy: https://docs.ntfy.sh/publish/.
@@ -41,12 +42,14 @@ _SENDMAIL = ("/usr/sbin/sendmail", "/usr/lib/sendmail")
 
 
 def tell(folder: RunFolder, record: RunRecord, event: NotifyEvent, digest: str = "") -> list[str]:
-    """Send the messages of one event of a run, and return a sentence for each failure.
+    """Send the notifications of one event of a run, and return a sentence for each failure.
 
-    A receiver gets one message of the same end, even if the sender was killed and another process closes the run.
+    Each receiver gets the notification of the run's end once, even if another process has to close the run. The
+    sentences
+    contain no URL.
 
-    record: As it will be written; its job names the receivers. No returned sentence contains a URL.
-    digest: Text of the message, such as the results of a sweep.
+    record: The record that will be written after this call. Its job names the receivers.
+    digest: Further text of the message, such as the results of a sweep.
     """
     events = {event, "failure"} if record.status == states.FAILED else {event}
     told = list(json_lines(folder.told)) if record.is_terminal else []
@@ -70,12 +73,10 @@ def tell(folder: RunFolder, record: RunRecord, event: NotifyEvent, digest: str =
 
 
 def send(said: Notification, receivers: Mapping[str, str | None], heard: Callable[[str], object] = bool) -> list[str]:
-    """Send a message to all receivers at the same time.
+    """Send a notification to all receivers at the same time. Return a sentence per failure.
 
-    Return a sentence for each failure.
-
-    receivers: Receiver -> URL of its webhook.
-    heard: Called for each receiver that got the message.
+    receivers: The URL of each receiver's webhook; None for mail and commands. heard: Called with each receiver that got
+    the message.
     """
 
     def told(one: str) -> str | None:
@@ -93,16 +94,22 @@ def _sentence(said: Notification, receiver: str, why: str) -> str:
 
 
 def _heard(receiver: str, record: RunRecord) -> dict[str, str]:
-    """Return the line of `told.jsonl` of a receiver."""
+    """Return the entry of `told.jsonl` that marks a receiver as notified."""
     return {"to": receiver, "status": record.status}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Notification:
-    """A message on a run or a service: a title, perhaps a report, and facts.
+    """A message about a run or a service.
 
-    topic: Its event, for the sentence on a failure, such as "the run's end". data: JSON for programs. variables: For commands,
-    which run in `folder`.
+    Attributes:
+        title: First line of the message.
+        topic: The event in words, such as "the run's end", for error sentences.
+        report: Lines of the failure report, or "".
+        facts: Names and values that follow the report.
+        data: The message as JSON, for programs.
+        folder: Working directory of notification commands.
+        variables: Environment variables of notification commands.
     """
 
     title: str
@@ -127,7 +134,7 @@ class Notification:
 
 
 def of_run(folder: RunFolder, record: RunRecord, event: NotifyEvent, digest: str = "") -> Notification:
-    """Return the message on a run: after a failure, with the first lines of the report."""
+    """Return the notification of a run's event. After a failure, it has the report's first lines."""
     name = tags_and_properties.read(folder.notes).name or record.run_id
     words = record.hang["text"] if record.hang and event == "hang" else record.failure or ""
     failure = {"cause": record.failure.cause, "message": record.failure.message} if record.failure else None
@@ -162,7 +169,7 @@ def of_run(folder: RunFolder, record: RunRecord, event: NotifyEvent, digest: str
 
 
 def first_lines(report: str) -> str:
-    """Return the lines of a report that a message has room for."""
+    """Return the first lines of a report, with "..." if lines are missing."""
     lines = visible(report, lines=True).splitlines()
     return "\n".join([*lines[:_LINES], *(["..."] if len(lines) > _LINES else [])])
 
@@ -217,7 +224,7 @@ _MESSAGES: dict[str, Callable[[Notification], object]] = {
 
 
 def _told(one: str, said: Notification, address: str | None) -> str | None:
-    """Send one notification. Return None, or a sentence on the error."""
+    """Send one notification. Return None, or a sentence that explains the failure."""
     kind, _, rest = one.partition(":")
     try:
         if kind == "mail":

@@ -58,7 +58,6 @@ def record(folder: RunFolder) -> RunRecord:
 
 
 def _end_children(parent: RunFolder) -> None:
-    """Cancel all runs below a sweep or pipeline whose controller can't start."""
     kind = store.stored(parent).kind
     for path in parent.path.parent.glob(f"{glob.escape(parent.run_id)}_*"):
         with contextlib.suppress(PacelineError, OSError):
@@ -68,7 +67,6 @@ def _end_children(parent: RunFolder) -> None:
 
 
 def _is_own(folder: RunFolder) -> bool:
-    """Return whether this process belongs to the run, which proves that the run is alive."""
     return os.environ.get("PACELINE_RUN_ID") == folder.run_id
 
 
@@ -93,7 +91,7 @@ def all_records(runs_dir: Path, *, trials: bool = True) -> Iterator[RunRecord]:
 
 
 def records_of(runs_dir: Path, run_ids: Iterable[str]) -> Iterator[RunRecord]:
-    """Yield the readable records of these runs, in the order of the ids."""
+    """Yield the records of these runs in the order of the ids, without unreadable ones."""
     for run_id in run_ids:
         try:
             yield record(RunFolder(runs_dir / run_id))

@@ -25,7 +25,10 @@ STATE_FIELDS = (
 
 
 class Owner(TypedDict, total=False):
-    """The process that writes a record, and its engine's job. starts: how many controllers."""
+    """The process that writes a record, or the engine's job in which the process runs.
+
+    `starts` counts the controllers that were started for the run.
+    """
 
     pid: int
     host: str
@@ -37,7 +40,7 @@ class Owner(TypedDict, total=False):
 
 
 class Hang(TypedDict):
-    """A hang: time of the last progress, the reason, and the name of the report in the run's folder."""
+    """A hang: the time of the last progress, the reason, and the report's file name."""
 
     since_utc: str
     text: str
@@ -62,7 +65,7 @@ TrialEntry = TypedDict(
 
 
 class StepEntry(TypedDict, total=False):
-    """A step's entry in its run's record: its cache key, and the reused run."""
+    """A pipeline step in the record of its run, with its cache key and the reused run."""
 
     number: int
     name: str
@@ -82,9 +85,13 @@ class Replacement(TypedDict):
 class Attempt:
     """One launch of all workers.
 
-    nodes: names by node rank. cores, gpus: allocated on all nodes together. world_size: number of workers. reason: why the
-    attempt started, such as "start" or "node b was lost". exit_codes: by rank, as a shell reports them (128+n for signal n);
-    running ranks are absent. replaced: workers that started again within the attempt (`on_failure="replace"`).
+    Attributes:
+        nodes: Names of the nodes by node rank.
+        cores, gpus: CPU cores and GPUs that are allocated on all nodes together.
+        world_size: Number of workers.
+        reason: Why the attempt started, such as "start" or "node b was lost".
+        exit_codes: Exit code of each rank that has ended, as a shell reports it (128+n for signal n).
+        replaced: Workers that started again within the attempt (`on_failure="replace"`).
     """
 
     number: int
@@ -216,7 +223,7 @@ class RunRecord:
 
     @property
     def receivers(self) -> dict[str, set[str]]:
-        """The events of each receiver of messages; a pipeline's include those of its steps."""
+        """The events that each receiver wants; a pipeline includes the receivers of its steps."""
         steps: Any = (self.pipeline or {}).get("steps") or ()
         jobs = [(step["job"].get("notify") or (), step["job"].get("notify_on") or DEFAULT_EVENTS) for step in steps]
         found: dict[str, set[str]] = {}
@@ -246,7 +253,7 @@ class RunRecord:
         return cls(**values).with_state(data)
 
     def with_state(self, data: Mapping[str, Any]) -> RunRecord:
-        """Return the record with the fields of a state (`state_json`) that are in `data`."""
+        """Return the record with those fields replaced that `data` (`state_json`) has."""
         values = {name: data[name] for name in STATE_FIELDS if name in data}
         if "attempts" in values:
             values["attempts"] = tuple(Attempt.from_json(attempt) for attempt in values["attempts"] or ())
@@ -258,7 +265,7 @@ class RunRecord:
 
 
 def merged(job: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of `job.json` and `state.json` as one object, in the order of `RunRecord.to_json`."""
+    """Return `job.json` and `state.json` as one dict, in the order of `RunRecord.to_json`."""
     both = {**job, **state}
     names = ("version", *(field.name for field in fields(RunRecord)))
     return {name: both[name] for name in names if name in both}
@@ -287,7 +294,7 @@ def seconds_of(time_utc: object) -> float | None:
 
 
 def duration_s(started_utc: str | None, ended_utc: str | None) -> float | None:
-    """Return the seconds from a start to an end, or to now; None before the start."""
+    """Return the seconds from the start to the end or to now, or None before the start."""
     if started_utc is None:
         return None
     end = parse_utc(ended_utc) if ended_utc else dt.datetime.now(dt.timezone.utc)
@@ -300,7 +307,7 @@ ACTS_FOR: ContextVar[str] = ContextVar("ACTS_FOR", default="")
 
 
 def user_name() -> str:
-    """Return the name of the page's visitor who acts, else of this process's user."""
+    """Return the name of the user who sends a request to the page, else of this process's user."""
     return ACTS_FOR.get() or login_name()
 
 

@@ -51,10 +51,10 @@ class JobStatus:
 
 
 class Teller(Protocol):
-    """The methods of a target that report on runs in its engine, and reach them."""
+    """The methods of a target that asks an engine about runs or contacts their supervisors."""
 
     def look(self, folder: RunFolder, record: RunRecord) -> JobStatus:
-        """Return the engine's report, at most some seconds old, and update the local copy of the run's folder."""
+        """Return the engine's report on the run, at most some seconds old, and fetch new files."""
 
     def cancel(self, folder: RunFolder, record: RunRecord) -> None:
         """Cancel the run's job in the engine; the supervisor also reads `cancel.json`."""
@@ -71,7 +71,9 @@ GoesOn: TypeAlias = "Callable[[RunFolder, RunRecord, JobStatus], RunRecord | Non
 
 
 def read(folder: RunFolder, record: RunRecord, goes_on: GoesOn | None = None) -> RunRecord:
-    """Return the record, updated by the engine's report; write the end of a lost run.
+    """Return the record as the engine's report on its job changes it.
+
+    If the job is gone, write the run's end.
 
     goes_on: Called with the run's lock held, before the end is written.
     """
@@ -106,8 +108,8 @@ def read(folder: RunFolder, record: RunRecord, goes_on: GoesOn | None = None) ->
 def refresh(folder: RunFolder) -> None:
     """Fetch the run's latest metrics and files, if the run's folder here is a copy.
 
-    Call it before reading those files. It is as quick as `read`: targets ask at most about once a second. Files that cannot be
-    fetched now keep their old content, and `status` says why.
+    Call `refresh` before reading those files. It is as quick as `read`: targets ask at most about once a second. Files
+    that cannot be fetched now keep their old content, and `status` says why.
     """
     # A process of the run sees the original folder.
     if not is_copy(folder) or os.environ.get("PACELINE_RUN_ID") == folder.run_id:
@@ -165,7 +167,7 @@ def cancel(folder: RunFolder) -> None:
 
 
 def write_off(folder: RunFolder, by: str) -> RunRecord:
-    """Record a run as Canceled if its engine cannot be asked any more, and return its record.
+    """Record a run as Canceled although its engine cannot be asked. Return the record.
 
     Raises:
         RunStateError: The run belongs to another user, or another process owns it.
@@ -229,7 +231,7 @@ def _gone(folder: RunFolder, record: RunRecord, found: JobStatus, goes_on: GoesO
 
 
 def _end(record: RunRecord, found: JobStatus) -> tuple[str, dict[str, Any]]:
-    """Return the status and changes of a run whose job ended without a final record."""
+    """Return the final status and record changes of a run whose job has ended."""
     now = utc_now()
     if found.cause == "canceled":
         by = {"exit_code": EXIT_CANCELED, "canceled_by": found.by or "the engine", "waiting_for": None}
@@ -245,9 +247,10 @@ def _end(record: RunRecord, found: JobStatus) -> tuple[str, dict[str, Any]]:
 
 
 def _is_mine(folder: RunFolder) -> bool:
-    """Return whether this user wrote the run's target settings, which can make ssh start programs.
+    """Return whether this user wrote the run's target settings.
 
-    A run of an older version has no settings of its own, and uses the workspace's target.
+    Settings of another user could make ssh start programs. A run of an older version uses the workspace's target
+    instead.
     """
     return is_mine(folder.target) if folder.target.exists() else has_own_record(folder)
 
@@ -266,17 +269,17 @@ def channel(folder: RunFolder) -> Channel | None:
 
 
 def engine(folder: RunFolder) -> dict[str, Any]:
-    """Return the notes on the run's job: "engine", "job_id" and keys that the target adds."""
+    """Return the content of `engine.json`: "engine", "job_id" and keys that the target adds."""
     return dict(read_json(folder.engine) or {})
 
 
 def note_engine(folder: RunFolder, kind: str, **values: Any) -> None:
-    """Add to the notes on the run's job, which a target of this kind keeps."""
+    """Add values to the content of `engine.json`. `kind` is the target's kind."""
     write_json(folder.engine, {**engine(folder), "engine": kind, **values}, sync=True)
 
 
 class ExecRequest(TypedDict, total=False):
-    """A request to run a command beside a worker, or to dump or profile stacks."""
+    """A request for a command beside a worker, or for a dump or profile of stacks."""
 
     argv: list[str]
     rank: int
@@ -290,7 +293,7 @@ class ExecRequest(TypedDict, total=False):
 
 
 class ExecMessage(TypedDict, total=False):
-    """A message to or from a command, with one of these keys. Bytes are base64."""
+    """A message to or from a command. It has one of these keys, with bytes in base64."""
 
     data: str
     end: bool
@@ -305,7 +308,7 @@ class ExecMessage(TypedDict, total=False):
 
 
 class Channel(Protocol):
-    """A channel to a run's supervisor for one command."""
+    """A channel to a run's supervisor, for one command."""
 
     #: Whether the command has ended, so that no message can follow.
     is_over: bool
@@ -319,7 +322,7 @@ class Channel(Protocol):
     def receive(self) -> list[ExecMessage]:
         """Return the messages since the last call, without blocking: "out", "err", "exit" or "error".
 
-        Call it at least once a second: it is the client's sign of life.
+        Call `receive` at least once a second. The supervisor ends the command of a client that stays silent.
 
         Raises:
             TargetError: The channel is closed.

@@ -1,8 +1,9 @@
-"""Remove runs: a run's folder disappears at once, or it stays.
+"""Remove runs. A run's folder disappears from the list of runs at once, or it stays unchanged.
 
     runs/<run id>  ->  runs/.gone-<run id>-<token>  ->  nothing
 
-The first step is a rename under the run's lock, so no reader meets half a run. A process that is killed in the second step leaves
+The first step is a rename under the run's lock, so no reader meets half a run. A process that is killed in the second
+step leaves
 a hidden folder, which the next removal or list deletes. The deleting process locks the hidden folder.
 """
 
@@ -32,9 +33,9 @@ _ABANDONED_S = 3600.0
 
 
 def check_removable(record: RunRecord, *, force: bool = False) -> None:
-    """Raise an error if a run has not ended.
+    """Raise an error if a run has not ended and so cannot be removed.
 
-    force: Accept a run whose engine cannot be asked.
+    force: Whether to accept a run whose engine does not answer (NotResponding).
 
     Raises:
         RunStateError: The run has not ended.
@@ -73,7 +74,7 @@ def remove(folder: RunFolder, *, force: bool = False) -> None:
 
 
 def move_out(folder: RunFolder, place: Path, *, force: bool = False, mark: Mapping[str, str] | None = None) -> None:
-    """Move an ended run out of the list of runs.
+    """Move an ended run to `place`, out of the list of runs.
 
     mark: Content of the run's `deleted.json`, which is written before the move.
 
@@ -105,14 +106,14 @@ def move_out(folder: RunFolder, place: Path, *, force: bool = False, mark: Mappi
 
 
 def unmark(folder: RunFolder) -> None:
-    """Remove a run's `deleted.json`, and partial files of this name by killed processes."""
+    """Remove a run's `deleted.json`, and temporary files that killed processes left of it."""
     for name in names_in(folder.path):
         if name == folder.deleted.name or name.startswith(f".{folder.deleted.name}."):
             (folder.path / name).unlink(missing_ok=True)
 
 
 def discard(path: Path) -> None:
-    """Delete a folder outside the list of runs, if it exists.
+    """Delete a folder outside the list of runs. Do nothing if it does not exist.
 
     Raises:
         OSError: Parts of it can't be deleted, such as other users' files.
@@ -129,7 +130,7 @@ def _gone(path: Path) -> Path:
 
 
 def sweep(runs_dir: Path) -> None:
-    """Finish killed removals, and delete the folders of killed submissions. Never raises."""
+    """Finish interrupted removals, and delete the folders of killed submissions. Never raises."""
     for name in names_in(runs_dir):
         with contextlib.suppress(OSError):
             if name.startswith(GONE) or (name.startswith(NEW) and _is_abandoned(runs_dir / name)):

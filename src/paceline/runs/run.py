@@ -114,7 +114,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         return f"Run(experiment={record.experiment!r}, id={record.run_id!r}, status={record.status!r})"
 
     def _repr_html_(self) -> str:
-        """Return HTML for a notebook: state, folder, failure and curves, with the script's text escaped."""
+        """Return HTML for a notebook with the state, the folder, the failure and curves."""
         return self._table_html() + type(self)._charts_of(self._folder)
 
     def _table_html(self) -> str:
@@ -209,7 +209,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @classmethod
     def _handle(cls, experiment: ExperimentLike, record: RunRecord) -> Any:
-        """Return a handle on another run, of the class for its kind."""
+        """Return a handle on another run. Its class depends on the run's kind."""
         # Functions return the classes, so that sweeps are imported only when needed.
         return cls.kinds.get(record.kind, lambda: cls)()(experiment, record.run_id)
 
@@ -232,7 +232,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @property
     def name(self) -> str:
-        """The SDK's name for `display_name`."""
+        """The Azure SDK's name for `display_name`."""
         return self.display_name
 
     @property
@@ -272,9 +272,10 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @property
     def input_datasets(self) -> dict[str, Any]:
-        """The inputs by name: in a worker each input's folder, or the dataset in mode "direct".
+        """The inputs by name. In a worker, each is a folder, or the dataset in mode "direct".
 
-        Elsewhere the stored facts: sources, dataset and version, files, bytes, and a fingerprint of the content.
+        Outside a worker, each is a dict of stored facts: sources, dataset and version, files, bytes, and a fingerprint
+        of the content.
         """
         if self._worker is None:
             return _of_all_nodes(self._data("inputs"))
@@ -287,7 +288,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @property
     def output_datasets(self) -> dict[str, Any]:
-        """The outputs by name: in a worker each folder stored at the end, elsewhere the stored files."""
+        """The outputs by name: in a worker the folder of each, elsewhere the stored files."""
         if self._worker is None:
             return {found["name"]: found for found in self._data("outputs")}
         job = self.record().job
@@ -322,15 +323,23 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     ) -> Model:
         """Register a file or folder of this run as a new version of a model.
 
-        model_name: name of the model. model_path: name in the run, such as "outputs/model"; default: the model's name. tags:
-        changeable later. properties: later only additions. model_framework, model_framework_version: default: detected from the
-        files and the run's environment. description: text for people. datasets: (purpose, dataset); default: the run's inputs.
-
-        The run's own script can call it if it sees the workspace, as on this machine or a target that shares the
+        The run's own script can call this method if it sees the workspace, as on this machine or a target that shares
+        the
         folder. Call it on one rank only: each call makes a version.
 
+        Args:
+            model_name: Name of the model.
+            model_path: Name of the file or folder in the run, such as "outputs/model"; default: the model's name.
+            tags: Tags of the version, which can be changed later.
+            properties: Properties of the version. Later calls can only add properties.
+            model_framework: Default: detected from the files.
+            model_framework_version: Default: the version in the run's environment.
+            description: Text for people.
+            datasets: Pairs of a purpose and a dataset; default: the run's inputs.
+
         Raises:
-            ModelError: The name is wrong, there is no such file, the folder has a file that the run does not keep, or the process
+            ModelError: The name is wrong, there is no such file, the folder has a file that the run does not keep, or
+                the process
                 sees only a copy of the run's folder.
         """
         # Use the class, since on the handle Python would bind the function as a method.
@@ -396,8 +405,9 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     ) -> dict[str, Any]:
         """Return the metrics by name: a scalar that was logged once, else a list ordered by time.
 
-        name: only this metric. recursive: return run id -> metrics, for this run and its children. rank: only this rank. by_rank:
-        return rank -> metrics. If the run's folder here is a copy, new values are fetched first.
+        name: Return only this metric. recursive: Return {run id: metrics} for this run and its children. rank: Return
+        only values of this rank. by_rank: Return {rank: metrics}. If the run's folder here is a copy, new values are
+        fetched first.
         """
         if recursive:
             runs = [self, *self.get_children(recursive=True)]
@@ -435,8 +445,8 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
         A metric that was not logged is an empty series. See `paceline.runs.series.MetricSeries`.
 
-        rank: only these ranks, such as `rank=[0, 1]`. attempt: only these attempts. Several attempts are joined as if
-        the run had not been interrupted.
+        rank: Return only values of these ranks, such as `rank=[0, 1]`. attempt: Return only values of these attempts.
+        Several attempts are joined as if the run had not been interrupted.
 
         Raises:
             UserError: The run does not have this rank or attempt.
@@ -555,7 +565,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     def goodput(self) -> Goodput:
         """Return what the run used its cores and GPUs for, by class, with ETTR, energy and price.
 
-        docs/when-it-is-slow.md#what-a-run-cost defines the classes.
+        docs/when-it-is-slow.md#what-a-run-cost defines the classes and ETTR.
         """
         from paceline.observe import goodput
 
@@ -687,8 +697,9 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     ) -> Iterator[Self]:
         """Yield the runs below this run, newest first.
 
-        recursive: also the runs below them. tags: only runs with these tags (name -> value, or one name). properties: only runs
-        with these properties. kind: only runs of this kind, such as "script". status: only runs in this state, such as "Failed".
+        recursive: Whether to include their children. tags: Only runs with these tags (name -> value, or one name).
+        properties: Only runs with these properties. kind: Only runs of this kind, such as "script". status: Only runs
+        in this state, such as "Failed".
         """
         runs_dir = self._folder.path.parent
         parents = {self.id}
@@ -739,7 +750,7 @@ def _wait(folder: RunFolder) -> RunRecord:
 
 
 def _check_numbers(what: str, given: object, there: range, run_id: str) -> None:
-    """Raise an error for ranks or attempts that the run does not have."""
+    """Raise UserError for ranks or attempts that the run does not have."""
     if given is None:
         return
     for number in given if isinstance(given, Collection) and not isinstance(given, str) else (given,):
@@ -750,7 +761,10 @@ def _check_numbers(what: str, given: object, there: range, run_id: str) -> None:
 
 
 def _of_all_nodes(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return each input's files and bytes: the sum over nodes with partitions, else one node's numbers."""
+    """Return each input's number of files and bytes.
+
+    They are sums over the nodes if each node has a partition of the input, else the numbers of one node.
+    """
     together: dict[str, Any] = {}
     for one in found:
         known = together.setdefault(one["name"], dict(one))

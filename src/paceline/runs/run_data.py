@@ -35,7 +35,7 @@ def link_inputs(job: Job, prepared: NodeSetup, work_dir: Path) -> None:
 
 
 def unlink_inputs(job: Job, folder: RunFolder) -> None:
-    """Remove the links of inputs, and folders that were created for them."""
+    """Remove the links of inputs, and the empty folders above these links."""
     for reference in job.inputs:
         if reference.path_on_compute is not None:
             link = folder.work / reference.path_on_compute
@@ -48,7 +48,7 @@ def unlink_inputs(job: Job, folder: RunFolder) -> None:
 
 
 class OutputData(TypedDict, total=False):
-    """An output: its reference, and once it is stored, its files and its dataset."""
+    """An output's reference and, once it is stored, its number of files and its dataset."""
 
     name: str
     mode: str
@@ -61,7 +61,7 @@ class OutputData(TypedDict, total=False):
 
 
 class InputData(OutputData, total=False):
-    """An input on one node: its reference and files, and the bytes and seconds of fetching them."""
+    """An input on one node: its files, and the bytes and seconds that fetching them took."""
 
     fingerprint: str
     content: str
@@ -96,13 +96,16 @@ def write_data(folder: RunFolder, data: RunData) -> None:
 
 
 def note(folder: RunFolder, values_by_output: Mapping[str, OutputData]) -> None:
-    """Add values to the records of outputs in `data.json`."""
+    """Merge values into the outputs of `data.json`, which are given by the outputs' names."""
     data = read_data(folder)
     outputs: list[OutputData] = [{**output, **values_by_output.get(output["name"], {})} for output in data["outputs"]]
     write_data(folder, {"inputs": data["inputs"], "outputs": outputs})
 
 
 def note_datasets(folder: RunFolder, made: Mapping[str, str]) -> None:
-    """Record the datasets that outputs were registered as. made: output -> "name:version"."""
+    """Record the dataset as which each output was registered.
+
+    made: "name:version" of the dataset by the output's name.
+    """
     if made:
         note(folder, {name: {"dataset": dataset} for name, dataset in made.items()})

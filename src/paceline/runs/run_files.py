@@ -24,8 +24,8 @@ class HasFiles(ABC):
     def upload_file(self, name: str, path_or_stream: str | os.PathLike[str] | IO[bytes]) -> str:
         """Copy a file or the rest of an open stream into the run. Return its plain name.
 
-        Uploading equal bytes again is harmless. Names below `outputs/` and `logs/` are files in these folders; all others are
-        kept apart from the run's own files, so `state.json` is a name like any other.
+        Uploading equal bytes again is harmless. Names that begin with `outputs/` or `logs/` are files in these folders.
+        Files with other names are stored apart from the run's own files, so even `state.json` is a free name.
 
         Args:
             name: Name in the run.
@@ -131,19 +131,19 @@ class HasNotes(ABC):
 
     @property
     def tags(self) -> dict[str, str | None]:
-        """Tag to value; None for a bare tag."""
+        """The value of each tag; None for a tag without a value."""
         return self._notes().tags
 
     @property
     def properties(self) -> dict[str, str]:
-        """Name to value; unlike a tag, a property cannot be changed or removed."""
+        """The value of each property. Unlike a tag, a property cannot change."""
         return self._notes().properties
 
     @property
     def display_name(self) -> str:
         """The name that lists show: a readable name such as "brave-otter-12" unless another name was set.
 
-        A run below another one, such as a sweep's trial, has its id as its first name.
+        The display name of a child run, such as a sweep's trial, is its id unless another name was set.
         """
         return self._notes().name or self.folder.run_id
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class LogsMetrics(ABC):
-    """The logging calls. When a call returns, its value survives a SIGKILL of this process."""
+    """The logging methods. A logged value survives a SIGKILL of this process."""
 
     def log(
         self, name: str | Mapping[str, object], value: object = ..., description: str = "", step: int | None = None
@@ -69,7 +69,7 @@ class LogsMetrics(ABC):
             self._write_scalar(name, plain_value(value), step)
 
     def _keep(self, media: Media, name: str, step: int | None) -> None:
-        """Log media. If they cannot be kept, print a note: that must not end a training."""
+        """Log media. On an error, print a note instead of raising, so that training goes on."""
         from paceline.runs.media import note
 
         check_name(name)
