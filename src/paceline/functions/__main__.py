@@ -1,7 +1,7 @@
 """`python -m paceline.functions [OPTIONS] MODULE:FUNCTION [--NAME VALUE ...]`: call a function, and store its result.
 
---pickle: store the result as a pickle. --limit: its largest size in bytes. --calls FOLDER: read the call, or a list of calls,
-from this folder. --at-once: processes for a list of calls.
+--pickle: store the result as a pickle. --limit: the largest size of the result in bytes. --calls FOLDER: read the call,
+or a list of calls, from this folder. --at-once: how many calls of a list to make at the same time.
 """
 
 from __future__ import annotations

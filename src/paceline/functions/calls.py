@@ -36,7 +36,7 @@ _POSITIONAL = "*"
 
 
 def result_stem(rank: int) -> str:
-    """Return the stem of a rank's result."""
+    """Return the file name of a rank's result, without its suffix."""
     return RESULT if rank == 0 else f"{RESULT}_{rank}"
 
 
@@ -51,9 +51,9 @@ def is_json(value: object) -> bool:
 
 
 def words_of(call: Call) -> list[str] | None:
-    """Return a call as words of a command line, `--lr 0.1`, or None if it is too long or not JSON.
+    """Return a call as command-line words such as `--lr 0.1`; None if it is too long or not JSON.
 
-    A text that is not valid JSON becomes a word without quotes.
+    A string argument that is not valid JSON becomes a word without quotes.
     """
     args, kwargs = call
     given = {**({_POSITIONAL: list(args)} if args else {}), **kwargs}
@@ -120,7 +120,7 @@ def make(function: Callable[..., object], args: Sequence[object], kwargs: Mappin
 def check_sendable(name: str, value: object, *, pickled: bool) -> None:
     """Raise JobError unless a value can be stored.
 
-    name: For the message, such as "train(): the argument 'config'".
+    name: Name of the value in the message, such as "train(): the argument 'config'".
     """
     if pickled:
         _pickled(name, value)
@@ -147,7 +147,7 @@ def _encoded(name: str, value: object) -> tuple[object, dict[str, object]]:
 def store(folder: Path, stem: str, name: str, value: object, *, pickled: bool, limit: int | None = None) -> str:
     """Write a value, and return the name of its file.
 
-    name: For messages, such as "the result of train()".
+    name: Name of the value in messages, such as "the result of train()".
     limit: Largest size in bytes.
 
     Raises:

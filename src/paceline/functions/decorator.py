@@ -23,9 +23,9 @@ _R = TypeVar("_R")
 
 
 class FunctionJob(Generic[_P, _R]):
-    """A function that runs as a job: `paceline.job` returns it.
+    """A function of a module that can run as a job, as `paceline.job` returns it.
 
-    A direct call runs the function here, as without the decorator.
+    A direct call runs the function in this process, as without the decorator.
 
     Args:
         function: The function of a module.
@@ -80,7 +80,7 @@ class FunctionJob(Generic[_P, _R]):
 
         Args:
             values: One list of values for each argument, as for the built-in `map`.
-            at_once: Calls at the same time; default: the cores of the node, on Slurm all calls.
+            at_once: How many calls run at the same time. Default: the cores of the node, or on Slurm all calls.
             runs: Runs over which the calls are spread. Default: 1, on Slurm one for each call.
 
         Raises:
@@ -117,7 +117,7 @@ def job(function: object = None, /, **options: object) -> object:
 
     Args:
         function: The function, for a decorator without parentheses.
-        nodes: Number of nodes. With several processes, each calls the function, and `result()` is that of rank 0.
+        nodes: Number of nodes. Each process calls the function, and `result()` returns the result of rank 0.
         gpus: GPUs of each node, one for each process.
         processes: Processes on each node. Default: `gpus`, at least 1.
         experiment: Name of the experiment; default: the function's name.

@@ -70,15 +70,15 @@ class FunctionRun(Run, Generic[_R]):
         return _error(record)
 
     def done(self) -> bool:
-        """Return whether the call has ended, well or not."""
+        """Return whether the call has ended, with a result or an error."""
         return self.record().is_terminal
 
 
 class MappedCall(Generic[_R]):
-    """One of the calls that a run makes in turn.
+    """One of several calls that one run makes.
 
     Attributes:
-        run: The run, which makes other calls too.
+        run: The run that makes this call and others.
         number: The call's number in the run.
     """
 
@@ -105,7 +105,7 @@ class MappedCall(Generic[_R]):
         return self._line(timeout)[0]
 
     def done(self) -> bool:
-        """Return whether the call has ended, well or not."""
+        """Return whether the call has ended, with a result or an error."""
         return self.number in self._results.read() or self.run.record().is_terminal
 
     def _line(self, timeout: float | None) -> tuple[RunFailedError | RunStateError | None, ResultLine]:
@@ -192,8 +192,6 @@ class FunctionRuns(Sequence["FunctionRun[_R] | MappedCall[_R]"], Generic[_R]):
 
 
 class _Results:
-    """A reader of a run's lines of results, which skips unchanged files."""
-
     def __init__(self, folder: RunFolder) -> None:
         self._run = folder
         self._folder = folder.outputs / calls.RESULTS
@@ -225,7 +223,7 @@ def _ended(run: FunctionRun[_R], deadline: float | None) -> RunRecord:
 
 
 def _wait(run: FunctionRun[_R], deadline: float | None, pause: float) -> float:
-    """Sleep, and return the next pause.
+    """Sleep for `pause` seconds, and return a longer pause for the next call.
 
     Raises:
         TimeoutError: The deadline is over.

@@ -28,14 +28,14 @@ _RETURNED, _NOTED = 116, 117
 
 
 class CallError(TypedDict):
-    """The exception of one call: its line, such as "ValueError: bad lr", and its traceback."""
+    """The exception of a call: a line such as "ValueError: bad lr", and the traceback."""
 
     exception: str
     traceback: str
 
 
 class ResultLine(TypedDict, total=False):
-    """A line of a file of results. `file` is the name of the file that has the value."""
+    """A line in a file of results. `file` is the name of the file with the value."""
 
     call: int
     value: object
@@ -44,7 +44,7 @@ class ResultLine(TypedDict, total=False):
 
 
 def read_lines(folder: Path) -> dict[int, ResultLine]:
-    """Return the result lines of all ended calls by number. For a repeated call the last line counts."""
+    """Return {call number: result line} of all calls that have ended."""
     found: dict[int, ResultLine] = {}
     for path in sorted(folder.glob("*.jsonl")):
         for line in json_lines(path):
@@ -65,7 +65,7 @@ def call_all(
 ) -> None:
     """Make all calls that have no result yet.
 
-    at_once: Processes at the same time; 0: as many as there are cores.
+    at_once: How many processes run at the same time; 0 for the number of cores.
 
     Raises:
         RuntimeError: Some calls have failed. All others have been made.
@@ -109,7 +109,6 @@ def call_all(
 
 
 def _child(make_line: Callable[[], ResultLine], number: int, file: Path, gpu: str | None) -> NoReturn:
-    """Make one call, write its line, and end this process."""
     code = 1
     try:
         if gpu is not None:

@@ -42,7 +42,7 @@ _INPUT = "calls"
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionOptions:
-    """The options of `paceline.job`. `of_estimator` holds those that are passed to an `Estimator`."""
+    """The options of `paceline.job`. `of_estimator` has those for the `Estimator`."""
 
     nodes: int = 1
     gpus: int = 0
@@ -126,7 +126,10 @@ class PreparedFunction:
         return by_place, by_name
 
     def run(self, run_id: str, given: Call | list[Call], at_once: int = 0) -> NewRun:
-        """Return a run that makes these calls. `at_once`: processes for a list of calls."""
+        """Return a new run that makes a call or a list of calls.
+
+        at_once: How many calls of a list to make at the same time; 0 for the node's cores.
+        """
         own = self.options
         words = [*(["--pickle"] if own.pickle else []), "--limit", str(own.limit)]
         short = calls.words_of(given) if isinstance(given, tuple) and not own.pickle else None
@@ -213,7 +216,7 @@ def prepared(given_function: Callable[..., object], options: Mapping[str, object
 
 
 def _place_of(module: str, name: str) -> tuple[str, Path]:
-    """Return the name by which a worker imports a module, and the folder to import it from.
+    """Return a module's importable name, and the folder from which a worker imports it.
 
     Raises:
         JobError: The module has no such name, or is installed.
@@ -328,7 +331,7 @@ def _calls(known: PreparedFunction, values: Sequence[Iterable[object]]) -> list[
 def _sized(
     known: PreparedFunction, is_here: bool, at_once: int | None, runs: int, number: int
 ) -> tuple[int, PreparedFunction]:
-    """Return how many calls a run makes at a time, and the function with the resources for them."""
+    """Return the number of parallel calls in a run, and the function with resources for them."""
     if at_once is None and known.options.gpus:
         raise JobError(f"map() of {known.name} with gpus=1: write at_once=, the number of GPUs to use.")
     # 0: as many as the node has cores.

@@ -155,7 +155,7 @@ class _Dispatcher:
         say(f"step {spec.name} begins: {step.folder.run_id}")
 
     def _is_reused(self, step: StepState, job: Job, entry: StepEntry) -> bool:
-        """Reuse a former run's outputs if possible, and record the cache key. Return whether it did."""
+        """Reuse the outputs of a former run if possible. Return whether they were reused."""
         try:
             entry["key"] = reuse.key_of(step.spec, job, self._workspace_dir)
         except PacelineError as error:
@@ -179,8 +179,6 @@ class _Dispatcher:
 
 
 def _first_failed(pipeline: PipelineState) -> StepState:
-    """Return the step that failed first or, without failures, was canceled first."""
-
     def key(step: StepState) -> tuple[bool, str]:
         try:
             record = store.stored(step.folder)

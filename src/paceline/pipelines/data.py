@@ -59,7 +59,7 @@ class PipelineData:
         return f"PipelineData({self.name!r})"
 
     def __str__(self) -> str:
-        """Return the placeholder in arguments, which each worker replaces by its path."""
+        """Return a placeholder for arguments. Each worker replaces it by the folder's path."""
         return str(self.as_reference())
 
     def as_reference(self) -> DataReference:
@@ -67,11 +67,11 @@ class PipelineData:
         return self.as_mount()
 
     def as_mount(self) -> DataReference:
-        """Use the folder in place if possible, else download it."""
+        """Return the data as an input that is used in place if possible, else downloaded."""
         return PendingReference(name=self.name, sources=NOWHERE, inside=self.inside, data=self)
 
     def as_download(self, path_on_compute: str | None = None) -> DataReference:
-        """Copy the folder to each node of the step.
+        """Return the data as an input that is copied to each node of the step.
 
         Args:
             path_on_compute: Path below the script's working directory at which the files appear too.
@@ -79,7 +79,7 @@ class PipelineData:
         return self.as_mount().as_download(path_on_compute)
 
     def as_partition(self, by: Literal["node", "rank"] = "node") -> DataReference:
-        """Give each node or rank a part of the files.
+        """Return the data as an input of which each node or rank gets a part.
 
         Args:
             by: "node": a part for each node. "rank": a part for each rank.
@@ -107,13 +107,13 @@ class PipelineData:
 
 @dataclass(frozen=True, kw_only=True)
 class PendingReference(DataReference):
-    """A reference to data whose place is not known before submission."""
+    """A reference to data whose location is known only after the submission."""
 
     data: Any
 
 
 class PipelineParameter:
-    """A value of a pipeline's steps that is set at submission.
+    """A value in a pipeline's steps that each submission can set.
 
     Set it by `submit(pipeline, pipeline_parameters={name: value})`.
     It may stand in the `script_params`, `arguments` or `command` of a step.
@@ -127,7 +127,8 @@ class PipelineParameter:
 
     Examples:
         >>> lr = pl.PipelineParameter("lr", 0.1)
-        >>> pipeline = pl.Pipeline([pl.Step("train", pl.Estimator(entry_script="train.py", script_params={"--lr": lr}))])
+        >>> pipeline = pl.Pipeline([pl.Step("train", pl.Estimator(entry_script="train.py", script_params={"--lr":
+        lr}))])
         >>> pipeline.parameters
         {'lr': 0.1}
     """
@@ -156,7 +157,7 @@ def defaults(parameters: Iterable[tuple[str, object]]) -> dict[str, object]:
 
 
 def check_parameters(known: dict[str, object], given: dict[str, object]) -> dict[str, object]:
-    """Return each parameter's value: from `given`, else its default.
+    """Return the value of each parameter: the given value, or else the default.
 
     Raises:
         PipelineError: No step has a given parameter.

@@ -31,7 +31,7 @@ class Pipeline:
 
     Args:
         steps: `Step`s, or lists of them. Steps whose data they take are included. Independent steps run at the same time.
-        outputs: The pipeline's outputs, output name -> `PipelineData`.
+        outputs: A dict of output names to `PipelineData`.
         continue_on_step_failure: After a failure, continue the steps that do not need the failed one. Else cancel all steps.
         description: Text for people.
 
@@ -79,12 +79,12 @@ class Pipeline:
     def spec(
         self, run_id: str, default_store: str, parameters: Mapping[str, object], *, regenerate_outputs: bool = False
     ) -> tuple[PipelineSpec, list[Path]]:
-        """Return the spec, and each step's source directory.
+        """Return the pipeline's spec, and the source directory of each step.
 
         Args:
             run_id: Id of the pipeline's run.
             default_store: Name of the workspace's default datastore.
-            parameters: Name -> value.
+            parameters: Values of the pipeline's parameters by name.
             regenerate_outputs: Run every step instead of reusing outputs of former runs.
         """
         return spec_of(
@@ -116,7 +116,7 @@ class Pipeline:
     ) -> RunFolder:
         """Start the pipeline. `Experiment.submit` calls this.
 
-        `parameters_told` are added to the parameters in the record only, since the steps already have their values.
+        The record has the values of `parameters_told` among its parameters. The steps already have these values.
         """
         run_id = new_run_id(experiment) if run_id is None else check_run_id(run_id)
         parameters = check_parameters(self.parameters, dict(pipeline_parameters or {}))
@@ -153,7 +153,7 @@ def submit_pipeline(
 ) -> RunFolder:
     """Start a pipeline and return its folder at once.
 
-    `directories`: Source of each step.
+    `directories`: Source directory of each step.
     `run_id`: The id that `spec` was made for.
     `values`: As for `paceline.submit.submit`, for all steps.
     `leave_out`: As for `paceline.submit.submit`.
@@ -218,10 +218,10 @@ def submit_pipeline(
 
 
 def _checked(step: StepSpec, directory: Path, workspace_dir: Path, given: Mapping[str, str]) -> dict[str, str]:
-    """Check a step. Return place -> value of its secrets.
+    """Check a step. Return {place: value} of its secrets.
 
     Raises:
-        UserError: The step cannot run.
+        UserError: The step cannot run, for a reason that the message names.
     """
     with _in_step(step):
         secret_values = values_of(step.job, given)

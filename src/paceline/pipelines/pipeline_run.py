@@ -86,7 +86,7 @@ class PipelineRun(Run):
 
     @property
     def steps(self) -> dict[str, Run]:
-        """The runs of the steps that have begun, by step name and in order."""
+        """The runs of the steps that have begun, in order, by step name."""
         spec = self.spec
         pairs = zip(spec.steps, step_records(self._folder, spec), strict=True)
         return {step.name: self._handle(self._experiment, record) for step, record in pairs if record is not None}
@@ -134,7 +134,7 @@ def _left_by(job: Job) -> list[str]:
 
 
 def step_records(folder: RunFolder, spec: PipelineSpec) -> list[RunRecord | None]:
-    """Return the record of each step's run, None for steps without a run."""
+    """Return the record of each step's run, or None for a step that has not begun."""
     return [record_of(RunFolder(folder.path.parent / child_id(folder.run_id, n))) for n in range(len(spec.steps))]
 
 

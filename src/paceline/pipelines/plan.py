@@ -1,4 +1,4 @@
-"""Convert a pipeline's steps to a spec, in which the places of all data are known."""
+"""Convert a pipeline's steps to a spec, in which all data have a location."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Planned:
     Attributes:
         job: The step's job, whose inputs may be `PendingReference`s to other steps.
         directory: The source directory.
-        gives: Data objects of the step's outputs, with their names in the job.
+        gives: The `PipelineData` that the step writes, by the names of the job's outputs.
     """
 
     name: str
@@ -44,12 +44,12 @@ def spec_of(
     outputs: Mapping[str, object] | None = None,
     **values: Any,
 ) -> tuple[PipelineSpec, list[Path]]:
-    """Return the spec, and the source directory of each step.
+    """Return the spec of a pipeline, and the source directory of each step.
 
-    `steps`: In order.
-    `plan`: Returns the planned form of a step for its run id.
+    `steps`: The steps in an order in which they can run.
+    `plan`: Returns a step's `Planned` form for the run id of the step.
     `after`: Returns the steps that must be Completed before a step, besides steps whose data it reads.
-    `outputs`: The pipeline's outputs, name -> data object.
+    `outputs`: The pipeline's outputs as a dict of names to data objects.
     `values`: Other fields of `PipelineSpec`.
 
     Raises:
@@ -132,7 +132,7 @@ def flat(steps: Iterable[Any]) -> list[Any]:
 def ordered(steps: Sequence[T], needs: Callable[[T], Iterable[T]], name: Callable[[T], str]) -> list[T]:
     """Return the steps in topological order, each after the steps that it needs.
 
-    `name`: For messages.
+    `name`: Returns a step's name for messages.
 
     Raises:
         PipelineError: Steps need each other in a circle.

@@ -1,7 +1,7 @@
 """Reuse the outputs of a former run with equal inputs, source, job and environment.
 
-The file `<workspace>/pipelines/<key>.json` names the last run with a cache key. It counts only while this run's record
-has the same key, and the run's outputs exist.
+The file `<workspace>/pipelines/<key>.json` names the last run with a cache key. The file is ignored if this run's
+record has another key, or if the run's outputs no longer exist.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _VERSION = "paceline step 1"
 def key_of(step: StepSpec, job: Job, workspace_dir: Path) -> str:
     """Return the cache key of a step: a hash of everything that its outputs depend on.
 
-    `job`: The step's job, with the actual places of its inputs.
+    `job`: The step's job, with the actual locations of its inputs.
 
     Raises:
         DataError, TransferError: An input cannot be listed.
@@ -49,7 +49,7 @@ def key_of(step: StepSpec, job: Job, workspace_dir: Path) -> str:
 
 
 def find(key: str, workspace_dir: Path, pipeline_id: str) -> RunRecord | None:
-    """Return a reusable run of another pipeline, or None."""
+    """Return a run of another pipeline whose outputs can be reused, or None."""
     named = read_json(_path(key, workspace_dir))
     run_id = named.get("run_id") if isinstance(named, dict) else None
     if not isinstance(run_id, str):
@@ -79,11 +79,11 @@ def note(record: RunRecord, workspace_dir: Path) -> None:
 def take_over(
     former: RunRecord, step: StepSpec, run_id: str, entry: StepEntry, parent: RunRecord, runs_dir: Path
 ) -> None:
-    """Create the Completed run of a reused step.
+    """Create the Completed run of a step that reuses a former run's outputs.
 
-    It gets the former run's logs, metrics and outputs.
+    The new run gets copies of the former run's outputs and metrics.
 
-    `entry`: The step's entry in the record.
+    `entry`: The step's entry in the new run's record.
     """
     source, now = RunFolder(runs_dir / former.run_id), utc_now()
     record = RunRecord(
@@ -131,7 +131,6 @@ def _content(step: StepSpec, reference: DataReference, workspace_dir: Path) -> d
 
 
 def _is_there(record: RunRecord, workspace_dir: Path) -> bool:
-    """Return whether the run's outputs still exist in datastores."""
     outputs = read_data(RunFolder(workspace_dir / "runs" / record.run_id))["outputs"]
     stored = {output["name"]: output for output in outputs}
     for reference in record.job.inputs if record.job else ():

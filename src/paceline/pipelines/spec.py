@@ -20,7 +20,7 @@ class StepSpec:
     Attributes:
         job: The job that is submitted if no earlier step is reused.
         after: Numbers of the steps that must be Completed first.
-        takes: Name of an input -> number of the step and name of its output.
+        takes: For the name of an input, the number of the step that writes it and the output's name.
         source_directory, snapshot_id, git: The step's source.
         allow_reuse: Whether to reuse the outputs of a former run if nothing has changed.
         sweep: The sweep's spec, if the step is a sweep.
@@ -57,9 +57,9 @@ class PipelineSpec:
 
     Attributes:
         parameters: Values of the pipeline's parameters at submission.
-        outputs: Name of a pipeline output -> step and name of its output.
-        continue_on_step_failure: Continue steps that do not need the failed step.
-        regenerate_outputs: Run every step instead of reusing outputs of former runs.
+        outputs: For the name of a pipeline output, the step that writes it and the output's name.
+        continue_on_step_failure: Whether steps that do not need a failed step go on.
+        regenerate_outputs: Whether every step runs, without reusing outputs of former runs.
     """
 
     steps: tuple[StepSpec, ...]

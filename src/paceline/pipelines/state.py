@@ -22,7 +22,7 @@ class StepState:
 
     Attributes:
         status: Status of the run, or None before it exists.
-        is_cut_off: The submission of the run was interrupted and must be repeated.
+        is_cut_off: Whether the submission of the run was interrupted and must be repeated.
         was_cut_off: Whether the submission was interrupted at least once.
     """
 
@@ -40,7 +40,7 @@ class StepState:
 
 
 class PipelineState(ParentState):
-    """The pipeline's record and its steps. The caller holds the pipeline's lock."""
+    """A pipeline's record and its steps, for the holder of the pipeline's lock."""
 
     def __init__(self, folder: RunFolder) -> None:
         super().__init__(folder)
@@ -111,7 +111,7 @@ class PipelineState(ParentState):
                 step.is_cut_off, step.status = False, states.FAILED
 
     def job_of(self, step: StepState) -> Job:
-        """Return the step's job with the actual places of its inputs."""
+        """Return the step's job with the actual locations of its inputs."""
         inputs = []
         for reference in step.spec.job.inputs:
             if reference.name in step.spec.takes:
@@ -126,7 +126,7 @@ class PipelineState(ParentState):
 
 
 def _is_half_made(record: RunRecord, folder: RunFolder) -> bool:
-    """Return whether a former controller was killed while it created this step's run."""
+    """Return whether a killed controller has left this step's run incomplete."""
     if record.is_terminal and record.status == states.COMPLETED:
         return False
     if record.kind == "sweep":

@@ -85,7 +85,7 @@ class Step:
         return f"Step({self.name!r})"
 
     def run_after(self, *steps: Step) -> Step:
-        """Begin only when these steps are Completed. Return this step.
+        """Let this step begin only when other steps are Completed. Return this step.
 
         Args:
             steps: Steps that this one waits for.
@@ -98,7 +98,7 @@ class Step:
 
     @property
     def after(self) -> tuple[Step, ...]:
-        """The steps given by `after` and `run_after`, without steps whose data this step reads."""
+        """The steps of `after` and `run_after`, without steps whose data this step reads."""
         return tuple(self._after)
 
     def needs(self) -> list[Step]:
@@ -128,12 +128,12 @@ class Step:
         return defaults((word.name, word.default_value) for word in words if isinstance(word, PipelineParameter))
 
     def planned(self, run_id: str, default_store: str, parameters: Mapping[str, object]) -> Planned:
-        """Return the step with its job for a run id.
+        """Return the step's job and outputs for the id of its run.
 
         Args:
             run_id: Id of the step's run.
             default_store: Name of the workspace's default datastore.
-            parameters: Name -> value.
+            parameters: Values of the pipeline's parameters by name.
 
         Raises:
             JobError: A script cannot get the value of a parameter.
@@ -175,7 +175,6 @@ def _words(value: Any) -> Sequence[Any]:
 
 
 def _filled(value: Any, parameters: Mapping[str, object]) -> object:
-    """Replace parameters by their values. Without parameters, return the same object."""
     if not any(isinstance(word, PipelineParameter) for word in _words(value)):
         return value
 

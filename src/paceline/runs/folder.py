@@ -230,7 +230,7 @@ class RunFolder:
         return self.attempt(attempt) / f"spare_{node_rank}.json"
 
     def worker_group(self, attempt: int, rank: int) -> Path:
-        """Return the file with the process group of a rank, for replacing lost workers."""
+        """Return the file in which a rank reports what a replacement of lost workers needs."""
         return self.attempt(attempt) / f"group_{rank}.json"
 
     def worker_error(self, attempt: int, rank: int) -> Path:

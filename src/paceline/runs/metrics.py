@@ -161,13 +161,9 @@ def plain_value(value: object) -> Scalar | None:
 def read(directory: Path, *, name: str | None = None, rank: int | None = None) -> dict[str, Any]:
     """Return the metrics under `directory` by name, in order of first appearance.
 
-    The type of a metric's value depends on how the metric was logged:
-
-    - scalars: the scalar if it was logged once, else a list
-    - lists: all lists joined to one
-    - rows: a dict of scalars if a row was logged once, else a dict of lists
-    - tables: a dict of lists
-    - images: the file's name, or a list of names
+    The type of a value depends on how the metric was logged: a scalar if it was logged once, else a list; a row as a
+    dict of scalars or, for several rows, of lists; a table as a dict of lists; an image as its file's name. Several
+    lists under one name are joined.
 
     name: Return only this metric. rank: Return only values of this rank.
     """

@@ -21,11 +21,15 @@ _WIDTH, _HEIGHT = 4.2, 2.8
 
 @dataclass(frozen=True, kw_only=True)
 class MetricSeries:
-    """The values logged under one name, ordered by time over all ranks; five tuples of one length.
+    """The values logged under one name, ordered by time over all ranks, as five tuples of one length.
 
-    steps: None where no step was given. values: as logged; a list's items one by one; a row or table as a dict; an image as its
-    file's name. times: seconds since 1970, by the worker's clock. ranks: the rank that logged a value. attempts: the
-    attempt, from 1.
+    Attributes:
+        steps: The step of each value, or None.
+        values: The values as they were logged: a list's items one by one, a row or table as a dict, an image as its
+            file's name.
+        times: Seconds since 1970, by the worker's clock.
+        ranks: The rank that logged each value.
+        attempts: The number of the attempt, from 1.
     """
 
     name: str
@@ -103,9 +107,9 @@ def read(
 ) -> dict[str, MetricSeries]:
     """Return the series of each metric in `directory`, in order of first appearance.
 
-    name: only this metric. rank: only these ranks. attempt: only these attempts. Several attempts are joined as if the
-    run had not been interrupted. If one name was logged in several ways, the last way counts, as in
-    `paceline.runs.metrics.read`.
+    name: Return only this metric. rank: Return only values of these ranks. attempt: Return only values of these
+    attempts. Several attempts are joined as if the run had not been interrupted. If one name was logged in several
+    ways, the last way counts, as in `paceline.runs.metrics.read`.
     """
     found = placed_entries_by_name(directory, name=name, ranks=_several(rank), attempts=_several(attempt))
     return {metric: series_of(metric, entries) for metric, entries in found.items()}
@@ -141,7 +145,7 @@ def _several(numbers: int | Collection[int] | None) -> Collection[int] | None:
 
 
 def plot(found: Mapping[str, MetricSeries], title: str) -> Any:
-    """Return a figure with a subplot for each numeric metric, and a curve for each rank.
+    """Return a matplotlib figure with a subplot for each numeric metric and a curve for each rank.
 
     The x axis is the step, or the value's index without steps.
 
@@ -173,7 +177,7 @@ def plot(found: Mapping[str, MetricSeries], title: str) -> Any:
 
 
 def _curves(one: MetricSeries) -> dict[str, tuple[list[float], list[float]]]:
-    """Return the steps and numbers of each curve by the curve's label."""
+    """Return {label: (steps, numbers)} of each curve."""
     found: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
     for step, value, rank, attempt in zip(one.steps, one.values, one.ranks, one.attempts, strict=True):
         if isinstance(value, (int, float)):

@@ -1,10 +1,10 @@
 """Runs on disk: create one, find one, write its record, and close abandoned ones.
 
-`job.json` is written once, when the run's folder is made, and `state.json` is replaced whole with each change. The holder of
-the run's lock is its only writer. A reader of a record that is not final checks whether the lock is
-held (`paceline.runs.read`). If it is free, the run is abandoned: the reader takes the lock, ends the processes that are left, and
-records the failure. So no abandoned run shows as Running, whether its supervisor was killed, the machine restarted or the
-submitting program died.
+`job.json` is written once, when the run's folder is made, and `state.json` is replaced whole with each change. The
+holder of the run's lock is its only writer. A reader of a record that is not final checks whether the lock is held
+(`paceline.runs.read`). If the lock is free, the run is abandoned: the reader takes the lock, ends the remaining
+processes, and records the failure. So no abandoned run shows as Running, whether its supervisor was killed, the machine
+restarted or the submitting program died.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def create(
 
     secrets: Values of the job's secrets by variable.
     checkpoints: Folder that is copied into the run as its own checkpoints.
-    fill: Writes more into the folder before it gets its name, such as the content of an imported run.
+    fill: Called with the folder before readers can find it, to add files such as those of an imported run.
 
     Raises:
         WorkspaceError: The workspace cannot be written to, its disk is full, or the checkpoints cannot be copied.
@@ -118,10 +118,10 @@ def owner() -> Owner:
 
 
 def write(folder: RunFolder, record: RunRecord) -> None:
-    """Replace the record's state; only the holder of the lock may do so.
+    """Write `state.json`. Only the holder of the run's lock may call this function.
 
-    On a full disk, deleting the ballast frees space for the last records: no worker is left by then to fill it again.
-    A state that is not final is not written on a full disk, so readers keep seeing the previous state.
+    On a full disk, deleting the run's placeholder file frees space for the last records. A state that is not final is
+    dropped instead, so readers keep seeing the previous state.
     """
     try:
         # Only the final record must survive a power cut: with any earlier record, the run is abandoned then.
@@ -139,7 +139,7 @@ def write(folder: RunFolder, record: RunRecord) -> None:
 
 
 def replace_state(folder: RunFolder, record: RunRecord, *, sync: bool = False) -> None:
-    """Write `state.json`.
+    """Write `state.json`, with `sync` also to the disk.
 
     Raises:
         OSError: The file can't be written; the old file stays.
@@ -162,9 +162,10 @@ def record_mode(record: RunRecord) -> int:
 def change(folder: RunFolder, record: RunRecord, status: str, *, digest: str | None = "", **changes: Any) -> RunRecord:
     """Write the record with its next state, note the change in `events.jsonl`, and return it.
 
-    An end sends notifications first: a final record never changes, so it must already name those that failed.
+    At the run's end, notifications are sent before the record is written, because a final record never changes and must
+    name the failed notifications.
 
-    digest: Text of these notifications, such as the results of a sweep. With None, nothing is sent.
+    digest: Text to add to these notifications, such as the results of a sweep; None to send no notifications.
 
     Raises:
         RunStateError: The run has already ended.
@@ -195,7 +196,7 @@ def change(folder: RunFolder, record: RunRecord, status: str, *, digest: str | N
 
 
 def failed_by_hand(folder: RunFolder) -> dict[str, Any] | None:
-    """Return the changes of the record for a run whose end `Run.fail` has requested, or None."""
+    """Return the record's changes for a failure that `Run.fail` has requested, or None."""
     request = read_json(folder.cancel_request) or {}
     if request.get("fail") is None:
         return None
@@ -238,7 +239,6 @@ def find(runs_dir: Path, run_id: str) -> RunFolder:
 
 
 def _names(runs_dir: Path) -> dict[str, str | None]:
-    """Return the name of each run by its id."""
     return {run_id: tags_and_properties.read(RunFolder(runs_dir / run_id).notes).name for run_id in ids(runs_dir)}
 
 
@@ -265,14 +265,14 @@ def ids(runs_dir: Path) -> list[str]:
 
 
 def shown(folder: RunFolder, record: RunRecord) -> RunRecord:
-    """Return a live run's record as readers see it: CancelRequested after a request to cancel."""
+    """Return a live run's record with the status CancelRequested if a cancel was requested."""
     if not record.is_terminal and record.status != states.FINALIZING and folder.cancel_request.exists():
         return dataclasses.replace(record, status=states.CANCEL_REQUESTED)
     return record
 
 
 def from_elsewhere(workspace_dir: Path) -> str:
-    """Return why runs in a workspace of `only_shown` don't continue, and the command by which they continue."""
+    """Return why runs of an untrusted workspace don't continue, and the command that trusts it."""
     return f"you have not made its workspace on this machine; to let it go on: paceline trust {shlex.quote(str(workspace_dir))}"
 
 
@@ -303,7 +303,6 @@ def deserted_report(record: RunRecord) -> FailureReport:
 
 
 def _rank_failure(folder: RunFolder) -> FailureReport | None:
-    """Return the failure that a launcher inside the run reported for a rank, or None."""
     try:
         return FailureReport.from_json(read_json(folder.rank_failure))
     except (TypeError, ValueError, KeyError, AttributeError):
@@ -317,7 +316,7 @@ def mark_closing(folder: RunFolder) -> None:
 
 
 def deserted(record: RunRecord) -> RunRecord:
-    """Return the record that an abandoned run will get. Readers show it before it is written."""
+    """Return the Failed record of an abandoned run, which readers show before it is written."""
     return dataclasses.replace(
         record, status=states.FAILED, **failure_changes(record, deserted_report(record), utc_now())
     )
@@ -367,7 +366,7 @@ def remove_scratch(folder: RunFolder, record: RunRecord) -> None:
 
 
 def set_right(folder: RunFolder) -> RunRecord:
-    """End the remaining processes of an abandoned run, record its failure, and return the record."""
+    """End an abandoned run's processes, record its failure, and return the record."""
     fd = locks.take(folder.lock) if os.access(folder.path, os.W_OK) else None
     if fd is None:
         # Another reader is closing the run, or this user cannot write to the folder: return the unchanged record.
@@ -426,7 +425,7 @@ _MOST_KNOWN = 256
 
 
 def _submitted(folder: RunFolder, job: Job | None = None) -> RunRecord | None:
-    """Return the content of `job.json`, validated once in a process; None if there is none.
+    """Return the record in `job.json`, validated once in a process; None if there is no file.
 
     job: The run's job, if the caller has it.
     """
@@ -477,7 +476,7 @@ def was_here(record: RunRecord) -> bool:
 def remove_containers(job: Job | None, run_id: str, *, all_ended: bool = False) -> None:
     """Remove the run's containers from this machine's engine, if its job has an image. Never raises.
 
-    all_ended: Whether all container clients have ended by themselves, so that no container is still being created.
+    all_ended: Whether all clients of the engine have ended, so that no container is still being created.
     """
     if job is None or job.environment.docker_image is None:
         return

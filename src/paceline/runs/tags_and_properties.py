@@ -21,8 +21,11 @@ _PATIENCE_S = 30.0
 class Notes:
     """A run's tags, properties, name and description.
 
-    drawn_name: the readable name given at submission (`paceline.runs.ids`). display_name: a name set later by a user or
-    the script's tracker. description: notes of people, in Markdown. is_archived: whether lists leave the run out.
+    Attributes:
+        drawn_name: The readable name given at submission (`paceline.runs.ids`).
+        display_name: A name that a user or the script's tracker set later.
+        description: Notes of people, in Markdown.
+        is_archived: Whether lists leave the run out.
     """
 
     tags: dict[str, str | None] = field(default_factory=dict)
@@ -73,9 +76,9 @@ def remove_tags(path: Path, keys: list[str]) -> None:
 
 
 def add_properties(path: Path, properties: Mapping[str, object], *, if_missing: bool = False) -> Mapping[str, str]:
-    """Add properties, which never change. Return the properties that were there before.
+    """Add properties, which never change. Return the properties that existed before.
 
-    if_missing: keep the existing value of a property instead of raising.
+    if_missing: Whether to keep the existing value of a property instead of raising.
 
     Raises:
         RunStateError: One of the properties exists; no property is added then.

@@ -54,7 +54,7 @@ class DeletedRun:
 
     @property
     def kept_until_utc(self) -> str:
-        """When the run may be removed for good."""
+        """The time from which the run may be removed for good."""
         return utc_text(parse_utc(self.deleted_utc) + dt.timedelta(days=KEPT_DAYS))
 
 
@@ -88,7 +88,6 @@ def delete(runs_dir: Path, folders: Iterable[RunFolder], *, force: bool = False)
 
 
 def _check_parent(record: RunRecord, runs_dir: Path) -> None:
-    """Raise an error for a trial or step whose live controller still reads the run."""
     with contextlib.suppress(RunNotFoundError):
         above = record.parent_run_id
         parent = read.record(RunFolder(runs_dir / above)) if is_run_id(above) else None
@@ -115,12 +114,11 @@ def _move(folder: RunFolder, with_run: str, *, force: bool) -> None:
 
 
 def below(runs_dir: Path, folders: Sequence[RunFolder]) -> list[RunFolder]:
-    """Return all runs below these, the deepest first."""
+    """Return all descendants of these runs, the deepest first."""
     return _below(runs_dir, _parents(runs_dir), folders)
 
 
 def _parents(runs_dir: Path) -> dict[str, object]:
-    """Return run id -> id of its parent, newest first."""
     found = {}
     for run_id in store.ids(runs_dir):
         data = read_json(RunFolder(runs_dir / run_id).job)
@@ -174,7 +172,7 @@ def _deleted(folder: RunFolder) -> DeletedRun:
 
 
 def restore(workspace_dir: Path, run_id: str, there: Sequence[DeletedRun] | None = None) -> list[RunFolder]:
-    """Restore a deleted run and those deleted with it.
+    """Restore a deleted run, and the runs that were deleted with it.
 
     run_id: The run's id, a unique beginning of it, or its name.
     there: The runs in the trash (`deleted`), for a caller that restores several.

@@ -54,13 +54,13 @@ def visible_line(text: str) -> str:
 
 
 class TerminalLines:
-    """Lines of several writers on one terminal, each with its own colours."""
+    """A formatter for the lines of several ranks on one terminal, which keeps their colours."""
 
     def __init__(self) -> None:
         self._set: dict[Hashable, str] = {}
 
     def line(self, writer: Hashable, text: str) -> str:
-        """Return the result of `visible_line`, with the writer's last colours before it and a reset after it."""
+        """Return `visible_line(text)` in this writer's colours, with a reset at the end."""
         before = self._set.get(writer, "")
         if not before and text.isprintable():
             return text

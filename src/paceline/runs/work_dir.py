@@ -45,10 +45,13 @@ ABOVE = "above"
 
 @dataclass(frozen=True)
 class Place:
-    """The position of the source's copy below `work`, and the original folder.
+    """The position of the source's copy in the working directory `work`.
 
-    copy: relative to `work`, "" for `work` itself. directory: likewise, where the workers run. source: the user's folder.
-    has_outputs: whether `outputs` there is a folder instead of a link, for scripts that use `..` in it.
+    Attributes:
+        copy: The copy's path relative to `work`; "" for `work` itself.
+        directory: The workers' current directory, relative to `work`.
+        source: The user's own source folder.
+        has_outputs: Whether the folder's `outputs` is a real folder instead of a link, for scripts that use `..` in it.
     """
 
     copy: str
@@ -61,12 +64,15 @@ class Place:
         return os.path.join(self.directory, "outputs")
 
     def original(self, path: str) -> str:
-        """Return the user's own path for a path below `work`."""
+        """Return the user's own path for a path relative to `work`."""
         return os.path.join("/", path) if self.copy else os.path.join(self.source, path)
 
 
 def place(record: Any, *, is_shared: bool = True) -> Place:
-    """Return the position of a run's source. is_shared: whether this machine has the user's folders."""
+    """Return the position of a run's source copy, from the record's JSON.
+
+    is_shared: Whether this machine has the user's folders.
+    """
     told = record if isinstance(record, dict) else {}
     source, within = str(told.get("source_directory") or "."), (told.get("job") or {}).get("working_directory")
     if within is None:
@@ -78,10 +84,14 @@ def place(record: Any, *, is_shared: bool = True) -> Place:
 
 
 def make(folder: RunFolder, *, is_shared: bool = True, sent: Mapping[str, Path | None] | None = None) -> Path:
-    """Copy the snapshot to the working directory, and add the job's own files.
+    """Copy the snapshot and the job's own files to the working directory, and return its path.
 
-    is_shared: as for `place`; without the user's folders nothing can be linked. sent: local paths of files that were sent instead
-    of copied, by their paths relative to the source; None for an empty folder.
+    Args:
+        folder: The run's folder.
+        is_shared: Whether this machine has the user's folders, so that the copy can link to files in them.
+        sent: Files that were sent to this machine beside the snapshot: local paths by their paths in the source, with
+            None
+            for an empty folder.
 
     Raises:
         OSError: The disk is full, or the snapshot is gone.
@@ -126,7 +136,6 @@ def make(folder: RunFolder, *, is_shared: bool = True, sent: Mapping[str, Path |
 
 
 def _inside(copy: Path, path: str) -> Path:
-    """Return the path of a source file in its copy, and create the folders above it."""
     found = copy / path
     found.parent.mkdir(parents=True, exist_ok=True)
     if not found.parent.resolve().is_relative_to(copy.resolve()):
@@ -135,7 +144,7 @@ def _inside(copy: Path, path: str) -> Path:
 
 
 def _bring(original: Path | None, target: Path) -> None:
-    """Copy a sent file, since runs share the original, and the script may change its copy."""
+    """Copy a file that was sent to this machine, or make an empty folder for None."""
     if os.path.lexists(target):
         return
     if original is None:
@@ -149,7 +158,7 @@ def _bring(original: Path | None, target: Path) -> None:
 
 
 def _link(folder: RunFolder, top: Path, at: Place) -> None:
-    """Link to files that were not copied, and to the siblings of all folders above the copy."""
+    """Link to source files outside the snapshot, and to all folders around the copy."""
     for one in linked.read(folder.linked):
         path, original = top / at.copy / one.path, os.path.join(at.source, one.path)
         if one.is_linked and os.path.lexists(original) and not os.path.lexists(path):
@@ -168,7 +177,7 @@ def _link(folder: RunFolder, top: Path, at: Place) -> None:
 
 
 def _link_names(top: Path, name: str, results: frozenset[str]) -> None:
-    """Create links in `top/name` to the entries of `/name`. results: names of earlier results, which are skipped."""
+    """Create links in `top/name` to the entries of `/name`, except to those in `results`."""
     with contextlib.suppress(OSError), os.scandir(f"/{name}") as found:
         names = [entry.name for entry in islice(found, _NAMES)]
         # Relative to the open folder, creating links takes a third less time.
@@ -183,13 +192,13 @@ def _link_names(top: Path, name: str, results: frozenset[str]) -> None:
 
 
 def _above(name: str) -> list[str]:
-    """Return the folders above this path, from the outermost, "", on."""
+    """Return the parent folders of a relative path, beginning with ""."""
     parts = name.split("/")
     return ["/".join(parts[:count]) for count in range(len(parts))]
 
 
 def _found(folder: RunFolder, record: Any) -> Place:
-    """Return the place of the snapshot's copy. On other machines, and after `clean`, it is `work` itself."""
+    """Return the current position of the source's copy, which `clean` moves to `work`."""
     at = place(record)
     # Check the whole path, since the source may have a folder `home` too.
     is_among_links = at.copy and (folder.work / at.copy).is_dir()
@@ -238,7 +247,7 @@ def clean(folder: RunFolder) -> None:
 
 
 def _flatten(folder: RunFolder, at: Place) -> None:
-    """Move the copy's remaining files to `work`, and other files to the folder `ABOVE`."""
+    """Move the copy's remaining files to `work`, and files outside the copy to `work`/`ABOVE`."""
     if not at.copy or not folder.work.is_dir():
         return
     beside = folder.work.with_name(f".{ABOVE}")
@@ -266,7 +275,7 @@ def left_files(folder: RunFolder) -> Iterator[tuple[str, Path]]:
 
 
 def rescue_outputs(folder: RunFolder) -> None:
-    """Make `outputs` the run's own folder again, with the files of a replacing folder.
+    """Make `outputs` the run's own folder again, with all files of the script's `outputs`.
 
     Never follow links: a script in a container may not write where the supervisor may.
 
@@ -296,7 +305,7 @@ def rescue_outputs(folder: RunFolder) -> None:
 
 
 def _keep_links(outputs: Path, target: Path) -> None:
-    """Adjust relative links that lead out of `outputs` before it moves to `target`."""
+    """Make relative links that lead out of `outputs` valid for its new path `target`."""
     for directory, folders, files in os.walk(outputs):
         for path in (os.path.join(directory, name) for name in (*folders, *files)):
             if not os.path.islink(path) or os.path.isabs(link := os.readlink(path)):
@@ -309,7 +318,6 @@ def _keep_links(outputs: Path, target: Path) -> None:
 
 
 def _files(record: Any) -> dict[str, str]:
-    """Return {path: text} of the files that the job itself has, from the record's JSON."""
     return ((record.get("job") or {}).get("files") or {}) if isinstance(record, dict) else {}
 
 
@@ -337,7 +345,7 @@ def _copy(source: str, target: str) -> None:
 
 
 def _original(path: Path, sent: Mapping[Path, str]) -> Path | None:
-    """Return the original of a file that was sent to the working directory; None for other files."""
+    """Return the original of a file that was sent to this machine; None for other files."""
     for above in (path, *path.parents):
         if above in sent:
             return Path(sent[above]) / path.relative_to(above)

@@ -32,9 +32,9 @@ def submit_again(
     learn: bool = False,
     display_name: str | None = None,
 ) -> RunFolder:
-    """Start a new sweep from another, and return its folder.
+    """Start a new sweep that is based on an earlier sweep, and return its folder.
 
-    It has the source, job and limits of the other sweep.
+    The new sweep has the source, job and limits of the earlier sweep.
 
     Args:
         before: The earlier sweep, which may still run.
@@ -86,9 +86,9 @@ def submit_again(
 
 
 def changed(space: Space, changes: Mapping[str, object], without: Collection[str] = ()) -> Space:
-    """Return a changed space.
+    """Return a copy of a space with some hyperparameters changed, added or removed.
 
-    Names with and without leading dashes are the same.
+    Leading dashes of names are ignored.
 
     Raises:
         SweepError: A name to remove is unknown, or nothing is left.
@@ -110,7 +110,7 @@ def space_text(space: Space) -> str:
 
 
 def read_space(text: str, before: Space) -> Space:
-    """Return the space of edited `space_text`.
+    """Return the space that a user has written by editing the text of `space_text`.
 
     Unchanged lines keep the expressions of `before`, even expressions that have no text form.
 
@@ -135,7 +135,6 @@ def read_space(text: str, before: Space) -> Space:
 
 
 def _text(part: Any) -> str:
-    """Return an expression's JSON as text for `parse`."""
     name, arguments = part
     options = arguments[0] if name == "choice" else arguments
     listed = ", ".join(json.dumps(value, ensure_ascii=False) for value in options)

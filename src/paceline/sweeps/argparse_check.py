@@ -38,11 +38,10 @@ def check_script(
 ) -> tuple[str, ...]:
     """Raise if the script's parser certainly rejects the space.
 
-    Return the switches, including those of the script that the space turns on and off.
+    Return `switches` with those hyperparameters added that turn a switch of the script on and off.
 
-    `directory`: The job's source.
-    `switches`: Known switches.
-    `others`: Other arguments that the script gets; None if unknown.
+    `directory`: The job's source. `switches`: Switches that the user has named (`SweepSpec.switches`). `others`: Other
+    arguments that the script gets; None if unknown.
 
     Raises:
         SweepError: The script lacks an option or rejects values; the message names all of them.
@@ -58,7 +57,7 @@ def check_script(
 def check(
     space: Space, script: Path, switches: Sequence[str] = (), given: Sequence[str] | None = None
 ) -> tuple[str, ...]:
-    """Check the script file as `check_script` does, and return the switches."""
+    """Check a script file as `check_script` does. Return the switches."""
     known = declared(script)
     said_so = [switch.partition("/")[0] for switch in switches]
     wrong = (_complaint(dimension, known, said_so) for dimension in space.parameters)
@@ -77,7 +76,7 @@ def check(
 
 
 def refusal(name: str, value: object, known: Declared) -> str | None:
-    """Return why the script certainly refuses a value."""
+    """Return why the script certainly rejects a value, or None."""
     options = _meant(name, known)
     if options is None or value is None or isinstance(value, bool):
         return None
@@ -89,7 +88,7 @@ def refusal(name: str, value: object, known: Declared) -> str | None:
 
 
 def list_way(space: Space, script: Path) -> str | None:
-    """Return the way (`points.WAYS`) in which the script takes list values, or None if unknown."""
+    """Return the form in which the script takes list values (`points.WAYS`), or None if unknown."""
     known = declared(script)
     lists = [
         dimension
@@ -102,7 +101,6 @@ def list_way(space: Space, script: Path) -> str | None:
 
 
 def _switch(dimension: Dimension, known: Declared) -> str | None:
-    """Return `--x` or `--x/--no-x` if the hyperparameter controls a switch."""
     name = argument(dimension.name)
     options = _meant(name, known)
     if not options or not all(option.is_switch for option in options) or not is_of_switch(dimension):
@@ -138,7 +136,6 @@ def _complaint(dimension: Dimension, known: Declared, switches: Sequence[str]) -
 
 
 def _of_others(space: Space, known: Declared, given: Sequence[str]) -> Iterator[str]:
-    """Yield errors in the script's other arguments: unknown options and missing required options."""
     own = [argument(name) for name in space.names]
     # After `--` all words are positional. argparse takes a word with a space as positional too.
     words = itertools.takewhile(lambda word: word != "--", given)
@@ -152,12 +149,10 @@ def _of_others(space: Space, known: Declared, given: Sequence[str]) -> Iterator[
 
 
 def _may_be(name: str, option: DeclaredOption) -> bool:
-    """Return whether argparse may match a name, such as an abbreviation, to this option."""
     return any(other.startswith(name if name.startswith("--") else name[:2]) for other in option.names)
 
 
 def _meant(name: str, known: Declared) -> list[DeclaredOption] | None:
-    """Return the declared options that argparse may match to this name."""
     exact = [option for option in known.options if name in option.names]
     if exact:
         return exact
@@ -169,7 +164,6 @@ def _meant(name: str, known: Declared) -> list[DeclaredOption] | None:
 
 
 def _wrong(option: DeclaredOption, given: object, known: Declared) -> str | None:
-    """Return why the option rejects this value, or None."""
     text, at = text_of(given), f"line {option.line}"
     if option.is_switch is not False:
         # The value would become a positional argument.
@@ -206,7 +200,7 @@ def _values(expression: Expression) -> Iterator[object]:
 
 
 def certain_way(script: Path) -> str | None:
-    """Return the way (`points.WAYS`) in which the script reads its values, or None if unknown."""
+    """Return the form in which the script reads its values (`points.WAYS`), or None if unknown."""
     nodes = nodes_of(script)
     parsers = PARSERS & imported(nodes)
     if not parsers:
@@ -239,9 +233,10 @@ def _of_hydra(nodes: list[ast.AST]) -> str | None:
 
 
 def _of_hand(nodes: list[ast.AST], folder: Path) -> str | None:
-    """Return the way (`points.WAYS`) for a script that splits `sys.argv` itself, or None.
+    """Return the form of arguments (`points.WAYS`) of a script that splits `sys.argv` itself.
 
-    The code that splits may be in a file that the script runs: `exec(open("configurator.py").read())`.
+    Return None for other scripts. The code that splits may be in a file that the script runs:
+    `exec(open("configurator.py").read())`.
     """
     for node in nodes:
         if _called(node) == "exec" and isinstance(node, ast.Call) and node.args:

@@ -1,7 +1,8 @@
 """Options that a script declares with argparse, click or absl.
 
-The options are read from the script's source, without running it. Only certain facts are returned: none for a script
-with another parser, two parsers, a changed `sys.argv`, or code that can't be followed.
+The options are read from the script's source, without running it. Only certain facts are returned. No fact is certain
+for a script with another parser, with two parsers, with a changed `sys.argv`, or with code that this module can't
+follow.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ def _of_absl(call: ast.Call) -> DeclaredOption | None:
 
 
 class _NotKnownError(Exception):
-    """An error that ends the analysis: nothing is certain about the script."""
+    """An error that ends the analysis, since nothing is certain about the script."""
 
 
 class _Reader:
@@ -216,7 +217,6 @@ class _Reader:
                 self._names |= {alias.asname or alias.name: alias.name for alias in node.names}
 
     def _of(self, node: ast.AST) -> str | None:
-        """Return the name in argparse that an expression refers to."""
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in self._modules:
             return node.attr
         return self._names.get(node.id) if isinstance(node, ast.Name) else None
@@ -258,13 +258,13 @@ class _Reader:
         self._waiting += calls or ()
 
     def _calls(self, function: str) -> list[ast.Call] | None:
-        """Return all calls of a function, or None if the script uses it otherwise."""
+        """Return all calls of a function, or None if the script also uses it in another way."""
         uses = [(node, self._parent[node]) for node in self._nodes if _name(node) == function]
         calls = [call for node, call in uses if isinstance(call, ast.Call) and call.func is node]
         return calls if len(calls) == len(uses) else None
 
     def _handed(self, node: ast.expr, call: ast.AST, keyword: str | None) -> None:
-        """Follow the parser into a script's function that gets it as an argument."""
+        """Follow the parser into a function of the script that takes it as an argument."""
         name = None
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in self._functions:
             name = keyword or next(iter(_parameters(self._functions[call.func.id])[call.args.index(node) :]), None)
@@ -381,7 +381,6 @@ class _Reader:
         return (function, above) == self._place(self._made) or above == [*mains, function]
 
     def _place(self, node: ast.AST) -> tuple[ast.AST, list[ast.AST]]:
-        """Return a node's function or module, and the conditions around it."""
         above: list[ast.AST] = []
         while not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)):
             node = self._parent[node]
@@ -419,7 +418,6 @@ class _Reader:
 
 
 def _name(node: ast.AST) -> str:
-    """Return the last name of an expression, or ""."""
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 

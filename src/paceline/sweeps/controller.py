@@ -106,7 +106,7 @@ class Controller(ParentController[SweepState]):
         return True
 
     def _judge(self) -> None:
-        """Stop, pause or promote the trials that the policy names."""
+        """Stop, pause or promote the trials for which the policy says so."""
         sweep = self.state
         if sweep.spec.stop is None:
             return
@@ -160,7 +160,6 @@ class Controller(ParentController[SweepState]):
             say(f"trial {trial.number} has the best {spec.metric} so far: {value:g}")
 
     def _take_more(self) -> None:
-        """Add the trials that `paceline sweep more` has requested."""
         sweep = self.state
         if count := results.requested(sweep.folder):
             sweep.spec = dataclasses.replace(sweep.spec, trials=sweep.spec.trials + count)
@@ -171,7 +170,7 @@ class Controller(ParentController[SweepState]):
 
 
 def end_reason(sweep: SweepState) -> str | None:
-    """Return why the sweep must end early, or None."""
+    """Return why the sweep must end early, as a sentence, or None."""
     if sweep.folder.cancel_request.exists():
         return "the sweep is canceled"
     limit, started = sweep.spec.max_duration_seconds, sweep.spec.counted_utc or sweep.record.started_utc

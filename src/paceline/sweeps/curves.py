@@ -20,7 +20,7 @@ from paceline.system.files import gone_is_fine
 
 @dataclass(frozen=True)
 class Series:
-    """The values of a trial's metric so far, and their steps, which may be None."""
+    """The values of a metric that a trial has logged so far, with their steps or None."""
 
     values: tuple[float, ...] = ()
     steps: tuple[float | None, ...] = ()
@@ -28,7 +28,7 @@ class Series:
     def before(self, steps: Sequence[float | None]) -> Series:
         """Return the part of this series before the first step of a later run.
 
-        Values without a step are a part of it. Attempts of one run are joined in the same way.
+        Values without a step stay. Attempts of one run are joined in the same way.
         """
         first = min((step for step in steps if step is not None), default=math.inf)
         kept = [(v, s) for v, s in zip(self.values, self.steps, strict=True) if s is None or s < first]
@@ -77,7 +77,7 @@ class CurveReader:
 
     @property
     def steps(self) -> tuple[float | None, ...]:
-        """Steps of the values that `look` returned last."""
+        """The steps of the values that the last call of `look` returned."""
         rank = self._rank
         return () if rank is None else tuple(self._steps[rank])
 
@@ -88,7 +88,7 @@ class CurveReader:
 
     @property
     def by_rank(self) -> dict[int, tuple[float, ...]]:
-        """Values by rank, as of the last `look`."""
+        """The values of each rank, as the last call of `look` read them."""
         return {rank: tuple(series) for rank, series in sorted(self._series.items()) if series}
 
     @property
@@ -142,7 +142,7 @@ def _step(entry: Mapping[str, object]) -> float | None:
 
 
 class Watch:
-    """A watcher of a live trial."""
+    """A reader of a live trial's status and curve."""
 
     def __init__(self, trial: Trial, runs_dir: Path, spec: SweepSpec) -> None:
         folder = RunFolder(runs_dir / trial.run_id)
@@ -154,7 +154,7 @@ class Watch:
         self._record = RecordWatch(folder)
 
     def look(self, trial: Trial) -> Trial:
-        """Return the trial's current state, or the given object if nothing has changed."""
+        """Return the trial's current state, or `trial` itself if nothing has changed."""
         state = self._record.changed()
         if state is not None and state["status"] != trial.status:
             started = trial.started_utc if trial.earlier else state.get("started_utc")

@@ -80,11 +80,14 @@ class Dispatcher:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a trial that the target has refused is still to be submitted."""
+        """Whether a trial that the target refused has still to be submitted."""
         return self._refusals.is_waiting
 
     def _hand_over(self, number: int, start: Callable[[], None], begun: list[RunFolder]) -> None:
-        """Call `start`, which creates the folders `begun`, and handle a refusal."""
+        """Submit trials by calling `start`, and take the folders `begun` back if the engine refuses them.
+
+        A refused submission is repeated later.
+        """
         sweep = self._sweep
         try:
             start()
@@ -107,7 +110,6 @@ class Dispatcher:
         self._sweep.wait_for(None)
 
     def _count(self) -> int:
-        """Return the number of trials in the next submission or job array."""
         sweep = self._sweep
         number, spec = len(sweep.trials), sweep.spec
         if spec.array_size is None:
@@ -117,7 +119,6 @@ class Dispatcher:
         return count if not sweep.live or len(sweep.live) + count <= spec.concurrent else 0
 
     def _next(self, count: int) -> list[Trial]:
-        """Return up to `count` new trials."""
         sweep = self._sweep
         known = list(sweep.trials)
         for ahead in range(count):
@@ -182,7 +183,7 @@ class Dispatcher:
         say(f"trial {number} begins: its submission was cut off before")
 
     def _prepared(self, job: Job) -> Submission:
-        """Return the submission that all trials share. Check that the target can run this job."""
+        """Check that the target can run this job. Return the submission that all trials share."""
         sweep, record = self._sweep, self._sweep.record
         if self._submission is not None:
             self._submission.check_again(job)
@@ -194,7 +195,7 @@ class Dispatcher:
         return self._submission
 
     def _run(self, run_id: str, entry: TrialEntry, rung: int, former: RunFolder | None = None) -> NewRun:
-        """Return a trial's run, which may resume a former sweep's trial."""
+        """Return a trial's new run. With `former`, it starts from this run's checkpoints and outputs."""
         sweep, spec = self._sweep, self._sweep.spec
         values = {**entry["values"], **budget(spec.stop, rung)}
         job = job_of(sweep.job, values, spec.pass_as, self._snapshot, spec.switches)
@@ -211,7 +212,7 @@ class Dispatcher:
 
 
 def _resumed(job: Job, former: RunFolder | None) -> Job:
-    """Add a former trial's outputs to the job."""
+    """Return the job with a former trial's outputs as an input, passed as `--resume-from`."""
     if former is None:
         return job
     outputs = DataReference(name=MODEL_LOCATION, sources=(Source(path=str(former.outputs)),))

@@ -1,6 +1,6 @@
 """The expressions of a search space: the values that a hyperparameter may take.
 
-Each expression converts between a raw value, for samplers and records, and a value, for the script. The two differ in
+Each expression converts between a raw value, for samplers and records, and a value, for the script. They differ in
 three cases. The raw value of a choice is the index of its option, because an option may be any JSON. The raw value of a
 normal is its quantile, because samplers need bounded ranges. The raw value of a quantized range is not rounded.
 
@@ -32,7 +32,7 @@ class Expression(Protocol):
 
     @property
     def count(self) -> int | None:
-        """Number of different values, or None for a continuous range."""
+        """The number of different values, or None for a continuous range."""
 
     def raw_at(self, quantile: float) -> Raw:
         """Return the raw value at a quantile in [0, 1)."""
@@ -100,7 +100,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class _Range:
-    """A continuous distribution of two numbers, perhaps logarithmic or rounded."""
+    """A continuous distribution with two parameters, perhaps logarithmic or rounded."""
 
     KIND: ClassVar[str]
 
@@ -124,7 +124,7 @@ class _Range:
 
 @dataclass(frozen=True)
 class Uniform(_Range):
-    """A uniform or log-uniform number; with q, rounded to its multiples."""
+    """A uniform or log-uniform number. With `q`, it is rounded to a multiple of `q`."""
 
     low: float
     high: float
@@ -170,7 +170,7 @@ class Uniform(_Range):
 
 @dataclass(frozen=True)
 class Normal(_Range):
-    """A normal or log-normal number; with q, rounded to its multiples."""
+    """A normal or log-normal number. With `q`, it is rounded to a multiple of `q`."""
 
     mu: float
     sigma: float
@@ -286,7 +286,7 @@ def uniform(low: float, high: float) -> Uniform:
     """Draw a number from [low, high] uniformly.
 
     Raises:
-        SweepError: An argument is no number, or low is not below high. The other ranges raise the same.
+        SweepError: An argument is no number, or low is not below high. The functions of the other ranges raise it too.
 
     Examples:
         >>> space = {"--momentum": pl.uniform(0, 0.99)}

@@ -54,7 +54,7 @@ class Standing:
 
 
 class Board:
-    """An incremental reader of a live sweep, in a process other than its controller.
+    """A reader of a live sweep for other processes than its controller.
 
     Raises:
         RunNotFoundError: The sweep does not exist.
@@ -173,7 +173,7 @@ def header(names: Sequence[str], spec: SweepSpec) -> tuple[str, ...]:
 
 
 def cells(trial: Trial, names: Sequence[str], spec: SweepSpec) -> tuple[str, ...]:
-    """Return a trial's row. A missing hyperparameter is a dash."""
+    """Return the cells of a trial's row, with "-" for a missing hyperparameter."""
     took = trial.duration_s
     return (
         str(trial.number),
@@ -252,7 +252,7 @@ def follow_on_terminal(folder: RunFolder, stream: IO[str], *, stays: bool = True
 
 
 def drawn(seen: Shown) -> Group:
-    """Return the table in colours, with inert markup and control characters."""
+    """Return the table in colours, with escaped markup and control characters."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -288,7 +288,7 @@ def follow(folder: RunFolder, stream: IO[str], line: Callable[[str], None], *, s
 
 
 def way_back(folder: RunFolder) -> str:
-    """Return the message for a user who has stopped watching."""
+    """Return the message for a user who stopped watching: how to watch again."""
     return (
         f"Sweep {folder.run_id} goes on. See it again: paceline sweep show -f {folder.run_id}\n"
         f"End it: paceline sweep stop {folder.run_id}"

@@ -80,12 +80,12 @@ def job_of(
 
 
 def way(given: object) -> str:
-    """Return the way to pass values that a user named, wrote as a form, or gave as a file name."""
+    """Return the name of a way to pass values, from its name, a form of it, or a file name."""
     return _FORMS.get(given, given) if isinstance(given, str) else given  # type: ignore[return-value]
 
 
 def check_way(pass_as: object, space: Space) -> None:
-    """Raise SweepError unless the way exists and can pass these names."""
+    """Raise SweepError unless `pass_as` is valid and can pass these names."""
     if not isinstance(pass_as, str) or (pass_as not in WAYS and not pass_as.endswith(".json")):
         raise SweepError(
             f"pass_as={pass_as!r}: write one of {', '.join(WAYS)}, a form such as '--name=value', or the name of "
@@ -109,10 +109,7 @@ def check_way(pass_as: object, space: Space) -> None:
 
 
 def check_switches(switches: Sequence[str], pass_as: str, space: Space) -> None:
-    """Raise SweepError unless all switches are hyperparameters of true and false.
-
-    Values must be passed as arguments.
-    """
+    """Raise SweepError unless all switches are true-or-false hyperparameters passed as arguments."""
     if switches and pass_as not in _DASHED:
         raise SweepError(f"switches={list(switches)!r} with pass_as={pass_as!r}: leave them out; they are arguments.")
     for switch in switches:
@@ -157,7 +154,7 @@ def variable(name: str) -> str:
 def words(values: Mapping[str, object], switches: Sequence[str] = (), pass_as: str = ARGUMENTS) -> list[str]:
     """Return the values as command-line words.
 
-    A value None omits the argument, a switch that is true is one word, and lists have the form of `pass_as`.
+    A value None omits the argument. A switch that is true becomes one word. Lists have the form of `pass_as`.
     """
     opposites = {switch.partition("/")[0]: switch.partition("/")[2] for switch in switches}
     command_words: list[str] = []
@@ -200,7 +197,6 @@ def without(arguments: Sequence[str], names: Sequence[str], switches: Sequence[s
 
 
 def _is_name(word: str) -> bool:
-    """Return whether a word is an option's name. A negative number such as -0.5 is not."""
     if not word.startswith("-") or word == "-":
         return False
     try:

@@ -54,7 +54,7 @@ def best_trials(trials: Sequence[Trial], spec: SweepSpec) -> list[Trial]:
 
 
 def values_of(trial: Trial, spec: SweepSpec) -> tuple[float | None, ...]:
-    """Return {metric: value}: the trial's best value, or with several metrics its last values."""
+    """Return the trial's best value, or with several metrics its last values."""
     if spec.further:
         return tuple(curve[-1] if curve else None for curve in trial.curves)
     return (trial.best(spec.goal),)
@@ -75,8 +75,8 @@ def rows(trials: Sequence[Trial], spec: SweepSpec) -> list[dict[str, Any]]:
     """Return a table row for each trial, as a mapping from column to value.
 
     Keys: trial, run_id, status, the metric's best value, intervals (number of values), started_utc, duration_s, and each
-    hyperparameter. A hyperparameter with the name of another column keeps its dashes: `--status`. With several metrics the last
-    value of each, and front: whether the trial is on the Pareto front.
+    hyperparameter. A hyperparameter with the name of another column keeps its dashes: `--status`. With several metrics,
+    the row has the last value of each metric, and "front": whether the trial is on the Pareto front.
     """
     on_front = {trial.number for trial in best_trials(trials, spec)} if spec.further else set()
     return [

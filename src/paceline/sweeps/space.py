@@ -58,10 +58,10 @@ class Space:
         return hash(repr(self.dimensions))
 
     def draw(self, choose: Callable[[Dimension], Raw]) -> dict[str, Raw]:
-        """Return key -> raw value of one point.
+        """Return {key: raw value} of the point that `choose` makes.
 
         Args:
-            choose: Called for each dimension of the point, choices before their branches.
+            choose: Returns the raw value of a dimension. It is called for a choice before the choice's branches.
         """
         chosen: dict[str, Raw] = {}
         waiting = list(self.dimensions)
@@ -88,7 +88,7 @@ class Space:
         return values
 
     def chosen(self, values: Mapping[str, object]) -> dict[str, Raw]:
-        """Return the raw values of a point; the point's names show the chosen branches.
+        """Return {key: raw value} of the point that has these values for the script.
 
         Raises:
             SweepError: A value is not in the space, or a name is missing or unknown.
@@ -156,7 +156,7 @@ class Space:
         return cls({name: _parsed(part) for name, part in data.items()})
 
     def parts(self) -> dict[str, object]:
-        """Return the space as name -> expression."""
+        """Return the space as a dict of names to expressions."""
         return {name: _parsed(part) for name, part in self.to_json().items()}
 
 
@@ -220,7 +220,6 @@ def _check_names(names: list[str]) -> None:
 
 
 def _branch(dimension: Dimension, known: Mapping[str, object]) -> int:
-    """Return the index of the option that has the most of these names."""
     fits = []
     for index, branch in enumerate(dimension.branches):
         for names in _names(branch):

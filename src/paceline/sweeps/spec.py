@@ -38,7 +38,7 @@ class SweepSpec:
         concurrent: Number of trials at a time.
         sampler: A name, or "module:function" in the sweep's source: a function that makes an Optuna sampler from a seed.
         stop: The policy, or None.
-        points: Points to try first, name -> value.
+        points: Points to try first, each as a dict of names to values.
         max_failures: Failed trials that end the sweep; None for no limit.
         max_duration_seconds: From the sweep's start; None for no limit.
         repeats: Whether a point of a finite space may be tried twice.
@@ -48,7 +48,7 @@ class SweepSpec:
         warm_start: Ids of former sweeps whose results the sampler gets.
         resumed: Ids of former trials from which the first trials of this sweep resume, in the order of `points`.
         controller: "slurm" or "ray" if a job of the trials' engine controls the sweep; None for this machine.
-        counted_from: First trial that counts for the limits, in a sweep that continues after its end.
+        counted_from: Number of the first trial that counts for the limits. It is above 0 after `count_anew`.
         counted_utc: Time from which the sweep's limits count.
 
     Raises:

@@ -100,7 +100,7 @@ class CheckedSweep:
 
     Attributes:
         spec: The sweep's spec, with the switches that the script declares.
-        secrets: Place in the job -> value.
+        secrets: Values of the job's secrets, by their places in the job.
         results: Results of former sweeps, for a warm start.
     """
 
@@ -168,7 +168,7 @@ def check_points(job: Job, spec: SweepSpec, directory: Path) -> SweepSpec:
 
 
 def _with_way(spec: SweepSpec, job: Job, directory: Path) -> SweepSpec:
-    """Return the sweep with the way to pass values that the script certainly reads."""
+    """Return the spec with `pass_as` in the form that the script certainly reads."""
     script = entry_file(job, directory) if job.is_python and spec.pass_as == ARGUMENTS else None
     if script is None:
         return spec
@@ -210,7 +210,7 @@ def _check_target(spec: SweepSpec, described: configured.Configured) -> None:
 def more(folder: RunFolder, trials: int) -> None:
     """Request more trials of a sweep that runs or has ended.
 
-    The trials are added to those of an ended sweep, whose limits then count from now on (`count_anew`).
+    An ended sweep continues with these trials, and its limits count from now on (`count_anew`).
 
     Raises:
         SweepError: The run is no sweep, or the number is not valid.

@@ -36,7 +36,8 @@ class Sweep:
 
     Args:
         estimator: What each trial runs, with its workers, nodes, target, environment and data.
-        space: Name -> expression (`choice`, `uniform`, `loguniform`, ...) or value; see `paceline.sweeps.space`.
+        space: A dict of names to expressions (`choice`, `uniform`, `loguniform`, ...) or values; see
+            `paceline.sweeps.space`.
         metric: The primary metric, by the name that the script logs. Lists of metrics and goals, such as
             metric=["accuracy", "latency"], goal=["maximize", "minimize"], look for the Pareto front.
         goal: "maximize" or "minimize".

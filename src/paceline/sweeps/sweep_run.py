@@ -133,8 +133,8 @@ class SweepRun(Run):
     def draw(self, folder: str | os.PathLike[str]) -> list[str]:
         """Draw the sweep into a folder, and return the paths.
 
-        One HTML file holds the history, parallel coordinates and importance. With matplotlib they are PNG files too. At
-        its end the sweep draws them into its outputs.
+        One HTML file holds the history, parallel coordinates and importance. With matplotlib, there are also PNG files
+        of these figures. At its end, a sweep draws the same files into its outputs.
 
         Args:
             folder: Created if it does not exist.
@@ -166,7 +166,7 @@ class SweepRun(Run):
         """Start a new sweep with a changed space.
 
         Args:
-            space: Hyperparameters to change or to add, each name -> expression.
+            space: Hyperparameters to change or to add, as a dict of names to expressions.
             without: Names of hyperparameters to remove.
             trials: Number of trials. Default: as before.
             concurrent: Number of trials at a time. Default: as before.

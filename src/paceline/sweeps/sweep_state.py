@@ -18,17 +18,17 @@ from paceline.sweeps.trial_runs import child_folder, keep, read_trials
 
 
 class SweepState(ParentState):
-    """The sweep's record and its trials. The caller holds the sweep's lock.
+    """A sweep's record and trials, for the holder of the sweep's lock.
 
     Attributes:
         trials: All trials, in the order of their numbers.
         cut_off: Numbers of live trials whose submission was interrupted and must be repeated.
         pending: Proposed points that are not submitted yet.
-        is_exhausted: The space has no further point.
+        is_exhausted: Whether the space has no further point.
         changes: Counter of trials that began, continued or ended, which shows when derived data is stale.
         failure: The reason why the sweep must fail, or None.
-        judged: Values of `changes` and `is_done` when `failure` was computed.
-        has_checkpoint: Run id -> whether a paused run has left a checkpoint.
+        judged: The values that `changes` and `is_done` had when `failure` was computed.
+        has_checkpoint: Whether each paused run has left a checkpoint, by run id.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -147,7 +147,7 @@ class SweepState(ParentState):
         self.note(warnings=(*self.record.warnings, text))
 
     def no_metric(self, trial: Trial) -> str:
-        """Return a message about a trial without a metric's value."""
+        """Return a warning about a trial that has logged no value of the metric."""
         missing = [metric for metric, curve in zip(self.spec.metrics, trial.curves, strict=False) if not curve]
         names = sorted(CurveReader(self.folder_of(trial.number).metrics, self.spec.metric).names)
         logged = (

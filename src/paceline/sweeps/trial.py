@@ -24,7 +24,7 @@ class Leg:
     """One of a trial's runs.
 
     Attributes:
-        chosen, values, status: As for `Trial`, but of this run.
+        chosen, values, status: As in `Trial`, but for this run.
         curve: Values that this run has logged itself.
         source: Id of the run whose checkpoints this run got. None for a trial's first run.
         why: The reason why the run was started, as a sentence.
@@ -46,7 +46,7 @@ class Next:
     Attributes:
         number: The trial's number.
         source: Id of the run from whose checkpoints the next run starts.
-        chosen: The point of the next run, key -> raw value.
+        chosen: The point of the next run, as a dict of keys to raw values.
         rung: Number of values up to which the policy does not judge the trial again.
         why: The reason for the run, as a sentence.
     """
@@ -64,9 +64,9 @@ class Trial:
 
     Attributes:
         number: The trial's number, from 0.
-        run_id: Its last run. chosen, values, status, source and why belong to that run too.
-        chosen: The trial's point, key -> raw value.
-        values: Name -> value, as the script got them.
+        run_id: Id of the trial's last run. `chosen`, `values`, `status`, `source` and `why` belong to this run too.
+        chosen: The trial's point, as a dict of keys to raw values.
+        values: The values that the script got, by name.
         curve: Values of the primary metric in the order of logging, not necessarily finite. Several runs are joined to
             one series, as several attempts are.
         further: The curves of the sweep's other metrics, like `curve`.
@@ -115,7 +115,7 @@ class Trial:
 
     @property
     def shown(self) -> str:
-        """The state to display, which is Paused while the trial may continue."""
+        """The status to display, which is Paused while the trial may continue."""
         return SHOWN_PAUSED if self.is_paused and self.stopped is None else self.status
 
     @property

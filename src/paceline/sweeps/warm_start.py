@@ -133,7 +133,6 @@ def _values(trial: Trial, spec: SweepSpec) -> tuple[float, ...] | None:
 
 
 def _varied(trial: Trial, space: Space) -> dict[str, object]:
-    """Return the trial's values without the constants that the new space lacks."""
     names = _names(space)
     return {name: value for name, value in trial.values.items() if name.lstrip("-") in names}
 

@@ -21,7 +21,7 @@ _TIMES = {"-1d": "since a day ago", "-7d": "since a week ago", "today": "", "yes
 
 
 class Suggestion(NamedTuple):
-    """A text that replaces the query from `start` to `end`, and its meaning."""
+    """A completion: text to insert from `start` to `end` of the query, and its meaning."""
 
     text: str
     start: int
@@ -72,7 +72,10 @@ def _candidates(earlier: list[QueryToken], part: str, runs: Sequence[RunFacts]) 
 
 
 def _compared(earlier: list[QueryToken]) -> RunField | None:
-    """Return the field that precedes the cursor's operator; None if no value is expected."""
+    """Return the field whose value is at the cursor, as in `state = fa`.
+
+    Return None if no value is expected there.
+    """
     place = len(earlier) - 1
     if place >= 1 and earlier[place].kind == "operator":
         return _field(earlier[place - 1].text)
@@ -92,7 +95,6 @@ def _field(text: str) -> RunField | None:
 
 
 def _values(field: RunField, runs: Sequence[RunFacts]) -> Iterator[tuple[str, str]]:
-    """Yield values of a field, the most frequent first."""
     match field.kind:
         case "state":
             yield from ((state, "") for state in (LIVE, *states.ALL, HANGS))
@@ -106,7 +108,10 @@ def _values(field: RunField, runs: Sequence[RunFacts]) -> Iterator[tuple[str, st
 
 
 def _fields(part: str, runs: Sequence[RunFacts]) -> Iterator[tuple[str, str]]:
-    """Yield fields; names of metrics, parameters and tags only after a prefix or a part of a name."""
+    """Yield (name, meaning) of fields.
+
+    Names of metrics, parameters and tags come only if the user has typed a part of a name or a prefix such as "tags.".
+    """
     yield from MEANINGS.items()
     yield from ((f"{group}.", meaning) for group, meaning in GROUPS.items())
     if part:
@@ -120,7 +125,6 @@ def _fields(part: str, runs: Sequence[RunFacts]) -> Iterator[tuple[str, str]]:
 
 
 def _names(runs: Iterable[RunFacts]) -> dict[str, list[str]]:
-    """Return the names of all metrics, parameters and tags, in order of first appearance."""
     tables: dict[Names, None] = {}
     params: dict[str, None] = {}
     tags: dict[str, None] = {}

@@ -36,10 +36,17 @@ _goals: dict[Path, dict[str, Goal]] = {}
 class RunFacts:
     """The facts of a run for lists, searches and comparisons.
 
-    name: "" without one. created, started, ended: seconds since 1970. size: "2×4", nodes by processes. script: "train.py",
-    "-m package.train", or "train:main" for a function. arguments: one line. why: reason for waiting, failing or hanging. parent:
-    id of the run above. params: arguments, sweep values and tracked parameters (`params_of`). metrics: summaries by name
-    (`MetricFacts`). resources: those of an ended run (`read_resources`).
+    Attributes:
+        name: The display name; "" without one.
+        created, started, ended: Seconds since 1970.
+        size: Nodes by processes, such as "2×4".
+        script: Such as "train.py", "-m package.train", or "train:main" for a function.
+        arguments: The arguments of the script in one line.
+        why: The reason for waiting, failing or hanging.
+        parent: Id of the run above this run.
+        params: Script arguments, sweep values and tracked parameters (`params_of`).
+        metrics: A summary of each metric (`MetricFacts`).
+        resources: Memory and CPU time that an ended run used (`read_resources`).
     """
 
     run_id: str
@@ -105,13 +112,11 @@ class RunFacts:
 
 
 def read_facts(folder: RunFolder, known: RunFacts | None = None) -> RunFacts | None:
-    """Return the present facts of a run, or None if it has no readable record.
-
-    Reads the metrics too, unless `known` has them. An index has a reader for the metrics of each running run.
+    """Return the current facts of a run with its metrics; None without a readable record.
 
     Args:
         folder: The run's folder.
-        known: Facts that were read before: notes and metrics of an ended run are not read again without a change.
+        known: Earlier facts of the run. Notes that have not changed since then are not read again.
 
     Examples:
         >>> facts = read_facts(RunFolder(workspace.runs_dir / "digits_1700000000_00000001"))
@@ -125,7 +130,7 @@ def read_facts(folder: RunFolder, known: RunFacts | None = None) -> RunFacts | N
 
 
 def read_record_facts(folder: RunFolder, known: RunFacts | None = None) -> RunFacts | None:
-    """Return the present facts of a run with the metrics of `known`; None without a readable record."""
+    """Return the current facts of a run; None without a readable record."""
     record_stamp, notes_stamp = stamp_hash(folder.state), stamp_hash(folder.notes)
     try:
         # Check the run's owner too, so that a run whose supervisor has died counts as ended.
@@ -149,7 +154,7 @@ def read_record_facts(folder: RunFolder, known: RunFacts | None = None) -> RunFa
 def read_metrics(folder: RunFolder, facts: RunFacts, reader: SummaryReader | None = None) -> MetricSummaries:
     """Return the metric summaries of a run, with the goals of its sweep.
 
-    reader: Reads the appended lines only; default: reads the whole logs.
+    reader: A reader of the run's logs, which reads only new lines. By default, all lines are read.
     """
     found = (reader or SummaryReader(folder.metrics)).look()
     sweep = RunFolder(folder.path.with_name(facts.parent)) if facts.is_child and facts.parent else folder
@@ -170,7 +175,7 @@ def add_notes(facts: RunFacts, folder: RunFolder, stamp: int | None) -> None:
 
 
 def stamp_hash(path: Path | str) -> int | None:
-    """Return a number that changes with a file, or None if it is missing."""
+    """Return a number that changes when a file changes; None if the file is missing."""
     stamp = stamp_of(path)
     return None if stamp is None else hash(stamp)
 
@@ -212,7 +217,6 @@ def _of_record(folder: RunFolder, data: Mapping[str, object]) -> RunFacts:
 
 
 def _goals_of(folder: RunFolder) -> dict[str, Goal]:
-    """Return the goals of a sweep's metrics; they never change."""
     found = _goals.get(folder.path)
     if found is None:
         sweep = _mapping(_mapping(read_json(folder.state)).get("sweep"))
@@ -251,5 +255,5 @@ def _shared(value: object) -> str:
 
 
 def utc_of(seconds: float | None) -> str | None:
-    """Return the time in UTC as in records; None stays None."""
+    """Return the UTC time as records have it, or None for None."""
     return None if seconds is None else utc_text(dt.datetime.fromtimestamp(seconds, dt.timezone.utc))

@@ -95,7 +95,7 @@ _ALIASES = {
 
 
 def field_of(text: str, at: int = 0) -> RunField:
-    """Return the field of this name.
+    """Return the field with this name.
 
     Args:
         text: Its name in a query. A name with other characters is quoted: `metrics."val loss".best`.
@@ -138,7 +138,7 @@ def field_of(text: str, at: int = 0) -> RunField:
 
 
 def quoted(name: str) -> str:
-    """Return a name as a query has it: in quotes if it has special characters, or ends like a statistic."""
+    """Return a name as queries contain it: quoted if it is ambiguous or has special characters."""
     if _BARE.fullmatch(name) and name.rpartition(".")[2] not in STATISTICS and name.lower() not in KEYWORDS:
         return name
     text = json.dumps(name, ensure_ascii=False)
@@ -147,7 +147,7 @@ def quoted(name: str) -> str:
 
 
 def unquoted(text: str) -> str:
-    """Return the text inside a quoted text without its escapes."""
+    """Return a text without its quotes and escapes."""
     plain = re.sub(r"\\u([0-9a-fA-F]{4})|\\(.)", _escaped, text, flags=re.DOTALL)
     # Join the two \\u escapes of a surrogate pair into one character.
     return plain.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
@@ -159,12 +159,12 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def split_fields(text: str) -> list[str]:
-    """Return the fields of a list with commas, which quoted names may have too."""
+    """Return the fields of a comma-separated list. Quoted names may contain commas."""
     return re.findall(r'(?:[^,"`]|"(?:[^"\\]|\\.)*"|`[^`]*`|["`])+', text)
 
 
 def cell_text(facts: RunFacts, of: RunField) -> str:
-    """Return the value of a field as a table shows it: "-" for a missing value, times in UTC."""
+    """Return a field's value as tables show it: "-" for a missing value, and times in UTC."""
     value = of.get(facts)
     match of.kind:
         case "time" if isinstance(value, float):
@@ -215,7 +215,6 @@ def _number_key(value: FieldValue) -> FieldValue:
 
 
 def _key(value: FieldValue) -> tuple[int, float, str] | None:
-    """Return a sort key: numbers come before texts. None for a missing value and NaN."""
     if isinstance(value, str):
         return (1, 0.0, value.lower()) if value else None
     return None if value is None or math.isnan(value) else (0, value, "")

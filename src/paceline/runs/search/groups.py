@@ -16,7 +16,10 @@ _NUMBERS = ("number", "duration", "any")
 
 @dataclass(frozen=True, slots=True)
 class MeanSpread:
-    """The mean of `count` numbers. deviation: of a sample (n - 1); None for one number."""
+    """The mean of `count` numbers.
+
+    `deviation` is the sample standard deviation (n - 1); None for one number.
+    """
 
     mean: float
     deviation: float | None
@@ -26,31 +29,31 @@ class MeanSpread:
         return self.text()
 
     def text(self, shown: Callable[[float], str] = value_text) -> str:
-        """Return a text such as "0.6 ± 0.141 (2)". shown: formats a number."""
+        """Return a text such as "0.6 ± 0.141 (2)". `shown` formats a number."""
         deviation = "" if self.deviation is None else f" ± {shown(float(f'{self.deviation:.3g}'))}"
         return f"{shown(self.mean)}{deviation} ({self.count})"
 
 
 @dataclass(frozen=True, slots=True)
 class RunGroup:
-    """The runs with one value of a field. text: the value as tables show it."""
+    """The runs that share a field's value; `text` is the value as tables show it."""
 
     value: FieldValue
     text: str
     runs: list[RunFacts]
 
     def spread(self, of: RunField) -> MeanSpread | None:
-        """Return the spread of a field over the runs; None for texts or without numbers."""
+        """Return the mean and deviation of a numeric field over the runs, or None."""
         return spread(map(of.get, self.runs)) if of.kind in _NUMBERS else None
 
     def common(self, of: RunField) -> FieldValue:
-        """Return the value that all runs share, or None."""
+        """Return the value of a field that all runs of the group share, or None."""
         first = of.get(self.runs[0])
         return first if all(of.get(facts) == first for facts in self.runs) else None
 
 
 def spread(values: Iterable[FieldValue]) -> MeanSpread | None:
-    """Return mean, sample deviation and count of numbers; None without numbers, or with a text.
+    """Return the mean and sample deviation of numbers; None without numbers or with a text.
 
     Missing values and NaN do not count.
 

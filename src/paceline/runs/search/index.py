@@ -1,10 +1,10 @@
 """An index of a workspace's runs: each record is read once, and again after a change.
 
-Of an ended run only the notes can change, so only their stamp is checked: for the runs that a page shows at each
-refresh, for the other runs in turns. Facts are small: 100,000 need less than a hundred megabytes.
+Only the notes of an ended run can change, so the index checks only their stamp: at each refresh for the runs that a
+page shows, and in turns for the other runs. Facts are small: those of 100,000 runs need less than a hundred megabytes.
 
-A cache has the facts of ended runs: a file in the user's own state folder. No other user can change it, and a shared workspace
-gets no file. A missing or broken cache only costs time.
+A file in the user's own state folder caches the facts of ended runs. No other user can change this file, and a shared
+workspace gets no file. A missing or broken cache only costs time.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class RunIndex:
 
     Args:
         runs_dir: The workspace's folder of runs.
-        metrics_s: Time limit in seconds for reading metrics in a refresh; the next refresh continues. Default: none.
-        cache: Keeps the facts of ended runs for other processes.
+        metrics_s: Seconds after which a refresh stops reading metrics; the next refresh continues. Default: no limit.
+        cache: A file with facts of ended runs, which later processes read.
     """
 
     def __init__(self, runs_dir: Path, *, metrics_s: float = math.inf, cache: FactsCache | None = None) -> None:
@@ -90,7 +90,7 @@ class RunIndex:
         self.version = 0
 
     def entries(self) -> list[RunFacts]:
-        """Return the facts that the last refresh has read; during the first refresh, those read so far."""
+        """Return all facts that have been read so far, newest run first."""
         version, listed = self._listed
         if version != self.version:
             version, known = self.version, self._entries
@@ -99,7 +99,7 @@ class RunIndex:
         return listed
 
     def get(self, run_id: str) -> RunFacts | None:
-        """Return the facts of a run, or None until all of them have been read."""
+        """Return the facts of a run; None while its record or metrics are unread."""
         return None if run_id in self._unread else self._entries.get(run_id)
 
     @property
@@ -108,7 +108,7 @@ class RunIndex:
         return len(self._unread)
 
     def refresh_within(self, wait_s: float, shown: Iterable[str] = (), *, is_quick: bool = False) -> None:
-        """Start a refresh, and wait for at most `wait_s`. A longer refresh continues in a thread."""
+        """Start a refresh and wait up to `wait_s`. A longer refresh continues in a thread."""
         if not self._is_due():
             return
         going = self._going
@@ -130,7 +130,7 @@ class RunIndex:
         Concurrent callers wait for the same refresh.
 
         Args:
-            shown: Ids of ended runs whose changed notes are read at once, not only in their turn.
+            shown: Ids of ended runs whose changed notes are read now. Other ended runs are checked in turns.
             everything: Read all changes now, for a caller that may have just changed a run itself.
             is_quick: Check fewer of the other ended runs, for a page whose stream refreshes soon.
         """
@@ -182,7 +182,7 @@ class RunIndex:
                     self._fresh[run_id] = known
 
     def _has_ended(self, run_id: str) -> bool:
-        """Read the record of a run. Return whether the record is final."""
+        """Update the facts of a run from its record. Return whether the run has ended."""
         known = self._entries.get(run_id)
         found = read_record_facts(RunFolder(self._runs_dir / run_id), known)
         if found is None:
@@ -200,7 +200,7 @@ class RunIndex:
         return found is not None and found.is_terminal
 
     def _list(self) -> None:
-        """List the runs after a change. Sorting takes longer than listing, so sort only if names differ."""
+        """Update the list of run ids if the runs' folder has changed."""
         changed = _time_of(self._runs_dir)
         before, listed = self._folder_times
         # A second run may appear within the resolution of file times, and an NFS client caches a folder's time.
@@ -257,7 +257,6 @@ class RunIndex:
                 break
 
     def _keep(self) -> None:
-        """Add the complete facts of ended runs to the cache."""
         if self._cache is not None and self._fresh:
             self._cache.add(self._fresh.values())
         self._fresh.clear()
@@ -337,7 +336,7 @@ def facts_of(runs_dir: Path, ids: Sequence[str]) -> dict[str, RunFacts]:
 
 
 class FactsCache:
-    """The cached facts of a workspace's ended runs."""
+    """A file with the facts of a workspace's ended runs."""
 
     def __init__(self, runs_dir: Path) -> None:
         # A user without a home folder has no cache.
@@ -347,7 +346,10 @@ class FactsCache:
         )
 
     def load(self, ids: Iterable[str], *, compacts: bool = True) -> dict[str, RunFacts]:
-        """Return the cached facts of these runs by id. compacts: remove obsolete lines if there are many."""
+        """Return the cached facts of these runs by id.
+
+        compacts: Whether to remove obsolete lines if there are many.
+        """
         found: dict[str, RunFacts] = {}
         lines = 0
         # Use the caller's id objects as keys, to save memory.
@@ -365,7 +367,7 @@ class FactsCache:
         return found
 
     def add(self, facts: Iterable[RunFacts]) -> None:
-        """Append the facts of ended runs; a run's last line counts."""
+        """Append the facts of ended runs. They replace earlier facts of these runs."""
         with gone_is_fine():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE)
@@ -374,7 +376,7 @@ class FactsCache:
                 file.write(b"\n" + _lines(facts))
 
     def _rows(self) -> Iterator[object]:
-        """Yield the content of the lines if this user alone can write to the file."""
+        """Yield the JSON value of each line. Yield nothing if another user can write to the file."""
         with gone_is_fine(), open(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
             found = os.fstat(file.fileno())
             if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022:

@@ -24,10 +24,11 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,300}", re.ASCII)
 
 
 def arguments_by_name(words: Sequence[str]) -> dict[str, str]:
-    """Return the arguments of a script by option.
+    """Return the values of a script's arguments by option.
 
-    `--lr 0.1` and `--lr=0.1` are {"--lr": "0.1"}, a flag has "", a repeated option has all values, and a positional argument
-    has its number from 1.
+    `--lr 0.1` and `--lr=0.1` give {"--lr": "0.1"}. A flag has the value "". The values of a repeated option are joined
+    by
+    spaces. The first positional argument has the name "argument 1".
     """
     values_by_name: dict[str, list[str]] = {}
     number, name = 0, None
@@ -99,7 +100,10 @@ _MOST_NAMES = 1_000_000
 
 
 class Names:
-    """A table of names, which packed mappings share. at: name -> position of its value."""
+    """A table of names that `PackedMapping` objects with equal names share.
+
+    `at` has the position of each name's value.
+    """
 
     __slots__ = ("at",)
 
@@ -112,7 +116,7 @@ _held = 0
 
 
 def names_of(names: tuple[str, ...]) -> Names:
-    """Return the shared table of these names."""
+    """Return the shared table for these names."""
     global _held
     found = _tables.get(names)
     if found is None:
@@ -131,7 +135,7 @@ _MOST_VALUES = 10_000
 
 
 class PackedMapping(Mapping[str, _V]):
-    """A mapping that holds only its values; the names are shared."""
+    """A mapping that stores only its values and refers to a shared table of names."""
 
     __slots__ = ("_names", "_values")
 
@@ -158,7 +162,7 @@ class PackedMapping(Mapping[str, _V]):
 
 
 def packed(values: Mapping[str, _V]) -> PackedMapping[_V]:
-    """Return a packed copy of a mapping; equal ones are often one object."""
+    """Return a packed copy of a mapping. Equal mappings often share one copy."""
     return cast("PackedMapping[_V]", _packed(tuple(values), *values.values()))
 
 

@@ -48,7 +48,10 @@ _TOKEN = re.compile(
 
 
 class QueryToken(NamedTuple):
-    """A part of a query. kind: "sign", "operator", "string", "word", "keyword", or "end". text: without quotes."""
+    """A token of a query, from `at` to `end` in the text.
+
+    `kind` is "sign", "operator", "string", "word", "keyword" or "end". `text` has no quotes.
+    """
 
     kind: str
     text: str
@@ -58,7 +61,7 @@ class QueryToken(NamedTuple):
 
 @dataclass(frozen=True)
 class Word:
-    """A text that a run contains."""
+    """A search for runs whose name, id, experiment, user or tags contain a text."""
 
     text: str
 
@@ -78,7 +81,7 @@ class Word:
 
 @dataclass(frozen=True)
 class Has:
-    """A field that a run has."""
+    """A search for runs that have a value of a field."""
 
     field: RunField
 
@@ -92,7 +95,7 @@ class Has:
 
 @dataclass(frozen=True)
 class Compare:
-    """A comparison of a field with values: one, except for "in" and "not in"."""
+    """A comparison of a field with one value, or with several for "in" and "not in"."""
 
     field: RunField
     operator: Operator
@@ -104,10 +107,10 @@ class Compare:
         return f"{self.field.name} {self.operator} {shown}"
 
     def test(self, now: float) -> Predicate:
-        """Return the comparison as a predicate on a run's facts.
+        """Return a function that tells whether a run's facts pass the comparison.
 
         Raises:
-            QueryError: A value does not fit the field. The error's position is the index of this value.
+            QueryError: A value does not fit the field. The position in the error is the index of this value.
         """
         match self.operator:
             case "!=" | "!~" | "not in" as negative:
@@ -134,7 +137,7 @@ class Not:
 
 @dataclass(frozen=True)
 class And:
-    """Queries that all match; an empty one matches every run."""
+    """Queries that must all match. An empty list of queries matches every run."""
 
     nodes: tuple[Node, ...]
 
@@ -167,7 +170,7 @@ Node: TypeAlias = "Word | Has | Compare | Not | And | Or"
 
 
 def parse(text: str, now: float | None = None) -> Node:
-    """Return the query as a tree; `str` of it is a query with the same meaning.
+    """Return the query as a syntax tree. `str(tree)` is a query with the same meaning.
 
     Args:
         text: The query; an empty one matches every run.
@@ -245,7 +248,6 @@ class _Parser:
         return token
 
     def _takes(self, *texts: str) -> bool:
-        """Take the next token if it is one of these signs or keywords."""
         is_next = self._next.kind in ("sign", "keyword") and self._next.text in texts
         self._at += is_next
         return is_next
@@ -303,7 +305,7 @@ class _Parser:
             raise QueryError(problem, self._next.at, expected)
 
     def _operand(self, token: QueryToken) -> Node:
-        """Return the comparison that begins with this token, or the search for the token as a word."""
+        """Return the comparison that begins with this token, or a search for its text."""
         follows, after = self._tokens[self._at], self._tokens[min(self._at + 1, len(self._tokens) - 1)]
         match follows[:2], after[:2]:
             case ("operator", operator), _:
@@ -404,7 +406,10 @@ def _number_test(get: Callable[[RunFacts], FieldValue], operator: str, number: f
 
 
 def _any_test(field: RunField, operator: str, value: str, at: int) -> Predicate:
-    """Compare numbers as numbers, and other values as texts."""
+    """Return a test of a field that may hold numbers or texts.
+
+    Numbers are compared as numbers, and other values as texts.
+    """
     get, wanted = field.get, typed(value)
     if operator == "=":
         return lambda facts: (found := get(facts)) is not None and (found == value or _typed(found) == wanted)
@@ -423,7 +428,7 @@ def _typed(value: FieldValue) -> float | str:
 
 
 def _span_test(get: Callable[[RunFacts], FieldValue], operator: str, least: float, most: float) -> Predicate:
-    """Compare a time with a span such as a day: > means after its end, = means within it."""
+    """Return a test of a time against a span such as a day; ">" means after its end."""
     tests: dict[str, Callable[[float], bool]] = {
         "=": lambda found: least <= found < most or found == least,
         "<": lambda found: found < least,
@@ -460,7 +465,7 @@ def _seconds(value: str, at: int) -> float:
 
 
 def _times(field: RunField, value: str, now: float, at: int) -> tuple[float, float]:
-    """Return begin and end of a time in seconds, equal unless it is a day."""
+    """Return the first and last second of a day, or twice the time of another value."""
     text = value.lower()
     try:
         today = dt.datetime.fromtimestamp(now).date()

@@ -30,7 +30,7 @@ class SavedView:
         name: An ASCII letter or digit, then letters, digits, spaces, `.`, `_` and `-`; at most 80 characters.
         page: "runs" (the list), "compare", or "run" (the charts of any run).
         query: Query of the page's address, such as "q=state%3Dfailed&sort=-created".
-        layout: Of "run": pinned charts and folded sections, as JSON; else "".
+        layout: Pinned charts and folded sections of the page "run", as JSON; "" for other pages.
 
     Raises:
         UserError: A value breaks these rules.
@@ -85,7 +85,7 @@ class SavedView:
 
     @property
     def columns(self) -> list[str]:
-        """The fields of the columns after the first one; None if nobody has arranged the columns."""
+        """The fields of the columns after the first one; None if no user chose columns."""
         names = (name.strip() for name in split_fields(self._last("columns")))
         # Skip the page's two columns that are no fields.
         return [name for name in names if name and name not in ("latest", "tags")]
@@ -180,7 +180,6 @@ class SavedViews(NamedDocuments[SavedView]):
         return sorted(stems)[:_MOST]
 
     def _read(self, name: str) -> SavedView | None:
-        """Return the view; None if its file is missing, or damaged by another program."""
         if not _NAME.fullmatch(name):
             return None
         path = self._path(name)

@@ -51,7 +51,8 @@ _GOALS: dict[str, Goal] = {
 class MetricFacts:
     """The summary of one metric of a run.
 
-    last: the last number, which may be NaN. min, max: None if all numbers are NaN. goal: None if the direction is unknown.
+    last: The last number, which may be NaN. min, max: None if all numbers are NaN. goal: "minimize", "maximize", or
+    None if it is unknown.
 
     Examples:
         >>> MetricFacts(last=0.3, min=0.25, max=2.0, count=10, goal="minimize").best
@@ -108,16 +109,16 @@ class MetricSummaries(Mapping[str, MetricFacts]):
 
     @property
     def names(self) -> Names:
-        """The names, which runs with the same metrics share."""
+        """The metrics' names, in a table that runs with equal names share."""
         return self._names
 
     @property
     def goals(self) -> Mapping[str, Goal]:
-        """The goals of a sweep's own metrics."""
+        """The goals of those metrics that a sweep optimizes."""
         return self._goals or {}
 
     def value(self, name: str, statistic: str = "last") -> float | None:
-        """Return one number of a metric, or None; faster than its whole summary."""
+        """Return one statistic of a metric, or None. It is faster than a `MetricFacts`."""
         place = self._names.at.get(name)
         if statistic == "best":
             statistic = {"minimize": "min", "maximize": "max"}.get(self.goal(name) or "", "")
@@ -127,7 +128,7 @@ class MetricSummaries(Mapping[str, MetricFacts]):
         return cast("float", _NUMBER.unpack_from(self._numbers, _SUMMARY.size * place + offset)[0])
 
     def goal(self, name: str) -> Goal | None:
-        """Return the goal of a metric: the sweep's, or else by a word in the name."""
+        """Return "minimize" or "maximize" as the sweep or the metric's name says, or None."""
         return (self._goals or {}).get(name) or goal_of(name)
 
     def __iter__(self) -> Iterator[str]:
@@ -141,7 +142,7 @@ class MetricSummaries(Mapping[str, MetricFacts]):
         return MetricSummaries(self._names, self._numbers, goals or None)
 
     def to_json(self) -> dict[str, list[float]]:
-        """Return {name: (last, min, max, count)}. min and max are NaN if all numbers are."""
+        """Return {name: (last, min, max, count)}. If all numbers are NaN, so are min and max."""
         return dict(zip(self, map(list, _SUMMARY.iter_unpack(self._numbers)), strict=True))
 
     @classmethod
@@ -156,7 +157,7 @@ NO_METRICS = MetricSummaries(names_of(()), b"")
 
 
 def headline(metrics: MetricSummaries, most: int) -> list[tuple[str, float]]:
-    """Return the last values of the most important metrics: first those of validation, then losses, then others."""
+    """Return the last values of at most `most` metrics: validation first, then losses."""
     return [(name, cast("float", metrics.value(name))) for name in _first(metrics.names, most)]
 
 
@@ -171,7 +172,7 @@ def _first(names: Names, most: int) -> list[str]:
 
 
 def main_metric(metrics: MetricSummaries) -> str | None:
-    """Return the most important metric: the sweep's first, or else the first of `headline`.
+    """Return the name of the most important metric: the sweep's, or the first of `headline`.
 
     Examples:
         >>> main_metric(MetricSummaries.of({"loss": (0.1, 0.1, 0.1, 1), "val_acc": (0.9, 0.9, 0.9, 1)}))
@@ -225,8 +226,6 @@ class SummaryReader:
 
 
 class _Log:
-    """The summary of one metric log so far: name -> last, min, max, count."""
-
     def __init__(self, path: Path) -> None:
         self._tail = LogTail(path)
         self.numbers: dict[str, list[float]] = {}

@@ -1,6 +1,6 @@
 """Pictures of any runs, drawn like those of a sweep.
 
-The runs are its trials, and their arguments its space.
+The runs stand for the trials of a sweep, and their arguments for its space.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def sketched(
     """Return the figures of runs; None if no parameter differs or no run has the metric.
 
     Args:
-        parameters: Name -> value in each run; None if a run lacks the parameter.
+        parameters: Value of each parameter in each run; None if a run lacks the parameter.
         metric: The metric's name.
         results: The metric's value in each run, or None.
         statuses: Each run's state.
@@ -63,7 +63,10 @@ def sketched(
 
 
 def scatter(x: str, xs: Sequence[object], y: str, ys: Sequence[object]) -> Front:
-    """Return a scatter plot of two facts about runs, such as a parameter and a metric."""
+    """Return a scatter plot of `ys` over `xs`, with a point for each run.
+
+    x, y: Names of the axes. A run in which one of the values is None has no point.
+    """
     # Runs without one of the facts have no point, so they must not turn an axis of numbers into one of texts.
     both = [number for number, pair in enumerate(zip(xs, ys, strict=True)) if None not in pair] or [*range(len(xs))]
     across, up = _read([xs[number] for number in both]), _read([ys[number] for number in both])
@@ -77,7 +80,6 @@ def scatter(x: str, xs: Sequence[object], y: str, ys: Sequence[object]) -> Front
 
 
 def _read(values: Sequence[object]) -> list[object]:
-    """Return all values as numbers if possible, else as texts."""
     read = [float(value) if isinstance(value, str) and is_number_text(value) else value for value in values]
     # An axis of numbers has no place for a missing value, so convert all values to texts.
     if all(is_number(value) for value in read):

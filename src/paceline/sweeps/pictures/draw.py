@@ -31,14 +31,17 @@ SCRIPT, STYLE = (Path(__file__).with_name(f"pictures.{kind}") for kind in ("js",
 
 @dataclass(frozen=True)
 class Shares:
-    """The importance of hyperparameters by metric, and remarks about metrics for which it is not known."""
+    """The importance of hyperparameters.
+
+    `found` has it by metric, and `remarks` explains for which metrics it is unknown.
+    """
 
     found: tuple[tuple[str, tuple[Importance, ...]], ...] = ()
     remarks: tuple[str, ...] = ()
 
 
 def sketched(title: str, spec: SweepSpec, trials: Sequence[Trial], known: Shares | None = None) -> Sketch:
-    """Return the figure data of these trials."""
+    """Return the figure data of these trials. `known` avoids computing the importance again."""
     judged = shares(spec, trials) if known is None else known
     return sketch(title, spec, trials, judged.found, judged.remarks)
 
@@ -66,7 +69,7 @@ def shares(spec: SweepSpec, trials: Sequence[Trial]) -> Shares:
 
 
 def into(folder: Path, drawn: Sketch) -> list[str]:
-    """Write all files into a folder, which is created. Return their paths.
+    """Write all pictures and tables of a sweep into a folder. Return their paths.
 
     Raises:
         OSError: A file cannot be written.
@@ -157,7 +160,7 @@ def page(sketch: Sketch) -> str:
 
 
 def places(sketch: Sketch) -> str:
-    """Return the lines' positions as JSON of numbers only, which can't close the HTML element."""
+    """Return JSON with each trial's positions on the axes, for the page's script."""
     return json.dumps({line.number: [_short(place) for place in line.places] for line in sketch.lines})
 
 

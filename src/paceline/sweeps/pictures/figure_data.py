@@ -79,7 +79,7 @@ class Front:
     """Two metrics against each other.
 
     Attributes:
-        points: (number, places, status) of each trial.
+        points: (number, positions on both axes, status) of each trial.
         best: Positions of the trials on the Pareto front, from left to right.
     """
 
@@ -173,7 +173,6 @@ def sketch(
 
 
 def _parameters(space: Space, trials: Sequence[Trial]) -> list[Column]:
-    """Return a column for each hyperparameter that varies."""
     dimensions_by_name: dict[str, list[Dimension]] = {}
     # Skip a choice between branches: the parameters that a trial has show its branch.
     for dimension in space.parameters:
@@ -213,7 +212,7 @@ def _front(
 
 
 def _slice(columns: Sequence[Column], across: int, up: int, lines: Sequence[Line]) -> Front:
-    """Return a scatter plot of one column over another."""
+    """Return a scatter plot of a metric's column over a hyperparameter's column."""
     points = []
     for line in lines:
         x, y = line.places[across], line.places[up]
@@ -258,7 +257,7 @@ def _is_log(dimension: Dimension) -> bool:
 
 
 def shade(place: float | None) -> str:
-    """Return the colour of a trial whose metric is at this position from 0 to 1."""
+    """Return the colour for a metric's position from 0 (worst) to 1 (best)."""
     if place is None:
         return GREY
     at = min(max(place, 0.0), 1.0) * (len(_SHADES) - 1)
@@ -268,7 +267,7 @@ def shade(place: float | None) -> str:
 
 
 def line_of(status: str, place: float | None) -> tuple[str, str]:
-    """Return colour and SVG dashes of a trial's line."""
+    """Return the colour and the SVG dash pattern of a trial's line."""
     if status == states.FAILED:
         return FAILED, "3 3"
     return shade(place), "" if status == states.COMPLETED else "7 4"

@@ -44,7 +44,7 @@ class Importance:
 
 
 def missing() -> str | None:
-    """Return which packages are missing, as a sentence, or None."""
+    """Return a sentence that names the missing packages, or None."""
     lacking = [name for name, module in _NEEDS.items() if importlib.util.find_spec(module) is None]
     if not lacking:
         return None
@@ -58,7 +58,8 @@ def importances(trials: Sequence[tuple[Trial, float]], space: Space) -> tuple[Im
     """Return the share of each hyperparameter, the largest first.
 
     The result is empty for fewer than `LEAST` trials or equal values. `trials` are pairs of a trial and its value; a
-    stopped trial has the value that it reached. For a hyperparameter of a branch, only trials in this branch count.
+    stopped trial has the value that it reached. A hyperparameter that belongs to one option of a choice is computed
+    from the trials with this option.
     """
     valued = [(trial, value) for trial, value in trials if trial.chosen]
     # Take every n-th trial, because later trials of a sampler differ from the first trials.

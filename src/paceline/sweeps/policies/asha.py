@@ -29,11 +29,11 @@ class ASHA(NamedPolicy):
         rungs  first, first * eta, first * eta^2, ... below last        first 3, eta 3, last 81:  3  9  27
 
     Args:
-        first: Interval of the first rung. A rung of 1 decides wrongly where curves cross early.
+        first: Number of values at the first rung. With 1, trials whose curves start slowly are stopped.
         eta: 2 or more.
-        last: Interval at which trials end by themselves; None if unknown.
+        last: Number of values at which trials end by themselves; None if unknown.
         bracket: Number of rungs to skip at the beginning, as in Hyperband's brackets.
-        promote: Pause and promote. The script must resume from `PACELINE_CHECKPOINT_DIR`.
+        promote: Whether to pause and promote trials. The script must resume from `PACELINE_CHECKPOINT_DIR`.
         budget: With promote, the script's argument, such as "--epochs", that sets after how many values in all it ends.
             Each run then ends at its rung, and no work is lost. Needs last.
 
@@ -67,7 +67,7 @@ class ASHA(NamedPolicy):
         check_budget("ASHA", self.budget, self.last)
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
-        """Return trial number -> reason, for the live trials to stop."""
+        """Return {trial number: reason} for the live trials that must stop."""
         reasons: dict[int, str] = {}
         rungs: dict[int, list[float]] = {}
         for trial in trials:
@@ -100,13 +100,13 @@ class ASHA(NamedPolicy):
         return self.promote
 
     def judge(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, Judgement]:
-        """Return trial number -> decision, for live trials at a rung."""
+        """Return {trial number: decision} for the live trials that have reached a rung."""
         return {} if self.budget else promotion.judge(self._ladder, trials, goal)
 
     def next(
         self, trials: Sequence[Trial], goal: Goal, space: Space, seed: int, *, is_last: bool, without: frozenset[str]
     ) -> Next | None:
-        """Return the trial to continue now, or None if none may be promoted."""
+        """Return the next run of the trial to continue now; None if none may be promoted."""
         return promotion.following(self._ladder, trials, goal, self.waits, is_last=is_last, without=without)
 
     def waits(self, trial: Trial) -> bool:
@@ -115,7 +115,7 @@ class ASHA(NamedPolicy):
         return trial.is_paused or (has_ended and self.last is not None and len(trial.curve) < self.last)
 
     def argument(self, rung: int) -> tuple[str, int] | None:
-        """Return the script argument that ends a run at the next rung; None without one."""
+        """Return the script argument that ends a run at the next rung; None without a `budget`."""
         end = self._ladder.above(rung)
         return (self.budget, end) if self.budget and end else None
 
@@ -129,7 +129,6 @@ class ASHA(NamedPolicy):
 
 
 def _there(rung: int, trials: Sequence[Trial], goal: Goal) -> list[float]:
-    """Return the best costs of all trials that have reached a rung, ascending."""
     bests = (trial.best(goal, rung) for trial in trials if len(trial.curve) >= rung)
     return sorted(cost(value, goal) for value in bests if value is not None)
 
@@ -141,9 +140,7 @@ class Hyperband(NamedPolicy):
     Some trials get more time before they are judged. A bracket that starts one rung later gets 1 / eta as many trials.
 
     Args:
-        last: As ASHA's. It sets the number of brackets.
-        first: As ASHA's.
-        eta: As ASHA's.
+        last: As for `ASHA`. The number of brackets depends on it. first: As for `ASHA`. eta: As for `ASHA`.
 
     Raises:
         SweepError: A number is out of range.
@@ -164,7 +161,7 @@ class Hyperband(NamedPolicy):
         ASHA(first=self.first, eta=self.eta, last=self.last)
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
-        """Compare each trial with those of its own bracket."""
+        """Return {trial number: reason} for trials that must stop, compared within their brackets."""
         brackets = self._brackets()
         reasons: dict[int, str] = {}
         for bracket in range(brackets):

@@ -1,6 +1,6 @@
 """Policies that pause trials and continue some from their checkpoints.
 
-A paused trial gives back its nodes. To continue, it is submitted again: the trial gets one more run, whose folder holds the
+A paused trial gives back its nodes. To continue, the trial is submitted again as one more run, whose folder holds the
 checkpoints of the former run.
 """
 
@@ -40,16 +40,16 @@ class PausingPolicy(Protocol):
         """Whether the policy pauses trials. ASHA without promotion only stops trials."""
 
     def judge(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, Judgement]:
-        """Return trial number -> decision, for live trials at a rung."""
+        """Return {trial number: decision} for the live trials that have reached a rung."""
 
     def next(
         self, trials: Sequence[Trial], goal: Goal, space: Space, seed: int, *, is_last: bool, without: frozenset[str]
     ) -> Next | None:
-        """Return the trial to continue now, or None if none may continue.
+        """Return the next run of the trial to continue now, or None if none may continue.
 
-        A pure function, so that a controller that replaces a crashed one decides the same.
+        This is a pure function, so a controller that replaces a crashed controller decides the same.
 
-        `is_last`: No new trial will begin.
+        `is_last`: Whether no new trial will begin.
         `without`: Ids of runs that have left no checkpoint.
         """
 
@@ -57,7 +57,7 @@ class PausingPolicy(Protocol):
         """Return whether a trial without a process may continue later."""
 
     def argument(self, rung: int) -> tuple[str, int] | None:
-        """Return the script argument (name, value) that ends a run above `rung`, or None without one."""
+        """Return the (name, value) that ends a run at the rung above `rung`; None without one."""
 
     def told(self, trial: Trial, trials: Sequence[Trial], goal: Goal) -> str:
         """Return why a waiting trial was not continued."""
@@ -72,7 +72,7 @@ def pausing(policy: object) -> PausingPolicy | None:
 
 
 def budget(policy: object, rung: int = 0) -> dict[str, int]:
-    """Return the script argument that sets a run's length, or {}. It is passed like a hyperparameter."""
+    """Return {argument: value} that sets a run's length; {} if the policy sets none."""
     pausing_policy = pausing(policy)
     argument = None if pausing_policy is None else pausing_policy.argument(rung)
     return {} if argument is None else {argument[0]: argument[1]}

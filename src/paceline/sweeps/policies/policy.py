@@ -1,8 +1,9 @@
 """The stopping policy protocol, and the simple policies.
 
 An interval is one logging of the primary metric. A policy judges a trial at intervals that are multiples of
-evaluation_interval and at least delay_evaluation, as the Azure SDK does. At all new data, it judges each live trial
-again at the last such interval that the trial has reached, since other trials may have got better.
+evaluation_interval and at least delay_evaluation, as the Azure SDK does. When any trial logs new values, the policy
+judges each live trial again at the last such interval that the trial has reached, since other trials may have got
+better.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Policy(Protocol):
     """A rule that stops live trials."""
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
-        """Return trial number -> reason, for the live trials to stop."""
+        """Return {trial number: reason} for the live trials that must stop."""
 
     def to_json(self) -> dict[str, object]:
         """Return `{"name": ..., parameter: ...}`."""
@@ -97,7 +98,7 @@ class MedianStopping(NamedPolicy):
         check_intervals("MedianStopping", self.evaluation_interval, self.delay_evaluation)
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
-        """Return trial number -> reason, for the live trials to stop."""
+        """Return {trial number: reason} for the live trials that must stop."""
         reasons: dict[int, str] = {}
         for trial, interval, own in judged(trials, goal, self.evaluation_interval, self.delay_evaluation):
             averages = [
@@ -144,7 +145,7 @@ class TruncationSelection(NamedPolicy):
             raise SweepError(f"TruncationSelection: truncation_percentage={self.truncation_percentage} is not 1 to 99.")
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
-        """Return trial number -> reason, for the live trials to stop."""
+        """Return {trial number: reason} for the live trials that must stop."""
         reasons: dict[int, str] = {}
         for trial, interval, own in judged(trials, goal, self.evaluation_interval, self.delay_evaluation):
             bests = (other.best(goal, interval) for other in trials if len(other.curve) >= interval)
@@ -198,7 +199,7 @@ class Bandit(NamedPolicy):
             raise SweepError(f"Bandit: the slack {slack!r} is not a number above 0.")
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
-        """Return trial number -> reason, for the live trials to stop."""
+        """Return {trial number: reason} for the live trials that must stop."""
         reasons: dict[int, str] = {}
         leaders: dict[int, float] = {}
         for trial, interval, own in judged(trials, goal, self.evaluation_interval, self.delay_evaluation):

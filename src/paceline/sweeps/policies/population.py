@@ -88,11 +88,11 @@ class PopulationBasedTraining(NamedPolicy):
         return True
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
-        """Stop nothing: the worst trials are replaced."""
+        """Return {}, because the worst trials are replaced instead of stopped."""
         return {}
 
     def judge(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, Judgement]:
-        """Pause each live trial at the end of its generation, except with `budget`."""
+        """Return the decision to pause each live trial at its generation's end, unless `budget` does."""
         judgements: dict[int, Judgement] = {}
         for trial in trials:
             end = self._end(len(trial.legs))
@@ -106,7 +106,7 @@ class PopulationBasedTraining(NamedPolicy):
     def next(
         self, trials: Sequence[Trial], goal: Goal, space: Space, seed: int, *, is_last: bool, without: frozenset[str]
     ) -> Next | None:
-        """Return the next trial of a generation that may begin, by number."""
+        """Return the next run of a trial whose generation may begin, or None."""
         if not is_last:
             return None
         for generation in sorted({len(trial.legs) for trial in trials}):
@@ -127,7 +127,7 @@ class PopulationBasedTraining(NamedPolicy):
         return trial.is_paused or (has_ended and self._end(len(trial.legs)) < self.last)
 
     def argument(self, rung: int) -> tuple[str, int] | None:
-        """Return the script argument that ends a run one generation above `rung`; None without one."""
+        """Return the script argument that ends a run at the next generation, or None."""
         return (self.budget, min(rung + self.interval, self.last)) if self.budget else None
 
     def told(self, trial: Trial, trials: Sequence[Trial], goal: Goal) -> str:
@@ -222,7 +222,7 @@ def explored(
     resample: float = 0.25,
     mutate: Sequence[str] | None = None,
 ) -> dict[str, Raw]:
-    """Return a changed copy of a point, key -> raw value.
+    """Return a changed copy of a point, as {key: raw value}.
 
     `factors`: Each hyperparameter is multiplied by one of them at random.
     `resample`: Probability that a hyperparameter is drawn from the space instead.

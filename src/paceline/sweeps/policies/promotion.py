@@ -82,7 +82,7 @@ def following(
     is_last: bool,
     without: frozenset[str],
 ) -> Next | None:
-    """Return the next trial to promote; None if no trial may be promoted.
+    """Return the next run of the trial to promote; None if no trial may be promoted.
 
     The paper promotes every trial that is among the best at the moment, so more than 1 / eta of the trials continue if
     better trials come later. Here, a rung promotes at most 1 / eta while trials may still reach it. After that, it also
@@ -120,7 +120,7 @@ def following(
 def _promotable(
     ladder: Ladder, there: Sequence[Trial], rung: int, goal: Goal, waits: Callable[[Trial], bool]
 ) -> Next | None:
-    """Return the best waiting trial to promote; None if the rung promotes no more."""
+    """Return the best waiting trial of a rung; None if the rung promotes no more trials."""
     keep = len(there) // ladder.eta
     for trial in there[:keep]:
         if waits(trial) and ladder.reached(trial) == rung and trial.rung < rung:

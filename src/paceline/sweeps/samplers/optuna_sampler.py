@@ -46,8 +46,8 @@ class OptunaSampler:
         make: Returns the Optuna sampler for a trial's seed and number.
         goals: The goal of each metric. With several metrics, the study is multi-objective.
         prior: Results of former sweeps, which the study gets first.
-        keeps_notes: Store the sampler's attributes (Optuna's system attributes), such as the state of a generation, with each
-            proposal, and restore them when the study is rebuilt.
+        keeps_notes: Whether to store the sampler's state (Optuna's system attributes) with each proposal, and to
+            restore it when the study is rebuilt.
 
     Raises:
         SweepError: Optuna is not installed.
@@ -122,7 +122,7 @@ class OptunaSampler:
             return self._make(seed, number)
 
     def _tell(self, trial: Trial) -> None:
-        """Add a trial and its result to the study; live trials are running there."""
+        """Add a trial to the study, with its result, or as running if it has no result."""
         optuna = _optuna()
         if trial.number in self._told:
             return
@@ -144,7 +144,7 @@ class OptunaSampler:
             self._study.tell(self._asked[trial.number], values)
 
     def _known(self, trial: Trial) -> tuple[float, ...] | None:
-        """Return a trial's finite result; None without one. A stopped trial counts with its best value."""
+        """Return a trial's finite result, or None. A stopped trial has its best value."""
         if trial.status == states.FAILED:
             return None
         if len(self._goals) > 1:
@@ -155,7 +155,7 @@ class OptunaSampler:
 
 
 def frozen(space: Space, trial: Trial, values: Sequence[float] | None, *, is_running: bool = False) -> FrozenTrial:
-    """Return an Optuna trial. Without `values` it has failed."""
+    """Return a trial in Optuna's form. It has failed if there are no `values`."""
     optuna = _optuna()
     ended = optuna.trial.TrialState.FAIL if values is None else optuna.trial.TrialState.COMPLETE
     distributions: dict[str, object] = {}
@@ -245,7 +245,7 @@ def cmaes(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial]
 
 
 def gp(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial] = ()) -> OptunaSampler:
-    """Make a Gaussian process with expected improvement.
+    """Make a sampler by a Gaussian process and expected improvement.
 
     It needs torch and scipy, and takes seconds for each trial.
 
@@ -260,7 +260,7 @@ def gp(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial] = 
 
 
 def own(sampler: Any, space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial] = ()) -> OptunaSampler:
-    """Make a user's own Optuna sampler.
+    """Return a sampler that a user's class or function makes.
 
     Raises:
         SweepError: The object is neither an Optuna sampler class nor a function that makes a sampler.
@@ -298,7 +298,7 @@ def _suggest(trial: OptunaTrial, dimension: Dimension) -> Raw:
 
 
 def distribution(expression: Expression) -> Any:
-    """Return the distribution of a raw value."""
+    """Return Optuna's distribution for the raw values of an expression."""
     distributions = _optuna().distributions
     if isinstance(expression, Choice):
         return distributions.CategoricalDistribution(list(range(expression.count)))

@@ -22,7 +22,7 @@ class Proposal:
     """A point for a trial.
 
     Attributes:
-        chosen: Key -> raw value.
+        chosen: The raw value of each dimension by its key.
         notes: JSON that the sampler stores with the trial, such as a generation's state.
     """
 
@@ -74,7 +74,7 @@ class RandomSampler:
     """Independent random points.
 
     Args:
-        repeats: Whether a point of a finite space may come twice. Else the sampler ends after the last point.
+        repeats: Whether a point of a finite space may be proposed twice. If not, the sampler ends after the last point.
     """
 
     def __init__(self, space: Space, seed: int, *, repeats: bool = False) -> None:
