@@ -151,7 +151,6 @@ def _line(
 
 
 def _note_death(file: Path, number: int, code: int) -> None:
-    """Write the result line of a call whose process died."""
     how = f"was ended by {signal_name(-code)}: {signal_words(-code)}" if code < 0 else f"ended with exit code {code}"
     line = f"the process of call {number} {how}"
     print(line, file=sys.stderr, flush=True)

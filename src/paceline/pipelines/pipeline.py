@@ -218,11 +218,6 @@ def submit_pipeline(
 
 
 def _checked(step: StepSpec, directory: Path, workspace_dir: Path, given: Mapping[str, str]) -> dict[str, str]:
-    """Check a step. Return {place: value} of its secrets.
-
-    Raises:
-        UserError: The step cannot run, for a reason that the message names.
-    """
     with _in_step(step):
         secret_values = values_of(step.job, given)
         check(step.job, workspace_dir)

@@ -126,7 +126,6 @@ class PipelineState(ParentState):
 
 
 def _is_half_made(record: RunRecord, folder: RunFolder) -> bool:
-    """Return whether a killed controller has left this step's run incomplete."""
     if record.is_terminal and record.status == states.COMPLETED:
         return False
     if record.kind == "sweep":

@@ -22,10 +22,7 @@ _SLOW_S = 0.15
 
 
 class RunWatch:
-    """A reader of a run's record.
-
-    `look` reads the files again if they changed, or some seconds after the last reading.
-    """
+    """A reader of a run's record, which reads changed files at once and others now and then."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -122,7 +119,6 @@ class Show:
             self._state(record)
 
     def _tell_attempts(self, record: RunRecord, until: int) -> None:
-        """Report each new attempt up to number `until` once."""
         while self._attempts_told < min(until, len(record.attempts)):
             before, now = record.attempts[self._attempts_told - 1 : self._attempts_told + 1]
             self._attempts_told += 1

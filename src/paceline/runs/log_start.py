@@ -172,10 +172,7 @@ class _Span:
 
 
 class _Notes:
-    """A reader of an attempt's `log_order` file.
-
-    A missing file counts as empty, and malformed lines are skipped.
-    """
+    """A reader of an attempt's `log_order` file, which skips malformed lines."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -320,7 +317,6 @@ def _line_starts(folder: RunFolder, attempt: int, offsets: Mapping[int, int]) ->
 
 
 def _line_start(file: IO[bytes], offset: int) -> int:
-    """Return the offset at which the line around this offset begins."""
     begin = max(0, offset - _FAR_BACK)
     # If no newline was found within the limit, show the line from there on.
     return next(_newlines_back(file, begin, offset), begin - 1) + 1

@@ -94,7 +94,6 @@ def _sentence(said: Notification, receiver: str, why: str) -> str:
 
 
 def _heard(receiver: str, record: RunRecord) -> dict[str, str]:
-    """Return the entry of `told.jsonl` that marks a receiver as notified."""
     return {"to": receiver, "status": record.status}
 
 

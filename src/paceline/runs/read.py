@@ -100,7 +100,6 @@ def records_of(runs_dir: Path, run_ids: Iterable[str]) -> Iterator[RunRecord]:
 
 
 def _has_archived_parent(record: RunRecord, folder: RunFolder) -> bool:
-    """Return whether the sweep or pipeline of a run, or one above it, is archived."""
     above: object = record.parent_run_id
     seen = {record.run_id}
     # Damaged records may name each other as parent.

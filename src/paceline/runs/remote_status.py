@@ -231,7 +231,6 @@ def _gone(folder: RunFolder, record: RunRecord, found: JobStatus, goes_on: GoesO
 
 
 def _end(record: RunRecord, found: JobStatus) -> tuple[str, dict[str, Any]]:
-    """Return the final status and record changes of a run whose job has ended."""
     now = utc_now()
     if found.cause == "canceled":
         by = {"exit_code": EXIT_CANCELED, "canceled_by": found.by or "the engine", "waiting_for": None}

@@ -209,7 +209,6 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @classmethod
     def _handle(cls, experiment: ExperimentLike, record: RunRecord) -> Any:
-        """Return a handle on another run. Its class depends on the run's kind."""
         # Functions return the classes, so that sweeps are imported only when needed.
         return cls.kinds.get(record.kind, lambda: cls)()(experiment, record.run_id)
 
@@ -750,7 +749,6 @@ def _wait(folder: RunFolder) -> RunRecord:
 
 
 def _check_numbers(what: str, given: object, there: range, run_id: str) -> None:
-    """Raise UserError for ranks or attempts that the run does not have."""
     if given is None:
         return
     for number in given if isinstance(given, Collection) and not isinstance(given, str) else (given,):

@@ -177,7 +177,6 @@ def plot(found: Mapping[str, MetricSeries], title: str) -> Any:
 
 
 def _curves(one: MetricSeries) -> dict[str, tuple[list[float], list[float]]]:
-    """Return {label: (steps, numbers)} of each curve."""
     found: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
     for step, value, rank, attempt in zip(one.steps, one.values, one.ranks, one.attempts, strict=True):
         if isinstance(value, (int, float)):

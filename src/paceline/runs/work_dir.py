@@ -192,7 +192,6 @@ def _link_names(top: Path, name: str, results: frozenset[str]) -> None:
 
 
 def _above(name: str) -> list[str]:
-    """Return the parent folders of a relative path, beginning with ""."""
     parts = name.split("/")
     return ["/".join(parts[:count]) for count in range(len(parts))]
 
@@ -345,7 +344,6 @@ def _copy(source: str, target: str) -> None:
 
 
 def _original(path: Path, sent: Mapping[Path, str]) -> Path | None:
-    """Return the original of a file that was sent to this machine; None for other files."""
     for above in (path, *path.parents):
         if above in sent:
             return Path(sent[above]) / path.relative_to(above)

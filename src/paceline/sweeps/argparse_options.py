@@ -224,7 +224,6 @@ class _Reader:
     # --- follow the parser through the script
 
     def _follow(self, node: ast.expr) -> None:
-        """Follow an expression whose value is the parser or a group of its options."""
         parent = self._parent[node]
         if isinstance(parent, ast.Attribute):
             self._used(parent)
@@ -303,7 +302,6 @@ class _Reader:
         )
 
     def _is_given(self, node: ast.AST) -> bool:
-        """Return whether the script only reads `sys.argv` at this node."""
         taken = self._parent.get(node)
         is_read = isinstance(taken, ast.Subscript) and isinstance(taken.ctx, ast.Load)
         return is_read and ast.unparse(taken.slice) in ("1:", "0")  # type: ignore[union-attr]

@@ -137,7 +137,6 @@ class Dispatcher:
         return known[len(sweep.trials) :]
 
     def _start(self, trials: list[Trial]) -> None:
-        """Submit new trials: one, or a job array."""
         sweep = self._sweep
         runs = []
         for trial in trials:

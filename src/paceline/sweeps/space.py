@@ -170,11 +170,6 @@ def _plain(name: str) -> str:
 
 
 def _dimensions(parts: Mapping[str, object], above: str, branch: str) -> tuple[Dimension, ...]:
-    """Return the dimensions of a mapping.
-
-    `above`: Prefix of names in the mapping.
-    `branch`: Prefix of keys in a branch of a choice.
-    """
     dimensions: list[Dimension] = []
     for name, part in parts.items():
         if (

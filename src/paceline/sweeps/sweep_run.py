@@ -46,7 +46,6 @@ class SweepRun(Run):
         return Run._handle(experiment, record)
 
     def _repr_html_(self) -> str:
-        """Return the sweep and its trials for a notebook."""
         return super()._repr_html_() + live_trials.html_of(Board(self._folder).look())
 
     def wait_for_completion(self, show_output: bool = False, raise_on_error: bool = True) -> RunRecord:

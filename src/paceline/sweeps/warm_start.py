@@ -138,7 +138,6 @@ def _varied(trial: Trial, space: Space) -> dict[str, object]:
 
 
 def _check_names(run_id: str, former: Space, space: Space) -> None:
-    """Raise unless both spaces vary the same names. Constants may differ."""
     missing = sorted(_names(space, constants=False) - _names(former))
     more = sorted(_names(former, constants=False) - _names(space))
     if missing or more:

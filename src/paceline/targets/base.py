@@ -57,7 +57,7 @@ Waiting: TypeAlias = "Callable[[str], bool]"
 
 @dataclass(frozen=True, kw_only=True)
 class Preview:
-    """Example nodes of a job, for display. The ports are examples too; `starter` is as in `RemotePaths`."""
+    """Example nodes and ports of a job for display, and the `Starter` of its workers."""
 
     nodes: tuple[Node, ...]
     ports: tuple[int, ...]
@@ -79,10 +79,10 @@ class Nodes(Protocol):
         """
 
     def shell(self, node_rank: int) -> Mapping[str, str] | None:
-        """Return the environment variables of the node's shell, or None to use those of the submitting program."""
+        """Return the node's shell environment, or None to use the submitting program's."""
 
     def begin(self, attempt: int) -> None:
-        """Create the folder of an attempt on the nodes and start to mirror the files in it."""
+        """Create the folder of an attempt on the nodes, and begin to mirror its files."""
 
     def start(self, command: Command, work_dir: Path, shell: Mapping[str, str]) -> StartedCommand:
         """Start a command on its node.
@@ -100,13 +100,13 @@ class Nodes(Protocol):
         """Return whether a process exists; False for every process of a lost node."""
 
     def ended(self) -> list[ProcessExit]:
-        """Return the commands that ended since the last call. Files that these commands wrote are mirrored first."""
+        """Return the commands that ended since the last call."""
 
     def renew_ports(self) -> None:
-        """Choose new ports on the first node because another program uses the old ones."""
+        """Choose new ports on the first node, because another program uses the present ones."""
 
     def lost(self) -> dict[int, str]:
-        """Return {node rank: how the loss was detected} of lost nodes."""
+        """Return {node rank: reason} of lost nodes; the reason says how the loss was detected."""
 
     def fetch(self) -> None:
         """Copy the remaining files of the run from the nodes into the run's folder.
@@ -145,7 +145,7 @@ class Target(Protocol):
         """Add the run to the queue, which keeps the order of submission."""
 
     def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
-        """Start the run's supervisor as a detached process with the run's open lock. Return the supervisor's pid.
+        """Start the run's supervisor as a detached process that holds the run's lock. Return its pid.
 
         Return 0 if the engine starts the supervisor later, on another machine (`paceline.runs.remote_status`).
         """
@@ -160,7 +160,7 @@ class Target(Protocol):
         """
 
     def release(self, run_dir: Path) -> None:
-        """Give up the run's queue position and all of its nodes, in place of the supervisor. Idempotent."""
+        """Give up the queue position and all nodes of a run without a supervisor. Idempotent."""
 
 
 @runtime_checkable
@@ -170,7 +170,8 @@ class EarlyStart(Protocol):
     def load_supervisor(self, run_dir: Path, library_dir: Path, python: str) -> None:
         """Load a supervisor (`supervisors.load`). The caller does this before `check`, when run_dir does not exist yet.
 
-        `start_supervisor` starts it; `release` ends it if the submission fails; otherwise it ends with this program.
+        `start_supervisor` passes the run to this supervisor. `release` ends it if the submission fails; otherwise it
+        ends with this program.
         """
 
 
@@ -185,10 +186,10 @@ class Queued(Protocol):
         """Ask the engine to end the run. `paceline.runs.remote_status.Teller` has the details."""
 
     def channel(self, folder: RunFolder) -> Channel | None:
-        """Return a channel to the supervisor for one command; None if it uses this folder."""
+        """Return a channel to the supervisor for one command; None if it shares this folder."""
 
     def script(self, job: Job) -> str | None:
-        """Return the job script for the engine, which --dry-run prints, or None if there is no script."""
+        """Return the job script for the engine, which --dry-run prints, or None."""
 
 
 #: The most runs in a `start_supervisors` call, all with numbers in one range: 0 to 999, 1000 to 1999, and so on.
@@ -258,9 +259,9 @@ class Elastic(Protocol):
     """
 
     def nodes_to_be_had(self, job: Job, run_dir: Path, nodes: Nodes) -> int:
-        """Return how many nodes the run would get if it returned `nodes` and allocated nodes again.
+        """Return how many nodes the run would get if it gave back `nodes` and allocated again.
 
-        The supervisor calls this every second, so it does not block; the number may be some seconds old.
+        The supervisor calls this method every second, so the method does not block. The number may be some seconds old.
         """
 
 

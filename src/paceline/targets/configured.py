@@ -1,9 +1,10 @@
-"""The compute targets of a workspace, each described by one small file, which runs copy.
+"""The compute targets of a workspace. A small file describes each target, and each run has a copy of it.
 
     <workspace>/compute/<name>.json    {"name": "lab", "kind": "ssh", "settings": {"hosts": "/home/me/hosts.txt"}}
     <run folder>/target.json           a copy from the time of submission
 
-`local` always exists, and so does every kind without settings, under its own name. Kinds are built in or come from installed
+`local` always exists, and so does every kind without settings, under its own name. Kinds are built in or come from
+installed
 packages as entry points; a package that can't be imported does not affect the others.
 """
 
@@ -106,10 +107,11 @@ class Configured:
 
 
 def check_target_name(name: object) -> str:
-    """Return a valid `name`: a letter or digit, then letters, digits, `_` and `-`, at most 64.
+    """Return `name` if it is a valid name of a target.
 
     Raises:
-        TargetError: The name is invalid.
+        TargetError: The name does not start with a letter or digit, has other characters than letters, digits, `_` and
+            `-`, or has more than 64.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise TargetError(
@@ -120,7 +122,7 @@ def check_target_name(name: object) -> str:
 
 
 def find_target(name: str, workspace_dir: Path) -> Target:
-    """Return a compute target by name: a target of the workspace, `local`, or a kind without settings.
+    """Return a target of the workspace, `local`, or a kind without settings, by name.
 
     Raises:
         TargetError: The target does not exist (the message lists the known targets), or its settings are wrong.
@@ -189,7 +191,7 @@ def add(workspace_dir: Path, configured: Configured, *, replace: bool = False) -
 
 
 def remove(workspace_dir: Path, name: str) -> None:
-    """Remove a target from the workspace. Runs that use the target keep their copy of its description.
+    """Remove a target from the workspace. Its runs keep their copies of the description.
 
     Raises:
         TargetError: The workspace has no target of this name.
@@ -212,7 +214,7 @@ def keep_copy(run_dir: Path, configured: Configured) -> None:
 def target_of_run(run_dir: Path) -> Target:
     """Return the target that a run was submitted to, with the settings of that time.
 
-    Runs of older Paceline versions have no copy of the description: look up the name in their record.
+    A run of an older Paceline version has no copy of the description, so the name in its record is looked up.
 
     Raises:
         TargetError: The copy can't be read, or the kind can't be loaded.
@@ -240,7 +242,6 @@ def _read_file(path: Path, name: str) -> Configured:
 
 
 def _stands_alone(kind: str) -> bool:
-    """Return whether a kind exists and needs no settings."""
     try:
         options = getattr(kind_class(kind), "OPTIONS", ())
     except TargetError:
@@ -314,7 +315,7 @@ def _load(kind: str, place: str) -> Any:
 
 
 class ComputeTargets(Mapping[str, Configured]):
-    """A read-only mapping of names to the compute targets of a workspace; `paceline compute` edits the targets.
+    """A read-only mapping of names to the compute targets of a workspace.
 
     `[name]` raises KeyError for an unknown name, and TargetError for an invalid description.
     """

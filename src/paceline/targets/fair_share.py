@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from paceline.targets.shares import PastUse, SharePolicy, Ticket, TicketId
 
     class Plan(TypedDict):
-        """Decisions on all runs of a machine.
+        """Decisions about all runs of a machine.
 
-        order: All tickets in the order of service. starts: GPUs for the runs that start now. why: Reason why a run
-        waits, except lack of room. leave: Running runs that have to leave, for an urgent run or a reservation.
+        order: All tickets in the order of service. starts: The GPUs of each run that starts now. why: The reason why
+        each
+        other run waits, except for a lack of room. leave: Running runs that have to leave for an urgent run or a
+        reservation.
         """
 
         order: list[Ticket]
@@ -63,7 +65,7 @@ class Room:
             self.take(item, held_gpus(item))
 
     def take(self, ticket: "Ticket", gpus: "Sequence[str]") -> None:
-        """Give a run these GPUs and its cores."""
+        """Reserve these GPUs, and the cores that a run needs."""
         self.used_cores += int(ticket["cores"])
         for gpu in gpus:
             self.used[gpu] = self.used.get(gpu, 0.0) + share_of(ticket)
@@ -102,7 +104,7 @@ def in_order(
 
 
 def _by_share(tickets: "Sequence[Ticket]", policy: "SharePolicy", uses: "Mapping[int, PastUse]") -> "list[Ticket]":
-    """Order tickets by level, then by the user's use in proportion to their share."""
+    """Return the tickets by level, then by their users' past use divided by their shares."""
     at = newest(tickets, policy, uses)
     ranked = sorted(tickets, key=ident)  # a fixed order, since sums of floats depend on the order
     levels = {ident(ticket): level(ticket, policy, uses, at) for ticket in ranked}
@@ -150,13 +152,13 @@ def _by_share(tickets: "Sequence[Ticket]", policy: "SharePolicy", uses: "Mapping
 
 
 def newest(tickets: "Sequence[Ticket]", policy: "SharePolicy", uses: "Mapping[int, PastUse]") -> float:
-    """Return the time of the newest change of these files."""
+    """Return the Unix time of the newest change of a ticket, the shares file or a record of use."""
     times = [float(ticket["changed"]) for ticket in tickets] + [use["changed"] for use in uses.values()]
     return max([policy.changed, *times])
 
 
 def level(ticket: "Ticket", policy: "SharePolicy", uses: "Mapping[int, PastUse]", at: float) -> int:
-    """Return a run's priority within its user's limits, raised while the run waits."""
+    """Return a run's priority, limited by its user's highest and raised while the run waits."""
     stated = min(stated_level(ticket), policy.most_priority(ticket["user"]))
     if stated == URGENT:
         limit = policy.limit(ticket["user"], "urgent_gpu_hours_a_week")
@@ -168,7 +170,7 @@ def level(ticket: "Ticket", policy: "SharePolicy", uses: "Mapping[int, PastUse]"
 
 
 def hours_in_week(use: "PastUse | None", at: float) -> "tuple[float, float]":
-    """Return GPU-hours of a user's ended runs in 7 days: of all, and of urgent runs."""
+    """Return the GPU-hours of a user's runs in 7 days: those of all, and of urgent runs."""
     rows = [row for row in use["hours"] if row[0] > at - _WEEK_S] if use is not None else []
     return math.fsum(row[2] for row in rows) / 3600, math.fsum(row[3] for row in rows) / 3600
 
@@ -245,7 +247,6 @@ def plan(
 
 
 def _end(ticket: "Ticket", now: float, is_leaving: bool) -> float:
-    """Return the latest end of a running run; infinity if it has no time limit."""
     if is_leaving:
         return now + _OVERTIME_S
     limit = limit_s(ticket)
@@ -261,7 +262,7 @@ def _may_pass(
     room_of: "Callable[[Sequence[Ticket]], Room]",
     policy: "SharePolicy | None",
 ) -> bool:
-    """Return whether a run can start without delaying `first`, which does not fit."""
+    """Return whether a run can start now without delaying the earlier run `first`."""
 
     def fits_beside(stay: "list[Ticket]") -> bool:
         return room_of(stay).fit(first) is not None
@@ -296,8 +297,8 @@ def _leaving(
 ) -> "set[TicketId]":
     """Return the runs that have to leave so that urgent runs fit.
 
-    Runs of a low level leave first, among these the last started. Without a policy, only runs of the urgent run's user
-    leave.
+    Runs of a low level leave first, and among them the run that started last. Without a shares file, only runs of the
+    urgent run's own user leave.
     """
     leave = set()  # type: set[TicketId]
     kept = list(holders)
@@ -331,9 +332,9 @@ def _leaving(
 def expected_starts(
     order: "Sequence[Ticket]", cores: int, gpus: "Sequence[str]", now: float, uses: "Mapping[int, PastUse]"
 ) -> "dict[TicketId, float]":
-    """Return the likely waiting times of the first waiting runs.
+    """Return the likely waiting times in seconds of the first waiting runs.
 
-    Runs end by their time limits, or after the typical time of their user's earlier runs.
+    The estimate assumes that runs end at their time limits, or after the typical time of their user's earlier runs.
 
     order: All tickets in the order of service.
     """

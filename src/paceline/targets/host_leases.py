@@ -66,9 +66,10 @@ def answer(verb: str, given: "Ticket") -> "LeaseAnswer":
 
 
 def look(given: "Ticket") -> "LeaseAnswer":
-    """Report the machine's resources and tickets.
+    """Return the machine's resources and tickets.
 
-    given: `with_gpus`: whether to list the GPUs, which is slow. Otherwise `gpus`: the machine's known GPUs.
+    given: Options. With `with_gpus`, the GPUs are listed, which is slow; `gpus` has the machine's GPUs if they are
+    known.
     """
     answer: LeaseAnswer = {"host": os.uname().nodename, "cores": core_count(), "boot_id": boot_id()}
     if given.get("with_gpus") or "gpus" in given:
@@ -93,7 +94,7 @@ def look(given: "Ticket") -> "LeaseAnswer":
 
 
 def describe(queue: Queue, answer: "LeaseAnswer") -> "SharesAnswer":
-    """Sort the tickets in the order of service, and return the users' shares.
+    """Sort the answer's tickets in the order of service, and return the users' shares.
 
     Add to each waiting run's ticket why the run waits, and the likely time until its start.
     """
@@ -170,7 +171,7 @@ def give_back(given: "Ticket") -> "LeaseAnswer":
 
 
 def note(given: "Ticket") -> "LeaseAnswer":
-    """Record in a hanging run's ticket since when it hangs (`hangs_since`, None to clear), for waiting runs."""
+    """Record in a run's ticket since when it hangs, or None (`hangs_since`), for waiting runs."""
     with locked():
         host_queue().mark(given["key"], hangs_since=given["hangs_since"])
     return {}
@@ -226,7 +227,7 @@ def _is_process(ticket: "Ticket", pid_name: str, started_name: str) -> bool:
 
 
 def start_time(pid: int) -> str:
-    """Return the start time of a process, which detects a reused pid; "" if unknown or dead."""
+    """Return the start time of a process, to detect a reused pid; "" if unknown."""
     fields = stat_fields(pid)
     return "" if fields is None or fields[0] in "ZX" else fields[19]
 
@@ -267,7 +268,7 @@ def user_folders() -> "list[Any]":
 
 
 def is_own_folder(path: str, uid: int) -> bool:
-    """Return whether a path is a folder (not a link) of this user that only they can write to."""
+    """Return whether a path is a folder of this user that no other user can write to."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -277,7 +278,7 @@ def is_own_folder(path: str, uid: int) -> bool:
 
 @contextlib.contextmanager
 def locked() -> "Iterator[None]":
-    """Hold the guard's lock during a `with` block, so that no other process reads or changes tickets.
+    """Hold the guard's lock during a `with` block, so that tickets don't change meanwhile.
 
     Raises:
         LeasesError: A folder is unsafe, or a process holds the guard too long.

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         used_hours: float
 
     class SharesAnswer(TypedDict, total=False):
-        """The path ("" without a file), owner and error of a shares file, and the shares."""
+        """The shares of a machine's users, and the path, owner and error of the shares file."""
 
         path: str
         owner: str
@@ -56,10 +56,11 @@ if TYPE_CHECKING:
         users: list[UserShare]
 
     class LeaseAnswer(TypedDict, total=False):
-        """A host's answer: a share or the tickets to wait for, the host's resources, or an error.
+        """The answer of a host: a share or the tickets to wait for, the host's resources, or an error.
 
-        why: Why the run waits, unless for lack of room. leave: Why a run has to return its share. shares: The shares of
-        the users. outside: Use of the machine by processes outside Paceline.
+        why: Why the run waits, if not for lack of room. leave: Why the run has to give back its share. shares: The
+        shares of
+        all users. outside: Texts about processes outside Paceline that use the machine.
         """
 
         granted: GrantedShare
@@ -104,16 +105,17 @@ _LONGEST, _UTC_LENGTH = 300, len("2026-11-23 06:12:03 UTC")
 
 
 class LeasesError(OSError):
-    """The error that a machine's leases can't be used; the message says why, and what to do."""
+    """The error that a machine's leases can't be used, with the reason and the next step."""
 
 
 class Queue:
     """The tickets of one machine. Call the methods of a queue within `locked()`.
 
-        {"key": "2026-...", "run_id": ..., "cores": 2, "gpu_count": 1, "port_count": 0, "granted": {"gpus": ["0"]} or None}
+        {"key": "2026-...", "run_id": ..., "cores": 2, "gpu_count": 1, "port_count": 0, "granted": {"gpus": ["0"]} or
+        None}
 
-    Optional keys: gpu_share, the share of each GPU that the run takes; priority; limit_s, the run's time limit; all_gpus,
-    the machine's GPUs as the run sees them; leaving, whether the run will return its share soon.
+    A ticket may also have gpu_share, the share of each GPU that the run takes; priority; limit_s, the run's time limit;
+    all_gpus, the machine's GPUs as the run sees them; and leaving, whether the run will return its share soon.
 
     Args:
         own: The folder of this user's tickets.
@@ -161,7 +163,7 @@ class Queue:
         return found
 
     def files(self) -> "Iterator[tuple[str, Ticket | None, bool]]":
-        """Yield (path, ticket or None if invalid, whether the file is this user's) of each file."""
+        """Yield (path, ticket or None if invalid, whether this user owns it) of each file."""
         known, self._known = self._known, {}
         self._listed = list(self._folders())
         for uid, folder in self._listed:
@@ -268,7 +270,6 @@ class Queue:
         return {"granted": ticket["granted"]}
 
     def _cores_outside(self, ticket: "Ticket", others: "Sequence[Ticket]", all_cores: int) -> str:
-        """Return which processes outside Paceline use the cores that a run needs, or ""."""
         found = used_cores(own_pids([*others, ticket]))
         used = sum(one["cores"] for one in others if one["granted"] is not None) + sum(
             cores for cores, _ in found.values()
@@ -281,7 +282,7 @@ class Queue:
 
     @property
     def _passed(self) -> "set[TicketId]":
-        """The waiting runs of users who could have started a run for some time, but did not."""
+        """Return the waiting runs that could have started for some time, but did not."""
         late = time.monotonic() - _OFFER_S
         return {key for _, since_s, keys in self._offered.values() if since_s < late for key in keys}
 
@@ -296,7 +297,6 @@ class Queue:
         self._offered = offered
 
     def _with_ports(self, ticket: "Ticket", gpus: "list[str]", holders: "list[Ticket]") -> "GrantedShare | None":
-        """Return a share with these GPUs and free ports, or None if too few ports are free."""
         granted = {"gpus": gpus}  # type: GrantedShare
         if self.free_ports is not None:
             granted["ports"] = list(self.free_ports(ticket["port_count"], taken_ports(holders)))
@@ -305,7 +305,7 @@ class Queue:
         return granted
 
     def _has_place(self, ticket: "Ticket") -> bool:
-        """Return whether the ticket is already in the queue. Writing its file again would reset its age."""
+        """Return whether the ticket is in the queue; writing it again would reset its age."""
         there = read(os.path.join(self.own, ticket["key"] + ".ticket"), None)
         return there is not None and there["granted"] is None and there.get("pid") == ticket.get("pid")
 
@@ -367,7 +367,7 @@ class Queue:
         return "the urgent run %s of %s needs its place" % (urgent[0]["run_id"], urgent[0]["user"])
 
     def mark(self, key: str, **values: "Any") -> None:
-        """Change values in the ticket of a run of this user."""
+        """Set values in the ticket of one of this user's runs, if it has a ticket."""
         found = read(os.path.join(self.own, key + ".ticket"), None)
         if found is not None:
             self.write(dict(found, **values))
@@ -388,7 +388,6 @@ class Queue:
         forget(path)
 
     def _charge(self, ticket: "Ticket", until: float) -> None:
-        """Add a run's use of the machine to this user's record."""
         path, start = os.path.join(self.own, USE), granted_at(ticket)
         until = min(until, time.time())
         before = read_use(path, None)
@@ -410,7 +409,7 @@ class Queue:
 
 
 class _Wait:
-    """The last answer to a waiting run, and when to look again (monotonic)."""
+    """The last answer to a waiting run, and the monotonic time of the next check."""
 
     def __init__(self, stamp: "tuple[int, ...]", place: int, answer: "LeaseAnswer") -> None:
         now = time.monotonic()
@@ -420,7 +419,7 @@ class _Wait:
 
 
 def own_pids(tickets: "Sequence[Ticket]") -> "set[int]":
-    """Return the pids of the agents or supervisors of these tickets, whose descendants belong to Paceline."""
+    """Return the pids in these tickets, whose processes and descendants belong to Paceline."""
     return {one[name] for one in tickets for name in ("pid", "guardian") if isinstance(one.get(name), int)} | {
         os.getpid()
     }
@@ -434,7 +433,7 @@ def _changed_ns(path: str) -> int:
 
 
 def _merged(rows: "list[list[float]]", now: float) -> "list[list[float]]":
-    """Merge the rows of each older day, and drop rows that no longer count."""
+    """Merge rows of a user's past use by hour or, if older, by day. Drop the oldest rows."""
     found = {}  # type: dict[float, list[float]]
     for row in rows:
         if row[0] > now - _KEPT_S:
@@ -450,14 +449,17 @@ def taken_ports(tickets: "Sequence[Ticket]") -> "set[int]":
 
 
 def gpus_named(ticket: "Ticket") -> "list[str]":
-    """Return all GPUs that a ticket names, held by its run or only seen."""
+    """Return all GPUs that a ticket names: the held GPUs, and those that its run sees."""
     seen = ticket.get("all_gpus")
     named = [*held_gpus(ticket), *(seen if isinstance(seen, list) else ())]
     return [gpu for gpu in named[:_COUNT] if isinstance(gpu, str)]
 
 
 def since(key: str, written: float) -> float:
-    """Return the submission time in seconds since 1970 that a key claims, at most `_CLAIM_S` before `written`."""
+    """Return the submission time (Unix seconds) that a ticket's key claims.
+
+    The result is not earlier than `_CLAIM_S` before `written`, the file's time, and not later than `written`.
+    """
     try:
         claimed = float(calendar.timegm(time.strptime(key[:19], "%Y-%m-%dT%H:%M:%S")))
     except ValueError:

@@ -43,7 +43,7 @@ _GUARD_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """A run's share of a machine. An elastic run can use it for `nodes` nodes."""
+    """A run's share of a machine, on which an elastic run has `nodes` nodes."""
 
     nodes: int = 1
     cores: int
@@ -53,7 +53,7 @@ class Lease:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalDemand:
-    """The resources that a run needs on a machine for a number of nodes."""
+    """The cores and GPUs that a run needs on a machine for a number of nodes."""
 
     nodes: int
     cores: int
@@ -62,7 +62,7 @@ class LocalDemand:
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseRequest:
-    """The part of a run's ticket that does not depend on its nodes."""
+    """The values of a run's ticket that do not depend on its number of nodes."""
 
     ports: int = 0
     gpu_share: float = 1.0
@@ -135,9 +135,9 @@ class _MachineQueue(ABC):
         self._queue, self._cores, self._gpus = queue, cores, gpus
 
     def most_nodes(self, run_dir: Path, demands: Sequence[LocalDemand]) -> int:
-        """Return the node count of the largest demand that would fit without the run's present lease, or 0.
+        """Return the most nodes that would fit if the run gave back its lease, or 0.
 
-        demands: Alternative demands, largest first.
+        demands: The run's demands for several numbers of nodes, the largest first.
 
         Raises:
             LookupError: The run has no ticket.
@@ -273,7 +273,7 @@ class LocalQueue(_MachineQueue):
 class SharedQueue(_MachineQueue):
     """The queue of all users of this machine. Its methods are those of `LocalQueue`.
 
-    A run's position depends on its time of submission, so its supervisor writes the ticket later.
+    A run's position depends on its time of submission, so the supervisor can write the ticket after the submission.
     """
 
     def __init__(self, cores: int, gpus: tuple[str, ...]) -> None:

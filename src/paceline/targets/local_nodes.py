@@ -23,8 +23,8 @@ class LocalNodes:
     """Nodes that are groups of child processes of this process.
 
     Args:
-        give_back: A callback that returns the run's lease, called by `close`.
-        new_ports: A callback that leases other ports and returns them.
+        give_back: Called by `close` to give back the run's lease.
+        new_ports: Called to lease other ports, which it returns.
     """
 
     def __init__(

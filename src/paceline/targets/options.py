@@ -97,7 +97,7 @@ def check_settings(
     """Return a value for each option: the setting, else its default.
 
     name: The target's name, for error messages.
-    settings: Option -> value; the value None counts as not set.
+    settings: The value of each option by name. The value None counts as not set.
 
     Raises:
         TargetError: A name is unknown, a value has the wrong type, or a required option is missing.
@@ -228,7 +228,6 @@ def _metavar(option: Option) -> str:
 
 
 def _instead(given: str, known: Sequence[str]) -> str:
-    """Return the end of an error message, with the known alternatives."""
     if not known:
         return "; it has none at all."
     import difflib  # slow to load, and needed only for errors

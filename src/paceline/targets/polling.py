@@ -37,7 +37,7 @@ def doctor_path(workspace_dir: Path, name: str) -> Path:
 
 
 def answer(path: Path, ask: Callable[[], dict[str, Any]], clock: Callable[[], float] = time.time) -> dict[str, Any]:
-    """Return the cached answer if it is no older than `FRESH_S`, else call `ask` and cache the result."""
+    """Return the cached answer if it is fresh (`FRESH_S`), else call `ask` and cache its result."""
     found = kept(path)
     if not _is_fresh(found, clock):
         # Hold the lock during the query, so that other processes wait for this answer instead of querying too.
@@ -50,7 +50,7 @@ def answer(path: Path, ask: Callable[[], dict[str, Any]], clock: Callable[[], fl
 
 
 def kept(path: Path) -> dict[str, object]:
-    """Return the cached answer, regardless of its age, or {}."""
+    """Return the cached answer of any age, or {} without one."""
     found = read_json(path)
     return found if isinstance(found, dict) else {}
 
@@ -141,10 +141,10 @@ def all_within(calls: Mapping[Name, Callable[[], Result]], limit_s: float) -> di
 
 
 def within(call: Callable[[], Result], limit_s: float) -> Result | Exception:
-    """Make one call. Return its result or exception, TimeoutError after `limit_s`."""
+    """Make one call for at most `limit_s`. Return its result, or the exception."""
     return all_within({"": call}, limit_s)[""]
 
 
 def said(error: Exception) -> str:
-    """Return an error's text, with the type unless Paceline raised the error or it is a TimeoutError."""
+    """Return an error's text, with its type if Paceline did not raise it."""
     return str(error) if isinstance(error, (PacelineError, TimeoutError)) else f"{type(error).__name__}: {error}"

@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     TicketId = tuple[int, str]
 
     class PastUse(TypedDict):
-        """A user's past use.
+        """The past use of a machine by one user.
 
-        hours: Start of an hour, weighted seconds, GPU seconds, urgent GPU seconds. typical_s: Typical time of a run.
+        hours: For each hour, its start, weighted seconds, GPU seconds, and GPU seconds of urgent runs. typical_s:
+        Typical
+        duration of a run.
         """
 
         user: str
@@ -68,25 +70,25 @@ def ident(ticket: "Ticket") -> "TicketId":
 
 
 def stated_level(ticket: "Ticket") -> int:
-    """Return the level that a ticket states, normal if invalid."""
+    """Return the priority level that a ticket states; the level of "normal" if it is invalid."""
     name = ticket.get("priority")
     return PRIORITIES.index(name) if isinstance(name, str) and name in PRIORITIES else NORMAL
 
 
 def limit_s(ticket: "Ticket") -> "float | None":
-    """Return the time limit (seconds) that a ticket states; None if it states none."""
+    """Return the time limit in seconds that a ticket states, or None."""
     limit = ticket.get("limit_s")
     return float(limit) if isinstance(limit, (int, float)) and 0 < limit < 1e9 else None
 
 
 def share_of(ticket: "Ticket") -> float:
-    """Return the share of each GPU that a run takes, 1 if invalid."""
+    """Return the share of each GPU that a run takes, such as 0.5; 1 if it is invalid."""
     share = ticket.get("gpu_share", 1.0)
     return float(share) if isinstance(share, (int, float)) and 0 < share <= 1 else 1.0
 
 
 def held_gpus(ticket: "Ticket") -> "Sequence[str]":
-    """Return the GPUs of a run's share, none of a waiting run."""
+    """Return the GPUs that a run holds. A waiting run holds no GPUs."""
     return (ticket["granted"] or {}).get("gpus") or ()
 
 
@@ -96,7 +98,7 @@ def gpu_count_held(ticket: "Ticket") -> float:
 
 
 def granted_at(ticket: "Ticket") -> float:
-    """Return when a run got its share, at the latest the ticket's last change."""
+    """Return the Unix time at which a run got its share, or of the ticket's last change."""
     at, changed = ticket.get("granted_at"), float(ticket.get("changed", 0.0))
     return float(at) if isinstance(at, (int, float)) and 0 < at <= changed else changed
 
@@ -122,7 +124,7 @@ class Reservation:
             raise ValueError("when=%r ends before it starts" % when)
 
     def begins_in(self, now: float) -> float:
-        """Return the seconds until the next time of the reservation, 0.0 during it, else infinity."""
+        """Return the seconds until the reservation begins next: 0.0 during it, or infinity."""
         here = dt.datetime.fromtimestamp(now, _zone())
         for days in range(8):
             day = here.date() + dt.timedelta(days)
@@ -196,14 +198,14 @@ class SharePolicy:
         return URGENT if found is None else int(found)
 
     def weight(self, ticket: "Ticket", level: int) -> float:
-        """Return how much use a run is charged for each second."""
+        """Return the weighted use that a run is charged for each second."""
         default = self.gpu_weights.get("*", 1.0)
         gpus = held_gpus(ticket) or [""] * min(ticket["gpu_count"], 1 << 16)
         gpu_weight = math.fsum(self.gpu_weights.get(gpu, default) for gpu in gpus) * share_of(ticket)
         return (gpu_weight + self.core_weight * int(ticket["cores"])) * self._costs[PRIORITIES[level]]
 
     def decayed(self, use: "PastUse", at: float) -> float:
-        """Return a user's past use, of which half counts after a half-life."""
+        """Return a user's past use, in which the weight of an hour halves with each half-life."""
         return math.fsum(
             row[1] * math.pow(0.5, (at - row[0]) / self.half_life_s) for row in use["hours"] if row[0] <= at
         )
@@ -247,7 +249,6 @@ def _zone() -> "dt.tzinfo":
 
 
 def _clock(text: str) -> int:
-    """Return the minutes after midnight of "09:30"."""
     minutes = int(text[:2]) * 60 + int(text[3:])
     if minutes > 24 * 60 or int(text[3:]) > 59:
         raise ValueError("%r is not a time of day" % text)

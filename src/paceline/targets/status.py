@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class SettingError(TargetError):
-    """The error that a setting names something that the engine does not have, such as a partition."""
+    """The error that a setting names something unknown, such as a missing partition."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +33,12 @@ class NodeStatus:
     """The status of one node.
 
     Attributes:
-        used_cores: Cores that all users' jobs use; None if unknown. `used_gpus` counts GPUs likewise.
+        used_cores, used_gpus: Numbers that all users' jobs use; None if unknown.
         is_up: Whether runs may get the node, now or once it is free.
         state: The engine's name for the state, such as "mixed" or "drained".
         message: Why the node is down, or a remark of the engine.
         outside: Texts about the use by processes outside Paceline.
-        shared_by: The owner of the machine's shares file, or ""; `shares` has the users' shares.
+        shared_by: The owner of the machine's shares file, or "". shares: The users' shares.
     """
 
     name: str
@@ -91,7 +91,7 @@ def host_status(name: str, answer: LeaseAnswer) -> Status:
 
 @dataclass(frozen=True, kw_only=True)
 class JobUse:
-    """The share of a node or cluster that a run of any user holds, or waits for.
+    """The share of a node or cluster that a run holds or waits for.
 
     Attributes:
         run_id: The run, or the name of another program's job.
@@ -152,7 +152,7 @@ def _wait_reason(ticket: Mapping[str, Any], before: int) -> str:
 
 
 def _remark(ticket: Mapping[str, Any]) -> str:
-    """Return remarks on a running run for people who wait, such as "hangs"."""
+    """Return what people who wait should know about a running run, such as "hangs"."""
     remarks = []
     if ticket.get("hangs_since"):
         remarks.append(f"hangs since {ticket['hangs_since']}")
@@ -235,6 +235,5 @@ class Unreachable:
 
 
 def _total(values: Iterable[int | None]) -> int | None:
-    """Return the sum of the known values, or None if all are unknown."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None

@@ -66,7 +66,7 @@ def look(workspace_dir: Path, name: str, limit_s: float) -> TargetLook:
 
 
 def look_at_all(workspace_dir: Path, names: Iterable[str], limit_s: float) -> list[TargetLook]:
-    """Query all targets in parallel, each for at most `limit_s`. Return the results in the given order."""
+    """Query all targets in parallel, each for at most `limit_s`. Keep the given order."""
     described: dict[str, Configured | TargetError] = {}
     for name in names:
         try:

@@ -20,9 +20,10 @@ _loading: dict[Path, Early] = {}
 
 
 def load(run_dir: Path, library_dir: Path, python: str, modules: Sequence[str]) -> None:
-    """Start to load the supervisor of a future run, unless `paceline.cli.quick` has done so.
+    """Begin to load the supervisor of a future run, unless this program has begun already.
 
-    The supervisor ends at `drop` or with this program, unless `start` passes the run to it. modules: As for `Early`.
+    The supervisor ends at `drop` or with this program, unless `start` passes the run to it. modules: Names of modules
+    that the supervisor imports in advance.
     """
     if run_dir not in _loading:
         # Ignore an error here: `start` tries again, and raises the error if it persists.
@@ -52,7 +53,7 @@ def start(run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
 
 
 class Early:
-    """A supervisor process that loads while the submitting program works, and starts once its run exists.
+    """A supervisor that loads before its run exists, in parallel with the submission.
 
     Until `begin`, the supervisor ends when the submitting program ends.
 

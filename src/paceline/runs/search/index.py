@@ -200,7 +200,6 @@ class RunIndex:
         return found is not None and found.is_terminal
 
     def _list(self) -> None:
-        """Update the list of run ids if the runs' folder has changed."""
         changed = _time_of(self._runs_dir)
         before, listed = self._folder_times
         # A second run may appear within the resolution of file times, and an NFS client caches a folder's time.

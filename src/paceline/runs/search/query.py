@@ -305,7 +305,6 @@ class _Parser:
             raise QueryError(problem, self._next.at, expected)
 
     def _operand(self, token: QueryToken) -> Node:
-        """Return the comparison that begins with this token, or a search for its text."""
         follows, after = self._tokens[self._at], self._tokens[min(self._at + 1, len(self._tokens) - 1)]
         match follows[:2], after[:2]:
             case ("operator", operator), _:

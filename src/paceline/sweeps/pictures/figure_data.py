@@ -190,7 +190,6 @@ def _parameters(space: Space, trials: Sequence[Trial]) -> list[Column]:
 
 
 def _values(trial: Trial, spec: SweepSpec) -> tuple[float | None, ...]:
-    """Return a trial's result in each metric, None if it is not finite."""
     results = [value if value is not None and math.isfinite(value) else None for value in values_of(trial, spec)]
     # A new trial has no curves yet.
     return (*results, *(None for _ in range(len(spec.metrics) - len(results))))
@@ -212,7 +211,6 @@ def _front(
 
 
 def _slice(columns: Sequence[Column], across: int, up: int, lines: Sequence[Line]) -> Front:
-    """Return a scatter plot of a metric's column over a hyperparameter's column."""
     points = []
     for line in lines:
         x, y = line.places[across], line.places[up]

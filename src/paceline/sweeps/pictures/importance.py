@@ -121,6 +121,5 @@ def _scaled(dimension: Dimension, raw: Raw) -> Raw:
 
 
 def _name(dimension: Dimension, plain: Sequence[str]) -> str:
-    """Return the hyperparameter's name, with its branch if the name is ambiguous."""
     name = dimension.name.lstrip("-")
     return name if plain.count(name) == 1 else dimension.key.lstrip("-")

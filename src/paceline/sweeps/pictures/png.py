@@ -154,7 +154,6 @@ def _ticks(panel: Any, ticks: Sequence[tuple[float, str]]) -> None:
 
 
 def _name(*texts: Any) -> None:
-    """Make matplotlib draw these texts literally, so that `$` begins no formula."""
     for text in texts:
         text.set_parse_math(False)
 

@@ -190,7 +190,6 @@ class PopulationBasedTraining(NamedPolicy):
 
 
 def _result(trial: Trial, generation: int) -> float | None:
-    """Return a trial's last value in a generation; None if it failed or is not finite."""
     leg = trial.legs[generation - 1]
     if leg.status == states.FAILED or not leg.curve or not math.isfinite(leg.curve[-1]):
         return None

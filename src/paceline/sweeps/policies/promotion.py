@@ -120,7 +120,6 @@ def following(
 def _promotable(
     ladder: Ladder, there: Sequence[Trial], rung: int, goal: Goal, waits: Callable[[Trial], bool]
 ) -> Next | None:
-    """Return the best waiting trial of a rung; None if the rung promotes no more trials."""
     keep = len(there) // ladder.eta
     for trial in there[:keep]:
         if waits(trial) and ladder.reached(trial) == rung and trial.rung < rung:

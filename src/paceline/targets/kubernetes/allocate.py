@@ -82,7 +82,7 @@ class PodGathering:
             return {index: self._pods.pop(index) for index in chosen}
 
     def leave_reason(self, names: Mapping[int, str]) -> str:
-        """Return a text with those of these pods that Kubernetes is ending, or ""."""
+        """Return a text that names the pods which Kubernetes is ending, or ""."""
         gone = [name for index, name in names.items() if index in self.leaving]
         return f"Kubernetes ends pod {', '.join(gone)}: an eviction, a preemption or a drained node" if gone else ""
 
@@ -152,7 +152,6 @@ def gather(
 
 
 def _try(sock: socket.socket, about: Noted, library: Path, settings: KubernetesSettings) -> Link | None:
-    """Return a link to another pod, or None if the pod is gone."""
     try:
         return _open(Ends.of_socket(sock), str(about["hostname"]), library, settings)
     except LinkError:

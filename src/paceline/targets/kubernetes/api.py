@@ -257,7 +257,6 @@ def _cluster_of(name: str, context: str, namespace: str, kubeconfig: str | None)
 
 
 def _proxy(server: str, context: KubeContext) -> str | None:
-    """Return the proxy that the kubeconfig names, or else the environment."""
     host = httpx2.URL(server).host
     if given := context.cluster.get("proxy-url"):
         return str(given)
@@ -284,7 +283,7 @@ def _client(title: str, context: KubeContext, proxy: str | None) -> tuple[httpx2
 
 
 class _Login(httpx2.Auth):
-    """Credentials from a login program in the kubeconfig, https://kubernetes.io/docs/reference/access-authn-authz."""
+    """Credentials from the login program of a kubeconfig's user."""
 
     def __init__(self, title: str, plugin: Manifest) -> None:
         self._title, self._plugin = title, plugin

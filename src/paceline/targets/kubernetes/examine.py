@@ -170,7 +170,6 @@ def examined(cluster: Cluster, settings: KubernetesSettings, count: int, workspa
 
 
 def _started(cluster: Cluster, name: str, count: int) -> list[str]:
-    """Wait until all pods of a Job run. Return their names."""
     deadline = time.monotonic() + _PLACE_S
     while True:
         pods = cast("list[Pod]", cluster.items("pods", labelSelector=f"batch.kubernetes.io/job-name={name}"))
@@ -188,7 +187,7 @@ def _started(cluster: Cluster, name: str, count: int) -> list[str]:
 
 
 def _connected(cluster: Cluster, pod: str, port: int, key: str) -> Connection:
-    """Return a connection to a pod. Retry, since the pod's first process may not listen yet."""
+    """Return a connection to a pod. Retry while the pod's first process does not listen yet."""
     deadline = time.monotonic() + _LINK_S
     while True:
         try:

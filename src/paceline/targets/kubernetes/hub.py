@@ -39,9 +39,9 @@ _MESSAGE_BYTES = 1 << 20
 
 
 class Pulled:
-    """A source of the changes of a run's folder since the last call, as frames.
+    """A reader's view of a run's folder, which yields the changes since the last call as frames (`wire`).
 
-    known: Name -> stamp of the files in the reader's copy.
+    known: The stamp of each file in the reader's copy, by name.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -52,11 +52,11 @@ class Pulled:
         self._changes.known = known
 
     def skip_present(self) -> None:
-        """Never yield the files that exist now, except the record and the user's files."""
+        """Treat the present files as known to the reader, except the record and user's files."""
         self._changes.skip(list(small_names(self._top)))
 
     def frames(self, *, is_final: bool, with_files: bool = True) -> Iterator[bytes]:
-        """Yield frames of changes, the record last; user's files before a final record.
+        """Yield frames with all changes. The record comes last, so that no reader sees it too early.
 
         is_final: Whether all processes have ended, so that the files no longer change.
         """
@@ -198,7 +198,6 @@ class Hub:
                 self._told.add(rank)
 
     def _deliver(self) -> None:
-        """Pass the connections of waiting pods to the supervisor, if one is connected."""
         with self._guard:
             while self._supervisor is not None and self._agents:
                 rank, (connection, request) = self._agents.popitem()
@@ -278,7 +277,6 @@ class Hub:
             files.close()
 
     def _take_archive(self, connection: Connection) -> None:
-        """Append a reader's bytes to the archive of the run's files."""
         if self._archive is None:
             connection.send_bytes(message({"have": -1}))
             return

@@ -97,7 +97,7 @@ def explain(folder: RunFolder, noted: Noted) -> None:
 
 
 def _explained(attempts: Sequence[Attempt], ends: list[str]) -> Iterator[Attempt]:
-    """Yield the attempts, preempted ones with a reason from `ends`. Each reason is used once."""
+    """Yield the attempts, with a reason from `ends` for each preempted attempt."""
     names: tuple[str, ...] = ()
     for attempt in attempts:
         if (attempt.reason or "").startswith(_PREEMPTED):
@@ -149,7 +149,6 @@ def _waits_for(cluster: Cluster, job: BatchJob, pods: Sequence[Pod]) -> str:
 
 
 def _queue_text(cluster: Cluster, job: BatchJob) -> str:
-    """Return Kueue's reason for a suspended Job."""
     name = job["metadata"]["name"]
     for item in cast("list[dict[str, Any]]", cluster.items("workloads")):
         if any(owner.get("uid") == job["metadata"]["uid"] for owner in item["metadata"].get("ownerReferences", [])):
@@ -166,7 +165,6 @@ def _without_job(folder: RunFolder, noted: Noted) -> JobStatus:
 
 
 def _update(cluster: Cluster, folder: RunFolder, pod: Pod, noted: Noted) -> None:
-    """Update the local copy of the run's folder from a running pod, if the pod can be reached."""
     try:
         if not noted.get("forwards"):
             readers.read_log(cluster, folder, pod)
@@ -215,7 +213,6 @@ def remove_sources(cluster: Cluster, workspace: str, job: str, names: Sequence[s
 
 
 def _seen(cluster: Cluster, name: str, submitted: float) -> tuple[BatchJob | None, Sequence[Pod]]:
-    """Return a run's Job and pods, at most some seconds old."""
     now = time.time()
     told, job, pods = _answers.get(name, (0.0, None, ()))
     if not 0 <= now - told < (_NEW_S if now - submitted < _OLD_S else _FRESH_S):
@@ -227,7 +224,6 @@ def _seen(cluster: Cluster, name: str, submitted: float) -> tuple[BatchJob | Non
 
 
 def _connected(cluster: Cluster, folder: RunFolder, pod: Pod) -> Connection:
-    """Return a connection to a pod of a run. It raises as `readers.connect` does."""
     try:
         key = folder.exec_key.read_text(encoding="ascii")
     except OSError as error:

@@ -54,7 +54,7 @@ class ObjectNames:
     """The names of a run's objects.
 
     Attributes:
-        secrets: File in a pod -> name of the Secret with the file, a packed part of the library or the source.
+        secrets: The Secret that holds each file of a pod. The files are packed parts of the library or the source.
     """
 
     job: str
@@ -271,7 +271,7 @@ def _json(values: Mapping[str, str]) -> dict[str, Json]:
 
 
 def _merged(ours: Json, theirs: Json) -> Json:
-    """Return our manifest, changed by the user's template. Items of lists are matched by name."""
+    """Return the manifest `ours` with the changes of the user's template."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         return {
             key: _merged(ours.get(key), theirs.get(key, ours.get(key))) for key in (*ours, *(set(theirs) - set(ours)))

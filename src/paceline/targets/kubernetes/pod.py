@@ -110,7 +110,7 @@ class PodLeader:
         return 0 if has_ended else messages.EXIT_AGAIN
 
     def _fetch(self) -> bool:
-        """Create the run's workspace. Return False if the pod has to end."""
+        """Create the run's workspace in the pod. Return False if the pod has to end."""
         incoming = self._workspace / f".incoming-{os.getpid()}"
         incoming.mkdir(parents=True, exist_ok=True)
         archive, size = incoming / "run.tar.gz", self._ticket.upload_bytes
@@ -168,7 +168,6 @@ class PodLeader:
         return process.pid
 
     def _watch(self, pulled: Pulled) -> None:
-        """Reap children until the supervisor has ended."""
         printed = time.monotonic()
         while True:
             if has_reaped(self._supervisor):
@@ -286,7 +285,6 @@ class PodFollower:
         }
 
     def _wait(self, connection: Connection) -> Noted:
-        """Return the answer of index 0, or {} if the connection breaks."""
         with contextlib.suppress(OSError, EOFError, ValueError):
             while not self._told_to_end:
                 if not connection.poll(_PAUSE_S):

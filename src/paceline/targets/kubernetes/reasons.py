@@ -158,7 +158,6 @@ def _is_over(pod: Pod) -> bool:
 
 
 def _waits(pod: Pod) -> str | None:
-    """Return why a living pod has not started."""
     status = pod.get("status", {})
     unscheduled = condition_of(status.get("conditions", []), "PodScheduled", "False")
     if unscheduled is not None:
@@ -173,14 +172,12 @@ def _waits(pod: Pod) -> str | None:
 
 
 def _no_room(text: str) -> str:
-    """Return a shortened message of the scheduler."""
     said = first_sentence(text)
     match = re.fullmatch(r"(0/\d+ nodes) are available: (\d+ )?Insufficient ([^\s,]+)", said)
     return f"{match[1]} have enough free {match[3]}" if match else said
 
 
 def _pull_text(text: str) -> str:
-    """Return the message of a failed image pull without its prefixes."""
     plain = " ".join(text.split())
     for prefix in (r"Back-off pulling image ", r"rpc error: code = \w+ desc = "):
         plain = re.sub(prefix, "", plain)

@@ -164,7 +164,6 @@ def _pairs(title: str, key: str, words: list[str] | None) -> dict[str, str]:
 
 
 def _template(title: str, path: str) -> Manifest:
-    """Read the metadata and spec of a pod template from a file."""
     import yaml
 
     try:

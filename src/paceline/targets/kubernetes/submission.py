@@ -108,7 +108,7 @@ def submit(
 
 
 def _only_queue(cluster: Cluster) -> str | None:
-    """Return the namespace's LocalQueue of Kueue, unless it has none or several, or the user may not list them."""
+    """Return the namespace's only LocalQueue of Kueue, or None."""
     try:
         (queue,) = cast("list[dict[str, ObjectMeta]]", cluster.items("localqueues"))
     except (TargetError, ValueError):
@@ -140,7 +140,7 @@ def upload_path(folder: RunFolder) -> Path:
 
 
 def preview(job: Job, settings: KubernetesSettings) -> list[Manifest]:
-    """Return a run's manifests for --dry-run, with placeholders in capitals for values that a submission determines."""
+    """Return a run's manifests for --dry-run, with placeholders in capitals."""
     names = manifests.ObjectNames(job="JOB", run_id="RUN_ID", workspace="WORKSPACE", secrets={"library.0": "LIBRARY"})
     return [manifests.job_manifest(job, settings, names), manifests.service_manifest(settings, names, "UID")]
 
@@ -152,7 +152,6 @@ def library_secrets(cluster: Cluster, settings: KubernetesSettings, library: Pat
 
 
 def _source(cluster: Cluster, settings: KubernetesSettings, snapshot: Path, workspace: str) -> dict[str, str] | None:
-    """Create the Secrets for a run's source; None if it is too large."""
     # Include the workspace in the names: no other workspace uses these Secrets, so this one can delete them.
     name = f"paceline-source-{workspace[:10]}-{snapshot.name[:20].lower()}"
     return _ensured(cluster, settings, name, workspace, lambda: _packed_source(snapshot), most=_SOURCE_PARTS)
@@ -195,7 +194,6 @@ def _packed_source(snapshot: Path) -> bytes:
 
 
 def _archive(folder: RunFolder, packed: Packed | None, snapshot: Path | None) -> bytes:
-    """Return a tar.gz of a run's folder and of its files."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w:gz", compresslevel=1) as archive:
         if snapshot is not None:

@@ -88,7 +88,7 @@ class KubernetesTarget:
         return Preview(nodes=nodes, ports=preview_ports(job))
 
     def script(self, job: Job) -> str:
-        """Return the manifests of a run, with placeholders in capitals for values that a submission determines."""
+        """Return a run's manifests for --dry-run, with placeholders in capitals."""
         import yaml
 
         from paceline.targets.kubernetes.submission import preview
@@ -248,7 +248,6 @@ class KubernetesTarget:
         )
 
     def _remove(self, folder: RunFolder, noted: Noted) -> None:
-        """Delete the run's objects that no other run uses."""
         from paceline.targets.kubernetes import readers
         from paceline.targets.kubernetes.look import remove_sources
 
@@ -259,5 +258,4 @@ class KubernetesTarget:
 
 
 def _workspace(path: Path) -> str:
-    """Return the label of a workspace's objects."""
     return workspace_label(f"{login_name()}@{socket.gethostname()}:{path.absolute()}")

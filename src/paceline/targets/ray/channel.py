@@ -47,7 +47,7 @@ _AHEAD = 8
 
 
 class Sealed:
-    """The encrypted objects of one command in one direction. `way` is "in" or "out"."""
+    """The encrypted objects of a command in one direction, "in" or "out" (`way`)."""
 
     def __init__(self, store: Store, run_id: str, key: str, name: str, way: str) -> None:
         self._store, self._run_id, self._key, self._way = store, run_id, bytes.fromhex(key), way
@@ -90,11 +90,11 @@ class Sealed:
         return messages
 
     def refuse(self) -> None:
-        """Report to the client that this Python can't encrypt, by a plain, empty object."""
+        """Tell the client by a plain, empty object that this Python can't encrypt."""
         put(self._store, self._name(0), b"")
 
     def is_full(self) -> bool:
-        """Return whether the other side has too many unread objects."""
+        """Return whether too many objects wait for their reader."""
         return self.count >= _AHEAD and exists(self._store, self._name(self.count - _AHEAD))
 
     def _name(self, number: int) -> str:
@@ -190,7 +190,7 @@ class StoreChannel:
 
 
 class StoreListener:
-    """The cluster's side of channels, a thread that relays messages between the store and the run's folder."""
+    """A thread on the cluster that relays messages between the store and a run's folder."""
 
     def __init__(self, record: StoreRecord, folder: RunFolder, key: str) -> None:
         self._record, self._folder, self._key = record, folder, key

@@ -76,8 +76,8 @@ class RayNode:
     """A node as Ray reports it.
 
     Attributes:
-        total: Resource name -> amount that the node has.
-        used: Resource name -> amount in use; empty if not queried or unknown.
+        total: The amount of each resource that the node has.
+        used: The amount of each resource in use; empty if it was not queried or is unknown.
     """
 
     node_id: str
@@ -180,7 +180,6 @@ class RayClient:
         return nodes
 
     def _usage(self) -> dict[str, dict[str, Any]]:
-        """Return {node id: {resource: (used, total)}}, which may be a few seconds old."""
         try:
             status = self._call("GET", "/api/cluster_status")["data"]["clusterStatus"]
             return dict(status["loadMetricsReport"]["usageByNode"])
@@ -200,7 +199,6 @@ class RayClient:
     # HTTP
 
     def _known(self, method: str, path: str) -> Any:
-        """Send a request like `_call`, but return None on HTTP 404."""
         try:
             return self._call(method, path)
         except _RefusedError as error:
@@ -302,7 +300,6 @@ def _refused(settings: RaySettings, status: int, text: str, method: str, path: s
 
 
 def _last_line(text: str) -> str:
-    """Return the last line of a text from Ray. In a traceback, this line has the error."""
     lines: Sequence[str] = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1].rstrip(".")[:500] if lines else ""
 
@@ -319,7 +316,7 @@ def _from_place(target: str, header: str, value: str) -> str:
 
 
 def send_library(client: RayClient, library_dir: Path) -> str:
-    """Upload the Paceline in `library_dir` unless the cluster has this version. Return the URI of the package."""
+    """Upload Paceline unless the cluster has this version. Return the package's URI."""
     # The content determines the name, so only the first run of a version packs and sends it.
     name = f"_ray_pkg_{library_digest(library_dir)[:16]}.zip"
     if not client.has_package(name):
@@ -338,7 +335,7 @@ class Jobs:
 
 
 def all_jobs(workspace_dir: Path, address: str, ask: Callable[[], list[RayJob]], prefix: str) -> Jobs:
-    """Return the jobs whose ids begin with `prefix`, from an answer that is at most `FRESH_S` old.
+    """Return the jobs whose ids begin with `prefix`, from a recent answer (`FRESH_S`).
 
     Raises:
         UnreachableError: The cluster did not answer the last query.

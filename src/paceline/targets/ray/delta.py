@@ -32,7 +32,7 @@ class DeltaRecorder:
         self._pass_is_final = False
 
     def skip_present(self) -> None:
-        """Treat existing files, except the user's, as known on the other side."""
+        """Don't record the present files, except the user's: the reader has them."""
         self._changes.skip([*small_names(self._top), RECORD])
 
     def part(self, *, is_final: bool = False) -> bytes | None:
@@ -58,7 +58,7 @@ class DeltaRecorder:
         return None if record[0]["stamp"] == self._changes.known.get(RECORD) else record
 
     def _take_large(self, pieces: list[bytes], is_final: bool) -> bool:
-        """Continue the pass over the user's files until the part is full. Return whether it is done."""
+        """Add changes of the user's files until the part is full. Return whether all are added."""
         size = sum(map(len, pieces))
         while True:
             if self._pass is None:
@@ -91,7 +91,7 @@ def ends(part: bytes) -> bool:
 
 
 def replay(part: bytes, replica: Replica) -> bool:
-    """Apply the changes in a part to a run's folder. Return whether it was the last part.
+    """Apply a part's changes to a run's folder. Return whether it was the last part.
 
     Raises:
         ValueError: The part is invalid, or has a forbidden change.

@@ -144,7 +144,7 @@ class Driver:
                     self._say({"is": "ended", "rank": rank, "why": f"Ray says: node {homes[rank][:12]} is dead"})
 
     def _place(self, bundles: list[dict[str, float]], limit_s: float | None = None) -> list[dict[str, float]] | None:
-        """Return the bundles once they are placed, or remove the group after `limit_s` and return None."""
+        """Return the bundles once they are placed; None after `limit_s`, without the group."""
         groups = importlib.import_module("ray.util.placement_group")
         self._group = groups.placement_group(bundles, strategy="STRICT_SPREAD", name=self._request["name"])
         begun = told = time.monotonic()
@@ -162,9 +162,9 @@ class Driver:
         return bundles
 
     def _place_some(self) -> list[dict[str, float]]:
-        """Return as many bundles as nodes are free now, at least `least`, once they are placed.
+        """Place a bundle on each node that is free now, at least on `least`, and return these.
 
-        Bind each bundle to a chosen node: otherwise Ray might choose a lost node that it still lists as alive.
+        Each bundle is bound to a chosen node. Otherwise Ray might choose a lost node that it still lists as alive.
         """
         wanted, least = self._request["bundles"], self._request["least"]
         since = told = time.monotonic()
@@ -186,7 +186,7 @@ class Driver:
             time.sleep(0.2)
 
     def _holding(self, bundle: dict[str, float], but: Any = ()) -> list[str]:
-        """Return addresses of nodes with room for a bundle, except those in `but` and nodes to avoid."""
+        """Return addresses of free nodes that can hold a bundle, except nodes in `but`."""
         # Compare ids: a lost node that returns has a new id.
         avoid = self._request.get("avoid", []) if time.monotonic() - self._begun < _AVOID_S else []
         return [

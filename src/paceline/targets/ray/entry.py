@@ -94,7 +94,7 @@ def controller_entrypoint(run_dir: Path, library_dir: Path, python: str, token_v
 
 
 def travel_entrypoint(run_id: str, python: str | None, request: str) -> str:
-    """Return the script for a cluster without a shared folder; it runs in the package with `paceline`.
+    """Return the script of a run's job for a cluster without a shared folder.
 
     request: The run's location as one word (`object_sync.Ticket`).
     """
@@ -108,7 +108,7 @@ def travel_entrypoint(run_id: str, python: str | None, request: str) -> str:
 
 
 def examine_entrypoint(request: str) -> str:
-    """Return the script that holds nodes for `paceline compute doctor`. It runs in the package with `paceline`.
+    """Return the script of the job that holds nodes for `paceline compute doctor`.
 
     request: A line for the driver.
     """

@@ -61,7 +61,6 @@ class Reception:
         listening.accept_each(self._listener, self._greet, lambda: self._closed)
 
     def _greet(self, sock: socket.socket) -> None:
-        """Accept a connection that sends the token. Close any other connection."""
         try:
             sock.settimeout(_HELLO_S)
             told = json.loads(_read_line(sock))

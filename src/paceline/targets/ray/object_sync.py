@@ -203,7 +203,6 @@ def store_record(settings: RaySettings, workspace: Path) -> StoreRecord:
 
 
 def _carried(store: Store, packed: Packed | None) -> dict[str, object] | None:
-    """Store the files that the job names here, unless they are stored. Return the manifest."""
     if packed is None:
         return None
     for tree, files in packed.files.items():
@@ -289,11 +288,6 @@ def signed_part(part: bytes, key: str, run_id: str, number: int) -> bytes:
 
 
 def _unsigned(store: Store, folder: RunFolder, number: int, signed: bytes) -> bytes:
-    """Check a part's signature, and return the part.
-
-    Raises:
-        TransferError: The signature does not match, or the key is missing here.
-    """
     try:
         key = folder.exec_key.read_text(encoding="ascii")
     except OSError as error:
@@ -311,7 +305,7 @@ def _unsigned(store: Store, folder: RunFolder, number: int, signed: bytes) -> by
 
 
 def _next_part(store: Store, folder: RunFolder, told: Mapping[str, Any]) -> bytes | None:
-    """Return the next part, or None if it is not stored. Wait briefly for the last."""
+    """Return the next part, or None if it is not stored. Wait briefly for the last part."""
     deadline = time.monotonic() + _END_S
     while True:
         part = get(store, part_name(folder.run_id, told["next"]))
@@ -325,7 +319,7 @@ def _has_end(folder: RunFolder) -> bool:
 
 
 def _name_canceler(folder: RunFolder) -> None:
-    """Add the canceling user to the run's record: the cluster only got a signal."""
+    """Add the user who canceled the run to its record, since the cluster only got a signal."""
     state, request = read_json(folder.state) or {}, read_json(folder.cancel_request) or {}
     if state.get("status") != states.CANCELED:
         return

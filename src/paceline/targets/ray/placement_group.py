@@ -33,11 +33,12 @@ class GroupRequest:
 
     Attributes:
         ray_python: An interpreter that has Ray.
-        python: The interpreter for jobs that name none. None means: `submitter` if all nodes have it, else Ray's.
+        python: The interpreter of jobs that do not set their own. With None, it is `submitter` if all nodes have it,
+            else Ray's.
         patience_s: Seconds to wait if the cluster is too small; None for no limit, for autoscaling clusters.
-        silence_s: As in `Link.open`.
+        silence_s: Seconds without a message after which a node is lost, as in `Link.open`.
         address: This node's address for other nodes; "" if only Ray knows it.
-        least: The minimum of nodes of an elastic run; None if the run needs all nodes.
+        least: The smallest number of nodes for an elastic run; None if the run needs all nodes.
         avoid: Ray's ids of nodes that were just lost.
     """
 

@@ -55,7 +55,6 @@ def main(argv: list[str]) -> int:
 
 
 def _fetch(store: Store, ticket: Ticket, top: Path) -> RunFolder:
-    """Fetch the run from the store into a new workspace at `top`. Return the run's folder."""
     shutil.rmtree(top, ignore_errors=True)
     top.mkdir(parents=True, mode=0o700)
     folder = RunFolder(top / "runs" / ticket.run_id)
@@ -138,11 +137,6 @@ def _let_go_of_driver() -> None:
 
 
 def _insist(journal: _Journal, deadline: float) -> None:
-    """Retry to store the parts that wait in the journal.
-
-    Raises:
-        PacelineError: The store still fails at the deadline.
-    """
     while True:
         try:
             journal.store()

@@ -62,7 +62,7 @@ class RaySettings:
     """The settings of a Ray target.
 
     Attributes:
-        resources: Ray's resource name -> amount per node.
+        resources: The amount of each of Ray's resources per node.
         datastore: The datastore through which runs travel; None with a shared folder.
     """
 
@@ -160,7 +160,6 @@ def _token_in(path: str, title: str) -> str:
 
 
 def _address(name: str, address: str) -> str:
-    """Return the URL of the cluster's dashboard, without a trailing `/`."""
     if address == "auto":
         told = [os.environ.get(variable, "") for variable in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")]
         address = next((value for value in told if value.startswith(("http://", "https://"))), _DEFAULT_ADDRESS)
@@ -176,7 +175,6 @@ def _address(name: str, address: str) -> str:
 
 
 def _headers(name: str, lines: list[str]) -> dict[str, str]:
-    """Return {header: text or `env:VARIABLE`}."""
     headers = {}
     for line in lines:
         match = _HEADER.fullmatch(line)

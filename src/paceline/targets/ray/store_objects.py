@@ -63,7 +63,7 @@ def remove(store: Store, path: str) -> None:
 
 
 def unpack(data: bytes, folder: Path) -> None:
-    """Extract an archive into a new folder. The archive is ours, but others may have changed it.
+    """Extract an archive, which other users may have changed, into a new folder.
 
     Raises:
         TargetError: A name or a link leads outside, or an entry is not a file, folder or link.
@@ -114,7 +114,6 @@ def tree_sha256(folder: Path) -> str:
 
 
 def _wrong_with(member: tarfile.TarInfo, folder: Path) -> str | None:
-    """Return why an archive entry must not be extracted, or None if it may."""
     if _leaves(member.name, folder):
         return "leads outside"
     if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
@@ -129,7 +128,6 @@ def _wrong_with(member: tarfile.TarInfo, folder: Path) -> str | None:
 
 
 def _leaves(name: str, folder: Path) -> bool:
-    """Return whether a name leads out of the folder, or through a link."""
     parts = name.split("/")
     return (
         name.startswith("/")

@@ -258,7 +258,7 @@ class RayTarget:
         return len(nodes.nodes) + (self._held.spare() if self._held is not None else 0)
 
     def _settled(self, folder: RunFolder) -> bool:
-        """Store outputs of an ended run on this machine. Return whether only its final record is missing."""
+        """Store an ended run's outputs here. Return whether only the final record is missing."""
         from paceline.remote.staging.stage_out_local import settle
 
         return not self.settings.is_shared and settle(folder)
@@ -294,7 +294,7 @@ class RayTarget:
 
     @contextlib.contextmanager
     def examine(self, node_count: int | None = None) -> Iterator[list[Link]]:
-        """Open a link to each node that has a CPU for runs, or to `node_count` of them.
+        """Open a link to each node with a CPU for runs, or to `node_count` of these nodes.
 
         Raises:
             EngineError, TargetError: Ray provides no nodes, or the nodes can't reach this machine.

@@ -68,7 +68,7 @@ class Allocation:
     Attributes:
         cores: Number of cores of each node, in the order of `nodes`.
         here: The name of the node on which the batch step runs.
-        owners: Node -> id of the job that holds it, for nodes that another job than job_id holds (elastic runs).
+        owners: The id of the job that holds a node, for nodes of an elastic run's second job.
     """
 
     job_id: str
@@ -206,7 +206,7 @@ def step_environment(environment: Mapping[str, str]) -> dict[str, str]:
 def _open_all(
     names: Sequence[str], opened: Callable[[str], Link], waiting: Waiting, *, least: int
 ) -> list[Link] | None:
-    """Open links to all nodes in parallel. If `waiting` returns True, close all links and return None.
+    """Open links to all nodes in parallel; None, without links, once `waiting` returns True.
 
     least: Once so many links are open, wait only `AGAIN_S` for the other links.
     """
@@ -320,7 +320,6 @@ def common_addresses(
 
 
 def _named_address(name: str, hello: Hello) -> str:
-    """Return the interface address to which the node's name resolves; "" if it has none."""
     own = {address for address, _ in hello.interfaces.values()}
     for host in (name, hello.host):
         with contextlib.suppress(OSError):

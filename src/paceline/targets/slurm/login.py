@@ -54,7 +54,7 @@ _AHEAD = 64
 
 @dataclass(frozen=True, kw_only=True)
 class There:
-    """The location of a run on the cluster. `user` is the user's uid on the cluster."""
+    """The location of a run on the cluster. `user` is the user's uid there."""
 
     folder: str
     user: str
@@ -227,10 +227,10 @@ class Login:
 class LoginChannel:
     """A channel for `paceline exec` through the login host: one ssh while the command runs.
 
-    The far end (`login_helper.execute`) uses the supervisor's exchange files. When this program ends, so does the connection,
-    and with it the command.
+    On the login host, `login_helper.execute` uses the files by which the supervisor exchanges messages. When this
+    program ends, its connection and the command end too.
 
-    run_dir: The run's folder there.
+    run_dir: Path of the run's folder on the cluster.
     """
 
     def __init__(self, login: Login, run_dir: str) -> None:

@@ -133,7 +133,10 @@ def execute(request: "Header", stdin: IO[bytes], stdout: IO[bytes]) -> None:
 
 
 class Passing:
-    """A writer of a command's input. `heard`: time of the last line, None after the end."""
+    """A writer that passes input lines on to a command.
+
+    `heard` is the monotonic time of the client's last line, or None after the input's end.
+    """
 
     def __init__(self, folder: str) -> None:
         self.heard = time.monotonic()  # type: float | None
@@ -163,7 +166,7 @@ class Passing:
 
 
 def give_back(run_dir: str, folder: str, passing: Passing, stdout: IO[bytes]) -> None:
-    """Send the command's output until it ends or the client is gone."""
+    """Send a command's output to the client until the command ends or the client is gone."""
     output = None
     read = told = 0
     while True:

@@ -191,7 +191,7 @@ class Query:
         return JobState.from_json(found[-1]) if found else None
 
     def remember(self, *job_ids: str) -> None:
-        """Include these jobs in later queries, so that one query serves all jobs whose end is unknown."""
+        """Include these jobs in later queries, so that one query serves many jobs."""
         with polling.locked(self._path):
             data = self._read()
             data["known"] = [*data["known"], *job_ids][-_KEPT:]
@@ -270,12 +270,11 @@ class Query:
         return {job.job_id: replace(job, by=names.get(job.by or "")) for job in jobs}, True, ""
 
     def _user_name(self, uid: str) -> str:
-        """Return the user name of a uid on the cluster, which may differ from the name on this machine."""
         done = self._scheduler.call(["id", "-nu", uid])
         return done.stdout.strip() if done.returncode == 0 else f"user {uid}"
 
     def _best(self, listed: JobState | None, told: JobState | None) -> JobState | None:
-        """Return the more detailed end of a job: squeue's, or accounting's, which may lag by seconds."""
+        """Return a job's most detailed end, from squeue, scontrol, or accounting, which may lag."""
         if told is not None and has_ended(told) and (listed is None or listed.state == told.state):
             return told
         if listed is not None and listed.state == "FAILED":
@@ -290,7 +289,7 @@ class Query:
 
 
 def _unsigned(ended: Mapping[str, JobState], listed: Mapping[str, JobState]) -> set[str]:
-    """Return ids of canceled jobs for which accounting has not yet reported who canceled the job."""
+    """Return ids of canceled jobs whose canceling user accounting has not reported yet."""
     return {key for key, job in ended.items() if key in listed and job.state == "CANCELLED" and job.by is None}
 
 
@@ -349,7 +348,6 @@ def _number(text: str) -> int:
 
 
 def _limit(reason: str) -> str | None:
-    """Explain the limit that holds a job back, or return None if the reason is not a limit."""
     found = _LIMIT.fullmatch(reason)
     if found is None:
         return None

@@ -69,7 +69,7 @@ class Scheduler:
 
     @property
     def where(self) -> str:
-        """Return a text that identifies the engine among others."""
+        """Return a text that identifies the cluster, to name its cached answers."""
         settings = self.settings
         return repr((settings.login, settings.ssh_config, settings.ssh_options, os.environ.get("SLURM_CONF", "")))
 

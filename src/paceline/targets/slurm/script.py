@@ -77,7 +77,7 @@ def sbatch_text(
 def array_text(
     job: Job, settings: SlurmSettings, array: Array, *, runs_dir: PurePosixPath, library_dir: PurePosixPath, python: str
 ) -> str:
-    """Return the script of runs that look the same to Slurm, as tasks of an array.
+    """Return the script of a job array whose tasks are similar runs.
 
     Raises:
         TargetError: A path can't be written in a line of sbatch.
@@ -143,7 +143,6 @@ def extension_text(
 def _text(
     options: list[str], settings: SlurmSettings, run_id: str, run_dir: str, library_dir: PurePosixPath, python: str
 ) -> str:
-    """Return the script of a run, or of each run of an array."""
     # exec: Slurm's warning of the time limit goes to the script's own process only.
     return (
         f"{_begin(options, settings, run_id, run_dir, library_dir)}"
@@ -168,7 +167,6 @@ def _begin(options: list[str], settings: SlurmSettings, run_id: str, run_dir: st
 
 
 def _head(options: list[str]) -> list[str]:
-    """Return the lines that sbatch reads, one option each."""
     return ["#!/bin/bash", *(f"#SBATCH {_escaped(option)}" for option in options)]
 
 
@@ -181,7 +179,6 @@ def warning_s(job: Job, settings: SlurmSettings) -> int:
 
 
 def _literal(path: PurePosixPath) -> str:
-    """Escape a path for sbatch's output file names."""
     if "\\" in str(path):
         raise TargetError(
             f"the run's folder {str(path)!r} has a backslash in its path, which Slurm takes out of names of output "
@@ -207,9 +204,10 @@ def _options_of_job(job: Job, settings: SlurmSettings) -> Iterator[str]:
 
 
 def _cpus_of_node(job: Job, settings: SlurmSettings) -> Iterator[str]:
-    """Yield the cores of a node as those of one task, for a range of nodes.
+    """Yield the sbatch options that give a node's cores to one task, for elastic runs.
 
-    With several tasks per node Slurm derives the total number of tasks from the minimum of nodes, and never gives more nodes.
+    With several tasks per node Slurm derives the total number of tasks from the minimum of nodes, and never gives more
+    nodes.
     """
     yield f"--cpus-per-task={settings.cpus_per_process * max(node_sizes(job))}"
 
@@ -234,7 +232,6 @@ def _gres(job: Job, settings: SlurmSettings) -> str | None:
 
 
 def _escaped(option: str) -> str:
-    """Escape a text for sbatch, where spaces end words and quotes, `#` and backslashes are special."""
     if re.search(r"[\x00-\x1f\x7f]", option):
         raise TargetError(
             f"{option!r} has a line break or control character, which no line of an sbatch script can carry. Leave it out."

@@ -33,7 +33,7 @@ class JobState:
     Attributes:
         state: Slurm's name for the state, such as "RUNNING".
         reason: Slurm's reason why the job waits or ended; "" if unknown.
-        exit_code: Exit code of the batch script; None if unknown, as in squeue's answers. `signal` likewise.
+        exit_code, signal: How the batch script ended; None if unknown, as in squeue's answers.
         by: The user who canceled the job: a uid as text, or a name once `Query` has resolved it.
     """
 
@@ -214,7 +214,6 @@ def _exit_pair(text: str) -> tuple[int | None, int | None]:
 
 
 def _state(text: str) -> str:
-    """Return a state's first word: `CANCELLED by 1000` and `CANCELLED+` are CANCELLED."""
     words = text.replace("+", " ").split()
     return words[0].upper() if words else ""
 

@@ -102,7 +102,7 @@ def submit(
 
 
 def environment(shell: Mapping[str, str], settings: SlurmSettings) -> dict[str, str]:
-    """Return the submitting shell's environment for the job, without variables of a job around the shell."""
+    """Return the submitting shell's environment for the job, without variables of another job."""
     set_here = {f"SBATCH_{name}" for setting, name in _OF_SETTINGS.items() if getattr(settings, setting) is not None}
     if settings.memory is not None:
         set_here |= {"SBATCH_MEM_PER_NODE", "SBATCH_MEM_PER_CPU", "SBATCH_MEM_PER_GPU"}
@@ -125,7 +125,6 @@ def _find(scheduler: Scheduler, name: str, user: str) -> str | None:
 
 
 def _refusal(title: str, done: CommandResult, script: str) -> str:
-    """Return an error message that has Slurm's error and the options of the request."""
     said = re.sub(r"^(Batch job submission failed|allocation failure): ", "", done.said)
     said = re.sub(r"; (Batch job submission failed|allocation failure): ", "; ", said)
     asked = re.findall(r'^#SBATCH "?(--[^\n]*?)"?$', script, re.MULTILINE)
@@ -144,9 +143,10 @@ def user_here() -> str:
 
 @dataclass
 class Extension:
-    """The second job of an elastic run, whose nodes the supervisor in the first job uses.
+    """The second job of an elastic run, whose nodes the run's supervisor uses too.
 
-    Slurm can't give a running job more nodes, and requeuing with a larger request would lose the current ones for at least
+    Slurm can't give a running job more nodes, and requeuing with a larger request would lose the current ones for at
+    least
     two minutes. So another job waits in the queue, and the run takes over its nodes at its next checkpoint.
 
     job_id is empty without a second job; nodes is empty while the second job waits.
@@ -199,7 +199,6 @@ class Extension:
         self.job_id, self.nodes = "", ()
 
     def _ask(self) -> dict[str, tuple[str, tuple[str, ...]]]:
-        """Return {job id: (state, nodes)} of both jobs."""
         ids = ",".join(filter(None, (self.main_id, self.job_id)))
         done = self.scheduler.call(["squeue", "-h", "-r", "-j", ids, "-o", _FORMAT])
         if done.returncode != 0:
@@ -215,7 +214,6 @@ class Extension:
         return self.nodes
 
     def _of_main(self, found: dict[str, tuple[str, tuple[str, ...]]], held: Collection[str]) -> list[str]:
-        """Return living nodes of the run's own job that are not in `held`."""
         left = [name for name in found.get(self.main_id, ("", ()))[1] if name not in held]
         if not left:
             return []

@@ -186,14 +186,13 @@ class SlurmTarget:
         self._submit(folder, script, user)
 
     def _submit(self, folder: RunFolder, script: str, user: str) -> None:
-        """Submit a script, and record the job's number."""
         job_id = submission.submit(self._scheduler, script, name=job_name(folder.run_id), user=user, tell=_tell)
         # If this process is killed before the next line, `_look_by_name` finds the job by its name.
         note_engine(folder, self.kind, job_id=job_id, submitted=time.time())
         self._query(folder, user).remember(job_id)
 
     def _place(self, folder: RunFolder, library_dir: Path) -> tuple[str, str, str]:
-        """Send the run if the cluster needs a copy. Return (uid, run folder, library folder) on the cluster."""
+        """Send the run if the cluster needs a copy. Return (uid, run folder, library) there."""
         if self.settings.login is None:
             return submission.user_here(), str(folder.path.absolute()), str(library_dir.absolute())
         has_secrets = folder.secrets.exists()
@@ -247,7 +246,7 @@ class SlurmTarget:
             note_engine(folder, self.kind, has_secrets=False)
 
     def cancel(self, folder: RunFolder, record: RunRecord) -> None:
-        """Cancel the job. If it runs, its supervisor reads `cancel.json` and gives the workers their grace period."""
+        """Cancel a pending job. A running job's supervisor reads `cancel.json` and ends the job."""
         if is_over(folder):
             return  # the job has ended, and the next reader of the run completes the cancellation
         noted = engine(folder)
@@ -300,7 +299,7 @@ class SlurmTarget:
             return None
 
     def _extended(self, allocation: Allocation, job: Job, run_id: str) -> Allocation:
-        """Return the allocation with the nodes of the second job, if it has any by now."""
+        """Return the allocation with the nodes that the second job has by now."""
         self._lookout = None
         if self._extension is None:
             self._extension = Extension(self._scheduler, run_id, listed_id(os.environ) or allocation.job_id)
@@ -341,7 +340,7 @@ class SlurmTarget:
     # --- for people
 
     def status(self) -> Status:
-        """Query the cluster's nodes (of the configured partition) and queue, by one sinfo and one squeue.
+        """Query the nodes and queue of the cluster, or of the configured partition.
 
         Raises:
             SettingError: The partition does not exist; the message lists the others.
@@ -400,7 +399,6 @@ class SlurmTarget:
             )
 
     def _lacks_nodes(self) -> bool:
-        """Return whether some nodes can't run jobs at the moment."""
         if self.status().state != "up":
             return True
         done = self._scheduler.call(["scontrol", "show", "reservation", "-o"])
@@ -412,7 +410,6 @@ class SlurmTarget:
         return Login(self._scheduler)
 
     def _look_by_name(self, folder: RunFolder, query: Query, noted: Mapping[str, Any]) -> JobStatus:
-        """Return the status of a run without a job number, which may be in submission."""
         since = float(noted.get("submitting") or 0.0)
         waits = JobStatus(state=QUEUED, message="is being given to Slurm")
         if locks.is_held(folder.lock):
@@ -428,7 +425,6 @@ class SlurmTarget:
         )
 
     def _query(self, folder: RunFolder, user: str | None) -> Query:
-        """Return the `Query` for a user's jobs, by default this user's."""
         return Query(answers_dir(folder.path.parent.parent), self._scheduler, str(user or submission.user_here()))
 
 

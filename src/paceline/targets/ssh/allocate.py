@@ -60,7 +60,7 @@ class HostDemand:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldHosts:
-    """A host on which the run holds a share, and the run's GPUs there."""
+    """A host on which the run holds a share, with the run's GPUs on this host."""
 
     member: HostMember
     gpus: tuple[str, ...]
@@ -108,7 +108,6 @@ class Gathering:
     # --- reachable hosts
 
     def _fit(self) -> list[HostMember]:
-        """Return the hosts that are up and large enough, in the list's order."""
         found: list[HostMember] = []
         for member in self._opening.members(self._hosts):
             why = self._misfit(member, found)
@@ -131,7 +130,6 @@ class Gathering:
         return None
 
     def _enough(self, waiting: Waiting) -> list[HostMember] | None:
-        """Wait for enough suitable hosts, and return these; None if `waiting` returns True."""
         count = self._demand.count
         while True:
             fit = self._fit()
@@ -159,7 +157,7 @@ class Gathering:
     # --- shares
 
     def _take_at_once(self, members: Sequence[HostMember], held: list[HeldHosts]) -> list[HeldHosts]:
-        """Lease free shares on other hosts without queueing. Return them with `held`."""
+        """Lease free shares on more hosts without queueing. Return these and `held`."""
         mine = {item.member.host for item in held}
         left = [member for member in members if member.host not in mine]
         while left and len(held) < self._demand.most:
@@ -215,7 +213,7 @@ class Gathering:
                 self._give_back([item for item in found if item not in held])
 
     def _least_wanted(self, members: Sequence[HostMember]) -> list[HostMember]:
-        """Return as many hosts as needed, preferring hosts with the fewest leases and waiting runs."""
+        """Return as many hosts as needed, those with the fewest leases and waiting runs."""
         if len(members) == self._demand.count:
             return list(members)
 
@@ -229,7 +227,7 @@ class Gathering:
         return sorted(members, key=tickets)[: self._demand.count]
 
     def _take(self, member: HostMember, *, at_once: bool) -> HeldHosts | LeaseAnswer | None:
-        """Request a share of a host. Return it, or the runs to wait for; None on an error."""
+        """Request a share of a host. Return it, the runs to wait for, or None on an error."""
         hello = member.link.hello
         ticket = {
             "key": self._demand.key,
@@ -272,7 +270,6 @@ def too_few(count: int, hosts: Sequence[SshHost], reasons: dict[SshHost, str]) -
 
 
 def _waits_for(name: str, answer: LeaseAnswer) -> str:
-    """Return the status text of a run that waits for other runs, perhaps hanging ones."""
     ahead, holders = answer.get("ahead", []), answer.get("holders", [])
     others = ahead or holders
     if "why" in answer:

@@ -168,7 +168,7 @@ class Ssh:
         return program
 
     def _common(self) -> Iterator[str]:
-        """Yield options of all connections, such as: no terminal, and an end when the host is silent."""
+        """Yield the options of all connections, such as the end when the host is silent."""
         yield f"ServerAliveInterval={math.ceil(self.silence_s / _ALIVE_COUNT)}"
         yield f"ServerAliveCountMax={_ALIVE_COUNT}"
         yield from ("ForwardX11=no", "RemoteCommand=none", "RequestTTY=no", "EscapeChar=none")
@@ -185,7 +185,7 @@ class Ssh:
         return [*words, *_words(*self.options)]
 
     def _sharing(self, host: SshHost, leave_open: bool, persist_s: int) -> list[str]:
-        """Return options for connection sharing. Runs' links leave no connection open: it would end with the run."""
+        """Return the options for sharing a connection, which is left open only if allowed."""
         if any(option.lower().startswith("controlpath") for option in self.options) or self._is_shared(host):
             return [] if leave_open else _words("ControlMaster=no")
         folder = sockets_dir()
@@ -199,11 +199,10 @@ class Ssh:
         return _words("ControlMaster=auto", path, f"ControlPersist={persist_s}")
 
     def _is_shared(self, host: SshHost) -> bool:
-        """Return whether the user's configuration shares connections to this host."""
         return self.resolve(host).get("controlpath", "none") != "none"
 
     def resolve(self, host: SshHost) -> Mapping[str, str]:
-        """Return ssh's configuration for a host, by lower-case names such as `user`; empty if it is invalid."""
+        """Return ssh's configuration for a host by lower-case names; {} if it is invalid."""
         return _resolve(("ssh", "-G", *self._base(host), "--", host.name))
 
 
@@ -236,7 +235,7 @@ def sockets_dir() -> Path | None:
 
 
 def _escaped(path: str) -> str:
-    """Escape a text for double quotes in ssh's configuration; `-i` can't contain a percent sign."""
+    """Escape a text for double quotes in ssh's configuration."""
     return path.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
 
 
@@ -267,7 +266,6 @@ def explain(host: SshHost, text: str, exit_code: int | None, login: list[str], p
 
 
 def _forget(text: str, host: SshHost) -> str:
-    """Return the command that removes the host's old key: the one in ssh's output, or `ssh-keygen -R`."""
     advised = re.search(r"^\s*(ssh-keygen .*-R .*)$", text, re.MULTILINE)
     if advised:
         return advised[1].strip()
@@ -276,6 +274,6 @@ def _forget(text: str, host: SshHost) -> str:
 
 
 def _said(text: str) -> str:
-    """Return the last line with a letter: ssh prints lines of at signs too."""
+    """Return the last line with a letter, because ssh also prints lines of at signs."""
     lines = [line.strip() for line in text.splitlines() if re.search(r"\w", line)]
     return lines[-1][:300].removeprefix("ssh: ").rstrip(".") if lines else ""

@@ -141,7 +141,6 @@ def _count(value: str, line: str, where: str) -> int:
 
 
 def _merged(hosts: Iterable[SshHost]) -> tuple[SshHost, ...]:
-    """Merge repeated hosts. As in Open MPI, each line adds its slots, by default 1."""
     found: dict[str, SshHost] = {}
     for host in hosts:
         earlier = found.get(host.name)

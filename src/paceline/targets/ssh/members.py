@@ -35,7 +35,7 @@ class HostMember:
 
     @property
     def identity(self) -> tuple[str, str]:
-        """A sort key of the machine, equal for all users and names of it."""
+        """A sort key of the machine, which is the same for all of its users and names."""
         return self.link.hello.boot_id, self.link.hello.host
 
     @property
@@ -115,7 +115,7 @@ class Opening:
             return self._changed.wait_for(lambda: not any(self._asked.values()), timeout_s)
 
     def wait_for_those_alike(self, longest_s: float, more_s: float) -> None:
-        """Wait for the first host, then for others as long again, from `more_s` to `longest_s`."""
+        """Wait for the first host, and then about as long for further hosts."""
         with self._changed:
             self._changed.wait_for(lambda: self._first_s is not None, longest_s)
             first_s = self._first_s if self._first_s is not None else longest_s
@@ -137,7 +137,7 @@ class Opening:
             return [member for member in found if not member.link.lost]
 
     def close(self, but: Iterable[HostMember] = ()) -> None:
-        """End all agents except those of `but`, including agents that are still being started."""
+        """End all agents except those of `but`, also those that are still being started."""
         kept = {member.host for member in but}
         with self._changed:
             self._closed = True

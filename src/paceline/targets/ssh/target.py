@@ -261,7 +261,7 @@ class SshTarget:
 
     @contextlib.contextmanager
     def examine(self, node_count: int | None = None) -> Iterator[list[Any]]:
-        """Open links to the first `node_count` hosts that are up, by default all; down hosts have `lost`."""
+        """Open links to the first `node_count` hosts that are up; None means all."""
         import paceline
         from paceline.targets.ssh.members import Opening
 
@@ -302,7 +302,6 @@ class SshTarget:
 
 
 def _leave_reason(member: HostMember, gpus: Sequence[str], key: str) -> str:
-    """Return why a run has to leave a host; "" if it may stay, or without an answer."""
     if member.link.lost:
         return ""
     asked = {"key": key, "all_cores": member.offered, "all_gpus": list(member.link.hello.gpus) if gpus else []}
