@@ -1,4 +1,4 @@
 """The live page: a web server that shows a workspace.
 
-`paceline ui` starts it; it needs the extra `ui`.
+`paceline ui` starts the server, which needs the extra `ui`.
 """

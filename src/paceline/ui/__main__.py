@@ -1,6 +1,6 @@
 """`python -m paceline.ui CONFIG`: serve the page until a signal.
 
-CONFIG is JSON from `paceline ui`.
+CONFIG is the JSON of a `UiConfig`. `paceline ui` starts this process.
 """
 
 import sys

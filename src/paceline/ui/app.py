@@ -58,13 +58,13 @@ _MOST_BODY = 1 << 18
 
 @dataclass(frozen=True)
 class Heading:
-    """The facts about the server in the heading of every page, and the forms that its visitor sees.
+    """The values of the heading that every page has.
 
     Attributes:
-        read_only: The visitor may not change the page's subject.
-        can_start: The visitor may start runs.
-        can_share: The visitor may make share links.
-        is_shared: The reader has a share link, no token.
+        read_only: Whether the visitor may not change the run, model or service of the page.
+        can_start: Whether the visitor may start runs.
+        can_share: Whether the visitor may create share links.
+        is_shared: Whether the visitor came by a share link instead of the token.
     """
 
     workspace: str
@@ -77,7 +77,7 @@ class Heading:
 
 
 class _Static(StaticFiles):
-    """The page's static files, whose folder's name changes with their content."""
+    """The page's static files, whose URLs change with their content."""
 
     def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
         shared = render.SHARED.get(path)

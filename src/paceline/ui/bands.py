@@ -1,4 +1,4 @@
-"""Curves of many ranks as one: the mean, the least and the greatest value at each step."""
+"""Bands for curves of many ranks: the mean, minimum and maximum at each step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ RANKS = 8
 
 @dataclass
 class Band:
-    """Values over the same positions. count: how many values of ranks they summarize."""
+    """Mean, least and greatest value of several ranks at each x.
+
+    count: Number of logged values of all ranks.
+    """
 
     xs: list[float] = field(default_factory=list)
     mean: list[float] = field(default_factory=list)
@@ -28,8 +31,8 @@ def band_of(
 ) -> Band:
     """Return the band of the curves of several ranks in one attempt.
 
-    The positions are steps, or indices where a rank has logged none. On an axis of time, the time of the first rank counts.
-    cuts: (first, last) of steps that later attempts have logged again.
+    Values of equal steps belong together; if a rank has logged no steps, values of equal index. On an axis of time, x is the
+    time of the first rank. cuts: (first, last) of ranges of steps to leave out, because later attempts logged them again.
     """
     has_steps = all(curve.has_steps for curve in curves)
     places = [curve.steps if has_steps else range(len(curve.ys)) for curve in curves]
@@ -55,7 +58,7 @@ def band_of(
 
 
 def _add_rest(found: Band, rest: Iterable[tuple[Sequence[float], Sequence[float], int]]) -> None:
-    """Add the values behind the steps that all ranks have, by step."""
+    """Add values that not all ranks have logged. rest: (steps, values, first index) of each rank."""
     by_place: dict[float, list[float]] = {}
     for places, ys, start in rest:
         for at, y in zip(places[start:], ys[start:], strict=True):
@@ -68,7 +71,7 @@ def _add_rest(found: Band, rest: Iterable[tuple[Sequence[float], Sequence[float]
 
 
 def thinned_band(band: Band, pixels: int, window: tuple[float, float] | None = None) -> tuple[list[float | None], ...]:
-    """Return x, mean, least and greatest to draw: of more points than pixels, one point for each pixel."""
+    """Return the x, mean, least and greatest values to draw, at most one point per pixel."""
     low, high = window or (-math.inf, math.inf)
     kept = [n for n, x in enumerate(band.xs) if low <= x <= high]
     pieces = min(pixels, len(kept))

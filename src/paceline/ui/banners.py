@@ -1,4 +1,4 @@
-"""A run's state in words, and the facts for banners on its pages: failures, hangs, slow ranks."""
+"""A run's state, and the texts of its banners about failures, hangs and slow ranks."""
 
 from __future__ import annotations
 
@@ -33,26 +33,29 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class SlowRanks:
-    """The ranks that hold up a running training. since_utc: when Paceline first found them, or None."""
+    """A text about the ranks that hold up a run.
+
+    since_utc: When Paceline first detected these ranks, or None if unknown.
+    """
 
     text: str
     since_utc: str | None
 
 
 def shown_state(record: RunRecord) -> str:
-    """Return the state that pages show: "Hangs" for a running run that hangs."""
+    """Return the state that pages show: the run's state, or "Hangs"."""
     return HANGS if record.status == states.RUNNING and record.hang else record.status
 
 
 def remedy(record: RunRecord) -> str:
-    """Return what a user can do after a run's failure, or "" for unknown causes."""
+    """Return advice for the user after a run's failure, or "" if the cause is unknown."""
     if record.failure is None:
         return ""
     return _REMEDIES.get(record.failure.cause, "").replace("TARGET", record.target or "TARGET")
 
 
 def slow_ranks(folder: RunFolder, record: RunRecord) -> SlowRanks | None:
-    """Return the ranks that hold up a running run, by its last sample of load, or None."""
+    """Return the ranks that hold up a running run at its last load sample, or None."""
     if record.status != states.RUNNING or not record.attempts or record.world_size < 2:
         return None
     path = folder.load(len(record.attempts))
@@ -61,7 +64,6 @@ def slow_ranks(folder: RunFolder, record: RunRecord) -> SlowRanks | None:
 
 @lru_cache(maxsize=64)
 def _slow_ranks(path: Path, stamp: object) -> SlowRanks | None:
-    """Return the slow ranks in a file of load samples, cached while the stamp is the same."""
     sample = read_json(path) if stamp else None
     # Don't trust the sample's form: other programs may write to a shared folder.
     try:

@@ -1,4 +1,4 @@
-"""The page's scripts and styles as texts for a file that no server accompanies."""
+"""The page's scripts and styles as texts, for an HTML file without a server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EXPORT = re.compile(r"^export ((?:async )?function|class|const) (\w+)", re.MULT
 
 @dataclass(frozen=True)
 class Inlined:
-    """A script or style of an HTML document, with its source expression in the content policy."""
+    """An inline script or style. allowed: its expression in a Content-Security-Policy."""
 
     text: str
 
@@ -29,21 +29,21 @@ class Inlined:
 
 @cache
 def styles(*names: str) -> Inlined:
-    """Return these style sheets of the page as one."""
+    """Return these style sheets of the page as one style."""
     return Inlined(_closed("\n".join(_source(name) for name in names)))
 
 
 @cache
 def classic(*names: str) -> Inlined:
-    """Return these scripts of the page, which are no modules, as one."""
+    """Return these scripts of the page, which must not be modules, as one script."""
     return Inlined(_closed("\n".join(_source(name) for name in names)))
 
 
 @cache
 def modules(first: str) -> Inlined:
-    """Return a module of the page, and all modules that it imports, as one script.
+    """Return a JavaScript module of the page, with all its imports, as one script.
 
-    Each module becomes a function, which runs at its first import.
+    Each module becomes a function that is called at the module's first import.
     """
     waiting, made = [first], dict[str, str]()
     while waiting:
@@ -62,7 +62,7 @@ def modules(first: str) -> Inlined:
 
 
 def _function(source: str) -> str:
-    """Return the body of a function that returns a module's exports."""
+    """Convert a JavaScript module to the body of a function that returns its exports."""
     names = [name for _, name in _EXPORT.findall(source)]
     body = _STATIC_IMPORT.sub(
         lambda found: f'const {found[1].replace(" as ", ": ")} = load("{found[2]}");', _EXPORT.sub(r"\1 \2", source)
@@ -76,7 +76,6 @@ def _source(name: str) -> str:
 
 
 def _closed(text: str) -> str:
-    """Check that a script or style does not contain the end of its HTML element, and return it."""
     if re.search(r"</(script|style)|<!--", text, re.IGNORECASE):
         raise ValueError("a script or style of the page contains the end of its HTML element.")
     return text

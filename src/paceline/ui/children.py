@@ -1,4 +1,4 @@
-"""Processes that parse untrusted files for the page. They end with the request, the server, or a time limit."""
+"""Child processes that parse untrusted files for the page, within a time limit."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _CHECK_S = 0.2
 def output_of(
     words: Sequence[str], limit_s: float, check_reader: Callable[[], None], *, stdin: int = subprocess.DEVNULL
 ) -> bytes:
-    """Run a module of Paceline in a process, and return its output.
+    """Run a module of Paceline in a child process, and return its output.
 
     Args:
         words: The module's name and its arguments.
-        limit_s: Most seconds, without the time until a place among the running processes is free.
-        check_reader: Called repeatedly. The process is killed if this raises an error.
-        stdin: Descriptor of the standard input.
+        limit_s: Time limit of the process in seconds. Time in the queue for a free process does not count.
+        check_reader: Called repeatedly. If it raises an error, because the reader is gone, the process is killed.
+        stdin: Descriptor for the standard input.
 
     Raises:
         subprocess.TimeoutExpired: The process took longer.

@@ -26,13 +26,17 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")
 class UiConfig:
     """Settings of the page's server.
 
-    port: 0 for any free port, None for the first free port from `PORT` on. proxies: host names of a proxy with TLS before the
-    server. read_only: only show runs. opens: open the page in this machine's browser. socket: path to listen at
-    instead; without members only until standard input ends, as the remote side of `paceline ui --ssh`.
-    members: path of the file with roles. user_header: header in which the user proxy_user names the visitor.
+    Attributes:
+        port: The port; 0 for any free port, None for the first free port from `PORT` on.
+        proxies: Host names of a proxy in front of the server that handles TLS.
+        read_only: Whether the page only shows runs.
+        opens: Whether to open the page in this machine's browser.
+        socket: Path of a Unix socket to listen at instead of a port. Without `members`, the server ends with its standard input.
+        members: Path of the file with the members' roles.
+        user_header: HTTP header in which the proxy, running as user `proxy_user`, names the visitor.
 
     Raises:
-        UserError: Other machines reach the address without TLS or proxy, half a certificate, or an invalid address.
+        UserError: A setting is invalid, or other machines could reach the server without TLS.
     """
 
     workspace: str
@@ -77,7 +81,7 @@ class UiConfig:
 
     @property
     def proxy_uid(self) -> int:
-        """Return the number of the proxy's user, by default the server's own."""
+        """Return the uid of the proxy's user, by default the server's own uid."""
         if self.proxy_user is None:
             return os.geteuid()
         try:
@@ -91,7 +95,7 @@ class UiConfig:
 
     @property
     def host_names(self) -> frozenset[str]:
-        """Return the host names that requests to this server may have, in lower case and without port."""
+        """Return the host names that requests may name, in lower case, without port."""
         own = {"127.0.0.1", "localhost", "[::1]", *self.proxies}
         # A server that listens at all addresses has no name of its own: TLS verifies the name instead.
         if self.host not in ("", "0.0.0.0", "::"):
@@ -100,7 +104,7 @@ class UiConfig:
 
     @property
     def takes_any_host(self) -> bool:
-        """Return whether any host name is accepted, because the server's certificate verifies it."""
+        """Return whether requests may name any host, because TLS verifies it."""
         return self.host in ("", "0.0.0.0", "::") and self.tls_cert is not None
 
     def to_json(self) -> str:
@@ -113,5 +117,5 @@ class UiConfig:
 
 
 def ports(asked: int | None) -> list[int]:
-    """Return the ports to try, in order. Port 0 stands for any free port."""
+    """Return the ports to try in order; 0 is any free port."""
     return [asked] if asked is not None else [*range(PORT, PORT + _TRIED), 0]

@@ -1,7 +1,7 @@
 """A run's metrics as curves: read incrementally, and thinned to the pixels of a screen.
 
-A curve has the values of one rank under one name in one attempt. They are kept as logged, so a zoomed view is exact. With more
-points than pixels, each piece shows its minimum and maximum, so that no spike is lost.
+A curve has all values that one rank logged under one name in one attempt, so a zoomed view is exact. If a curve has more
+points than pixels, each pixel shows a minimum and a maximum, so that no spike is lost.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MOST_OTHERS = 100_000
 
 @dataclass(frozen=True, order=True)
 class Key:
-    """The key of a curve. rank: the number of a node if `is_node`."""
+    """The key of a curve. rank: a rank, or a node's number if `is_node`."""
 
     name: str
     rank: int
@@ -52,7 +52,10 @@ class Key:
 
 @dataclass
 class Curve:
-    """The values of a curve. steps: complete only if `has_steps`. times: seconds since 1970, if kept."""
+    """The values of a curve.
+
+    steps: Complete only if `has_steps`. times: Seconds since 1970; empty unless `RunCurves.has_times`.
+    """
 
     ys: array[float] = field(default_factory=lambda: array("d"))
     steps: array[float] = field(default_factory=lambda: array("d"))
@@ -89,7 +92,10 @@ class Curve:
         self.has_nan = self.has_nan or not math.isfinite(y)
 
     def xs(self, axis: str, origin_s: float) -> Any:
-        """Return the x values for an axis: "step" (indices if a value has no step), "time" or "relative"."""
+        """Return the x values for the axis "step", "time" or "relative" (to `origin_s`).
+
+        On the axis "step", they are indices if a value has no step.
+        """
         if axis == "time":
             return self.times
         if axis == "relative":
@@ -98,7 +104,7 @@ class Curve:
 
 
 class Other(NamedTuple):
-    """The place of a logged row, table, image or text in a metric log, as opposed to a scalar."""
+    """A row, table, image or text in a metric log. start, size: its bytes in the log."""
 
     kind: str
     rank: int
@@ -109,7 +115,7 @@ class Other(NamedTuple):
     size: int
 
     def read(self) -> object:
-        """Return the value; None if the log is gone or was replaced."""
+        """Return the logged value, or None if the log is gone or was replaced."""
         try:
             with open(self.path, "rb") as file:
                 file.seek(self.start)
@@ -161,7 +167,7 @@ class _Log:
         self._take_lines(plain, into)
 
     def _take_columns(self, found: Mapping[bytes, list[tuple[bytes, ...]]], into: RunCurves) -> bool:
-        """Store the values of lines (value, time if kept, step or nothing) of few names, grouped by name.
+        """Store the lines of a few metrics, given as columns (values, times, steps) of each.
 
         Return False, and store nothing, if a value is not a number.
         """
@@ -188,7 +194,7 @@ class _Log:
         return True
 
     def _take_lines(self, lines: list[tuple[bytes, ...]], into: RunCurves) -> bool:
-        """Store the values of lines (name, value, time if kept, step or nothing).
+        """Store lines (name, value, time if kept, step or nothing).
 
         Return False, and store nothing, if a value is not a number.
         """
@@ -237,9 +243,9 @@ class _Log:
 
 
 class RunCurves:
-    """All curves of a run. Only one thread at a time may use them.
+    """All curves of a run, for one thread at a time.
 
-    has_times: keep the time of each value, which most axes do not need.
+    has_times: Whether to keep the time of each value, which only the axes of time need.
     """
 
     def __init__(self, folder: RunFolder, *, has_times: bool = False) -> None:
@@ -280,7 +286,7 @@ class RunCurves:
             del logged[: max(1, len(logged) // 10)]
 
     def cuts(self, key: Key) -> list[tuple[float, float]]:
-        """Return (first, last) step of each range that later attempts logged again, as in `runs.metrics`."""
+        """Return (first, last) of each range of steps that later attempts logged again."""
         others = (replace(key, attempt=number) for number in sorted(self._attempts) if number > key.attempt)
         later = [
             (other.attempt, curve)
@@ -313,10 +319,12 @@ def thinned(
     window: tuple[float, float] | None = None,
     cuts: Collection[tuple[float, float]] = (),
 ) -> tuple[list[float | None], list[float | None]]:
-    """Return the xs and ys to draw: all points if few, else minimum and maximum for each pixel.
+    """Return the x and y values to draw: all points, or minimum and maximum of each pixel.
 
-    window: from, to; includes a point beyond each end, so that the line reaches the edge. A value that is not finite becomes
-    None, which is a gap.
+    A value that is not finite becomes None, which is drawn as a gap.
+
+    window: The visible (first, last) x. The result has one more point at each end, so that the line reaches the edge.
+    cuts: The result of `RunCurves.cuts`; these steps are left out.
     """
     xs: Any = curve.xs(axis, origin_s)
     ys: Any = curve.ys
@@ -366,7 +374,7 @@ def _plain(xs: Any) -> list[float | None]:
 
 
 def finite(number: float) -> float | None:
-    """Return the number for JSON: None if it is not finite, and 3 for 3.0."""
+    """Return a number for JSON: None if it is not finite, an integer for 3.0."""
     if not math.isfinite(number):
         return None
     return int(number) if number == int(number) and abs(number) < 1e15 else number
@@ -382,7 +390,7 @@ class CurveStore:
 
     @contextlib.contextmanager
     def open(self, folder: RunFolder, *, has_times: bool = False) -> Iterator[RunCurves]:
-        """Yield a run's curves, locked for this caller. They have not yet read appended lines."""
+        """Yield a run's curves, locked for this caller. Call `look` to read new lines."""
         key = (folder.path, has_times)
         with self._lock:
             known = (

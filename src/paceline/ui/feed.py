@@ -45,7 +45,7 @@ _MOST_WAITING = 300
 
 
 def message(event: str, data: object, place: str = "") -> bytes:
-    """Return the text of one server-sent event."""
+    """Return the bytes of a server-sent event. place: its id, if any."""
     head = f"id: {place}\n" if place else ""
     return f"{head}event: {event}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
 
@@ -53,7 +53,7 @@ def message(event: str, data: object, place: str = "") -> bytes:
 class RunFeed:
     """The live changes of one run, for all its watchers.
 
-    Use it only in the event loop. It reads files in other threads.
+    Call its methods only in the event loop.
     """
 
     def __init__(self, folder: RunFolder, curves: CurveStore) -> None:
@@ -78,9 +78,9 @@ class RunFeed:
         self.is_idle = False
 
     async def watch(self, place: str) -> AsyncGenerator[bytes, None]:
-        """Yield a run's events from now on, after the last lines of its log.
+        """Yield the last lines of the run's log as an event, then the run's new events.
 
-        place: id of the last event that this watcher has received.
+        place: Id of the last event that this watcher received before it reconnected, or "".
         """
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(_MOST_WAITING)
         async with self._beginning:
@@ -259,7 +259,7 @@ class RunFeeds:
 
 
 def state_json(record: RunRecord, slow: SlowRanks | None = None) -> dict[str, object]:
-    """Return the facts about a run whose change makes its page reload the header."""
+    """Return the facts of a run on whose change its page reloads the header."""
     return {
         "shown": shown_state(record),
         "slow": slow.text if slow else "",

@@ -1,7 +1,7 @@
 """Files of a run: their tree, and their bytes in a form that no browser executes.
 
-Scripts may write HTML, or pictures with scripts in them. So a file is sent as an attachment with a policy that blocks all
-execution, and with its own content type only if it is a picture, a sound or a video.
+A user's script may write HTML, or pictures that contain scripts. So the server sends files as attachments, with a policy that
+blocks execution. Only pictures, sounds and videos get their own content type.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
 class FileRow(TypedDict):
     """A row of a run's file tree.
 
-    files: number of files in a folder, 0 for a file. is_open: whether the folder's content follows.
+    files: Number of files in a folder; 0 for a file. is_open: Whether the next rows are the folder's content.
     """
 
     name: str
@@ -81,7 +81,11 @@ class FileRow(TypedDict):
 
 
 class FileTree(TypedDict):
-    """The files of a run or folder. more: number of hidden rows."""
+    """The file tree of a run or folder.
+
+    below: The folder, or "". above: (path, name) of the folder and its parents. wanted: The searched text. more: Number of
+    rows that are left out. count, total: Number and bytes of the files.
+    """
 
     below: str
     above: list[tuple[str, str]]
@@ -93,12 +97,12 @@ class FileTree(TypedDict):
 
 
 def kind_of(name: str) -> str:
-    """Return the kind of a file by the ending of its name."""
+    """Return the kind of a file, such as "pdf" or "page", by its extension."""
     return _KINDS.get(_ending(name), "other")
 
 
 def files_of(folder: RunFolder) -> list[RunFile]:
-    """Return the files of a run and its checkpoints by name."""
+    """Return the files of a run, its checkpoints included, sorted by name."""
     found = {file.name: file for file in downloads.files(folder)}
     for name, path in artifacts.files_below(folder, "checkpoints"):
         with contextlib.suppress(OSError):
@@ -108,11 +112,11 @@ def files_of(folder: RunFolder) -> list[RunFile]:
 
 
 def tree(files: Sequence[RunFile], below: str = "", wanted: str = "") -> FileTree:
-    """Return the files and folders of a folder as rows.
+    """Return the files and folders below a folder as rows.
 
-    Folders are shown open until `_OPEN_ROWS` rows are used.
+    The tree shows the content of folders until it has `_OPEN_ROWS` rows.
 
-    below: the folder's name, "" for all files. wanted: show only files with this text in their names, without folders.
+    below: Path of the folder, or "" for all files. wanted: Return only files with this text in their paths, and no folders.
     """
     inside = [file for file in files if not below or file.name.startswith(f"{below}/")]
     shown = [file for file in inside if wanted.lower() in file.name.lower()]
@@ -165,9 +169,9 @@ def _file_row(file: RunFile, label: str, depth: int) -> FileRow:
 
 
 def opened(folder: RunFolder, name: str) -> tuple[BinaryIO, str]:
-    """Open a file of the run. Return file and name.
+    """Open a file of the run. Return the file and its normalized name.
 
-    Links that lead out of the run's folder are not followed.
+    A link that leads out of the run's folder counts as missing.
 
     Raises:
         FileNameError: The name leaves the run's folder.
@@ -190,10 +194,10 @@ def opened(folder: RunFolder, name: str) -> tuple[BinaryIO, str]:
 def download(folder: RunFolder, name: str, asked: Mapping[str, str]) -> Response:
     """Send a file, or a range of its bytes, as an attachment.
 
-    asked: headers of the request.
+    asked: Headers of the request.
 
     Raises:
-        RunNotFoundError, FileNameError: As for `opened`.
+        RunNotFoundError, FileNameError: The run has no file of this name.
         HTTPException: The file does not have the requested range (416).
     """
     file, plain = opened(folder, name)
@@ -217,14 +221,14 @@ def download(folder: RunFolder, name: str, asked: Mapping[str, str]) -> Response
 
 
 def frame(folder: RunFolder, name: str, output: int | None, check_reader: Callable[[], None]) -> Response:
-    """Return HTML for a frame without scripts, or a PDF.
+    """Return the response for an <iframe> that shows a file, and runs no scripts of it.
 
-    output: number of a notebook's HTML output. Without it the file is an HTML page, or a PDF for the browser's viewer.
-    check_reader: as for `preview`.
+    The file is an HTML page, a PDF, or a notebook. output: Number of the notebook's HTML output to show, else None.
+    check_reader: Called repeatedly; raises an error if the reader is gone.
 
     Raises:
-        RunNotFoundError, FileNameError: As for `opened`.
-        HTTPException: A page does not show this file in a frame (404).
+        RunNotFoundError, FileNameError: The run has no file of this name.
+        HTTPException: Files of this kind are not shown in frames (404).
     """
     file, plain = opened(folder, name)
     kind, size = kind_of(plain), os.fstat(file.fileno()).st_size
@@ -271,8 +275,6 @@ def archive(folder: RunFolder, below: str) -> Response:
 
 
 class _Sink(io.RawIOBase):
-    """A stream that keeps written bytes until they are taken."""
-
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
 
@@ -310,7 +312,6 @@ def _ending(name: str) -> str:
 
 
 def _chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """Yield exactly `size` bytes of the file, even if it changes meanwhile."""
     with file:
         while size > 0 and (data := file.read(min(_CHUNK, size))):
             size -= len(data)

@@ -1,8 +1,8 @@
 """Access control: every request is checked here before any view sees it.
 
-    Host        must be a name of this server, else another site could reach it by DNS rebinding
-    token       in the cookie, or once in the URL, which then sets the cookie; or a member (`visitors`)
-    POST        only from pages of this server (Origin), with the key in its forms
+    Host        must be a name of this server, else another site could reach the server by DNS rebinding
+    token       must be in the cookie, or in the URL of the first request, which sets the cookie; or a member sends the request
+    POST        must come from a page of this server (Origin), with the key that its forms have
 
 Every response gets headers that keep browsers from executing its content.
 """
@@ -76,7 +76,7 @@ class Guard:
         await (self._app if refused is None else refused)(scope, receive, guarded)
 
     async def _show_shared(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request by a share link (`shares`), which allows only some pages."""
+        """Respond to a request that came by a share link (`shares`)."""
         token, slash, rest = scope["path"].removeprefix(PREFIX).partition("/")
         share = self._shares.find(token) if slash else None
         origins = " ".join(share.origins).encode() if share else b""
@@ -129,7 +129,7 @@ class Guard:
         )
 
     def _refused(self, scope: Scope) -> Response | None:
-        """Return the response that refuses a request, or None to accept the request."""
+        """Return the response that refuses a request, or None to accept it."""
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         host = headers.get("host", "")
         if (wrong_host := self._wrong_host(scope)) is not None:
@@ -247,18 +247,18 @@ class Token:
 
     @property
     def cookie_value(self) -> str:
-        """Return the value of the cookie, which allows access without revealing the token."""
+        """Return the value of the access cookie, which does not reveal the token."""
         return self._sign("cookie")
 
     def is_right(self, given: str) -> bool:
-        """Return whether this is the token. The comparison takes constant time."""
+        """Return whether `given` is the token, comparing in constant time."""
         return hmac.compare_digest(given.encode("utf-8", "replace"), self.text.encode())
 
     def is_cookie(self, given: str) -> bool:
         return hmac.compare_digest(given.encode("utf-8", "replace"), self.cookie_value.encode())
 
     def form_key(self, member: str = "") -> str:
-        """Return a key for the forms of a member's pages, which forms of other sites and members lack.
+        """Return a key that proves that a form comes from this member's page (CSRF).
 
         The key differs on each page, to prevent compression attacks (BREACH).
         """

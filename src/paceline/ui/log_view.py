@@ -1,6 +1,6 @@
-"""The log as its page asks for it: last lines, matches of a search, lines around a linked line.
+"""The log lines that a page requests: the last ones, matches of a search, or lines around a line.
 
-A regular expression runs in a process of its own, because some expressions take years.
+A search by regular expression runs in a process of its own, because some expressions take years.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ _WINDOW = 1 << 20
 
 
 class LogJson(TypedDict, total=False):
-    """Lines for the page. count: number of matches. is_partial: the search has reached its time limit.
+    """Log lines for the page, each as `line_json` returns it.
 
-    at: number of the linked line in `lines`, -1 if the log does not have it.
+    count: Number of matches. is_partial: Whether the search has reached its time limit.
+    at: Index in `lines` of the line that `around` was called for, or -1 if the log does not have it.
     """
 
     lines: list[list[object]]
@@ -56,10 +57,10 @@ class LogJson(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class LogQuery:
-    """The lines that a page asks for.
+    """The log lines that a page requests.
 
-    source: "workers", "driver" or "prepare". rank, attempt: None for all. last: number of lines. search: only lines with this
-    text, or that match this regular expression. level: only lines of at least this level.
+    source: The log: "workers", "driver" (of the supervisor) or "prepare". rank, attempt: Only this rank or attempt; None for
+    all. last: Number of lines. search: Only lines with this text, or with a match if `is_regex`. level: The lowest level.
     """
 
     source: str = "workers"
@@ -78,7 +79,7 @@ class LogQuery:
 def find(folder: RunFolder, query: LogQuery, check_reader: Callable[[], None]) -> LogJson:
     """Return the log lines that a query asks for.
 
-    check_reader: called repeatedly during a search. An error of it ends the search.
+    check_reader: Called repeatedly. It raises an error, which ends the search, if the reader is gone.
 
     Raises:
         UserError: The regular expression is malformed, or takes too long.
@@ -89,13 +90,13 @@ def find(folder: RunFolder, query: LogQuery, check_reader: Callable[[], None]) -
 
 
 def around(folder: RunFolder, place: str, rank: int | None, before: int) -> LogJson:
-    """Return the lines around the line of a link.
+    """Return the log lines around one line, such as that of a link.
 
     Args:
-        folder: The run's.
-        place: "attempt.rank.offset": the rank's log has the line at this offset.
-        rank: Only lines of this rank, None for all.
-        before: Number of lines before the line.
+        folder: The run's folder.
+        place: The line as "attempt.rank.offset", where the offset is in bytes of the rank's log.
+        rank: Only lines of this rank; None for all ranks.
+        before: Number of lines to return before the line.
 
     Raises:
         UserError: `place` is malformed.
@@ -112,7 +113,7 @@ def around(folder: RunFolder, place: str, rank: int | None, before: int) -> LogJ
 
 
 def text(folder: RunFolder, query: LogQuery) -> Iterator[bytes]:
-    """Yield the whole log as text without colours; of several ranks, each line has its rank."""
+    """Yield the log as text without colours. Lines of several ranks begin with the rank."""
     is_one = query.rank is not None or len(folder.ranks(read.record(folder).world_size)) == 1
     for line in _lines(folder, query, None):
         name = "" if is_one else f"{line.rank}: "
@@ -121,9 +122,9 @@ def text(folder: RunFolder, query: LogQuery) -> Iterator[bytes]:
 
 
 def line_json(line: LogLine) -> list[object]:
-    """Return a log line as JSON: attempt, rank, text with its colours, 1 if the line is complete, offset.
+    """Return a log line as [attempt, rank, text with colours, 1 if complete, offset].
 
-    Of a very long line the page shows the beginning.
+    The text of a very long line is cut.
     """
     left_out = len(line.text) - _LONGEST_LINE
     text = f"{line.text[:_LONGEST_LINE]} … {left_out:,} more characters" if left_out > 0 else line.text
@@ -131,7 +132,6 @@ def line_json(line: LogLine) -> list[object]:
 
 
 def _fitting(lines: Collection[LogLine]) -> list[list[object]]:
-    """Return the last lines as JSON, of which one response has room for some megabytes."""
     found: deque[list[object]] = deque()
     room = _MOST_CHARS
     for line in reversed([*lines]):
@@ -175,7 +175,6 @@ def _with_places(block: str) -> Iterator[tuple[int, str]]:
 
 
 def _lines(folder: RunFolder, query: LogQuery, last: int | None) -> Iterator[LogLine]:
-    """Yield at least the last lines of a log; with None all lines, in blocks."""
     record = read.record(folder)
     if query.source == "driver":
         for line in last_lines(folder.driver_log, last or _WINDOW, window=_WINDOW):

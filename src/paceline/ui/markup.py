@@ -30,14 +30,14 @@ def render_markdown(
     has_only_web_links: bool = False,
     longest: int | None = None,
 ) -> Markup:
-    r"""Return the HTML of a Markdown text, whose own HTML is escaped.
+    r"""Return the HTML of a Markdown text. HTML in the text is escaped.
 
     Args:
-        text: May come from anybody.
-        image: Returns the address of an image, or None to show a link to it. By default all images become links, because an
-            image of another site would tell that site who reads the text.
+        text: Markdown, also from untrusted users.
+        image: Return the URL to load an image from, or None to show a link to it. By default all images become links, because
+            an image on another site would tell that site who reads the text.
         has_only_web_links: Show links that are neither http, https nor mailto as text.
-        longest: Most characters that are shown.
+        longest: Maximum number of characters to show.
 
     Example:
         >>> render_markdown("*a* <b>")
@@ -75,9 +75,9 @@ def _image(_: Any, tokens: Sequence[Token], at: int, __: Any, env: MutableMappin
 
 
 def highlighted(text: str, name: str) -> str:
-    """Return the HTML of source code in colours.
+    """Return the HTML of source code with syntax highlighting.
 
-    The name of the file tells the language. Return "" for an unknown language.
+    The file's name tells the language. Return "" for an unknown language.
 
     Example:
         >>> highlighted("x = 1", "unknown.xyz")

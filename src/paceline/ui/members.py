@@ -1,4 +1,4 @@
-"""The members of a page: a file with their roles, service accounts with tokens, and a log of their changes.
+"""The members of a page: their roles, service accounts, and a log of their changes.
 
 The file has a line for each name; names may be in quotes.
 
@@ -40,10 +40,10 @@ _MOST_BYTES = 1 << 20
 
 
 class MembersFile:
-    """A file with roles, which is read again after each change.
+    """The file with the members' roles, which `role` reads again after each change.
 
     Raises:
-        UserError: The file has an error, or other users can write to it. Also at each later read.
+        UserError: The file has an error, or other users can write to it. `role` raises this too.
     """
 
     def __init__(self, path: Path) -> None:
@@ -52,7 +52,7 @@ class MembersFile:
         self.role("")
 
     def role(self, name: str) -> str | None:
-        """Return the role of a user, None for a stranger."""
+        """Return the role of a user, or None for a user who is not a member."""
         try:
             fd = _open_own(self._path)
         except OSError as error:
@@ -107,11 +107,11 @@ def _open_own(path: Path) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """A service account.
+    """A service account, by whose token a program uses the page.
 
     Attributes:
-        digest: SHA-256 of the second part of its token, in hex.
-        made, expires: Seconds since 1970.
+        digest: SHA-256 of the second part of the account's token, in hex.
+        made, expires: Times of creation and expiry in seconds since 1970.
     """
 
     name: str
@@ -126,16 +126,16 @@ class Account:
 
 
 class Accounts:
-    """The service accounts of a workspace. Each has a file of mode 0600 without its token."""
+    """The service accounts of a workspace, each a file of mode 0600 without the token."""
 
     def __init__(self, workspace_dir: Path) -> None:
         self._folder = workspace_dir / "ui" / "accounts"
 
     def add(self, name: str, role: str, valid_s: float) -> tuple[Account, str]:
-        """Make an account. Return it with its token, which is stored nowhere.
+        """Create an account. Return the account and its token, which is stored nowhere.
 
         Raises:
-            UserError: The name, the role or the time is wrong, or there is such an account.
+            UserError: The name, role or validity in seconds is invalid, or an account of this name exists.
         """
         path = self._path(name)
         if role not in ROLES:
@@ -152,7 +152,7 @@ class Accounts:
         return account, f"{PREFIX}{name}.{secret}"
 
     def find(self, token: str) -> Account | None:
-        """Return the account with this token, which may have expired."""
+        """Return the account with this token, or None. The account may have expired."""
         name, _, secret = token.removeprefix(PREFIX).partition(".")
         account = self.get(name)
         return (
@@ -171,15 +171,15 @@ class Accounts:
         return None
 
     def all(self) -> list[Account]:
-        """Return the accounts by name."""
+        """Return the accounts, sorted by name."""
         found = (self.get(name.removesuffix(".json")) for name in sorted(names_in(self._folder)))
         return [account for account in found if account]
 
     def remove(self, name: str) -> None:
-        """End an account now.
+        """Remove an account; its token is invalid from now on.
 
         Raises:
-            UserError: There is no such account.
+            UserError: No account has this name.
         """
         try:
             self._path(name).unlink()
@@ -194,12 +194,12 @@ class Accounts:
 
 
 def log_path(workspace_dir: Path) -> Path:
-    """Return the path of the log of changes by members, to which lines are only added."""
+    """Return the path of the append-only log of members' changes."""
     return workspace_dir / "ui" / "members.jsonl"
 
 
 def log_change(workspace_dir: Path, **action: str) -> None:
-    """Add a line with the fields `ACTION` to the log.
+    """Append a line with the fields `ACTION` to the log of changes.
 
     Raises:
         OSError: The line can't be written, or others can write to the folder.

@@ -1,4 +1,4 @@
-"""Charts that a user composes: a metric over another one, bars of last values, a histogram of values."""
+"""Charts that users compose: a metric over another metric, bars or a histogram."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RANKS, _POINTS, _BARS, _BINS = 8, 4000, 60, 30
 
 
 class OwnCurve(TypedDict):
-    """A series of a chart."""
+    """A series of a chart: its label and points."""
 
     text: str
     x: list[float | None]
@@ -23,7 +23,10 @@ class OwnCurve(TypedDict):
 
 
 class OwnChart(TypedDict):
-    """The data of a chart. labels: names of bars, or None. note: what the chart leaves out."""
+    """The data of a chart.
+
+    labels: Names of the bars; None for other charts. width: Width of a bar. note: A message about omitted values, or "".
+    """
 
     curves: list[OwnCurve]
     labels: list[str] | None
@@ -33,7 +36,10 @@ class OwnChart(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class OwnQuery:
-    """The chart that a page requests. x, y: metrics; for bars, y is a text in names of metrics."""
+    """The chart that a page requests.
+
+    kind: One of `KINDS`. x, y: Names of metrics. For a bar chart, y is a text that the names of metrics must contain.
+    """
 
     kind: str
     y: str
@@ -45,7 +51,7 @@ class OwnQuery:
 
 
 def own_chart(curves: RunCurves, query: OwnQuery) -> OwnChart:
-    """Return the data of a chart, from the values that `curves` has read."""
+    """Return the data of a chart of a run's metrics."""
     own = {key: curve for key, curve in curves.curves.items() if not key.is_node and len(curve.ys)}
     if query.kind == "bar":
         return _bars(own, query.y)
@@ -55,7 +61,7 @@ def own_chart(curves: RunCurves, query: OwnQuery) -> OwnChart:
 
 
 def _pairs(curves: Mapping[Key, Curve], query: OwnQuery) -> OwnChart:
-    """Join two metrics by rank, attempt and step; by position where a metric has no steps."""
+    """Return one metric over another, joined by rank, attempt and step (else index)."""
     drawn: list[OwnCurve] = []
     keys = sorted((key for key in curves if key.name == query.y), key=lambda key: (key.rank, key.attempt))
     both = [(key, other) for key in keys if (other := Key(query.x, key.rank, key.attempt)) in curves]
@@ -84,7 +90,7 @@ def _pairs(curves: Mapping[Key, Curve], query: OwnQuery) -> OwnChart:
 
 
 def _bars(curves: Mapping[Key, Curve], text: str) -> OwnChart:
-    """Return the last value of each metric whose name contains `text`; of one metric, each rank's."""
+    """Return a bar for each metric with `text` in its name, or for each rank of a single metric."""
     keys = sorted((key for key in curves if text in key.name), key=lambda key: (key.name, key.rank, key.attempt))
     names = list(dict.fromkeys(key.name for key in keys))
     ranks = {f"rank {key.rank}": curves[key].ys[-1] for key in keys}
@@ -104,7 +110,6 @@ def _bars(curves: Mapping[Key, Curve], text: str) -> OwnChart:
 
 
 def _histogram(curves: Sequence[Curve]) -> OwnChart:
-    """Count all values of a metric in equal intervals."""
     values = [value for curve in curves for value in curve.ys if math.isfinite(value)]
     if not values:
         return {"curves": [], "labels": None, "width": 1.0, "note": "no finite values"}

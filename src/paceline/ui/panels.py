@@ -1,7 +1,7 @@
 """Panels of logged media, tables and texts on a run's page.
 
-A panel shows one name at one position: a step, or without steps the number of the call. Logs are indexed by `curves`, and a
-panel reads only the lines of the position that it shows.
+A panel shows the values logged under one name at one position. The position is a step, or the number of the logging call if
+the values have no step. `curves` indexes the logs, and a panel reads only the lines that it shows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WIDTH, _HEIGHT = 400, 120
 
 
 class HistogramBar(TypedDict):
-    """A bar of a histogram's picture."""
+    """A bar of a histogram's SVG picture."""
 
     x: float
     y: float
@@ -34,10 +34,7 @@ class HistogramBar(TypedDict):
 
 
 class Item(TypedDict, total=False):
-    """A logged value of one rank.
-
-    Its keys depend on the kind.
-    """
+    """A value that one rank logged. Only the keys of the value's kind are present."""
 
     rank: int
     file: str
@@ -53,9 +50,10 @@ class Item(TypedDict, total=False):
 
 
 class Panel(TypedDict):
-    """The logged values of one name at one position (a step or a call).
+    """The values logged under one name at one position.
 
-    count: number of positions. at: the shown position. label: text such as "step 30".
+    count: Number of positions. at: Index of the shown position. label: The position as text, such as "step 30".
+    more: Number of values that are left out.
     """
 
     name: str
@@ -69,10 +67,7 @@ class Panel(TypedDict):
 
 
 class Panels(TypedDict):
-    """The panels of a run.
-
-    more: number of names that are not shown.
-    """
+    """The panels of a run. more: number of names that are not shown."""
 
     panels: list[Panel]
     more: int
@@ -93,7 +88,7 @@ def panels_of(curves: RunCurves) -> Panels:
 def panel_of(curves: RunCurves, name: str, at: int = -1, rank: float | None = None) -> Panel:
     """Return the panel of values logged under a name.
 
-    at: position, -1 for the last one. rank: only values of this rank.
+    at: Index of the position, or -1 for the last position. rank: Return only values of this rank; None for all.
     """
     logged = curves.others.get(name, [])
     # If a name was logged in several ways, the last one counts.
@@ -122,10 +117,7 @@ def panel_of(curves: RunCurves, name: str, at: int = -1, rank: float | None = No
 
 
 def _positions(logged: Sequence[Other]) -> list[_Position]:
-    """Group values by step, in order.
-
-    Without steps, group them by the number of the call.
-    """
+    """Group values by step, or by the number of the logging call for values without step."""
     groups: dict[tuple[int, int], list[Other]] = {}
     calls = Counter[tuple[int, int]]()
     for one in logged:
@@ -170,7 +162,6 @@ def _file(value: object) -> Item:
 
 
 def _rows(logged: Sequence[Other]) -> Item:
-    """Return the last rows of a name as one table."""
     values = [value for one in logged[-_ROWS:] if isinstance(value := one.read(), Mapping)]
     columns = [*dict.fromkeys(str(key) for value in values for key in value)][:_COLUMNS]
     rows = [[_cell(value.get(column)) for column in columns] for value in values]
@@ -192,10 +183,6 @@ def _cell(value: object) -> object:
 
 
 def _bars(value: object) -> Item | None:
-    """Return the bars of a histogram; None for a value that is no histogram.
-
-    A log may hold anything.
-    """
     counts, edges = (value.get("counts"), value.get("edges")) if isinstance(value, Mapping) else (None, None)
     if not (isinstance(counts, list) and isinstance(edges, list) and counts and len(edges) == len(counts) + 1):
         return None

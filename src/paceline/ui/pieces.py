@@ -1,4 +1,4 @@
-"""Live pieces of pages: one poll serves all watchers of a page, and only changed pieces are sent."""
+"""Live pieces of pages: one poll serves all watchers, and only changed pieces are sent."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _SILENCE_S = 15.0
 
 @dataclass(frozen=True)
 class PagePiece:
-    """A replaceable part of a page. stamp: a text that changes with the content.
+    """A part of a page that can be replaced.
 
-    make: returns HTML whose URLs are relative to the stream's.
+    stamp: A text that changes with the content. make: Return the HTML, with URLs relative to the URL of the stream.
     """
 
     stamp: str
@@ -33,14 +33,17 @@ class PagePiece:
 
 @dataclass(frozen=True)
 class PiecesSeen:
-    """The pieces that one poll has found, by name. is_over: no piece will change again."""
+    """The pieces of a page at one poll, by name. is_over: whether they never change again."""
 
     pieces: Mapping[str, PagePiece]
     is_over: bool = False
 
     @property
     def place(self) -> str:
-        """Return an id of the pieces and their contents, "head:1f..,files:9a.."."""
+        """Return names and stamps of the pieces, such as "head:1f..,files:9a..".
+
+        A stream uses this text as the id of its events.
+        """
         return ",".join(f"{name}:{piece.stamp}" for name, piece in self.pieces.items())
 
 
@@ -48,7 +51,7 @@ Look: TypeAlias = Callable[[], PiecesSeen]
 
 
 def stamp_of(*values: object) -> str:
-    """Return a short hash of values, such as records, whose `repr` shows changes."""
+    """Return a short hash of the `repr` of values, such as records."""
     return hashlib.sha256(repr(values).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
@@ -88,7 +91,7 @@ class _Watched:
 
 
 class PieceStreams:
-    """The streams of all pages that have live pieces. Use it only in the event loop."""
+    """The streams of all pages with live pieces, used only in the event loop."""
 
     def __init__(self) -> None:
         self._watched: dict[str, _Watched] = {}
@@ -96,9 +99,10 @@ class PieceStreams:
     async def follow(
         self, key: str, look: Look, place: str, look_s: float | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """Yield a `part` event with `name` and `html` for each piece that differs from `place`.
+        """Yield an event with name and HTML of each piece, whenever the piece changes.
 
-        key: identifies the page. Watchers with the same key share one poll.
+        key: Identifies the page. Watchers with the same key share one poll. look: Return the current pieces.
+        place: The `PiecesSeen.place` that the watcher's page shows. look_s: Seconds between two polls.
         """
         look_s = _LOOK_S if look_s is None else look_s
         watched = self._watched.setdefault(key, _Watched(look, look_s))

@@ -61,7 +61,7 @@ def static_version() -> str:
 
 
 def root_of(path: str) -> str:
-    """Return the relative path to the top page: the server does not know its path behind a proxy."""
+    """Return the relative path from a page to the top page, such as "../"."""
     return "../" * (path.count("/") - 1) or "./"
 
 
@@ -71,7 +71,7 @@ def page(request: Request, template: str, status: int = 200, **values: Any) -> H
 
 
 def is_shared(request: Request) -> bool:
-    """Return whether the request comes by a link of `shares`, so without the token."""
+    """Return whether a request came by a share link instead of the token."""
     return "paceline.share" in request.scope
 
 
@@ -95,12 +95,12 @@ def text(request: Request, template: str, **values: Any) -> str:
 
 
 def part(template: str, **values: Any) -> str:
-    """Render the template of a piece, without the values that `text` adds."""
+    """Render a template without the values that `text` adds."""
     return _templates().get_template(template).render(**values)
 
 
 def compile_templates() -> None:
-    """Compile all templates, with pauses for other threads, which makes the first pages 0.1 s faster."""
+    """Compile all templates in advance, with pauses for other threads."""
     for name in _templates().list_templates(extensions=["html"]):
         _templates().get_template(name)
         time.sleep(_PAUSE_S)
@@ -144,7 +144,7 @@ def _shown(value: object) -> Any:
 
 
 def time_tag(utc: str | None) -> Markup:
-    """Return HTML for a time. A script shows it in the browser's time zone, else it is in UTC."""
+    """Return HTML for a UTC time, which a script shows in the browser's time zone."""
     if not utc:
         return Markup("")
     plain = str(utc)[:16].replace("T", " ")

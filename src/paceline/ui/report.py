@@ -43,7 +43,7 @@ _ANONYMOUS = ("parameters", "metrics", "topology")
 
 
 class ReportImage(TypedDict):
-    """An image of a report. source: a `data:` address."""
+    """An image of a report. source: a data: URL."""
 
     name: str
     label: str
@@ -51,7 +51,7 @@ class ReportImage(TypedDict):
 
 
 class ReportRun(TypedDict):
-    """A run of a report. started: "" in an anonymous report."""
+    """A run of a report. started: start time; "" in an anonymous report."""
 
     name: str
     run_id: str
@@ -68,8 +68,8 @@ class ReportRun(TypedDict):
 class ReportCurves(TypedDict):
     """The curves of all runs, as the script `report.js` reads them.
 
-    curves: as the page's, with `run`, its number, and `t`, seconds since the run's start. starts: when the runs started, in
-    seconds since 1970.
+    curves: Each a `CurveJson` with two more keys: `run`, the run's index, and `t`, the x values in seconds since the run's
+    start. starts: Start time of each run in seconds since 1970.
     """
 
     names: list[MetricJson]
@@ -80,11 +80,11 @@ class ReportCurves(TypedDict):
 def write_report(
     folders: Sequence[RunFolder], path: Path, *, metrics: Collection[str] = (), anonymous: bool = False
 ) -> None:
-    """Write a report of runs.
+    """Write a report of runs to an HTML file.
 
     Args:
         folders: The runs, 200 at most.
-        path: The HTML file, which is replaced.
+        path: The HTML file; an existing file is replaced.
         metrics: Names or patterns of metrics, such as `val/*`. Default: all.
         anonymous: Leave out texts that may name people, hosts, folders or projects.
 
@@ -100,7 +100,7 @@ def write_report(
 
 
 def report_text(folders: Sequence[RunFolder], *, metrics: Collection[str] = (), anonymous: bool = False) -> str:
-    """Return the HTML of a report. Arguments and errors are those of `write_report`."""
+    """Return the HTML of a report, as `write_report` writes it."""
     if not 0 < len(folders) <= MOST_RUNS:
         raise UserError(f"a report has 1 to {MOST_RUNS} runs, got {len(folders)}.")
     records = [read.record(folder) for folder in folders]
@@ -170,7 +170,6 @@ def _document(
 
 
 def _in_html(value: object) -> str:
-    """Return ASCII JSON that can't close an HTML element."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -218,7 +217,7 @@ def _sketch(folder: RunFolder, record: RunRecord, *, anonymous: bool) -> Sketch:
 
 
 class _Curves:
-    """The chosen metrics of several runs."""
+    """A selection of metrics by name patterns."""
 
     def __init__(self, patterns: Collection[str], most: int | None = None, points: int = _POINTS) -> None:
         self._patterns, self._most, self._points = patterns, most, points
@@ -227,7 +226,7 @@ class _Curves:
         return not self._patterns or any(fnmatchcase(name, pattern) for pattern in self._patterns)
 
     def of(self, records: Sequence[RunRecord], logs: Sequence[RunCurves]) -> ReportCurves:
-        """Return the curves of all runs; of several runs, those of their lowest ranks.
+        """Return the curves of a run, or those of the lowest rank of each of several runs.
 
         Raises:
             UserError: No metric matches the patterns.
@@ -262,7 +261,6 @@ class _Curves:
 
 
 def _short(curve: CurveJson | BandJson) -> dict[str, object]:
-    """Return the curve with values of seven digits, which makes the file smaller."""
     return {
         key: [None if y is None else float(f"{y:.7g}") for y in value]
         if key in ("y", "lo", "hi") and isinstance(value, list)
@@ -276,7 +274,7 @@ def _rounded(number: float | None, digits: int) -> float | None:
 
 
 def _images(folder: RunFolder, logged: RunCurves, room: int) -> Iterator[ReportImage]:
-    """Yield the newest image of each name, as long as there is room."""
+    """Yield the newest image of each name, in total at most `room` characters."""
     count = 0
     for name in logged.others:
         panel = panel_of(logged, name)
@@ -289,7 +287,7 @@ def _images(folder: RunFolder, logged: RunCurves, room: int) -> Iterator[ReportI
 
 
 def _data_address(folder: RunFolder, name: str) -> str:
-    """Return the `data:` address of an image, or "" if the file is missing, too large or no image."""
+    """Return the data: URL of an image, or "" if it is missing, too large or no image."""
     kind = PICTURES.get(os.path.splitext(name)[1].lower())
     if kind is None:
         return ""
@@ -302,9 +300,9 @@ def _data_address(folder: RunFolder, name: str) -> str:
 
 
 def _without_names(facts: Sequence[ComparedFact]) -> Iterator[ComparedFact]:
-    """Yield the facts with numbers, and with a number for each other text.
+    """Yield the facts with "text 1", "text 2", ... in place of texts.
 
-    A text may name a person, a host, a folder or a project, so "text 1" replaces it, everywhere where it occurs.
+    A text may name a person or a host. Equal texts get the same number.
     """
     known: dict[str, str] = {}
 

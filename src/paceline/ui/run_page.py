@@ -75,10 +75,15 @@ class RunHead(TypedDict):
 class CurveQuery:
     """The curves that a page requests.
 
-    names: of metrics; empty for the first ones. ranks: None for the first ones. pixels: width of the picture. window: visible
-    part of the axis. node_ranks: of curves about nodes and workers: only these nodes, and these ranks. has_bands: draw many ranks
-    as a band. listed: the metrics in the list: all, the first `LISTED` ones, or those of `names`. first: number of
-    drawn metrics if `names` is empty.
+    Attributes:
+        pixels: Width of the picture.
+        names: Names of the metrics to draw; empty for the first metrics of the run.
+        ranks: The ranks to draw; None for the first ranks.
+        window: First and last visible x, or None for the whole axis.
+        node_ranks: The nodes and the ranks whose load is drawn, or None for all.
+        has_bands: Whether to draw many ranks as a band.
+        listed: The metrics to list: all, the first `LISTED`, or only those in `names` ("asked").
+        first: Number of metrics to draw if `names` is empty.
     """
 
     pixels: int
@@ -94,7 +99,7 @@ class CurveQuery:
 
 
 class MetricJson(TypedDict):
-    """A metric in the list of a page. node: 1 for a fact about a node."""
+    """A metric in a page's list. node: 1 for a node's metric, such as its load."""
 
     name: str
     node: int
@@ -107,7 +112,7 @@ class MetricJson(TypedDict):
 class CurveJson(TypedDict):
     """The points of a curve.
 
-    n: number of values, by which a page recognizes new values in later events.
+    n: Number of logged values. A page compares it with later events to detect new values.
     """
 
     name: str
@@ -121,7 +126,7 @@ class CurveJson(TypedDict):
 
 
 class BandJson(CurveJson):
-    """The mean of `of` ranks, with the least and the greatest value."""
+    """The mean (`y`), least (`lo`) and greatest (`hi`) value of `of` ranks."""
 
     lo: list[float | None]
     hi: list[float | None]
@@ -129,10 +134,9 @@ class BandJson(CurveJson):
 
 
 class CurvesJson(TypedDict):
-    """The answer to a `CurveQuery`: all metrics, and points of the requested curves.
+    """The response to a `CurveQuery`: a list of metrics, and the requested curves.
 
-    unlisted: number of metrics that the list of the first response leaves out. others: number of images, tables and texts that
-    were logged.
+    unlisted: Number of metrics that the list leaves out. others: Number of logged images, tables and texts.
     """
 
     names: list[MetricJson]
@@ -181,7 +185,6 @@ def _notes_at(path: Path, stamp: object) -> tags_and_properties.Notes:
 
 
 def _clipped(texts: Mapping[str, str | None], most: int) -> dict[str, str | None]:
-    """Return the first texts, each with its first characters."""
     return {key: value and str(value)[:_LONGEST] for key, value in islice(texts.items(), most)}
 
 
@@ -203,7 +206,7 @@ class NodeRanks:
 
 
 def ranks_of_nodes(folder: RunFolder) -> list[NodeRanks]:
-    """Return the nodes in the last sample of load; none if the sample is missing or damaged."""
+    """Return the nodes in a run's last load sample; [] without a valid sample."""
     # Don't trust the sample's form: other programs may write to a shared folder.
     try:
         sample = loads.last(folder) or {"nodes": {}, "ranks": {}}
@@ -219,7 +222,7 @@ def ranks_of_nodes(folder: RunFolder) -> list[NodeRanks]:
 
 
 def details(folder: RunFolder, record: RunRecord) -> TemplateValues:
-    """Return the data of the page of details: job, environment, code and data."""
+    """Return the data of the page of details: the run's job, environment, code and data."""
     environment = read_json(folder.environment) or {}
     return {
         "shown_job": record.job.shown() if record.job else None,
@@ -235,7 +238,7 @@ def details(folder: RunFolder, record: RunRecord) -> TemplateValues:
 
 
 def curves_of(store: CurveStore, folder: RunFolder, query: CurveQuery) -> CurvesJson:
-    """Return the `curves_json` of a run. Times are relative to the run's start."""
+    """Return the metrics and the requested curves of a run."""
     record = read.record(folder)
     started_s = parse_utc(record.started_utc or record.created_utc).timestamp()
     with store.open(folder, has_times=query.axis != "step") as found:
@@ -244,7 +247,7 @@ def curves_of(store: CurveStore, folder: RunFolder, query: CurveQuery) -> Curves
 
 
 def curves_json(curves: RunCurves, query: CurveQuery, origin_s: float = 0.0) -> CurvesJson:
-    """Return the list of metrics, and the points of the requested metrics."""
+    """Return the metrics and the requested curves. origin_s: start of the axis "relative"."""
     by_name: dict[tuple[bool, str], list[Key]] = {}
     # In the order in which the script logged them first.
     for key in [*curves.curves]:
@@ -276,7 +279,6 @@ def curves_json(curves: RunCurves, query: CurveQuery, origin_s: float = 0.0) -> 
 
 
 def _metric_json(curves: RunCurves, keys: Sequence[Key]) -> MetricJson:
-    """Return the entry of a metric, whose keys are in order."""
     last = max(keys, key=lambda key: (key.attempt, -key.rank)) if len(keys) > 1 else keys[0]
     return {
         "name": last.name,
@@ -289,7 +291,7 @@ def _metric_json(curves: RunCurves, keys: Sequence[Key]) -> MetricJson:
 
 
 def _chosen_ranks(query: CurveQuery, there: Sequence[int], name: str, *, is_node: bool) -> tuple[Collection[int], bool]:
-    """Return the ranks, or nodes, whose values a metric shows, and True if it shows them as a band."""
+    """Return the ranks or nodes to draw of a metric, and whether to draw them as a band."""
     of_name: Collection[int] | None = query.ranks
     if is_node:
         of_name = None if query.node_ranks is None else query.node_ranks[name.startswith("rank_")]
@@ -307,7 +309,7 @@ def _curve_json(curves: RunCurves, key: Key, query: CurveQuery, origin_s: float)
 
 
 def _bands(curves: RunCurves, keys: Sequence[Key], query: CurveQuery, origin_s: float) -> Iterator[BandJson]:
-    """Yield a band for each attempt. Its rank is -1."""
+    """Yield a band for each attempt, with -1 as its rank."""
     for attempt in sorted({key.attempt for key in keys}):
         mine = [key for key in keys if key.attempt == attempt and len(curves.curves[key].ys)]
         if not mine:

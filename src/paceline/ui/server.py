@@ -34,7 +34,7 @@ _GRACE_S = 1
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server that does not send itself the received signal again after it has shut down."""
+    """A uvicorn server that does not raise the received signal again at its end."""
 
     closing: asyncio.Event
     exit_code = 0
@@ -53,7 +53,7 @@ class _Server(uvicorn.Server):
 
 
 class _PeerProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """HTTP over a Unix socket. The client's address is `UNIX` and the uid that the kernel reports."""
+    """HTTP over a Unix socket, with (`UNIX`, uid from the kernel) as the client's address."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -170,7 +170,7 @@ def _listen(config: UiConfig) -> socket.socket:
 
 
 def _listen_at(path: str, *, for_members: bool) -> socket.socket:
-    """Return a socket that listens at a path, in a folder for this user or the members only."""
+    """Return a Unix socket that listens at `path`, for this user only or for all members."""
     folder = Path(path).parent
     try:
         if for_members:

@@ -1,4 +1,4 @@
-"""Links that show a part of a workspace, or all of it, to people without its token."""
+"""Share links: read-only access to runs or a workspace for people without its token."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _ID = re.compile(r"[0-9a-f]{16}")
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """A link to read-only pages.
+    """A share link to read-only pages.
 
     Attributes:
         share_id: First part of the link's token.
         digest: SHA-256 of the token's second part, in hex.
         runs: Ids of the runs whose curves the link shows; empty for the whole workspace.
-        made, expires: Seconds since 1970.
+        made, expires: Times of creation and expiry in seconds since 1970.
         origins: Sites that may embed the page, such as "https://wiki.example.org".
     """
 
@@ -67,7 +67,7 @@ class Share:
         return path in ("/embed", "/embed/curves", *(f"/runs/{run_id}/curves" for run_id in self.runs))
 
     def query(self, given: bytes) -> bytes:
-        """Return the query string with the link's runs in place of the requested runs."""
+        """Return a request's query string with the runs that the link shows."""
         if not self.runs:
             return given
         others = parse_qsl(given.decode("latin-1"), keep_blank_values=True)
@@ -76,16 +76,16 @@ class Share:
 
 
 class SharedLinks:
-    """The links of a workspace. Each has a file of mode 0600 without the token itself."""
+    """The share links of a workspace, each a file of mode 0600 without the token."""
 
     def __init__(self, workspace_dir: Path) -> None:
         self._folder = workspace_dir / "ui" / "shares"
 
     def make(self, runs: tuple[str, ...], days: float, origins: tuple[str, ...] = ()) -> tuple[Share, str]:
-        """Make a link. Return it with its token, which is stored nowhere.
+        """Create a link. Return the link and its token, which is stored nowhere.
 
         Raises:
-            UserError: A value is wrong, or there are too many links.
+            UserError: A value is invalid, or there are too many links.
         """
         if len(self.all()) >= _MOST:
             raise UserError(f"there are {_MOST} links already. Withdraw some.")
@@ -103,7 +103,7 @@ class SharedLinks:
         return share, f"{share_id}.{secret}"
 
     def find(self, token: str) -> Share | None:
-        """Return the link with this token, or None if it is unknown, ended or withdrawn."""
+        """Return the valid link with this token, or None."""
         share_id, _, secret = token.partition(".")
         share = self._read(share_id) if _ID.fullmatch(share_id) else None
         if share is None or share.expires <= time.time():
@@ -111,11 +111,11 @@ class SharedLinks:
         return share if hmac.compare_digest(share.digest.encode(), digest_of(secret).encode()) else None
 
     def is_valid(self, share: Share) -> bool:
-        """Return whether the link has neither ended nor been withdrawn."""
+        """Return whether the link has neither expired nor been withdrawn."""
         return share.expires > time.time() and self._path(share.share_id).exists()
 
     def all(self) -> list[Share]:
-        """Return the links, newest first. Remove those that have ended."""
+        """Return the links, newest first, and remove expired links."""
         found = []
         for share in self._shares():
             if share.expires > time.time():
@@ -125,10 +125,10 @@ class SharedLinks:
         return sorted(found, key=lambda share: -share.made)
 
     def withdraw(self, share_id: str) -> None:
-        """End a link now.
+        """Remove a link; its token is invalid from now on.
 
         Raises:
-            UserError: There is no such link.
+            UserError: No link has this id.
         """
         if not _ID.fullmatch(share_id):
             raise UserError(f"there is no link {share_id[:50]!r}.")
@@ -168,5 +168,5 @@ class SharedLinks:
 
 
 def digest_of(secret: str) -> str:
-    """Return the SHA-256 of a token's secret in hex, which is stored in its place."""
+    """Return the SHA-256 of a token's secret part in hex."""
     return hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest()

@@ -1,7 +1,7 @@
-"""`paceline ui --ssh HOST`: run the server on the host of a workspace, and forward the browser to it.
+"""`paceline ui --ssh HOST`: run the server on a remote host, and forward the browser to it.
 
-One ssh connection carries both. The server listens at a socket in a folder that only its user can enter, so it takes no port
-there, and no other user of the host can reach it. It ends with the connection.
+One ssh connection starts the server and forwards the browser's requests. The server listens at a Unix socket in a folder that
+only its user can enter, so no other user of the host can reach the server. The server ends with the connection.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _DESTINATION = re.compile(r"[^\s-][^\s]*")
 def watch(host: str, folder: str | None, program: str, port: int | None, words: Sequence[str], *, opens: bool) -> int:
     """Show the page of a workspace on another host until Ctrl-C. Return the exit code.
 
-    host: as for ssh. folder: working folder on the host; by default the user's home. program: command of Paceline on the host.
-    words: further options of the remote server.
+    host: The destination for ssh. folder: Working directory on the host; by default the user's home. program: The command
+    `paceline` on the host. words: Further options of the remote server.
 
     Raises:
-        UserError: The host is not valid, or the port is taken.
-        TargetError: ssh or the remote server is missing.
+        UserError: The host's name is invalid, or the port is taken.
+        TargetError: This machine has no ssh, or the remote server does not start.
     """
     if not _DESTINATION.fullmatch(host):
         raise UserError(f"--ssh {host!r} must be a host as ssh takes it: a name of ~/.ssh/config, or user@host.")
@@ -83,9 +83,9 @@ def watch(host: str, folder: str | None, program: str, port: int | None, words: 
 def command(
     ssh: str, host: str, folder: str | None, program: str, port: int, words: Sequence[str], *, place: str
 ) -> list[str]:
-    """Return the command line of ssh.
+    """Return the ssh command that starts the server and forwards `port` to its socket.
 
-    place: folder of the socket, with an unguessable name.
+    place: A random text for the name of the socket's folder.
     """
     path = f"/tmp/paceline-ui-{place}/socket"
     # Don't quote the user's command, so that `~` works in it. Quote our own arguments.
@@ -107,7 +107,6 @@ def _quoted(folder: str) -> str:
 
 
 def _token_of(lines: Iterable[str]) -> str | None:
-    """Return the token in the server's first line, which may follow a login greeting."""
     for line in lines:
         try:
             found = json.loads(line)
@@ -121,11 +120,6 @@ def _token_of(lines: Iterable[str]) -> str | None:
 
 
 def _free_port(port: int | None) -> int:
-    """Return a free port of this machine, or the requested port.
-
-    Raises:
-        UserError: The requested port is taken.
-    """
     for one in ports(port):
         with contextlib.suppress(OSError), listen_at("127.0.0.1", one, 1) as tried:
             return int(tried.getsockname()[1])

@@ -1,7 +1,7 @@
-"""Visitors of a page with members: the sender of each request, and their allowed changes.
+"""Visitors of a page with members: the sender of each request, and the changes allowed to them.
 
-Another user of the machine can send any header to a port. So only the kernel names users: those with a connection to the page's
-Unix socket. Only the user of a proxy may name other users in a header.
+Another user of the machine can send any header to a port. So the kernel names the user of each connection to the page's Unix
+socket. Only the user that runs the proxy may name another user in a header.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ _ACCOUNT, _OWNER, _PROXY, _SOCKET = "token", "owner", "proxy", "socket"
 
 @dataclass(frozen=True)
 class Visitor:
-    """A member who sends a request. origin: "token" of a service account, "owner" of the page, "proxy" or "socket"."""
+    """A member who sends a request.
+
+    origin: How the member was identified: the token of a service account, the server's owner, the proxy or the socket.
+    """
 
     name: str
     role: str
@@ -53,11 +56,11 @@ class Visitor:
 
     @property
     def is_script(self) -> bool:
-        """Return whether browsers never add the visitor's credentials, so that other sites can't forge a request."""
+        """Return whether the visitor is a program, whose requests other sites can't forge."""
         return self.origin == _ACCOUNT
 
     def may(self, rule: str) -> bool:
-        """Return whether the visitor has the least role for a rule."""
+        """Return whether the visitor's role suffices for a rule, such as `OWN`."""
         return self.role == ADMIN or (self.role == OWN and rule in (OWN, MINE))
 
 
@@ -66,7 +69,7 @@ ANYBODY = Visitor("", ADMIN, "")
 
 
 class Visitors:
-    """The check of the sender of each request.
+    """A check that identifies the sender of each request.
 
     Raises:
         UserError: The members file has an error.
@@ -78,10 +81,10 @@ class Visitors:
         self._said = ""
 
     def of(self, scope: Scope) -> Visitor | None:
-        """Return the sender of a request, or None if the owner's token decides.
+        """Return the sender of a request, or None if the page's token decides about access.
 
         Raises:
-            HTTPException: The request has a wrong token or no name (401), or its sender is a stranger (403).
+            HTTPException: The request has an invalid token or no name (401), or its sender is not a member (403).
         """
         given = [value[7:] for value in _headers(scope, b"authorization") if value[:7].lower() == "bearer "]
         tokens = [token for token in given if token.startswith(PREFIX)]
@@ -110,11 +113,11 @@ class Visitors:
 
     @property
     def owner(self) -> Visitor:
-        """Return the user of the server, who can edit the members file and is an admin."""
+        """Return the user that runs the server, as an admin."""
         return Visitor(login_name(), ADMIN, _OWNER) if self._file else ANYBODY
 
     def is_still(self, visitor: Visitor) -> bool:
-        """Return whether the visitor still has this role."""
+        """Return whether the visitor still has the same role."""
         try:
             return self._role(visitor) == visitor.role
         except HTTPException:
@@ -151,7 +154,7 @@ def _headers(scope: Scope, wanted: bytes) -> list[str]:
 
 
 def rule_of(path: str) -> str:
-    """Return the rule of the route that a POST to this path reaches."""
+    """Return the rule for a POST to this path: `OWN`, `MINE` or `ADMIN`."""
     return next((rule for pattern, rule in _RULES if pattern.match(path)), ADMIN)
 
 
@@ -162,18 +165,14 @@ def visitor_of(request: Request) -> Visitor:
 
 
 def need(request: Request, rule: str) -> None:
-    """Refuse a request of a member without the least role.
-
-    Raises:
-        HTTPException: The member's role is too low (403).
-    """
+    """Raise HTTPException (403) if the role of a request's sender does not suffice for a rule."""
     visitor = visitor_of(request)
     if not visitor.may(rule):
         raise HTTPException(403, refusal(visitor))
 
 
 def refusal(visitor: Visitor) -> str:
-    """Return the sentence for a change that the visitor's role does not allow."""
+    """Return the error message for a change that the visitor's role does not allow."""
     return f"{visitor.name} has the role {visitor.role}, which may not do this. Ask an admin of this page."
 
 
@@ -189,7 +188,10 @@ def may_change(request: Request, folder: RunFolder, record: RunRecord | None = N
 
 
 def shown_forms(request: Request, read_only: bool, record: object) -> dict[str, bool]:
-    """Return which forms the visitor of a page sees, as fields of its heading. record: of its run."""
+    """Return which forms a page's visitor sees, as fields of `Heading`.
+
+    record: The record of the page's run, if any.
+    """
     visitor = visitor_of(request)
     is_admin = visitor.role == ADMIN
     is_own = isinstance(record, RunRecord) and may_change(request, RunFolder(Path(record.run_id)), record)
@@ -201,7 +203,7 @@ def shown_forms(request: Request, read_only: bool, record: object) -> dict[str, 
 
 
 def owner_of(folder: RunFolder, record: RunRecord | None, workspace_dir: Path) -> str:
-    """Return who submitted a run; for a trial or step, its sweep or pipeline."""
+    """Return who submitted a run, or its sweep or pipeline; "" if unknown."""
     record = store.stored(folder) if record is None else record
     seen = {record.run_id}
     # Damaged records may name each other as parent.
@@ -214,9 +216,9 @@ def owner_of(folder: RunFolder, record: RunRecord | None, workspace_dir: Path) -
 
 
 def permit(request: Request, form: Mapping[str, str], folder: RunFolder | None) -> None:
-    """Refuse a change that the member may not make, or write it to the log.
+    """Write a member's change to the log, or raise if the member may not make it.
 
-    folder: The run in the request's path.
+    folder: The run in the request's path, or None.
 
     Raises:
         HTTPException: The run belongs to another member (403), or the log can't be written (503).
@@ -238,7 +240,10 @@ def permit(request: Request, form: Mapping[str, str], folder: RunFolder | None) 
 
 
 def permit_runs(request: Request, action: str, run_ids: Sequence[str]) -> tuple[list[str], list[dict[str, str]]]:
-    """Return the runs that the member may change (they are logged), and the refusals of the others."""
+    """Return the ids of runs that the member may change, and id and error of the others.
+
+    Each permitted change is written to the log.
+    """
     visitor = visitor_of(request)
     permitted, refused = [], []
     for run_id in run_ids:
@@ -254,7 +259,6 @@ def permit_runs(request: Request, action: str, run_ids: Sequence[str]) -> tuple[
 
 
 def _place_of(run_id: str, workspace_dir: Path) -> RunFolder | None:
-    """Return the folder of a run, which may be in the trash."""
     paths = (workspace_dir / name / run_id for name in ("runs", "trash"))
     return next((RunFolder(path) for path in paths if path.is_dir() and not path.is_symlink()), None)
 

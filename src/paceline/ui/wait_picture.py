@@ -1,4 +1,4 @@
-"""A drawing of which ranks wait for which: groups of equal ranks as boxes, waits as arrows.
+"""A drawing of which ranks wait for which: groups of ranks as boxes, waits as arrows.
 
 layer 0     ranks for which no rank waits
 layer 1     ranks for which layer 0 waits, and so on: the cause is at the bottom
@@ -30,9 +30,10 @@ _PER_ROW = 3
 
 @dataclass
 class Box:
-    """A group of equal ranks. is_cause: other ranks wait for these ranks, which wait for none. x, y: top left corner.
+    """A group of ranks that wait in the same way.
 
-    waits: the collective in which they wait, or "".
+    place: Where the ranks are in the code. waits: The collective in which they wait, or "". is_cause: Whether other ranks wait
+    for these ranks, but not the reverse. x, y: The top left corner.
     """
 
     ranks: tuple[int, ...]
@@ -46,14 +47,14 @@ class Box:
 
     @property
     def lines(self) -> list[str]:
-        """Return the position and the wait in at most three lines that fit into the box."""
+        """Return the text of the box in at most three lines: place and wait."""
         lines = textwrap.wrap(self.place, _CHARS, max_lines=2 if self.waits else 3, placeholder=" …")
         return [*lines, *textwrap.wrap(self.waits, _CHARS, max_lines=1, placeholder=" …")]
 
 
 @dataclass(frozen=True)
 class Arrow:
-    """A wait of one box for another. path: of SVG."""
+    """An arrow from a box to the box for which it waits. path: the SVG path."""
 
     sentence: str
     path: str
@@ -61,7 +62,7 @@ class Arrow:
 
 @dataclass
 class WaitPicture:
-    """The boxes and arrows of a picture, and the same facts as sentences."""
+    """The boxes and arrows of a picture, and sentences that say the same."""
 
     boxes: list[Box] = field(default_factory=list)
     arrows: list[Arrow] = field(default_factory=list)
@@ -83,7 +84,7 @@ def picture_of_hang(folder: RunFolder, attempt: int) -> WaitPicture | None:
 
 
 def wait_picture(told: WorkersReport) -> WaitPicture:
-    """Return the picture of a report on a run's workers."""
+    """Return the picture of a report on a run's workers, such as `runs.stacks` takes."""
     waits = wait_graph.waits(told)
     groups = _groups(told, waits)
     boxes = [_box(ranks, place) for ranks, place in groups]
@@ -110,7 +111,7 @@ def wait_picture(told: WorkersReport) -> WaitPicture:
 
 
 def _groups(told: WorkersReport, waits: Sequence[Wait]) -> list[tuple[tuple[int, ...], str]]:
-    """Group ranks with the same waits, and ranks for which others wait also by position."""
+    """Return groups of ranks that wait in the same way, with their position in the code."""
     waiting: dict[int, list[int]] = {}
     awaited: dict[int, list[int]] = {}
     for number, wait in enumerate(waits):
@@ -140,7 +141,6 @@ def _box(ranks: tuple[int, ...], place: str) -> Box:
 
 
 def _title(ranks: Sequence[int]) -> str:
-    """Return "Rank 3" or "Ranks 0–510, 512–999 (999)", with at most five ranges."""
     if len(ranks) == 1:
         return f"Rank {ranks[0]}"
     # Successive ranks have the same distance from their place in the list.
@@ -152,7 +152,7 @@ def _title(ranks: Sequence[int]) -> str:
 
 
 def _place(boxes: Sequence[Box], edges: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """Set the corners of all boxes. Return the size of the picture."""
+    """Set the corners of all boxes. Return (width, height) of the picture."""
     layer = dict.fromkeys(range(len(boxes)), 0)
     # A cycle would sink forever, so stop after as many rounds as there are boxes.
     for _ in boxes:

@@ -1,7 +1,7 @@
-"""Previews of files, made in a process of its own with limits of time and memory.
+"""Previews of files, made in a child process with limits of time and memory.
 
 Files come from scripts and other machines: an archive may unpack to a terabyte, a regular expression of a syntax highlighter may
-take for years. All formats are read in that process, so that no file can stop or fill the server.
+take years. A child process reads all formats, so no file can block the server or fill its memory.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ ROWS, COLUMNS, CELL = 200, 60, 300
 class PreviewBlock(TypedDict, total=False):
     """A part of a file's preview, such as a table.
 
-    text: for "text". html: for "html"; escaped by its maker. columns, rows: for "table". source: of a "picture", an address with
-    its data. output: of a "frame", the number of a notebook's HTML output.
+    Which other keys are present depends on `kind`. "text" has `text`, "html" has `html` with escaped foreign text, "table" has
+    `columns` and `rows`, "picture" has `source` (a data: URL), and "frame" has `output`, the number of a notebook's output.
     """
 
     kind: Literal["text", "html", "table", "picture", "frame"]
@@ -50,9 +50,9 @@ def preview(file: int, name: str, check_reader: Callable[[], None], output: int 
 
     Args:
         file: A descriptor at the file's start.
-        name: The file's name, whose ending tells the format.
-        check_reader: Called repeatedly. An error of it ends the process.
-        output: Of a notebook, return only this HTML output.
+        name: The file's name, whose extension tells the format.
+        check_reader: Called repeatedly. It raises an error, which ends the preview, if the reader is gone.
+        output: Return only the notebook's HTML output of this number.
     """
     words = ["paceline.ui.previews.reader", name, *([] if output is None else [str(output)])]
     try:

@@ -1,4 +1,4 @@
-"""Tables of contents of files with arrays. Nothing is unpickled, and no array is read as a whole."""
+"""Tables of contents of files with arrays, which are neither unpickled nor read as a whole."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def archive(file: BinaryIO, name: str) -> FilePreview:
 
 
 def _torch(source: zipfile.ZipFile) -> FilePreview:
-    """Return the tensors and other values of an archive of `torch.save`; nothing of another archive."""
+    """Return the tensors and other values in an archive of `torch.save`, else no block."""
     entry = next(
         (one for one in source.infolist() if one.filename.count("/") == 1 and one.filename.endswith("/data.pkl")), None
     )
@@ -139,7 +139,6 @@ def parquet(file: BinaryIO, _: str) -> FilePreview:
 
 
 def _npy(file: IO[bytes]) -> tuple[str, str, str]:
-    """Return shape, type and order of an array's header. See `numpy.lib.format`."""
     magic = file.read(8)
     if magic[:6] != b"\x93NUMPY":
         raise ValueError("the file does not begin with NumPy's magic bytes")

@@ -20,8 +20,8 @@ def notebook(content: object, output: int | None) -> FilePreview:
     """Return the blocks of a notebook.
 
     Args:
-        content: Its JSON.
-        output: Return only the text of this HTML output, counted from 0.
+        content: The notebook's JSON.
+        output: Return only the HTML output of this number, counted from 0; None for all blocks.
 
     Raises:
         ValueError: The content is not a notebook of version 4.
@@ -79,10 +79,6 @@ def _output(output: Mapping[str, object], frames: list[str]) -> Iterator[Preview
 
 
 def _picture(kind: str, text: str) -> str | None:
-    """Return the address of a picture with its data.
-
-    An <img> runs no script, not even that of an SVG.
-    """
     if kind == "image/svg+xml":
         text = base64.b64encode(text.encode("utf-8", "replace")).decode()
     try:
@@ -93,7 +89,6 @@ def _picture(kind: str, text: str) -> str | None:
 
 
 def _text(value: object, most: int = 1 << 22) -> str:
-    """Return a text, which may be a list of lines."""
     text = "".join(map(str, value)) if isinstance(value, list) else value if isinstance(value, str) else ""
     return text[:most]
 

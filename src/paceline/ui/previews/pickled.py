@@ -1,6 +1,6 @@
-"""The tensors in a file of `torch.save`, by the opcodes of its pickle.
+"""List the tensors in a file of `torch.save` from the opcodes of its pickle.
 
-Nothing is imported, called or unpickled: an object that the pickle would create becomes a `_Made` with its name and arguments.
+The file is not unpickled. Instead of creating an object of the pickle, the reader makes a `_Made` with its name and arguments.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class PickledTensor:
-    """A tensor of the file. name: the keys that lead to it, with dots."""
+    """A tensor of the file. name: the keys that lead to it, such as "model.weight"."""
 
     name: str
     dtype: str
@@ -46,7 +46,10 @@ class PickledTensor:
 
 @dataclass
 class _Made:
-    """An object that the pickle would create. name: of its class or function. entries: items of a collection, and its state."""
+    """An object that unpickling would create.
+
+    name, args: Its class or function, and the arguments. entries: (key, value) of a collection's items and of its state.
+    """
 
     name: str = ""
     args: tuple[object, ...] = ()
@@ -54,7 +57,7 @@ class _Made:
 
 
 def tensors_of(data: bytes) -> tuple[list[PickledTensor], dict[str, object]]:
-    """Return the tensors of a pickle, and its other numbers and texts by name.
+    """Return the tensors of a pickle, and name -> value of its numbers and texts.
 
     Raises:
         ValueError: The pickle is malformed, or too large.
@@ -71,7 +74,6 @@ def tensors_of(data: bytes) -> tuple[list[PickledTensor], dict[str, object]]:
 
 
 def _read(data: bytes) -> object:
-    """Return the object of a pickle."""
     stack: list[object] = []
     memo: dict[object, object] = {}
     for number, (op, value, _) in enumerate(pickletools.genops(data)):
@@ -91,7 +93,7 @@ def _read(data: bytes) -> object:
 
 
 def _take(op: pickletools.OpcodeInfo, value: object, stack: list[object]) -> None:
-    """Do one opcode: take its inputs from the stack, and push its result."""
+    """Execute one opcode: pop its inputs from the stack, and push its result."""
     inputs: list[object] = []
     fixed = op.stack_before
     if pickletools.markobject in fixed:
@@ -145,7 +147,7 @@ def _last(stack: list[object]) -> object:
 
 
 def _walk(top: object) -> Iterator[tuple[str, object]]:
-    """Yield tensors, numbers and texts with their names, in order, and each collection once."""
+    """Yield (name, value) of each tensor, number and text, visiting each collection once."""
     waiting, seen, count = [("", top)], set[int](), 0
     while waiting:
         name, found = waiting.pop()
@@ -168,7 +170,6 @@ def _walk(top: object) -> Iterator[tuple[str, object]]:
 
 
 def _calls(made: _Made) -> Iterator[tuple[_Made, tuple[object, ...]]]:
-    """Yield the call of `_rebuild_from_type_v2(function, type, arguments, state)`."""
     match made.args:
         case [_Made() as function, _, tuple() as args, *_] if "_from_type" in made.name:
             yield function, args

@@ -22,7 +22,7 @@ _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 
 def read_preview(file: BinaryIO, name: str, output: int | None = None) -> FilePreview:
-    r"""Return the preview of a file by the ending of its name.
+    r"""Return the preview of a file, whose extension tells the format.
 
     Example:
         >>> read_preview(io.BytesIO(b"a,b\n1,2\n"), "scores.csv")["blocks"][0]["rows"]
@@ -103,7 +103,6 @@ def _too_large(what: str) -> FilePreview:
 
 
 def _start(file: BinaryIO) -> tuple[bytes, list[str]]:
-    """Return a file's first bytes, and a note if it has more."""
     data, size = file.read(previews.TEXT_BYTES), file.seek(0, os.SEEK_END)
     if size <= len(data):
         return data, []

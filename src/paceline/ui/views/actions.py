@@ -47,7 +47,7 @@ def routes() -> list[Route]:
 
 
 def _changing(change: Callable[[RunFolder, Mapping[str, str]], object]) -> Callable[[Request], object]:
-    """Return a view that changes one run."""
+    """Return a view that calls `change` with a run and a form, and shows the run again."""
 
     async def view(request: Request) -> Response:
         form, folder = await common.form_of(request), common.folder_of(request)
@@ -68,7 +68,7 @@ def _cancel(folder: RunFolder, form: Mapping[str, str]) -> None:
 
 
 def _tag(folder: RunFolder, form: Mapping[str, str]) -> None:
-    """Set a tag (form fields `key`, `value`), or remove one (form field `remove`)."""
+    """Set a tag (form fields `key`, `value`), or remove a tag (form field `remove`)."""
     key, value, gone = common.tag_of(form)
     if gone:
         tags_and_properties.remove_tags(folder.notes, [gone])
@@ -104,7 +104,7 @@ def _notes(folder: RunFolder, form: Mapping[str, str]) -> None:
 class _Bulk:
     """A change of many runs.
 
-    done: A sentence about one run, and about several. undo: The action that reverts it, or "".
+    done: A sentence about one changed run, and a sentence about several. undo: The action that reverts the change, or "".
     """
 
     done: tuple[str, str]
@@ -126,7 +126,7 @@ _BULK = {
 async def _bulk(request: Request) -> Response:
     """Change many runs (form fields `action` and `run`, and `key` and `value` of a tag).
 
-    A run that refuses the change is named with its reason, and the others change.
+    If some runs can't be changed, the response names them with the reasons. The other runs are changed.
     """
     fields = await common.fields_of(request)
     form = {name: values[-1] for name, values in fields.items()}
@@ -157,7 +157,7 @@ async def _bulk(request: Request) -> Response:
 def _change_all(
     request: Request, action: str, run_ids: Sequence[str], form: Mapping[str, str]
 ) -> tuple[list[str], list[dict[str, str]]]:
-    """Return changed runs, and refusals with reasons."""
+    """Change the runs. Return the ids of changed runs, and id and error of the others."""
     workspace_dir = request.app.state.workspace_dir
     change: dict[str, Callable[[RunFolder], object]] = {
         "archive": lambda folder: tags_and_properties.set_archived(folder.notes, True),
@@ -213,10 +213,7 @@ def _deleted(request: Request) -> trash.DeletedRun | None:
 
 
 def _gone(request: Request) -> Response:
-    """Tell an open page whether its run was deleted.
-
-    The response is HTML for the page, or empty (204).
-    """
+    """Return HTML for an open page if its run was deleted, else an empty response (204)."""
     if (common.runs_dir(request) / check_run_id(request.path_params["run_id"])).is_dir():
         return Response(status_code=204)
     return render.page(request, "gone_part.html", run=_deleted(request), run_id=request.path_params["run_id"])

@@ -63,7 +63,7 @@ def folder_of(request: Request) -> RunFolder:
 
 
 def number(request: Request, name: str) -> float | None:
-    """Return the number of this name in the query; None if it is missing.
+    """Return the number in the query parameter `name`, or None if it is missing.
 
     Raises:
         HTTPException: The value is not a number (400).
@@ -78,7 +78,7 @@ def number(request: Request, name: str) -> float | None:
 
 
 def whole(request: Request, name: str, default: int, *, least: int = 0, most: int = 10**9) -> int:
-    """Return the whole number of this name in the query, clipped to the bounds.
+    """Return the whole number in the query parameter `name`, clipped to the bounds.
 
     Raises:
         HTTPException: The value is not a whole number (400).
@@ -91,7 +91,7 @@ def whole(request: Request, name: str, default: int, *, least: int = 0, most: in
 
 
 def curve_query(request: Request) -> run_page.CurveQuery:
-    """Return the curves of the query's `name` (several), `axis`, `from`, `to`, `px`.
+    """Return the `CurveQuery` of the parameters `name` (several), `axis`, `from`, `to`, `px`.
 
     Raises:
         HTTPException: A value is not a number (400).
@@ -108,7 +108,10 @@ def curve_query(request: Request) -> run_page.CurveQuery:
 
 
 def reader_check(request: Request) -> Callable[[], None]:
-    """Return a function, for a view's thread, that raises HTTPException once the reader has disconnected."""
+    """Return a function that raises HTTPException once the reader has disconnected.
+
+    A view calls it in its own thread.
+    """
     next_s = 0.0
 
     def check() -> None:
@@ -124,10 +127,9 @@ def reader_check(request: Request) -> Callable[[], None]:
 
 
 class EventStream(Response):
-    """A response of server-sent events. It ends with its events, reader or server.
+    """A response of server-sent events, until they, the reader or the server end.
 
-    Starlette's own streaming response starts a task group and passes each piece through four layers. With hundreds of watchers
-    that takes most of the time.
+    It is faster than Starlette's StreamingResponse, which passes each event through four layers.
     """
 
     media_type = "text/event-stream"
@@ -172,31 +174,30 @@ def events(request: Request, stream: AsyncGenerator[bytes, None]) -> EventStream
 def pieces(request: Request, look: Look, look_s: float | None = None) -> EventStream:
     """Stream the changes of a page's pieces.
 
-    All readers of a page share one poll and its HTML, except that people with a link, and each member, have their own: they
-    see other forms.
+    All readers who see the same forms share one poll. Readers with a share link, and each member, see other forms.
     """
     key = f"{'shared' * render.is_shared(request)}{visitor_of(request)}{request.url.path}"
     return events(request, request.app.state.pieces.follow(key, look, place_of(request), look_s))
 
 
 def place_of(request: Request) -> str:
-    """Return the id of the last event that a reconnecting watcher has received, or ""."""
+    """Return the id of the last event that a reconnecting reader has received, or ""."""
     return request.headers.get("last-event-id") or request.query_params.get("place", "")
 
 
 def as_json(value: object) -> Response:
-    """Return a JSON response in ASCII, because names may hold lone surrogates, which UTF-8 can't encode."""
+    """Return a JSON response in ASCII, as names may have lone surrogates."""
     return Response(json.dumps(value, separators=(",", ":")), media_type="application/json")
 
 
 def file_name(request: Request, part: str) -> str:
-    """Return the file's name behind `/<part>/` in the path, which may have any bytes."""
+    """Return the file name after `/<part>/` in the path, which may have any bytes."""
     raw = request.scope.get("raw_path", b"").partition(f"/{part}/".encode())[2]
     return os.fsdecode(unquote_to_bytes(raw))
 
 
 def refuse_read_only(request: Request) -> None:
-    """Refuse a form if this server or the reader's link only shows pages.
+    """Raise HTTPException if the sender of a form may change nothing.
 
     Raises:
         HTTPException: The request may change nothing (403).
@@ -214,7 +215,7 @@ async def form_of(request: Request) -> dict[str, str]:
 
 
 async def fields_of(request: Request) -> dict[str, list[str]]:
-    """Return the values of each field of a form from this server.
+    """Check that a form's sender may send it, and return field -> values.
 
     Raises:
         HTTPException: The form comes from elsewhere, the server is read-only, or the member may not change this (403).
@@ -237,23 +238,19 @@ async def fields_of(request: Request) -> dict[str, list[str]]:
 
 
 def refuse_unknown_fields(form: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse a form with a field that its page does not have.
-
-    Raises:
-        HTTPException: The form has a field that is neither known nor its key (400).
-    """
+    """Raise HTTPException (400) if a form has a field that its page does not have."""
     if unknown := sorted({*form} - {"form_key", *known}):
         raise HTTPException(400, f"The form has an unknown field {unknown[0]!r}. Reload the page.")
 
 
 def digits(text: str) -> int | None:
-    """Return the whole number that a user has typed, or None if the text is not 1 to 9 digits."""
+    """Return the number that a user has typed, or None unless it has 1 to 9 digits."""
     # Not `isdigit`: int() refuses superscripts, and numbers of more than 4,300 digits.
     return int(text) if re.fullmatch("[0-9]{1,9}", text) else None
 
 
 def whole_number(form: Mapping[str, str], name: str) -> int | None:
-    """Return the whole number in a form's field, None for an empty field.
+    """Return the whole number in a form's field, or None if the field is empty.
 
     Raises:
         HTTPException: The text is not a whole number (400).
@@ -266,7 +263,7 @@ def whole_number(form: Mapping[str, str], name: str) -> int | None:
 
 
 def tag_of(form: Mapping[str, str]) -> tuple[str, str | None, str]:
-    """Return the key and value of a form's new tag, and the key of the tag to remove.
+    """Return key and value of a form's new tag, and the key of the tag to remove.
 
     Raises:
         HTTPException: The key or the value is too long (400).
@@ -278,7 +275,10 @@ def tag_of(form: Mapping[str, str]) -> tuple[str, str | None, str]:
 
 
 def routes(name: str, find: Find) -> list[Route]:
-    """Return two routes: one of a page, and one of the stream of its changes."""
+    """Return the routes of a run's page `name` and of the stream of its changes.
+
+    find: Return the values of the page's template for a run.
+    """
     path = f"/runs/{{run_id}}/{name}"
     return [
         Route(path, lambda request: page(request, name, find)),
@@ -296,7 +296,7 @@ def page(request: Request, name: str, find: Find) -> Response:
 
 
 def live(request: Request, name: str, find: Find | None) -> Response:
-    """Stream changes of the header and of the page's piece. Without `find`, stream only the header."""
+    """Stream changes of the run's header and, with `find`, of the page's piece."""
     folder = folder_of(request)
 
     def look() -> PiecesSeen:

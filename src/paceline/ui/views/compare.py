@@ -42,7 +42,7 @@ _OFFERED = 12
 
 
 class ComparedRun(TypedDict):
-    """A run in the legend."""
+    """A run in the legend of the compared curves."""
 
     run_id: str
     name: str
@@ -50,9 +50,9 @@ class ComparedRun(TypedDict):
 
 
 class ShownImages(TypedDict):
-    """Images of one run under one name.
+    """Images that one run logged under one name.
 
-    run: its number in the comparison. images: steps and paths for URLs.
+    run: Index of the run in the comparison. images: (step, path in a URL) of each image.
     """
 
     run: int
@@ -63,7 +63,7 @@ class ShownImages(TypedDict):
 class ChosenRuns:
     """The runs that a request names.
 
-    places: each run's number in the request; removed runs leave gaps.
+    places: Each run's index in the request. Runs that do not exist leave gaps. missing: An error for each such run.
     """
 
     folders: tuple[RunFolder, ...]
@@ -119,7 +119,7 @@ def page(request: Request) -> Response:
 def table(request: Request) -> Response:
     """Return the table of compared runs as JSON.
 
-    Each fact is `[kind, name, part, values]`, with one value if all runs share it.
+    Each row is `[kind, name, part, values]`, with a single value if it is the same in all runs.
     """
     chosen = requested_runs(request)
     facts = compact_facts(run_table(chosen.folders, _facts_of(request)))
@@ -127,10 +127,9 @@ def table(request: Request) -> Response:
 
 
 def curves(request: Request) -> Response:
-    """Return a curve for each run and metric.
+    """Return the curve of each run and metric: of the run's lowest rank, over all attempts.
 
-    It is that of the run's lowest rank, over all attempts. A request without metrics gets all names, and the curves of the first
-    run's first metrics.
+    A request without metrics gets the names of all metrics, and the curves of the first metrics of the first run.
     """
     chosen, query = requested_runs(request), curve_query(request)
     lists_all = not query.names
@@ -164,9 +163,9 @@ def curves(request: Request) -> Response:
 
 
 def changes(request: Request) -> Response:
-    """Compare the source files of two runs, and find where their metrics diverge.
+    """Render the differences of two runs' source files, and where their metrics diverge.
 
-    This is a separate piece of the page, because it may take long.
+    The page loads this part separately, because it may take long.
     """
     folders = requested_runs(request).folders
     if len(folders) != 2:
@@ -236,7 +235,7 @@ def report(request: Request) -> Response:
 
 
 def names(request: Request) -> Response:
-    """Return runs that match the query `q`. A text that is not a query is words."""
+    """Return runs that match the query `q`, or its words if it is not a valid query."""
     index: RunIndex = request.app.state.index
     index.refresh_within(PATIENCE_S)
     text = request.query_params.get("q", "")[:LONGEST]
@@ -250,7 +249,7 @@ def names(request: Request) -> Response:
 
 
 def requested_runs(request: Request) -> ChosenRuns:
-    """Return the requested runs without those that are gone.
+    """Return the runs of the parameters `run`, without runs that no longer exist.
 
     Raises:
         HTTPException: No run or too many runs are named (400), or none of them exists (404).
@@ -275,7 +274,7 @@ def requested_runs(request: Request) -> ChosenRuns:
 
 
 def _facts_of(request: Request) -> FactsOf:
-    """Return a reader of facts that takes those of ended runs from the index."""
+    """Return a function that returns a run's facts, from the index if the run has ended."""
     index: RunIndex = request.app.state.index
 
     def facts_of(folder: RunFolder) -> RunFacts | None:
@@ -287,7 +286,7 @@ def _facts_of(request: Request) -> FactsOf:
 
 
 def _axes(found: RunTable, part: str) -> dict[str, Sequence[object]]:
-    """Return the parameters and metrics that can be axes of the pictures; keys: (kind, name)."""
+    """Return "kind/name" -> each run's value, for parameters and metrics that can be axes."""
     return {
         f"{fact.kind}/{fact.name}": fact.values
         for fact in found.facts

@@ -34,7 +34,7 @@ _TITLES = {
 
 
 class DifferenceRow(TypedDict):
-    """A fact with its values in this run and in the other run; "" for a missing value."""
+    """A fact with its values in two runs; "" for a missing value."""
 
     name: str
     mine: str
@@ -71,7 +71,7 @@ def _page(request: Request) -> Response:
 def differences(
     mine: tuple[RunFolder, RunRecord], theirs: tuple[RunFolder, RunRecord]
 ) -> dict[str, list[DifferenceRow]]:
-    """Return the facts that differ between two runs, by the title of their kind."""
+    """Return the facts that differ between two runs, keyed by the title of their table."""
     own, other = diff.sides(*mine), diff.sides(*theirs)
     found: dict[str, list[DifferenceRow]] = {}
     for kind, title in _TITLES.items():
@@ -85,7 +85,10 @@ def differences(
 
 
 def _choices(entries: Sequence[RunFacts], record: RunRecord) -> list[RunFacts]:
-    """Return the other runs: of the same experiment first, earlier runs first, then the newest first."""
+    """Return the runs to compare with, the most similar first.
+
+    Runs of the same experiment and sweep come first, and among these the runs that are older than this run.
+    """
     others = [one for one in entries if one.run_id != record.run_id]
     return sorted(
         others,
@@ -98,7 +101,6 @@ def _choices(entries: Sequence[RunFacts], record: RunRecord) -> list[RunFacts]:
 
 
 def _previous(folders: Sequence[RunFolder], record: RunRecord) -> RunFolder | None:
-    """Return the last earlier run of the same experiment and script, or None."""
     for folder in folders[:_RECORDS]:
         try:
             found = read.record(folder)

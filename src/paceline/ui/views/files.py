@@ -21,7 +21,7 @@ _POLICY = POLICY.replace("img-src 'self'", "img-src 'self' data:") + "; frame-sr
 
 
 class _AnyName(PathConvertor):
-    """The rest of a path, even with newlines, which names of files may have."""
+    """A path parameter that may contain newlines, as names of files may."""
 
     regex = r"[\s\S]*"
 

@@ -64,10 +64,16 @@ _NAMED_KINDS = ("text", "any", "state")
 class RunQuery:
     """The filters, the order and the columns of a list of runs.
 
-    text: a query (`paceline.runs.search.query`). state: one of `states.ALL`, or "live". sort: a field, with "-" for the reverse
-    order; "" for newest first. parent: only children of this run. archived: only archived runs, else only others, unless the text
-    says which. columns: fields of the columns after the first one, with the pinned ones first. group: a field of the
-    groups. opened: the values of groups that show their runs. wrong: the error of the first wrong field.
+    Attributes:
+        text: A query (`paceline.runs.search.query`).
+        state: One of `states.ALL`, or "live" for runs that have not ended.
+        parent: Only children of this run.
+        archived: Only archived runs, else only others, unless `text` filters them.
+        sort: A field, with "-" for descending order; "" for newest first.
+        columns: Fields of the columns after the first column, pinned columns first.
+        group: The field by which runs are grouped, or "".
+        opened: The values of groups that show their runs.
+        wrong: The error of the first invalid field, or None.
     """
 
     text: str = ""
@@ -94,7 +100,10 @@ class RunQuery:
 
 @dataclass(frozen=True)
 class ColumnHeading:
-    """The heading of a column. left, right, pin, remove: addresses that arrange the columns; "" where this is impossible."""
+    """The heading of a column.
+
+    left, right, pin, remove: URLs that move, pin or remove the column; "" if this is impossible.
+    """
 
     name: str
     text: str
@@ -108,7 +117,7 @@ class ColumnHeading:
 
 @dataclass(frozen=True)
 class RunOverview:
-    """Facts about all runs that every list page needs. top: unarchived runs without a parent run."""
+    """Facts about all runs that every list needs. top: unarchived runs without a parent."""
 
     entries: Sequence[RunFacts]
     top: list[RunFacts]
@@ -120,7 +129,7 @@ _latest: RunOverview | None = None
 
 
 def overview(entries: Sequence[RunFacts]) -> RunOverview:
-    """Return the overview of these runs, kept until the list changes."""
+    """Return the overview of these runs, cached for the same list object."""
     global _latest
     found = _latest
     if found is None or found.entries is not entries:
@@ -160,7 +169,6 @@ def query_of(request: Request) -> RunQuery:
 
 
 def _known_field(text: str) -> str:
-    """Return the field's name, or "" if there is no such field."""
     try:
         return field_of(text).name
     except QueryError:
@@ -168,7 +176,6 @@ def _known_field(text: str) -> str:
 
 
 def _columns(text: str) -> list[str]:
-    """Return the existing columns that a comma-separated list names."""
     names = (name.strip() for name in split_fields(text))
     return list(filter(None, (name if name in _NO_FIELDS else _known_field(name) for name in names)))
 
@@ -254,7 +261,7 @@ def page(request: Request) -> Response:
 
 
 def complete(request: Request) -> Response:
-    """Return suggestions for the query at the cursor, and the error of the query."""
+    """Return completions for the query at the cursor, and the query's error, as JSON."""
     query = request.query_params.get("q", "")[:LONGEST]
     found = completions(
         query, whole(request, "at", len(query), least=0, most=len(query)), request.app.state.index.entries()
@@ -263,7 +270,7 @@ def complete(request: Request) -> Response:
 
 
 async def live(request: Request) -> Response:
-    """Stream the changed rows of the page with this query."""
+    """Stream the changed rows of a list page."""
     index: RunIndex = request.app.state.index
     query = query_of(request)
     root = render.root_of(request.scope["path"])
@@ -274,7 +281,10 @@ async def live(request: Request) -> Response:
 async def _changes(
     index: RunIndex, made: Callable[[list[RunFacts]], tuple[dict[str, Markup], int]], query: RunQuery, place: str
 ) -> AsyncGenerator[bytes, None]:
-    """Yield changed rows. made: `_rows` of the page. place: id of the last event, or `_place` of the page."""
+    """Yield events with changed rows.
+
+    made: Return the page's rows and their total for matching runs. place: Id of the rows that the reader's page shows.
+    """
     told: dict[str, Markup] = {}
     matching: list[RunFacts] = []
     version, looks, is_first = -1, 0, True
@@ -300,7 +310,7 @@ async def _changes(
 
 
 def _selected_now(index: RunIndex, query: RunQuery) -> list[RunFacts]:
-    """Return the runs that match, with the notes of the shown runs read again.
+    """Return the matching runs, after reading the notes of the shown runs again.
 
     Raises:
         QueryError: The query's text is wrong.
@@ -313,7 +323,6 @@ def _selected_now(index: RunIndex, query: RunQuery) -> list[RunFacts]:
 
 
 def _place(rows: dict[str, Markup], total: int) -> str:
-    """Return an id of the shown rows, by which the stream avoids repeating them."""
     return stamp_of(rows, total)
 
 
@@ -350,7 +359,7 @@ def _rows(
 
 
 def _more(group: RunGroup, by: RunField, query: RunQuery, link: Link) -> str:
-    """Return the link to the list of a group's runs, or "" if a query can't name the group."""
+    """Return the URL of the list of a group's runs, or "" without such a query."""
     if group.value in (None, "") or by.kind not in _NAMED_KINDS:
         return ""
     named = str(Compare(by, "=", (str(group.value),)))
@@ -358,7 +367,7 @@ def _more(group: RunGroup, by: RunField, query: RunQuery, link: Link) -> str:
 
 
 def _group_cell(group: RunGroup, name: str, field: RunField | None) -> list[tuple[str, str]]:
-    """Return the texts of a group's cell, each with the name of its metric or ""."""
+    """Return (metric's name or "", text) of each value in a group's cell."""
     if name == "latest":
         names = [metric for metric, _ in headline(group.runs[0].metrics, _NAMES)]
         spreads = ((metric, group.spread(field_of(f"metrics.{quoted(metric)}"))) for metric in names)
@@ -401,10 +410,7 @@ def _headings(query: RunQuery, link: Link) -> list[ColumnHeading]:
 
 
 def _linker(request: Request, query: RunQuery) -> Link:
-    """Return a function that returns the page's address with changes of its query.
-
-    A list of columns becomes one text, any other list several keys. The usual columns stay out.
-    """
+    """Return a function that returns the URL of this page with changed query parameters."""
     dropped = ("page", "token", "place", "add")
     given = [(key, value) for key, value in request.query_params.multi_items() if key not in dropped and value]
 

@@ -25,8 +25,8 @@ def routes() -> list[Route]:
 def _lines(request: Request) -> Response:
     """Return lines of the log as JSON.
 
-    Query: `last`, `rank`, `attempt`, `level`, `search`, `regex=1`; `of=driver` or `prepare`. `line` requests the lines around a
-    line, of which `last` precede it.
+    Query: `last`, `rank`, `attempt`, `level`, `search`, `regex=1`; `of=driver` or `prepare`. With `line`, return the lines around
+    this line, `last` of them before it.
     """
     folder, place = common.folder_of(request), request.query_params.get("line")
     try:
@@ -41,7 +41,7 @@ def _lines(request: Request) -> Response:
 
 
 def _text(request: Request) -> Response:
-    """Return the whole log as a text file, perhaps of one rank, attempt or source."""
+    """Return the log as a text file, perhaps of one rank, attempt or source only."""
     folder = common.folder_of(request)
     headers = {"content-disposition": f'attachment; filename="{folder.run_id}.log"'}
     parts = log_view.text(folder, _query(request))

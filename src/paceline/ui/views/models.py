@@ -1,4 +1,4 @@
-"""The pages of models: all models, the versions of a model side by side, a version and its changes."""
+"""The pages of all models, of a model's versions side by side, and of a version."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def listed(request: Request) -> render.TemplateValues:
 
 
 def versions(request: Request) -> render.TemplateValues:
-    """Return the versions of one model, and the facts of the chosen ones side by side.
+    """Return the versions of a model, and the facts of chosen versions side by side.
 
     Raises:
         ModelNotFoundError: The model does not exist.
@@ -135,7 +135,6 @@ def _chosen(texts: Sequence[str]) -> list[int]:
 
 
 def _sections(request: Request, models: Sequence[Model]) -> tuple[list[FactSection], str]:
-    """Return the facts of model versions by part, or why they can't be read."""
     try:
         found = compare.compare(request.app.state.workspace_dir, [model.record for model in models])
     except ModelError as error:
@@ -159,7 +158,7 @@ def _post(change: _Change) -> Callable[[Request], Any]:
 
 
 def _alias(model: Model, form: dict[str, str]) -> None:
-    """Point an alias at the version (field `alias`), or remove one (field `remove`)."""
+    """Point an alias at the version (field `alias`), or remove an alias (field `remove`)."""
     if form.get("remove"):
         model.remove_alias(form["remove"])
     else:

@@ -74,7 +74,7 @@ def _live(name: str, find: _Find) -> _Answer:
 
 
 def _shell(request: Request) -> render.TemplateValues:
-    """Return the names of the targets. Their status follows in the stream."""
+    """Return the targets' names; the stream of the page sends their status later."""
     return {"names": configured.names(request.app.state.workspace_dir)}
 
 
@@ -94,7 +94,10 @@ def targets(request: Request) -> render.TemplateValues:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptExamination:
-    """The last result of `paceline compute doctor`. findings: level, check and node, text, and advice of each."""
+    """The last result of `paceline compute doctor` for a target.
+
+    findings: (level, check and node, text, advice) of each finding.
+    """
 
     time_utc: str
     result: str
@@ -103,10 +106,10 @@ class KeptExamination:
 
 @dataclass(frozen=True, kw_only=True)
 class SeenTarget:
-    """A target as the page knows it.
+    """The last status of a target.
 
-    look: the last result; None until the first. seen_utc: time of that result.
-    down_since: "" for the target, or the name of a node -> since when this server has seen it down.
+    look: The last answer of the target; None before the first answer. seen_utc: Time of that answer.
+    down_since: Name of a node ("" for the target itself) -> since when this server has seen it down.
     """
 
     name: str
@@ -117,7 +120,7 @@ class SeenTarget:
 
 
 class TargetWatch:
-    """The last status of each target. `seen` never waits for a target."""
+    """A watcher that asks targets for their status in the background."""
 
     def __init__(self, workspace_dir: Path) -> None:
         self._dir = workspace_dir
@@ -126,7 +129,7 @@ class TargetWatch:
         self._next: dict[str, float] = {}
 
     def seen(self) -> list[SeenTarget]:
-        """Return the last status of each target, and start the queries that are due."""
+        """Return the last known status of each target at once, and start queries that are due."""
         names = configured.names(self._dir)
         for name in names:
             thread = self._busy.get(name)
@@ -159,7 +162,7 @@ class TargetWatch:
 
 
 def examination(kept: dict[str, object]) -> KeptExamination | None:
-    """Return the results of `paceline compute doctor` from a saved file; None without findings."""
+    """Return a saved result of `paceline compute doctor`, or None without findings."""
     listed = kept.get("findings")
     if not isinstance(listed, list):
         return None

@@ -1,4 +1,4 @@
-"""The pages of a run: state, curves and log; details."""
+"""The main page of a run: its state, curves and log."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def head(request: Request) -> Response:
 
 
 async def head_live(request: Request) -> Response:
-    """Stream changes of the header, for the page of a single file."""
+    """Stream changes of the run's header on the page of a file."""
     return common.live(request, "files", None)
 
 
@@ -71,8 +71,8 @@ async def live(request: Request) -> Response:
 def curves(request: Request) -> Response:
     """Return the points of the requested curves as JSON.
 
-    Query: `name` (several), `ranks`, `axis`, `from`, `to`, `px`, `attempts=all`, `node` (a number), `list` (`asked`: only
-    these metrics; `all`: all of them; else the first ones), `whole=1` (all values, not thinned).
+    Query: `name` (several), `ranks`, `axis`, `from`, `to`, `px`, `attempts=all`, `node` (a number), `list` (`asked`: list only
+    the metrics in `name`; `all`: list all metrics; else only the first metrics), `whole=1` (all values, not thinned).
     """
     folder = folder_of(request)
     query, listed = curve_query(request), request.query_params.get("list")
@@ -90,7 +90,7 @@ def curves(request: Request) -> Response:
 
 
 def own(request: Request) -> Response:
-    """Return the data of a chart that the user has composed, as JSON. Query: `kind`, `y`, `x`."""
+    """Return the data of a user's own chart as JSON. Query: `kind`, `y`, `x`."""
     given = request.query_params
     query = OwnQuery(kind=given.get("kind", ""), y=given.get("y", ""), x=given.get("x", ""))
     with request.app.state.curves.open(folder_of(request)) as found:
@@ -99,10 +99,7 @@ def own(request: Request) -> Response:
 
 
 def others(request: Request) -> Response:
-    """Render the panels of media, tables and texts as a piece of the page.
-
-    Query: `name`, `at`, `rank`; a name selects one panel, and its position.
-    """
+    """Render all panels of media, tables and texts, or one panel (query: `name`, `at`, `rank`)."""
     folder = folder_of(request)
     name, rank = request.query_params.get("name"), number(request, "rank")
     at = whole(request, "at", -1, least=-1)
@@ -120,7 +117,7 @@ def _read_on(curves: CurveStore, folder: RunFolder) -> None:
 
 
 def _node_ranks(folder: RunFolder, node: int) -> tuple[list[int], list[int]] | None:
-    """Return a node's number and its ranks. A negative `node` stands for all nodes and gives None."""
+    """Return ([node], its ranks), or None for all nodes if `node` is negative."""
     if node < 0:
         return None
     nodes = run_page.ranks_of_nodes(folder)
@@ -138,7 +135,7 @@ def _ranks(request: Request) -> list[int] | None:
 
 
 async def stacks(request: Request) -> Response:
-    """Show the present stack of each worker, as `paceline stacks` does, and which ranks wait for which."""
+    """Show the current stack of each worker, and which ranks wait for which."""
     await form_of(request)
     folder = folder_of(request)
     found = await asyncio.to_thread(take, folder)

@@ -27,7 +27,7 @@ def routes() -> list[Route]:
 
 
 def shown_on(request: Request, page_name: str) -> ShownViews:
-    """Return the views that a page offers. page_name: one of `saved_views.PAGES`."""
+    """Return the saved views of a page, one of `saved_views.PAGES`."""
     views = SavedViews(request.app.state.workspace_dir)
     return {"views_of": page_name, "saved_views": [view for view in views.values() if view.page == page_name]}
 
@@ -37,7 +37,7 @@ def page(request: Request) -> Response:
 
 
 async def change(request: Request) -> Response:
-    """Save, rename or remove a view (form fields `action`, `name`, and those of the action)."""
+    """Save, rename or remove a view (form fields `action` and `name`)."""
     form = await form_of(request)
     views = SavedViews(request.app.state.workspace_dir)
     name = form.get("name", "").strip()

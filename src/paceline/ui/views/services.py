@@ -1,4 +1,4 @@
-"""The pages of services: state, load, log, a form that calls the service, and changes."""
+"""The pages of services: state, load, log, and forms that call and change a service."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _live(request: Request) -> Response:
 
 
 def _load(request: Request) -> Response:
-    """Return the points of the load after the time `after`."""
+    """Return the points of the service's load after the time `after` (seconds), as JSON."""
     folder = _folder(request)
     watched = _load_of(request, folder)
     after = number(request, "after") or 0.0
@@ -111,7 +111,7 @@ def _load(request: Request) -> Response:
 
 
 async def _call(request: Request) -> Response:
-    """Send the form's `data` to the service with the service's key, and return its answer as text."""
+    """Send the form's `data` to the service, and return the service's response as text."""
     form = await form_of(request)
     service = Service(workspace_of(request), _folder(request).name)
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Links for people without the token, with the page that they embed, and the page of members."""
+"""The pages of share links and members, and the page that other sites embed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CHANGES = 500
 
 
 def routes() -> list[Route]:
-    """Return the routes of links, of the page for a frame, and of members."""
+    """Return the routes of share links, of embedded curves, and of members."""
     return [
         Route("/shares", page),
         Route("/shares", change, methods=["POST"]),
@@ -36,12 +36,12 @@ def routes() -> list[Route]:
 
 
 def page(request: Request) -> Response:
-    """Render the links. Query: `run` (several) for a new link, and settings of the curves."""
+    """Render the share links and a form for a new link. Query: `run` (several)."""
     return _rendered(request, [run_id for run_id in request.query_params.getlist("run") if run_id])
 
 
 async def change(request: Request) -> Response:
-    """Make a link (form fields `run`, `days`, `origins`, `settings`), or withdraw one (`withdraw`)."""
+    """Create a link (fields `run`, `days`, `origins`, `settings`), or remove one (`withdraw`)."""
     form = await fields_of(request)
     shares = SharedLinks(request.app.state.workspace_dir)
     if gone := form.get("withdraw", [""])[-1]:
@@ -60,7 +60,7 @@ async def change(request: Request) -> Response:
 
 
 def embed(request: Request) -> Response:
-    """Render the curves of runs without the rest of the page."""
+    """Render only the curves of runs, for other sites to embed."""
     chosen = compare.requested_runs(request)
     ids, names = [folder.run_id for folder in chosen.folders], chosen.names()
     return render.page(

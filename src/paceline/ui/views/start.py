@@ -1,4 +1,4 @@
-"""Start runs from the page: a run again with changes, or a job file."""
+"""Start runs from the page: rerun a run with changes, or submit a job file."""
 
 from __future__ import annotations
 
@@ -63,7 +63,6 @@ def _again(request: Request) -> Response:
 
 
 def _earlier(request: Request, folder: RunFolder) -> list[RunFacts]:
-    """Return other runs of the same script, newest first."""
     index: RunIndex = request.app.state.index
     index.refresh_within(PATIENCE_S)
     own = index.get(folder.run_id)
@@ -79,7 +78,7 @@ def _earlier(request: Request, folder: RunFolder) -> list[RunFacts]:
 
 
 def _options(folder: RunFolder, earlier: Sequence[RunFacts]) -> list[Parameter]:
-    """Return the options of a run, then those of earlier runs, without a value."""
+    """Return a run's script options, then other options of earlier runs, without values."""
     found = {option.name: option for option in parameters(folder)}
     for facts in earlier[:_EARLIER_OPTIONS]:
         # Skip an earlier run that was removed meanwhile.
@@ -90,7 +89,7 @@ def _options(folder: RunFolder, earlier: Sequence[RunFacts]) -> list[Parameter]:
 
 
 def _values(option: Parameter, earlier: Sequence[RunFacts]) -> list[str]:
-    """Return the newest values of an option."""
+    """Return the values that earlier runs gave an option, newest first."""
     name = option.name.lstrip("-")
     values = dict.fromkeys(str(facts.given[name]) for facts in earlier if name in facts.given)
     return list(values)[:_EARLIER_VALUES]
@@ -175,7 +174,7 @@ def _submit_again(request: Request, folder: RunFolder, form: Mapping[str, str]) 
 
 
 def _changed_options(options: list[Parameter], form: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the options that the form changes. An empty field removes the option."""
+    """Return name -> new value of the options that a form changes; None to remove."""
     found: dict[str, str | None] = {}
     for option in options:
         # A field is missing if the form is from an older version of the page, which lacked this option.
@@ -204,13 +203,11 @@ def _new(request: Request) -> Response:
 
 
 def _project_of(request: Request) -> Path:
-    """Return the folder that holds the workspace."""
     workspace_dir: Path = request.app.state.workspace_dir
     return workspace_dir.parent
 
 
 def _job_files(project: Path) -> list[str]:
-    """Return the project's job files."""
     found = []
     for pattern in ("*.y*ml", "*/*.y*ml"):
         for path in sorted(project.glob(pattern))[: 10 * _MOST_FILES]:

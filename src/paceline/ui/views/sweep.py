@@ -110,7 +110,7 @@ def live(request: Request) -> Response:
 
 
 def _head(folder: RunFolder) -> run_page.RunHead:
-    """Return the data of a sweep's header. Raise 404 if the run is not a sweep."""
+    """Return the data of a sweep's header; raise 404 for other runs."""
     head = run_page.head(folder)
     if (record := head["record"]).sweep is None:
         raise HTTPException(404, f"run {folder.run_id} is not a sweep; its kind is {record.kind}.")
@@ -118,7 +118,7 @@ def _head(folder: RunFolder) -> run_page.RunHead:
 
 
 def _stamp(standing: Standing) -> str:
-    """Return a text that changes with the page, except for the durations of running trials."""
+    """Return a text that changes with the page, but not with running trials' durations."""
     trials = [
         (trial.number, trial.shown, len(trial.curve), *map(len, trial.further), trial.started_utc)
         for trial in standing.trials
@@ -146,10 +146,7 @@ def _shown(state: Any, standing: Standing) -> render.TemplateValues:
 
 
 def _shares(state: Any, standing: Standing) -> draw.Shares:
-    """Return the importance of each hyperparameter, computed again only after a trial has ended.
-
-    Fitting the random forest takes some seconds.
-    """
+    """Return the importance of each hyperparameter, cached until the next trial ends."""
     kept: dict[tuple[str, int], draw.Shares] = state.__dict__.setdefault("shares", {})
     run_id, ended = standing.record.run_id, sum(trial.is_over for trial in standing.trials)
     if (run_id, ended) not in kept:
