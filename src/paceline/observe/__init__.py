@@ -1,1 +1,1 @@
-"""Observe a run's workers: stacks, wait graph, stragglers, profiles and load; `node` runs on each node."""
+"""Observe a run's workers: stacks, hangs, stragglers, profiles and load. The package `node` runs on each node."""

@@ -3,8 +3,9 @@
     queue | preparing | starting | training, from samples             | starting | done again | training | preparing
                         attempt 1                       (hanging)       attempt 2
 
-The supervisor stamps the states, attempts, hangs and samples, so the clocks of nodes do not matter. The workers stamp their
-metrics; only differences of one worker's stamps count here, for the time of steps that a restart repeats.
+The times of states, attempts, hangs and samples come from the supervisor's clock, so the clocks of nodes do not matter.
+Metrics have times of their worker's clock. Only differences between them count here, for the time of steps that a
+restart repeats.
 """
 
 from __future__ import annotations
@@ -62,16 +63,16 @@ Span = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Goodput:
-    """What a run used its cores and GPUs for.
+    """The use that a run has made of its cores and GPUs.
 
     Attributes:
         run_id: The run's id.
-        seconds: From the submission to the end, or to now.
-        core_s: Class -> core-seconds.
-        gpu_s: Class -> GPU-seconds. All are 0 without GPUs.
-        energy_kwh: Energy while the run held its nodes.
-        energy_source: "measured", or the assumption of the model.
-        price: Price of the hours held, or None if the target has no price.
+        seconds: Seconds from the submission to the end, or to now.
+        core_s: Core-seconds by class, such as {"computing": 120.0}.
+        gpu_s: GPU-seconds by class; all 0 without GPUs.
+        energy_kwh: Energy in kWh while the run held its nodes.
+        energy_source: How the energy was measured, or assumed by a model.
+        price: Price of the core-hours and GPU-hours, or None if the target has no price.
     """
 
     run_id: str
@@ -84,19 +85,19 @@ class Goodput:
 
     @property
     def percent(self) -> dict[str, float]:
-        """Class -> percentage of the GPU-seconds, or without GPUs of the core-seconds."""
+        """Percentage of the GPU-seconds by class, or of the core-seconds without GPUs."""
         used = self.gpu_s if sum(self.gpu_s.values()) > 0 else self.core_s
         total = sum(used.values())
         return {name: 100 * used[name] / total if total > 0 else 100.0 * (name == UNKNOWN) for name in CLASSES}
 
     @property
     def ettr(self) -> float:
-        """The effective training time ratio, 0 to 1: the share of time in which the training advanced."""
+        """The effective training time ratio: the share of time, 0 to 1, in which training advanced."""
         return sum(self.percent[name] for name in EFFECTIVE) / 100
 
     @property
     def summary(self) -> str:
-        """Return a line with the ETTR, the energy and the price."""
+        """A line with the ETTR, the energy and the price."""
         price = "" if self.price is None else f", price {self.price:.2f}"
         source = f" ({self.energy_source})" if self.energy_source else ""
         return f"ETTR {100 * self.ettr:.1f} %, energy {self.energy_kwh:.3g} kWh{source}{price}"
@@ -111,7 +112,7 @@ class Goodput:
 
 
 class Interval(NamedTuple):
-    """A period of one rank, with class -> share of its core-seconds and GPU-seconds."""
+    """A period of one rank, with the share of each class in its core- and GPU-seconds."""
 
     start: float
     end: float
@@ -126,8 +127,6 @@ class _Sample(NamedTuple):
 
 @dataclass
 class _Sums:
-    """Sums of core-seconds and GPU-seconds by class."""
-
     cores: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CLASSES, 0.0))
     gpus: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CLASSES, 0.0))
 
@@ -139,12 +138,15 @@ class _Sums:
 
     @property
     def held(self) -> tuple[float, float]:
-        """Return the core-seconds and GPU-seconds that the run held."""
+        """The core-seconds and GPU-seconds in which the run was not queued."""
         return sum(self.cores.values()) - self.cores[QUEUE], sum(self.gpus.values()) - self.gpus[QUEUE]
 
 
 def goodput(folder: RunFolder, record: RunRecord) -> Goodput:
-    """Return what a run has used its cores and GPUs for. Damaged records count as unknown."""
+    """Return the use that a run has made of its cores and GPUs.
+
+    Times for which the run's files are damaged count as unknown.
+    """
     marks = _states(folder, record)
     start = marks[0][0]
     end = max(start, seconds_of(record.ended_utc) or (marks[-1][0] if record.is_terminal else time.time()))
@@ -186,7 +188,7 @@ def goodput(folder: RunFolder, record: RunRecord) -> Goodput:
 
 
 class _Attempt:
-    """The division of one attempt's time into classes."""
+    """A division of one attempt's time into classes."""
 
     def __init__(self, folder: RunFolder, number: int, span: Span, running: float, redone_s: float) -> None:
         self._begin, self._end = span
@@ -196,9 +198,10 @@ class _Attempt:
         self._every_s = max(_number(every_s) or SECONDS, 1.0)
 
     def intervals(self, samples: Sequence[_Sample], last: float, cores: float) -> Iterator[Interval]:
-        """Yield the intervals of one rank. They cover the whole attempt.
+        """Yield intervals that cover the whole attempt of one rank.
 
-        last: time of the last sample of any rank. cores: cores of one rank.
+        last: Time of the last sample of any rank.
+        cores: Number of cores of one rank.
         """
         steps = [number for number, one in enumerate(samples) if one.values.get("rank_steps_s", 0.0) > 0]
         first = steps[0] if steps else None
@@ -261,7 +264,7 @@ def _classified(start: float, sample: _Sample, cores: float, *, trains: bool) ->
 
 
 def _divided(shares: Shares, rest: float, used: float | None) -> Shares:
-    """Divide `rest` into computing (the share `used`) and idle; unknown without `used`."""
+    """Return the shares, with `rest` divided into computing, at most `used`, and idle."""
     if used is None:
         return {**shares, UNKNOWN: rest}
     return {**shares, COMPUTING: min(rest, used), IDLE: rest - min(rest, used)}
@@ -309,7 +312,7 @@ def _attempts(record: RunRecord, start: float, end: float) -> Iterator[tuple[Att
 
 
 def _held(record: RunRecord, attempt: Attempt | None) -> tuple[float, float]:
-    """Return an attempt's cores and GPUs; without an attempt the first one's, or the expected numbers."""
+    """Return the numbers of cores and GPUs of an attempt; by default of the first attempt."""
     first = attempt or next(iter(record.attempts), None)
     size = max(record.world_size, 1)
     cores = _count(first.cores) if first else None
@@ -332,7 +335,7 @@ def _hangs(folder: RunFolder, number: int, span: Span) -> Iterator[Span]:
 
 
 def _redone(folder: RunFolder) -> dict[int, float]:
-    """Return attempt -> seconds spent on steps that an earlier attempt had done already."""
+    """Return {attempt: seconds spent on steps that an earlier attempt had already done}."""
     logs = metric_logs(folder.metrics)
     attempts = next((found for found in logs.values() if len(found) > 1), {})
     reached: dict[str, int] = {}

@@ -34,7 +34,7 @@ _SHOWN = 3
 
 
 class HangWatch:
-    """A hang detector for one attempt. note: called with a hang, and with None at its end."""
+    """A hang detector for one attempt. `note` is called with a hang, and with None at its end."""
 
     def __init__(self, launch: Launch, folder: RunFolder, looks: Looks, note: Callable[[Hang | None], None]) -> None:
         self._launch, self._folder, self._looks, self._note = launch, folder, looks, note
@@ -53,7 +53,7 @@ class HangWatch:
         self.failure: FailureReport | None = None
 
     def look(self) -> None:
-        """Check for new output; after a long silence, examine the workers."""
+        """Check whether a log or metric has grown. After a long silence, examine the workers."""
         now = time.monotonic()
         if not self._limit_s or now < self._next_sizes:
             return
@@ -133,7 +133,7 @@ class HangWatch:
 
 
 def hang_text(stacks: RunStacks) -> str:
-    """Return the reason for the hang in a few sentences, or else all ranks' positions."""
+    """Return the reason for a hang in a few sentences; if unknown, what each rank does."""
     said = stacks.waiting or stacks.places
     more = f" And {len(said) - _SHOWN} more." if len(said) > _SHOWN else ""
     return " ".join(said[:_SHOWN]) + more

@@ -42,15 +42,16 @@ _RECENT, _MOST, _OLD = 12, 240, 200
 
 
 def merged_samples(passed_s: float) -> int:
-    """Return how many samples are merged into one this long after the start."""
+    """Return how many samples become one, so many seconds after the attempt's start."""
     return max((count for after_s, count in THINNED if passed_s > after_s), default=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """The load at one moment.
+    """The load of nodes and workers at one moment.
 
-    at_s: seconds since 1970. nodes: load by node rank. ranks: load by worker rank, as in `paceline.observe.node.load`.
+    at_s: Time in seconds since 1970.
+    nodes, ranks: Load by node rank and by worker rank, as in `paceline.observe.node.load`.
     """
 
     at_s: float
@@ -59,10 +60,10 @@ class Sample:
 
 
 class LoadWatch:
-    """Sampler of the nodes' load. The first call of `look` only starts the measurement.
+    """A sampler of the load of nodes and workers.
 
-    pids: returns the known processes by rank. look_where: called once with the ranks of a straggler; it may later call
-    `note_place`.
+    pids: Returns the known pids of workers by rank.
+    look_where: Called with the ranks of a new straggler. It may later call `note_place`.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class LoadWatch:
         self.samples: deque[Sample] = deque(maxlen=_REMEMBERED)
 
     def look(self) -> None:
-        """Sample the nodes if the time of the next sample has come."""
+        """Take a sample if one is due. The first call only starts the measurement."""
         now = time.monotonic()
         if self._ask is None or not self._every_s or now < self._next:
             return
@@ -108,17 +109,17 @@ class LoadWatch:
         self._next = max(self._next, time.monotonic() + 10 * (time.monotonic() - now))
 
     def pace(self) -> RunPace:
-        """Return the pace of the ranks over the attempt, and the clear stragglers."""
+        """Return how the ranks have spent the attempt's time, and the clear straggler."""
         from paceline.observe.stragglers import pace_of
 
         return self._placed(pace_of(self._windows, self._names))
 
     def end_text(self) -> str | None:
-        """Return a sentence on the stragglers for the run's end, or None."""
+        """Return a sentence on a straggler that cost much time, or None."""
         return self.pace().end_text if self._windows else None
 
     def note_place(self, ranks: tuple[int, ...], place: str, share: float) -> None:
-        """Store a straggler's most frequent position in its script, and its share of the time."""
+        """Store where in the script a straggler is most often, and the share of its time there."""
         self._place = (ranks, place, share)
 
     def close(self) -> None:
@@ -247,7 +248,10 @@ def _joined(pair: tuple[dict[int, Counted], dict[int, Counted]]) -> dict[int, Co
 
 
 def sample_seconds(environ: Mapping[str, str]) -> float:
-    """Return the seconds between two samples from the variable, at least 1; 0 means no samples."""
+    """Return the seconds between two samples, from an environment variable.
+
+    The result is at least 1, or 0 to take no samples.
+    """
     try:
         seconds = float(environ.get(SECONDS_VARIABLE, SECONDS))
     except ValueError:

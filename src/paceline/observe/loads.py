@@ -21,7 +21,7 @@ RANK_HEADER = (
 
 
 def last(folder: RunFolder) -> dict[str, Any] | None:
-    """Return the last sample (time, nodes, ranks, pace) of load; None before the first."""
+    """Return the content of the last `load.json`, or None before the first sample."""
     attempts = (int(path.name) for path in folder.attempt(1).parent.glob("[0-9]*") if path.name.isdigit())
     for number in sorted(attempts, reverse=True):
         found: dict[str, Any] | None = read_json(folder.load(number))
@@ -31,7 +31,7 @@ def last(folder: RunFolder) -> dict[str, Any] | None:
 
 
 def pace(folder: RunFolder, record: RunRecord) -> RunPace:
-    """Return the ranks' times per step (pace) in the last attempt."""
+    """Return how the ranks have spent their time in the last attempt."""
     found = last(folder)
     return (
         RunPace(is_over=record.is_terminal)
@@ -41,9 +41,9 @@ def pace(folder: RunFolder, record: RunRecord) -> RunPace:
 
 
 def series(folder: RunFolder) -> dict[str, dict[int, dict[str, MetricSeries]]]:
-    """Return {"nodes": node rank -> name -> series, "ranks": rank -> name -> series}.
+    """Return {"nodes": {node rank: {name: series}}, "ranks": {rank: {name: series}}}.
 
-    Steps are seconds since 1970.
+    The steps of the series are seconds since 1970.
     """
     return {
         "nodes": {number: _series(path, number, "") for number, path in sorted(node_logs(folder.metrics).items())},
@@ -52,9 +52,9 @@ def series(folder: RunFolder) -> dict[str, dict[int, dict[str, MetricSeries]]]:
 
 
 def whole(folder: RunFolder, sample: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a sample with the means over the run, and for memory the maxima.
+    """Return a sample with each value's mean over the run, and for memory the maximum.
 
-    Ranks that the last attempt of an elastic run did not have are excluded, because the sample lacks their names.
+    Ranks that the sample lacks are left out: the last attempt of an elastic run did not have them.
     """
     found = {**sample}
     for kind, logs in series(folder).items():
@@ -118,13 +118,13 @@ def rank_rows(sample: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def shown_columns(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Return header and rows without empty columns."""
+    """Return header and rows without columns that have no value."""
     kept = [column for column in range(len(header)) if any(row[column] not in ("-", "") for row in rows)]
     return [tuple(line[column] for column in kept) for line in (header, *rows)]
 
 
 def pace_lines(sample: Mapping[str, Any], *, is_over: bool) -> list[str]:
-    """Return the ranks' pace over the attempt and the stragglers, as lines."""
+    """Return lines that say how each rank spent its time, and which ranks are stragglers."""
     return lines(RunPace.from_json(sample["pace"], is_over=is_over))
 
 

@@ -28,9 +28,11 @@ _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 @dataclass(frozen=True)
 class FunctionTime:
-    """A function's share of the main threads' time, 0 to 1.
+    """The share of the main threads' time that a function takes, from 0 to 1.
 
-    own: time in the function itself. whole: own time and that of all functions that it calls. by_rank: rank -> own.
+    own: The share of the function itself.
+    whole: The share of the function and of all functions that it calls.
+    by_rank: Rank -> own share.
     """
 
     function: str
@@ -43,24 +45,25 @@ class FunctionTime:
 
 @dataclass(frozen=True)
 class RunProfile:
-    """The samples of a run's workers. told: the samples as plain JSON values, as in `to_json`."""
+    """The samples of a run's workers. `told` has them as plain JSON values."""
 
     told: WorkersReport
 
     @property
     def notes(self) -> list[str]:
-        """Missing permissions on the nodes, and how to grant them."""
+        """Permissions that nodes lack to sample stacks, and how to grant them."""
         return list(self.told["notes"])
 
     @property
     def ranks(self) -> dict[int, WorkerFacts]:
-        """Rank -> profile: by, rate, frames, stacks (docs/when-it-is-slow.md), or silent with the reason."""
+        """Profile by rank: by, rate, frames, stacks (docs/when-it-is-slow.md), or the reason `silent`."""
         return {int(rank): found for rank, found in self.told["ranks"].items()}
 
     def functions(self, *, below: bool = False, limit: int = SHOWN) -> list[FunctionTime]:
         """Return the functions in which the main threads spent most time, the longest first.
 
-        below: instead count the main threads of the processes that workers have started, such as a DataLoader's.
+        below: Count the main threads of processes that workers have started, such as a DataLoader's, instead of the
+            workers'.
         """
         shares = {rank: _shares(one, below=below) for rank, one in self.ranks.items() if "stacks" in one}
         shares = {rank: both for rank, both in shares.items() if both[0]}
@@ -84,9 +87,10 @@ class RunProfile:
         ]
 
     def place(self, rank: int) -> tuple[str, float] | None:
-        """Return the rank's most frequent position ("data.py:41, `load`") and its share of the time.
+        """Return the rank's most frequent position, and its share of the time.
 
-        Return None without samples. For a rank that waits for its DataLoader, return the position of the DataLoader's process.
+        The position is a text such as "data.py:41, `load`". Return None without samples. For a rank that waits for its
+        DataLoader, the position is that of the DataLoader's process.
         """
         found = self.ranks.get(rank, {})
         places, below = Counter[tuple[str, str, int]](), Counter[tuple[str, str, int]]()
@@ -184,7 +188,7 @@ def take(folder: RunFolder, *, seconds: float = SECONDS, rate: float = RATE) -> 
 
 
 def _stacks(one: WorkerFacts) -> Iterator[tuple[str, list[tuple[str, str, int]], int]]:
-    """Yield (thread, frames from the outermost, without Paceline's, count) of each stack."""
+    """Yield (thread, frames from the outermost, count) without frames of Paceline."""
     frames = [(str(function), str(file), int(line)) for function, file, line in one.get("frames", ())]
     for where, numbers, count in one.get("stacks", ()):
         stack = [frames[number] for number in numbers if not frames[number][1].endswith(BETWEEN)] or [
@@ -199,7 +203,7 @@ _Shares = tuple[dict[tuple[str, str], float], dict[tuple[str, str], float], dict
 
 
 def _shares(one: WorkerFacts, *, below: bool) -> _Shares:
-    """Return (file, function) -> share of time, share with called functions, and its main line."""
+    """Return the functions' own shares of time, whole shares and main lines, by function."""
     own, whole, lines = Counter[tuple[str, str]](), Counter[tuple[str, str]](), Counter[tuple[tuple[str, str], int]]()
     total = 0
     for where, stack, count in _stacks(one):
@@ -222,7 +226,7 @@ def _parts(counts: Mapping[tuple[str, str], int], total: int) -> dict[tuple[str,
 
 
 def _place(frames: list[tuple[str, str, int]], told: WorkersReport) -> tuple[str, str, int]:
-    """Return (file, function, line) of the script's innermost frame, or else of the innermost frame."""
+    """Return (file, function, line) of the innermost frame, if possible in the script."""
     own = next((frame for frame in reversed(frames) if wait_graph.is_own(frame[1], told)), frames[-1])
     return own[1], own[0], own[2]
 

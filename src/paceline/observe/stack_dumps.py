@@ -1,7 +1,7 @@
 """Take stack dumps and profiles of an attempt's workers, by a program on each node.
 
-The programs are `paceline.observe.node.look` and `sampler`. They are started like workers, so they end with the run, and their
-output is fetched as logs are.
+The programs are `paceline.observe.node.look` and `sampler`. They are started like workers, so they end with the run,
+and their output is transferred like logs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LIMIT_S = 20.0
 
 @dataclass
 class _Look:
-    """A request to examine ranks on their nodes. done: called with the result."""
+    """A request to examine workers, whose result `done` receives."""
 
     number: int
     done: Callable[[WorkersReport], None]
@@ -40,10 +40,11 @@ class _Look:
 
 
 class Looks:
-    """The open requests for stacks of one attempt's workers.
+    """The requests for stacks of one attempt's workers.
 
-    shells: the workers' shell environment on each node. about: rank -> facts that the supervisor adds. command_of: (rank,
-    program, words) -> command that runs the program beside the rank's worker.
+    shells: The environment of each node for its workers.
+    about: Returns facts that the supervisor adds for a rank.
+    command_of: Returns the command that runs a program with words beside a rank's worker.
     """
 
     def __init__(
@@ -61,14 +62,14 @@ class Looks:
         self._count = 0
 
     def begin(self, done: Callable[[WorkersReport], None], *, native: bool = False) -> None:
-        """Dump all workers; `done` is called with {"time", "attempt", "ranks": {rank: ...}, "notes"}."""
+        """Start to dump the stacks of all workers. `done` is called with the result."""
         every = [place.rank for place in self._launch.places]
         self._begin(done, "observe/node/look.py", every, {"native": native}, LIMIT_S)
 
     def begin_profile(
         self, done: Callable[[WorkersReport], None], *, seconds: float, rate: float, ranks: Sequence[int] | None = None
     ) -> None:
-        """Sample the stacks of these workers, by default of all; `done` is called as in `begin`."""
+        """Start to sample the stacks of these workers, by default of all."""
         every = [place.rank for place in self._launch.places]
         asked = {"seconds": seconds, "rate": rate}
         # A long limit suffices here, because the program itself ends py-spy in time.
@@ -127,7 +128,7 @@ class Looks:
                 one.done(self._told(one))
 
     def ended(self, ended: ProcessExit) -> None:
-        """Record the end of a process, which may be one of the started programs."""
+        """Record the end of a process, if it is one of the started programs."""
         for one in self._under_way:
             if (ended.pid, ended.node_rank) in one.waiting:
                 one.ended.add((ended.pid, ended.node_rank))
@@ -159,7 +160,7 @@ class Looks:
         }
 
     def _groups(self, wanted: frozenset[int]) -> list[tuple[int, ...]]:
-        """Group these ranks by the node, or the container, in which one program can examine them."""
+        """Return groups of ranks that one program can examine, by node or by container."""
         apart = self._launch.prepared[0].container is not None and self._launch.job.launcher != "mpi"
         groups: dict[int, list[int]] = {}
         for place in self._launch.places:

@@ -1,4 +1,4 @@
-"""Get the stacks of a run's workers from its supervisor over an exec channel."""
+"""Get the stacks of a run's workers from its supervisor, over a channel of `paceline exec`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BELOW = ("/paceline/worker/script.py", "/paceline/worker/__main__.py", "/thread
 
 @dataclass(frozen=True)
 class RunStacks:
-    """The stacks of a run's workers at one moment. told: the result of `to_json`."""
+    """The stacks of a run's workers at one moment. `told` has them as plain JSON values."""
 
     told: WorkersReport
 
@@ -39,7 +39,7 @@ class RunStacks:
 
     @property
     def places(self) -> list[str]:
-        """A sentence for each position that ranks share."""
+        """Sentences on where ranks are, with ranks at equal positions together."""
         found: dict[str, list[int]] = {}
         for rank in self.ranks:
             found.setdefault(wait_graph.stands(rank, self.told), []).append(rank)
@@ -55,14 +55,17 @@ class RunStacks:
 
     @property
     def ranks(self) -> dict[int, WorkerFacts]:
-        """Rank -> pid, state, threads, children and open collectives (docs/when-it-hangs.md)."""
+        """Facts by rank: pid, state, threads, children, open collectives (docs/when-it-hangs.md)."""
         return {int(rank): found for rank, found in self.told["ranks"].items()}
 
     def to_json(self) -> dict[str, object]:
         return {**self.told, "waiting": self.waiting}
 
     def groups(self) -> Iterator[tuple[list[int], str, list[Thread]]]:
-        """Return (ranks, process, threads) for each group of ranks with equal stacks, the smallest group first."""
+        """Return (ranks, process, threads) for each group of ranks with equal stacks.
+
+        The smallest group comes first. `process` is "" for the workers, else a description of a child process.
+        """
         found: dict[str, tuple[list[int], str, list[Thread]]] = {}
         for rank, one in sorted(self.ranks.items()):
             for process in (one, *one.get("children", ())):
@@ -96,7 +99,7 @@ class RunStacks:
 
 
 def _without_ours(thread: Thread) -> Thread | None:
-    """Return the thread without frames of Paceline and imports; None for Paceline's own thread."""
+    """Return a thread without frames of Paceline and imports, or None if it is Paceline's."""
     frames = [
         frame
         for frame in thread["frames"]
@@ -118,7 +121,7 @@ def _program(process: ProcessFacts, worker: WorkerFacts) -> str:
 def take(folder: RunFolder, *, native: bool = False, limit_s: float = LIMIT_S) -> RunStacks:
     """Return the stacks of a live run.
 
-    native: also return frames of C, by py-spy, which stops each process for some milliseconds.
+    native: Return frames of C too. For this, py-spy stops each process for some milliseconds.
 
     Raises:
         RunStateError: The run is not alive, or its supervisor does not answer or is too old.
@@ -128,7 +131,7 @@ def take(folder: RunFolder, *, native: bool = False, limit_s: float = LIMIT_S) -
 
 
 def ask(folder: RunFolder, request: ExecRequest, limit_s: float) -> WorkersReport:
-    """Return the supervisor's answer to a question about the workers' stacks."""
+    """Send the supervisor a request for stacks or a profile, and return its report."""
     record = read.record(folder)
     if record.status != states.RUNNING:
         raise RunStateError(f"run {record.run_id} is {record.status}: its workers have stacks while it is Running.")

@@ -30,7 +30,7 @@ DATA_MORE = 0.2
 
 @dataclass(frozen=True)
 class Counted:
-    """One rank's counts in a window, in seconds. others_s: waiting for other ranks."""
+    """The counts of one rank in a window, in seconds. `others_s` is waiting for other ranks."""
 
     passed_s: float
     steps: float
@@ -48,10 +48,11 @@ class Counted:
 
 @dataclass(frozen=True, kw_only=True)
 class RankPace:
-    """How one rank spent its time during training.
+    """The way in which one rank spent its time during training.
 
-    step_s: seconds per step. compute, data, others: shares of its time, 0 to 1: computing, waiting for the next batch, waiting
-    for other ranks.
+    step_s: Seconds per step.
+    compute, data, others: Shares of its time, 0 to 1, spent computing, waiting for the next batch, and waiting for
+        other ranks.
     """
 
     rank: int
@@ -65,12 +66,15 @@ class RankPace:
 
 @dataclass(frozen=True, kw_only=True)
 class Straggler:
-    """Ranks that hold up the other ranks.
+    """Ranks that make the other ranks wait.
 
-    factor: their own time per step as a multiple of the others'. own_s, others_s: these times in seconds. lost_s: seconds that
-    the others have waited so far. why: "data" if the straggler waits for batches, else "compute". place: its most frequent
-    position, such as "data.py:41, `load`", with the share of it in place_share; None if it was not sampled. since_utc: when
-    Paceline first found these ranks slow, if they are slow now.
+    factor: Their own time per step, as a multiple of the other ranks'.
+    own_s, others_s: Own seconds per step of these ranks, and of the other ranks.
+    lost_s: Seconds that the other ranks have waited so far.
+    why: "data" if the straggler waits for batches, else "compute".
+    place, place_share: Its most frequent position, such as "data.py:41, `load`", and the share of its time there. None
+        if unknown.
+    since_utc: When Paceline first found these ranks slow, if they are slow now.
     """
 
     ranks: tuple[int, ...]
@@ -102,9 +106,10 @@ class Straggler:
 
 @dataclass(frozen=True, kw_only=True)
 class RunPace:
-    """The pace of a run's ranks over an attempt's training.
+    """The way in which a run's ranks spent an attempt's training.
 
-    straggler: None if no rank is clearly slower. seconds: how long the ranks were observed.
+    straggler: None if no rank is clearly slower.
+    seconds: How long the ranks were observed.
     """
 
     ranks: Mapping[int, RankPace] = field(default_factory=dict)
@@ -146,7 +151,7 @@ class RunPace:
 
 
 def lines(pace: RunPace) -> list[str]:
-    """Return the ranks' pace as lines, with equal ranks on one line, and the stragglers."""
+    """Return lines that say how ranks spent their time, and which ranks are stragglers."""
     rows: dict[str, list[int]] = {}
     for rank, one in sorted(pace.ranks.items()):
         shares = (("computing", one.compute), ("waiting for data", one.data), ("waiting for others", one.others))
@@ -159,9 +164,10 @@ def lines(pace: RunPace) -> list[str]:
 
 
 def pace_of(windows: Sequence[Mapping[int, Counted]], nodes: Mapping[int, str], *, recent: int = 0) -> RunPace:
-    """Return the ranks' pace over all windows, and the straggler.
+    """Return how the ranks spent their time over all windows, and the straggler.
 
-    nodes: rank -> its node's name. recent: how many of the last windows determine the straggler; 0 for all.
+    nodes: Rank -> its node's name.
+    recent: The number of last windows that determine the straggler; 0 for all.
     """
     trained = [window for window in windows if is_training(window)]
     if not trained:
@@ -188,7 +194,7 @@ def pace_of(windows: Sequence[Mapping[int, Counted]], nodes: Mapping[int, str], 
 
 
 def straggler_of(windows: Sequence[Mapping[int, Counted]], nodes: Mapping[int, str]) -> Straggler | None:
-    """Return the ranks that hold up the others in these windows; None if none clearly do."""
+    """Return the ranks that make the others wait in these windows, or None."""
     if len(windows) < WINDOWS or len(windows[0]) < 2:
         return None
     total = _summed(windows)
@@ -216,7 +222,7 @@ def is_training(window: Mapping[int, Counted]) -> bool:
 
 
 def seconds_text(seconds: float) -> str:
-    """Return seconds as text: "0.43 s", "12 ms"."""
+    """Return seconds as text, such as "0.43 s" or "12 ms"."""
     if seconds < 0.1:
         return f"{1e3 * seconds:.2g} ms" if seconds < 0.01 else f"{1e3 * seconds:.0f} ms"
     return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
@@ -260,7 +266,7 @@ def _straggler(
 
 
 def _own(window: Mapping[int, Counted]) -> dict[int, float]:
-    """Return each rank's own time in the window for the same number of steps."""
+    """Return each rank's own time in the window, corrected to an equal number of steps."""
     steps = [one.steps for one in window.values()]
     if max(steps) - min(steps) <= 1:
         return {rank: max(0.0, one.passed_s - one.others_s) for rank, one in window.items()}

@@ -1,12 +1,12 @@
-"""Derive sentences on which rank waits for which from a stack dump of all workers: pure functions.
+"""Find out from a stack dump of all workers which rank waits for which: pure functions.
 
-op            an open collective: an entry of a board or of torch's recorder, with the ranks in it
+op            an open collective, of Paceline or of torch's recorder, with the ranks in it
 missing       ranks of its group that have not started it
-stands        position of a rank outside collectives: its own code, a debugger, the kernel, stopped, gone
+stands        what a rank outside collectives does: its own code, a debugger, the kernel, stopped, gone
 
-Two dumps show whether a worker progresses (`gets_on`): the worker, or a process below it, computes, reads or writes, or has
-reached another line of the script. A worker in the same collective at the same line does not progress, although it may spin
-while it waits. A worker in a debugger waits for a person, and that is not a hang.
+Two dumps show whether a worker progresses (`gets_on`): the worker, or a process below it, computes, reads or writes, or
+has reached another line of the script. A worker in the same collective at the same line does not progress, although it
+may use the CPU while it waits. A worker in a debugger waits for a person, and does not count as hanging.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ _IO = 16_000
 
 @dataclass
 class Op:
-    """An open collective. ages: rank -> seconds since the rank entered it."""
+    """An open collective.
+
+    ages: Rank -> seconds since the rank entered it.
+    """
 
     entry: Collective
     members: list[int]
@@ -61,7 +64,7 @@ class Op:
 
 
 def sentences(told: WorkersReport) -> list[str]:
-    """Return sentences on why the workers wait, the cause first; none if no worker waits."""
+    """Return sentences on why workers wait, the cause first; [] if no worker waits."""
     ranks = {int(rank): found for rank, found in told["ranks"].items()}
     found, explained = [], set[int]()
     blocked = ops(told)
@@ -84,7 +87,7 @@ def sentences(told: WorkersReport) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """Ranks in a collective, and the missing ranks for which they wait."""
+    """Ranks in a collective, and the ranks for which they wait."""
 
     ranks: tuple[int, ...]
     for_ranks: tuple[int, ...]
@@ -95,7 +98,7 @@ class Wait:
 def waits(told: WorkersReport) -> list[Wait]:
     """Return which ranks wait for which, the oldest wait first.
 
-    Ranks that call their collectives in another order wait for each other.
+    Ranks that call their collectives in different orders wait for each other.
     """
     found = []
     for op in ops(told):
@@ -118,7 +121,7 @@ def _wait(entry: Collective, ages: Mapping[int, float], for_ranks: Iterable[int]
 
 
 def ops(told: WorkersReport) -> list[Op]:
-    """Return the open collectives, the oldest first."""
+    """Return the open collectives in a report, the oldest first."""
     ranks = {int(rank): found for rank, found in told["ranks"].items()}
     found: dict[tuple[object, ...], Op] = {}
     for rank, one in ranks.items():
@@ -147,12 +150,12 @@ def ops(told: WorkersReport) -> list[Op]:
 
 
 def entries(one: WorkerFacts) -> list[Collective]:
-    """Return a rank's open collectives, from its board and torch's recorder."""
+    """Return a rank's open collectives, of Paceline and of torch's flight recorder."""
     return [*one.get("board", ()), *one.get("torch", {}).get("entries", ())]
 
 
 def where(one: ProcessFacts, told: WorkersReport) -> str | None:
-    """Return the main thread's position, such as "data.py:41, `__getitem__`"; None without a stack."""
+    """Return the main thread's position, such as "data.py:41, `__getitem__`", or None."""
     frames = _main(one)
     if not frames:
         return None
@@ -166,7 +169,7 @@ def where(one: ProcessFacts, told: WorkersReport) -> str | None:
 
 
 def trouble(one: WorkerFacts, told: WorkersReport) -> str | None:
-    """Return why a process outside collectives is stuck (stopped, full pipe, file server), or None."""
+    """Return why a process outside collectives is stuck, such as a full pipe, or None."""
     place = where(one, told)
     at = f" in {place}" if place else ""
     if one.get("exit_code") is not None:
@@ -195,7 +198,10 @@ def trouble(one: WorkerFacts, told: WorkersReport) -> str | None:
 
 
 def in_debugger(one: WorkerFacts) -> str | None:
-    """Return a worker's debugger: a module's name, or "process 123" for gdb and the like; or None."""
+    """Return the debugger that has stopped a worker, or None.
+
+    The text is the name of a module, or "process 123" for a program such as gdb.
+    """
     if one.get("tracer"):
         return f"process {one['tracer']}"
     for thread in one.get("threads") or ():
@@ -208,7 +214,7 @@ def in_debugger(one: WorkerFacts) -> str | None:
 
 
 def stands(rank: int, told: WorkersReport) -> str:
-    """Return where a rank is, as the rest of a sentence that begins with "it"."""
+    """Return what a rank does, to follow "it", such as "is in train.py:41, `step`"."""
     one = told["ranks"][str(rank)]
     if (text := trouble(one, told)) is not None:
         return text.removeprefix("it ") if text.startswith("it ") else text
@@ -233,7 +239,7 @@ def op_text(entry: Collective) -> str:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Return "0, 1, 2" of sorted ranks, or of many ranks their spans, "0 to 31, 64"."""
+    """Return sorted ranks as text, "0, 1, 2"; many ranks as spans, "0 to 31, 64"."""
     if len(ranks) <= 8:
         return ", ".join(map(str, ranks))
     them = set(ranks)
@@ -243,7 +249,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def ranks_words(ranks: Sequence[int]) -> str:
-    """Return "rank 2" or "ranks 0, 1 and 3"; for many ranks the first ones."""
+    """Return "rank 2" or "ranks 0, 1 and 3"; for many ranks their number and spans."""
     shown = sorted(ranks)
     if len(shown) == 1:
         return f"rank {shown[0]}"
@@ -339,7 +345,7 @@ def is_own(file: str, told: WorkersReport) -> bool:
 
 
 def short(file: str, told: WorkersReport) -> str:
-    """Return a short path: below the script's folder, or from the package's name on."""
+    """Return a path shortened to its part in the script's folder or an installed package."""
     for top in (f"{told['work_dir']}/", f"/{told['run_id']}/work/"):
         if top in file:
             return file.partition(top)[2]
@@ -351,7 +357,7 @@ def _last_two(file: str) -> str:
 
 
 def gets_on(first: WorkersReport, second: WorkersReport) -> str | None:
-    """Return why the run does not hang, such as "rank 0 computes", or None."""
+    """Return why the run progresses between two reports, such as "rank 0 computes", or None."""
     passed_s = max(0.1, float(second["time"]) - float(first["time"]))
     for rank, after in second["ranks"].items():
         before = first["ranks"].get(rank, {})
@@ -401,5 +407,5 @@ def _same_collective(before: WorkerFacts, after: WorkerFacts) -> bool:
 
 
 def _own_place(one: ProcessFacts, told: WorkersReport) -> list[tuple[str, int]]:
-    """Return file and line of each open call in the script's own files, the outermost last."""
+    """Return (file, line) of each frame in the script's own files, the outermost last."""
     return [(frame["file"], frame["line"]) for frame in _main(one) if is_own(frame["file"], told)]

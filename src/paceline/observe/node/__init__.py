@@ -1,1 +1,1 @@
-"""Programs and meters that run on a node beside the workers, with only Python's standard library."""
+"""Programs that run on a node beside the workers, and meters of load. They need only the standard library."""

@@ -36,9 +36,11 @@ class TcpCounts:
         self._is_told = True
 
     def look(self, living: Mapping[str, Sequence[int]]) -> dict[str, tuple[float, float]]:
-        """Return rank -> bytes per second received and sent since the last call.
+        """Return {rank: (received, sent)} in bytes per second since the last call.
 
-        The result is empty at the first call, and without kernel support. living: rank -> pids of its processes.
+        The result is empty at the first call, and without kernel support.
+
+        living: Rank -> pids of its processes.
         """
         if not self._is_told or not living:
             return {}

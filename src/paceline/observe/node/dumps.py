@@ -34,12 +34,12 @@ _ITEM_BYTES = {
 
 
 def is_whole(text: str) -> bool:
-    """Return whether a worker's dump is certainly complete."""
+    """Return whether a worker has certainly finished writing its stack dump."""
     return _LAST.search(text) is not None or text.endswith(_CUT)
 
 
 def from_faulthandler(text: str) -> list[Thread]:
-    """Return the threads of a dump, the main thread first."""
+    """Return the threads of faulthandler's stack dump, the main thread first."""
     threads: list[Thread] = []
     for line in text.splitlines():
         if line.startswith("Stack (most recent call first):"):
@@ -75,7 +75,7 @@ def from_py_spy(text: str, pid: int) -> list[Thread]:
 
 
 def under_way(data: bytes) -> Recorded:
-    """Return {"entries": as `BoardEntry`, "last": group -> number of the last collective that was started}.
+    """Return the open collectives in the data of torch's flight recorder.
 
     Raises:
         ValueError: The data does not come from torch's flight recorder.

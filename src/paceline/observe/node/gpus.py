@@ -1,7 +1,7 @@
 """List the GPUs of this machine by the driver's own tool.
 
-A host without Paceline receives this text, in front of `paceline.targets.leases`, for its own Python, 3.6 or later: only
-the standard library, and annotations in quotes.
+Hosts without Paceline run this text with their own Python, 3.6 or later. So it needs only the standard library, and
+annotations are in quotes.
 """
 
 import os
@@ -11,10 +11,10 @@ GPUS_VARIABLE = "PACELINE_GPUS"
 
 
 def devices() -> "tuple[str, ...]":
-    """Return the devices that runs may use, as `CUDA_VISIBLE_DEVICES` spells them.
+    """Return the GPUs that runs may use, as in `CUDA_VISIBLE_DEVICES`.
 
-    They come from `PACELINE_GPUS`, else from the shell's `CUDA_VISIBLE_DEVICES`, else from nvidia-smi; none without a driver.
-    A GPU that is divided into MIG slices is replaced by its slices.
+    They come from `PACELINE_GPUS`, else from the shell's `CUDA_VISIBLE_DEVICES`, else from nvidia-smi. Without a driver
+    there are no GPUs. A GPU that is divided into MIG slices is replaced by its slices.
     """
     for name in (GPUS_VARIABLE, "CUDA_VISIBLE_DEVICES"):
         if name in os.environ:

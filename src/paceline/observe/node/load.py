@@ -1,19 +1,18 @@
 """Measure the load of this machine and of a run's workers, from kernel and GPU driver.
 
-A sample reads one file for the processors, one each for disks and networks, and three for each process of a worker. It seldom
-searches for child processes, because the search reads all processes of the machine.
+A sample reads one file for the processors, one each for disks and networks, and three for each process of a worker. It
+seldom searches for child processes, because the search reads all processes of the machine.
 
 Load of a rank:
 
-    cpu_percent                      100 is one core, since the last look
-    memory_gib                       pages shared with forked children count once
-    read_mib_s, write_mib_s          disks and file servers, without the page cache
-    net_in_mib_s, net_out_mib_s      TCP, also to ranks on this machine
-    gpu_percent, gpu_memory_gib      of its busiest GPU; on all GPUs together
-    steps_s, steps                   by its own clock (`paceline.system.step_clock`): steps per second; steps since it started
-    data_percent, wait_percent       shares of its time, and totals since it started (data_s, wait_s)
-    eval_percent, save_percent       the same of evaluations and checkpoints (eval_s, save_s)
-    pid, processes, age_s            the worker's process, the number of processes, seconds since the worker started
+    cpu_percent                      since the last sample; 100 is one core memory_gib                       memory;
+    pages shared with forked children count once read_mib_s, write_mib_s          disks and file servers, without the
+    page cache net_in_mib_s, net_out_mib_s      TCP, also to ranks on this machine gpu_percent, gpu_memory_gib      use
+    of its busiest GPU; memory on all GPUs together steps_s, steps                   steps per second, and since the
+    worker's start (`paceline.system.step_clock`) data_percent, wait_percent       shares of its time spent waiting for
+    data and for other ranks; data_s, wait_s: seconds in all eval_percent, save_percent       the same for evaluations
+    and checkpoints; eval_s, save_s: seconds in all pid, processes, age_s            the worker's process, the number of
+    processes, seconds since the worker started
 """
 
 from __future__ import annotations
@@ -45,7 +44,10 @@ _SHARED = 0.2
 
 
 class LoadMeter:
-    """A meter of the load between two samples. devices: the GPUs that count; None for all."""
+    """A meter of the load between two samples.
+
+    devices: The GPUs to measure; None for all.
+    """
 
     def __init__(self, devices: tuple[str, ...] | None = None) -> None:
         self._devices = None if devices is None or not all(one.isdigit() for one in devices) else set(map(int, devices))
@@ -56,13 +58,14 @@ class LoadMeter:
         self._workers: WorkerLoads | None = None
 
     def look(self, workers: WatchedWorkers | None = None) -> dict[str, object]:
-        """Return the machine's load, without values that the machine does not report.
+        """Return the machine's load since the last call, as far as the machine reports it.
 
-        cpu_percent: all cores since the last call. memory_gib, memory_total_gib: used and installed. disk_read_mib_s,
-        disk_write_mib_s, net_in_mib_s, net_out_mib_s: disks, and networks without loopback. gpu0_percent, gpu0_memory_gib,
-        gpu0_memory_total_gib: each GPU. ranks: load of the requested ranks.
-
-        workers: {"folder": the workers' watch folder, "ranks": rank -> pid or 0 if unknown, "run_id"}.
+        cpu_percent: Use of all cores together.
+        memory_gib, memory_total_gib: Used and installed memory.
+        disk_read_mib_s, disk_write_mib_s: All disks together.
+        net_in_mib_s, net_out_mib_s: All networks without loopback.
+        gpu0_percent, gpu0_memory_gib, gpu0_memory_total_gib: GPU 0; further GPUs likewise.
+        ranks: Load of the requested ranks.
         """
         found: dict[str, object] = {}
         now = _ticks()
@@ -116,7 +119,7 @@ def _of_gpu(gpu: Gpu) -> dict[str, float]:
 
 
 def _packages() -> dict[str, int]:
-    """Return each processor package's energy counter in microjoules (RAPL), often visible only to root."""
+    """Return {processor package: its energy counter in microjoules}, often only for root."""
     found = {}
     with contextlib.suppress(OSError, ValueError):
         for name in os.listdir(_RAPL):
@@ -127,7 +130,7 @@ def _packages() -> dict[str, int]:
 
 
 def _ticks() -> tuple[int, int] | None:
-    """Return (busy, all) ticks of the processors since boot; proc_stat(5)."""
+    """Return (busy, all) clock ticks of the processors since boot (proc_stat(5))."""
     with contextlib.suppress(OSError, ValueError), open("/proc/stat", encoding="ascii") as file:
         numbers = [int(word) for word in file.readline().split()[1:9]]
         # Subtract idle and iowait. User time includes the time of guests, which also has its own fields.
@@ -191,7 +194,7 @@ def _number(path: str) -> int:
 
 
 class WorkerLoads:
-    """A meter of the workers' load between two samples."""
+    """A meter of the load of workers between two samples."""
 
     def __init__(self) -> None:
         self._below: dict[int, list[int]] = {}
@@ -209,7 +212,7 @@ class WorkerLoads:
         self._tcp = TcpCounts()
 
     def look(self, workers: WatchedWorkers, gpus: Sequence[Gpu]) -> dict[str, dict[str, float]]:
-        """Return rank -> load. workers: as for `LoadMeter.look`."""
+        """Return {rank: its load since the last call}."""
         ranks = {str(rank): int(pid) for rank, pid in workers["ranks"].items()}
         now = time.monotonic()
         if missing := [rank for rank, pid in ranks.items() if not pid]:
@@ -268,10 +271,9 @@ class WorkerLoads:
         return found
 
     def _memory(self, held: Mapping[int, int], now: float) -> float:
-        """Return the bytes that processes hold together.
+        """Return the bytes of memory that processes use together, with shared pages once.
 
-        Forked processes share pages. The kernel computes exact shares (PSS) page by page, so read them seldom, and only if
-        much memory may be shared.
+        The kernel computes exact shares (PSS) page by page, so read them seldom, and only if much memory may be shared.
         """
         worker, *below = held
         if sum(held[pid] for pid in below) <= _SHARED * held[worker]:
@@ -318,7 +320,7 @@ class WorkerLoads:
 
 
 def below(pids: Sequence[int]) -> dict[int, list[int]]:
-    """Return the descendants of each pid, from one scan of the machine's processes."""
+    """Return {pid: its descendants}, from one scan of the machine's processes."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit() and (words := processes.stat_of(int(name))):
@@ -335,10 +337,7 @@ def below(pids: Sequence[int]) -> dict[int, list[int]]:
 
 
 def _process(pid: int) -> tuple[float, int, float] | None:
-    """Return CPU seconds, resident bytes and age in seconds; None without a living process.
-
-    See proc_pid_stat(5).
-    """
+    """Return (CPU seconds, resident bytes, age in seconds) of a live process, or None."""
     words = processes.stat_of(pid)
     if words is None or words[0] in "ZX":
         return None

@@ -2,14 +2,14 @@
 
     python -I -S .../paceline/observe/node/look.py OUTPUT FOLDER {"ranks": [...], "native": bool}
 
-OUTPUT gets one line of JSON: {"time", "ranks": {rank: facts}, "notes": [what is not allowed here]}. FOLDER is the folder of
-`paceline.worker.watched`. Facts on a worker:
+The program writes one line of JSON to the file OUTPUT: {"time", "ranks": {rank: facts}, "notes": [missing
+permissions]}. FOLDER is the folder of `paceline.worker.watched`. Facts about a worker:
 
-    pid, state, wchan, cpu_s, io_bytes, tracer, command    `paceline.observe.node.process_state`; "gone": true without a process
-    threads       `paceline.observe.node.dumps`, with "by": "faulthandler" or "py-spy"; "silent": the reason without stacks
-    children      the same for each child process
-    board, torch  open collectives by its board and by torch's flight recorder
-    call          a blocking system call, such as "write to pipe:[12]"; readers: pids of the pipe's readers
+    pid, state, wchan, cpu_s, io_bytes, tracer, command    `paceline.observe.node.process_state`; "gone": true without a
+    process threads       `paceline.observe.node.dumps`, with "by": "faulthandler" or "py-spy"; "silent": the reason
+    without stacks children      the same for each child process board, torch  open collectives of Paceline, and of
+    torch's flight recorder call          a blocking system call, such as "write to pipe:[12]"; readers: pids of the
+    pipe's readers
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
 
 
 def answer(output: str, found: dict[str, WorkerFacts], notes: list[str]) -> None:
-    """Append the stacks and states of all ranks to a file, as one line of JSON."""
+    """Append the facts about all ranks to the file `output`, as one line of JSON."""
     text = json.dumps({"time": time.time(), "ranks": found, "notes": sorted(set(notes))})
     file = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     with os.fdopen(file, "wb") as out:
@@ -68,7 +68,10 @@ def answer(output: str, found: dict[str, WorkerFacts], notes: list[str]) -> None
 
 
 def look(folder: str, ranks: list[int], *, native: bool, notes: list[str]) -> dict[str, WorkerFacts]:
-    """Return stacks and state of these ranks' workers. Add missing permissions to `notes`."""
+    """Return {rank: stacks and state of its worker}. Add missing permissions to `notes`.
+
+    native: Get frames of C too, by py-spy.
+    """
     workers = [Worker(folder, rank) for rank in ranks]
     # Send all requests first, so that all stacks are from the same moment and a silent worker delays no other.
     for worker in workers:
@@ -83,7 +86,7 @@ def look(folder: str, ranks: list[int], *, native: bool, notes: list[str]) -> di
 
 
 class Worker:
-    """One worker, with its stacks and state as collected so far."""
+    """One worker, and the facts about it that were collected so far."""
 
     def __init__(self, folder: str, rank: int) -> None:
         self.rank = rank
@@ -97,7 +100,7 @@ class Worker:
         self._asked_s = 0.0
 
     def ask(self) -> None:
-        """Collect the facts that need no answer from the worker, and request the others."""
+        """Collect facts from the kernel, and request stacks from the worker."""
         self.found["board"] = [
             cast("Collective", entry._asdict())
             for entry in collective_state.read(os.path.join(self._folder, f"board_{self.rank}"))
@@ -114,7 +117,7 @@ class Worker:
         self._dump = self.asked_of(self.pid, self.found)
 
     def is_settled(self, since_s: float) -> bool:
-        """Return whether all answers have arrived or timed out. since_s: seconds since the request."""
+        """Return whether all answers have arrived, or time is up `since_s` after the request."""
         if not self._is_dumped:
             if self._dump is not None and not self._dump.is_done():
                 return False
@@ -132,7 +135,10 @@ class Worker:
         return not self._is_asked or since_s - self._asked_s > _ANSWER_S
 
     def look_at_children(self) -> None:
-        """Read the answer, then ask forked children one by one: they share the file."""
+        """Read the worker's stacks, then request those of its forked children one by one.
+
+        All of them write into one file.
+        """
         self._take(self._dump, self.found)
         self.found["children"] = children = []
         if "pid" not in self.found:
@@ -151,12 +157,12 @@ class Worker:
         self.empty()
 
     def empty(self) -> None:
-        """Truncate the file of the worker's dumps for the next program."""
+        """Truncate the file for stack dumps, so that the next program finds it empty."""
         with contextlib.suppress(OSError):
             os.truncate(self._stacks, 0)
 
     def look_with(self, spy: str | None, *, native: bool, notes: list[str]) -> None:
-        """Get missing stacks from py-spy; with `native` get all stacks, with frames of C."""
+        """Get missing stacks from py-spy; with `native` all stacks, including frames of C."""
         if "pid" not in self.found:
             return
         for one in (self.found, *self.found["children"]):
@@ -177,7 +183,11 @@ class Worker:
                 notes.append(why_not(str(error)))
 
     def asked_of(self, pid: int, found: ProcessFacts, *, only_main: bool = False) -> Dump | None:
-        """Request a dump from this process; or store the reason in `found` and return None."""
+        """Request a stack dump from a process. If that is impossible, return None.
+
+        found: Facts about the process, to which the reason is added.
+        only_main: Request only the main thread.
+        """
         if found["state"] in "Tt":
             found["silent"] = "it is stopped"
         elif not self._number:
@@ -232,7 +242,7 @@ class Worker:
 
 
 class Dump:
-    """The stacks of one process, thread by thread, the main thread first, appended to one file."""
+    """The stacks of one process, which its threads append to a file one after the other."""
 
     def __init__(self, path: str, pid: int, number: int, limit_s: float, *, only_main: bool = False) -> None:
         # A sampler asks only for main threads. It samples often, so it must not wait long for the end of a dump.
@@ -248,7 +258,7 @@ class Dump:
         self._is_taken = False
 
     def is_done(self) -> bool:
-        """Continue with the current or next thread. Return whether the dumps of all threads are complete."""
+        """Read the answer of a thread, or request the next. Return True after the last."""
         now = time.monotonic()
         if self._thread:
             if not self._has_answered(now):
@@ -334,7 +344,10 @@ def _spied(spy: str, pid: int, *, native: bool) -> list[Thread]:
 
 
 def why_not(error: str) -> str:
-    """Return why py-spy cannot read a process, and how to permit it."""
+    """Return why py-spy cannot read a process, and how to permit it.
+
+    error: py-spy's error message.
+    """
     what = "py-spy may not look into processes here"
     scope = ""
     with contextlib.suppress(OSError), open(_PTRACE) as file:

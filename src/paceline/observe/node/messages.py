@@ -14,7 +14,7 @@ class Frame(TypedDict):
 
 
 class Thread(TypedDict):
-    """The stack of a thread, its innermost frame first. name: "main" for the main thread."""
+    """The stack of a thread, its innermost frame first. The main thread's name is "main"."""
 
     name: str
     current: bool
@@ -35,14 +35,17 @@ class Collective(TypedDict):
 
 
 class Recorded(TypedDict):
-    """The state of torch's flight recorder. last: process group -> number of its last collective."""
+    """The open collectives in torch's flight recorder.
+
+    last: Process group -> number of its last collective.
+    """
 
     entries: list[Collective]
     last: dict[str, int]
 
 
 class ProcessFacts(TypedDict, total=False):
-    """Facts on a process: its state (`process_state.state_of`), and its stacks or why they are missing."""
+    """Facts about a process: its state, and its stacks or the reason why they are missing."""
 
     pid: int
     parent: int
@@ -61,10 +64,11 @@ class ProcessFacts(TypedDict, total=False):
 
 
 class WorkerFacts(ProcessFacts, total=False):
-    """Facts on a worker. If they are a profile, `rate`, `frames` and `stacks` replace the threads.
+    """Facts about a worker. In a profile, `rate`, `frames` and `stacks` replace the threads.
 
-    frames: (function, file, line). stacks: (thread, indices of frames from the outermost, count).
-    node, exit_code: the supervisor adds these two.
+    frames: (function, file, line).
+    stacks: (thread, indices of frames from the outermost, count).
+    node, exit_code: Facts that the supervisor adds.
     """
 
     gone: bool
@@ -79,7 +83,7 @@ class WorkerFacts(ProcessFacts, total=False):
 
 
 class NodeReport(TypedDict):
-    """The output of `look` or `sampler` on one node."""
+    """The output of the program `look` or `sampler` on one node."""
 
     time: float
     ranks: dict[str, WorkerFacts]
@@ -96,7 +100,7 @@ class WorkersReport(NodeReport):
 
 
 class WatchedWorkers(TypedDict):
-    """The workers whose load a node measures. ranks: rank -> pid, 0 if unknown."""
+    """The workers whose load a node measures. A pid in `ranks` is 0 if it is unknown."""
 
     folder: str
     run_id: str

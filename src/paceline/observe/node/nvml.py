@@ -1,6 +1,7 @@
-"""Counters of the GPU driver, from NVML, its own library.
+"""Read counters of the GPU driver from NVML, NVIDIA's management library.
 
-Hosts without Paceline run this text with their own Python, 3.6 or later: only the standard library, annotations in quotes.
+Hosts without Paceline run this text with their own Python, 3.6 or later. So it needs only the standard library, and
+annotations are in quotes.
 """
 
 import contextlib
@@ -16,7 +17,12 @@ _NVML_ERROR_INSUFFICIENT_SIZE = 7
 
 
 class Gpu(NamedTuple):
-    """One GPU. percent: share of time with a running kernel. memory, total: bytes. processes: pid -> bytes."""
+    """One GPU.
+
+    percent: Share of time in which a kernel ran.
+    memory, total: Used and installed memory in bytes.
+    processes: Pid -> bytes.
+    """
 
     number: int
     percent: "float | None"
@@ -27,7 +33,7 @@ class Gpu(NamedTuple):
 
 
 class Nvml:
-    """NVIDIA's driver library (NVML), initialized."""
+    """The initialized library NVML."""
 
     def __init__(self, library: "Any") -> None:
         self._library = library
@@ -110,8 +116,6 @@ class Nvml:
         import ctypes
 
         class Info(ctypes.Structure):
-            """nvmlProcessInfo_t of the calls that end in _v3."""
-
             _fields_ = (
                 ("pid", ctypes.c_uint),
                 ("used", ctypes.c_ulonglong),

@@ -1,6 +1,7 @@
-"""Find the GPUs and cores of a machine that processes outside Paceline use.
+"""Find the GPUs and cores of a machine that are used by processes outside Paceline.
 
-Hosts without Paceline run this text with their own Python, 3.6 or later: only the standard library, annotations in quotes.
+Hosts without Paceline run this text with their own Python, 3.6 or later. So it needs only the standard library, and
+annotations are in quotes.
 """
 
 # ruff: noqa: UP031
@@ -25,16 +26,16 @@ _NAMED = 3
 
 @functools.lru_cache(maxsize=1)
 def driver() -> "Nvml | None":
-    """Return NVML, or None without an NVIDIA driver. The first call may take long."""
+    """Return the GPU driver's library NVML, or None without an NVIDIA driver."""
     return Nvml.begin()
 
 
 def used_gpus(gpus: "Sequence[str]", own: "Collection[int]") -> "dict[str, str]":
-    """Return the GPUs that other processes use, each with a text.
+    """Return {GPU: text} for the GPUs that processes outside Paceline use.
 
-    The text is "used by bob's python (pid 4711), 40.0 GB".
+    A text is "used by bob's python (pid 4711), 40.0 GB".
 
-    own: Processes of Paceline; their descendants count as own, too.
+    own: Pids of Paceline's processes, whose descendants count as Paceline's too.
     """
     found = {}
     nvml = driver() if gpus else None
@@ -47,7 +48,7 @@ def used_gpus(gpus: "Sequence[str]", own: "Collection[int]") -> "dict[str, str]"
 
 
 def used_cores(own: "Collection[int]") -> "dict[int, tuple[float, str]]":
-    """Return {pid: (cores, text)} of other processes that have used cores for some time."""
+    """Return {pid: (number of cores, text)} of other processes that use cores for some time."""
     found = {}  # type: dict[int, tuple[float, str]]
     if not os.path.exists("/proc/uptime"):
         return found
@@ -77,7 +78,7 @@ def is_below(pid: int, tops: "Collection[int]") -> bool:
 
 
 def _owned(pid: int) -> str:
-    """Return a process's owner and name: "bob's python"."""
+    """Return a text with a process's owner and name, such as "bob's python"."""
     try:
         with open("/proc/%d/comm" % pid) as file:
             name = "".join(char if char.isprintable() else "?" for char in file.read().strip()[:40])
@@ -87,7 +88,7 @@ def _owned(pid: int) -> str:
 
 
 def stat_fields(pid: int) -> "list[str] | None":
-    """Return the fields of /proc/<pid>/stat from the state on; None for an ended process."""
+    """Return the fields of /proc/<pid>/stat that follow the process's name, or None."""
     with contextlib.suppress(OSError, UnicodeDecodeError), open("/proc/%d/stat" % pid) as file:
         return file.read().rpartition(")")[2].split()
     return None

@@ -1,4 +1,4 @@
-"""Read kernel facts on a process that may be stuck, and on its children (proc(5)). Linux only."""
+"""Read facts about a process that may be stuck, and about its children, from the kernel (proc(5)). Linux only."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ _NATIVE = ("pt_", "gloo", "nccl", "NCCL", "cuda", "omp", "iou-", "jemalloc", "gr
 
 
 def state_of(pid: int) -> ProcessFacts | None:
-    """Return the process's state, or None if the process is a zombie or missing.
+    """Return facts about a process, or None if it is missing or a zombie.
 
-    state: the letter of ps(1): R, S, D (waits in the kernel for a disk or file server), T (stopped), t (stopped by a debugger).
-    wchan: kernel function in which it waits. cpu_s: its own CPU seconds. io_bytes: bytes read and written. tracer: pid of a
-    debugger. command: shortened command line. parent: pid.
+    state: The letter of ps(1): R, S, D (waits in the kernel for a disk or file server), T (stopped), t (stopped by a
+        debugger).
+    wchan: The kernel function in which the process waits.
+    cpu_s: CPU seconds of the process.
+    io_bytes: Bytes that it has read and written.
+    tracer: Pid of a debugger, or 0.
+    command: The shortened command line.
     """
     words = processes.stat_of(pid)
     if not words or words[0] in "ZX":
@@ -47,7 +51,10 @@ def catches(pid: int, number: int) -> bool:
 
 
 def threads(pid: int) -> list[int]:
-    """Return the ids of the process's threads, the main thread first, without threads of native libraries."""
+    """Return the ids of a process's threads, the main thread first.
+
+    Threads of native libraries, known by their names, are left out.
+    """
     found = []
     try:
         for name in os.listdir(f"/proc/{pid}/task"):
@@ -59,7 +66,7 @@ def threads(pid: int) -> list[int]:
 
 
 def signal_thread(pid: int, thread: int, number: int) -> None:
-    """Send a signal to one thread, or else the process. Ignore a missing process."""
+    """Send a signal to one thread. Where this is unsupported, signal only the main thread."""
     call = _TGKILL.get(os.uname().machine) if sys.platform.startswith("linux") else None
     if call is None:
         if thread == pid:
@@ -94,7 +101,7 @@ def is_python(pid: int) -> bool:
 
 
 def waits_for(pid: int) -> str | None:
-    """Return the read or write on which the process waits ("write to pipe:[123]"), or None if unknown."""
+    """Return the read or write that blocks the process, such as "write to pipe:[123]", or None."""
     words = _read(f"/proc/{pid}/syscall").split()
     verb = (
         {"0": "read from", "1": "write to"}.get(words[0]) if len(words) > 1 and os.uname().machine == "x86_64" else None
@@ -108,7 +115,10 @@ def waits_for(pid: int) -> str | None:
 
 
 def other_end(pid: int, what: str) -> list[int]:
-    """Return the processes that read the pipe in `what` (from `waits_for`)."""
+    """Return the pids of processes that read the pipe named in `what`.
+
+    what: A result of `waits_for`.
+    """
     _, _, pipe = what.partition(" to ")
     if not pipe.startswith("pipe:"):
         return []
@@ -140,6 +150,6 @@ def _read(path: str) -> str:
 
 
 def table(path: str) -> dict[str, str]:
-    """Return the values of a file of `name: value` lines; empty if it cannot be read."""
+    """Return {name: value} of a file with lines `name: value`; {} if it is unreadable."""
     lines = (line.partition(":") for line in _read(path).splitlines())
     return {name: value.strip() for name, _, value in lines}

@@ -2,10 +2,12 @@
 
     python -I -S .../paceline/observe/node/sampler.py OUTPUT FOLDER {"ranks": [...], "seconds": S, "rate": R}
 
-If py-spy is installed and allowed, it samples all threads of a worker and its Python children, R times per second. Otherwise
-signals make workers write their stacks (`paceline.worker.watched`): main threads only, at most 20 times per second.
+If py-spy is installed and allowed, it samples all threads of a worker and its Python children, R times per second.
+Otherwise signals make workers write their stacks (`paceline.worker.watched`): main threads only, at most 20 times per
+second.
 
-OUTPUT gets one line of JSON: {"time", "ranks": rank -> profile, "notes": [what is not allowed here]}. A profile:
+The program writes one line of JSON to the file OUTPUT: {"time", "ranks": {rank: profile}, "notes": [missing
+permissions]}. A profile:
 
     by        "py-spy" or "signals"; "silent": the reason without samples
     rate      samples per second
@@ -55,7 +57,10 @@ def main(argv: list[str]) -> int:
 
 
 def profile(folder: str, ranks: list[int], seconds: float, rate: float, notes: list[str]) -> dict[str, WorkerFacts]:
-    """Sample the stacks of a node's ranks. notes: receives why a part was not possible."""
+    """Sample the stacks of a node's ranks. Return {rank: profile}.
+
+    notes: A list to which missing permissions are added.
+    """
     workers = {rank: Worker(folder, rank) for rank in ranks}
     spy = py_spy()
     if spy is None:
@@ -145,11 +150,11 @@ class _Spied:
 
 
 def from_raw(text: str, worker: int) -> Iterator[tuple[str, list[tuple[str, str, int]], int]]:
-    """Yield (where, frames, count) of each stack in py-spy's raw format.
+    """Yield (thread, frames, count) of each stack in py-spy's raw format.
 
     process 7:"python t.py";process 9:"python t.py";thread (9): MainThread;<module> (t.py:12);load (data.py:4) 17
 
-    A command line may contain newlines and semicolons, so the stack starts behind the last thread name.
+    A command line may contain newlines and semicolons, so the stack starts after the last thread's name.
     """
     record = ""
     for line in text.splitlines():
