@@ -1,9 +1,10 @@
 """Make a backup of a workspace while its runs go on.
 
-    list a run, its state.json first -> hash -> store new contents -> next run -> ... -> list of files -> the backup itself
+    list a run, its state.json first -> hash -> store new contents -> next run -> ... -> list of files -> the backup
+    itself
 
-Since the state of a run is read first, all other files of the run are at least as new as its state. Logs of a run that goes on
-end with a whole line. If a file vanishes meanwhile, such as an old checkpoint, the run is listed again.
+Since the state of a run is read first, all other files of the run are at least as new as its state. The logs of an
+active run are cut after a whole line. If a file vanishes meanwhile, such as an old checkpoint, the run is listed again.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ class Created:
 
     Attributes:
         backup: The new backup.
-        stored, stored_bytes: Contents that were new to the store.
+        stored, stored_bytes: Number and size of the contents that were new to the datastore.
         left_out: (name, reason) of files that are not in the backup.
-        removed: Ids of backups that `keep` has removed.
+        removed: Ids of old backups that were removed because of `keep`.
         freed_bytes: Size of the removed contents.
     """
 
@@ -67,17 +68,19 @@ class Created:
 
 
 def create(workspace_dir: Path, source: Source, *, verify: bool = False, keep: int | None = None) -> Created:
-    """Store a backup of the workspace. The backup is listed only once all its files are stored.
+    """Store a backup of the workspace.
+
+    The backup is listed only after all its files are stored.
 
     Args:
         workspace_dir: Folder of the workspace.
         source: Place of the backups, from `place.place`.
-        verify: Read all contents that the store has, and store damaged ones again.
+        verify: Read all contents that the datastore has, and store damaged ones again.
         keep: Remove all but this many of the newest backups afterwards.
 
     Raises:
         DataError: The place is in the workspace, another process works on the backups, or a file changes all the time.
-        TransferError: The store can't be written.
+        TransferError: The datastore can't be written.
     """
     with place.open_backups(workspace_dir, source) as backups, _spool(workspace_dir) as spool:
         _check_outside(workspace_dir, backups)
@@ -133,7 +136,7 @@ def _check_outside(workspace_dir: Path, backups: place.Backups) -> None:
 
 @contextlib.contextmanager
 def _spool(workspace_dir: Path) -> Iterator[Path]:
-    """Yield a locked folder of the workspace for temporary copies, which one process at a time uses."""
+    """Yield a folder of the workspace for temporary copies, which is locked meanwhile."""
     folder = workspace_dir / _SPOOL
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -164,10 +167,8 @@ def _units(top: Path) -> Iterator[str]:
 class _Copy:
     """The files of a new backup.
 
-    Attributes:
-        entries: All of them.
-        left_out: Name -> reason.
-        stored, stored_bytes: New contents.
+    left_out: Name of a file that is not in the backup -> the reason.
+    stored, stored_bytes: Number and size of the contents that were new to the datastore.
     """
 
     def __init__(self, top: Path, blobs: Blobs, digests: Digests, spool: Path, *, verify: bool) -> None:
@@ -185,7 +186,7 @@ class _Copy:
         self._originals: dict[str, tuple[Path, tuple[int, int, int] | None]] = {}
 
     def add_unit(self, unit: str) -> None:
-        """Add everything at and below a path of the workspace."""
+        """Add a path of the workspace, such as a run's folder, with everything below it."""
         is_live = unit.startswith("runs/") and not runs_store.has_ended(RunFolder(self._top / unit))
         for attempt in range(_TRIES):
             # The state of a run must be its oldest file.
@@ -220,7 +221,6 @@ class _Copy:
         self._copies, self._copied_bytes = {}, 0
 
     def _names(self, unit: str, is_live: bool) -> Iterator[str]:
-        """Yield the paths at and below a unit, folders before their content."""
         waiting = [unit]
         while waiting:
             name = waiting.pop()
@@ -238,7 +238,7 @@ class _Copy:
                     self.left_out[name] = f"a folder that can't be read: {error.strerror}"
 
     def _entry(self, name: str, *, is_live: bool) -> list[BackupEntry]:
-        """Return a list with the entry of a path; empty if the path is excluded."""
+        """Return a list with the entry of a path, or [] if the backup excludes the path."""
         status = os.lstat(self._top / name)
         mode, mtime_ns = stat.S_IMODE(status.st_mode) & 0o777, max(0, status.st_mtime_ns)
         if stat.S_ISDIR(status.st_mode):
@@ -262,7 +262,7 @@ class _Copy:
         return [BackupEntry("file", name, mode, max(0, status.st_mtime_ns), size, sha256, is_shared=is_shared)]
 
     def _content(self, file: IO[bytes], name: str, size: int, *, is_live: bool) -> tuple[int, str]:
-        """Return the size and hash of a file's content, which the store has or will get."""
+        """Return the size and hash of a file's content, and store new content now or later."""
         limit = _whole_lines(file, size) if is_live and _LOG.fullmatch(name) else None
         if limit is None:
             sha256 = self._digests.of(file)
@@ -291,7 +291,7 @@ class _Copy:
         return True
 
     def _store_originals(self) -> bool:
-        """Store large files without a copy. Return False if one of them has changed since it was hashed."""
+        """Store large files without a copy. Return False if one has changed meanwhile."""
         originals, self._originals = self._originals, {}
         if not originals:
             return True
@@ -309,7 +309,7 @@ class _Copy:
 
 
 def _whole_lines(file: IO[bytes], size: int) -> int:
-    """Return the bytes of a file up to the end of its last whole line."""
+    """Return the offset of the end of the last whole line in a file."""
     at = size
     while at > 0:
         begin = max(0, at - _CHUNK)
@@ -321,7 +321,7 @@ def _whole_lines(file: IO[bytes], size: int) -> int:
 
 
 def _copied(file: IO[bytes], copy: Path, limit: int | None) -> tuple[int, str]:
-    """Copy a file, or its first bytes, and return the size and the hash of the copy."""
+    """Copy a file, or its first `limit` bytes. Return size and hash of the copy."""
     digest, size = hashlib.sha256(), 0
     file.seek(0)
     with open(copy, "xb") as target:

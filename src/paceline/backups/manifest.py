@@ -1,6 +1,6 @@
-"""The list of a backup's files, and checks for a list that others could have written.
+"""The list of a backup's files, which is checked because others could have changed it.
 
-An entry names a file by its path in the workspace and its content by the SHA-256. A link is relative and leads to a
+An entry names a file by its path in the workspace, and its content by the SHA-256. A link is relative and leads to a
 path of the workspace. The list never has tokens, keys or passwords (`NEVER`), nor folders that Paceline can recreate.
 """
 
@@ -45,11 +45,9 @@ class BackupEntry(NamedTuple):
     Attributes:
         kind: "file", "folder" or "link".
         name: Path relative to the workspace.
-        mode: Permissions.
-        mtime_ns: Time of the last change.
-        size: In bytes, of a file.
-        sha256: Of a file.
-        target: Of a link: relative and normalized.
+        size: Size of a file in bytes.
+        sha256: Hash of a file's content.
+        target: Target of a link, relative to the link's folder and normalized.
         is_shared: Whether the file had several hard links.
     """
 
@@ -64,21 +62,20 @@ class BackupEntry(NamedTuple):
 
     @property
     def unit(self) -> str:
-        """The run, snapshot, model or other thing that the entry belongs to, such as "runs/digits_1700000000_00000001"."""
+        """The run, snapshot, model or the like to which the entry belongs, such as "models/digits"."""
         return "/".join(self.name.split("/")[:2])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Backup:
-    """A whole backup.
+    """A complete backup.
 
     Attributes:
-        id: Time and random digits: ids sort by time.
+        id: Time and random digits, so that ids sort by time.
         workspace: Name of the workspace's folder.
-        files, size_bytes: Of everything that it restores.
+        files, size_bytes: Number and size of the files that the backup restores.
         left_out: Number of files that are not in the backup.
-        manifest: SHA-256 of the list of its files, which is stored as a content.
-        manifest_bytes: Size of the list.
+        manifest: SHA-256 of the list of its files, which is stored like a file's content.
     """
 
     id: str
@@ -98,11 +95,7 @@ class Backup:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], where: str) -> Backup:
-        """Return the backup that a document of a store describes.
-
-        Raises:
-            DataError: It is not valid, or of a newer version.
-        """
+        """Return the backup that a JSON document describes. `where` is for the error message."""
         try:
             backup = cls(**known_fields(cls, data))
             texts = (backup.created_utc, backup.created_by, backup.host, backup.workspace)
@@ -122,7 +115,7 @@ def is_backup_id(text: str) -> bool:
 
 
 def is_kept(name: str) -> bool:
-    """Return whether a path of the workspace may be in a backup."""
+    """Return whether backups include this path of the workspace."""
     top, _, rest = name.partition("/")
     if top not in KEPT:
         return False
@@ -133,7 +126,7 @@ def is_kept(name: str) -> bool:
 
 
 def link_target(name: str, target: str) -> str | None:
-    """Return the normalized target of a link, or None if it leads out of the backup's folders.
+    """Return the normalized target of a link; None if it is not in a backup.
 
     Normalized targets climb first and then only descend, so no chain of such links leads out of the workspace.
     """
@@ -145,7 +138,7 @@ def link_target(name: str, target: str) -> str | None:
 
 
 def to_bytes(entries: Iterable[BackupEntry]) -> bytes:
-    """Serialize the list of a backup's files."""
+    """Return the list of a backup's files as JSON."""
     return json.dumps({"version": VERSION, "entries": [list(entry) for entry in entries]}).encode()
 
 

@@ -1,11 +1,11 @@
 """The folder of a datastore that has backups.
 
-    <path>/contents/<sha256>       each content once; the list of a backup's files is a content, too
-    <path>/backups/<id>.json       a backup, written last: without it there is no backup
+    <path>/contents/<sha256>       each file content once; the list of a backup's files counts as a content too
+    <path>/backups/<id>.json       a backup; written last, so that only complete backups have this file
     <path>/lock.json               the process that makes or removes a backup now
 
-Removing a backup deletes the contents that no other backup needs. The lock prevents this while another process makes a backup,
-which may rely on these contents.
+When a backup is removed, contents that no other backup needs are deleted. The lock prevents this while another process
+makes a backup, which may rely on these contents.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _STARTTIME = 19
 
 
 def place(text: str) -> Source:
-    """Parse STORE, STORE:PATH, a URL or an absolute path.
+    """Parse the place of backups: STORE, STORE:PATH, a URL or an absolute path.
 
     Raises:
-        DataError: The text is none of these.
+        DataError: The text has none of these forms.
     """
     found = parse_place(text, DEFAULT_PATH)
     if found is None:
@@ -54,11 +54,7 @@ def place(text: str) -> Source:
 
 @contextlib.contextmanager
 def open_backups(workspace_dir: Path, source: Source) -> Iterator[Backups]:
-    """Open the backups at a place.
-
-    Raises:
-        DataError, TransferError: The store does not exist, or can't be reached.
-    """
+    """Open the backups at a place."""
     with opened(workspace_dir, source) as (store, path):
         yield Backups(store, source, path)
 
@@ -73,11 +69,11 @@ class Backups:
 
     @property
     def where(self) -> str:
-        """Return the folder of backups as text for messages."""
+        """The folder of the backups as a text for messages."""
         return repr(self.source.path) if self.source.datastore is None else self.store.title
 
     def all(self) -> list[Backup]:
-        """Return all whole backups, oldest first."""
+        """Return all complete backups, oldest first."""
         found = found_below(self.store, self.source, f"{self.path}backups/")
         paths = {path_in_store(info) for info in found}
         ids = {path.rpartition("/")[2].removesuffix(".json") for path in paths}
@@ -86,11 +82,7 @@ class Backups:
         return sorted(whole, key=lambda backup: (backup.created_utc, backup.id))
 
     def get(self, backup_id: str | None) -> Backup:
-        """Return a backup; by default the newest.
-
-        Raises:
-            DataError: It does not exist.
-        """
+        """Return the backup with this id, or the newest for None."""
         if backup_id is not None and is_backup_id(backup_id) and read_bytes(self.store, self._document(backup_id)):
             return self._read(backup_id)
         ids = [backup.id for backup in self.all()]
@@ -100,7 +92,7 @@ class Backups:
         raise DataError(f"there is no backup {backup_id or ''}".rstrip() + f" in {self.where}. {there}")
 
     def blobs(self) -> Blobs:
-        """Return the file contents that the backups share."""
+        """Return the store of file contents, which all backups share."""
         return Blobs(self.store, self.source, f"{self.path}contents")
 
     def entries(self, backup: Backup) -> list[BackupEntry]:
@@ -115,12 +107,12 @@ class Backups:
         return from_bytes(data, self.where)
 
     def add(self, blobs: Blobs, backup: Backup, data: bytes) -> None:
-        """Store the list of files and then the backup itself.
+        """Store a list of files, and then the backup itself.
 
-        data: The list of files.
+        data: The list of files as JSON.
 
         Raises:
-            DataError, TransferError: The store can't be written, or another process has taken the lock.
+            DataError, TransferError: The datastore can't be written, or another process has taken the lock.
         """
         if not blobs.has(backup.manifest, backup.manifest_bytes):
             with tempfile.TemporaryDirectory(prefix="paceline-backup-") as folder:
@@ -131,9 +123,9 @@ class Backups:
             raise DataError(f"there is a backup {backup.id} in {self.where} already. Try again.")
 
     def remove(self, removed: Sequence[Backup], check_lock: Callable[[], None]) -> int:
-        """Remove backups and the contents that no other one needs. Return the freed bytes.
+        """Remove backups, and contents that no other backup needs. Return the freed bytes.
 
-        check_lock: From `locked`.
+        check_lock: The function that `locked` yields.
 
         Raises:
             DataError: The list of a backup that stays can't be read. Nothing is removed then.
@@ -213,6 +205,6 @@ class Backups:
 
 
 def _start_of(pid: int) -> str | None:
-    """Return a process's start time, None if it has ended: later processes can get its pid."""
+    """Return a process's start time, which tells it from later processes with its pid, or None."""
     fields = processes.stat_of(pid)
     return fields[_STARTTIME] if fields else None

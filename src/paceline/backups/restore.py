@@ -1,11 +1,11 @@
-"""Restore a backup, or one run of it: fetch, compare all hashes, move everything into the workspace.
+"""Restore a backup, or one run of it: fetch contents, compare all hashes, and move files into the workspace.
 
-    <workspace>/.restoring/contents/<sha256>     fetched contents; a killed restore goes on with them
+    <workspace>/.restoring/contents/<sha256>     fetched contents; after a kill, the next restore uses them
     <workspace>/.restoring/files/...             the files under their names
     <workspace>/.restoring/moving.json           written before the first file is moved into the workspace
 
-Anyone who can write to the store can forge a backup. So the list of files is checked (`manifest`), and no existing file of the
-workspace is replaced.
+Users who can write to the datastore can forge a backup. So the list of files is checked (`manifest`), and no existing
+file of the workspace is replaced.
 """
 
 from __future__ import annotations
@@ -44,10 +44,9 @@ class Restored:
     """The result of `restore`.
 
     Attributes:
-        backup: The backup.
         folder: The workspace.
-        files, size_bytes: What was restored.
-        ended: Ids of runs that went on when the backup was made. They are Failed now.
+        files, size_bytes: Number and size of the restored files.
+        ended: Ids of runs that were active when the backup was made. They are Failed now.
         kept: Names that existed and were not replaced, such as "datastores/lab.json".
     """
 
@@ -79,8 +78,9 @@ def restore(
         progress: Called with the progress.
 
     Raises:
-        DataError: The backup does not exist or is damaged, or the workspace has something of its names. Nothing is restored.
-        TransferError: The store can't be read. A second call goes on with the rest.
+        DataError: The backup is missing or damaged, or the workspace already has files of its names. Nothing is
+            restored.
+        TransferError: The datastore can't be read. A second call continues where this one has stopped.
     """
     top = workspace_dir if into is None else into
     with place.open_backups(workspace_dir, source) as backups:
@@ -114,10 +114,7 @@ def restore(
 
 
 def verify(workspace_dir: Path, source: Source, backup_id: str | None = None) -> tuple[Backup, list[str]]:
-    """Read all contents of a backup. Return the backup and the names of damaged files.
-
-    backup_id: Default: the newest backup.
-    """
+    """Read all contents of a backup. Return the backup and the names of damaged files."""
     with place.open_backups(workspace_dir, source) as backups:
         backup = backups.get(backup_id)
         files = [entry for entry in backups.entries(backup) if entry.kind == "file"]
@@ -140,7 +137,7 @@ def _of_run(entries: Sequence[BackupEntry], run: str, backup: Backup) -> list[Ba
 
 @contextlib.contextmanager
 def _stage(top: Path) -> Iterator[Path]:
-    """Yield the locked folder in which the backup is built."""
+    """Yield the folder in which the restored files are built, which is locked meanwhile."""
     stage = top / _STAGE
     try:
         stage.mkdir(parents=True, mode=0o700, exist_ok=True)
@@ -160,7 +157,7 @@ def _stage(top: Path) -> Iterator[Path]:
 
 
 def _without_existing(entries: Sequence[BackupEntry], top: Path) -> tuple[list[BackupEntry], list[str]]:
-    """Return the entries to restore, and the names that exist already and are kept."""
+    """Return the entries to restore, and the names of existing things that stay unchanged."""
     units = {entry.unit for entry in entries if "/" in entry.unit}
     there = sorted(unit for unit in units if os.path.lexists(top / unit))
     kept = [unit for unit in there if unit.partition("/")[0] in _STAY or unit in _STAY]
@@ -233,7 +230,7 @@ def _build(entries: Sequence[BackupEntry], stage: Path) -> None:
 
 
 def _end_runs(entries: Sequence[BackupEntry], files: Path, backup: Backup) -> list[str]:
-    """Record the end of runs that went on during the backup: no process looks after them."""
+    """Record as Failed all runs that were active when the backup was made. Return their ids."""
     ended = []
     for unit in sorted({entry.unit for entry in entries if entry.name.startswith("runs/") and "/" in entry.unit}):
         folder = RunFolder(files / unit)

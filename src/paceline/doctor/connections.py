@@ -1,4 +1,4 @@
-"""Check the connections between nodes: a common network, and ports on this network."""
+"""Check the connections between nodes: a common network, and ports in this network."""
 
 from __future__ import annotations
 

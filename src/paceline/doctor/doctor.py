@@ -36,14 +36,14 @@ _ADVICE = "Let the node take its time from the network: `timedatectl set-ntp tru
 
 @dataclass(frozen=True)
 class Offset:
-    """How far a node's clock is ahead of this machine's, within `error_s`."""
+    """The difference between a node's clock and this machine's, known within `error_s`."""
 
     seconds: float
     error_s: float
 
     @property
     def surely_s(self) -> float:
-        """Return the lower bound of the clock's absolute difference."""
+        """The least possible difference of the clocks in seconds."""
         return max(0.0, abs(self.seconds) - self.error_s)
 
 
@@ -137,15 +137,15 @@ def examine(
     nodes_s: float = NODES_S,
     say: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Finding]:
-    """Examine a target. Yield each finding as soon as it is known.
+    """Examine a compute target. Yield each finding as soon as it is known.
 
-    A target that is not `Examined` is reported as skipped.
+    A target without the methods of `Examined` is reported as skipped.
 
     node_count: Number of nodes; None for the kind's default.
     nodes_s: Time limit in seconds for getting the nodes.
     python: The scripts' interpreter; None for the target's `script_python(links)`, else each agent's interpreter.
     interface: The nodes' network interface.
-    say: A callback that receives the name of the current check.
+    say: Called with the title of each check before it begins.
     """
     if not isinstance(target, Examined):
         yield skipped("nodes", f"targets of kind {getattr(target, 'kind', '?')!r} can't be examined from within")
@@ -224,9 +224,9 @@ def _check_status(target: Examined) -> Iterator[Finding]:
 def _open(
     target: Examined, node_count: int | None, limit_s: float
 ) -> tuple[list[Link], str | None, Callable[[], None]]:
-    """Return links to the nodes, a failure or None, and a function that releases them.
+    """Return links to the target's nodes, an error text or None, and a closing function.
 
-    If the nodes arrive after the timeout, the thread that waits for them releases them.
+    The closing function gives the nodes back. If the nodes arrive after the timeout, they are given back at once.
     """
     # Either this thread or the waiting thread closes the stack; `decided` guards the flags by which they agree.
     stack, decided = contextlib.ExitStack(), threading.Lock()

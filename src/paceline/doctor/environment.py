@@ -1,6 +1,6 @@
 """Check the packages of scripts: torch, mpi4py and Open MPI must be equal on all nodes.
 
-A script may need none of these packages, so it is a failure only if some nodes have a package and others lack it.
+A script may need none of these packages. So a missing package is a failure only if other nodes have it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def check_environment(examination: Examination) -> Iterator[Finding]:
 
 
 def has_module(examination: Examination, module: str) -> bool:
-    """Return whether every node that has answered can import the module."""
+    """Return whether the module can be imported on every node that has answered."""
     return bool(examination.facts) and all(
         "version" in ((facts.get("modules") or {}).get(module) or {}) for facts in examination.facts.values()
     )

@@ -1,6 +1,6 @@
 """The state that the checks of `paceline compute doctor` share, and requests to the nodes.
 
-A node that has not answered in time gets no further request, which would wait behind the first request.
+A node that has not answered in time gets no further request, because that would wait behind the first one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class PythonFacts(TypedDict, total=False):
 
 
 class PackageFacts(TypedDict, total=False):
-    """A package of the scripts' interpreter, or Open MPI with the path of mpirun."""
+    """The version of a package, or of Open MPI with the path of mpirun; or an error."""
 
     version: str
     detail: str
@@ -57,7 +57,7 @@ class PackageFacts(TypedDict, total=False):
 
 
 class SpaceFacts(TypedDict, total=False):
-    """The free and total bytes of the file system that holds a folder."""
+    """The free and total bytes of the file system that has a folder, or an error."""
 
     free: int
     total: int
@@ -73,7 +73,7 @@ class GpuFacts(TypedDict, total=False):
 
 
 class StackFacts(TypedDict):
-    """The settings that allow or forbid py-spy on a node, and py-spy's error message in a test."""
+    """The settings that allow or forbid py-spy on a node, and its error message."""
 
     ptrace_scope: str
     may_trace: bool
@@ -82,7 +82,10 @@ class StackFacts(TypedDict):
 
 
 class Facts(TypedDict, total=False):
-    """The facts that `on_node.facts` reports. A broken interpreter has neither `modules` nor `open_mpi`."""
+    """The facts about a node that `on_node.facts` reports.
+
+    `modules` and `open_mpi` are missing if the interpreter does not work.
+    """
 
     host: str
     agent_python: str
@@ -104,8 +107,8 @@ class Examination:
         folder: Folder on the nodes for runs and snapshots.
         interface: Network interface to use.
         workspace_dir: Folder of the workspace on this machine.
-        facts: Facts by node, once known.
-        places: Addresses by node, once a network is chosen.
+        facts: Node -> facts about it, once known.
+        places: Node -> its address in the chosen network; None until then.
     """
 
     patients: Sequence[Patient]
@@ -118,7 +121,7 @@ class Examination:
 
     @property
     def well(self) -> list[Patient]:
-        """Return the nodes that still answer requests."""
+        """The nodes that still answer requests."""
         return [patient for patient in self.patients if patient.gone is None]
 
     def python_of(self, patient: Patient) -> str:
@@ -127,7 +130,7 @@ class Examination:
     def ask_all(
         self, check: str, question: Callable[[Patient], Result], timeout_s: float
     ) -> tuple[dict[str, Result], list[Finding]]:
-        """Send a request to each node that still answers."""
+        """Ask all nodes that still answer. Return {node: answer}, and a finding for each error."""
         results: dict[str, Result] = {}
         failed = []
         # Mark the node as `gone`, so that later checks do not wait for it.
@@ -156,11 +159,10 @@ class Finding:
     """The result of a check of one node, or of all nodes.
 
     Attributes:
-        level: "ok"; "warn": runs may work; "fail": runs will not work; "skipped": not checked, because of another finding or
-            without anything to check.
+        level: "ok", "warn" (runs may work), "fail" (runs will not work), or "skipped" (not checked).
         node: Name of the node; None for the target or for all nodes.
-        seen: The result, with values.
-        advice: The next step.
+        seen: The result of the check in words and values.
+        advice: What the user should do, or "".
     """
 
     check: str
@@ -188,12 +190,12 @@ def size_text(size: float) -> str:
 
 
 class NoAnswerError(Exception):
-    """A missing or unusable answer of a node. The message describes the problem."""
+    """An error because a node gave no usable answer. The message says why."""
 
 
 @dataclass
 class Patient:
-    """A node under examination, and the reason if it no longer answers."""
+    """A node that is examined. `gone` is the reason why it no longer answers, or None."""
 
     link: Link
     gone: str | None = None
@@ -204,19 +206,15 @@ class Patient:
 
     @property
     def python(self) -> str:
-        """Return the path of the interpreter that runs the node's agent."""
+        """The path of the interpreter that runs the node's agent."""
         return str(self.link.hello.python[0])
 
     def run(self, argv: Sequence[str], *, input: bytes = b"", timeout_s: float = 60.0) -> CommandEnd:
-        """Run a command on the node, and return the command's output.
-
-        Raises:
-            NoAnswerError: The command did not end in time, or the node is lost.
-        """
+        """Run a command on the node, and return the command's output."""
         return self.call(lambda: self.link.run(argv, input=input, timeout_s=timeout_s), timeout_s)
 
     def call(self, request: Callable[[], Result], timeout_s: float = 60.0) -> Result:
-        """Make a request to the node's agent over the link, and return its result."""
+        """Make a request to the node, and return its result. Raise NoAnswerError on failure."""
         if self.gone:
             raise NoAnswerError(self.gone.removeprefix(f"{self.name}: "))
         try:
@@ -237,9 +235,11 @@ class Patient:
         python: str | None = None,
         timeout_s: float = 60.0,
     ) -> dict[str, object]:
-        """Run a program of the doctor's folder on the node, and return its answer.
+        """Run a program of the doctor on the node, and return its answer.
 
-        `program` is "on_node" or "reduce_on_node", and `python` the interpreter, by default the agent's own.
+        program: "on_node" or "reduce_on_node".
+        mode, asked: The function of the program to call, and its argument.
+        python: The interpreter; None for the agent's own.
 
         Raises:
             NoAnswerError: The program gave no answer. The message has the last line of its output.
@@ -250,13 +250,13 @@ class Patient:
 
 
 def program_of(program: str, mode: str, asked: Mapping[str, object], *, ends_at_once: bool = True) -> bytes:
-    """Return the text of a program of the doctor's folder, for a node's Python."""
+    """Return the text of a program of the doctor, to be run by a node's Python."""
     path = Path(__file__).with_name(f"{program}.py")
     return foreign_python.program(str(path), mode, asked, ends_at_once=ends_at_once)
 
 
 def answer_in(stdout: bytes, stderr: bytes, returncode: int) -> dict[str, object]:
-    """Return the value that a program of the doctor has printed on a node."""
+    """Return the value in the output of a doctor's program. Raise NoAnswerError without one."""
     answer = foreign_python.answer_in(stdout)
     if answer is not None:
         return answer
@@ -267,7 +267,7 @@ def answer_in(stdout: bytes, stderr: bytes, returncode: int) -> dict[str, object
 def everywhere(
     patients: Sequence[Patient], question: Callable[[Patient], Result], timeout_s: float
 ) -> dict[str, Result | NoAnswerError]:
-    """Send a request to all nodes at the same time. Each has up to `timeout_s`."""
+    """Send a request to all nodes at the same time. Return {node: answer or error}."""
     answers = all_within({patient.name: partial(question, patient) for patient in patients}, timeout_s + _SLACK_S)
     results: dict[str, Result | NoAnswerError] = {}
     for patient in patients:
@@ -286,7 +286,7 @@ def everywhere(
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkPlace:
-    """The interface, address and network at which other nodes reach a node."""
+    """The interface, address and network by which other nodes reach a node."""
 
     interface: str
     address: str
@@ -294,9 +294,11 @@ class NetworkPlace:
 
 
 def common_network(nodes: Mapping[str, Interfaces], wanted: str | None = None) -> dict[str, NetworkPlace] | None:
-    """Return each node's address in a network that all nodes have.
+    """Return {node: its address in a network that all nodes have}, or None.
 
-    With `wanted`, only the interface of this name counts. The largest network is chosen. A single node uses loopback.
+    wanted: The only interface to consider; None for all.
+
+    Of several networks, the largest is chosen. A single node uses loopback.
     """
     places = {name: _places(interfaces, wanted, len(nodes) == 1) for name, interfaces in nodes.items()}
     networks = [{place.network for place in node_places} for node_places in places.values()]
@@ -312,7 +314,7 @@ def common_network(nodes: Mapping[str, Interfaces], wanted: str | None = None) -
 
 
 def same_machine(nodes: Mapping[str, Interfaces]) -> list[str]:
-    """Return the first group of nodes that have the same addresses, or an empty list."""
+    """Return the names of nodes that have equal addresses; [] if there are no such nodes."""
     alike: dict[frozenset[str], list[str]] = {}
     for name, interfaces in nodes.items():
         alike.setdefault(addresses_of(interfaces), []).append(name)
@@ -320,7 +322,7 @@ def same_machine(nodes: Mapping[str, Interfaces]) -> list[str]:
 
 
 def addresses_of(interfaces: Interfaces) -> frozenset[str]:
-    """Return the addresses at which other nodes may be able to reach a node, public or private."""
+    """Return the addresses of a node at which other nodes may be able to reach it."""
     return frozenset(
         address
         for name, (address, _) in interfaces.items()

@@ -33,7 +33,7 @@ _NOFILE = (256, 4096)
 
 
 def learn_facts(examination: Examination) -> Iterator[Finding]:
-    """Ask each node for its Python, disk space and modules, and store the answers."""
+    """Store facts about each node: its Python, disk space and modules."""
 
     def question(patient: Patient) -> Facts:
         request = {
@@ -80,7 +80,7 @@ def check_python(examination: Examination) -> Iterator[Finding]:
 
 
 def check_space(examination: Examination) -> Iterator[Finding]:
-    """Check the disk space in the folder for runs, in /tmp and in shared memory."""
+    """Check the free space in the folder for runs, in /tmp and in shared memory."""
     wanted = {examination.folder: _FOLDER_BYTES, "/tmp": _TMP_BYTES, "/dev/shm": _SHM_BYTES}
     for name, facts in examination.facts.items():
         for path, (fails, warns) in wanted.items():
@@ -198,7 +198,7 @@ def check_gpus(examination: Examination) -> Iterator[Finding]:
 
 
 def differing_nodes(values: dict[str, str]) -> str:
-    """Return a text with each value and its nodes, or "" if all values are equal."""
+    """Return a text that names the nodes with each value; "" if all values are equal."""
     by_value: dict[str, list[str]] = {}
     for name, value in values.items():
         by_value.setdefault(value, []).append(name)

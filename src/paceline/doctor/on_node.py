@@ -1,8 +1,8 @@
 """The doctor's program that runs on a node: `facts`, `listen` and `connect`.
 
-A Python there gets it as text (`paceline.remote.foreign_python`), so it needs only the standard library and imports nothing of
-Paceline. Anything that it calls may hang (a GPU driver, a lost file system), so each call has a time limit, and the
-program does not wait for killed programs.
+A Python there gets it as text (`paceline.remote.foreign_python`), so it needs only the standard library and imports
+nothing of Paceline. Programs that it calls may hang, because of a GPU driver or a lost file system. So each call has a
+time limit, and the program does not wait for the end of killed programs.
 
     facts   {"python": ..., "space": [...], "modules": [...], "library_dir": ..., "timeout_s": ...}
     listen  {"address": ..., "port": ..., "token": ..., "count": ..., "timeout_s": ...}
@@ -87,7 +87,7 @@ def facts(asked: Asked) -> Answer:
 
 
 def space(path: str) -> Answer:
-    """Return the free and total bytes of the file system that holds a path."""
+    """Return the free and total bytes of the file system that has a path, or an error."""
     there = path  # create nothing: if the folder is missing, check its nearest existing parent
     while not os.path.isdir(there) and os.path.dirname(there) != there:
         there = os.path.dirname(there)
@@ -115,7 +115,7 @@ def gpus() -> Answer:
 
 
 def open_mpi(python: str, library_dir: str) -> Answer:
-    """Return the mpirun that scripts of this interpreter use: {"path", "version"} or {"error"}."""
+    """Return the path and version of the mpirun that scripts use, or an error."""
     # Use the launcher's own search, in a process of its own, because this program can't import Paceline.
     code = (
         "import sys; from paceline.launchers.mpi import find_open_mpi; from paceline.errors import PacelineError\n"
@@ -130,7 +130,7 @@ def open_mpi(python: str, library_dir: str) -> Answer:
 
 
 def listen(asked: Asked) -> Answer:
-    """Answer `count` connections that send the token: {"answered": number}."""
+    """Accept `count` connections that send the token, and answer them."""
     deadline = time.monotonic() + asked["timeout_s"]
     answered = 0
     with socket.socket() as server:
@@ -153,7 +153,7 @@ def listen(asked: Asked) -> Answer:
 
 
 def connect(asked: Asked) -> Answer:
-    """Connect to all peers at the same time, and return the result for each."""
+    """Connect to all peers at the same time. Return {peer: result}."""
     results: Answer = {}
     # Connect in parallel: if a firewall drops packets, all connections run into the time limit at the same time.
     threads = [threading.Thread(target=_connect, args=(asked, *peer, results), daemon=True) for peer in asked["peers"]]
@@ -212,7 +212,7 @@ def output(argv: list[str], timeout_s: float, environment: dict[str, str] | None
 
 
 def marked(text: str, error: str) -> Answer:
-    """Return the value in the line of a program's output that begins with the mark."""
+    """Return the JSON value that a program has printed after the mark, or an error."""
     if error:
         return {"error": error}
     lines = [line for line in text.splitlines() if line.startswith(_MARK)]
@@ -220,9 +220,10 @@ def marked(text: str, error: str) -> Answer:
 
 
 def stacks(python: str) -> Answer:
-    """Return what py-spy is allowed to see on this node.
+    """Return whether py-spy may read processes on this node.
 
-    "refused" is py-spy's message for a process that it has not started, such as a worker; "" if it is allowed.
+    The value "refused" is py-spy's error message for a process that it has not started, such as a worker; "" if it
+    works.
     """
     spy = shutil.which("py-spy", path=os.pathsep.join((os.path.dirname(python), os.environ.get("PATH", ""))))
     return {

@@ -1,4 +1,4 @@
-"""Check a small all-reduce over all nodes, by torch's Gloo and by MPI."""
+"""Check a small all-reduce over all nodes, by Gloo in torch and by MPI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The timer's program: look at the schedules of a workspace, and start `paceline schedule tick` if something is due."""
+"""The timer's program: check the schedules of a workspace, and start `paceline schedule tick` if something is due."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.schedules.tick import is_due
 
 
 def main() -> int:
-    """Run `paceline schedule tick` in place of this program if a schedule has something to do."""
+    """Replace this program by `paceline schedule tick` if a schedule has something to do."""
     workspace_dir = Path(sys.argv[1])
     if not (workspace_dir / "schedules").is_dir():
         print(f"paceline: there are no schedules in {str(workspace_dir)!r}.", file=sys.stderr)

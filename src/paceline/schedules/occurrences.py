@@ -1,10 +1,10 @@
 """Occurrences of a schedule: times, versions and ended runs, each of which starts at most one run.
 
-    <folder>/open/<key>.json     waits, or its run goes on
-    <folder>/done/<key>.json     over; renamed from `open`
+    <folder>/open/<key>.json     an occurrence that waits, or whose run is active
+    <folder>/done/<key>.json     an occurrence that is over; renamed from `open`
 
-A process owns an occurrence once it has created its file, which fails if the file exists. So no occurrence is taken twice,
-after a kill at any time, and the file says how far its run came.
+A process claims an occurrence by creating its file, which fails if the file exists. So even after a kill, no occurrence
+starts two runs. The file also says how far the start of its run has come.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ TIME, DATASET, MODEL, RUN, HAND = "time", "dataset", "model", "run", "hand"
 
 @dataclass(frozen=True, kw_only=True)
 class Occurrence:
-    """Something that starts a schedule's run.
+    """A time, a version or an ended run that starts a schedule's run.
 
     Attributes:
         kind: "time", "dataset", "model", "run", or "hand" for `paceline schedule run`.
         what: The time in UTC, "name:version", or the id of the run that has ended.
         status: "waiting", "started", "skipped", "missed" or "failed".
-        run_id: The run that it starts, from shortly before the submission on.
+        run_id: The run that the occurrence starts. It is set shortly before the submission.
         run_status: The state in which that run ended.
-        reason: Why it is skipped, has failed, or waits.
-        is_late: It came more than five minutes after its time: the machine, or its timer, was off.
-        missed_count: Earlier times that start no run of their own, from `missed_first` to `missed_last`.
+        reason: Why the occurrence is skipped, has failed, or waits.
+        is_late: Whether the occurrence was found more than five minutes after its time, since the machine or its timer
+            was off.
+        missed_count: Number of earlier times that start no run of their own, from `missed_first` to `missed_last`.
     """
 
     key: str
@@ -68,11 +69,11 @@ class Occurrences:
         self._done = Documents(folder / "done", _KEY)
 
     def keys(self, kind: str) -> set[str]:
-        """Return the keys of this kind that occurrences have taken."""
+        """Return the keys of all claimed occurrences of this kind."""
         return {key for key in (*self._open.names(), *self._done.names()) if key.startswith(f"{kind}-")}
 
     def claim(self, occurrence: Occurrence) -> bool:
-        """Take an occurrence. Return False if it is taken."""
+        """Claim an occurrence. Return False if it is claimed already."""
         key = occurrence.key
         if self._done.path(key).exists():
             return False
@@ -106,7 +107,7 @@ class Occurrences:
         return sorted(found, key=_age, reverse=True)[:count]
 
     def prune(self) -> None:
-        """Remove old times, and unfinished files of killed processes.
+        """Remove old occurrences of times, and files that killed processes have not finished.
 
         The caller holds the lock.
         """

@@ -24,21 +24,22 @@ _RUN_KEY = re.compile(r"[^A-Za-z0-9_. -]")
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """A job file or template with the times and events that start it.
+    """A job file or template, with the times and events that start it.
 
     Attributes:
         cron: Five fields of a cron expression, or None.
         time_zone: Time zone of `cron`, such as "Europe/Berlin".
-        on_dataset, on_model: Names whose new versions start a run.
-        after: An experiment whose ended runs start a run each, or the id of one run.
+        on_dataset, on_model: Names of datasets and models whose new versions start a run.
+        after: Experiments, of which each ended run starts a run, and ids of single runs.
         ended: How a run of `after` must have ended: "completed", "failed" or "any".
         file: The job file, read at each start, or None.
         template: The template, read at each start, or None.
         parameters: Values of the file's parameters.
         arguments: Arguments of the script that replace those of the file, or None.
-        overlap: While a run of the schedule goes on: "queue" lets the next one wait, "skip" does not start it.
-        missed: After times without a timer: "once" starts one run for all of them, "skip" none.
-        is_paused: Nothing starts.
+        overlap: What is done while a run of the schedule is active: "queue" lets the next run wait, "skip" does not
+            start it.
+        missed: What is done after times at which the timer was off: "once" starts one run for all of them, "skip" none.
+        is_paused: Whether nothing starts.
     """
 
     name: str
@@ -98,18 +99,18 @@ class Schedule:
         return " ".join([*words, *(["--", *self.arguments] if self.arguments is not None else [])])
 
     def next_time(self, now: dt.datetime) -> dt.datetime | None:
-        """Return the next time in UTC; None if paused or without times."""
+        """Return the next time in UTC; None if the schedule is paused or has no times."""
         return times.next_time(self.cron, self.time_zone or "UTC", now) if self.cron and not self.is_paused else None
 
 
 def since(schedule: Schedule, occurrences: Occurrences) -> dt.datetime:
-    """Return the latest time with an occurrence, or else when the schedule was added."""
+    """Return the latest time that has an occurrence, or when the schedule was added."""
     keys = occurrences.keys(TIME)
     return max([parse_utc(schedule.created_utc), *(_time_of(key) for key in keys)])
 
 
 def time_occurrence(due: times.Due, now: dt.datetime, *, late_s: float) -> Occurrence:
-    """Return the occurrence of the latest due time."""
+    """Return an occurrence for the latest due time, which also counts the earlier ones."""
     earlier = [one.isoformat() for one in due.earlier or ()]
     return Occurrence(
         key=f"{TIME}-{due.last:%Y%m%dT%H%M%SZ}",
@@ -124,7 +125,7 @@ def time_occurrence(due: times.Due, now: dt.datetime, *, late_s: float) -> Occur
 
 
 def named_occurrence(kind: str, what: str, now: dt.datetime) -> Occurrence:
-    """Return the occurrence of a version, an ended run, or a call by hand."""
+    """Return an occurrence for a new version, an ended run, or a start by hand."""
     text = now.strftime("%Y%m%dT%H%M%S.%fZ") if kind == HAND else what.replace(":", "-")
     return Occurrence(key=f"{kind}-{_RUN_KEY.sub('_', text)}", kind=kind, what=what, time_utc=now.isoformat())
 

@@ -1,4 +1,4 @@
-"""The schedules of a workspace: their documents, and what was due before they were added."""
+"""The schedules of a workspace, and the events that had happened before each was added."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ class Schedules(NamedDocuments[Schedule]):
             after: Experiments or runs whose ends start a run.
             ended: "completed", "failed" or "any": how a run of `after` must have ended. Default: "completed".
             time_zone: Time zone of `cron`; default: this machine's.
-            overlap: "queue" or "skip", while a run of the schedule goes on.
-            missed: "once" or "skip", for times without a timer.
-            timer: "auto", "systemd", "cron" or "none".
+            overlap: "queue" or "skip" the next run while a run of the schedule is active.
+            missed: "once" or "skip": how many runs start for times at which the timer was off.
+            timer: The timer to install: "auto", "systemd", "cron" or "none".
 
         Raises:
-            ScheduleError: A value is wrong; the message is that of the command line.
+            ScheduleError: A value is wrong; the message names the command line's option.
         """
         zone = time_zone or times.local_zone()
         if ended is not None and not after:
@@ -119,7 +119,7 @@ class Schedules(NamedDocuments[Schedule]):
         return schedule
 
     def pause(self, name: str) -> None:
-        """Start nothing until `resume`.
+        """Pause a schedule: it starts nothing until `resume`.
 
         Raises:
             ScheduleError: There is no such schedule, it is paused, or it can't be written.
@@ -132,7 +132,7 @@ class Schedules(NamedDocuments[Schedule]):
             write_json(self.folder(name) / "paused.json", True, sync=True)
 
     def remove(self, name: str) -> None:
-        """Remove a schedule. Its runs stay, and go on.
+        """Remove a schedule, but not its runs.
 
         Raises:
             ScheduleError: There is no such schedule, or it can't be removed.
@@ -143,7 +143,7 @@ class Schedules(NamedDocuments[Schedule]):
             shutil.rmtree(self.folder(name), ignore_errors=True)
 
     def save(self, schedule: Schedule, ended_runs: Sequence[str]) -> None:
-        """Write a new schedule. Runs that have ended before (`ended_runs`) start nothing.
+        """Write a new schedule. The runs `ended_runs`, which have already ended, start nothing.
 
         Raises:
             ScheduleError: The name is taken, or the workspace can't be written.
@@ -164,7 +164,7 @@ class Schedules(NamedDocuments[Schedule]):
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Exclude the timer and other changes during a `with` block.
+        """Hold a lock that keeps the timer and other changes waiting during a `with` block.
 
         Raises:
             ScheduleError: Another process holds the lock for too long, or the workspace can't be written.
@@ -193,12 +193,12 @@ class Schedules(NamedDocuments[Schedule]):
         return Occurrences(self.folder(name))
 
     def ended_before(self, name: str) -> set[str]:
-        """Return the runs that ended before the schedule was added."""
+        """Return the ids of awaited runs that had ended before the schedule was added."""
         found = read_json(self.folder(name) / "before.json")
         return set(found) if isinstance(found, list) else set()
 
     def versions(self, kind: str, name: str) -> list[int]:
-        """Return the versions of a dataset or model, ascending.
+        """Return the version numbers of a dataset or model, ascending.
 
         Raises:
             DataError, ModelError: The name is wrong.
@@ -224,7 +224,7 @@ class Schedules(NamedDocuments[Schedule]):
 
     @property
     def tick_path(self) -> Path:
-        """The file with the time of the timer's last call."""
+        """The file whose modification time is that of the timer's last call."""
         return self._folder / ".ticked"
 
     def _names(self) -> Iterable[str]:

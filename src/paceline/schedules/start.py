@@ -20,7 +20,10 @@ from paceline.submit import check, check_source, submit_again
 
 
 def check_job(schedule: Schedule, workspace_dir: Path) -> None:
-    """Refuse an invalid job, and secrets from the shell, which a timer does not have."""
+    """Raise ScheduleError if the job is invalid, or needs secrets from the shell.
+
+    A timer does not have the variables of the shell.
+    """
     wanted = _wanted(schedule, workspace_dir, "now")
     check_source(wanted.job, wanted.directory, workspace_dir)
     check(wanted.job, workspace_dir)
@@ -33,7 +36,10 @@ def check_job(schedule: Schedule, workspace_dir: Path) -> None:
 
 
 def start(workspace_dir: Path) -> Callable[[Schedule, Occurrence, Callable[[str], None]], None]:
-    """Return the function that submits an occurrence's run; it first passes the run's id to `keep`."""
+    """Return a function that submits the run of an occurrence.
+
+    The function passes the run's id to its argument `keep` before it submits the run.
+    """
 
     def submit(schedule: Schedule, occurrence: Occurrence, keep: Callable[[str], None]) -> None:
         what = occurrence.what or "by hand"

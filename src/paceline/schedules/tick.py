@@ -1,9 +1,9 @@
-"""One check of all schedules, which the timer makes each minute: new events, and the runs that they start.
+"""One check of all schedules, which the timer makes each minute, for new events and the runs that they start.
 
     new times, versions, ended runs ── claim ── waiting ──┬── started ── ended
                                                           └── skipped, missed, failed
 
-All state is in files, so a look that was killed is completed by the next one.
+All state is in files, so the next check completes a check that was killed.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _PATIENCE_S = 3600.0
 
 
 def tick(workspace_dir: Path, start: Start, now: dt.datetime | None = None) -> list[str]:
-    """Start the due runs of this user, and return an error message for each failed schedule.
+    """Start the due runs of this user. Return error messages of schedules that failed.
 
-    Return at once if another process is already doing this.
+    Return [] at once if another process is already doing this.
     """
     schedules = Schedules(workspace_dir)
     if not schedules.lock_path.parent.is_dir() or (fd := locks.take(schedules.lock_path)) is None:
@@ -60,7 +60,7 @@ def tick(workspace_dir: Path, start: Start, now: dt.datetime | None = None) -> l
 
 
 def is_due(workspace_dir: Path) -> bool:
-    """Return whether `tick` has something to do."""
+    """Return whether `tick` has something to do in this workspace."""
     schedules = Schedules(workspace_dir)
     with gone_is_fine():
         schedules.tick_path.touch()
@@ -68,7 +68,7 @@ def is_due(workspace_dir: Path) -> bool:
 
 
 def start_now(schedules: Schedules, name: str, start: Start) -> Occurrence:
-    """Start a run of a schedule by hand.
+    """Start a run of a schedule by hand, and return its occurrence.
 
     Raises:
         PacelineError: There is no such schedule, or the run can't be submitted.
@@ -84,7 +84,7 @@ def start_now(schedules: Schedules, name: str, start: Start) -> Occurrence:
 
 
 def resume(schedules: Schedules, name: str) -> int:
-    """Resume a schedule, and return the number of skipped events.
+    """Resume a paused schedule. Return how many events are skipped because of the pause.
 
     Raises:
         ScheduleError: There is no such schedule, or it is not paused.
@@ -154,7 +154,7 @@ class _Look:
         return problems
 
     def begin(self, occurrence: Occurrence, start: Start) -> Occurrence:
-        """Start the run of an open occurrence, and return its new state."""
+        """Start the run of an occurrence. Return the occurrence with its new status."""
         now = occurrence
 
         def keep(run_id: str) -> None:
@@ -181,7 +181,7 @@ class _Look:
         return now
 
     def _going(self) -> list[str]:
-        """Return the active runs, and record the ends of others."""
+        """Return the ids of active runs, and record the ends of other runs."""
         going = []
         for one in self.kept.open():
             if one.status == occurrences.STARTED and (status := self._end(one)) is not None:
@@ -193,7 +193,7 @@ class _Look:
         return going
 
     def _end(self, occurrence: Occurrence) -> str | None:
-        """Return the final state of an occurrence's run; None while it is active."""
+        """Return the final status of an occurrence's run, or None while the run is active."""
         try:
             record = read.record(RunFolder(self._runs_dir / (occurrence.run_id or "")))
         except RunNotFoundError:
@@ -201,7 +201,6 @@ class _Look:
         return record.status if record.is_terminal else None
 
     def _claim(self, occurrence: Occurrence) -> None:
-        """Claim a new occurrence: record whether it starts a run, is skipped or was missed."""
         if reason := self._passes_over(occurrence):
             occurrence = dataclasses.replace(occurrence, status=occurrences.SKIPPED, reason=reason)
         elif occurrence.is_late and self._schedule.missed != ONCE:
@@ -212,7 +211,7 @@ class _Look:
             self.kept.finish(occurrence)
 
     def _waiting(self) -> list[Occurrence]:
-        """Return the waiting occurrences. Of several waiting times, skip all but the latest."""
+        """Return the waiting occurrences. Skip all waiting times but the latest."""
         waiting = [one for one in self.kept.open() if one.status == occurrences.WAITING]
         times_now = [one for one in waiting if one.kind == occurrences.TIME and one.run_id is None]
         # A run that takes longer than the interval would never catch up with all of its times.
@@ -223,7 +222,7 @@ class _Look:
         return [one for one in waiting if one not in times_now[:-1]]
 
     def new(self) -> Iterator[Occurrence]:
-        """Yield new times, versions and ended runs."""
+        """Yield an occurrence for each new time, version and ended run."""
         schedule = self._schedule
         if schedule.cron:
             found = times.due(schedule.cron, schedule.time_zone or "UTC", since(schedule, self.kept), self.now)
@@ -253,7 +252,7 @@ class _Look:
                     yield one
 
     def _passes_over(self, occurrence: Occurrence) -> str:
-        """Return why an occurrence starts nothing, or ""."""
+        """Return why an occurrence does not start a run, or "" if it does."""
         if occurrence.kind == occurrences.RUN:
             status = store.stored(RunFolder(self._runs_dir / occurrence.what)).status
             if self._schedule.ended != ANY and status.lower() != self._schedule.ended:

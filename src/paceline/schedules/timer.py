@@ -1,4 +1,4 @@
-"""The timer that looks at a workspace's schedules each minute: a systemd user timer or a crontab line."""
+"""A timer that checks a workspace's schedules each minute: a systemd user timer or a crontab line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TIMEOUT_S = 30.0
 
 
 def install(workspace_dir: Path, kind: str) -> str:
-    """Install a workspace's timer, and return its kind.
+    """Install a timer for a workspace, and return its kind, such as "cron".
 
     Raises:
         ScheduleError: This machine has no timer of the kind, or refuses it.
@@ -51,7 +51,7 @@ def install(workspace_dir: Path, kind: str) -> str:
 
 
 def installed(workspace_dir: Path) -> str | None:
-    """Return the kind of a workspace's timer on this machine, or None."""
+    """Return the kind of the workspace's timer on this machine, or None without a timer."""
     if unit_path(f"{_name(workspace_dir)}.timer").exists():
         return SYSTEMD
     if shutil.which("crontab"):
@@ -62,11 +62,7 @@ def installed(workspace_dir: Path) -> str | None:
 
 
 def remove(workspace_dir: Path) -> None:
-    """Remove a workspace's timer, if it exists.
-
-    Raises:
-        ScheduleError: systemd or cron refuses it.
-    """
+    """Remove a workspace's timer, if it exists."""
     kind = installed(workspace_dir)
     if kind == SYSTEMD:
         name = _name(workspace_dir)
@@ -79,7 +75,7 @@ def remove(workspace_dir: Path) -> None:
 
 
 def advice(kind: str) -> str:
-    """Return what the user should do for a timer of this kind to work, or ""."""
+    """Return what the user has to do so that a timer of this kind works, or ""."""
     if kind == NONE:
         return "Call `paceline schedule tick` each minute: nothing else starts the runs."
     if kind == SYSTEMD and shutil.which("loginctl"):
@@ -143,7 +139,6 @@ def _line(workspace_dir: Path) -> str:
 
 
 def _change_crontab(workspace_dir: Path, own: list[str]) -> None:
-    """Replace this workspace's line of the crontab by `own`."""
     state = state_folder()
     try:
         state.mkdir(parents=True, exist_ok=True)
@@ -190,7 +185,7 @@ def _write_crontab(lines: list[str]) -> None:
 
 
 def _name(workspace_dir: Path) -> str:
-    """Return the name of a workspace's units, and the mark of its line in the crontab."""
+    """Return a name for the workspace's systemd units, which also marks its crontab line."""
     return f"paceline-schedules-{hashlib.sha256(os.fsencode(os.path.realpath(workspace_dir))).hexdigest()[:10]}"
 
 

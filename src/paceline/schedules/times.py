@@ -1,7 +1,7 @@
 """Times of cron expressions in a time zone, with the rules of Debian's cron (https://github.com/cuu508/cronsim).
 
-Daylight saving: a time in the skipped hour comes right after the gap, and a time in the repeated hour comes once. An expression
-with `*` in its minutes or hours ignores the change: it goes by elapsed time.
+Daylight saving: a time in the skipped hour is moved to right after it, and a time in the repeated hour occurs once.
+Expressions with `*` as minutes or hours ignore the change: they count elapsed time.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ MOST = 20_000
 
 @dataclass(frozen=True)
 class Due:
-    """The times that have come since a former one.
+    """The times of a schedule that have passed since an earlier time.
 
     Attributes:
-        last: The latest one.
-        earlier: The first and the last of those before it, or None.
-        count: The number of those before it, at most `MOST`.
+        last: The latest of them.
+        earlier: The first and the last of those before `last`, or None.
+        count: The number of those before `last`, at most `MOST`.
     """
 
     last: dt.datetime
@@ -46,12 +46,12 @@ class Due:
 
 
 def is_expression(word: str) -> bool:
-    """Return whether a word can only be a cron expression."""
+    """Return whether a word is a cron expression, and so no file's name."""
     return word.startswith("@") or len(word.split()) > 1
 
 
 def check(expression: str, zone: str) -> str:
-    """Return the five fields of a cron expression.
+    """Return the five fields of a cron expression, such as "0 3 * * *".
 
     Raises:
         ScheduleError: The expression or the time zone is wrong, or the expression has no time in the next 50 years.
@@ -76,7 +76,7 @@ def check(expression: str, zone: str) -> str:
 
 
 def times_after(expression: str, zone: str, since: dt.datetime) -> Iterator[dt.datetime]:
-    """Yield the times of an expression after `since`, in UTC."""
+    """Yield the times of a cron expression after `since`, in UTC."""
     from cronsim import CronSim  # imported here because few verbs need it
 
     for time in CronSim(expression, since.astimezone(_zone(zone))):
@@ -86,12 +86,12 @@ def times_after(expression: str, zone: str, since: dt.datetime) -> Iterator[dt.d
 
 
 def next_time(expression: str, zone: str, since: dt.datetime) -> dt.datetime | None:
-    """Return the first time after `since`, in UTC; None if the expression never matches again."""
+    """Return the first time after `since`, in UTC; None if there will be no such time."""
     return next(times_after(expression, zone, since), None)
 
 
 def due(expression: str, zone: str, since: dt.datetime, now: dt.datetime) -> Due | None:
-    """Return the times after `since` and up to `now`; None if there are none."""
+    """Return the times after `since` and up to `now`, or None without such a time."""
     found: list[dt.datetime] = []
     count = 0
     for time in times_after(expression, zone, since):

@@ -47,11 +47,7 @@ def changed_ns(folder: ServiceFolder) -> int:
 
 
 def change(folder: ServiceFolder, which: str, value: str | None = None) -> str:
-    """Replace one of the two keys, and return the new key.
-
-    Raises:
-        ServiceError: The service has no keys, or `which` is neither "primary" nor "secondary".
-    """
+    """Replace one of the two keys, and return the new key."""
     if not isinstance(which, str) or which.lower() not in NAMES:
         raise ServiceError(f"there is no key {which!r}. There are 'primary' and 'secondary'.")
     both = dict(zip(NAMES, read(folder), strict=True))

@@ -1,4 +1,4 @@
-"""Sessions on a node as runs (`paceline dev`): the worker's program and the client's side."""
+"""Sessions on a node, which are runs (`paceline dev`): the program of their worker, and the client's side."""
 
 from __future__ import annotations
 
@@ -15,18 +15,22 @@ KEY_VARIABLE = "PACELINE_SESSION_KEY"
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """What a session serves. `at`: the port of JupyterLab, or the words of the command for ssh."""
+    """The way to reach what a session serves.
+
+    kind: "jupyter", "ssh" or "shell".
+    at: The port of JupyterLab, or the command that starts the ssh server for a connection.
+    """
 
     kind: str
     at: str
 
 
 def serving_line(found: Serving) -> str:
-    """Return the line that a worker prints once it serves."""
+    """Return the log line by which a worker reports that its session can be reached."""
     return f"paceline: this session serves {found.kind} at {found.at}"
 
 
 def serving(log: str) -> Serving | None:
-    """Parse the last `serving_line` of a log, or return None."""
+    """Return what the last `serving_line` of a log reports, or None without such a line."""
     lines = _SERVES.findall(log)
     return Serving(kind=lines[-1][0], at=lines[-1][1].strip()) if lines else None

@@ -1,7 +1,7 @@
 """`python -m paceline.sessions KIND IDLE_S`: the worker of a session (`paceline dev`).
 
-KIND is jupyter, ssh or shell. The worker starts what the session serves, keeps its notebooks, and ends after IDLE_S seconds
-without activity; 0: never.
+KIND is jupyter, ssh or shell. The worker starts the server of the session, and stores its notebooks. It ends after
+IDLE_S seconds without activity; 0 means never.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def main(kind: str, idle_s: float) -> None:
 
 
 def _served(kind: str) -> tuple[Callable[[], None], Callable[[], bool], Callable[[], None]]:
-    """Start what the session serves.
+    """Start the server of a session. Return functions to check, watch and end it.
 
-    Return three functions: one raises if the server has ended, one returns whether it was used since the last call, and one
-    ends the server.
+    The first raises if the server has ended. The second returns whether it was used since the last call. The third ends
+    it.
     """
     if kind == "jupyter":
         from paceline.sessions.jupyter import Jupyter
@@ -74,7 +74,7 @@ def _served(kind: str) -> tuple[Callable[[], None], Callable[[], bool], Callable
 
 
 def attached() -> bool:
-    """Return whether a client of `paceline exec` is attached: a shell or an ssh connection."""
+    """Return whether a client of `paceline exec` is connected, as a shell or over ssh."""
     for pid in processes.with_variable("PACELINE_RUN_ID", os.environ["PACELINE_RUN_ID"]):
         words = processes.command_of(pid)
         if any(word.endswith("remote/agent/execute.py") for word in words):

@@ -1,4 +1,4 @@
-"""JupyterLab of a session, at a port of the loopback address."""
+"""JupyterLab in a session, which listens on the loopback address."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Jupyter:
         print(serving_line(Serving(kind="jupyter", at=str(self._port))), flush=True)
 
     def check(self) -> None:
-        """Raise unless JupyterLab runs.
+        """Raise an error if JupyterLab has ended.
 
         Raises:
             JobError: JupyterLab has ended.
-            SystemExit: JupyterLab was shut down in its menu.
+            SystemExit: The user has shut JupyterLab down in its menu.
         """
         if (code := self._process.poll()) == 0:
             raise SystemExit(0)

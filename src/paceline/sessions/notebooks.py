@@ -1,4 +1,4 @@
-"""Keep the notebooks of a session: as outputs for readers, and as checkpoints for the next attempt or session."""
+"""Copy a session's notebooks to outputs, for readers, and to checkpoints, for the next attempt or session."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _OTHERS = frozenset((".ipynb_checkpoints", ".git", "outputs", "node_modules", "_
 
 
 class Notebooks:
-    """The notebooks below a folder.
+    """The notebooks below the folder of a session.
 
     Args:
         work: Folder of the session.
-        checkpoints, outputs: Folders of the run.
+        checkpoints, outputs: Folders of the run, to which notebooks are copied.
     """
 
     def __init__(self, work: Path, checkpoints: Path, outputs: Path) -> None:
@@ -29,7 +29,7 @@ class Notebooks:
         self._seen: dict[str, tuple[int, int]] = dict(self._stamps())
 
     def restore(self) -> None:
-        """Put back the notebooks of an earlier attempt or session."""
+        """Copy the notebooks of an earlier attempt or session into the session's folder."""
         kept = self._kept[0]
         if kept.is_dir():
             shutil.copytree(kept, self._work, dirs_exist_ok=True)
@@ -39,7 +39,7 @@ class Notebooks:
             )
 
     def keep(self) -> bool:
-        """Copy new and changed notebooks. Return whether there were any."""
+        """Copy new and changed notebooks to checkpoints and outputs. Return whether any changed."""
         changed = [(name, stamp) for name, stamp in self._stamps() if self._seen.get(name) != stamp]
         for name, stamp in changed:
             with gone_is_fine():

@@ -1,7 +1,7 @@
-"""An ssh server for a session that listens nowhere: each connection starts `sshd -i` by `paceline exec`.
+"""An ssh server for a session that listens on no port: `paceline exec` starts `sshd -i` for each connection.
 
-The worker writes a configuration with a host key of its own into a private folder. Only the session's own key may log in, as the
-user of the run.
+The worker writes a configuration with a separate host key into a private folder. Only the session's own key may log in,
+as the user of the run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PLACES = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/us
 
 
 def configuration(folder: Path, environment: dict[str, str]) -> str:
-    """Return the text of sshd_config. Shells get the run's variables."""
+    """Return the text of a file sshd_config, which gives shells the run's variables."""
     kept = {name: value for name, value in environment.items() if not set(value) & set('"\n\\') and name.isidentifier()}
     variables = " ".join(f'"{name}={value}"' for name, value in sorted(kept.items()))
     return "\n".join(
@@ -44,11 +44,7 @@ def configuration(folder: Path, environment: dict[str, str]) -> str:
 
 
 class SshServer:
-    """The files of the session's ssh server.
-
-    Raises:
-        JobError: The node has no sshd.
-    """
+    """The files of a session's ssh server: its configuration and keys."""
 
     def __init__(self) -> None:
         sshd, keygen = shutil.which("sshd", path=_PLACES), shutil.which("ssh-keygen", path=_PLACES)

@@ -15,9 +15,11 @@ _TIMEOUT_S = 5.0
 def git_state(source: Path) -> dict[str, object]:
     """Return commit, branch, dirty and repository_uri of the repository of `source`.
 
-    dirty: files below `source` differ from the commit, or are untracked. branch is missing for a detached head, repository_uri
-    without a remote "origin"; passwords are removed from it. The result is empty without a repository, without git, or after 5
-    seconds.
+    dirty: Whether files below `source` differ from the commit, or are untracked.
+    branch: Missing if the head is detached.
+    repository_uri: The URL of the remote "origin" without a password; missing without this remote.
+
+    The result is {} without a repository, without git, or if git takes more than 5 seconds.
     """
     # Testing the folders is cheaper than a git process that finds no repository. In a worktree `.git` is a file.
     if not any((folder / ".git").exists() for folder in (source, *source.resolve().parents)):
@@ -47,7 +49,7 @@ def git_state(source: Path) -> dict[str, object]:
 
 
 def tracked_files(source: Path) -> list[str]:
-    """Return the tracked files below `source`."""
+    """Return the paths of files below `source` that git tracks."""
     text = _output(_git(source, "ls-files", "-z", "--cached"))
     return [name for name in (text or "").split("\0") if name]
 

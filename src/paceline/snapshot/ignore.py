@@ -1,4 +1,4 @@
-"""Exclusion rules of a snapshot: `.amlignore`, else `.gitignore`, and a few fixed names.
+"""Rules that exclude files from a snapshot: those of `.amlignore`, else of `.gitignore`, and a few fixed names.
 
 The syntax is git's, with ignore files in subfolders; pathspec parses it.
 """
@@ -19,7 +19,7 @@ AT_THE_TOP = frozenset({"outputs"})
 
 
 class Ignore:
-    """The exclusion rules of one source tree, compiled when needed."""
+    """The exclusion rules of one source folder."""
 
     def __init__(self, source: Path) -> None:
         self._source = source
@@ -36,7 +36,7 @@ class Ignore:
         self._specs: dict[str, GitIgnoreSpec] = {}
 
     def enter(self, directory: str) -> None:
-        """Read the ignore file of a folder; "" is the top."""
+        """Read the ignore file of a folder, given relative to the source; "" is the source."""
         path = self._source / directory / self.file_name
         try:
             # Strip a UTF-8 BOM: it would become part of the first pattern.
@@ -46,15 +46,15 @@ class Ignore:
         self._texts[directory] = text if directory else self._excluded + text
 
     def key(self) -> list[list[str]]:
-        """Return the cache key of the rules, equal for equal patterns."""
+        """Return a value that is equal for equal rules, to be stored in the cache of a scan."""
         import hashlib
 
         return [[directory, hashlib.sha256(text).hexdigest()] for directory, text in sorted(self._texts.items())]
 
     def ignores(self, path: str, *, is_directory: bool) -> str | None:
-        """Return the pattern that excludes `path`, with its file, or None.
+        """Return the pattern that excludes `path` and the pattern's file, or None.
 
-        The deepest folder's patterns take precedence.
+        Patterns in the deepest folder take precedence.
         """
         if not self._texts:
             return None

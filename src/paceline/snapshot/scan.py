@@ -1,7 +1,7 @@
-"""Scan of a source tree: its files, and those unchanged since the last scan.
+"""Scan a source folder: find its files, and those unchanged since the last scan.
 
-A hash of the last scan is reused if size, times, inode and mode are equal, and the times are safely older than that scan. Git
-does the same: for a file written within the clock tick of its hash, equal times prove nothing.
+The hash of a file is taken from the last scan if size, times, inode and mode are equal, and the times are clearly older
+than that scan. Git does the same: a file may change twice within a clock tick, so equal times alone prove nothing.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ Stamp: TypeAlias = "tuple[int, int, int, int, int]"
 
 @dataclass
 class Tree:
-    """The scanned tree. Paths are relative, with `/`.
+    """The result of a scan. Paths are relative to the source, with `/`.
 
     Attributes:
-        files: Stamp of each file.
-        links: Target of each link.
+        files: Path -> stamp of the file.
+        links: Path -> target of the link.
         directories: All folders, including empty ones.
-        hashes: Hash of each file that is unchanged since the last scan.
-        not_copied: Entries that a run's working folder links to instead, and results of earlier runs.
+        hashes: Path -> hash of a file that is unchanged since the last scan.
+        not_copied: Parts of the source that are not copied: a run's working folder links to them, or they are results
+            of runs.
     """
 
     source: Path
@@ -64,7 +65,7 @@ class Tree:
         return sum(stamp[0] for stamp in self.files.values())
 
     def to_cache(self, snapshot_id: str) -> dict[str, object]:
-        """Return the cache for the next scan, once all hashes are known."""
+        """Return the data that the next scan reads, once all hashes are known."""
         return {
             "id": snapshot_id,
             "ignore": self.ignore_key,
@@ -87,21 +88,21 @@ def scan(
     wanted: frozenset[str] = frozenset(),
     is_whole: bool = False,
 ) -> Tree:
-    """Return the tree below `source`.
+    """Return the files, links and folders below `source`.
 
     Args:
         source: The folder to scan.
         cache_file: The cache of the last scan.
         leave_out: The workspace, which may lie inside the tree.
         files_out: Files and folders to exclude.
-        opened: For a run, which links to the excluded entries: the script, its folder, the working directory and their
-            parents, relative to `source`. None: nothing can be linked, so such an entry is an error.
+        opened: Paths of the script, its folder, the working directory and their parents, relative to `source`. A run
+            links to what is not copied. None: nothing can be linked, so a file that can't be copied is an error.
         wanted: Folders with results of earlier runs that the run needs, relative to `source`.
         is_whole: Ignore limits and ignore files.
 
     Raises:
-        SnapshotError: A file can't be read; or, without `opened`, the tree exceeds the limits, or contains a link out of it
-            or a special file.
+        SnapshotError: A file can't be read; or, without `opened`, the tree exceeds the limits, or contains a link out
+            of it or a special file.
     """
     tree = _Scan(source, read_json(cache_file) or {}, leave_out, files_out, opened, wanted, is_whole).run()
     if opened is None and not is_whole:
@@ -279,7 +280,7 @@ class _Scan:
         tree.not_copied[:] = [excluded for excluded in tree.not_copied if not excluded.path.startswith(below)]
 
     def _link_largest(self) -> None:
-        """Exclude the largest untracked files or folders until the rest is within the snapshot's limits."""
+        """Exclude the largest untracked files and folders until the limits are met."""
         tree = self._tree
         if tree.size <= MAX_BYTES and len(tree.files) <= MAX_FILES:
             return
@@ -331,7 +332,7 @@ class _Scan:
             self._tree.hashes[path] = before[5]
 
     def _link_target(self, path: str) -> str | None:
-        """Return the target of the link's copy; None if the link is not copied."""
+        """Return the target for a copy of the link, or None if the link is not copied."""
         absolute = os.path.join(self._root, path)
         target = os.readlink(absolute)
         resolved = os.path.realpath(absolute)

@@ -1,6 +1,6 @@
-"""Hash a scanned tree, and copy it to `<workspace>/snapshots/<hash>/` unless it exists.
+"""Hash a scanned source folder, and copy it to `<workspace>/snapshots/<hash>/` unless that exists.
 
-A snapshot never changes; runs work on copies of it.
+A snapshot never changes. Runs work on copies of it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Progress: TypeAlias = "Callable[[int, int], None]"
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """A copy of a source directory."""
+    """An unchanging copy of a source folder in the workspace."""
 
     id: str
     path: Path
@@ -56,10 +56,10 @@ def take(
     wanted: frozenset[str] = frozenset(),
     is_whole: bool = False,
 ) -> Snapshot:
-    """Return the snapshot of `source`; copy the files if no equal snapshot exists.
+    """Return a snapshot of `source`. Copy the files unless an equal snapshot exists.
 
     Args:
-        source: The folder.
+        source: The folder to copy.
         snapshots_dir: `<workspace>/snapshots`.
         workspace_dir: The workspace, which is excluded.
         progress: Called as bytes are read.
@@ -69,8 +69,8 @@ def take(
         is_whole: As for `scan`.
 
     Raises:
-        SnapshotError: The source is not a folder, exceeds the limits, contains a link out of it, a file is unreadable or
-            keeps changing, or the disk is full.
+        SnapshotError: The source is not a folder, exceeds the limits, contains a link out of it, a file is unreadable
+            or keeps changing, or the disk is full.
     """
     check_folder(source)
     cache_dir = snapshots_dir / ".scans"
@@ -140,7 +140,7 @@ class _Meter:
 
 
 def _read(tree: Tree, path: str, target: Path | None, meter: _Meter) -> str:
-    """Return a file's hash, copying it on the way."""
+    """Return the hash of a file's content. With `target`, copy the content there too."""
     digest = hashlib.sha256()
     try:
         source = open(tree.source / path, "rb", buffering=0)  # noqa: SIM115
@@ -209,7 +209,7 @@ def _copy(tree: Tree, target: Path, meter: _Meter) -> None:
 
 
 def _link(old: Path, new: Path, tree: Tree, path: str) -> bool:
-    """Hard-link an equal file of the last snapshot. So a small edit makes a small snapshot."""
+    """Hard-link a file of the last snapshot if it is equal. Return whether it was."""
     try:
         status = os.lstat(old)
         if stat.S_IMODE(status.st_mode) != stat.S_IMODE(tree.files[path][4]) or status.st_size != tree.files[path][0]:

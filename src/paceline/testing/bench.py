@@ -1,4 +1,4 @@
-"""Submit the suite's scripts to the target under test, wait for them, and inspect their results."""
+"""Submit the conformance suite's scripts to the tested compute target, wait for them, and inspect their results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ VARIABLES = {f"ODD_{number}": word for number, word in enumerate(WORDS)}
 
 
 class Bench:
-    """The runs of one test on the target under test."""
+    """The runs that one test has submitted to the tested compute target."""
 
     def __init__(self, target: TargetUnderTest) -> None:
         self.target = target
@@ -45,9 +45,9 @@ class Bench:
     # --- runs
 
     def submit(self, script: str, backend: str | None = None, **values: Any) -> Run:
-        """Submit a script: as one process, or on all nodes with a backend.
+        """Submit a script as one process, or with a `backend` on all nodes.
 
-        values: more fields of the job.
+        values: Further fields of the job.
         """
         given = {**self.way(backend), "grace_period_seconds": GRACE_S, **self.target.values, **values}
         job = Job(entry_script=ENTRY_SCRIPT, compute_target=self.target.name, **given)
@@ -62,7 +62,7 @@ class Bench:
         return run
 
     def plain(self, backend: str | None) -> Run:
-        """Return the shared, completed run of the plain script."""
+        """Return a completed run of the script `PLAIN`, which several tests share."""
         key = f"plain {backend}"
         if key not in self.target.finished:
             run = self.finish(scripts.PLAIN, backend, arguments=WORDS, environment_variables=VARIABLES)
@@ -71,7 +71,7 @@ class Bench:
         return self.target.finished[key]
 
     def way(self, backend: str | None) -> dict[str, Any]:
-        """Return the job's fields for one process; for all nodes if a backend is given.
+        """Return the job's fields for one process, or with a backend for all nodes.
 
         Skip the test if the target does not support the backend.
         """
@@ -101,7 +101,7 @@ class Bench:
     # --- waiting
 
     def wait_until(self, condition: Callable[[], object], what: str, limit_s: float = _WAIT_S) -> None:
-        """Return once `condition` holds; fail after the limit and the target's slack."""
+        """Return once `condition` holds. Fail the test after `limit_s` and the target's slack."""
         looked = time.monotonic()
         deadline = looked + limit_s + self.target.slack_s
         while not condition():
@@ -117,7 +117,7 @@ class Bench:
         return run.status
 
     def wait_for_status(self, run: Run, status: str) -> None:
-        """Return once the run is in this state; fail if it ends in another."""
+        """Return once the run has this status. Fail the test if the run ends with another."""
 
         def reached() -> bool:
             record = run.record()
@@ -127,7 +127,7 @@ class Bench:
         self.wait_until(reached, f"{run.id} is {status}")
 
     def wait_for_line(self, run: Run, line: str, attempt: int = 1) -> None:
-        """Return once each rank's log has the line, with `{rank}` replaced by the rank."""
+        """Return once the log of each rank has the line, in which `{rank}` stands for the rank."""
         job = run.record().job
         assert job is not None
         for rank in range(job.world_size):
@@ -141,7 +141,7 @@ class Bench:
     # --- results
 
     def story(self, *runs: Run) -> str:
-        """Describe the runs for the message of a failed check."""
+        """Return a text about the runs for the message of a failed check."""
         parts = []
         for run in runs:
             record = run.record()
@@ -151,7 +151,7 @@ class Bench:
         return "\n".join(parts)
 
     def close(self) -> None:
-        """End the processes of a failed check. Fail if an ended run has left processes or resources."""
+        """Cancel the test's runs. Fail if an ended run has left processes or resources."""
         living = [run for run in self.runs if not run.record().is_terminal]
         for run in living:
             run.cancel()
@@ -164,7 +164,7 @@ class Bench:
 
 
 def text_of(path: Path) -> str:
-    """Return a log's current text, or "" without a log."""
+    """Return the present text of a log; "" if there is no log."""
     try:
         return path.read_text(errors="replace")
     except OSError:
@@ -172,13 +172,13 @@ def text_of(path: Path) -> str:
 
 
 def seen(run: Run, rank: int) -> dict[str, Any]:
-    """Return the facts that a worker of the plain script has recorded about itself."""
+    """Return the facts that a worker of the script `PLAIN` has written about itself."""
     found: dict[str, Any] = json.loads((run.folder.outputs / f"seen_{rank}.json").read_text())
     return found
 
 
 def states_of(run: Run) -> list[str]:
-    """Return the run's states in order."""
+    """Return the statuses that the run has had, in order."""
     found = [json.loads(line)["status"] for line in run.folder.events.read_text().splitlines()]
     return [status for index, status in enumerate(found) if index == 0 or status != found[index - 1]]
 
@@ -191,5 +191,5 @@ def node_of(run: Run, rank: int, attempt: int = 1) -> str:
 
 
 def exit_codes(run: Run, attempt: int = 1) -> dict[int, int]:
-    """Return the exit codes of an attempt, by rank."""
+    """Return the exit codes of an attempt, as {rank: exit code}."""
     return {int(rank): code for rank, code in run.record().attempts[attempt - 1].exit_codes.items()}

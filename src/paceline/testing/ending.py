@@ -173,7 +173,10 @@ class FailingChecks:
 
 
 def missing_members(target: object) -> dict[str, list[str]]:
-    """Return part (`paceline.targets.base.PARTS`) -> missing members, for incomplete parts of the target."""
+    """Return {part of the target: its missing members}, for incomplete parts.
+
+    The parts are those of `paceline.targets.base.PARTS`.
+    """
     found = {}
     for part in PARTS:
         names = [name for name in vars(part) if not name.startswith("_")]

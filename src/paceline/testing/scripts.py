@@ -1,6 +1,6 @@
-"""The training scripts of the suite.
+"""The training scripts of the conformance suite.
 
-They need only the standard library and Paceline's worker side.
+They need only the standard library, and modules of Paceline that workers may import.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The description of a compute target for the conformance suite, written by the target's author."""
+"""The description of a compute target for the conformance suite. The target's author writes it."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from paceline.testing.slow_package import write_slow_package
 
 
 class TargetUnderTest:
-    """A compute target and its properties. Subclass it, and override the values that differ.
+    """A compute target with its properties. Subclass it, and override the values that differ.
 
-    folder: a folder for workspace and sources. Test a folder that the nodes share with this machine, and another.
-    shared_folder: a folder with the same path on all nodes, or None.
-
-    kind, settings: as for `paceline compute add`.
-    backends: launchers that the target supports, besides one plain process.
-    node_count, process_count_per_node: size of runs on several nodes, which the target must be able to run.
-    values: job fields of every run, such as `environment`.
-    never_fits: job fields that the target must refuse.
-    has_queue: while a run has all nodes, another has to wait. Runs with the fields `whole` need all nodes.
-    has_spare_node: there is one more node than `node_count`, so that a run can continue after a loss.
-    has_outputs_early: outputs and uploaded files are readable during the run, not only at its end.
-    node_lost_s: longest time to detect the loss of a node.
-    slack_s: added to all time limits, for busy machines.
+    folder: A folder for workspace and sources. Test one folder that the nodes share with this machine, and one that
+        they do not.
+    shared_folder: A folder with the same path on all nodes, or None.
+    kind, settings: The arguments of `paceline compute add`.
+    backends: Launchers that the target supports in addition to one plain process.
+    node_count, process_count_per_node: Size of runs on several nodes, which the target must be able to run.
+    values: Job fields of every run, such as `environment`.
+    never_fits: Job fields that the target must refuse.
+    has_queue: Whether a run waits while another has all nodes. Runs with the fields `whole` need all nodes.
+    has_spare_node: Whether there is one node more than `node_count`, so that a run can continue after a loss.
+    has_outputs_early: Whether outputs and uploaded files are readable during the run, not only at its end.
+    node_lost_s: Longest time to detect the loss of a node.
+    slack_s: Seconds that are added to all time limits, for busy machines.
     """
 
     kind: str
@@ -53,12 +53,12 @@ class TargetUnderTest:
 
     @property
     def name(self) -> str:
-        """Return the `compute_target` of jobs."""
+        """The name under which the target is registered, the `compute_target` of jobs."""
         return configured.LOCAL if self.kind == configured.LOCAL else "under-test"
 
     @functools.cached_property
     def workspace_dir(self) -> Path:
-        """Return the workspace of all runs, in which the target is registered."""
+        """The workspace of all runs, in which the target is registered."""
         path = self.folder / "ws"
         if self.name != configured.LOCAL:
             described = configured.Configured(name=self.name, kind=self.kind, settings=self.settings)
@@ -67,7 +67,7 @@ class TargetUnderTest:
 
     @property
     def whole(self) -> Mapping[str, Any]:
-        """Return job fields of a run that needs all nodes."""
+        """Job fields of a run that needs all nodes."""
         return {
             "node_count": self.node_count,
             "process_count_per_node": self.process_count_per_node,
@@ -75,9 +75,9 @@ class TargetUnderTest:
         }
 
     def slow_preparation(self) -> Mapping[str, Any] | None:
-        """Return job fields that keep a job `Preparing` for a minute, or None.
+        """Return job fields with which a job is `Preparing` for a minute, or None.
 
-        By default a package in `shared_folder` with a slow build.
+        By default the environment has a package with a slow build, in `shared_folder`.
         """
         if self.shared_folder is None:
             return None
@@ -85,10 +85,10 @@ class TargetUnderTest:
         return {"environment": Environment(pip_packages=(str(package),), layered=True)}
 
     def processes(self, run: Run) -> dict[int, str]:
-        """Return pid -> command line of the run's live processes on all nodes, the supervisor included.
+        """Return {pid: command line} of a run's processes on all nodes.
 
-        By default processes of this machine with the run's id in their command line or environment. Override it for other
-        machines.
+        The supervisor is included. By default these are processes of this machine with the run's id in their command
+        line or environment. Override the method for other machines.
         """
         found, name = {}, os.fsencode(run.id)
         for entry in Path("/proc").iterdir():
@@ -104,22 +104,22 @@ class TargetUnderTest:
         return found
 
     def left(self, run: Run) -> list[str]:
-        """Return resources that an ended run has left, such as leases, allocations, folders on nodes.
+        """Return descriptions of resources that an ended run has left, such as leases or folders.
 
-        By default scratch folders of this machine. Extend it by the resources of the target's runs.
+        By default these are scratch folders of this machine. Add the resources of the target.
         """
         places = {Path("/dev/shm"), Path(tempfile.gettempdir())}
         return [str(path) for place in places for path in place.glob(f"paceline-{run.id[-8:]}*")]
 
     def kill_supervisor(self, run: Run, *, with_guardian: bool) -> None:
-        """Kill the run's supervisor by SIGKILL, with or without its guardian; both are found in `processes`."""
+        """Kill the run's supervisor by SIGKILL, and its guardian too if `with_guardian`."""
         pids = [pid for pid, command in self.processes(run).items() if "paceline.supervisor" in command]
         for pid in pids:
             if with_guardian or len(pids) == 1 or _parent(pid) in pids:
                 processes.send(pid, 9)
 
     def node_to_lose(self, names: Sequence[str]) -> str:
-        """Return the name of the node to lose; by default the last."""
+        """Return which of the nodes `names` a check shall lose; by default the last."""
         return names[-1]
 
     #: Optional methods: `lose_node(name)` crashes or disconnects a node, `bring_back(name)` undoes this.
@@ -128,7 +128,7 @@ class TargetUnderTest:
 
     @functools.cached_property
     def finished(self) -> dict[str, Run]:
-        """Return ended runs that several checks of the suite share."""
+        """The ended runs that several checks of the suite share."""
         return {}
 
 

@@ -15,9 +15,9 @@ _MPIRUNS = ("OMPI_", "PMIX_", "PRTE_")
 
 
 def expected(run: Run, rank: int, variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the expected variables, except PYTHONPATH and PATH.
+    """Return the variables that a worker must have, except PYTHONPATH and PATH.
 
-    found: the worker's real variables, which supply the addresses, ports and folders that the target chooses.
+    variables: The worker's real variables. Those that the target may choose, such as addresses, are taken from them.
     """
     record = run.record()
     job = record.job
@@ -59,7 +59,10 @@ def expected(run: Run, rank: int, variables: Mapping[str, str]) -> dict[str, str
 
 
 def foreign(variables: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
-    """Return the names of variables that a worker must not have."""
+    """Return the names of variables that a worker has, but must not have.
+
+    wanted: The result of `expected`.
+    """
     rest = set(variables) - set(wanted) - set(environment.inherited(variables))
     return sorted(name for name in rest if not ("OMPI_COMM_WORLD_RANK" in variables and name.startswith(_MPIRUNS)))
 
@@ -74,7 +77,10 @@ _OF_THE_PLACE = {
 
 
 def comparable(variables: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    """Return the worker's variables with addresses, ports, folders, secret and run id normalized."""
+    """Return a worker's variables with addresses, ports, folders and ids replaced.
+
+    Variables of different runs then compare equal.
+    """
     places = {
         variables["PACELINE_RUN_DIR"]: "<run folder>",
         variables.get("AZUREML_SOURCE_DIRECTORY"): "<working directory>",

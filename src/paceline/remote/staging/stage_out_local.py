@@ -45,9 +45,6 @@ def expect(folder: RunFolder, outputs: Sequence[str]) -> None:
     """Check that this machine can store a run's outputs, and record that it will.
 
     Call this before the run is sent.
-
-    Raises:
-        DataError, TransferError: An output can't be stored.
     """
     if not outputs:
         return

@@ -28,20 +28,20 @@ _NAMES = (*_ACTIONS, *_NUMBERS, "error", "ranks")
 
 
 class EventsError(PacelineError):
-    """The error that a script has no valid `EVENTS`."""
+    """An error because a script has no valid list `EVENTS`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerEvent:
-    """One event of a worker's life.
+    """An event in the life of a worker.
 
     Attributes:
         action: "line", "metric", "stack" or "exit".
-        what: The line, the metric's name, or "file:line function".
+        what: The printed line, the metric's name, or the stack's "file:line function".
         value: The metric's value, or the exit code.
         every_s: Seconds between repetitions; 0 for a single event.
-        error: The exception of an exit, as "Type: text".
-        ranks: The ranks on which it happens; None for all.
+        error: The exception at an exit, as "Type: text".
+        ranks: The ranks on which the event happens; None for all.
     """
 
     action: str
@@ -55,7 +55,9 @@ class WorkerEvent:
 
 
 def read_events(text: bytes, name: str) -> tuple[WorkerEvent, ...]:
-    """Return the events in the text of a script, without running it. Messages name the script.
+    """Return the events in a script's text, without running the script.
+
+    name: The script's name, for error messages.
 
     Raises:
         EventsError: The script has no list `EVENTS`, or an event is wrong; the message says which.

@@ -38,14 +38,15 @@ OPTIONS: tuple[Option, ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class NodeBehavior:
-    """The behavior of one node. Times are seconds since the start of its agent; None for never.
+    """The speed and the faults of a simulated node.
 
     Attributes:
-        resent: Share of messages that arrive `RESEND_S` later.
+        resent: Share of messages that arrive `RESEND_S` later, as if they had been lost and sent again.
         factor: How many times slower the node is.
-        silent_s: When the node falls silent: the connection stays open, and nothing passes.
-        killed_s: When the node's agent ends.
-        full_s: When the node's disk is full.
+        silent_s: Seconds after which the node sends nothing any more, although the connection stays open; None for
+            never.
+        killed_s: Seconds after which the node's agent ends; None for never.
+        full_s: Seconds after which the node's disk is full; None for never.
     """
 
     latency_s: float
@@ -79,7 +80,7 @@ class SimSettings:
 
     @classmethod
     def read(cls, kind: str, name: str, settings: SettingValues) -> SimSettings:
-        """Return the checked settings.
+        """Return the settings of a compute target, checked.
 
         Raises:
             TargetError: A setting is unknown or wrong, or there are more faults than nodes.
@@ -98,7 +99,7 @@ class SimSettings:
         return found
 
     def behaviors(self, names: Sequence[int], *, has_faults: bool = True) -> dict[int, NodeBehavior]:
-        """Return the behavior of each of these nodes. Without `has_faults`, nodes may be slow, but never fail."""
+        """Return {number of a node: its behavior}. Without `has_faults`, no node fails."""
         order = list(range(self.nodes))
         chance = random.Random(f"paceline sim {self.seed}")
         chance.shuffle(order)

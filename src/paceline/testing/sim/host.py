@@ -1,7 +1,7 @@
 """Simulate some hundred nodes in this process: `python -m paceline.testing.sim.host JSON`.
 
-Through the socket on standard input the supervisor passes the file descriptors of the nodes' connections. When all
-connections have ended, the process removes the folders of the nodes' disks, and exits.
+The supervisor passes the file descriptors of the nodes' connections over a socket, which is the standard input. When
+all connections have ended, the process removes the folders of the nodes' simulated disks, and exits.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ _DISK_BYTES = 10**12
 
 
 class Loop:
-    """A clock with functions to call at given times."""
+    """An event loop, which calls functions at given times."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.now = clock
@@ -42,11 +42,11 @@ class Loop:
         self._count = itertools.count()
 
     def after(self, delay_s: float, work: Callable[[], None], *, urgent: bool = False) -> None:
-        """Schedule a call of `work` after this delay. Urgent calls precede other calls that are late."""
+        """Call `work` after a delay. Urgent work precedes other work that is due."""
         heapq.heappush(self._due[not urgent], (self.now() + delay_s, next(self._count), work))
 
     def work_off(self) -> float | None:
-        """Call due functions for a while. Return the seconds until the next, or None."""
+        """Call due functions for a while. Return the seconds until the next is due, or None."""
         until = self.now() + _SLICE_S
         while (now := self.now()) <= until:
             for due in self._due:
@@ -59,10 +59,10 @@ class Loop:
 
 
 class SimNode:
-    """One node with its connection to the supervisor.
+    """A simulated node, with its connection to the supervisor.
 
-    folder: The folder of the node's disk.
-    on_want: Called with whether bytes wait until the socket is writable again.
+    folder: The folder of the node's simulated disk; None if the node sees the supervisor's files.
+    on_want: Called with True while bytes wait for the socket to accept them, then with False.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class SimNode:
             self._last_in = self._deliver(self._last_in, lambda: self._take(data))
 
     def send(self, data: bytes) -> None:
-        """Send bytes to the supervisor, in one message with other bytes of the same moment."""
+        """Send bytes to the supervisor. Bytes of the same moment form one message."""
         now = self._loop.now()
         if not self._outgoing or now - self._sent > _TOGETHER_S:
             batch: list[bytes] = []
@@ -130,7 +130,7 @@ class SimNode:
         self._outgoing.append(data)
 
     def flush(self) -> None:
-        """Write the bytes that did not fit into the socket before."""
+        """Write bytes that the socket has not accepted yet."""
         if self.is_over or self.is_silent:
             return
         try:
@@ -143,14 +143,14 @@ class SimNode:
         self._on_want(bool(self._unsent))
 
     def leave(self) -> None:
-        """End the agent, its processes and the connection."""
+        """Close the connection, and end the node's agent and processes."""
         if not self.is_over:
             self.is_over = True
             self.commands.kill_all()
             self._sock.close()
 
     def _deliver(self, last: float, work: Callable[[], None]) -> float:
-        """Call `work` when a message sent now arrives. Return this time."""
+        """Schedule `work` for the time when a message sent now arrives. Return this time."""
         behavior = self._behavior
         delay_s = behavior.latency_s * (1 + self._chance.random() / 2)
         if behavior.resent and self._chance.random() < behavior.resent:
@@ -209,7 +209,7 @@ class SimNode:
         self._soon("reap", 0.0, self.agent.reap)
 
     def look_now(self) -> None:
-        """Let the mirror send its queued frames."""
+        """Let the mirror send new lines and its queued frames soon."""
         self._loop.after(0.0, self.agent.look)
 
     def _soon(self, name: str, delay_s: float, work: Callable[[], None]) -> None:
@@ -224,7 +224,7 @@ class SimNode:
             self._loop.after(delay_s, do)
 
     def load(self) -> dict[str, object]:
-        """Return a made-up load of the node and its workers, the same for equal seeds."""
+        """Return invented values for the load of the node and its workers."""
         workers = self.commands.ranks()
         ranks = {
             str(rank): {"pid": pid, "cpu_percent": round(90 + 10 * self._chance.random(), 1)} for rank, pid in workers
@@ -238,7 +238,7 @@ class SimNode:
 
 
 class SimOut(SendQueue):
-    """The queue of a simulated agent, which hands each frame to the simulated network."""
+    """The send queue of a simulated agent, which passes frames to the simulated network."""
 
     def __init__(self, node: SimNode) -> None:
         super().__init__(-1, 1.0)
@@ -253,7 +253,7 @@ class SimOut(SendQueue):
 
 
 class SimMirror(Mirror):
-    """A mirror without a thread, whose `step` the node calls."""
+    """A mirror that has no thread. The simulated node calls its `step`."""
 
     def __init__(self, header: Header, out: SendQueue, node: SimNode) -> None:
         super().__init__(
@@ -273,7 +273,7 @@ class SimMirror(Mirror):
 
 
 class SimAgent(Agent):
-    """The real agent with simulated answers to requests about processes and the machine."""
+    """The real agent, with invented answers to requests about processes and the machine."""
 
     def __init__(self, out: SimOut, settings: dict[str, Any], node: SimNode) -> None:
         # The agent needs a socket to its guardian; here it leads nowhere.
@@ -286,7 +286,7 @@ class SimAgent(Agent):
         return self._leaving
 
     def look(self) -> None:
-        """Send new lines, as the mirror's thread does."""
+        """Let the mirror send new lines."""
         if self._mirror is not None and not self._node.is_over:
             try:
                 self._mirror.step()

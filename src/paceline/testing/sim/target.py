@@ -1,4 +1,4 @@
-"""The compute target `sim`: a cluster of simulated nodes, for tests of jobs and of Paceline at any size."""
+"""The compute target `sim`: a cluster of simulated nodes, to test jobs and Paceline at any size."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _HELLO_S, _END_S = 120.0, 10.0
 
 
 class SimTarget:
-    """A target with simulated nodes. Each run gets new nodes, so no run waits."""
+    """A compute target with simulated nodes. Each run gets new nodes, so no run waits."""
 
     kind: ClassVar[str] = "sim"
     OPTIONS: ClassVar[tuple[Option, ...]] = OPTIONS
@@ -135,7 +135,7 @@ class SimTarget:
 
 
 def _simulate(told: dict[str, object]) -> tuple[subprocess.Popen[bytes], list[socket.socket]]:
-    """Start a process that simulates nodes. Return it, and the supervisor's end of each node's connection."""
+    """Start a process that simulates nodes. Return it, and a socket to each node."""
     numbers = told["numbers"]
     assert isinstance(numbers, list)
     ours, theirs = socket.socketpair()

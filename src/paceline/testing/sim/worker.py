@@ -1,4 +1,4 @@
-"""Play the processes of a simulated node: workers, node preparation, and programs that examine workers."""
+"""Simulate the processes of a node: workers, node preparation, and programs that examine workers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TERM_S = 0.05
 
 
 class WorkersNode(Protocol):
-    """The part of a simulated node that its processes use."""
+    """The methods of a simulated node that its processes call."""
 
     name: str
     is_full: bool
@@ -36,10 +36,10 @@ class WorkersNode(Protocol):
         """Return how many seconds the next worker takes to start."""
 
     def note_written(self) -> None:
-        """Let the mirror look soon for a file that has grown."""
+        """Let the mirror look soon for new lines, because a file has grown."""
 
     def note_end(self) -> None:
-        """Let the agent reap a process that has ended."""
+        """Let the agent report that a process has ended."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -64,7 +64,7 @@ class SimCommands(Commands):
         self._ended: list[Header] = []
 
     def start(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None, log: str, tag: str) -> int:
-        """Simulate a command: a worker, or a program of Paceline, which ends at once."""
+        """Simulate the start of a worker, or of a program of Paceline that ends at once."""
         self._next_pid += 1
         pid = self._next_pid
         names = [word.rpartition("/paceline/")[2] for word in argv]
@@ -145,7 +145,7 @@ def _prepare(verb: str, folder: RunFolder, rank: int) -> None:
 
 
 class SimWorker:
-    """One simulated worker. on_end: called with its exit code."""
+    """One simulated worker. `on_end` is called with its exit code."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class SimWorker:
         self._append(log, "")
 
     def start(self) -> None:
-        """Report the start, then play the events."""
+        """Report the worker's start, then schedule its events."""
         if self._has_ended:
             return
         attempt = self._folder.attempt(self._attempt)
@@ -184,7 +184,7 @@ class SimWorker:
                 self._host.after(event.at_s, functools.partial(self._play, event, 0))
 
     def end(self, code: int, error: str = "") -> None:
-        """End the worker. Later calls do nothing."""
+        """End the worker with an exit code, and the text of an exception if any."""
         if self._has_ended:
             return
         self._has_ended = True
@@ -197,7 +197,7 @@ class SimWorker:
         self._on_end(code)
 
     def facts(self) -> dict[str, object]:
-        """Return the worker's simulated stack, as a dump of one frame and as a sampling profile."""
+        """Return what a stack dump and a profile report about the worker."""
         place, _, function = self._stack.partition(" ")
         file, _, line = (place or f"{self._script}:1").rpartition(":")
         number = int(line) if line.isdigit() else 1
