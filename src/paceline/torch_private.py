@@ -368,9 +368,10 @@ def default_store() -> Store:
 
 
 def recorded_collectives() -> bytes:
-    """Return the flight recorder's JSON, and a JSON line: group -> its global ranks.
+    """Return two lines: the flight recorder's JSON, and JSON of each group's global ranks.
 
-    Empty if this torch has no flight recorder, or TORCH_FR_BUFFER_SIZE=0 disables it. Imports nothing.
+    The result is empty if this torch has no flight recorder, or if TORCH_FR_BUFFER_SIZE=0 disables it. The function imports
+    nothing.
     """
     module: Any = sys.modules.get("torch._C._distributed_c10d")
     # The second name is that of torch before 2.8, and covers only NCCL.
@@ -416,7 +417,7 @@ def time_every_step(model: Any) -> bool:
 def waited_s(model: Any) -> float | None:
     """Return the seconds that DDP waited for messages in its last step; None if unknown.
 
-    Only the wait after its own gradients are computed counts.
+    Only the time after this rank's own gradients are computed counts.
     """
     try:
         told = model._get_ddp_logging_data()

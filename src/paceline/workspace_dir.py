@@ -38,7 +38,7 @@ only_shows = False
 
 
 def configured(start: Path | None = None) -> Path:
-    """Return the workspace's folder, as `Workspace.from_config` says.
+    """Return the folder of the workspace that `Workspace.from_config` describes.
 
     `start` is a configuration file, or the folder in which to search.
 

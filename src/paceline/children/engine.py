@@ -68,8 +68,12 @@ class ParentState(abc.ABC):
     ) -> None:
         """Remove children that the engine refused, and plan again.
 
-        `child`: Name of the child in messages, such as "trial 3". `begun`: Folders of the refused children. They have no
-        process yet. `advice`: Last sentence of the error after an hour without an accepted child.
+        Args:
+            child: Name of the child in messages, such as "trial 3".
+            begun: Folders of the refused children, which have no process yet.
+            refusals: The backoff of the compute target.
+            error: Error of the engine.
+            advice: Last sentence of the error after an hour without an accepted child.
 
         Raises:
             EngineError: The engine has accepted nothing for an hour.
@@ -183,10 +187,10 @@ def counts_text(noun: str, statuses: Iterable[str]) -> str:
 
 
 def close(folder: RunFolder, record: RunRecord, failure: FailureReport | None, digest: str = "") -> RunRecord:
-    """Record how a run whose children have ended has ended.
+    """Write the end of a run, whose children have ended, into its record.
 
-    `failure`: None for a Completed run. If there is a cancel request, the run is Canceled instead. `digest`: Text of the
-    notifications, such as the results of a sweep.
+    `failure` is None for a Completed run. If there is a cancel request, the run is Canceled instead. `digest` is the text of
+    the notifications, such as the results of a sweep.
     """
     fields: dict[str, object]
     if folder.cancel_request.exists():
@@ -224,8 +228,9 @@ def give_up(controller: type[ParentController[Any]], folder: RunFolder, error: E
 def main(argv: list[str], controller: type[ParentController[Any]]) -> int:
     """Control one run as `python -m MODULE RUN_DIR [FD]`.
 
-    FD is the run's open lock. Without it, an engine has started this process as a job: the process takes the lock itself, and
-    ends at a signal while its children continue. The engine then restarts it or reports how it ended.
+    FD is the descriptor of the run's lock, which this process inherits. Without it, an engine has started this process as a
+    job: the process takes the lock itself, and ends at a signal while its children continue. The engine then restarts it or
+    reports how it ended.
     """
     folder = RunFolder(Path(argv[0]))
     # The PYTHONPATH of this process has only Paceline's library. The children get that of the submitting shell.

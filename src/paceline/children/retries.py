@@ -34,7 +34,7 @@ class Canceling:
     def ask(self, child: RunFolder, reason: str, tag: str = STOPPED) -> bool:
         """Cancel a child. Return False if this was requested before.
 
-        `tag`: Name of the child's tag that holds the reason.
+        The child's tag named `tag` gets the reason.
         """
         if child.run_id in self._requested:
             return False
@@ -96,8 +96,8 @@ class Refusals:
     def refused(self, what: str, error: EngineError, *, others_run: bool, advice: str = "") -> float:
         """Extend the backoff after the engine refused a child. Return its length in seconds.
 
-        `what`: Kind of the refused child, such as "trial". `others_run`: Whether other children are live. Their end may free
-        resources, so the time limit starts again. `advice`: Last sentence of the error.
+        `what` is the kind of the child, such as "trial". `others_run` tells whether other children are live: their end may
+        free resources, so the time limit starts again. `advice` is the last sentence of the error.
 
         Raises:
             EngineError: The engine has accepted nothing for an hour.

@@ -133,7 +133,7 @@ def logs(
 
 
 def _moment(text: str) -> float:
-    """Return a time, or a duration before now, as seconds since 1970."""
+    """Parse a time, or a duration before now, to seconds since 1970."""
     now = time.time()
     try:
         if not _DATE.match(text):

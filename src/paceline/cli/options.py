@@ -43,16 +43,16 @@ class VerbOption:
 
     Attributes:
         words: As written on a command line: "-j --nodes", or "--gpu/--no-gpu". A word without a dash is an argument.
-        type: Type of the value: str, int, float, bool, Path, `Duration()`, a function that parses a text; list for the
-            texts of an option that may be repeated.
-        name: Of the verb's parameter; default: the first long word.
+        type: Type of the value: str, int, float, bool, Path, `Duration()`, a function that parses a text; list for the texts
+            of an option that may be repeated.
+        name: Name of the verb's parameter. Default: the first long word.
         key: Key in a job file (`paceline.job_files.job_file`) that gets the value unchanged.
         complete: Function of `paceline.cli.completing` that offers values. By default names of files are offered.
         needed: Whether the argument is required.
         least: Lower bound of a number.
         most: Upper bound of a number.
         section: Title in `--help` above this option and the options that follow it.
-        may_be_empty: The option takes an empty text.
+        may_be_empty: Whether the option accepts an empty text.
     """
 
     words: str

@@ -234,7 +234,7 @@ def prune(
 
 
 def _prune_nodes(name: str, *, yes: bool, dry_run: bool, as_json: bool) -> int:
-    """Move the files of ended runs from a target's nodes. Return the exit code."""
+    """Move the files of ended runs from a target's nodes to here. Return the exit code."""
     from paceline.remote.link.copies import clear_node
 
     workspace = Workspace.from_config(create=False)

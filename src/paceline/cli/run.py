@@ -83,7 +83,7 @@ def _changes(given: Given) -> RerunChanges:
 
 
 def _run_meant(text: str) -> str:
-    """Return a run's id, given the id or a model's version that the run made."""
+    """Return the id of a run, given by its id or by a model's version that it made."""
     if ":" not in text and "@" not in text:
         return text
     from paceline import models

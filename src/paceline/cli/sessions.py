@@ -195,7 +195,7 @@ def _when_it_serves(folder: RunFolder) -> Serving:
 
 
 def _jupyter(folder: RunFolder, port: int, local: object) -> None:
-    """Print the address of JupyterLab, and hold the tunnel to it until the session ends."""
+    """Print the address of JupyterLab, and keep a tunnel to it open until the session ends."""
     token = (read_json(folder.secrets) or {}).get(TOKEN_VARIABLE)
     if token is None:
         raise RunStateError(

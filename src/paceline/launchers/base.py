@@ -11,7 +11,7 @@ from paceline.system import plugins
 
 
 class Launcher(Protocol):
-    """A launcher, which turns a launch into command lines without starting a worker."""
+    """An object that turns an attempt (`Launch`) into command lines, and starts none of them."""
 
     def check(self, job: Job) -> None:
         """Refuse a job that can't be launched from this machine, before anything starts.

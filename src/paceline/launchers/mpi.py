@@ -63,7 +63,7 @@ class OpenMpi:
 
 
 class MpiLauncher:
-    """Starts all workers with `mpirun`."""
+    """A launcher that starts all workers with `mpirun`."""
 
     def check(self, job: Job) -> None:
         made_anew = job.environment.needs_build and not job.environment.layered
@@ -281,8 +281,7 @@ def mpi4py_library(python: str) -> MpiLibrary | None:
 def starter_command(launch: Launch, starter: Starter, major: int, variables: Mapping[str, str]) -> Command:
     """Return the starter's command that starts all workers.
 
-    major: The version of Open MPI.
-    variables: Variables for Open MPI.
+    `major` is Open MPI's major version, and `variables` are variables for Open MPI.
 
     Raises:
         LauncherError: The nodes differ, or the workers run in containers.

@@ -15,7 +15,7 @@ from paceline.runs.folder import RunFolder
 
 
 class ProcessesLauncher:
-    """Starts each worker as a separate process."""
+    """A launcher that starts each worker as a separate process."""
 
     def check(self, job: Job) -> None:
         """Accept every job."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def prepare(job: Job, folder: RunFolder, node_rank: int, *, apart: bool = False) -> dict[str, Any]:
     """Prepare everything that the node's workers need. Return a `NodeSetup` as JSON.
 
-    apart: Also create the workers' folder, because the supervisor has not.
+    `apart` also creates the workers' folder, because the supervisor has not.
     """
     came = as_here(folder)
     if apart:
@@ -189,8 +189,8 @@ def prepare_container(
 ) -> dict[str, object]:
     """Return the part of `NodeSetup` that describes the container.
 
-    mounts: Mounts that the workers need besides the run's folder. came: Files and paths that arrived on this machine with
-    the run.
+    `mounts` are mounts that the workers need besides the run's folder. `came` has the files and paths that arrived on this
+    machine with the run.
 
     Raises:
         EnvironmentBuildError: No engine answers, the image is not available, or has no suitable Python.

@@ -40,7 +40,7 @@ class NewRun:
         secrets: Values of the job's secrets (`values_of`).
         parent_run_id, trial, step, warnings: Fields of its record.
         checkpoints: A folder to copy as the run's own checkpoints.
-        fill: Writes more files into the run's folder before it gets its name.
+        fill: Function that writes more files into the run's folder, before the folder gets its name.
     """
 
     run_id: str
@@ -58,7 +58,7 @@ class NewRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """A checked job's target and source copy: prepared once, started for one run or many.
+    """A checked job with its target and its copied source, for one run or many.
 
     Attributes:
         warnings: First warnings in the record of each run.

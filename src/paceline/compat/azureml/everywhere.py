@@ -21,7 +21,7 @@ _SOURCE = Path(__file__).parents[1] / "shim" / "azureml_everywhere" / f"{MODULE}
 
 
 def install() -> Path:
-    """Install the names for this interpreter and return the changed folder.
+    """Install the SDK's names for this interpreter, and return the changed folder.
 
     Raises:
         UserError: The folder is not writable.
@@ -43,7 +43,7 @@ def install() -> Path:
 
 
 def uninstall() -> list[Path]:
-    """Remove the names and return the changed folders.
+    """Remove the SDK's names, and return the changed folders.
 
     Raises:
         UserError: A folder is not writable.

@@ -1,6 +1,6 @@
-"""Translation of Azure environments into buildable ones (docs/from-azureml.md).
+"""Translation of Azure environments into environments that Paceline can build.
 
-A note reports each replacement.
+A note reports each replacement. docs/from-azureml.md describes the rules.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _OF_RUN = re.compile(r"ExperimentRun/dcid\.(\w[^/]*)/(.+)")
 def place_in(workspace: Workspace, name: str | None, path: str) -> Source:
     """Return the source of a path in an Azure store.
 
-    It is a datastore of the workspace. For a path in the store of Azure's artifacts it is a file in a run's folder.
+    The source is a path in a datastore of the workspace. In Azure's store of artifacts, it is a file of a run.
     """
     if name == ARTIFACTS and (match := _OF_RUN.fullmatch(path)) is not None:
         from paceline.runs import RunFolder

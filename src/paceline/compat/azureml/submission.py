@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Shape(TypedDict, total=False):
-    """The processes of a job."""
+    """The numbers of nodes and processes of a job."""
 
     node_count: int
     process_count_per_node: int
@@ -47,7 +47,7 @@ _MPI = ("IntelMpi", "OpenMpi", "Mpi")
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """The inputs of a submission."""
+    """A job with its source folder and its notes, ready to submit."""
 
     job: Job
     source_directory: Path

@@ -160,7 +160,7 @@ class _Visitor(ast.NodeVisitor):
             self._held[name] = classes
 
     def _classes(self, node: ast.AST) -> tuple[type, ...]:
-        """Return the classes that an expression names."""
+        """Return (class,) for an expression that names a class of the SDK, otherwise ()."""
         first, _, rest = (_dotted(node) or "").partition(".")
         if first not in self._names:
             return ()
@@ -168,7 +168,7 @@ class _Visitor(ast.NodeVisitor):
         return (found,) if isinstance(found, type) else ()
 
     def _made(self, node: ast.AST) -> tuple[type, ...]:
-        """Return the classes that an expression may be an instance of; none if unknown."""
+        """Return the classes of which an expression may be an instance, or () if unknown."""
         if isinstance(node, ast.Name):
             return self._held.get(node.id, ())
         if not isinstance(node, ast.Call):
@@ -308,7 +308,7 @@ def _here(parts: list[str]) -> list[str]:
 
 
 def _all_of(module: str) -> list[str]:
-    """Return the names that `from module import *` imports; none if it is missing."""
+    """Return the names that `from module import *` imports; or [] for a missing module."""
     if missing(module) is not None:
         return []
     rest = module.partition(".")[2]

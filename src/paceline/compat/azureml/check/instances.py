@@ -52,7 +52,7 @@ _OF_AUTOML = (
 
 
 def missing(classes: tuple[type, ...], name: str) -> str | None:
-    """Return why every class lacks or refuses an attribute, or None."""
+    """Return why an attribute is missing or refused in each of these classes, or None."""
     whys = [_missing(one, name) for one in classes]
     # Prefer the message of a method that always raises: it names the alternative.
     return min(whys, key=lambda why: " has no " in str(why)) if all(whys) else None

@@ -27,7 +27,7 @@ class AbstractAuthentication:
         self.cloud_type = named.get("cloud") or "AzureCloud"
 
     def get_authentication_header(self) -> dict[str, str]:
-        """Return an empty header: services here check their own keys."""
+        """Return an empty header: services of Paceline check their own keys."""
         return {}
 
     def get_token(self, *scopes: str, **named: object) -> None:
@@ -35,7 +35,7 @@ class AbstractAuthentication:
 
 
 class InteractiveLoginAuthentication(AbstractAuthentication):
-    """An interactive login. Takes `(force=False, tenant_id=None, cloud=None)`."""
+    """An interactive login. The constructor takes `(force=False, tenant_id=None, cloud=None)`."""
 
     def __init__(self, force: bool = False, tenant_id: str | None = None, cloud: str | None = None) -> None:
         super().__init__(cloud=cloud)
@@ -44,7 +44,7 @@ class InteractiveLoginAuthentication(AbstractAuthentication):
 class ServicePrincipalAuthentication(AbstractAuthentication):
     """A login by a service principal.
 
-    Takes `(tenant_id, service_principal_id, service_principal_password, cloud="AzureCloud")`.
+    The constructor takes `(tenant_id, service_principal_id, service_principal_password, cloud="AzureCloud")`.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ServicePrincipalAuthentication(AbstractAuthentication):
 
 
 class AzureCliAuthentication(AbstractAuthentication):
-    """A login by the Azure CLI. Takes `(cloud=None)`."""
+    """A login by the Azure CLI. The constructor takes `(cloud=None)`."""
 
     def __init__(self, cloud: str | None = None) -> None:
         super().__init__(cloud=cloud)

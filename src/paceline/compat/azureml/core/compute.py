@@ -196,7 +196,7 @@ class ComputeTarget:
         return [{"nodeId": "local", "address": "127.0.0.1", "port": None, "nodeState": "idle", "runId": None}]
 
     def delete(self) -> None:
-        """Forget a created name; `paceline compute remove` removes an added target."""
+        """Remove a target made by `create`. `paceline compute remove` removes others."""
         records.documents(self.workspace, "compute").remove(self.name)
 
     detach = delete

@@ -35,7 +35,7 @@ _NO_TABLES = "stores hold only files here. Query it in the script: pandas.read_s
 
 @sdk_class
 class Datastore(paceline.Datastore):
-    """A store of Paceline's.
+    """A datastore of Paceline with the SDK's methods.
 
     `workspaceblobstore` and similar names mean the workspace's default store.
 
@@ -167,7 +167,7 @@ class Datastore(paceline.Datastore):
     def register_azure_data_lake(
         workspace: Workspace, datastore_name: str, *others: object, **named: object
     ) -> Datastore:
-        """Return the store that the user has added: Azure has retired the first Data Lake."""
+        """Return the store that the user has added under this name for a retired Data Lake."""
         return _added(workspace, datastore_name, "a Data Lake of the first generation")
 
     @staticmethod

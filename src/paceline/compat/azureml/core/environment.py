@@ -266,7 +266,7 @@ class Environment(Strict):
     # --- registration
 
     def version_in(self, workspace: Workspace) -> int | None:
-        """Return the registered version with the same content, or None if there is none such."""
+        """Return the registered version whose content is equal, or None."""
         number = int(self.version) if self.version and self.version.isdecimal() else None
         found = records.version(workspace, "environments", self.name, number) if number else None
         return number if found is not None and found[1] == self._data() else None
@@ -399,7 +399,7 @@ def _snake_case(data: Document) -> Document:
 
 
 def environment_of(workspace: Workspace, spec: EnvironmentSpec | None) -> Environment:
-    """Return a run's registered environment, or else an environment of the same content."""
+    """Return the registered environment of a run, or else a new one from `spec`."""
     name = (spec.name if spec else None) or UNNAMED
     if spec is not None and (spec.version or is_curated(name)):
         # If the registration has been removed, rebuild the environment from the run's content below.

@@ -1,6 +1,6 @@
 """Images of the SDK of 2018 (`azureml.core.image`): a script and its models.
 
-Web services are created from them. No container image is built.
+Scripts create web services from images. Paceline builds no container image.
 https://learn.microsoft.com/python/api/azureml-core/azureml.core.image.containerimage
 """
 
@@ -58,7 +58,7 @@ class Image:
 
     @staticmethod
     def create(workspace: Workspace, name: str, models: Sequence[object], image_config: ImageConfiguration) -> Image:
-        """Store models and a script as the next version of a name."""
+        """Register models and a script as the next version of an image."""
         data = {
             "script": str(Path(image_config.execution_script).absolute()),
             "conda_file": str(Path(image_config.conda_file).absolute()) if image_config.conda_file else None,

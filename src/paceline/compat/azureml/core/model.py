@@ -342,7 +342,7 @@ def _listed(
 
 
 def _tags(tags: object) -> Any:
-    """Return tags as a dict, from the SDK of 2018's list of names or pairs."""
+    """Convert a list of names or pairs, as in the SDK of 2018, to a dict of tags."""
     if isinstance(tags, (list, tuple)):
         return {tag[0]: tag[1] for tag in ((one if isinstance(one, (list, tuple)) else (one, None)) for one in tags)}
     return tags

@@ -82,7 +82,7 @@ class Run(SdkSpellings, runs.Run):
 
     @classmethod
     def get_context(cls, allow_offline: bool = True, used_for_context_manager: bool = False, **others: object) -> Any:
-        """Return the run of this process, or an OfflineRun outside a run, unless allow_offline=False."""
+        """Return the run of this process. Without a run, return an OfflineRun or raise an error."""
         try:
             return super().get_context(allow_offline)
         except RunStateError as error:

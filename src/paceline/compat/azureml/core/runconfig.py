@@ -61,7 +61,7 @@ class PyTorchConfiguration(Strict):
 
     Args:
         process_count: Total number of processes; None starts one on each node.
-        communication_backend: A hint; the backend in the script's `init_process_group` decides.
+        communication_backend: A hint. The script's call of `init_process_group` decides.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class _Container(Strict):
 
 
 class RunConfiguration(Strict):
-    """The settings of a run; `ScriptRunConfig.run_config`.
+    """The settings of a run, stored in `ScriptRunConfig.run_config`.
 
     Every attribute may be set until the run is submitted. Setting an unknown attribute raises AttributeError.
 
@@ -244,7 +244,7 @@ class RunConfiguration(Strict):
     def load(path: str, name: str | None = None) -> RunConfiguration:
         """Read a configuration that `save` or the SDK has written.
 
-        `path` is a .runconfig file, or a folder whose `.azureml/` holds one of this name.
+        `path` is a .runconfig file, or a folder whose `.azureml/` has a .runconfig file of this name.
 
         Raises:
             UserErrorException: The file does not exist or is not YAML.

@@ -1,4 +1,4 @@
-"""Workspaces (`azureml.core.workspace`): a local folder under Azure's three names.
+"""Workspaces (`azureml.core.workspace`): a local folder with the names of an Azure workspace.
 
 https://learn.microsoft.com/python/api/azureml-core/azureml.core.workspace.workspace
 """
@@ -81,11 +81,11 @@ class Workspace(paceline.Workspace):
     ) -> Workspace:
         """Return the workspace of the nearest config.json.
 
-        The search covers `.azureml/`, `aml_config/` and the folder itself, in `path` and its parents. `path` may also
-        be the file. Without a config.json, return the workspace that Paceline is configured for.
+        The search covers `.azureml/`, `aml_config/` and the folder itself, in `path` and its parents. `path` may also be the
+        file. Without a config.json, return the workspace that Paceline is configured for.
 
         Raises:
-            UserErrorException: The file does not exist, or lacks one of the three names.
+            UserErrorException: The file does not exist, or lacks the subscription, the resource group or the name.
         """
         start = Path(path or ".").absolute()
         found = start if start.is_file() else nearest_sdk_config(start, _file_name)

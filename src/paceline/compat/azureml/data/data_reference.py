@@ -57,7 +57,7 @@ class SdkDataReference(paceline.DataReference):
 class DataReference:
     """A path in a datastore; `str()` returns its placeholder in script arguments.
 
-    Takes `(datastore, data_reference_name=None, path_on_datastore=None, mode="mount", path_on_compute=None,
+    The constructor takes `(datastore, data_reference_name=None, path_on_datastore=None, mode="mount", path_on_compute=None,
     overwrite=False)`.
     """
 
@@ -141,7 +141,7 @@ class DatasetConsumptionConfig:
         return DatasetConsumptionConfig(self.name, self.dataset, "mount", path_on_compute)
 
     def as_download(self, path_on_compute: str | None = None) -> DatasetConsumptionConfig:
-        """Return the input as a copy on each node."""
+        """Return the input, downloaded to each node."""
         return DatasetConsumptionConfig(self.name, self.dataset, "download", path_on_compute)
 
     def as_reference(self) -> paceline.DataReference:

@@ -133,7 +133,7 @@ def key_values(form: str, relative: str, path: Path) -> dict[str, object]:
 class MountContext:
     """A folder, `mount_point`, that shows a dataset's files from start to stop.
 
-    They are links to the files or to cached copies.
+    The folder has links to the files or to cached copies.
 
     Raises:
         UserErrorException: The folder is not empty.

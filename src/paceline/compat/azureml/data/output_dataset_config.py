@@ -161,7 +161,10 @@ class OutputTabularDatasetConfig:
     def random_split(
         self, percentage: float, seed: int | None = None
     ) -> tuple[OutputTabularDatasetConfig, OutputTabularDatasetConfig]:
-        """Split the rows at random; the first table gets this share, between 0 and 1."""
+        """Split the rows at random into two tables. `percentage` is the first table's share.
+
+        The share is between 0 and 1.
+        """
         first, second = self._table.random_split(percentage, seed)
         return self._with(first), self._with(second)
 

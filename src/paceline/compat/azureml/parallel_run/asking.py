@@ -1,6 +1,6 @@
 """The connection through which ranks request mini-batches from the first rank.
 
-The run's secret authenticates it.
+The run's secret authenticates the ranks.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class RankResponse(TypedDict):
 
 
 class Sharing:
-    """A thread-safe dispatcher of mini-batches that writes the rows in their order."""
+    """A thread-safe dispatcher of mini-batches, which writes the results in order."""
 
     def __init__(self, batches: list[Batch], settings: ParallelRunSettings, output: Path | None) -> None:
         self._settings = settings
@@ -49,7 +49,7 @@ class Sharing:
     def next(self) -> Batch | None:
         """Return the next mini-batch, or None if none is left or the step failed.
 
-        Waits while a running mini-batch may still fail and need a retry.
+        The call waits while a running mini-batch may still fail and need a retry.
         """
         with self._changed:
             while not self._waiting and self._at_work and self.failure is None:
@@ -62,7 +62,7 @@ class Sharing:
             return batch
 
     def done(self, number: int, rows: list[str], items: int) -> None:
-        """Record a result of run() with `items` good items."""
+        """Record the result of a mini-batch: its rows, and the number of good items."""
         with self._changed:
             batch = self._at_work.pop(number)
             self.failed_items += max(0, len(batch) - items)
@@ -71,7 +71,7 @@ class Sharing:
             self._check(f"items of mini-batch {number + 1} without a result: {len(batch) - items}")
 
     def failed(self, number: int, why: str) -> None:
-        """Record that run() has raised or timed out."""
+        """Record that run() has raised or timed out for a mini-batch."""
         with self._changed:
             batch = self._at_work.pop(number)
             print(f"mini-batch {number + 1} of {self._count}, try {self._tries[number]}: {why}", flush=True)

@@ -104,7 +104,7 @@ def export_to_tensorboard(
     `recursive` includes the runs' children.
 
     Raises:
-        UserErrorException: The writer of these files is not installed.
+        UserErrorException: The package that writes these files is not installed.
     """
     from paceline.trackers.export import to_tensorboard
 

@@ -235,7 +235,7 @@ class MMLBaseEstimator(ScriptRunConfig):
     ) -> MMLBaseEstimator:
         """Return a copy with overrides from `submit`.
 
-        Accepts script_params (merged), inputs and source_directory_data_store.
+        The overrides are script_params, which are merged, inputs and source_directory_data_store.
 
         Raises:
             UserErrorException: Another parameter is present.

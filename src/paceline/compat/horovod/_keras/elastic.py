@@ -19,8 +19,8 @@ T = TypeVar("T")
 def run(func: Callable[..., T]) -> Callable[..., T]:
     """Make `func(state, ...)` restart from the last commit.
 
-    It restarts when a collective fails, in a TensorFlow graph too. All ranks continue from the first rank's state, and the
-    engine restarts each time.
+    After a failed collective, in a TensorFlow graph too, the collective engine restarts, and all ranks continue from the
+    first rank's state.
     """
 
     @functools.wraps(func)

@@ -153,7 +153,7 @@ class Values:
         """Raise an error: eager TensorFlow has no global variables.
 
         Raises:
-            RuntimeError: Always, with the alternative.
+            RuntimeError: Always. The message names the alternative.
         """
         raise RuntimeError(
             f"broadcast_global_variables({root_rank}) is for graphs of TensorFlow 1. Give model.fit the callback "

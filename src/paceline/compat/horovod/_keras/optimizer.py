@@ -41,7 +41,7 @@ def DistributedOptimizer(  # noqa: N802
     with its inner optimizer replaced.
 
     `name` is a prefix of the gradients' names between ranks. The gradients of `backward_passes_per_step` passes are summed,
-    or averaged with `average_aggregated_gradients`, before the reduction; the optimizer's iterations count steps.
+    or averaged with `average_aggregated_gradients`, before the reduction. `iterations` counts reductions, not passes.
     device_dense and device_sparse have no effect.
 
     Raises:
@@ -173,7 +173,10 @@ class DistributedKeras3(OptimizerOfKeras3):
     distribution: ClassVar[Distribution]
 
     def apply(self, grads: Iterable[object], trainable_variables: Iterable[Variable] | None = None) -> None:
-        """Reduce gradients and update the variables, after several passes only in the last one."""
+        """Reduce gradients and update the variables.
+
+        With several backward passes, only the last pass does so. The earlier passes add to the sums.
+        """
         update, grads = super().apply, list(grads)
         variables = None if trainable_variables is None else list(trainable_variables)
         if variables is not None and len(variables) != len(grads):

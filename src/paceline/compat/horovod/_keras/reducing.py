@@ -36,7 +36,7 @@ class Distributed(Protocol):
 
 
 class Distribution:
-    """The reduction of one optimizer's gradients, of the Keras `library`."""
+    """The reduction of one optimizer's gradients. `library` is the optimizer's Keras library."""
 
     def __init__(self, settings: KerasSettings, library: str) -> None:
         self.settings, self.library = settings, library
@@ -118,7 +118,7 @@ def set_inner(optimizer: object, inner: object) -> None:
 
 
 def install() -> None:
-    """Install the hooks into Keras 3, once."""
+    """Replace three functions of Keras 3 by functions that support distributed optimizers."""
     from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
     from keras.src.trainers import trainer
 

@@ -75,7 +75,7 @@ def wants_keras_2() -> bool:
 
 
 def name_of(thing: object) -> str | None:
-    """Return the Keras library that an object belongs to, or None."""
+    """Return "keras" or "tf_keras", the library of an object, or None for other objects."""
     packages = {cls.__module__.partition(".")[0] for cls in type(thing).__mro__}
     return KERAS_2 if KERAS_2 in packages else KERAS_3 if KERAS_3 in packages else None
 

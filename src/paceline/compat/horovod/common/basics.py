@@ -86,7 +86,7 @@ def is_initialized() -> bool:
 
 
 def engine() -> Engine:
-    """Return the running engine.
+    """Return the running collective engine.
 
     Raises:
         ValueError: `init` has not been called, or `shutdown` has.

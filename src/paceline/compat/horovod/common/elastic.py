@@ -111,7 +111,7 @@ class State(Kept):
             raise HostsUpdatedInterrupt(everything == REMOVED)
 
     def kept(self) -> KeptState | None:
-        """Return the saved values for a file, or None if the subclass does not support it."""
+        """Return the saved values in a form for a file, or None if unsupported."""
         return None
 
     def take_kept(self, kept: KeptState) -> None:
@@ -233,7 +233,7 @@ def from_first(value: T) -> T:
 def run(func: Callable[..., T]) -> Callable[..., T]:
     """Make `func(state, ...)` restart from the last commit.
 
-    `func` starts from the first rank's state, and the engine restarts each time.
+    Each time, the collective engine restarts, and all ranks continue from the first rank's state.
     """
     return run_fn(func, _restart)
 

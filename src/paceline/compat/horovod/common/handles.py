@@ -133,7 +133,7 @@ def clear() -> None:
 
 
 def plain(array: Array) -> Array:
-    """Return the array, or its bits for types that NumPy lacks."""
+    """Return the array, or for a type that NumPy lacks, such as bfloat16, its bits."""
     # NumPy's own types have isbuiltin == 1. Types that ml_dtypes adds have 2, and the engine does not know them.
     return array if array.dtype.isbuiltin == 1 else array.view(f"u{array.dtype.itemsize}")
 

@@ -2,11 +2,12 @@
 
     <base>_<n>.of_<host>.safetensors      the n-th state of the script; the first rank of each host writes a file
 
-`horovodrun` sets the base, and its process beside each rank brings the file to the next attempt. In a restartable run of Paceline
-the base is among the checkpoints. Elsewhere nothing is written, and a commit is a copy in memory, as in Horovod.
+`horovodrun` chooses <base>, and its process beside each rank copies the file to the next attempt. In a restartable run of
+Paceline, <base> is in the folder of checkpoints. Elsewhere no file is written, and a commit is a copy in memory, as in
+Horovod.
 
-Each host writes a file, because any host may be lost with its file. The files are not pickles: values other than numbers, texts,
-arrays, lists and dicts restart from the beginning, with a warning.
+Each host writes a file, because any host may be lost with its file. The files are not pickles: values other than numbers,
+texts, arrays, lists and dicts restart from the beginning, with a warning.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _numbers = itertools.count()
 
 
 def base_of(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return the prefix of the files' paths, or None if commits stay in memory."""
+    """Return the prefix of the paths of commits, or None if commits stay in memory."""
     if base := environment.get(VARIABLE):
         return base
     folder = environment.get("PACELINE_CHECKPOINT_DIR")
@@ -69,7 +70,7 @@ class KeptCommits:
         return state
 
     def save(self, state: Mapping[str, object]) -> None:
-        """Write a commit, on the first rank of a host."""
+        """Write a commit to a file, if this rank is the first rank of its host."""
         self.number += 1
         if basics.local_rank() != 0:
             return
@@ -88,7 +89,7 @@ class KeptCommits:
         write_file(self._base.with_name(f"{self._base.name}.of_{host}.safetensors"), header, dense, durable=False)
 
     def _plain(self, name: str, value: object) -> tuple[Any, dict[str, object]]:
-        """Return a part of the state without values that can't be written."""
+        """Return a part of the state as JSON and arrays, without values that can't be written."""
         from paceline.checkpoint.api import encode_state
 
         def arrays_of(value: object, where: str) -> tuple[Any, dict[str, object]]:

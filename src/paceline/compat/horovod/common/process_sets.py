@@ -34,7 +34,7 @@ class ProcessSet:
             self.mpi_comm = ranks_or_comm
 
     def size(self) -> int | None:
-        """Return the number of ranks, or None if unregistered."""
+        """Return the number of ranks, or None if the set is unregistered."""
         return None if self.process_set_id is None else len(registered_ranks(self))
 
     def rank(self) -> int | None:
@@ -111,7 +111,7 @@ def check_adasum(process_set: ProcessSet) -> None:
 
 
 class _Registry:
-    """The process sets of the running engine."""
+    """The registered process sets."""
 
     def __init__(self) -> None:
         # The constructor needs ranks, but the world's ranks are only known while an engine runs.

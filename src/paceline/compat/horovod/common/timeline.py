@@ -30,7 +30,7 @@ _trace: _Trace | None = None
 
 
 def begin(engine: Engine) -> None:
-    """Start the trace in HOROVOD_TIMELINE at `init`."""
+    """Start a trace if HOROVOD_TIMELINE names its file. `init` calls it."""
     path = os.environ.get("HOROVOD_TIMELINE", "")
     if path and path != "DYNAMIC":
         start(path, engine, mark_cycles=os.environ.get("HOROVOD_TIMELINE_MARK_CYCLES", "0") not in ("", "0"))
@@ -94,7 +94,7 @@ class _Trace:
         done_s: float,
         arrivals: Sequence[tuple[int, float]],
     ) -> None:
-        """Write one finished operation. The engine calls it."""
+        """Write a finished operation to the trace. The collective engine calls this method."""
         kind = request.kind.upper()
         with self._lock:
             if self._file is None:

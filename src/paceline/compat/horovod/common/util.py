@@ -80,7 +80,7 @@ def split_list(l: list[T], n: int) -> list[list[T]]:  # noqa: E741
 
 @contextlib.contextmanager
 def env(**values: str | None) -> Iterator[None]:
-    """Set environment variables (None: unset) for the duration of the block."""
+    """Set environment variables within the block. The value None unsets a variable."""
     before = {name: os.environ.get(name) for name in values}
     try:
         _set(values)

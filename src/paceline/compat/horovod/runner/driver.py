@@ -229,7 +229,7 @@ class RanksDriver:
                     place.connection.send_bytes(content)
 
     def _watch(self) -> str | None:
-        """Wait until the ranks have ended or must be stopped."""
+        """Wait until the ranks have ended or must be stopped. Return a problem of mpirun, or None."""
         # Return the reason if mpirun was killed.
         failed_at: float | None = None
         while any(place.exit_code is None for place in self._ranks):
@@ -302,7 +302,7 @@ class RanksDriver:
         self._signal = number
 
     def _end(self) -> None:
-        """Ask the running ranks to end, and wait for their ends for a while."""
+        """Ask the running ranks to end, and wait for them for a limited time."""
         self._asked_at = time.time()
         # Pass SIGINT on as SIGINT: a script that catches KeyboardInterrupt can save its state as without horovodrun.
         word = {"interrupt": True} if self._signal == signal.SIGINT else {"end": True}

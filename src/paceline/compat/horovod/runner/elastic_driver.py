@@ -128,7 +128,7 @@ class ElasticDriver:
         return ranks >= self._limits.least and (are_gone or ranks > len(slots))
 
     def _take_commits(self, outcome: RankOutcome) -> bool:
-        """Replace earlier commits by those that have arrived completely."""
+        """Keep the commits that have arrived completely. Return whether there are any."""
         arrived: dict[str, bytes] = {}
         for number, rank in enumerate(outcome.ranks):
             for name, content in rank.whole_files().items():

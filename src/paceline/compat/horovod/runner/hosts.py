@@ -33,7 +33,7 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """The place of one rank. Its cross rank counts hosts that have its local rank."""
+    """The place of one rank. Its cross rank is the position of its host among hosts with this local rank."""
 
     rank: int
     host: str
@@ -78,7 +78,7 @@ def named(hosts: str | None, hostfile: str | None, slots: int) -> list[Host]:
 
 
 def slots(hosts: Sequence[Host], ranks: int) -> list[Slot]:
-    """Place the ranks, filling the hosts in order of their first mention."""
+    """Return the place of each rank. The hosts are filled in order of their first mention."""
     # A host that is named twice is one host, because mpirun places all of its ranks together.
     names = dict.fromkeys(host.name for host in hosts)
     hosts = [Host(name=name, slots=sum(host.slots for host in hosts if host.name == name)) for name in names]
@@ -216,7 +216,7 @@ class HostWatch:
         return [host for host in self._found if self._until.get(host.name, 0.0) <= now]
 
     def failed(self, name: str) -> None:
-        """Exclude this host, for the cooldown time if there is one."""
+        """Exclude a host that has failed, for its cooldown time or for good."""
         number = self._failures[name] = self._failures.get(name, 0) + 1
         if self._cooldown is None:
             self._until[name] = float("inf")

@@ -58,7 +58,7 @@ class Output:
             self._show(rank, stream, whole)
 
     def finish(self, rank: int) -> None:
-        """Show the rank's unfinished line."""
+        """Write the rank's last line, even if no line feed ends it."""
         for stream in ("stdout", "stderr"):
             if rest := self._parts.pop((rank, stream), b""):
                 # `write` has kept a final "\r" in case a "\n" follows. None followed, so it ends the line: don't print it.

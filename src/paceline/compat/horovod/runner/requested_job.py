@@ -181,7 +181,7 @@ def elastic_limits(options: Any, np: int) -> ElasticLimits | None:
 
 
 def elastic_hosts(options: Any, np: int) -> HostWatch:
-    """Start watching the hosts of an elastic job."""
+    """Start to poll the hosts of an elastic job, and return the HostWatch."""
     if options.host_discovery_script:
         ask = from_script(options.host_discovery_script, options.slots)
     else:

@@ -138,7 +138,7 @@ def exported(mpi_args: str | None) -> dict[str, str]:
 
 
 def _plain(job: RanksJob, contact: Mapping[str, object], slot: Slot) -> Started:
-    """Return the command for one rank, over ssh on another host."""
+    """Return the command for one rank, through ssh if its host is another machine."""
     argv = [sys.executable, _RANK, str(slot.rank)]
     if not is_here(slot.host):
         if shutil.which("ssh") is None:

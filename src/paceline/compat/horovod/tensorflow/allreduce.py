@@ -32,16 +32,17 @@ def allreduce(
 ) -> tf.Tensor | tf.IndexedSlices:
     """Reduce the tensor over the ranks into a new tensor.
 
-    Gradients flow through, reduced the same way. For a tf.IndexedSlices the result is a tf.IndexedSlices with the rows of
-    all ranks. Average divides its values by the number of ranks. `op` is hvd.Average by default. Integers are scaled in
-    float64 and truncated towards 0, before and after the sum. `prescale_factor` multiplies every rank's tensor before the
-    sum, `postscale_factor` the sum. device_dense and device_sparse have no effect; the reduction runs in host memory.
+    Gradients flow through the operation, and are reduced in the same way. For a tf.IndexedSlices the result is a
+    tf.IndexedSlices with the rows of all ranks. Average divides its values by the number of ranks. `op` is hvd.Average by
+    default. Integers are scaled in float64 and truncated towards 0, before and after the sum. `prescale_factor` multiplies
+    every rank's tensor before the sum, `postscale_factor` the sum. device_dense and device_sparse have no effect; the
+    reduction runs in host memory.
 
     Raises:
         ValueError: The arguments contradict each other, Horovod is not initialized, or this rank is not in the process set.
         NotImplementedError: A tf.IndexedSlices with factors, or an operation other than Average and Sum.
-        HorovodInternalError: The ranks disagree on shape, type or operation (also a tf.errors.FailedPreconditionError), or
-            one has died (also a tf.errors.UnknownError). It is raised on every rank.
+        HorovodInternalError: The ranks disagree on shape, type or operation (also a tf.errors.FailedPreconditionError), or a
+            rank has died (also a tf.errors.UnknownError). It is raised on every rank.
     """
     how = How(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     [converted] = _converted([tensor])

@@ -70,7 +70,7 @@ def broadcast_(
 
 
 def broadcast_piece(tensor: tf.Tensor, root: int, name: str | None, process_set: ProcessSet) -> Piece:
-    """Return the broadcast of one tensor.
+    """Return a Piece that broadcasts one tensor.
 
     Raises:
         ValueError: `root` is not in the process set.

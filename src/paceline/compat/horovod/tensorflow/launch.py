@@ -210,7 +210,7 @@ def _waiter(order: Sequence[int]) -> Callable[..., list[Array]]:
 
 
 def _wait(submitted: Sequence[int]) -> list[Array]:
-    """Return all results in order, or raise the first error."""
+    """Wait for these handles. Return all results in order, or raise the first error."""
     arrays: list[Array] = []
     failure: BaseException | None = None
     # Wait for all operations even after an error, because the engine still writes into the other arrays.

@@ -22,7 +22,7 @@ def operation_name(kind: str, name: str | None, tensor: tf.Tensor, ignore_name_s
 
 
 def unique_in_graph(name: str) -> str:
-    """Add the name scope, and a number if the name is used already."""
+    """Return the name with the name scope, and with a number if the graph has it already."""
     if tf.executing_eagerly():
         return name
     graph = ops.get_default_graph()

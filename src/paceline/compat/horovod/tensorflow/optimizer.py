@@ -111,7 +111,10 @@ class _Distributed1:
     def apply_gradients(
         self, grads_and_vars: Iterable[Pair], global_step: tf.Variable | None = None, name: str | None = None
     ) -> tf.Operation:
-        """Return the operation that updates the variables, after several passes only in the last."""
+        """Return the operation that updates the variables.
+
+        With several passes, only the last pass updates them. The earlier passes add to the sums.
+        """
         update = super().apply_gradients  # type: ignore[misc]
         pairs = list(grads_and_vars)
         if self._accumulator.passes == 1:

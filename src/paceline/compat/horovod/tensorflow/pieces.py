@@ -18,7 +18,7 @@ from paceline.compat.horovod.tensorflow.names import unique_in_graph
 
 
 def reduce_piece(tensors: Sequence[tf.Tensor], name: str | None, how: How, *, grouped: bool) -> Piece:
-    """Return the all-reduce of one tensor, or of a group of tensors."""
+    """Return a Piece that reduces one tensor, or a group of tensors, over the ranks."""
 
     def submit(arrays: list[Array]) -> int:
         # Allocate memory for each run: the results of the previous run of this graph may still be in use.
@@ -40,7 +40,7 @@ def reduce_piece(tensors: Sequence[tf.Tensor], name: str | None, how: How, *, gr
 def gather_piece(
     tensors: Sequence[tf.Tensor], name: str | None, process_set: ProcessSet, *, grouped: bool = False
 ) -> Piece:
-    """Return the all-gather of one tensor, or of a group of tensors."""
+    """Return a Piece that gathers one tensor, or a group of tensors, from all ranks."""
     if any(tensor.shape.rank == 0 for tensor in tensors):
         raise HorovodInvalidArgumentError(
             message="a tensor without dimensions has no rows to gather; use tf.reshape(tensor, [1])."
@@ -70,7 +70,7 @@ def gather_piece(
 def sparse_pieces(
     slices: tf.IndexedSlices, name: str | None, how: How, decompress: Callable[[tf.Tensor], tf.Tensor]
 ) -> tuple[list[Piece], Callable[[list[list[tf.Tensor]]], tf.IndexedSlices]]:
-    """Return a sparse tensor's two all-gathers, and a function that joins them."""
+    """Return two Pieces that gather a sparse tensor, and a function that joins their results."""
     if how.op not in (Average, Sum):
         raise NotImplementedError(
             "a tf.IndexedSlices can be reduced with op=hvd.Average or op=hvd.Sum only; convert it with "
@@ -103,7 +103,7 @@ def rows_shape(tensor: tf.Tensor) -> tf.TensorShape:
 
 
 def in_types_of(arrays: Sequence[Array]) -> Callable[[Sequence[Array]], list[Array]]:
-    """Return a function that casts outputs back to these dtypes."""
+    """Return a function that casts outputs back to the dtypes of these arrays."""
     return lambda results: [as_type(result, array) for result, array in zip(results, arrays, strict=True)]
 
 

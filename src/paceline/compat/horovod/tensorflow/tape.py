@@ -37,7 +37,7 @@ def DistributedGradientTape(  # noqa: N802
 ) -> T:
     """Return the tape as an instance of a class that reduces gradients.
 
-    It shares the given tape's recording, and may be created before or after recording.
+    The new tape shares the recording of `gradtape`, and may be created before or after recording.
 
     Raises:
         ValueError: The arguments contradict each other, or `gradtape` is not a tape.

@@ -27,9 +27,9 @@ def allreduce(
 ) -> torch.Tensor:
     """Reduce the tensor over the ranks into a new tensor.
 
-    Gradients flow through, reduced the same way. `op` is hvd.Average by default. Integers are scaled in float64 and
-    truncated towards 0, before and after the sum. `prescale_factor` multiplies every rank's tensor before the sum,
-    `postscale_factor` the sum.
+    Gradients flow through the operation, and are reduced in the same way. `op` is hvd.Average by default. Integers are
+    scaled in float64 and truncated towards 0, before and after the sum. `prescale_factor` multiplies every rank's tensor
+    before the sum, `postscale_factor` the sum.
 
     Raises:
         ValueError: The arguments contradict each other, Horovod is not initialized, or this rank is not in the process set.

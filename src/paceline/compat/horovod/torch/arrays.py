@@ -30,7 +30,7 @@ class HostTensor(NamedTuple):
 
 
 def differentiable(function: Any, *args: object) -> Any:
-    """Apply an autograd function. torch declares no types for this call."""
+    """Apply an autograd function, for which torch declares no types."""
     return function.apply(*args)
 
 

@@ -178,9 +178,9 @@ class StepSequence:
 
 
 class PipelineStep:
-    """A step.
+    """A step of a pipeline.
 
-    The steps of `azureml.pipeline.steps` define their job in `_configuration`.
+    A subclass defines the job of the step in `_configuration`.
 
     Raises:
         UserErrorException: The name or the arguments are not valid.
@@ -287,7 +287,7 @@ class PipelineStep:
 def flat_steps(steps: object) -> list[PipelineStep]:
     """Return the steps of nested lists and sequences as a flat list.
 
-    Orders the steps of a sequence.
+    The steps of a StepSequence then run one after the other.
 
     Raises:
         UserErrorException: An item is not a step.

@@ -83,8 +83,8 @@ class TrainingOutput:
 class InputPortBinding:
     """An input of a step under its own name.
 
-    Takes `(name, bind_object=None, bind_mode="mount", ...)`. bind_object is a PipelineData, an OutputPortBinding, a
-    DataReference, a PortDataReference or a dataset.
+    The constructor takes `(name, bind_object=None, bind_mode="mount", ...)`. `bind_object` is a PipelineData, an
+    OutputPortBinding, a DataReference, a PortDataReference or a dataset.
 
     Raises:
         UserErrorException: bind_object has another type.
@@ -115,7 +115,7 @@ class InputPortBinding:
 class OutputPortBinding:
     """A PipelineData with the same arguments.
 
-    Takes `(name, datastore=None, output_name=None, bind_mode="mount", ...)`.
+    The constructor takes `(name, datastore=None, output_name=None, bind_mode="mount", ...)`.
     """
 
     def __new__(

@@ -56,7 +56,7 @@ class PipelineRun(Run, paceline.PipelineRun):
 
     @staticmethod
     def get_pipeline_runs(workspace: Workspace, pipeline_id: str) -> NoReturn:
-        """Raise ScenarioNotSupportedException: nothing is published."""
+        """Raise ScenarioNotSupportedException: pipelines can't be published."""
         raise refuse("get_pipeline_runs")
 
     def get_steps(self) -> Iterator[runs.Run]:
@@ -89,7 +89,7 @@ class PipelineRun(Run, paceline.PipelineRun):
         return found
 
     def get_graph(self) -> NoReturn:
-        """Raise UserErrorException: `get_steps` has the steps."""
+        """Raise UserErrorException: `get_steps` returns the steps."""
         raise UserErrorException(
             "get_graph is not supported. get_steps() returns the runs; `paceline pipeline show` prints the steps."
         )

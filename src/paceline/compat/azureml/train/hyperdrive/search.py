@@ -26,7 +26,7 @@ __all__ = [  # noqa: PLE0604 - the names are strings
 
 @sdk_errors
 def choice(*options: object) -> Expression:
-    """Choose one of the options, which may also be given as one list or range."""
+    """Define a choice among these options, which may also be one list or range."""
     if len(options) == 1 and isinstance(options[0], (range, tuple)):
         options = (list(options[0]),)
     return paceline.choice(*options)
@@ -34,31 +34,31 @@ def choice(*options: object) -> Expression:
 
 @sdk_errors
 def randint(upper: int) -> Expression:
-    """Choose an integer from 0 to `upper` - 1."""
+    """Define an integer from 0 to `upper` - 1."""
     return paceline.randint(upper)
 
 
 @sdk_errors
 def uniform(min_value: float, max_value: float) -> Expression:
-    """Choose a number from min_value to max_value."""
+    """Define a number from min_value to max_value, uniformly distributed."""
     return paceline.uniform(min_value, max_value)
 
 
 @sdk_errors
 def quniform(min_value: float, max_value: float, q: float) -> Expression:
-    """Choose round(uniform(min_value, max_value) / q) * q."""
+    """Define the value round(uniform(min_value, max_value) / q) * q."""
     return paceline.quniform(min_value, max_value, q)
 
 
 @sdk_errors
 def loguniform(min_value: float, max_value: float) -> Expression:
-    """Choose exp(uniform(min_value, max_value))."""
+    """Define the value exp(uniform(min_value, max_value))."""
     return paceline.loguniform(_exp(min_value), _exp(max_value))
 
 
 @sdk_errors
 def qloguniform(min_value: float, max_value: float, q: float) -> Expression:
-    """Choose round(exp(uniform(min_value, max_value)) / q) * q."""
+    """Define the value round(exp(uniform(min_value, max_value)) / q) * q."""
     return paceline.qloguniform(_exp(min_value), _exp(max_value), q)
 
 

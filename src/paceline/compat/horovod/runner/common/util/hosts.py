@@ -56,7 +56,7 @@ def parse_host_files(filename: str) -> str:
 
 
 def parse_hosts_and_slots(hosts: str) -> tuple[list[str], dict[str, int]]:
-    """Return the names and the slots by name of `host:slots,host:slots`.
+    """Return the names of the hosts in `host:slots,host:slots`, and the slots by name.
 
     Raises:
         ValueError: A part is not a host.
@@ -81,7 +81,7 @@ def parse_hosts(hosts_string: str) -> list[HostInfo]:
 def get_host_assignments(
     hosts: Sequence[HostInfo], min_num_proc: int, max_num_proc: int | None = None
 ) -> list[SlotInfo]:
-    """Place the ranks: fill the hosts in order, with all slots or `max_num_proc` ranks.
+    """Return the place of each rank. The hosts are filled in order, up to `max_num_proc` ranks.
 
     Raises:
         ValueError: There are fewer slots than `min_num_proc`.
