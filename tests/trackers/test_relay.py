@@ -23,8 +23,7 @@ from paceline.errors import UserError
 from paceline.runs import states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricLog
-from paceline.trackers import relay as relays
-from paceline.trackers.relay import CutError, MetricRelay
+from paceline.trackers.relay import CutError, MetricRelay, MlflowServer
 from tests.helpers import make_job, make_run
 
 
@@ -146,7 +145,7 @@ def complete(folder: RunFolder) -> None:
 
 def test_relay_sends_values_and_the_end_of_a_running_run(server: Server, run: tuple[RunFolder, MetricLog]) -> None:
     folder, log = run
-    relay = MetricRelay(folder, server.uri)
+    relay = MetricRelay(folder, MlflowServer(folder, server.uri))
     log.scalar("loss", 1.0, 0, 12.5)
     log.scalar("free", 5, None, 12.5)
     log.scalar("text", "warm", 0)
@@ -166,7 +165,7 @@ def test_relay_sends_values_and_the_end_of_a_running_run(server: Server, run: tu
     # A relay that is started again finds its work done.
     relay.close()
     before = server.requests.copy()
-    assert MetricRelay(folder, server.uri).look()
+    assert MetricRelay(folder, MlflowServer(folder, server.uri)).look()
     assert server.requests == before
 
 
@@ -176,7 +175,7 @@ def test_relay_sends_each_value_once_although_the_connection_breaks(
     server: Server, run: tuple[RunFolder, MetricLog], kind: str, how: str
 ) -> None:
     folder, log = run
-    relay = MetricRelay(folder, server.uri)
+    relay = MetricRelay(folder, MlflowServer(folder, server.uri))
     for step in range(5):
         log.scalar("loss", step / 2, step)
     if kind == "runs/log-batch":
@@ -200,8 +199,9 @@ KILLED = """
 import sys
 from pathlib import Path
 from paceline.runs.folder import RunFolder
-from paceline.trackers.relay import MetricRelay
-MetricRelay(RunFolder(Path(sys.argv[1])), sys.argv[2]).look()
+from paceline.trackers.relay import MetricRelay, MlflowServer
+folder = RunFolder(Path(sys.argv[1]))
+MetricRelay(folder, MlflowServer(folder, sys.argv[2])).look()
 """
 
 
@@ -209,12 +209,12 @@ def test_killed_relay_resumes_and_sends_each_value_once(server: Server, run: tup
     folder, log = run
     for step in range(2500):
         log.scalar("loss", 0.5, step, 1.0 + step)
-    first = MetricRelay(folder, server.uri)
+    first = MetricRelay(folder, MlflowServer(folder, server.uri))
     server.cut = [("runs/log-batch", "before")]
     with pytest.raises(CutError):
         first.look()
     with pytest.raises(UserError, match="another process relays run"):
-        MetricRelay(folder, server.uri)
+        MetricRelay(folder, MlflowServer(folder, server.uri))
     first.close()
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(folder.path), server.uri])
     # Killed after the server has stored a part of the second batch.
@@ -233,7 +233,7 @@ def test_killed_relay_resumes_and_sends_each_value_once(server: Server, run: tup
         patch.setattr(Handler, "_answer", kill_at_second)
         assert process.wait() == -signal.SIGKILL
     assert len(server.metrics) == 1300
-    assert not look(MetricRelay(folder, server.uri))
+    assert not look(MetricRelay(folder, MlflowServer(folder, server.uri)))
     assert server.values() == Counter(("loss", step, "0.5") for step in range(2500))
 
 
@@ -247,7 +247,7 @@ def test_relay_waits_for_the_end_of_a_partly_written_line(server: Server, run: t
     log.scalar("loss", 1.0, 0)
     with open(folder.metric_log(0), "ab") as file:
         file.write(b'not json\n[1]\n{"name":"loss","value":2.0,')
-    relay = MetricRelay(folder, server.uri)
+    relay = MetricRelay(folder, MlflowServer(folder, server.uri))
     look(relay)
     with open(folder.metric_log(0), "ab") as file:
         file.write(b'"time":1.0,"step":1}\n')
@@ -261,7 +261,7 @@ def test_value_refused_by_the_server_ends_the_relay_with_its_message(
     folder, log = run
     log.scalar("refused", 1.0, 0)
     with pytest.raises(UserError, match=f"{server.uri} refuses run {folder.run_id}: .*no such name"):
-        MetricRelay(folder, server.uri).look()
+        MetricRelay(folder, MlflowServer(folder, server.uri)).look()
 
 
 def test_relay_waits_longer_after_each_failure(
@@ -271,8 +271,8 @@ def test_relay_waits_longer_after_each_failure(
     log.scalar("loss", 1.0, 0)
     complete(folder)
     pauses: list[float] = []
-    monkeypatch.setattr(relays.time, "sleep", pauses.append)
+    monkeypatch.setattr("time.sleep", pauses.append)
     server.cut = [("experiments/get-by-name", "before")] * 7
-    MetricRelay(folder, server.uri).run()
+    MetricRelay(folder, MlflowServer(folder, server.uri)).run()
     assert pauses == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
     assert len(server.metrics) == 1

@@ -17,7 +17,8 @@ from paceline.trackers import export as exports
 from paceline.trackers.board import TensorBoard
 from paceline.trackers.imports import TRACKERS
 from paceline.trackers.imports import import_runs as import_store
-from paceline.trackers.relay import MetricRelay
+from paceline.trackers.relay import MetricRelay, MlflowServer
+from paceline.trackers.wandb_server import WandbServer
 from paceline.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -137,14 +138,28 @@ def import_runs(*, tracker: str, path: Path, experiment: str | None, dry_run: bo
 
 @takes(
     LATEST_RUN,
-    VerbOption("--to", "mlflow=URI: an MLflow server.", "PLACE", needed=True),
-    VerbOption("-e --experiment", "Experiment in MLflow; default: the run's."),
+    VerbOption(
+        "--to", "mlflow=URI: an MLflow server; wandb=ENTITY/PROJECT or wandb=PROJECT: W&B.", "PLACE", needed=True
+    ),
+    VerbOption("-e --experiment", "With mlflow: the experiment in MLflow; default: the run's."),
 )
 def relay(*, run_id: str | None, to: str, experiment: str | None) -> None:
-    """Pass the metrics of a run on to an MLflow server. It follows the run to its end."""
-    kind, _, uri = to.partition("=")
-    if kind != "mlflow" or not uri.startswith(("http://", "https://", "databricks")):
-        raise UserError(f"--to {to!r}: write mlflow=URI, such as mlflow=http://localhost:5000.")
+    """Pass the metrics of a run on to MLflow or W&B. It follows the run to its end."""
+    kind, _, place = to.partition("=")
+    is_mlflow = kind == "mlflow" and place.startswith(("http://", "https://", "databricks"))
+    refuse(
+        UserError,
+        (
+            not is_mlflow and kind != "wandb",
+            f"--to {to!r}: write mlflow=URI, such as mlflow=http://localhost:5000, or wandb=ENTITY/PROJECT.",
+        ),
+        (kind == "wandb" and experiment is not None, "--experiment belongs to mlflow. Write wandb=ENTITY/PROJECT."),
+    )
     folder = folder_of(run_id)
-    MetricRelay(folder, uri, experiment).run()
-    print(visible(f"All metrics of {folder.run_id} are at {uri}."))
+    if is_mlflow:
+        MetricRelay(folder, MlflowServer(folder, place, experiment)).run()
+    else:
+        server = WandbServer(folder, place)
+        MetricRelay(folder, server).run()
+        place = server.url
+    print(visible(f"All metrics of {folder.run_id} are at {place}."))

@@ -71,7 +71,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "report": ("report.report", "Write runs into one HTML file, which needs no server."),
     "export": ("export.export", "Export metrics of runs to CSV, Parquet, TensorBoard or MLflow."),
     "import": ("export.import_runs", "Import the runs of another tracker's store."),
-    "relay": ("export.relay", "Pass the metrics of a run on to an MLflow server."),
+    "relay": ("export.relay", "Pass the metrics of a run on to MLflow or W&B."),
     "tensorboard": ("export.tensorboard", "Start TensorBoard on runs, with all their metrics."),
     "usage": ("diff.usage", "Sum up the core hours and GPU hours that runs used and lost."),
     "top": ("top.top", "Watch the load of a run's nodes and workers."),

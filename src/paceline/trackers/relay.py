@@ -1,4 +1,4 @@
-"""Relay of a run's metrics to an MLflow server, each value once, while the run goes on.
+"""Relay of a run's metrics to MLflow or W&B, each value once, while the run goes on.
 
 The relay reads the metric logs of the run's folder on the submitting machine, where the supervisor copies them: nodes need no
 internet. `relays/<server>.json` in that folder says how far it has come. A batch is lines of one log:
@@ -6,6 +6,8 @@ internet. `relays/<server>.json` in that folder says how far it has come. A batc
     note   pending = end of the batch        a kill or a cut from here on leaves a doubtful batch,
     send   the values of the batch           of which the next attempt sends only values that the server lacks
     note   position = pending
+
+W&B stores numbered lines, and the same batch has the same numbers at each attempt.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
 
 from paceline.errors import UserError
 from paceline.runs import read
@@ -42,8 +44,8 @@ _BATCH, _PARAMETERS, _NAME_LENGTH, _PARAMETER_LENGTH, _TAG_LENGTH = 1000, 100, 2
 _NOT_IN_NAMES = re.compile(r"[^\w\-./ :]")
 #: HTTP status codes after which the relay retries: a timeout, too many requests.
 _PASSING = (408, 429)
-#: Pauses in seconds: between two looks at the run, and the longest after an error.
-_LOOK_S, _LONGEST_PAUSE_S = 2.0, 60.0
+#: Pauses in seconds: the first and the longest after an error.
+_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0
 
 
 class SentValue(NamedTuple):
@@ -65,12 +67,41 @@ class CutError(Exception):
     """The server did not answer. It may or may not have processed the last request."""
 
 
+class Server(Protocol):
+    """The run on the server of a tracker. Calls that raise CutError may be repeated.
+
+    to: its address, as after `--to`. look_s: seconds between two looks at the run.
+    """
+
+    to: str
+    look_s: float
+
+    def open(self, key: str | None) -> str:
+        """Store the run's parameters and tags, find or create it without a `key`, and return its id."""
+
+    def send(self, values: list[SentValue], line: int, *, is_doubtful: bool) -> int:
+        """Store values, and return the number of their lines.
+
+        line: number of lines before. is_doubtful: an earlier call may have stored some of the values.
+        """
+
+    def show_alive(self) -> None:
+        """Tell the server after each look that the run goes on."""
+
+    def finish(self) -> None:
+        """Store the tags, the state and the end of the run."""
+
+
 @dataclass
 class _State:
-    """The progress in `relays/<server>.json`. positions, pending: log -> offset. counts: metric -> values without a step."""
+    """The progress in `relays/<server>.json`.
+
+    lines: number of lines that the server has. positions, pending: log -> offset. counts: metric -> values without a step.
+    """
 
     to: str
     key: str | None = None
+    lines: int = 0
     positions: dict[str, int] = field(default_factory=dict)
     pending: dict[str, int] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
@@ -78,11 +109,10 @@ class _State:
 
 
 class MetricRelay:
-    """A relay of one run to the server at `uri`. One process at a time may have it."""
+    """A relay of one run to a server. One process at a time may have it."""
 
-    def __init__(self, folder: RunFolder, uri: str, experiment: str | None = None) -> None:
-        self._folder, self._place = folder, _Server(folder, uri, experiment)
-        to = f"mlflow={uri}"
+    def __init__(self, folder: RunFolder, server: Server) -> None:
+        self._folder, self._server, to = folder, server, server.to
         try:
             folder.relays.mkdir(exist_ok=True)
         except OSError as error:
@@ -106,18 +136,18 @@ class MetricRelay:
 
     def run(self) -> None:
         """Relay until the run has ended and every value is there, while retrying."""
-        pause_s = _LOOK_S
+        pause_s = _PAUSE_S
         while True:
             try:
                 if self.look():
                     return
-                pause_s = _LOOK_S
+                pause_s = _PAUSE_S
             except CutError as error:
                 _log.warning("%s does not answer (%s); the next try is in %.0f s", self._state.to, error, pause_s)
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 continue
-            time.sleep(_LOOK_S)
+            time.sleep(self._server.look_s)
 
     def look(self) -> bool:
         """Send all new values, or raise CutError without an answer. Return whether the run has ended."""
@@ -126,14 +156,16 @@ class MetricRelay:
         if self._state.is_done:
             return True
         if not self._is_open:
-            self._state.key = self._place.open(self._state.key)
+            self._state.key = self._server.open(self._state.key)
             self._keep()
             self._is_open = True
-        for paths in metric_logs(self._folder.metrics).values():
-            for path in paths.values():
-                self._pass_on(path)
+        logs = [path for paths in metric_logs(self._folder.metrics).values() for path in paths.values()]
+        # A batch without an answer comes first: it has the next lines.
+        for path in sorted(logs, key=lambda path: path.name not in self._state.pending):
+            self._pass_on(path)
+        self._server.show_alive()
         if record.is_terminal:
-            self._place.finish()
+            self._server.finish()
             self._state.is_done = True
             self._keep()
         return record.is_terminal
@@ -150,7 +182,7 @@ class MetricRelay:
                 if doubtful_end is None:
                     state.pending[name] = end
                     self._keep()
-                self._place.send(values, is_doubtful=doubtful_end is not None)
+                state.lines += self._server.send(values, state.lines, is_doubtful=doubtful_end is not None)
             state.positions[name], state.counts = end, counts
             state.pending.pop(name, None)
             self._keep()
@@ -192,13 +224,15 @@ def _values(line: bytes, counts: dict[str, int]) -> Iterator[SentValue]:
         counts[entry["name"]] = step + 1
     known = isinstance(time_s, (int, float)) and math.isfinite(time_s)
     with contextlib.suppress(OverflowError):
-        yield SentValue(_name(entry["name"]), float(value), round(1000 * cast("float", time_s)) if known else 0, step)
+        yield SentValue(entry["name"], float(value), round(1000 * cast("float", time_s)) if known else 0, step)
 
 
-class _Server:
-    """The run on an MLflow server. Calls that raise CutError may be repeated."""
+class MlflowServer:
+    """The run on an MLflow server."""
 
-    def __init__(self, folder: RunFolder, uri: str, experiment: str | None) -> None:
+    look_s = 2.0
+
+    def __init__(self, folder: RunFolder, uri: str, experiment: str | None = None) -> None:
         # The relay repeats a request itself: MLflow's client would repeat one that the server already has, which doubles values.
         os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
@@ -207,31 +241,34 @@ class _Server:
             import mlflow
         except ImportError as error:
             raise UserError("relay needs mlflow: pip install 'paceline[mlflow]'.") from error
+        self.to = f"mlflow={uri}"
         self._folder, self._uri, self._experiment = folder, uri, experiment
         self._client: MlflowClient = mlflow.MlflowClient(uri)
         self._key = ""
 
     def open(self, key: str | None) -> str:
-        """Store the run's parameters and tags, find or create it without a `key`, and return its id."""
         self._key = key or self._call(self._find_or_create)
         self._call(self._describe)
         return self._key
 
-    def send(self, values: list[SentValue], *, is_doubtful: bool) -> None:
-        """Store values. is_doubtful: an earlier call may have stored some of them."""
+    def send(self, values: list[SentValue], line: int, *, is_doubtful: bool) -> int:
         from mlflow.entities import Metric
 
-        new = {value.key: value for value in values}
+        named = [value._replace(name=_name(value.name)) for value in values]
+        new = {value.key: value for value in named}
         if is_doubtful:
-            for name in {value.name for value in values}:
+            for name in {value.name for value in named}:
                 for there in self._call(partial(self._client.get_metric_history, self._key, name)):
                     new.pop(SentValue(there.key, there.value, there.timestamp, there.step).key, None)
         metrics = [Metric(value.name, value.value, value.time_ms, value.step) for value in new.values()]
         if metrics:
             self._call(lambda: self._client.log_batch(self._key, metrics=metrics))
+        return len(values)
+
+    def show_alive(self) -> None:
+        """MLflow needs no sign of life."""
 
     def finish(self) -> None:
-        """Store the tags, the state and the end of the run."""
         from paceline.trackers.mlflow import view
 
         self._call(self._describe)
