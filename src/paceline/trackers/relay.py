@@ -67,7 +67,7 @@ class CutError(Exception):
     """The server did not answer. It may or may not have processed the last request."""
 
 
-class Server(Protocol):
+class RelayServer(Protocol):
     """The run on the server of a tracker. Calls that raise CutError may be repeated.
 
     to: its address, as after `--to`. look_s: seconds between two looks at the run.
@@ -111,7 +111,7 @@ class _State:
 class MetricRelay:
     """A relay of one run to a server. One process at a time may have it."""
 
-    def __init__(self, folder: RunFolder, server: Server) -> None:
+    def __init__(self, folder: RunFolder, server: RelayServer) -> None:
         self._folder, self._server, to = folder, server, server.to
         try:
             folder.relays.mkdir(exist_ok=True)
