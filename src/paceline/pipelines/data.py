@@ -115,8 +115,8 @@ class PendingReference(DataReference):
 class PipelineParameter:
     """A value in a pipeline's steps that each submission can set.
 
-    Set it by `submit(pipeline, pipeline_parameters={name: value})`.
-    It may stand in the `script_params`, `arguments` or `command` of a step.
+    Set it by `submit(pipeline, pipeline_parameters={name: value})`. It may stand in the `script_params`, `arguments` or
+    `command` of a step.
 
     Args:
         name: Letters, digits, `_` and `-`.

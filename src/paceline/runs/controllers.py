@@ -108,7 +108,7 @@ def resume(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder], 
 
 
 def in_engine(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder], None]) -> RunRecord:
-    """Return a sweep's record if its controller is an engine's job; restart a lost controller.
+    """Return the record of a sweep that an engine's job controls. Restart a lost controller.
 
     If no controller can start, the sweep is recorded as Failed. `give_up` is called before.
     """

@@ -140,7 +140,7 @@ class Beside:
 
     Args:
         terminal: Rows and columns of the command's terminal; None for pipes.
-        relay: A port. Run Paceline's relay to this port instead of `argv`, which then appears in messages only.
+        relay: A port of the node. If given, the command is Paceline's relay to this port, and `argv` only appears in messages.
 
     Raises:
         UserError: The command is empty, or the run has no such rank.

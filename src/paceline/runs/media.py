@@ -41,7 +41,7 @@ _ENCODER_S = 600
 
 @dataclass(frozen=True)
 class MediaEntry:
-    """A value as a run stores it: JSON, or a file with this suffix."""
+    """A stored value of a metric: JSON, or a file with this suffix."""
 
     kind: str
     value: object = None
@@ -54,7 +54,7 @@ class Media(ABC):
 
     @abstractmethod
     def entry(self, name: str) -> MediaEntry:
-        """Return the value as a run stores it.
+        """Return the value in the form in which a run stores it.
 
         Raises:
             MetricError: The value cannot be converted.
@@ -259,7 +259,7 @@ class Table(Media):
 
 
 def media_of(value: object) -> Media | None:
-    """Return a converted object that a run can store; None for numbers, texts and plain lists."""
+    """Return an object converted to `Media`, or None for numbers, texts and plain lists."""
     if isinstance(value, Media):
         return value
     if callable(getattr(value, "savefig", None)) or _is_pil(value):

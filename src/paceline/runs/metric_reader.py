@@ -30,7 +30,7 @@ class MetricEntry(TypedDict, total=False):
 
 
 class FolderListing:
-    """Tells when a folder of metric logs has to be listed again."""
+    """A check whether a folder of metric logs has to be listed again."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

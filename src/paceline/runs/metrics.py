@@ -323,9 +323,8 @@ def _taken_up(before: list[MetricEntry], entries: list[MetricEntry], *, is_last:
 
     The earlier entries from the attempt's first step to its last step are removed. Entries without a step stay.
 
-    is_last: Whether no later attempt logged anything. Then all earlier entries from the first step on are removed.
-    Otherwise
-    a third attempt may continue from them, if it has resumed from a checkpoint of the first attempt.
+    is_last: Whether no later attempt logged anything. Then all earlier entries from the first step on are removed. Otherwise a
+    third attempt may continue from them, if it has resumed from a checkpoint of the first attempt.
     """
     steps = [step for entry in entries if (step := _step(entry)) is not None]
     if not steps:

@@ -44,8 +44,7 @@ _SENDMAIL = ("/usr/sbin/sendmail", "/usr/lib/sendmail")
 def tell(folder: RunFolder, record: RunRecord, event: NotifyEvent, digest: str = "") -> list[str]:
     """Send the notifications of one event of a run, and return a sentence for each failure.
 
-    Each receiver gets the notification of the run's end once, even if another process has to close the run. The
-    sentences
+    Each receiver gets the notification of the run's end once, even if another process has to close the run. The sentences
     contain no URL.
 
     record: The record that will be written after this call. Its job names the receivers.

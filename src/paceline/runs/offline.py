@@ -1,4 +1,4 @@
-"""The run of a script outside any run: `Run.get_context()` lets the script work by itself."""
+"""The run that `Run.get_context()` returns to a script that runs without Paceline."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class JobStatus:
 
 
 class Teller(Protocol):
-    """The methods of a target that asks an engine about runs or contacts their supervisors."""
+    """The methods by which readers ask a target's engine about a run."""
 
     def look(self, folder: RunFolder, record: RunRecord) -> JobStatus:
         """Return the engine's report on the run, at most some seconds old, and fetch new files."""
@@ -71,11 +71,11 @@ GoesOn: TypeAlias = "Callable[[RunFolder, RunRecord, JobStatus], RunRecord | Non
 
 
 def read(folder: RunFolder, record: RunRecord, goes_on: GoesOn | None = None) -> RunRecord:
-    """Return the record as the engine's report on its job changes it.
+    """Return the record, updated from the engine's report on the run's job.
 
     If the job is gone, write the run's end.
 
-    goes_on: Called with the run's lock held, before the end is written.
+    goes_on: Called before the end is written, with the run's lock held. If it returns a record, the run continues.
     """
     if not _is_mine(folder):
         # Only the submitting user's processes query the engine. Other users see the supervisor's record.
@@ -123,7 +123,7 @@ def refresh(folder: RunFolder) -> None:
 
 
 class HasFolder(Protocol):
-    """A handle on a run."""
+    """A handle on a run that has the run's folder."""
 
     @property
     def folder(self) -> RunFolder: ...
@@ -248,8 +248,7 @@ def _end(record: RunRecord, found: JobStatus) -> tuple[str, dict[str, Any]]:
 def _is_mine(folder: RunFolder) -> bool:
     """Return whether this user wrote the run's target settings.
 
-    Settings of another user could make ssh start programs. A run of an older version uses the workspace's target
-    instead.
+    Settings of another user could make ssh start programs. A run of an older version uses the workspace's target instead.
     """
     return is_mine(folder.target) if folder.target.exists() else has_own_record(folder)
 

@@ -2,9 +2,8 @@
 
     runs/<run id>  ->  runs/.gone-<run id>-<token>  ->  nothing
 
-The first step is a rename under the run's lock, so no reader meets half a run. A process that is killed in the second
-step leaves
-a hidden folder, which the next removal or list deletes. The deleting process locks the hidden folder.
+The first step is a rename under the run's lock, so no reader meets half a run. A process that is killed in the second step
+leaves a hidden folder, which the next removal or list deletes. The deleting process locks the hidden folder.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     ) -> Figure:
         """Return a matplotlib figure of the metrics, with a curve for each rank; notebooks show it.
 
-        names: metrics to draw; default: all with numbers. rank, attempt: as for `metrics`.
+        names: Metrics to draw; by default, all metrics with numbers. rank, attempt: As for `metrics`.
 
         Raises:
             UserError: matplotlib is not installed; there is no such metric, rank or attempt, or no numbers.
@@ -231,7 +231,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @property
     def name(self) -> str:
-        """The Azure SDK's name for `display_name`."""
+        """The display name, under its name in the Azure SDK."""
         return self.display_name
 
     @property
@@ -322,8 +322,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     ) -> Model:
         """Register a file or folder of this run as a new version of a model.
 
-        The run's own script can call this method if it sees the workspace, as on this machine or a target that shares
-        the
+        The run's own script can call this method if it sees the workspace, as on this machine or a target that shares the
         folder. Call it on one rank only: each call makes a version.
 
         Args:
@@ -337,9 +336,8 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             datasets: Pairs of a purpose and a dataset; default: the run's inputs.
 
         Raises:
-            ModelError: The name is wrong, there is no such file, the folder has a file that the run does not keep, or
-                the process
-                sees only a copy of the run's folder.
+            ModelError: The name is wrong, there is no such file, the folder has a file that the run does not keep, or the
+                process sees only a copy of the run's folder.
         """
         # Use the class, since on the handle Python would bind the function as a method.
         return Run.make_model(
@@ -572,7 +570,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @reads
     def resources(self) -> dict[str, dict[int, dict[str, series.MetricSeries]]]:
-        """Return load series: {"nodes": node rank -> name -> series, "ranks": rank -> name -> series}.
+        """Return load series: {"nodes": {rank: {name: series}}, "ranks": {rank: {name: series}}}.
 
         Samples are 5 seconds apart; steps are seconds since 1970. docs/when-it-is-slow.md lists names and units.
         """
@@ -631,9 +629,9 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     def fail(self, error_details: object = None, error_code: str | None = None) -> None:
         """End a run of `start_logging` or `child_run` as Failed; request the end of a submitted run.
 
-        In a submitted run's own script, do nothing: the script's exit decides.
+        In a submitted run's own script, this method does nothing, because the script's exit decides.
 
-        error_details: a text or an exception. error_code: put in front of it.
+        error_details: A text or an exception. error_code: A code that begins the failure's message.
         """
         record = self.record()
         if record.kind != "interactive" and self._worker is None:
@@ -670,7 +668,8 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     ) -> list[Self]:
         """Create several NotStarted runs below this run.
 
-        count: number of runs; each is tagged with its index. tag_values: one run per value, tagged `tag_key=value`.
+        count: Number of runs, each of which is tagged with its index. tag_values: Values for one run each, which is tagged
+        `tag_key=value`.
 
         Raises:
             UserError: Neither or both of `count` and `tag_values` were given.

@@ -19,7 +19,7 @@ def link_inputs(job: Job, prepared: NodeSetup, work_dir: Path) -> None:
     """Link inputs to their `path_on_compute` in the working directory.
 
     Raises:
-        DataError: The snapshot has a file there.
+        DataError: The snapshot has a file of this path.
     """
     for reference in job.inputs:
         if reference.path_on_compute is not None:
@@ -96,16 +96,16 @@ def write_data(folder: RunFolder, data: RunData) -> None:
 
 
 def note(folder: RunFolder, values_by_output: Mapping[str, OutputData]) -> None:
-    """Merge values into the outputs of `data.json`, which are given by the outputs' names."""
+    """Merge values into the outputs of `data.json`, for each output by its name."""
     data = read_data(folder)
     outputs: list[OutputData] = [{**output, **values_by_output.get(output["name"], {})} for output in data["outputs"]]
     write_data(folder, {"inputs": data["inputs"], "outputs": outputs})
 
 
 def note_datasets(folder: RunFolder, made: Mapping[str, str]) -> None:
-    """Record the dataset as which each output was registered.
+    """Record in `data.json` as which dataset each output was registered.
 
-    made: "name:version" of the dataset by the output's name.
+    made: For each output's name, the dataset as "name:version".
     """
     if made:
         note(folder, {name: {"dataset": dataset} for name, dataset in made.items()})

@@ -139,7 +139,7 @@ def write(folder: RunFolder, record: RunRecord) -> None:
 
 
 def replace_state(folder: RunFolder, record: RunRecord, *, sync: bool = False) -> None:
-    """Write `state.json`, with `sync` also to the disk.
+    """Write `state.json`. With `sync`, flush it to the disk.
 
     Raises:
         OSError: The file can't be written; the old file stays.
@@ -148,7 +148,7 @@ def replace_state(folder: RunFolder, record: RunRecord, *, sync: bool = False) -
 
 
 def record_mode(record: RunRecord) -> int:
-    """Return the mode of a record's files: private if its job has variables or secrets.
+    """Return the file permissions of a record: private if its job has variables or secrets.
 
     Only the owner can write to these files, so the owner of the files shows who wrote them (`is_mine`).
     """
@@ -476,7 +476,7 @@ def was_here(record: RunRecord) -> bool:
 def remove_containers(job: Job | None, run_id: str, *, all_ended: bool = False) -> None:
     """Remove the run's containers from this machine's engine, if its job has an image. Never raises.
 
-    all_ended: Whether all clients of the engine have ended, so that no container is still being created.
+    all_ended: Whether all container clients (`docker run`) have ended, so that no container is still being created.
     """
     if job is None or job.environment.docker_image is None:
         return

@@ -89,9 +89,8 @@ def make(folder: RunFolder, *, is_shared: bool = True, sent: Mapping[str, Path |
     Args:
         folder: The run's folder.
         is_shared: Whether this machine has the user's folders, so that the copy can link to files in them.
-        sent: Files that were sent to this machine beside the snapshot: local paths by their paths in the source, with
-            None
-            for an empty folder.
+        sent: Files that were sent to this machine beside the snapshot: local paths by their paths in the source, with None for
+            an empty folder.
 
     Raises:
         OSError: The disk is full, or the snapshot is gone.

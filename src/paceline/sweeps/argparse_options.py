@@ -1,8 +1,7 @@
 """Options that a script declares with argparse, click or absl.
 
-The options are read from the script's source, without running it. Only certain facts are returned. No fact is certain
-for a script with another parser, with two parsers, with a changed `sys.argv`, or with code that this module can't
-follow.
+The options are read from the script's source, without running it. Only certain facts are returned. No fact is certain for a
+script with another parser, with two parsers, with a changed `sys.argv`, or with code that this module can't follow.
 """
 
 from __future__ import annotations

@@ -36,8 +36,7 @@ class Sweep:
 
     Args:
         estimator: What each trial runs, with its workers, nodes, target, environment and data.
-        space: A dict of names to expressions (`choice`, `uniform`, `loguniform`, ...) or values; see
-            `paceline.sweeps.space`.
+        space: A dict of names to expressions (`choice`, `uniform`, `loguniform`, ...) or values; see `paceline.sweeps.space`.
         metric: The primary metric, by the name that the script logs. Lists of metrics and goals, such as
             metric=["accuracy", "latency"], goal=["maximize", "minimize"], look for the Pareto front.
         goal: "maximize" or "minimize".
@@ -46,8 +45,7 @@ class Sweep:
         sampler: "random", "grid", "tpe", "cmaes", "gp", or "module:function" in the source: a function that makes an
             Optuna sampler from a seed.
         stop: A policy that stops trials early: `Bandit`, `MedianStopping`, `TruncationSelection`, `ASHA`, `Hyperband`; or one
-            that
-            pauses trials and continues them from checkpoints: `ASHA(promote=True)`, `PopulationBasedTraining`.
+            that pauses trials and continues them from checkpoints: `ASHA(promote=True)`, `PopulationBasedTraining`.
         seed: Determines the proposals, with the trial's number and earlier results. Default: random, and recorded.
         points: Points to try first, each name -> value.
         max_failures: Failed trials that end the sweep.

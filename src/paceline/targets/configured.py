@@ -3,8 +3,7 @@
     <workspace>/compute/<name>.json    {"name": "lab", "kind": "ssh", "settings": {"hosts": "/home/me/hosts.txt"}}
     <run folder>/target.json           a copy from the time of submission
 
-`local` always exists, and so does every kind without settings, under its own name. Kinds are built in or come from
-installed
+`local` always exists, and so does every kind without settings, under its own name. Kinds are built in or come from installed
 packages as entry points; a package that can't be imported does not affect the others.
 """
 

@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     class Plan(TypedDict):
         """Decisions about all runs of a machine.
 
-        order: All tickets in the order of service. starts: The GPUs of each run that starts now. why: The reason why
-        each
-        other run waits, except for a lack of room. leave: Running runs that have to leave for an urgent run or a
-        reservation.
+        order: All tickets in the order of service. starts: The GPUs of each run that starts now. why: The reason why each
+        other run waits, except for a lack of room. leave: Running runs that have to leave for an urgent run or a reservation.
         """
 
         order: list[Ticket]

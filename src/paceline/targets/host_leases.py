@@ -68,8 +68,7 @@ def answer(verb: str, given: "Ticket") -> "LeaseAnswer":
 def look(given: "Ticket") -> "LeaseAnswer":
     """Return the machine's resources and tickets.
 
-    given: Options. With `with_gpus`, the GPUs are listed, which is slow; `gpus` has the machine's GPUs if they are
-    known.
+    given: Options. With `with_gpus`, the GPUs are listed, which is slow; `gpus` has the machine's GPUs if they are known.
     """
     answer: LeaseAnswer = {"host": os.uname().nodename, "cores": core_count(), "boot_id": boot_id()}
     if given.get("with_gpus") or "gpus" in given:

@@ -58,8 +58,7 @@ if TYPE_CHECKING:
     class LeaseAnswer(TypedDict, total=False):
         """The answer of a host: a share or the tickets to wait for, the host's resources, or an error.
 
-        why: Why the run waits, if not for lack of room. leave: Why the run has to give back its share. shares: The
-        shares of
+        why: Why the run waits, if not for lack of room. leave: Why the run has to give back its share. shares: The shares of
         all users. outside: Texts about processes outside Paceline that use the machine.
         """
 
@@ -111,8 +110,7 @@ class LeasesError(OSError):
 class Queue:
     """The tickets of one machine. Call the methods of a queue within `locked()`.
 
-        {"key": "2026-...", "run_id": ..., "cores": 2, "gpu_count": 1, "port_count": 0, "granted": {"gpus": ["0"]} or
-        None}
+        {"key": "2026-...", "run_id": ..., "cores": 2, "gpu_count": 1, "port_count": 0, "granted": {"gpus": ["0"]} or None}
 
     A ticket may also have gpu_share, the share of each GPU that the run takes; priority; limit_s, the run's time limit;
     all_gpus, the machine's GPUs as the run sees them; and leaving, whether the run will return its share soon.

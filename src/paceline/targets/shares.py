@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     class PastUse(TypedDict):
         """The past use of a machine by one user.
 
-        hours: For each hour, its start, weighted seconds, GPU seconds, and GPU seconds of urgent runs. typical_s:
-        Typical
+        hours: For each hour, its start, weighted seconds, GPU seconds, and GPU seconds of urgent runs. typical_s: Typical
         duration of a run.
         """
 

@@ -26,8 +26,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,300}", re.ASCII)
 def arguments_by_name(words: Sequence[str]) -> dict[str, str]:
     """Return the values of a script's arguments by option.
 
-    `--lr 0.1` and `--lr=0.1` give {"--lr": "0.1"}. A flag has the value "". The values of a repeated option are joined
-    by
+    `--lr 0.1` and `--lr=0.1` give {"--lr": "0.1"}. A flag has the value "". The values of a repeated option are joined by
     spaces. The first positional argument has the name "argument 1".
     """
     values_by_name: dict[str, list[str]] = {}

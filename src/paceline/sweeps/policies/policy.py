@@ -1,9 +1,8 @@
 """The stopping policy protocol, and the simple policies.
 
-An interval is one logging of the primary metric. A policy judges a trial at intervals that are multiples of
-evaluation_interval and at least delay_evaluation, as the Azure SDK does. When any trial logs new values, the policy
-judges each live trial again at the last such interval that the trial has reached, since other trials may have got
-better.
+An interval is one logging of the primary metric. A policy judges a trial at intervals that are multiples of evaluation_interval
+and at least delay_evaluation, as the Azure SDK does. When any trial logs new values, the policy judges each live trial again at
+the last such interval that the trial has reached, since other trials may have got better.
 """
 
 from __future__ import annotations

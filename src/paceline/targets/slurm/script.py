@@ -206,8 +206,7 @@ def _options_of_job(job: Job, settings: SlurmSettings) -> Iterator[str]:
 def _cpus_of_node(job: Job, settings: SlurmSettings) -> Iterator[str]:
     """Yield the sbatch options that give a node's cores to one task, for elastic runs.
 
-    With several tasks per node Slurm derives the total number of tasks from the minimum of nodes, and never gives more
-    nodes.
+    With several tasks per node Slurm derives the total number of tasks from the minimum of nodes, and never gives more nodes.
     """
     yield f"--cpus-per-task={settings.cpus_per_process * max(node_sizes(job))}"
 

@@ -145,9 +145,8 @@ def user_here() -> str:
 class Extension:
     """The second job of an elastic run, whose nodes the run's supervisor uses too.
 
-    Slurm can't give a running job more nodes, and requeuing with a larger request would lose the current ones for at
-    least
-    two minutes. So another job waits in the queue, and the run takes over its nodes at its next checkpoint.
+    Slurm can't give a running job more nodes, and requeuing with a larger request would lose the current ones for at least two
+    minutes. So another job waits in the queue, and the run takes over its nodes at its next checkpoint.
 
     job_id is empty without a second job; nodes is empty while the second job waits.
     """
