@@ -190,14 +190,14 @@ def _check_size(name: str, size: int, limit: int | None) -> None:
 
 
 def is_stored(folder: Path, stem: str) -> bool:
-    """Return whether a value of this name is in the folder."""
+    """Return whether the folder has a value with this file name (`stem`)."""
     return any((folder / f"{stem}.{kind}").exists() for kind in ("json", "safetensors", "pickle"))
 
 
 def load(folder: Path, stem: str, *, pickled: bool) -> Any:
     """Read the value that `store` wrote.
 
-    pickled: Whether a pickle may be loaded. It must belong to this user or to root.
+    pickled: Whether a pickle may be loaded, which must belong to this user or to root.
 
     Raises:
         RunStateError: There is no such file, or it can't be read; or only a pickle that may not be loaded.

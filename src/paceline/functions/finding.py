@@ -1,4 +1,4 @@
-"""The rules for functions that a worker can import, and the main script of this program."""
+"""Rules for the functions that a worker can import, and the path of this program's main script."""
 
 from __future__ import annotations
 

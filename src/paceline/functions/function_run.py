@@ -39,7 +39,7 @@ class FunctionRun(Run, Generic[_R]):
 
         Args:
             timeout: Seconds to wait; None waits until the end.
-            rank: Process whose result to return.
+            rank: Rank of the process whose result to return.
 
         Raises:
             RunFailedError: The function raised an exception, whose traceback is in the message, or the run failed.

@@ -93,7 +93,7 @@ class FunctionOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedFunction:
-    """A function with its options, its source and its job without arguments."""
+    """A function with its options, its source folder, and a job that lacks arguments."""
 
     name: str
     signature: inspect.Signature
@@ -160,7 +160,7 @@ def _is_by_place(parameter: inspect.Parameter) -> bool:
 
 
 def prepared(given_function: Callable[..., object], options: Mapping[str, object]) -> PreparedFunction:
-    """Check a function and its options.
+    """Check a function and its options, and return them as a `PreparedFunction`.
 
     Raises:
         UserError: A worker can't import the function, or an option is wrong.

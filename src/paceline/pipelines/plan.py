@@ -122,7 +122,7 @@ def _inputs(
 
 
 def flat(steps: Iterable[Any]) -> list[Any]:
-    """Return the steps of nested lists."""
+    """Return the steps in nested lists as one list."""
     flattened: list[Any] = []
     for step in steps:
         flattened += flat(step) if isinstance(step, (list, tuple)) else [step]

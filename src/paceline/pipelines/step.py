@@ -31,7 +31,7 @@ class Step:
     Args:
         name: Unique within the pipeline.
         config: An estimator, a `Sweep`, or a `Job`.
-        outputs: The `PipelineData` that the step writes. It reads all other data in its arguments and inputs.
+        outputs: The `PipelineData` that the step writes. All other data in its arguments and inputs are read.
         after: Steps that must be Completed first, although this step does not read their data.
         allow_reuse: Reuse the outputs of a former run with the same source, job, environment and inputs. A sweep always runs.
         source_directory: Source directory of a `Job`.

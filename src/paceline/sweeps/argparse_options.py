@@ -112,9 +112,9 @@ def imported(nodes: Sequence[ast.AST]) -> set[str]:
 
 
 def _of_decorators(nodes: Sequence[ast.AST]) -> Declared | None:
-    """Return options of click (`@click.option`) or absl (`flags.DEFINE_list`).
+    """Return the options that a script declares with click or absl.
 
-    Other modules may declare more options, and the script must have no other parser.
+    Return None if the script uses another parser too. Other modules may declare more options.
     """
     take = {"click": _of_click, "absl": _of_absl}.get(" ".join(imported(nodes) & {*_OTHERS, "argparse"}))
     if take is None:

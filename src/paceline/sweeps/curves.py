@@ -61,7 +61,7 @@ class CurveReader:
         self._steps: dict[int, list[float | None]] = {}
 
     def look(self) -> tuple[float, ...]:
-        """Read new log lines, and return the metric's values in the order of logging."""
+        """Read new log lines. Return all values of the metric in the order of logging."""
         if self._listing.is_due():
             self._logs = metric_logs(self._directory)
         logs = self._logs

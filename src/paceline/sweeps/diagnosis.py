@@ -80,7 +80,7 @@ def _text(report: FailureReport) -> str:
 
 
 def warn_of(sweep: SweepState, trial: Trial) -> None:
-    """Warn once about each kind of strange metric."""
+    """Warn about strange metrics of a trial, once for each kind of warning."""
     for kind, text in _remarks(sweep, trial):
         if not any(kind in warning for warning in sweep.record.warnings):
             sweep.warn(text)

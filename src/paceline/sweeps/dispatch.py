@@ -221,7 +221,7 @@ def _resumed(job: Job, former: RunFolder | None) -> Job:
 
 
 def next_run(sweep: SweepState) -> Next | None:
-    """Return the paused trial to continue now; None if the policy continues none."""
+    """Return the next run of the paused trial to continue now, or None."""
     policy = pausing(sweep.spec.stop)
     if policy is None:
         return None

@@ -41,7 +41,7 @@ class Expression(Protocol):
         """Return the script's value for a raw value."""
 
     def raw(self, value: object) -> Raw:
-        """Return the raw value for a script's value.
+        """Return the raw value that gives this value for the script.
 
         Raises:
             SweepError: The expression does not have this value.
@@ -242,7 +242,7 @@ class Integers:
 
 @dataclass(frozen=True)
 class Fixed:
-    """A constant."""
+    """A distribution that always has the same value."""
 
     only: object
     count: ClassVar[int] = 1

@@ -96,13 +96,13 @@ def rows(trials: Sequence[Trial], spec: SweepSpec) -> list[dict[str, Any]]:
 
 
 def best_row(trial: Trial, spec: SweepSpec) -> dict[str, object]:
-    """Return a trial's row, with the run id of the run that logged its best value."""
+    """Return a trial's row of the table, with the id of the run that logged its best value."""
     leg = trial.best_leg(spec.goal)
     return rows([dataclasses.replace(trial, run_id=leg.run_id, values=leg.values)], spec)[0]
 
 
 def lineage(trials: Sequence[Trial], spec: SweepSpec) -> list[dict[str, Any]]:
-    """Return a lineage table row for each run of each trial, as a mapping.
+    """Return a table row for each run of each trial, as a dict.
 
     Keys: trial, run_id, from (the run whose checkpoints it got), why, status, the best and the last value that it
     logged itself, intervals (number of values), and each hyperparameter.
@@ -127,7 +127,7 @@ def lineage(trials: Sequence[Trial], spec: SweepSpec) -> list[dict[str, Any]]:
 def column_names(rows: Sequence[Mapping[str, object]], spec: SweepSpec) -> list[str]:
     """Return the columns of all rows, in order of appearance.
 
-    Rows differ where branches of a choice have hyperparameters of their own.
+    Rows differ if options of a choice have hyperparameters of their own.
     """
     own = (*BEFORE, *map(metric_column, spec.metrics), *((FRONT,) if spec.further else ()), *AFTER)
     return list(dict.fromkeys((*own, *(name for row in rows for name in row))))

@@ -134,7 +134,7 @@ class Space:
         return _size(self.dimensions)
 
     def grid(self) -> Iterator[dict[str, Raw]]:
-        """Return all points. The last name's values change first.
+        """Return all points of a finite space. The values of the last name change first.
 
         Raises:
             SweepError: A name has infinitely many values.

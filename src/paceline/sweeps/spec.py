@@ -163,7 +163,7 @@ class SweepSpec:
 
 
 def objectives(metric: object, goal: object) -> dict[str, Any]:
-    """Return `metric`, `goal` and `further` of a spec.
+    """Return the fields `metric`, `goal` and `further` of a spec as a dict.
 
     Raises:
         SweepError: The lists differ in length.

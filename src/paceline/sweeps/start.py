@@ -144,7 +144,7 @@ def checked(
 def check_points(job: Job, spec: SweepSpec, directory: Path) -> SweepSpec:
     """Raise if the job or its script cannot take the sweep's values.
 
-    Return the sweep with the switches that the script declares.
+    Return the spec with those switches added that the script declares.
 
     `directory`: The job's source.
 
@@ -250,9 +250,9 @@ def more(folder: RunFolder, trials: int) -> None:
 
 
 def count_anew(folder: RunFolder) -> None:
-    """Extend an ended sweep by a request, and restart its limits.
+    """Add the requested trials to an ended sweep, and restart its limits.
 
-    Time, failed trials and trials without a metric count from now on. The caller holds the lock.
+    Seconds, failed trials and trials without a metric count from now on. The caller holds the sweep's lock.
     """
     record, there = store.stored(folder), count(folder)
     spec = dataclasses.replace(

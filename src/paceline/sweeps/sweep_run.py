@@ -100,8 +100,7 @@ class SweepRun(Run):
         """Return the runs of all trials as mappings.
 
         Keys: trial, run_id, from (the run whose checkpoints it got), why, status, values. A trial has several runs if the
-        policy pauses
-        it: `ASHA(promote=True)`, `PopulationBasedTraining`.
+        policy pauses it: `ASHA(promote=True)`, `PopulationBasedTraining`.
         """
         return results.lineage(self._trials(), self.spec)
 
@@ -145,7 +144,7 @@ class SweepRun(Run):
         """Request more trials, also of a sweep that has ended.
 
         Args:
-            trials: Number of additional trials. An ended sweep keeps the trials that it has.
+            trials: Number of trials to add. An ended sweep keeps its trials.
 
         Raises:
             SweepError: The number is below 1.

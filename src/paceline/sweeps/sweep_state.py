@@ -66,7 +66,7 @@ class SweepState(ParentState):
 
     @property
     def live(self) -> dict[int, Watch]:
-        """The watchers of the trials that have not ended, by trial number."""
+        """The `Watch` of each trial that has not ended, by trial number."""
         return self._live
 
     @property
@@ -87,7 +87,7 @@ class SweepState(ParentState):
             say(f"going on with {len(self.trials)} trials, of which {len(self._live)} run")
 
     def add(self, trial: Trial, *, was_cut_off: bool = False) -> None:
-        """Add a new trial."""
+        """Add a new trial, whose submission may have been interrupted (`was_cut_off`)."""
         assert trial.number == len(self.trials), "numbers are given out one after the other"
         if was_cut_off:
             self._cut_off_once.add(trial.number)
@@ -97,7 +97,7 @@ class SweepState(ParentState):
         self._watch(trial)
 
     def go_on(self, trial: Trial) -> None:
-        """Replace a trial by its copy that has one more run."""
+        """Replace a trial by a copy that has one more run."""
         self.trials[trial.number] = trial
         self._cut_off_once.discard(trial.number)
         self._watch(trial)

@@ -157,12 +157,12 @@ class Trial:
 
     @property
     def curves(self) -> tuple[tuple[float, ...], ...]:
-        """One curve for each metric."""
+        """The curve of each metric, the primary metric first."""
         return (self.curve, *self.further)
 
     @property
     def last(self) -> tuple[float, ...] | None:
-        """The last values of all metrics, if finite.
+        """The last values of all metrics; None unless all are finite.
 
         With several metrics, trials are ranked by last values: best values may come from different steps of training.
         """
@@ -210,7 +210,7 @@ def best(values: Iterable[float], goal: Goal) -> float | None:
 
 
 def cost(value: float | None, goal: Goal) -> float:
-    """Return the value as a cost to minimize, for either goal."""
+    """Return a number that is smaller for a better value, for either goal."""
     if value is None:
         return math.inf
     return -value if goal == "maximize" else value

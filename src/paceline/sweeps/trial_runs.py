@@ -3,8 +3,8 @@
 A trial is a child `<sweep>_<number>`. If the policy pauses trials, each continuation is another child, `<sweep>_<number>_2`,
 `_3` and so on. Its record says from whose checkpoints it starts, and why.
 
-Trials that have ended are cached in a file, so that 10,000 of them are read within a second. A line counts only while the
-child's record is unchanged. A line that is missing, torn or of another version only costs the time to read the child.
+Trials that have ended are cached in a file, so that 10,000 trials are read within a second. A line of the file counts only
+while the child's record is unchanged. If a line is missing, incomplete or of another version, the child is read instead.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _DEFAULTS = {
 
 
 def child_id(sweep_id: str, number: int, leg: int = 1) -> str:
-    """Return the run id of a trial: `<sweep>_<number from 0>`."""
+    """Return the id of a trial's run, such as `<sweep>_0`; its third run is `<sweep>_0_3`."""
     return f"{sweep_id}_{number}" if leg == 1 else f"{sweep_id}_{number}_{leg}"
 
 

@@ -119,7 +119,7 @@ class Nodes(Protocol):
         """Kill all processes that the run started on the nodes."""
 
     def oom_kills(self) -> int:
-        """Return how many processes the nodes' OOM killers have killed, as far as known."""
+        """Return how many processes the OOM killers of the nodes have killed."""
 
     def is_disk_full(self) -> bool:
         """Return whether some node lacks the disk space for a worker's report in the run's folder."""
@@ -203,10 +203,10 @@ class Alike(Protocol):
     def start_supervisors(
         self, job: Job, run_dirs: Sequence[Path], library_dir: Path, python: str, at_once: int
     ) -> None:
-        """Replace `enqueue` and `start_supervisor` for runs of jobs that differ in arguments only.
+        """Submit runs whose jobs differ in arguments only, in place of `start_supervisor`.
 
         run_dirs: Folders named `<parent>_<n>`, with consecutive numbers within one range of `ALIKE_SPAN`.
-        at_once: The most runs to run at a time.
+        at_once: How many of the runs may run at the same time.
         """
 
 

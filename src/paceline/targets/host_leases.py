@@ -200,7 +200,7 @@ def shares_path() -> str:
 
 
 def is_alive(ticket: "Ticket") -> bool:
-    """Return whether the ticket's agent or guardian lives, as its owner's process."""
+    """Return whether the agent or the guardian of a ticket's run lives."""
     if ticket.get("boot_id") != boot_id():
         return False
     return _is_process(ticket, "pid", "started") or _is_process(ticket, "guardian", "guardian_started")
@@ -248,7 +248,7 @@ def parent_dir() -> str:
 
 
 def user_folders() -> "list[Any]":
-    """Return (uid, folder of tickets) of all users that own their folder."""
+    """Return (uid, folder of tickets) of each user whose folder belongs to that user."""
     parent, found = parent_dir(), []
     try:
         names = os.listdir(parent)
@@ -309,7 +309,7 @@ def check_parent() -> None:
 
 
 def make_own_folder(path: str) -> None:
-    """Create this user's folder, readable for others."""
+    """Create a folder of this user that all users can read."""
     try:
         # Create the folder with mode 0700 and only then allow reading: no other user can change it in between.
         os.mkdir(path, 0o700)

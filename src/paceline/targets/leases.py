@@ -194,7 +194,7 @@ class Queue:
     def policy(self) -> "SharePolicy | None":
         """Return the content of the shares file, None without a file.
 
-        An invalid file counts as `NEW_SHARES`, which gives all users equal shares.
+        If the file is invalid, return `NEW_SHARES`, which gives all users equal shares.
         """
         self.shares_error = ""
         found = read_json(self.shares, None) if self.shares else None
@@ -335,7 +335,7 @@ class Queue:
     def leave_reason(self, key: str, all_cores: int, all_gpus: "Sequence[str]") -> str:
         """Return why a run that holds a share has to leave, or "".
 
-        Call it every second or so, without the lock. It also records that the run lives: a killed run is charged until
+        Call this method every second or so, without the lock. It also records that the run lives. A killed run is charged up to
         the last record.
         """
         now = time.monotonic()
@@ -508,7 +508,7 @@ def read_json(path: str, uid: "int | None") -> "tuple[Any, os.stat_result] | Non
 
 
 def read_use(path: str, uid: "int | None") -> "PastUse | None":
-    """Return a user's record of use without future rows, None if invalid."""
+    """Return a user's record of use, without rows in the future; None if it is invalid."""
     found = read_json(path, uid)
     if found is None or not isinstance(found[0], dict) or not isinstance(found[0].get("hours"), list):
         return None

@@ -1,6 +1,7 @@
 """Settings of a kind of compute target, declared once and read from Python, JSON and the command line.
 
-class SshTarget: OPTIONS = (Option("hosts", "file of lines `host slots=N`", type=Path, is_required=True),
+class SshTarget:
+    OPTIONS = (Option("hosts", "file of lines `host slots=N`", type=Path, is_required=True),
                Option("folder", "on the hosts, for runs and snapshots"))
 
     def __init__(self, name="ssh", settings={}):
@@ -124,8 +125,8 @@ def check_settings(
 def parse_words(kind: str, options: Sequence[Option], words: Sequence[str]) -> tuple[dict[str, object], list[str]]:
     """Parse command-line words such as `--partition gpu --requeue --host a --host=b`.
 
-    Return the settings and the positional words, which include everything after `--`. Paths become absolute. `check_settings`
-    reports missing required settings.
+    Return the settings and the positional words, which include everything after `--`. Paths become absolute. The caller reports
+    missing required settings by `check_settings`.
 
     Raises:
         TargetError: An option is unknown, lacks its value or has a wrong value; the message lists the kind's options.

@@ -34,8 +34,8 @@ class ASHA(NamedPolicy):
         last: Number of values at which trials end by themselves; None if unknown.
         bracket: Number of rungs to skip at the beginning, as in Hyperband's brackets.
         promote: Whether to pause and promote trials. The script must resume from `PACELINE_CHECKPOINT_DIR`.
-        budget: With promote, the script's argument, such as "--epochs", that sets after how many values in all it ends.
-            Each run then ends at its rung, and no work is lost. Needs last.
+        budget: With promote, the script's argument, such as "--epochs", that sets the total number of values after which the
+            script ends. Each run then ends at its rung, and no work is lost. A budget needs `last`.
 
     Raises:
         SweepError: A number is out of range, or a budget has no promote or no last.

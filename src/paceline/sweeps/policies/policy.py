@@ -31,7 +31,7 @@ class Policy(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class NamedPolicy:
-    """A policy whose JSON is its name and its fields."""
+    """A policy that is stored in JSON as its name and its parameters."""
 
     NAME: ClassVar[str]
 
@@ -41,7 +41,7 @@ class NamedPolicy:
 
 
 def judged_at(trial: Trial, evaluation_interval: int, delay_evaluation: int) -> int | None:
-    """Return the last complete interval at which to judge a trial; None before the first."""
+    """Return the last interval at which to judge a trial, or None before the first."""
     # A trial without a value is not judged even with a delay of 0.
     last = len(trial.curve) // evaluation_interval * evaluation_interval
     return last if not trial.is_over and last and last >= delay_evaluation else None
@@ -58,7 +58,7 @@ def judged(
 
 
 def check_intervals(policy: str, evaluation_interval: int, delay_evaluation: int) -> None:
-    """Raise SweepError unless both numbers of intervals are valid."""
+    """Raise SweepError unless the interval is at least 1 and the delay at least 0."""
     check_whole(policy, "evaluation_interval", evaluation_interval, at_least=1)
     check_whole(policy, "delay_evaluation", delay_evaluation, at_least=0)
 
@@ -165,7 +165,8 @@ class Bandit(NamedPolicy):
 
     Args:
         slack_factor: Slack as a ratio. With 0.2 and a best of 0.8, values below 0.8 / 1.2 = 0.667 stop; if the metric is
-            minimized, values above 0.8 * 1.2. Below zero the two change places, so the bound is always worse than the best.
+            minimized, values above 0.8 * 1.2 stop. For a best value below zero, the two formulas change places, so the bound is
+            always worse than the best.
         slack_amount: Slack as a difference. Exactly one of the two must be given; 0 counts as not given, as in the SDK.
         evaluation_interval: Judge at multiples of this number of values.
         delay_evaluation: Do not judge before this number of values.

@@ -42,10 +42,10 @@ class PopulationBasedTraining(NamedPolicy):
         quantile: Share of trials to replace and of trials to copy, up to 0.5. Trials are ranked by their last values.
         factors: A hyperparameter of a copy is multiplied by one of them; see `paceline.sweeps.policies.population`.
         resample: Probability that a hyperparameter is drawn from the space instead.
-        mutate: Names of hyperparameters that change; None for all. A copy takes the others, such as a number of layers,
-            unchanged.
-        budget: The script's argument, such as "--epochs", that sets after how many values in all it ends. Without it, a
-            trial gets SIGTERM at the end of a generation.
+        mutate: Names of hyperparameters that change; None for all. Other hyperparameters, such as a number of layers, are
+            copied unchanged.
+        budget: The script's argument, such as "--epochs", that sets the total number of values after which the script ends.
+            Without a budget, a trial gets SIGTERM at the end of a generation.
 
     Raises:
         SweepError: A number is out of range.

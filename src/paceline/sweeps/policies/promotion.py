@@ -20,7 +20,7 @@ from paceline.sweeps.trial import Goal, Next, Trial, cost
 
 @dataclass(frozen=True, kw_only=True)
 class Ladder:
-    """The rungs of successive halving: first, first * eta, ... below last."""
+    """The rungs of successive halving: first, first * eta, and so on below `last`."""
 
     first: int
     eta: int
@@ -48,7 +48,7 @@ class Ladder:
 
 
 def judge(ladder: Ladder, trials: Sequence[Trial], goal: Goal) -> dict[int, Judgement]:
-    """Return the decision on each live trial at a new rung."""
+    """Return {trial number: decision} for the live trials that have reached a new rung."""
     judgements: dict[int, Judgement] = {}
     known = {trial.number: trial for trial in trials}
     # Judge the best trial first, so that it gets a free promotion.

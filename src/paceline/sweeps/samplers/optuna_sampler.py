@@ -84,7 +84,7 @@ class OptunaSampler:
         self._told: dict[int, tuple[Trial, tuple[float, ...] | None]] = {}
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
-        """Return a new point, or None if none is left."""
+        """Return a new point, or None if the space has no other point."""
         # If the result of a known trial has changed, as after a pause, rebuild the study, which can't replace results.
         if any(self._has_changed(trial) for trial in trials):
             self._begin()
@@ -177,10 +177,10 @@ def frozen(space: Space, trial: Trial, values: Sequence[float] | None, *, is_run
 
 
 def tpe(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial] = ()) -> OptunaSampler:
-    """Make tree-structured Parzen estimators (Bergstra et al., NeurIPS 2011).
+    """Return a sampler by tree-structured Parzen estimators (Bergstra et al., NeurIPS 2011).
 
-    It avoids points of running trials. The joint estimator covers all parameters. If the space has a choice, half of
-    the trials, at random, use one estimator for each parameter instead: the joint estimator hardly ever tries another
+    The sampler avoids points of running trials. Its joint estimator covers all parameters. If the space has a choice, half of
+    the trials, at random, use one estimator for each parameter instead, because the joint estimator hardly ever tries another
     option than that of its best trials.
     """
     optuna = _optuna()
@@ -191,10 +191,7 @@ def tpe(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial] =
     known = {d.key: distribution(d.expression) for d in dimensions if not isinstance(d.expression, Fixed)}
 
     class Joint(optuna.samplers.TPESampler):  # type: ignore[misc, name-defined]
-        """A TPE sampler that models all parameters jointly.
-
-        It knows the parameters of all trials, and skips Optuna's search for them.
-        """
+        """A TPE sampler that models all parameters jointly."""
 
         def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, object]:
             return {key: known[key] for key in sorted(known) if not known[key].single()}

@@ -34,8 +34,8 @@ class Proposal:
 class Sampler(Protocol):
     """A source of points for trials.
 
-    A proposal depends only on the seed, the trial's number and the trials passed in. An interrupted sweep therefore
-    continues as an uninterrupted one.
+    A proposal depends only on the seed, the trial's number and the trials passed in. So an interrupted sweep continues exactly
+    as if it had not been interrupted.
     """
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
@@ -105,7 +105,7 @@ class RandomSampler:
         return Proposal(chosen=source.choice(list(self._left.values()))) if self._left else None
 
     def knows(self, chosen: Mapping[str, Raw], trials: Sequence[Trial]) -> bool:
-        """Return whether a trial of a small space has this point."""
+        """Return whether one of the trials already has this point, in a small space."""
         if not self._is_small:
             return False
         self._tell(trials)

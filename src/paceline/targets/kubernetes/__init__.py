@@ -20,7 +20,7 @@ hub.py         the port of index 0
 allocate.py    the supervisor's nodes: a link to an agent in each pod
 
 submitting machine ── API ── port-forward ── hub ── index 0: supervisor, agent
-└──── index 1..: agents
+                                              └──── index 1..: agents
 """
 
 from paceline.targets.kubernetes.target import KubernetesTarget

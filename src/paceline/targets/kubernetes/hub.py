@@ -79,7 +79,7 @@ class Pulled:
 
 
 class Hub:
-    """The server at the port of index 0."""
+    """The server on the port of index 0, for the other pods and for readers."""
 
     def __init__(self, ticket: PodTicket, folder: RunFolder) -> None:
         self._ticket, self._folder = ticket, folder
@@ -136,7 +136,7 @@ class Hub:
             self._dismiss(rank, connection)
 
     def wait_for_others(self, limit_s: float) -> None:
-        """Wait until all other pods have received the answer of `end`."""
+        """Wait until all other pods know from `end` that they must exit."""
         deadline = time.monotonic() + limit_s
         while len(self._told) < self._ticket.node_count - 1 and time.monotonic() < deadline:
             time.sleep(_LOOK_S)

@@ -95,7 +95,7 @@ def _from_pod(sock: socket.socket, opened: ClientConnection) -> None:
 
 
 def has_all(folder: RunFolder) -> bool:
-    """Return whether the final record has arrived, which comes after all files."""
+    """Return whether the final record has arrived. It comes after all files of the run."""
     return is_over(folder) or store.has_ended(folder)
 
 
@@ -153,7 +153,7 @@ def read_log(cluster: Cluster, folder: RunFolder, pod: Pod) -> None:
 
 @contextlib.contextmanager
 def _updating(folder: RunFolder) -> Iterator[dict[str, Any] | None]:
-    """Lock the run's folder for an update. Yield the content of `mirrored.json`, None without an update."""
+    """Lock the run's folder, and yield `mirrored.json`; None if no update is due."""
     with locks.locked(folder.path / _LOCK):
         told: dict[str, Any] = read_json(folder.path / _STATE) or {"known": {}}
         if 0 <= time.time() - told.get("time", 0.0) < _FRESH_S or has_all(folder):

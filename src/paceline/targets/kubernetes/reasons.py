@@ -39,7 +39,7 @@ _DISRUPTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """The end of a pod: a key of `paceline.runs.failure.CAUSES`, and a message."""
+    """How a pod ended: a key of `paceline.runs.failure.CAUSES`, and a message."""
 
     cause: str
     message: str

@@ -106,7 +106,7 @@ _REFUSED_S = 5.0
 
 
 class StoreChannel:
-    """The client's side of a channel for `paceline exec`."""
+    """The submitting machine's end of a channel for `paceline exec`."""
 
     def __init__(self, record: StoreRecord, folder: RunFolder) -> None:
         try:

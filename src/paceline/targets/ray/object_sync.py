@@ -59,9 +59,9 @@ class Ticket:
 
     Attributes:
         start_sha256: SHA-256 of `start.tar.gz`, in hexadecimal, so that writers of the datastore can't replace the job.
-        snapshot_sha256: Of the snapshot's files (`tree_sha256`), for the same reason; None without a snapshot.
-        key: Decrypts the run's secrets, in hexadecimal; None without secrets.
-        exec_key: Signs changes and encrypts messages of `paceline exec`, in hexadecimal.
+        snapshot_sha256: The hash of the snapshot's files (`tree_sha256`), for the same reason; None without a snapshot.
+        key: The key of the run's secrets, in hexadecimal; None without secrets.
+        exec_key: The key that signs changes and encrypts messages of `paceline exec`, in hexadecimal.
     """
 
     run_id: str

@@ -1,7 +1,7 @@
 """Hold a placement group for a supervisor, with a driver and a port for the group's nodes.
 
-supervisor ── driver (has Ray) ~~ Ray ~~> task on each node ── agent │ listens  <──────────────────────────────── connects
-──────┘
+supervisor ── driver (has Ray) ~~ Ray ~~> task on each node ── agent
+    │ listens  <──────────────────────────────── connects ──────┘
 """
 
 from __future__ import annotations

@@ -287,7 +287,7 @@ class RayTarget:
     # Doctor
 
     def script_python(self, links: Sequence[Any]) -> str | None:
-        """Return the interpreter for scripts that name none, or None for Ray's interpreter."""
+        """Return the default interpreter for scripts; None means Ray's interpreter."""
         from paceline.remote.link import script_python
 
         return script_python(self.settings.python, sys.executable if self.settings.is_shared else None, links)

@@ -308,7 +308,7 @@ def has_ended(job: JobState) -> bool:
 
 
 def waits_for(job: JobState) -> str:
-    """Return why a job waits, Slurm's own reason first."""
+    """Return why a job waits. The text begins with Slurm's own reason."""
     reason = job.reason or "None"
     # squeue prints spaces where scontrol prints underscores, and adds names of nodes after a comma.
     plain = reason.strip("()").replace("_", " ").split(",")[0]

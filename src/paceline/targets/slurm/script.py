@@ -98,7 +98,7 @@ def array_text(
 def controller_text(
     settings: SlurmSettings, *, run_id: str, run_dir: PurePosixPath, library_dir: PurePosixPath, python: str
 ) -> str:
-    """Return the script of a sweep's controller: one core, whatever the trials need.
+    """Return the batch script of a sweep's controller, which needs one core.
 
     Raises:
         TargetError: A path can't be written in a line of sbatch.
@@ -151,7 +151,7 @@ def _text(
 
 
 def _begin(options: list[str], settings: SlurmSettings, run_id: str, run_dir: str, library_dir: PurePosixPath) -> str:
-    """Return the script before its command. run_id and run_dir are shell words."""
+    """Return the script up to its command. `run_id` and `run_dir` are quoted for the shell."""
     lines = [
         *_head(options),
         "",

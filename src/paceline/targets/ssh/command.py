@@ -88,8 +88,7 @@ class Ssh:
     """The settings of ssh for a target's hosts.
 
     Attributes:
-        config: Replaces ~/.ssh/config.
-        options: As for `ssh -o`.
+        config: A file that replaces ~/.ssh/config. options: Options as for `ssh -o`.
         silence_s: Seconds without a message after which a link counts as broken.
     """
 

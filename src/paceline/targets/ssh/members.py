@@ -97,7 +97,7 @@ class Opening:
         self._first_s: float | None = None
 
     def open(self, hosts: Iterable[SshHost]) -> None:
-        """Start agents on hosts that have none. Return at once."""
+        """Start the missing agents on these hosts. Return at once."""
         with self._changed:
             for host in hosts:
                 # The first host's ssh configuration determines how many connections may be opened at once.

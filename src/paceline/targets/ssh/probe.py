@@ -61,7 +61,7 @@ class HostProbe:
 
     @property
     def answer(self) -> LeaseAnswer:
-        """The host's answer, with the number of cores reduced to those that the host offers."""
+        """The host's answer, in which `cores` counts only the cores offered to runs."""
         return {
             "cores": self.offered,
             "gpus": list(self.gpus),
@@ -80,7 +80,7 @@ def look_at(
     enough: int | None = None,
     leave_open: bool = True,
 ) -> list[HostProbe]:
-    """Probe hosts in parallel. Return the answers in the order of `hosts`.
+    """Probe hosts in parallel. Return an answer for each of `hosts`, in the same order.
 
     leave_open: Whether to keep the connections open for a while.
     enough: Number of good answers after which the other hosts get only `_MORE_S`; None waits for all hosts.

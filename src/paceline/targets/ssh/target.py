@@ -200,7 +200,7 @@ class SshTarget:
         return len(nodes.nodes) + self._lookout.found()
 
     def script_python(self, links: Sequence[Any]) -> str | None:
-        """Return the interpreter for scripts that name none, or None for the agents' interpreter."""
+        """Return the default interpreter for scripts; None means the agents' interpreter."""
         from paceline.remote.link import script_python
 
         return script_python(self._set.python, sys.executable, links)
