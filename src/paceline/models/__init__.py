@@ -1,6 +1,6 @@
 """Models: registered, versioned copies of files that a run has made, with their lineage.
 
-    <workspace>/models/<name>/<version>/model.json     the record (`record`), without which there is no version
+    <workspace>/models/<name>/<version>/model.json     the record (`record`), which makes the version visible
     <workspace>/models/<name>/<version>/files/...       the registered files
     <workspace>/models/<name>/aliases.jsonl             each change of an alias, with time and user
     <workspace>/models/<name>/.last                     the highest version ever used

@@ -1,8 +1,8 @@
-"""Aliases of model versions in an append-only log, in which an alias's last line counts.
+"""Aliases of model versions, in an append-only log. The last line of each alias counts.
 
     {"alias": "production", "version": 3, "was": 2, "time_utc": "...", "by": "ada"}
 
-Appending a line is atomic even if the process is killed, and the log is also the history.
+Appending a line is atomic, even if the process is killed. The log is also the history of the aliases.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LOG = "aliases.jsonl"
 
 
 class AliasChange(TypedDict):
-    """A change, removal or creation of an alias."""
+    """A change, removal or creation of an alias: a line of the log."""
 
     alias: str
     version: int | None
@@ -31,7 +31,7 @@ class AliasChange(TypedDict):
 
 
 def current(versions: VersionFolders, name: str) -> dict[str, int]:
-    """Return the version of each alias, sorted by alias."""
+    """Return the aliases of a model and their versions, sorted by alias."""
     found: dict[str, int] = {}
     for change in history(versions, name):
         if change["version"] is None:
@@ -52,10 +52,10 @@ def history(versions: VersionFolders, name: str, alias: str | None = None) -> li
 
 
 def move(versions: VersionFolders, name: str, alias: str, version: int | None) -> int | None:
-    """Move or remove an alias, and return its previous version.
+    """Point an alias at a version, or remove the alias (None). Return its previous version.
 
     Raises:
-        ModelNotFoundError: The version does not exist, or the alias to remove does not.
+        ModelNotFoundError: The version, or the alias to remove, does not exist.
         ModelError: The alias is invalid, or can't be written.
     """
     check_alias(alias)

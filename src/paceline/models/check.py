@@ -1,4 +1,4 @@
-"""Verification and verified copies of a version's files."""
+"""Verify the files of a model's version, and make verified copies."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Changed:
 def changes(
     folder: Path, record: ModelRecord, *, whole: bool = True, on_read: Callable[[int], object] = lambda size: None
 ) -> list[Changed]:
-    """Return the version's files that changed or are not registered.
+    """Return a version's files that were changed, removed or added since registration.
 
     Args:
         folder: The version's folder of files.
@@ -87,7 +87,7 @@ def _names(folder: Path) -> Iterator[str]:
 def copy(files: Path, record: ModelRecord, target: Path, *, exist_ok: bool = False) -> Path:
     """Copy the registered files into `target`, and return the path.
 
-    The copy is atomic: after a kill, `target` holds the old copy or none.
+    The copy is atomic: if the process is killed, `target` has the old copy or does not exist.
 
     Args:
         files: The version's folder of files.

@@ -24,7 +24,7 @@ class VersionFact:
 
     Attributes:
         part: "metrics", "origin", "parameters", "signature", "files", "code", "data", "environment" or "topology".
-        values: The text of each version, "" for a version that does not have the fact.
+        values: The fact's text in each version, or "" if the version does not have the fact.
     """
 
     part: str
@@ -41,7 +41,7 @@ class VersionFact:
 
 
 def compare(workspace_dir: Path, records: Sequence[ModelRecord]) -> list[VersionFact]:
-    """Return all facts of the versions, equal and different ones.
+    """Return all facts of several versions, whether equal or different.
 
     Raises:
         ModelError: The lineage of a version can't be read.
@@ -96,7 +96,7 @@ def facts(workspace_dir: Path, record: ModelRecord) -> dict[str, dict[str, str]]
 
 
 def metrics(record: ModelRecord) -> dict[str, str]:
-    """Return the last values of the run's metrics as text, without metrics that can't be read."""
+    """Return name -> last value as text of the readable metrics of a version's run."""
     found: object = record.run.get("metrics") if isinstance(record.run, dict) else None
     values = found if isinstance(found, dict) else {}
     return {str(name): value_text(one.get("last")) for name, one in values.items() if isinstance(one, dict)}
@@ -110,7 +110,6 @@ def _environment(run: Lineage) -> dict[str, str]:
 
 
 def _texts(values: Mapping[str, object]) -> dict[str, str]:
-    """Return the values as text, without those that are missing."""
     shown = {
         name: ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
         for name, value in values.items()

@@ -1,4 +1,4 @@
-"""JSON forms of a model version for `--json`, and texts about it. New releases only add keys."""
+"""A model version as JSON for `--json`, and as text. New releases only add keys."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def details(model: Model) -> dict[str, Any]:
 
 
 def pickles(record: ModelRecord) -> list[str]:
-    """Return the files that contain a pickle."""
+    """Return the names of a version's files that contain a pickle."""
     return [file.name for file in record.files if file.format in HOLDS_PICKLE]
 
 
@@ -66,7 +66,7 @@ def can_be_made_again(model: Model) -> bool:
 
 
 def data_texts(record: ModelRecord) -> list[str]:
-    """Return a line for each dataset or input of the training."""
+    """Return a line of text for each dataset that a model was trained with."""
     lines = []
     for data in record.run.get("datasets") or ():
         place = data.get("dataset") or ", ".join(

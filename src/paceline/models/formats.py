@@ -1,7 +1,7 @@
-"""Detection of file formats and frameworks, from leading bytes, zip entries and names.
+"""Detect file formats and frameworks from leading bytes, zip entries and names.
 
-A pickle is a program that its reader runs, with the reader's rights. So pickles are never loaded, and each file that contains
-one is reported (`HOLDS_PICKLE`).
+A pickle is a program that runs with its reader's rights. So Paceline never loads a pickle, and reports each file that contains
+a pickle (`HOLDS_PICKLE`).
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _of_head(head: bytes, ending: str) -> str:
 
 
 def is_pickle(head: bytes) -> bool:
-    """Return True for a pickle of protocol 2 or later, by its first two opcodes."""
+    """Return whether the first bytes of a file are a pickle's, of protocol 2 or later."""
     return (
         len(head) > 2
         and head[0] == 0x80
@@ -188,12 +188,12 @@ def _start_of(archive: zipfile.ZipFile, name: str) -> bytes:
 
 
 def framework_of(folder: Path, files: Sequence[ModelFile], run: Lineage) -> tuple[str | None, str | None]:
-    """Return (framework, version), each None if unknown.
+    """Return a model's framework and the framework's version, each None if unknown.
 
     Args:
         folder: The folder of the files.
         files: The model's files.
-        run: The result of `lineage.of_run`.
+        run: The lineage of the run that made the model, or {}.
     """
     formats = {file.format for file in files}
     framework = next((_BY_FORMAT[name] for name in _BY_FORMAT if name in formats), None)

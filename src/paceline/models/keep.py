@@ -1,13 +1,13 @@
 """Content-addressed storage of model files: new contents are copied, known ones hard-linked.
 
-    <models>/.blobs/<size>/<sha256>         whole files, mode 0444, all with the same modification time
-    <models>/.blobs/<size>/<sha256>-<uid>   a copy of another user, who may not link the first user's file
+    <models>/.blobs/<size>/<sha256>         blobs: whole files, mode 0444, all with the same modification time
+    <models>/.blobs/<size>/<sha256>-<uid>   a blob of another user, who may not link the first user's blob
 
-Files of versions are hard links to blobs, so the link count is the reference count: a blob with one link is unused. The
-modification time has a fixed value, which detects files that were written to.
+Files of versions are hard links to blobs, so the link count is the reference count: a blob with one link is unused. The fixed
+modification time shows whether a blob was written to.
 
-The owner of a source may change it at any time, so it is never linked. On btrfs and XFS, a clone replaces the copy and shares
-its space until one of the two changes.
+The owner of a source file may change it at any time, so a blob is a copy of the source, not a link. On btrfs and XFS, the copy
+shares its space with the source until one of them changes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _TRIES = 3
 
 @dataclass(frozen=True)
 class KeptFile:
-    """A file that was kept. is_new: whether no stored file had the same content."""
+    """A stored file. is_new: whether no blob had the same content before."""
 
     sha256: str
     size_bytes: int
@@ -55,7 +55,7 @@ class _ChangedError(Exception):
 def keep(
     source: ModelSourceFile, blobs: Path, target: Path, on_read: Callable[[int], object] = lambda size: None
 ) -> KeptFile:
-    """Create `target` with the source's content, sharing space with an equal file.
+    """Store a file: create `target` as a link to a blob with the source's content.
 
     Args:
         source: The file to read.
@@ -77,7 +77,7 @@ def keep(
 
 
 def take(blobs: Path, size_bytes: int, sha256: str, target: Path) -> bool:
-    """Hard-link the blob of this content to `target`. Return False if no whole blob exists."""
+    """Hard-link the blob with this content to `target`. Return False without an intact blob."""
     return _link(blob_path(blobs, size_bytes, sha256), target, size_bytes)
 
 
@@ -91,7 +91,7 @@ def unneeded(blobs: Path) -> Iterator[tuple[Path, int]]:
 def drop(blob: Path) -> int:
     """Remove an unused blob and return the freed bytes.
 
-    A concurrent registration that finds it has its own link, and keeps the content.
+    A concurrent registration that found the blob has a link of its own, so it keeps the content.
     """
     freed = 0
     for name in _names(blob):
@@ -111,7 +111,7 @@ def blob_path(blobs: Path, size_bytes: int, sha256: str) -> Path:
 
 
 def is_untouched(found: os.stat_result, size_bytes: int) -> bool:
-    """Return whether a kept file is unchanged."""
+    """Return whether a blob has its size and the fixed modification time."""
     return stat.S_ISREG(found.st_mode) and found.st_size == size_bytes and found.st_mtime_ns == STAMP_NS
 
 
@@ -151,7 +151,7 @@ def _keep(source: ModelSourceFile, blobs: Path, target: Path, on_read: Callable[
 
 
 def _alike(fd: int, size: int, blobs: Path) -> Path | None:
-    """Return a blob with the same size and sampled bytes, or None."""
+    """Return a blob with the size and some sampled bytes of a file, or None."""
     names = names_in(blobs / str(size))
     mine = _samples(fd, size) if names else []
     for name in names:
@@ -178,7 +178,7 @@ def _hash(fd: int, on_read: Callable[[int], object]) -> str:
 
 
 def _hash_both(fd: int, blob: Path, on_read: Callable[[int], object]) -> tuple[str, Path | None]:
-    """Return the file's hash, and the blob if it is equal. Two threads read the files concurrently."""
+    """Return the file's hash, and the blob or, if it has another content, None."""
     kept: list[str] = []
 
     def hash_kept() -> None:
@@ -218,12 +218,10 @@ def _clone(fd: int, out: int) -> bool:
 
 
 def _pump(fd: int, out: int, on_read: Callable[[int], object]) -> str:
-    """Read each chunk once; one thread writes it while another hashes it.
+    """Copy a file in chunks, while another thread hashes them. Return the SHA-256.
 
-        reader and writer   chunk 0 1 2 3 ...
-        hasher                    0 1 2 ...
-
-    Both release the GIL.
+    reader and writer   chunk 0 1 2 3 ...
+    hasher                    0 1 2 ...
     """
     digest = hashlib.sha256()
     free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
@@ -258,9 +256,9 @@ def _pump(fd: int, out: int, on_read: Callable[[int], object]) -> str:
 
 
 def _link(blob: Path, target: Path, size: int, whole: Path | None = None) -> bool:
-    """Link a blob of this content to `target`. Return False if there is no whole blob.
+    """Link a blob of this content to `target`. Return False without an intact blob.
 
-    All bytes are read, unless `whole` is a blob that was just read: a disk may lose bytes without a change of size or time.
+    Verify the blob's hash, because a disk may lose bytes, unless the caller has just verified this path (`whole`).
     """
     for name in _names(blob):
         try:
@@ -276,7 +274,7 @@ def _link(blob: Path, target: Path, size: int, whole: Path | None = None) -> boo
 
 
 def _share(blob: Path, copy: Path, size: int) -> bool:
-    """Make a new copy a blob. Return False if an existing blob replaces the copy."""
+    """Make a new copy a blob. Return False if an existing equal blob replaced the copy."""
     beside = copy.with_name(f".{copy.name[:100]}.{os.urandom(4).hex()}")
     for name in _names(blob) * _TRIES:
         try:
@@ -298,7 +296,7 @@ def _share(blob: Path, copy: Path, size: int) -> bool:
 
 
 def _names(blob: Path) -> list[Path]:
-    """Return the possible paths of a blob for this user. Linux may forbid links to another user's file."""
+    """Return the paths where this user looks for a blob: the common one, then the user's own."""
     return [blob, blob.with_name(f"{blob.name}-{os.geteuid()}")]
 
 

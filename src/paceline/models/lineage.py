@@ -1,6 +1,6 @@
 """The lineage of a model: facts about its run at the time of the registration.
 
-The model's record contains the whole lineage, because a run may be removed before its model.
+The model's record contains the whole lineage, because the run may be removed before the model.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MARK = "PACELINE-PACKAGES "
 
 
 def of_run(folder: RunFolder, record: RunRecord) -> Lineage:
-    """Return the run's lineage."""
+    """Return the current facts about a run as a model's lineage."""
     job = record.job
     return {
         "run_id": record.run_id,
@@ -144,7 +144,7 @@ def add_with_lineage(
     progress: Progress | None,
     **more: Any,
 ) -> ModelRecord:
-    """Register a source as a model's next version."""
+    """Register a source as a model's next version, with the lineage of its run."""
     used = [_training_data(pair) for pair in datasets or ()]
     run = None if came_from is None else of_run(came_from, read.record(came_from))
     meter = Meter(progress, source.size_bytes, len(source.files))
@@ -168,7 +168,7 @@ def _training_data(given: object) -> TrainingData:
 def check_home(folder: RunFolder) -> None:
     """Raise ModelError in a process that does not see the workspace.
 
-    It has a node's copy of the run's folder, or a container with that folder only, and would lose a model written beside it.
+    A process on a node or in a container may see only a copy of the run's folder, and would lose a model registered there.
     """
     if os.environ.get("PACELINE_RUN_ID") != folder.run_id:
         return
@@ -191,7 +191,7 @@ def run_folder(workspace_dir: Path, run: object) -> RunFolder:
 
 
 def installed_here() -> dict[str, object]:
-    """Return python, python_version, and the sorted "name==version" of each distribution."""
+    """Return this interpreter's path and version, and "name==version" of each distribution."""
     versions = {}
     for distribution in metadata.distributions():
         name = distribution.metadata["Name"]
@@ -206,9 +206,9 @@ def installed_here() -> dict[str, object]:
 
 
 def ask(python: str, variables: dict[str, str]) -> dict[str, object]:
-    """Return `installed_here` of another interpreter, or {} if it does not answer.
+    """Return `installed_here()` of the interpreter `python`, or {} if it does not answer.
 
-    variables: added to the interpreter's environment variables.
+    variables: Environment variables to add for the interpreter.
     """
     if os.path.realpath(python) == os.path.realpath(sys.executable) and not variables and sys.prefix == _prefix(python):
         return installed_here()
@@ -234,5 +234,4 @@ def ask(python: str, variables: dict[str, str]) -> dict[str, object]:
 
 
 def _prefix(python: str) -> str:
-    """Return the folder of the Python environment that contains an interpreter."""
     return os.path.dirname(os.path.dirname(os.path.abspath(python)))

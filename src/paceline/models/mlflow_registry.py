@@ -1,4 +1,4 @@
-"""Push of a version to an MLflow model registry, with files, metrics, tags and aliases.
+"""Push a version to an MLflow model registry, with files, metrics, tags and aliases.
 
     MLflow run "digits:3"         the same experiment; artifacts `model/...`, last metric values, tags `paceline.*`
     registered model "digits"     a new version whose source is that run's artifacts, with tags and description
@@ -28,7 +28,7 @@ _DIGEST, _MODEL = "paceline.digest", "paceline.model"
 
 @dataclass(frozen=True, kw_only=True)
 class PushedToMlflow:
-    """The result of a push, with MLflow's version number."""
+    """The result of a push, with the version number in MLflow's registry."""
 
     name: str
     version: int
@@ -37,7 +37,7 @@ class PushedToMlflow:
 
 
 def push(workspace_dir: Path, record: ModelRecord, uri: str) -> PushedToMlflow:
-    """Add a version to the registry, unless an equal one exists there.
+    """Add a version to MLflow's registry, unless the registry has an equal version.
 
     Args:
         workspace_dir: Folder of the workspace.
@@ -47,7 +47,7 @@ def push(workspace_dir: Path, record: ModelRecord, uri: str) -> PushedToMlflow:
     Raises:
         ModelError: mlflow-skinny is not installed.
         ModelChangedError: The version's files have changed.
-        TransferError: The registry can't be reached, or refuses.
+        TransferError: The registry can't be reached, or refuses the version.
     """
     if importlib.util.find_spec("mlflow") is None:
         raise ModelError("pushing to MLflow needs mlflow-skinny, which is missing: pip install 'paceline[mlflow]'.")

@@ -78,7 +78,7 @@ class Model:
         """Register a copy of a local file or folder.
 
         Args:
-            workspace: Workspace to register it in.
+            workspace: Workspace to register the copy in.
             model_path: Local file or folder.
             model_name: Name of the model.
             tags: Values that may change later.
@@ -87,7 +87,7 @@ class Model:
             datasets: (purpose, dataset) pairs of the training data, if the run's inputs do not have it.
             model_framework: Default: detected from the files and the run.
             model_framework_version: Default: detected from the files and the run.
-            run: The `Run` that made it, or its id.
+            run: The `Run` that made the files, or the run's id.
             progress: Called with (bytes done, total bytes, files done, total files).
 
         Raises:
@@ -128,7 +128,7 @@ class Model:
         Args:
             workspace: Workspace that the models are registered in.
             name: Only versions of this model.
-            tags: Maps a tag to a value, or the name of a tag with any value. All of a list must match.
+            tags: A dict from tag to value, a tag's name (with any value), or a list of names and pairs. All must match.
             properties: Maps a property to a value.
             run_id: Only versions of this run.
             latest: Only the latest version of each name.
@@ -147,7 +147,7 @@ class Model:
         return sorted(models, key=lambda model: (model.record.created_utc, model.version), reverse=True)
 
     def deploy(self, workspace: Workspace, name: str, **options: Unpack[DeployOptions]) -> Service:
-        """Deploy a new service of this model, without waiting for it (`wait_for_deployment`).
+        """Deploy a new service of this model, and return it before it is ready.
 
         Args:
             workspace: Workspace that the service belongs to.
@@ -175,7 +175,7 @@ class Model:
 
     @property
     def record(self) -> ModelRecord:
-        """The frozen record: files with SHA-256, framework, and lineage."""
+        """The version's unchangeable record: files with SHA-256, framework, and lineage."""
         return self._record
 
     @property
@@ -258,7 +258,7 @@ class Model:
 
     @property
     def artifact(self) -> Path:
-        """The registered file or folder, below `path`."""
+        """The path of the registered file or folder, which is in the folder `path`."""
         return self.path / self._record.top
 
     def verify(self) -> None:
@@ -270,7 +270,7 @@ class Model:
         check.refuse(self._record, check.changes(self._files(), self._record))
 
     def download(self, target_dir: str | os.PathLike[str] = ".", exist_ok: bool = False) -> str:
-        """Copy the registered files, and verify the copy.
+        """Copy the registered files to a folder, and verify the copy.
 
         Args:
             target_dir: Destination folder.
@@ -280,7 +280,7 @@ class Model:
             The path of the copy.
 
         Raises:
-            ModelError: The name exists and exist_ok is False, or the copy can't be written.
+            ModelError: The copy exists and exist_ok is False, or the copy can't be written.
             ModelChangedError: A file has changed.
         """
         return str(check.copy(self._files(), self._record, Path(target_dir), exist_ok=exist_ok))
@@ -288,14 +288,14 @@ class Model:
     def push(self, to: str, verify: bool = False) -> bool:
         """Store this version in a datastore. Return False if the datastore had it already.
 
-        An interrupted push resumes.
+        A second call resumes an interrupted push.
 
         Args:
             to: "STORE", "STORE:PATH" or a URL such as "s3://bucket/models".
             verify: Read every stored byte, and store again files that have changed.
 
         Raises:
-            ModelError: Another model has this name and version there.
+            ModelError: The datastore has a different model of this name and version.
             DataError, TransferError: The store can't be written.
         """
         return on_store.push(self._dir, self._record, on_store.place(to), verify=verify).is_new
@@ -305,14 +305,14 @@ class Model:
         """Fetch a version from a datastore, under the same name and number.
 
         Args:
-            workspace: Workspace to register it in.
-            place: As `to` of `push`.
+            workspace: Workspace to register the version in.
+            place: The datastore, as `to` of `push`.
             name: Name of the model.
             version: Version number.
 
         Raises:
-            ModelNotFoundError: The version is not there.
-            ModelError: Another model has this name and version here.
+            ModelNotFoundError: The datastore does not have the version.
+            ModelError: The workspace has a different model of this name and version.
             DataError, TransferError: The store can't be read.
         """
         names.check_model_name(name)
@@ -322,7 +322,7 @@ class Model:
         return Model._of(workspace, record)
 
     def push_to_mlflow(self, uri: str) -> int:
-        """Push this version to MLflow, and return its number there.
+        """Push this version to MLflow's registry, and return its version number there.
 
         Args:
             uri: Address of MLflow's registry.
@@ -382,14 +382,14 @@ class Model:
         aliases.move(registry.versions_of(self._dir), self.name, alias, None)
 
     def alias_history(self, alias: str | None = None) -> _Changes:
-        """Return the changes of aliases, oldest first. Each has alias, version, was, time_utc and by."""
+        """Return the changes of one alias, or of all aliases of the model, oldest first."""
         return aliases.history(registry.versions_of(self._dir), self.name, alias)
 
     def delete(self) -> None:
         """Remove this version permanently. Its number is never reused.
 
         Raises:
-            ModelError: An alias points at it, or a service serves it.
+            ModelError: An alias points at this version, or a service serves it.
         """
         remove(self)
 
@@ -429,11 +429,11 @@ def register_of_run(
 ) -> Model:
     """Register a run's file or folder as a new version.
 
-    model_path: path in the run, such as "outputs/model"; default: the name of the model.
+    model_path: Path in the run, such as "outputs/model"; default: the name of the model.
 
     Raises:
-        ModelError: The name is invalid, the path is missing or contains an entry that is not a file of the run, or the
-            run's folder here is a copy.
+        ModelError: The name is invalid, the path is missing or contains an entry that is not a file of the run, or this process
+            sees only a copy of the run's folder.
     """
     names.check_model_name(model_name)
     lineage.check_home(folder)

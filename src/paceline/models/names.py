@@ -17,7 +17,7 @@ LATEST = "latest"
 
 @dataclass(frozen=True)
 class ModelReference:
-    """A reference with a version, an alias, or neither."""
+    """A parsed reference: a model's name with a version, an alias, or neither."""
 
     name: str
     version: int | None = None
@@ -78,10 +78,10 @@ def parse(text: object) -> ModelReference:
 
 
 def reference(name: object, version: int | str | None, alias: str | None) -> ModelReference:
-    """Combine a name or reference with a separate version or alias.
+    """Return the reference for a name or text reference, and a separate version or alias.
 
     Raises:
-        ModelError: A value is invalid, or two of them name a version.
+        ModelError: A value is invalid, or two values name a version.
     """
     meant = parse(name)
     if version is None and alias is None:

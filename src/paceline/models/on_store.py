@@ -1,10 +1,10 @@
-"""Push and pull of versions to and from a datastore, verified and resumable.
+"""Push versions to a datastore and pull them, verified and resumable.
 
     <path>/.blobs/<sha256>                   each content once
-    <path>/<name>/<version>/model.json       the record, written last: without it there is no version
+    <path>/<name>/<version>/model.json       the record, which is written last and makes the version visible
 
-A version is the same in both places: `digits:3` is never two models. Files are stored by content, so a killed push does not
-store them again.
+A version has the same content in the workspace and in the datastore: `digits:3` is never two models. Files are stored by
+content, so a push that was killed does not store them again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DEFAULT_PATH = "models"
 
 @dataclass(frozen=True, kw_only=True)
 class Pushed:
-    """The result of a push. stored, stored_bytes: the files that were new."""
+    """The result of a push. stored, stored_bytes: number and size of new files."""
 
     place: str
     stored: int
@@ -44,7 +44,7 @@ class Pushed:
 
 
 def place(text: str) -> Source:
-    """Parse STORE, STORE:PATH, a URL or an absolute path.
+    """Return the source for STORE, STORE:PATH, a URL or an absolute path.
 
     Raises:
         ModelError: The text is none of these.
@@ -58,7 +58,7 @@ def place(text: str) -> Source:
 def push(
     workspace_dir: Path, record: ModelRecord, to: Source, progress: Progress | None = None, *, verify: bool = False
 ) -> Pushed:
-    """Store a version, skipping files that exist there. Readers see it only when complete.
+    """Store a version in a datastore, without files that the datastore has already.
 
     Args:
         workspace_dir: Folder of the workspace.
@@ -68,7 +68,7 @@ def push(
         verify: Read every stored byte, and store again files that have changed.
 
     Raises:
-        ModelError: Another model has this name and version there.
+        ModelError: The datastore has a different model of this name and version.
         ModelChangedError: The version's files have changed.
         DataError, TransferError: The store can't be written.
     """
@@ -105,11 +105,11 @@ def push(
 def pull(
     workspace_dir: Path, place_of_models: Source, name: str, version: int, progress: Progress | None = None
 ) -> ModelRecord:
-    """Fetch a version under the same name and number.
+    """Fetch a version from a datastore, and register it under the same name and number.
 
     Raises:
-        ModelNotFoundError: The version is not there; the message lists those that are.
-        ModelError: Another model has this name and version here, or the stored record is invalid.
+        ModelNotFoundError: The datastore does not have the version; the message lists its versions.
+        ModelError: The workspace has a different model of this name and version, or the stored record is invalid.
         ModelChangedError: A stored file has changed.
         DataError, TransferError: The store can't be read.
     """
@@ -141,7 +141,7 @@ def pull(
 
 
 def listed(workspace_dir: Path, place_of_models: Source) -> list[tuple[str, int]]:
-    """List (name, version) of all stored versions, sorted.
+    """Return the sorted (name, version) of all versions in a datastore.
 
     Raises:
         DataError, TransferError: The store can't be read.
@@ -166,7 +166,7 @@ def _check_same(record: ModelRecord, content: bytes, store: Store) -> None:
 
 
 def _read(content: bytes, store: Store) -> tuple[ModelRecord, dict[str, dict[str, object]]]:
-    """Parse a stored record. Refuse file names that lead out of the version's folder."""
+    """Return the record and notes in a stored model.json, or raise ModelError if invalid."""
     try:
         data = json.loads(content)
         record = ModelRecord.from_json(data)

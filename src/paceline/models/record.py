@@ -1,4 +1,4 @@
-"""The frozen record of a version, stored in `model.json`."""
+"""The unchangeable record of a version, stored in `model.json`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DOCUMENT, FILES = "model.json", "files"
 
 
 class MetricSummary(TypedDict):
-    """The values of a metric at the registration."""
+    """A summary of a metric's values at the registration."""
 
     last: float | str | None
     min: float | None
@@ -28,8 +28,8 @@ class MetricSummary(TypedDict):
 class RunEnvironment(TypedDict, total=False):
     """A run's environment.
 
-    asked: the requested environment. locked: the requested environment with exact versions. packages, python_version:
-    of the run's interpreter. seen: when the packages were read, "in the run" or "at registration".
+    asked: The environment that the job requested. locked: The same with exact versions. python, python_version, packages: The
+    run's interpreter and its installed packages. seen: When the packages were read: "in the run" or "at registration".
     """
 
     asked: dict[str, object]
@@ -47,7 +47,7 @@ class RunEnvironment(TypedDict, total=False):
 
 
 class Lineage(TypedDict, total=False):
-    """The run that made a model, as it was at the registration."""
+    """Facts about the run that made a model, at the registration."""
 
     run_id: str
     experiment: str
@@ -69,7 +69,7 @@ class Lineage(TypedDict, total=False):
 
 
 class TrainingData(TypedDict):
-    """A dataset that the caller of `register` names, with its purpose."""
+    """A training dataset that the caller of `register` named, with its purpose."""
 
     purpose: str
     dataset: str
@@ -81,8 +81,8 @@ class ModelFile:
     """A registered file.
 
     Attributes:
-        name: Relative to the version's files, with `/`.
-        format: A name of `formats`, or "".
+        name: Path relative to the folder of the version's files, with `/`.
+        format: The file's format, as `formats.format_of` returns it, or "" if unknown.
     """
 
     name: str
@@ -93,15 +93,15 @@ class ModelFile:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRecord:
-    """A registered version, immutable. Tags, properties and description are stored beside it.
+    """The unchangeable facts of a registered version, without tags, properties and description.
 
     Attributes:
         top: Name of the registered file or folder, the first part of each file's name.
         is_folder: Whether `top` is a folder.
         digest: Hash of names and contents of all files, equal for equal models.
-        framework, framework_version: Such as "pytorch", "sklearn", "tensorflow" or "onnx", or None.
-        run: The lineage (`lineage.of_run`), or empty.
-        datasets: Training data that the run's inputs do not have.
+        framework, framework_version: Framework, such as "pytorch", and its version; None if unknown.
+        run: The lineage (`lineage.of_run`), or {} without a run.
+        datasets: Training data that is not among the run's inputs.
     """
 
     name: str
@@ -129,7 +129,7 @@ class ModelRecord:
 
     @property
     def size_bytes(self) -> int:
-        """The size of all of the version's files."""
+        """The total size of the version's files."""
         return sum(file.size_bytes for file in self.files)
 
     def to_json(self) -> dict[str, object]:

@@ -43,7 +43,7 @@ def models_dir(workspace_dir: Path) -> Path:
 
 
 def blobs_dir(workspace_dir: Path) -> Path:
-    """Return the folder of all blobs (`keep`)."""
+    """Return the folder of the content-addressed files (`keep`)."""
     return models_dir(workspace_dir) / ".blobs"
 
 
@@ -81,12 +81,12 @@ def add(
     description: str | None = None,
     on_read: Callable[[int], object] = lambda size: None,
 ) -> ModelRecord:
-    """Register the source as the next version of the name.
+    """Register a source as the next version of a model, and return its record.
 
-    Framework and version are detected from the files and the run, unless given.
+    By default, framework and version are detected from the files and the run. on_read: Called with the number of bytes read.
 
     Raises:
-        ModelError: The name is invalid, a file can't be read or keeps changing, or the disk is full. Nothing is left then.
+        ModelError: The name is invalid, a file can't be read or keeps changing, or the disk is full. No version is added.
     """
     check_model_name(name)
     versions, parts = versions_of(workspace_dir), parts_dir(workspace_dir)
@@ -127,7 +127,7 @@ def add_pulled(workspace_dir: Path, record: ModelRecord, folder: Path) -> None:
     """Rename a staged folder to the version that its record names.
 
     Raises:
-        ModelError: The version exists by now, or can't be written.
+        ModelError: A different model of this name and version exists by now, or the version can't be written.
     """
     versions = versions_of(workspace_dir)
     try:
@@ -141,18 +141,18 @@ def add_pulled(workspace_dir: Path, record: ModelRecord, folder: Path) -> None:
 
 
 def write_properties(notes: Path, properties: Mapping[str, object]) -> None:
-    """Write the properties of a version that is not visible yet."""
+    """Write the properties of a version that is being registered."""
     if properties:
         tags_and_properties.add_properties(notes, properties)
         notes.with_name("notes.lock").unlink()
 
 
 def load(workspace_dir: Path, name: str, version: int | None = None) -> ModelRecord:
-    """Return a version's record; the latest one without a number.
+    """Return the record of a version; None for the latest version.
 
     Raises:
-        ModelNotFoundError: It does not exist; the message lists the versions that do.
-        ModelError: Its record can't be read.
+        ModelNotFoundError: The version does not exist; the message lists the versions that do.
+        ModelError: The record can't be read.
     """
     versions = versions_of(workspace_dir)
     known = versions.versions(check_model_name(name))
@@ -173,7 +173,7 @@ def load(workspace_dir: Path, name: str, version: int | None = None) -> ModelRec
 
 
 def records(workspace_dir: Path, name: str | None = None) -> Iterator[ModelRecord]:
-    """Yield the records of readable model versions, by name, latest first."""
+    """Yield the readable records of versions, sorted by name, the latest version first."""
     versions = versions_of(workspace_dir)
     for each in versions.names() if name is None else [check_model_name(name)]:
         for version in reversed(versions.versions(each)):
@@ -182,7 +182,7 @@ def records(workspace_dir: Path, name: str | None = None) -> Iterator[ModelRecor
 
 
 def ids_of_run(folder: RunFolder) -> list[str]:
-    """Return a run's model versions, such as "digits:3"."""
+    """Return the references of the versions that a run made, such as "digits:3"."""
     return [record.id for record in records(folder.path.parent.parent) if record.run_id == folder.run_id]
 
 
@@ -195,7 +195,7 @@ def remove(workspace_dir: Path, record: ModelRecord) -> int:
     """Remove a version and return the freed bytes.
 
     Raises:
-        ModelError: An alias points at it, or it can't be removed.
+        ModelError: An alias points at the version, or it can't be removed.
     """
     versions, parts = versions_of(workspace_dir), parts_dir(workspace_dir)
     gone = parts / f"{staging.GONE}{secrets.token_hex(8)}"
@@ -240,7 +240,7 @@ def _check_outside(source: ModelSource, workspace_dir: Path) -> None:
 
 
 def listed(found: Sequence[object]) -> str:
-    """Return text that lists the first items and the number of remaining items."""
+    """Return a text with the first items and the number of others, or "none"."""
     return some([*map(str, found)], _MAX_LISTED) or "none"
 
 
@@ -272,7 +272,7 @@ def resolve(workspace_dir: Path, reference: str | ModelReference) -> ModelRecord
 
 
 def matches(notes: Notes, tags: Any, properties: Mapping[str, object] | None) -> bool:
-    """Return whether a version has these tags and properties."""
+    """Return whether a version has these tags and properties, as `Model.list` takes them."""
     wanted = [tags] if isinstance(tags, str) else [*tags.items()] if isinstance(tags, Mapping) else [*(tags or ())]
     for tag in wanted:
         if isinstance(tag, str):

@@ -1,4 +1,4 @@
-"""The source files of a model, on this machine or in a run. Other entries are refused."""
+"""The files from which a model is registered: on this machine or in a run."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _MAX_LISTED = 5
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSourceFile:
-    """A source file of a model.
+    """A file from which a model is registered.
 
-    name: the file's name in the model. top: the folder below which no link is followed, or None.
+    name: The file's name in the model. top: A folder above the file below which no link is followed, or None.
     """
 
     name: str
@@ -30,7 +30,7 @@ class ModelSourceFile:
     top: Path | None = None
 
     def open(self) -> int:
-        """Open the file for reading.
+        """Open the file for reading, and return its descriptor.
 
         Raises:
             OSError: The file can't be opened, or is a link or pipe by now.
@@ -47,7 +47,10 @@ class ModelSourceFile:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSource:
-    """The source files of a model, and the caller's text that named them."""
+    """The files from which a model is registered.
+
+    top: Name of the file or folder in the model. label: The text by which the caller named it, for messages.
+    """
 
     top: str
     is_folder: bool
@@ -56,7 +59,7 @@ class ModelSource:
 
     @property
     def size_bytes(self) -> int:
-        """The size of all readable files."""
+        """The total size of the files that can be read."""
         total = 0
         for file in self.files:
             with contextlib.suppress(OSError):
@@ -68,7 +71,7 @@ def local(path: object) -> ModelSource:
     """Return a local file or folder as a source.
 
     Raises:
-        ModelError: It is missing, empty, or contains an entry that is not a file.
+        ModelError: The path is missing, empty, or contains an entry that is not a file.
     """
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
         raise ModelError(f"the path {path!r}: give the path of a model's file or folder.")
@@ -97,7 +100,7 @@ def of_run(folder: RunFolder, name: object) -> ModelSource:
     A link to another file of the run counts as its target.
 
     Raises:
-        ModelError: It is missing, empty, or contains an entry that is not a file of the run.
+        ModelError: The path is missing, empty, or contains an entry that is not a file of the run.
     """
     label = os.fspath(name) if isinstance(name, os.PathLike) else name
     try:

@@ -1,10 +1,11 @@
-"""Staging folders of registrations, and cleanup after killed ones.
+"""Staging folders of registrations, and their cleanup after a kill.
 
     <models>/.parts/<boot id>-<token>/lock      held by the registering process
     <models>/.parts/<boot id>-<token>/files/    files copied so far
     <models>/.parts/gone-<token>/               a version being removed
 
-The process removes its folder or renames it to a version. The next registration or pruning removes those of killed processes.
+The registering process removes its folder or renames it to a version. The next registration or pruning removes the folders of
+killed processes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ _ABANDONED_S = 3600.0
 
 @contextlib.contextmanager
 def staged(parts: Path) -> Iterator[Path]:
-    """Create a locked folder `files`, removed at the end. The caller may rename the parent folder away."""
+    """Yield the folder `files` of a new staging folder, which is removed after the block.
+
+    The caller may rename the staging folder to a version before that.
+    """
     top = parts / f"{processes.boot_id()[:8] or 'unknown'}-{secrets.token_hex(8)}"
     try:
         (top / FILES).mkdir(parents=True)
@@ -42,13 +46,13 @@ def staged(parts: Path) -> Iterator[Path]:
 
 
 def ready(files: Path) -> Path:
-    """Remove the lock and return the folder to rename, which then counts as abandoned only by age."""
+    """Return the staging folder of `files`, without its lock, to rename it to a version."""
     (files.parent / _LOCK).unlink(missing_ok=True)
     return files.parent
 
 
 def abandoned(parts: Path) -> Iterator[tuple[Path, int]]:
-    """Yield (path, bytes) of each folder whose process has died."""
+    """Yield (path, bytes) of each staging folder whose process has died."""
     for name in names_in(parts):
         path = parts / name
         with gone_is_fine():
@@ -57,7 +61,7 @@ def abandoned(parts: Path) -> Iterator[tuple[Path, int]]:
 
 
 def sweep(parts: Path) -> int:
-    """Remove what killed registrations and removals left. Never raise. Return the freed bytes."""
+    """Remove abandoned staging folders, ignoring errors. Return the freed bytes."""
     total = 0
     for path, size in abandoned(parts):
         with gone_is_fine():

@@ -1,4 +1,4 @@
-"""Removal of old runs, and of unused snapshots, environments, cached data and model files."""
+"""Remove old runs, and unused snapshots, environments, cached data and model files."""
 
 from paceline.pruning.families import PrunePolicy
 from paceline.pruning.prune import KINDS, Pruned, Removed, prune

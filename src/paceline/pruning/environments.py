@@ -1,4 +1,4 @@
-"""Removal of environments, those of interpreters and those on top of images."""
+"""Remove unused environments, both Python environments and layers on container images."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def prune(
 ) -> list[tuple[str, int]]:
     """Remove environments that the policy selects and no unfinished run needs.
 
-    Returns (key, bytes) of each. `living` has the records of runs that have not ended, on any machine.
+    Return (key, bytes) of each. living: The records of runs that have not ended, on any machine.
     """
     folder = workspace_dir / "environments"
     if not folder.is_dir():
@@ -72,10 +72,7 @@ def living_runs(workspace_dir: Path) -> list[RunRecord]:
 
 
 def _needed(workspace_dir: Path, store: EnvironmentStore, living: Iterable[RunRecord]) -> set[str]:
-    """Return the keys of environments that unfinished runs need.
-
-    Locks protect the environments of runs on this machine, but may not reach other machines.
-    """
+    """Return the keys of environments that the unfinished runs `living` need."""
     keys = set()
     for record in living:
         built = read_json(RunFolder(workspace_dir / "runs" / record.run_id).environment)

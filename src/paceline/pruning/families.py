@@ -1,6 +1,6 @@
-"""Families of runs, and the criteria by which they are pruned.
+"""Families of runs, and the criteria by which they are removed.
 
-A run and its child runs are kept or removed together.
+A run and its child runs form a family, which is kept or removed as a whole.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KEEP_TAG = "keep"
 
 @dataclass(frozen=True)
 class Family:
-    """A run and its descendants. In `members` children come before parents."""
+    """A run and its descendants. members: all of them, children before parents."""
 
     root: RunRecord
     members: tuple[RunRecord, ...]
@@ -35,7 +35,7 @@ class Family:
 
     @property
     def ended_s(self) -> float:
-        """The time at which the last member ended, in seconds since 1970."""
+        """The end time of the last member in seconds since 1970."""
         # For a run without an end use the time at which it was created.
         return max(parse_utc(record.ended_utc or record.created_utc).timestamp() for record in self.members)
 
@@ -57,7 +57,7 @@ def families(runs_dir: Path) -> list[Family]:
 
 
 def unwanted(runs_dir: Path, policy: PrunePolicy) -> list[Family]:
-    """Return the families that the policy selects, the oldest first."""
+    """Return the ended families that the policy selects, the oldest first."""
     if not policy.is_for_runs:
         return []
     there = families(runs_dir)
@@ -101,12 +101,12 @@ def _but_the_last(families: Iterable[Family], count: int) -> list[Family]:
 
 
 def _is_kept(folders: Iterable[RunFolder], makers: Container[str]) -> bool:
-    """Return whether a run has the tag `keep` or has made a model."""
+    """Return whether a run in `folders` has the tag `keep` or has made a model."""
     return any(folder.run_id in makers or KEEP_TAG in tags_and_properties.read(folder.notes).tags for folder in folders)
 
 
 def _excess(runs_dir: Path, there: list[Family], candidates: list[Family], max_bytes: int) -> list[Family]:
-    """Return the oldest families to remove until `max_bytes` remain."""
+    """Return the oldest candidates, whose removal leaves at most `max_bytes` of runs."""
     sizes = {family.root.run_id: sum(tree_size(folder.path) for folder in family.folders(runs_dir)) for family in there}
     # Running and kept families count towards the limit, although they are not removed.
     total, going = sum(sizes.values()), []
@@ -120,17 +120,17 @@ def _excess(runs_dir: Path, there: list[Family], candidates: list[Family], max_b
 
 @dataclass(frozen=True, kw_only=True)
 class PrunePolicy:
-    """Criteria of what to remove. Only what meets all given criteria is removed.
+    """Criteria for removal. Runs and files are removed only if they meet all criteria that are set.
 
     Attributes:
-        older_than_s: Seconds since a run ended, or an environment or file was last used.
-        keep_last: Newest runs of each experiment to keep.
-        max_bytes: Size to leave of each kind; the oldest or least recently used are removed.
-        status: Only runs in this state.
-        experiment: Only runs of this experiment.
+        older_than_s: Remove runs that ended, and environments and files that were last used, this many seconds ago or earlier.
+        keep_last: Number of the newest runs of each experiment to keep.
+        max_bytes: Remove the oldest or least recently used of each kind until this size remains.
+        status: Remove only runs in this state.
+        experiment: Remove only runs of this experiment.
 
     Raises:
-        UserError: A value is below zero, or there is no such state.
+        UserError: A value is below zero, or the state does not exist.
     """
 
     older_than_s: float | None = None
@@ -151,10 +151,10 @@ class PrunePolicy:
 
     @property
     def is_for_runs(self) -> bool:
-        """True if there is any criterion. Without one, no run is removed."""
+        """Whether a criterion is set. Without criteria, no run is removed."""
         return self.is_for_all or any(value is not None for value in (self.keep_last, self.status, self.experiment))
 
     @property
     def is_for_all(self) -> bool:
-        """True if there is a criterion that also applies to files."""
+        """Whether a criterion is set that also applies to environments and files."""
         return self.older_than_s is not None or self.max_bytes is not None

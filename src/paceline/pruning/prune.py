@@ -1,4 +1,4 @@
-"""Removal of old runs and unused things, in the order in which one removal frees another's things."""
+"""Remove old runs first, and then the snapshots, environments and files that became unused."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Removed:
 
 @dataclass(frozen=True, kw_only=True)
 class Pruned:
-    """What was removed, or what a dry run would remove.
+    """The result of `prune`: removals, or those that a call without dry_run would make.
 
     Attributes:
-        data_bytes: The size of removed cached files.
-        models_bytes: The size of unused model files, and of files that killed registrations have left.
+        data_bytes: The size of removed files of the data cache.
+        models_bytes: The size of removed model files that no version uses, or that a killed registration has left.
         failed: Messages about runs that could not be removed.
     """
 
@@ -43,7 +43,7 @@ class Pruned:
 
     @property
     def size_bytes(self) -> int:
-        """Return the sum of the sizes of everything removed."""
+        """Return the total size of all removals in bytes."""
         return (
             self.data_bytes
             + self.models_bytes
@@ -66,13 +66,13 @@ class Pruned:
 
 
 def prune(workspace_dir: Path, policy: PrunePolicy, kinds: Collection[str] = (), *, dry_run: bool = False) -> Pruned:
-    """Remove unwanted things that no unfinished run uses; return what was removed.
+    """Remove runs and files that the policy selects and no unfinished run uses.
 
-    `kinds` selects of `KINDS`. By default these are unused snapshots and model files; runs, with any criterion; environments and
-    cached data, with an age or a size. `dry_run` removes nothing.
+    kinds: The kinds to remove, of `KINDS`. The default removes unused snapshots and model files; also runs, if the policy has a
+    criterion; and environments and cached data, if the policy has an age or a size. dry_run: Remove nothing.
 
     Raises:
-        UserError: An unknown kind, or runs without a criterion.
+        UserError: A kind is unknown, or `kinds` names runs and the policy has no criterion.
     """
     if unknown := sorted({*kinds} - {*KINDS}):
         raise UserError(f"{unknown[0]!r} can't be pruned. There are {', '.join(KINDS)}.")

@@ -1,4 +1,4 @@
-"""Removal of unused snapshots and model files."""
+"""Remove unused snapshots and model files."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _GONE, _NEW = ".gone-", ".new-"
 
 
 def unused(workspace_dir: Path, without: Collection[str] = ()) -> list[tuple[str, int]]:
-    """Return (id, bytes) of each unused, older snapshot.
+    """Return (id, bytes) of each snapshot that no run or model uses and no submission has just made.
 
-    Runs in `without` count as removed. A file that several snapshots share counts for the last of these snapshots.
+    Runs in `without` count as removed. The size of a file that several snapshots share counts for the last of them.
     """
     used = {name for run_id, name in _used(workspace_dir / "runs") if run_id not in without}
     # A deleted run may be restored.
@@ -37,7 +37,7 @@ def unused(workspace_dir: Path, without: Collection[str] = ()) -> list[tuple[str
 
 
 def remove(workspace_dir: Path, name: str) -> bool:
-    """Remove a snapshot. Return False if it was just used or cannot be removed."""
+    """Remove a snapshot. Return False if a submission has just used it, or on an error."""
     path = workspace_dir / "snapshots" / name
     gone = path.with_name(f"{_GONE}{name[:16]}-{secrets.token_hex(4)}")
     # Check the age: a submission touches its snapshot before the run's record names it.
@@ -59,7 +59,7 @@ def remove(workspace_dir: Path, name: str) -> bool:
 
 
 def sweep(workspace_dir: Path) -> None:
-    """Remove remnants of killed removals and submissions. Never raises."""
+    """Remove the remains of killed removals and submissions, ignoring errors."""
     with gone_is_fine():
         for path in (workspace_dir / "snapshots").iterdir():
             if path.name.startswith(_GONE) or (path.name.startswith(_NEW) and age_s(path) > _ABANDONED_S):
@@ -83,7 +83,7 @@ def _used(runs_dir: Path) -> Iterator[tuple[str, str]]:
 
 
 def _sizes(paths: list[Path]) -> list[int]:
-    """Return the bytes that removing each folder frees, in this order."""
+    """Return the bytes that each folder frees if the folders are removed in this order."""
     names: dict[tuple[int, int], int] = {}
     sizes = []
     for path in paths:
@@ -104,7 +104,7 @@ def _sizes(paths: list[Path]) -> list[int]:
 
 
 def prune(workspace_dir: Path, *, dry_run: bool = False) -> int:
-    """Remove unused model files, and return their size."""
+    """Remove unused model files, and return the freed bytes."""
     parts, blobs = registry.parts_dir(workspace_dir), registry.blobs_dir(workspace_dir)
     # Remove abandoned parts first, because they have other links to the files.
     freed = sum(size for _, size in staging.abandoned(parts)) if dry_run else staging.sweep(parts)
@@ -114,5 +114,5 @@ def prune(workspace_dir: Path, *, dry_run: bool = False) -> int:
 
 
 def made_by(workspace_dir: Path) -> dict[str, str | None]:
-    """Return {run id: its snapshot} of all runs that made models."""
+    """Return run id -> snapshot id (or None) of all runs that made models."""
     return {record.run_id: record.run.get("snapshot_id") for record in registry.records(workspace_dir) if record.run_id}

@@ -1,1 +1,1 @@
-"""Reports made from the folders of runs: differences, usage, bug reports."""
+"""Reports about runs: comparisons, usage and bug reports."""

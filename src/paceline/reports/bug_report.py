@@ -1,7 +1,7 @@
-"""Collect the facts that a bug report needs: versions, kinds of targets, and the place of a failure.
+"""Collect the facts for a bug report: versions, the target's kind, and where a run failed.
 
-The report is built from listed facts only, so no argument, variable, setting, name of a host or user, path, line of a log or line
-of source can leak. The text of an exception may hold any of these, so it is included only on request.
+The report has a fixed list of facts. So it reveals no arguments, variables, settings, names of hosts or users, paths, logs or
+source code. The text of an exception may contain any of these, so the report has it only on request.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+), in (.+)$', re.MULTILINE)
 
 
 class BugReport(TypedDict, total=False):
-    """The facts of a bug report. `run` is only there if the report is about a run."""
+    """The facts of a bug report. `run` is missing if the report is not about a run."""
 
     versions: dict[str, str]
     platform: str
@@ -58,7 +58,10 @@ class BugReport(TypedDict, total=False):
 
 
 def bug_report(folder: RunFolder | None, *, messages: bool = False) -> BugReport:
-    """Collect the facts for a bug report."""
+    """Return the facts for a bug report.
+
+    folder: The run to report about, or None. messages: Include the texts of exceptions.
+    """
     report = BugReport(
         versions={"python": platform.python_version(), **versions()},
         platform=f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -70,7 +73,7 @@ def bug_report(folder: RunFolder | None, *, messages: bool = False) -> BugReport
 
 
 def versions() -> dict[str, str]:
-    """Return the installed versions of `PACKAGES`, without importing these packages."""
+    """Return package -> version of the installed `PACKAGES`, without importing them."""
     versions_by_package = {name: version_of(name) for name in PACKAGES}
     return {name: version for name, version in versions_by_package.items() if version is not None}
 
@@ -129,7 +132,6 @@ def _run(folder: RunFolder, *, messages: bool) -> dict[str, object]:
 
 
 def _target_kind(folder: RunFolder) -> str:
-    """Return only the kind of the target, because names and settings are private."""
     try:
         return str(json.loads(folder.target.read_text()).get("kind", "unknown"))
     except FileNotFoundError:

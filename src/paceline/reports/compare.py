@@ -1,4 +1,4 @@
-"""A table of any number of runs."""
+"""Compare any number of runs in a table."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PARTS = ("last", "best", "min", "max")
 
 
 class FactJson(TypedDict):
-    """A fact as JSON. part: as for `ComparedFact`."""
+    """A `ComparedFact` as JSON."""
 
     kind: str
     name: str
@@ -56,8 +56,8 @@ class ComparedFact:
 
     Attributes:
         kind: A key of `KINDS`.
-        part: "last", "best", "min" or "max" of a metric, else "".
-        values: The value in each run; None if the run lacks it.
+        part: The compared value of a metric: "last", "best", "min" or "max". "" for other facts.
+        values: The value in each run, or None if the run does not have the fact.
     """
 
     kind: str
@@ -67,7 +67,7 @@ class ComparedFact:
 
     @property
     def title(self) -> str:
-        """The fact's name; of a metric also the compared part."""
+        """The fact's name, with the part for a metric."""
         return f"{self.name} {self.part}" if self.part else self.name
 
     @property
@@ -78,9 +78,9 @@ class ComparedFact:
 
 @dataclass(frozen=True, kw_only=True)
 class RunTable:
-    """The facts of several runs, by kind.
+    """The facts of several runs, grouped by kind.
 
-    Within a kind, facts that differ come first.
+    Within a kind, facts that differ between the runs come first.
 
     Attributes:
         runs: The runs' ids, in the order of each fact's `values`.
@@ -90,7 +90,7 @@ class RunTable:
     facts: tuple[ComparedFact, ...]
 
     def differences(self) -> RunTable:
-        """Return only the facts that differ."""
+        """Return only the facts that differ between the runs."""
         return RunTable(runs=self.runs, facts=tuple(fact for fact in self.facts if fact.differs))
 
     def to_json(self) -> TableJson:
@@ -124,8 +124,8 @@ def run_table(folders: Sequence[RunFolder], facts: FactsOf = read_facts) -> RunT
     """Return the table of these runs.
 
     Args:
-        folders: One or more.
-        facts: Returns the parameters and metrics of a run, such as those of an index.
+        folders: The folders of one or more runs.
+        facts: Return the parameters and metrics of a run, such as from the index of runs.
 
     Raises:
         RunNotFoundError: The record of a run can't be read.
@@ -145,7 +145,7 @@ def run_table(folders: Sequence[RunFolder], facts: FactsOf = read_facts) -> RunT
 
 
 def _values(folder: RunFolder, facts: RunFacts | None) -> dict[str, dict[tuple[str, str], object]]:
-    """Return a run's compared values by kind, name and part."""
+    """Return a run's values as kind -> (name, part) -> value."""
     sides: dict[str, dict[str, object]] = diff.sides(folder, read.record(folder))
     if facts is not None:
         # Arguments have the names by which users search: without dashes, and with values of sweeps and trackers.
@@ -158,7 +158,7 @@ def _values(folder: RunFolder, facts: RunFacts | None) -> dict[str, dict[tuple[s
 
 
 def compact_facts(table: RunTable) -> list[list[object]]:
-    """Return each fact as `[kind, name, part, values]`, with one value if all runs share it."""
+    """Return each fact as `[kind, name, part, values]`, with one value if all are equal."""
     return [
         [fact.kind, fact.name, fact.part, [*map(_cell, fact.values if fact.differs else fact.values[:1])]]
         for fact in table.facts
@@ -166,7 +166,6 @@ def compact_facts(table: RunTable) -> list[list[object]]:
 
 
 def _cell(value: object) -> object:
-    """Return a table's value as number or text."""
     return json_safe(value) if isinstance(value, float) else value if type(value) is int else text_of(value)
 
 

@@ -47,11 +47,11 @@ class MetricChange:
     """A metric that differs, or that only one of the two runs has.
 
     Attributes:
-        step: First step with different values, compared exactly (NaN equals NaN); None if common steps are equal.
-        by_step: False if values have no steps; then `step` is their number from 0.
-        a, b: The metric's values at that step.
-        last_a, last_b: Last values.
-        count_a, count_b: Numbers of values.
+        step: First step at which the values differ; None if all common steps have equal values.
+        by_step: False if values have no steps. `step` is then the index of the value, from 0.
+        a, b: The metric's values at that step in the first and the second run.
+        last_a, last_b: The last value in each run.
+        count_a, count_b: The number of values in each run.
     """
 
     name: str
@@ -70,16 +70,16 @@ class RunDiff:
     """All differences between two runs.
 
     Attributes:
-        parameters: Arguments of the script, by option where possible, and variables.
-        settings: Other fields of the job that differ.
-        code: Files of the source that differ.
-        code_note: Reason why the files could not be compared, or None.
-        git: Commit, branch and uncommitted edits.
-        environment: Versions of packages, installed ones if an environment was built, else requested ones.
-        data: Inputs with fingerprints.
-        topology: Target, nodes, processes, devices.
-        metrics: Metrics that differ, by first different step.
-        same_metrics: Names of equal metrics.
+        parameters: Differences in the script's arguments, by option where possible, and in environment variables.
+        settings: Differences in other fields of the job.
+        code: Source files that differ.
+        code_note: Reason why the source files could not be compared, or None.
+        git: Differences in commit, branch and uncommitted edits.
+        environment: Differences in the versions of packages: installed packages if known, else requested packages.
+        data: Differences in the inputs and their fingerprints.
+        topology: Differences in target, nodes, processes and devices.
+        metrics: Metrics that differ, sorted by the first step that differs.
+        same_metrics: Names of metrics with equal values.
     """
 
     a: str
@@ -117,7 +117,7 @@ class RunDiff:
 
 
 def sides(folder: RunFolder, record: RunRecord) -> dict[str, dict[str, object]]:
-    """Return the values of a run that are compared, by kind of difference and name."""
+    """Return the values of a run to compare, as kind -> name -> value."""
     return {
         "parameters": _parameters(record),
         "topology": _topology(record),
@@ -129,7 +129,7 @@ def sides(folder: RunFolder, record: RunRecord) -> dict[str, dict[str, object]]:
 
 
 def compare(a: RunFolder, b: RunFolder) -> RunDiff:
-    """Compare two runs, by their present records.
+    """Compare two runs, which may still be running.
 
     Raises:
         RunNotFoundError: The record of one of the runs can't be read.
@@ -282,7 +282,7 @@ def _part(name: str, a: MetricSeries, b: MetricSeries) -> MetricChange:
 
 
 def _of_one_rank(found: MetricSeries) -> tuple[list[int | None], list[object]]:
-    """Return the steps and values of the lowest rank that has logged the metric."""
+    """Return steps and values of the lowest rank that logged a metric."""
     lowest = min(found.ranks, default=0)
     kept = [number for number, rank in enumerate(found.ranks) if rank == lowest]
     return [found.steps[number] for number in kept], [found.values[number] for number in kept]

@@ -1,6 +1,6 @@
-"""Sum the hours of cores and GPUs that runs held, and those that were lost.
+"""Sum the core hours and GPU hours that runs held, and the lost hours among them.
 
-A run uses all that it holds, busy or not, from the start of its nodes through all attempts to their end. Usage is cores times
+A run holds its cores and GPUs from the start of its nodes to the end of its last attempt, busy or not. Core hours are cores times
 hours, not CPU time. Each lost hour counts once, under one cause:
 
     Preparing              attempt 1, failed          attempt 2, completed
@@ -40,14 +40,14 @@ Looks = Mapping[tuple[int, str], list[tuple[float, float]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """The hours of cores and of GPUs that runs have held.
+    """The core hours and GPU hours that runs have held.
 
     Attributes:
         failed_*: Hours in attempts that failed or were interrupted, even if the run completed later.
         canceled_*: Hours in canceled attempts.
-        preparing_*: Hours in which nodes were held while packages were installed.
-        data_*: Hours in which nodes were held while data was fetched.
-        idle_gpu_hours: Hours without a running kernel, in attempts that count as use and not as lost.
+        preparing_*: Hours in which nodes waited for the installation of packages.
+        data_*: Hours in which nodes waited for input data.
+        idle_gpu_hours: GPU hours without a running kernel, in attempts that are neither failed nor canceled.
     """
 
     name: str
@@ -87,9 +87,9 @@ class Usage:
 
 
 def summed(runs_dir: Path, by: str, *, since: dt.datetime | None = None) -> list[Usage]:
-    """Return the sums of the usage of runs, by a key.
+    """Return the usage of runs, summed by a key of `KEYS`, such as "week".
 
-    `since` limits the time of submission. A sweep's trials count; the sweep itself holds nothing.
+    since: Count only runs that were submitted after this time. A sweep counts through its trials.
     """
     usage_by_key: dict[str, Usage] = {}
     for record in read.all_records(runs_dir):
@@ -150,7 +150,7 @@ def _lost(record: RunRecord, attempt: Attempt) -> str | None:
 
 
 def _preparing_s(folder: RunFolder) -> float:
-    """Return the seconds in which the run held nodes, but had no workers yet."""
+    """Return the seconds in which a run prepared its nodes."""
     total, since = 0.0, None
     for time, status in _events(folder):
         if since is not None:
@@ -187,7 +187,7 @@ def _week(created_utc: str) -> str:
 
 
 def gpu_looks(folder: RunFolder) -> Looks:
-    """Return the samples of the use of a run's GPUs."""
+    """Return (node, GPU) -> (time, percent busy) samples of a run's GPUs."""
     samples: dict[tuple[int, str], list[tuple[float, float]]] = {}
     for node, path in node_logs(folder.metrics).items():
         for line in json_lines(path):
@@ -198,10 +198,10 @@ def gpu_looks(folder: RunFolder) -> Looks:
 
 
 def idle_hours(looks: Looks, start_s: float, end_s: float, held: int) -> float:
-    """Return the GPU hours in which no kernel was running.
+    """Return the GPU hours between two times in which no kernel was running, estimated from samples.
 
-    A sample stands for the time since the one before, and the samples for the whole time, so without samples the result is 0. If
-    there are more GPUs than `held`, the run's own are unknown, and the result is 0, too.
+    Without samples, the result is 0. It is also 0 if more than `held` GPUs have samples, because it is then unknown which of
+    them the run held.
     """
     hours = 0.0
     within = {gpu: [sample for sample in seen if start_s <= sample[0] <= end_s] for gpu, seen in looks.items()}

@@ -1,5 +1,5 @@
-"""Trackers of other libraries: import of their values, and export of metrics.
+"""Other experiment trackers: log their values as metrics, and export metrics to them.
 
-`hooks` waits for the libraries in a worker, `sink` collects the values, and `export` and `board` write for other programs.
-MLflow has a store of its own kind (`paceline://`). Without trackers, a script loads none of this.
+In a worker, `hooks` waits for the trackers' libraries, and `sink` collects the values. `export` and `board` write metrics for
+other programs. `mlflow` has MLflow's stores over a workspace. A script that uses no tracker loads only `hooks`.
 """

@@ -1,4 +1,4 @@
-"""TensorBoard over runs: their event files, and all other metrics as event files."""
+"""Show runs in TensorBoard: their event files, and other metrics converted to event files."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class TensorBoard:
     """A TensorBoard process that shows runs, including live runs.
 
     Args:
-        folders: Displayed name -> run.
-        port: Local port.
+        folders: Displayed name of a run -> the run's folder.
+        port: Port to serve at, on this machine only.
 
     Raises:
         UserError: TensorBoard is not installed.
@@ -49,7 +49,7 @@ class TensorBoard:
         return [self._program, "--logdir", str(self._top), "--port", str(self._port), "--host", "127.0.0.1"]
 
     def run(self) -> int:
-        """Serve until Ctrl-C or SIGTERM; return the exit code."""
+        """Serve until Ctrl-C or SIGTERM, and return TensorBoard's exit code."""
         process = None
         try:
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -69,12 +69,12 @@ class TensorBoard:
             self.close()
 
     def look(self) -> None:
-        """Write new values of all runs for TensorBoard."""
+        """Write the new values of all runs to event files."""
         for feed in self._feeds:
             feed.look()
 
     def close(self) -> None:
-        """Remove temporary files."""
+        """Stop writing, and remove the event files that were written."""
         self._is_over.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -86,9 +86,11 @@ class TensorBoard:
 
 
 class FollowedRun:
-    """A run whose values are shown to TensorBoard as a folder.
+    """A run as TensorBoard shows it.
 
-    The folder `top` has links to the run's folders of event files, and files for all other metrics.
+    Args:
+        folder: The run's folder.
+        top: A folder to fill with links to the run's event folders, and with event files of the run's other metrics.
     """
 
     def __init__(self, folder: RunFolder, top: Path) -> None:
@@ -97,7 +99,7 @@ class FollowedRun:
         self._there: dict[str, int] = {}
 
     def look(self) -> None:
-        """Link new folders and write new values."""
+        """Link new event folders of the run, and write new values of its other metrics."""
         tags = set[str]()
         for place in event_folders(self._run):
             # Skip folders below a linked folder, which TensorBoard searches itself.

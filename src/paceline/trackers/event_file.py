@@ -5,9 +5,9 @@
     Summary 1 Value, repeated
     Value   1 tag   2 simple_value: float   8 TensorProto   9 SummaryMetadata
 
-https://github.com/tensorflow/tensorboard/blob/master/tensorboard/compat/proto/event.proto, and summary.proto and tensor.proto
-beside it. tensorboard's own reader needs tensorboard, and builds an object for each message. CRCs are not checked: only the last
-record can be torn, and its length shows that.
+The formats are in event.proto, summary.proto and tensor.proto at
+https://github.com/tensorflow/tensorboard/blob/master/tensorboard/compat/proto. The reader does not check CRCs, because only the
+last record can be incomplete, and its length shows that.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _LONGEST = 1 << 30
 
 
 class Scalar(NamedTuple):
-    """One value; `time` is in seconds since 1970."""
+    """A scalar of a metric (`tag`). time: seconds since 1970."""
 
     tag: str
     step: int
@@ -60,7 +60,7 @@ def is_event_file(name: str) -> bool:
 
 
 def event_folders(folder: RunFolder) -> list[Path]:
-    """Return the folders of a run's event files."""
+    """Return the folders of a run that contain event files."""
     by_target: dict[str, Path] = {}
     for top in (folder.work, folder.outputs, folder.logs, folder.checkpoints):
         for place, folders, names in os.walk(top):
@@ -82,7 +82,7 @@ class EventFile:
         self.path, self.offset = path, offset
 
     def new(self) -> Iterator[Scalar]:
-        """Yield the scalars of new records, and advance.
+        """Yield the scalars of records that were appended since the last call.
 
         Raises:
             OSError: The file cannot be read.
@@ -109,7 +109,7 @@ class EventFile:
 
 
 def plain_scalar(data: bytes, start: int, end: int) -> tuple[Scalar] | None:
-    """Return the scalar of a simple Event `data[start:end]`."""
+    """Return (scalar,) for an Event `data[start:end]` with one plain scalar, else None."""
     form = _PLAIN.match(data, start, end)
     if form is None:
         return None
@@ -160,7 +160,7 @@ def _of_summary(summary: bytes) -> Iterator[tuple[str, float]]:
 
 
 def tensor_scalar(tensor: bytes) -> float | None:
-    """Return the number of a TensorProto without dimensions."""
+    """Return the number in a serialized TensorProto without dimensions."""
     dtype, content, values = 0, b"", dict[int, int | bytes]()
     for number, field in fields(tensor):
         match number, field:
@@ -186,9 +186,9 @@ def tensor_scalar(tensor: bytes) -> float | None:
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield (number, value) of each field of a protobuf message.
+    """Yield (field number, value) of each field of a serialized protobuf message.
 
-    Values of fixed size and of given length are bytes. https://protobuf.dev/programming-guides/encoding/
+    A value is an int for a varint, else bytes. https://protobuf.dev/programming-guides/encoding/
     """
     at, size = 0, len(message)
     while at < size:

@@ -1,8 +1,8 @@
-"""Values of event files that no hook sees while they are written.
+"""Log scalars of event files that no Python hook sees while they are written.
 
 TensorFlow's C++ writers (Keras's TensorBoard callback, `tf.summary`) all come from `summary_ops_v2.create_file_writer_v2`. A
-thread reads their files once a second and at the end. Files of programs other than a worker's Python, such as Python in a shell
-script, are read at the attempt's end.
+thread reads their files once a second and at the end. The supervisor reads files of other programs, such as a Python program that
+a shell script starts, at the attempt's end.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Writer(Protocol):
 
 
 def hear_tensorflow(module: ModuleType) -> None:
-    """Log the scalars of every new TensorFlow file writer."""
+    """Log the scalars of every TensorFlow file writer that is created from now on."""
     make: Callable[..., _Writer] = getattr(module, _NAME)
     own = sink()
     if own is None:
@@ -52,7 +52,7 @@ def hear_tensorflow(module: ModuleType) -> None:
 
 
 class Follower:
-    """A thread that reads the event files that this process writes."""
+    """A thread that logs the scalars of event files that this process writes."""
 
     def __init__(self, to: Sink) -> None:
         self._sink = to
@@ -65,7 +65,7 @@ class Follower:
         self._thread: threading.Thread | None = None
 
     def add(self, folder: str, writer: _Writer) -> None:
-        """Follow a folder's event files. `writer` is flushed before each read."""
+        """Follow a folder's event files. writer: flushed before each read of the files."""
         path = os.path.abspath(folder)
         self._sink.prefix(path)
         with self._lock:
@@ -124,16 +124,16 @@ def _names(folder: str) -> list[str]:
 
 
 def take_up(folder: RunFolder, attempt: int, *, since: float, variables: Mapping[str, str]) -> None:
-    """Log scalars of event files as metrics of rank 0.
+    """Log the scalars of a run's event files as metrics of rank 0, after an attempt.
 
-    A value that is already a metric is skipped: by name and step in this attempt, and by time too in earlier attempts, because a
-    program may append to its files.
+    Skip scalars that are logged already: with the same name and step in this attempt, or with the same name, step and time in
+    an earlier attempt, because a program may append to its files.
 
     Args:
-        folder: The run.
-        attempt: The attempt that has ended.
-        since: Skip files that were last changed earlier, in seconds since 1970.
-        variables: The job's environment variables, which may choose the trackers.
+        folder: The run's folder.
+        attempt: Number of the attempt that has ended.
+        since: Skip files that were last changed before this time, in seconds since 1970.
+        variables: The job's environment variables, which may select the trackers.
     """
     if TENSORBOARD not in wanted(variables):
         return

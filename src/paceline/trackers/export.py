@@ -1,4 +1,4 @@
-"""Export of metrics: CSV, Parquet, TensorBoard's event files, and MLflow servers."""
+"""Export metrics to CSV, Parquet, TensorBoard's event files, or an MLflow server."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def to_csv(folders: Sequence[RunFolder], out: IO[str]) -> None:
 
 
 def to_parquet(folders: Sequence[RunFolder], path: Path) -> int:
-    """Write the rows and return their number.
+    """Write the metrics of runs to a Parquet file, and return the number of rows.
 
-    Texts are in the column `text`, numbers in the column `value`.
+    Numbers are in the column `value`, texts in the column `text`.
 
     Raises:
         UserError: pandas or pyarrow is not installed.
@@ -73,9 +73,9 @@ def to_parquet(folders: Sequence[RunFolder], path: Path) -> int:
 
 
 def to_tensorboard(folders: Sequence[RunFolder], top: Path) -> list[Path]:
-    """Write event files and return their folders, `<top>/<run id>`.
+    """Write event files of runs, and return their folders `<top>/<run id>`.
 
-    Each of several ranks has a folder below that. Values without a step are counted from 0.
+    If several ranks of a run have logged metrics, each rank has a folder below. A value without a step gets its index as step.
 
     Raises:
         UserError: tensorboard is not installed.
@@ -97,9 +97,9 @@ def to_tensorboard(folders: Sequence[RunFolder], top: Path) -> list[Path]:
 
 
 def event_writer(place: Path) -> Callable[[str | None, int, float, float], None]:
-    """Return a writer of (tag, step, value, time).
+    """Return a function that writes (tag, step, value, time) to a new event file.
 
-    A tag of None closes the file.
+    A call with None as tag closes the file.
 
     Raises:
         UserError: tensorboard is not installed.
@@ -126,12 +126,12 @@ def event_writer(place: Path) -> Callable[[str | None, int, float, float], None]
 
 
 def to_mlflow(folder: RunFolder, uri: str, experiment: str | None = None, *, files: bool = False) -> str:
-    """Copy the run to MLflow and return its id there.
+    """Copy a run to an MLflow server, and return MLflow's run id.
 
-    `experiment` is its name there, by default the run's own. With `files`, its outputs are copied too.
+    experiment: MLflow's experiment; default: the run's experiment. files: Copy the run's outputs too.
 
     Raises:
-        UserError: mlflow is not installed, no server answers, or it refuses the run.
+        UserError: mlflow is not installed, or the server does not answer or refuses the run.
     """
     try:
         import mlflow
@@ -172,7 +172,7 @@ def to_mlflow(folder: RunFolder, uri: str, experiment: str | None = None, *, fil
 
 
 def _check_answers(uri: str) -> None:
-    """Raise UserError if no server answers: MLflow would retry for four minutes."""
+    """Raise UserError if no server answers, because MLflow would retry for four minutes."""
     if not uri.startswith(("http://", "https://")):
         return
     import socket

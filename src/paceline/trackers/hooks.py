@@ -1,6 +1,7 @@
 """Import hooks in a worker for the libraries whose trackers Paceline supports.
 
-Loaded before every script, so it uses the standard library alone. Other modules of the trackers load with these libraries.
+Every worker loads this module before the script, so it uses only the standard library. The other modules of this package are
+loaded when the script imports a tracker's library.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ NAMES = (*TRACKERS, MLFLOW)
 
 
 def install(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Install the hooks of all trackers that the user has chosen.
+    """Install the hooks of all trackers that the user has selected.
 
-    Called once in a worker, before the script.
+    A worker calls this once, before the script.
     """
     trackers = wanted(environ)
     for tracker in trackers:
@@ -80,7 +81,7 @@ def _say_unheard(loaded: ModuleType) -> None:
 
 
 def wanted(environ: Mapping[str, str]) -> list[str]:
-    """Return the trackers that the variable names."""
+    """Return the trackers that the environment selects, by default all."""
     text = environ.get(VARIABLE)
     if text is None:
         return list(NAMES)
@@ -104,7 +105,7 @@ def _listen(loaded: ModuleType, own: str) -> None:
 
 
 def _offer_store(environ: MutableMapping[str, str]) -> None:
-    """Point MLflow to the run unless a URI is set."""
+    """Make the run MLflow's tracking store, unless the user has set a tracking URI."""
     if environ.get("MLFLOW_TRACKING_URI") or environ.get("DATABRICKS_RUNTIME_VERSION"):
         return
     workspace = os.path.dirname(os.path.dirname(environ["PACELINE_RUN_DIR"]))

@@ -1,9 +1,8 @@
-"""Hooks for the Python libraries that log numbers: TensorBoard's writers, W&B, trackio, and loggers that write CSV.
+"""Hooks for trackers' Python libraries: TensorBoard's writers, W&B, trackio, and CSV loggers.
 
-TensorBoard: torch's SummaryWriter uses tensorboard's writer; tensorboardX and TensorFlow 1 have their own. In all three,
-`EventFileWriter.add_event` gets each Event before it is written, minutes before it is readable in the file. So a value is a
-metric at once, and survives a SIGKILL that the file would not. W&B: offline, the values are otherwise only in a file that no
-other program reads.
+torch's SummaryWriter uses tensorboard's writer, while tensorboardX and TensorFlow 1 have their own. In all three libraries,
+`EventFileWriter.add_event` gets each Event minutes before the file has it. So Paceline logs a value at once, even if the process
+is killed before the writer flushes its file.
 """
 
 from __future__ import annotations
@@ -52,8 +51,6 @@ class _Metadata(Protocol):
 
 
 class _Value(Protocol):
-    """A `Summary.Value` of any library's protobuf classes."""
-
     tag: str
     simple_value: float
     tensor: _Tensor
@@ -70,7 +67,7 @@ class _Event(Protocol):
 
 
 def hear_event_writer(module: ModuleType) -> None:
-    """Log the scalars that the module's event file writer receives."""
+    """Log the values that the event file writer of a module gets."""
     hear(module.EventFileWriter, "add_event", log_event)
 
 
@@ -125,7 +122,7 @@ def _media(value: _Value) -> Media | None:
 
 
 def _of_buckets(histo: _Histogram) -> dict[str, list[float]]:
-    """Return counts and edges. TensorBoard's buckets have right edges, which may be the largest float."""
+    """Return counts and edges of a TensorBoard histogram, whose last edge may be infinite."""
     limits = [min(max(limit, histo.min), histo.max) for limit in histo.bucket_limit]
     return {"counts": [*histo.bucket], "edges": [histo.min, *limits]}
 
@@ -183,7 +180,7 @@ def hear_wandb(module: ModuleType) -> None:
 
 
 def _of_wandb(value: object) -> Media | None:
-    """Return the content of W&B's Image, Html or Histogram, and what `run.log` takes for media."""
+    """Return W&B's Image, Html or Histogram as media, or None if `value` is no media."""
     if hasattr(value, "histogram") and hasattr(value, "bins"):
         return Converted(MediaEntry("histogram", {"counts": [*value.histogram], "edges": [*value.bins]}))
     if isinstance(html := getattr(value, "html", None), str):

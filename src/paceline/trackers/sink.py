@@ -1,8 +1,8 @@
 """The common sink of all trackers: each value becomes a metric of the run once.
 
 A script may pass one value to several trackers: Lightning to each of its loggers, Transformers to each report, and a script may
-call `run.log` too. So each name belongs to one source: to the script's own calls if there are any, else to the first tracker
-that logs it. Values of other trackers under that name are dropped.
+call `run.log` too. So each metric's name has one source: the script's calls of `run.log`, else the first tracker that logs the
+name. Values of other trackers under this name are dropped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OF_ATTEMPT = re.compile(rf"{_TIME.pattern}|version_\d+")
 
 
 class Sink:
-    """A thread-safe logger from trackers to the metrics of this process's run."""
+    """A thread-safe logger of trackers' values as metrics of this process's run."""
 
     def __init__(self, context: WorkerContext) -> None:
         self.folder = RunFolder(context.run_dir)
@@ -47,9 +47,9 @@ class Sink:
         self._is_full = False
 
     def log(self, tracker: str, name: str, value: object, step: int | None = None, time_s: float | None = None) -> None:
-        """Log a number unless its name belongs to another tracker.
+        """Log a number, unless `run.log` or another tracker has logged the name.
 
-        `time_s`: When it was logged, in seconds since 1970; default now.
+        time_s: Time of the value in seconds since 1970; default: now.
         """
         if name in logged_here or self._owners.setdefault(name, tracker) != tracker:
             return
@@ -66,7 +66,7 @@ class Sink:
                 print(f"paceline: values of {tracker} are not kept as metrics: {error}", file=sys.stderr)
 
     def keep(self, tracker: str, name: str, media: Media, step: int | None = None) -> None:
-        """Log an image, a histogram, HTML or a text unless its name belongs to another tracker."""
+        """Log an image, histogram, HTML or text, unless another source has logged the name."""
         if name in logged_here or self._owners.setdefault(name, tracker) != tracker:
             return
         # The tracker still has the value, and foreign objects may raise anything.
@@ -79,16 +79,16 @@ class Sink:
             self._log.other(entry.kind, name, value, step)
 
     def claim(self, tracker: str, names: Iterable[str]) -> None:
-        """Reserve names for a tracker unless they belong to another one."""
+        """Reserve metric names for a tracker, unless another tracker has them."""
         for name in names:
             self._owners.setdefault(name, tracker)
 
     def prefix(self, folder: str, tracker: str = "tensorboard") -> str:
-        """Return the prefix of metrics from a folder: "" or "fold1/validation/".
+        """Return the prefix for metrics of a log folder, such as "" or "fold1/validation/".
 
-        The first training has no prefix; others have the part of their path that differs. A folder below a known one has the
-        rest of its path, as in TensorBoard. `train`, `validation` and so on always remain. Processes of one rank share this
-        state, and the next attempt continues it.
+        The first folder gets no prefix, and other folders the part of their path that differs from it. A folder below a known
+        folder gets its relative path. Names such as `train` always stay in the prefix. All processes of a rank, and later
+        attempts, use the same prefix for a folder.
         """
         path = os.path.abspath(folder)
         with self._lock:
@@ -119,10 +119,10 @@ class Sink:
 
 
 def prefix_among(path: str, known: Mapping[str, str], before: Mapping[str, str]) -> str:
-    """Return the prefix of a folder.
+    """Return the prefix for a new log folder `path`, as `Sink.prefix` describes it.
 
-    `known`: Folder -> prefix of this attempt, in order.
-    `before`: Folder -> prefix of earlier attempts, in order.
+    known: Folder -> prefix in this attempt, in order of creation.
+    before: Folder -> prefix in earlier attempts, in order of creation.
     """
     above = [other for other in known if path.startswith(f"{other}{os.sep}")]
     if above:
@@ -136,7 +136,7 @@ def prefix_among(path: str, known: Mapping[str, str], before: Mapping[str, str])
 
 
 def _training(folder: str) -> tuple[str, str]:
-    """Split off a last folder such as "train/"; it is "" if the folder has no such part."""
+    """Split "a/train" into ("a", "train/"); other folders into (folder, "")."""
     above, name = os.path.split(folder)
     return (above, f"{name}/") if name in _PARTS else (folder, "")
 
@@ -164,7 +164,7 @@ def _of_training(root: str, known: Mapping[str, str], before: Mapping[str, str])
 
 
 def _difference(root: str, others: Mapping[str, str]) -> str:
-    """Return a unique prefix from the part of a path that differs from the others."""
+    """Return a unique prefix for a folder: the part of its path that differs from others."""
     first = next(other for other in (*(one for one in others if not others[one]), *others))
     rest = _behind_common(root.split(os.sep), first.split(os.sep))
     lasting = _behind_common(*(_lasting(one, _TIME).split(os.sep) for one in (root, first)))
@@ -177,7 +177,7 @@ def _difference(root: str, others: Mapping[str, str]) -> str:
 
 
 def _behind_common(words: list[str], others: list[str]) -> list[str]:
-    """Return the words that follow the common beginning of both lists."""
+    """Return the words of the first list after the common beginning of both lists."""
     common = takewhile(lambda pair: pair[0] == pair[1], zip(words, others, strict=False))
     return words[sum(1 for _ in common) :]
 
@@ -188,7 +188,7 @@ def _lasting(path: str, passing: re.Pattern[str]) -> str:
 
 
 def hear(kind: type, name: str, tell: Callable[..., None]) -> None:
-    """Call `tell(sink, self, ...)` after each call of a method."""
+    """Patch a class so that each call of method `name` also calls `tell(sink, self, ...)`."""
     own, method = sink(), getattr(kind, name)
     if own is None:
         return

@@ -1,6 +1,6 @@
 """A callback for Transformers, added to every Trainer of a worker.
 
-From version 5, a Trainer reports nowhere by default. Where a worker's hooks are off, pass the callback yourself:
+Since version 5, a Trainer reports to no tracker by default. If the hooks of a worker are off, pass the callback yourself:
 `Trainer(..., callbacks=[PacelineCallback()])`.
 """
 
@@ -22,7 +22,7 @@ _NOT_ABOUT_IT = ("total_flos",)
 
 
 def listen(module: ModuleType) -> None:
-    """Add PacelineCallback to the default callbacks of every Trainer."""
+    """Add PacelineCallback to the default callbacks of every Trainer of this process."""
     if sink() is not None:
         module.DEFAULT_CALLBACKS.append(PacelineCallback)
 
@@ -35,7 +35,8 @@ class _State(Protocol):
 class PacelineCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
     """A callback that logs a Trainer's numbers as metrics.
 
-    Steps are the global step. Only the first process logs, as in Transformers' own callbacks. Outside a run it does nothing.
+    The step of a metric is the Trainer's global step. Only the first process logs, as in Transformers' own callbacks. Outside a
+    run, the callback does nothing.
     """
 
     #: The logs that any instance logged last: with two of these callbacks, a Trainer passes the same logs twice.
@@ -59,7 +60,7 @@ class PacelineCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
 
 
 def rewritten(name: str) -> str:
-    """Return a name as `transformers.integrations.rewrite_logs` changes it."""
+    """Return a metric's name as `transformers.integrations.rewrite_logs` changes it."""
     for part in ("eval", "test"):
         if name.startswith(f"{part}_"):
             return f"{part}/{name[len(part) + 1 :]}"

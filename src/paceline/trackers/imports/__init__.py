@@ -1,6 +1,7 @@
-"""Import of runs that other trackers keep: MLflow, W&B, TensorBoard, Neptune and Aim.
+"""Import runs of other trackers: MLflow, W&B, TensorBoard, Neptune and Aim.
 
-Each tracker has a reader (`old_run.Reader`), which yields its runs and changes nothing of the old store. `adopt` writes them.
+Each tracker has a reader (`old_run.Reader`), which yields its runs and never writes to its store. `adopt` writes the runs to a
+workspace.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ class ImportReport:
     """The result of an import.
 
     Attributes:
-        tracker: The tracker of the old store.
-        runs: For each old run its `key` there, the `run_id` here, the `outcome` ("new", "grown", "unchanged" or "broken"), and
-            `problems`: sentences on parts that were left out.
+        tracker: The tracker that the runs come from.
+        runs: For each run its `key` in the tracker's store, its `run_id` in the workspace, the `outcome` ("new", "grown",
+            "unchanged" or "broken"), and `problems`: sentences on parts that were left out.
     """
 
     tracker: str
@@ -48,7 +49,7 @@ class ImportReport:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of runs by outcome."""
+        """The number of runs of each outcome."""
         return dict(Counter(run["outcome"] for run in self.runs))
 
 
@@ -62,7 +63,7 @@ def import_runs(
 ) -> ImportReport:
     """Import the runs of another tracker's store.
 
-    A second import adds only runs and values that are new in the store. If an import is interrupted, the next call completes it.
+    A second import adds only runs and values that are new in the store. It also completes an interrupted import.
 
     Args:
         tracker: "mlflow", "wandb", "tensorboard", "neptune" or "aim".
@@ -70,10 +71,10 @@ def import_runs(
             the folder with `.aim`.
         workspace: The workspace's folder; default: the configured workspace.
         experiment: Experiment of all imported runs; default: the experiment or project in the store.
-        dry_run: Read the store and write nothing.
+        dry_run: Read the store, but import nothing.
 
     Raises:
-        UserError: The tracker or the path is wrong, or a package for reading the store is not installed.
+        UserError: The tracker or the path is invalid, or a package for reading the store is not installed.
 
     Examples:
         >>> from torch.utils.tensorboard import SummaryWriter

@@ -1,10 +1,10 @@
-"""Old runs as runs of a workspace: complete or absent, and never imported twice.
+"""Write runs of other trackers to a workspace, each completely and only once.
 
-    read    all values and names of files, checked        -> what the run should hold
-    new     runs/.new-<id> is filled, then renamed         a kill leaves a hidden folder, which the next import removes
-    grown   files, metrics, notes, state, in this order    each step can be repeated; `import.json` is written last
+    read    read and check all values and names of files
+    new     fill runs/.new-<id>, then rename it            a kill leaves a hidden folder, which the next import removes
+    grown   add files, metrics, notes and the state        each step can be repeated; `import.json` is written last
 
-`import.json` holds what the last import read, so that changes which users made in the workspace stay.
+`import.json` records the values that the last import read, so a later import keeps changes that users made in the workspace.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Outcome = Literal["new", "grown", "unchanged", "broken"]
 
 
 class ImportedRun(TypedDict):
-    """A run in the report of an import. run_id: None if nothing could be read."""
+    """A run in the report of an import. run_id: None if the run could not be read."""
 
     key: str
     run_id: str | None
@@ -57,9 +57,9 @@ class ImportedRun(TypedDict):
 
 
 class _Known(TypedDict):
-    """`import.json`: the last import of a run.
+    """The content of `import.json`: the last import of a run.
 
-    files: name -> size and time of change.
+    values: Number of values. digest: Hash of all values. files: Name -> size and modification time.
     """
 
     tracker: str
@@ -73,7 +73,7 @@ class _Known(TypedDict):
 
 @dataclass(frozen=True)
 class _Read:
-    """An old run whose parts have been checked."""
+    """A run of another tracker after all its values have been checked."""
 
     record: RunRecord
     points: list[_Value]
@@ -105,7 +105,7 @@ class Adopter:
         self._listed: dict[Path, dict[str, list[str]]] = {}
 
     def add(self, old: OldRun | BrokenRun) -> ImportedRun:
-        """Import one run, and report its errors as problems."""
+        """Import one run. Errors become problems in the report."""
         if isinstance(old, BrokenRun):
             return ImportedRun(key=old.key, run_id=None, outcome="broken", problems=[old.why])
         try:
@@ -133,7 +133,7 @@ class Adopter:
     # --- which run
 
     def _find(self, key: str, place: Path | None = None) -> RunFolder | None:
-        """Return the run of an earlier import."""
+        """Return the run that an earlier import made for this key, or None."""
         place = place or self._runs_dir
         for name in self._by_digest(place).get(self._digest(key), ()):
             folder = RunFolder(place / name)
@@ -142,7 +142,7 @@ class Adopter:
         return None
 
     def _by_digest(self, place: Path) -> dict[str, list[str]]:
-        """Return digest -> names of runs. Each folder is listed only once, because it may have thousands."""
+        """Return digest of the key -> names of runs in a folder, which is listed only once."""
         if place not in self._listed:
             found = self._listed[place] = dict[str, list[str]]()
             for name in names_in(place):
@@ -157,7 +157,7 @@ class Adopter:
         return f"{self._tracker}:{key}"
 
     def remember(self, old: OldRun) -> None:
-        """Choose the run's id, before its children name it: experiment, start, and a digest of its key."""
+        """Choose the run's id, to which its children may refer before its import."""
         there = self._find(old.key)
         experiment = self._experiment or plain_experiment_name(old.experiment)
         made = f"{experiment}_{int(_time(old.started_s) or 0)}_{self._digest(old.key)}"
@@ -290,7 +290,7 @@ class _Ended(TypedDict):
 
 
 def _known(folder: RunFolder) -> _Known:
-    """Return `import.json`; missing or wrong values count as not imported."""
+    """Return a run's `import.json`, with empty values for missing or invalid ones."""
     empty = _Known(tracker="", key="", values=0, digest="", files={}, tags={}, texts={})
     found = read_json(folder.origin)
     if not isinstance(found, dict):
@@ -371,7 +371,6 @@ def _step(step: object, problems: Problems) -> int | None:
 
 
 def _time(time_s: object) -> float | None:
-    """Return seconds since 1970, or None for an invalid or unknown time (0)."""
     if isinstance(time_s, (int, float)) and 0 < time_s < _LAST_S:
         return float(time_s)
     return None

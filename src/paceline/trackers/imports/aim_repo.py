@@ -1,4 +1,4 @@
-"""Aim's repositories, read from a temporary copy: the package `aim` writes into the folder that it opens."""
+"""Read Aim's repositories from a temporary copy, because `aim` writes into its folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def runs(path: Path) -> Iterator[OldRun | BrokenRun]:
-    """Yield the runs of the folder with `.aim`, or of `.aim`."""
+    """Yield the runs of a repository, given as the folder `.aim` or its parent."""
     old = path if path.name == ".aim" else path / ".aim"
     if not old.is_dir():
         raise UserError(f"{str(path)!r} has no folder .aim. Name the folder in which you called `aim init`.")

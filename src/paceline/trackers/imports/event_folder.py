@@ -1,4 +1,4 @@
-"""TensorBoard's event folders: each folder with event files is a run, as in TensorBoard."""
+"""Read TensorBoard's log directories, in which each folder with event files is a run."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ _TOO_LARGE = 1 << 24
 
 
 def runs(path: Path) -> Iterator[OldRun | BrokenRun]:
-    """Yield the runs of `mlruns`, of its parent folder, or of a database."""
+    """Yield the runs of MLflow's `mlruns`, of its parent folder, or of a database file."""
     if path.is_file():
         yield from _of_database(path)
         return
@@ -131,7 +131,6 @@ def _of_folder(folder: Path, experiment: str, meta: dict[str, object], top: Path
 
 
 def _named(top: Path, problems: Problems) -> Iterator[tuple[str, Path]]:
-    """Yield the name and file of each metric, parameter or tag."""
     for file in files_below(top, "", problems):
         yield file.inside, top / file.inside
 
@@ -223,7 +222,7 @@ def _run(
 
 
 def _files(uri: object, top: Path, problems: Problems) -> Callable[[], Iterable[OldFile]]:
-    """Return a function that lists the artifacts below the store."""
+    """Return a function that lists a run's artifacts, if they are below the store `top`."""
 
     def files() -> Iterable[OldFile]:
         if not uri:

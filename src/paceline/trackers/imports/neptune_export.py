@@ -1,9 +1,9 @@
-"""Exports of Neptune, as its exporter (https://github.com/neptune-ai/neptune-exporter) writes them.
+"""Read the output of Neptune's exporter (https://github.com/neptune-ai/neptune-exporter).
 
     data/<project>/<run>_part_<n>.parquet     a row for each attribute, or for each value of a series
-    files/...                                 files, by the paths in those rows
+    files/...                                 files, at the paths in those rows
 
-The columns are those of its `model.SCHEMA`.
+The exporter's `model.SCHEMA` defines the columns.
 """
 
 from __future__ import annotations

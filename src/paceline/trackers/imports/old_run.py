@@ -1,4 +1,4 @@
-"""The run of another tracker, as its reader finds it: unchecked input."""
+"""A run of another tracker, with values that are not checked yet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNFINISHED = "Unfinished"
 
 
 class Problems(Counter[str]):
-    """Sentences on excluded parts of a run, each with its first example."""
+    """Counts of messages about parts of a run that were left out, with an example each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Problems(Counter[str]):
 
 
 class Point(NamedTuple):
-    """A value of a metric. kind: None for a scalar, or as in `MetricLog.other`."""
+    """A value of a metric. kind: None for a scalar, else such as "row" or "image"."""
 
     name: object
     value: object
@@ -45,9 +45,9 @@ class Point(NamedTuple):
 
 
 class OldFile(NamedTuple):
-    """A file of the old store.
+    """A file of another tracker's run.
 
-    name: in the new run. inside: its path below `top`, where links are not followed.
+    name: Its name in the new run. inside: Its path below the folder `top`; links on this path are not followed.
     """
 
     name: str
@@ -59,8 +59,8 @@ class OldFile(NamedTuple):
 class OldRun:
     """A run of another tracker.
 
-    key: its id in the old store. parent: key of its parent. points, files: read only when called, because a store may be larger
-    than the memory. problems: readers and checks add to it.
+    key: The run's id in the tracker's store. parent: The id of its parent run. points, files: Functions that read the store
+    when called, because it may be larger than the memory. problems: Parts that the reader or a check has left out.
     """
 
     key: str
@@ -81,7 +81,7 @@ class OldRun:
 
 @dataclass(frozen=True)
 class BrokenRun:
-    """A run that cannot be read, and why."""
+    """A run that cannot be read, with the reason."""
 
     key: str
     why: str
@@ -92,7 +92,7 @@ Reader = Callable[[Path], Iterator["OldRun | BrokenRun"]]
 
 
 def files_below(top: Path, prefix: str, problems: Problems) -> list[OldFile]:
-    """Return the regular files below a folder; links and special files become problems."""
+    """Return the regular files below a folder, and add other files to `problems`."""
     found: list[OldFile] = []
     for place, folders, names in os.walk(top):
         folders.sort()

@@ -1,4 +1,4 @@
-"""W&B's local folders, read without W&B.
+"""Read W&B's local folders without the package `wandb`.
 
     wandb/run-<time>-<id>/run-<id>.wandb             or offline-run-...; a resumed run has several folders
                          /files/...                  saved files, media, output.log
@@ -6,13 +6,13 @@
 The log is a LevelDB log of serialized Records (https://github.com/google/leveldb/blob/main/doc/log_format.md)
 with a header of 7 bytes.
 
-    block      32 KiB of frames; no frame crosses its end, and a rest of less than 7 bytes is empty
+    block      32 KiB of frames; no frame crosses its end, and fewer than 7 bytes at the end are padding
     frame      CRC-32 of type and data: 4 bytes | size: 2 | type: 1 | data            little-endian; the CRC is zlib's
     type       1 a whole record   2 its first   3 a middle   4 its last frame
 
 https://github.com/wandb/wandb/blob/main/wandb/proto/wandb_internal.proto
 
-`wandb.save` makes links, which an import leaves out.
+An import leaves out the links that `wandb.save` makes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MEDIA = "_type"
 
 
 def runs(path: Path) -> Iterator[OldRun | BrokenRun]:
-    """Yield the runs of `wandb`, of its parent folder, or of one run's folder."""
+    """Yield the runs of the folder `wandb`, of its parent, or of a single run's folder."""
     places = [place for place in (path, path / "wandb", path / ".wandb") if place.is_dir()]
     patterns = ("*.wandb", "run-*/*.wandb", "offline-run-*/*.wandb")
     logs = [log for place in places for pattern in patterns for log in place.glob(pattern)]
@@ -67,7 +67,7 @@ def runs(path: Path) -> Iterator[OldRun | BrokenRun]:
 
 
 class _Meta:
-    """Facts about a run, from all records except its history."""
+    """Name, configuration, state and so on of a run, from all records but its history."""
 
     def __init__(self) -> None:
         self.run_id = self.project = self.name = self.notes = self.group = self.job_type = self.sweep = ""
@@ -116,7 +116,7 @@ class _Meta:
 
 
 def _joined(key: str, segments: list[tuple[Path, _Meta]]) -> OldRun:
-    """Combine the folders of a run, one for each of its starts, into one run."""
+    """Return a run whose starts have a folder each. segments: (log, facts) of each folder."""
     last = segments[-1][1]
     problems = Problems()
     for _, meta in segments:
@@ -196,12 +196,12 @@ def _pictures(value: Mapping[str, object]) -> list[str]:
 
 
 def _leaves(values: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """Yield (name, value) pairs with dotted names, without splitting empty objects and media."""
+    """Yield (dotted name, value) of nested values. Empty objects and media stay whole."""
     return flat(values, is_whole=lambda value: not value or _MEDIA in value)
 
 
 def _item(data: bytes) -> tuple[list[str], object] | None:
-    """Return the nested keys and the value of an item in a record."""
+    """Return the nested keys and the value of an item in a record, or None if invalid."""
     path: list[str] = []
     value: object = None
     for number, content in fields(data):
@@ -227,11 +227,11 @@ def _put(values: dict[str, object], path: list[str], value: object) -> None:
 
 
 def records(path: Path, note: Callable[[str], object] = str) -> Iterator[tuple[int, bytes]]:
-    """Yield kind and content of each whole record. Pass a sentence on a damaged rest to `note`.
+    """Yield (kind, content) of each record. Pass a message about a damaged end to `note`.
 
     Raises:
         OSError: The file can't be read.
-        ValueError: It is no W&B log.
+        ValueError: The file is not a W&B log.
     """
     with open(path, "rb") as file:
         block = file.read(_BLOCK_BYTES)

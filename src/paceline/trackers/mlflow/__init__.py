@@ -1,1 +1,1 @@
-"""MLflow's stores over a workspace (`paceline://`): its tracking store, its registry, and runs as MLflow's entities."""
+"""MLflow's tracking store and model registry over a workspace (`paceline://`)."""

@@ -24,7 +24,7 @@ _DOCUMENT = "logged_model.json"
 
 
 class _Document(TypedDict):
-    """A logged model's file."""
+    """The JSON file of a logged model."""
 
     experiment_id: str
     model_id: str
@@ -119,7 +119,7 @@ class LoggedModels:
 
     @contextlib.contextmanager
     def _changed(self, model_id: str) -> Iterator[_Document]:
-        """Yield the model's document for changes, and write it when the block ends."""
+        """Yield a model's JSON document, and write it with its changes after the block."""
         path = self._model_place(model_id) / _DOCUMENT
         document: _Document = read_json(path)
         yield document

@@ -1,7 +1,7 @@
 """A read-only MLflow registry of a workspace's models.
 
-`mlflow ui` shows them, and scripts load them as `models:/name/3`. `run.register_model(...)` and `paceline model register` create
-versions and record their origin.
+`mlflow ui` shows the models, and scripts load them as `models:/name/3`. MLflow can't create versions in this registry;
+`run.register_model(...)` and `paceline model register` do.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Search runs by MLflow's filters and orders, with the index of runs.
 
-The index has facts about each run. Conditions on experiments, states, ids and names, and on tags and parameters that equal a
-text, are tested on the facts first, so that most records stay unread. MLflow's own code then tests and sorts the other runs.
+The index has facts about each run. This module first tests the filter's conditions on experiments, states, ids and names, and
+on tags and parameters that equal a text, against these facts. So it does not read the records of most runs. MLflow's own code
+then tests and sorts the other runs.
 
-Decision: metrics keep MLflow's definition of the latest value, which is that of the greatest step of all ranks, with flags as
-numbers. MLflow's clients and page show it. Paceline's `last` stays the number that the lowest rank logged last, because scripts
-may log without steps, or begin again at step 0 for each fold.
+For MLflow, the latest value of a metric is the one with the greatest step of all ranks. Paceline's `last` is the number that the
+lowest rank logged last, because scripts may log without steps, or begin again at step 0 for each fold.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def search(
         names: The experiments.
         filter_text: MLflow's filter.
         order_by: MLflow's order.
-        stop: The number of runs that the caller needs. There can be more.
+        stop: The number of runs that the caller needs. The result may have more.
 
     Raises:
-        MlflowException: The filter or the order is wrong.
+        MlflowException: The filter or the order is invalid.
     """
     clauses = cast("list[_Clause]", SearchUtils.parse_search_filter(filter_text))
     tests = [test for test in map(_test, clauses) if test is not None]
@@ -89,7 +89,7 @@ def _run(runs_dir: Path, run_id: str) -> Run | None:
 
 
 def _sign(order_by: Sequence[str] | None) -> int:
-    """Return 1 for runs by ascending start, -1 for descending, 0 for any other order."""
+    """Return 1 for an order by ascending start time, -1 for descending, 0 for other orders."""
     if not order_by:
         return -1
     _, key, is_ascending = SearchUtils.parse_order_by_for_search_runs(order_by[0])
@@ -98,12 +98,15 @@ def _sign(order_by: Sequence[str] | None) -> int:
 
 
 def _start_ms(facts: RunFacts) -> int:
-    """Return a run's start in milliseconds, equal to that of `view.run`."""
+    """Return a run's start time in milliseconds, as MLflow shows it."""
     return int(1000 * (facts.started or facts.created or 0))
 
 
 def _test(clause: _Clause) -> Predicate | None:
-    """Return a test of a run's facts that is false only if the clause is false; None if impossible."""
+    """Return a test of a run's facts that is False only if the clause is False for the run.
+
+    Return None for a clause that the facts can't decide.
+    """
     key, value = clause["key"], clause["value"]
     if clause["comparator"] != "=" or not isinstance(value, str) or not 0 < len(value) < LONGEST or len(key) >= LONGEST:
         return None
@@ -123,7 +126,7 @@ def _test(clause: _Clause) -> Predicate | None:
 
 
 def _param_test(name: str, value: str) -> Predicate:
-    """Return a test of a parameter that also passes if MLflow may show another value."""
+    """Return a test of a parameter that also passes if the facts may lack MLflow's value."""
     test = Compare(field_of(f"params.{quoted(name)}"), "=", (value,)).test(0)
 
     def passes(facts: RunFacts) -> bool:

@@ -1,10 +1,10 @@
 """MLflow's tracking store over a workspace.
 
-Its URI is `paceline:///path/of/the/workspace`, or `paceline://` for the configured one.
+Its URI is `paceline:///path/of/the/workspace`, or `paceline://` for the configured workspace.
 
-In a worker, everything a script logs goes into the worker's run, whatever experiment it names, so that all ranks share one run.
-Each further MLflow run of the script, such as one for each fold, has its name as a prefix of its metrics and parameters. In
-other programs, a new MLflow run is a run of its own, as by `Experiment.start_logging`.
+In a worker, all that a script logs goes into the worker's run, no matter which experiment it names, so all ranks share one run.
+If the script creates several MLflow runs, such as one for each fold, the metrics and parameters of later ones get the MLflow
+run's name as a prefix. In other programs, a new MLflow run is a new run, as by `Experiment.start_logging`.
 
 Only MLflow loads this module, by the entry point `mlflow.tracking_store` (https://mlflow.org/docs/latest/plugins.html).
 """
@@ -54,14 +54,14 @@ _ENDS = {RunStatus.FINISHED: states.COMPLETED, RunStatus.KILLED: states.CANCELED
 
 
 def workspace_of(uri: str | None) -> Path:
-    """Return the workspace of a URI `paceline:...`."""
+    """Return the folder of the workspace in a URI `paceline:...`."""
     path = urllib.parse.unquote(urllib.parse.urlsplit(uri or "").path)
     return Path(os.path.abspath(os.path.expanduser(path))) if path else configured()
 
 
 @dataclass
 class _Open:
-    """An MLflow run that this process writes."""
+    """An MLflow run that this process writes to."""
 
     folder: RunFolder
     sink: Sink | None = None
@@ -77,7 +77,7 @@ _open: dict[str, _Open] = {}
 
 
 class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-ignore]
-    """An MLflow tracking store of a workspace's runs; only `paceline rm` deletes runs."""
+    """An MLflow tracking store of a workspace's runs, which can't delete runs."""
 
     def __init__(self, store_uri: str | None = None, artifact_uri: str | None = None) -> None:
         super().__init__()
@@ -235,7 +235,7 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
         self._set_tags(to, {tag.key: tag.value for tag in tags})
 
     def _is_known(self, to: _Open, name: str, metric: Metric) -> bool:
-        """Return whether an earlier call has logged this number for a model."""
+        """Return whether this value of a model's metric was logged already."""
         if metric.model_id is not None and name not in to.known:
             to.known[name] = {_number(number) for number in view.history(to.folder, name)}
         if (known := to.known.get(name)) is None:
@@ -250,7 +250,7 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
         tags_and_properties.remove_tags(to.folder.notes, [key])
 
     def log_inputs(self, run_id: str, datasets: Sequence[DatasetInput] | None = None, models: object = None) -> None:
-        """Store MLflow's datasets as tags; `data.json` lists only Paceline's inputs."""
+        """Store MLflow's datasets as tags of the run."""
         to = self._writable(run_id)
         if datasets:
             tags = {f"dataset {entry.dataset.name}": entry.dataset.digest for entry in datasets}
@@ -300,7 +300,7 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
 
 
 def _add_parameters(to: _Open, values: dict[str, str]) -> None:
-    """Store parameters as properties; several ranks may log the same parameter."""
+    """Store parameters as the run's properties. Several ranks may store the same value."""
     for _ in range(2):
         there = tags_and_properties.read(to.folder.notes).properties
         for key, value in values.items():
@@ -322,12 +322,12 @@ def _add_parameters(to: _Open, values: dict[str, str]) -> None:
 
 
 def _number(metric: Metric) -> tuple[int, int, str]:
-    """Return a number's identity in MLflow's own store."""
+    """Return the values by which MLflow's own store detects a duplicate of a metric's value."""
     return metric.step, metric.timestamp, repr(float(metric.value))
 
 
 def _checked(name: object) -> str:
-    """Return an experiment's name as its id. Invalid characters become dashes."""
+    """Return the id for an experiment's name: the name, with dashes for invalid characters."""
     plain = plain_experiment_name(name)
     try:
         return check_experiment_name(plain)

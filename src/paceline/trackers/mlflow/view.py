@@ -1,4 +1,4 @@
-"""Runs as MLflow's entities, for `mlflow ui` and for scripts."""
+"""Convert runs to MLflow's entities, for `mlflow ui` and for scripts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _last: dict[Path, tuple[list[tuple[str, int, int]], list[Metric]]] = {}
 
 
 def experiment(name: str, runs_dir: Path, created_ms: int = 0) -> Experiment:
-    """Return the experiment of this name, which is also its id."""
+    """Return MLflow's experiment for a name, which is also the experiment's id."""
     return Experiment(
         experiment_id=name,
         name="Default" if name == DEFAULT else name,
@@ -38,7 +38,7 @@ def experiment(name: str, runs_dir: Path, created_ms: int = 0) -> Experiment:
 
 
 def experiments(runs_dir: Path) -> list[Experiment]:
-    """Return the experiments that have runs, the last used first."""
+    """Return MLflow's experiments that have runs, the last used first."""
     names: dict[str, str] = {}
     for run_id in store.ids(runs_dir):
         if (name := experiment_of(run_id)) is not None:
@@ -52,7 +52,7 @@ def status(state: str) -> int:
 
 
 def run(folder: RunFolder, record: RunRecord | None = None) -> Run:
-    """Return the current state of a run."""
+    """Return MLflow's entity for the current state of a run."""
     record = read.record(folder) if record is None else record
     notes = tags_and_properties.read(folder.notes)
     name = notes.name or record.run_id
@@ -105,7 +105,7 @@ def _numbers(run_id: str, metric: series.MetricSeries) -> list[Metric]:
 
 
 def history(folder: RunFolder, name: str) -> list[Metric]:
-    """Return all numbers of a metric."""
+    """Return all numbers that all ranks logged of a metric."""
     return [
         number
         for metric in series.read(folder.metrics, name=name).values()
@@ -114,10 +114,7 @@ def history(folder: RunFolder, name: str) -> list[Metric]:
 
 
 def last_metrics(folder: RunFolder) -> list[Metric]:
-    """Return the last number of each metric.
-
-    Last means the greatest step, then time, then value.
-    """
+    """Return the last number of each metric: that of the greatest step, then time, then value."""
     stamp = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in folder.metrics.glob("*"))
     kept = _last.get(folder.path)
     if kept is None or kept[0] != stamp:
