@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
+from pathlib import Path
 
 import pytest
 
+from paceline.cli import top
+from paceline.observe.stragglers import RunPace, Straggler
+from paceline.runs import read, states
 from tests.cli.conftest import Cli
 from tests.cli.terminal import Terminal
-from tests.helpers import wait_until
+from tests.helpers import make_run, wait_until
 
 STAYS = """
 import time
@@ -81,3 +86,35 @@ def test_wrong_top_and_profile_calls_are_refused(cli: Cli, words: list[str], sai
 def test_top_reports_that_a_short_run_was_never_sampled(cli: Cli) -> None:
     cli("run", cli.script("pass"))
     assert "nothing was sampled of it: it was too short" in cli("top", "--once", code=1).stderr
+
+
+@pytest.mark.parametrize(("nodes", "workers"), [(1000, 8), (2, 300), (1000, 0), (3, 1)])
+def test_slow_ranks_of_a_large_run_fit_on_the_screen(
+    nodes: int, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = nodes * workers - 2
+    straggler = Straggler(
+        ranks=(slow,), node=f"node-{nodes - 1}", factor=2.0, own_s=1.0, others_s=0.5, lost_s=9.0, why="data"
+    )
+    sample = {
+        "time": time.time(),
+        "every_s": 5.0,
+        "nodes": {str(node): {"name": f"node-{node}", "cpu_percent": 50.0} for node in range(nodes)},
+        "ranks": {
+            str(rank): {"node": f"node-{rank // workers}", "cpu_percent": 90.0} for rank in range(nodes * workers)
+        },
+        "pace": RunPace(straggler=straggler if workers else None).to_json(),
+    }
+    monkeypatch.setattr("paceline.cli.top.loads.last", lambda folder: sample)
+    folder, _lock = make_run(tmp_path / "runs", status=states.RUNNING)
+
+    lines = top._lines(folder, read.record(folder), most_rows=14)
+
+    assert len(lines) <= 24
+    if workers:
+        assert lines[-1].startswith(f"Rank {slow} on node-{nodes - 1} is 2.0 times as slow")
+        assert any(line.split()[0] == str(slow) for line in lines if line)
+    more = [int(line.split()[0].replace(",", "")) for line in lines if "more rows" in line]
+    shown = sum(line.startswith("node-") or " node-" in line for line in lines[: -1 if workers else None])
+    assert shown + sum(more) == nodes + nodes * workers
+    assert len(top._lines(folder, read.record(folder))) > nodes + nodes * workers

@@ -70,7 +70,8 @@ def _live(folder: RunFolder, interval_s: float) -> int:
     with _screen(sys.stdout) as ended:
         while not ended:
             record = read.record(folder)
-            lines = _lines(folder, record)
+            # Leave room for the heading, the slow ranks and blank lines.
+            lines = _lines(folder, record, most_rows=max(6, shutil.get_terminal_size().lines - 10))
             _draw(lines)
             if record.is_terminal:
                 break
@@ -111,7 +112,8 @@ def _told(folder: RunFolder, record: RunRecord) -> RunLoad:
     return {"run_id": record.run_id, "status": record.status, **cast("LoadSample", sample or none)}
 
 
-def _lines(folder: RunFolder, record: RunRecord) -> list[str]:
+def _lines(folder: RunFolder, record: RunRecord, *, most_rows: int | None = None) -> list[str]:
+    """Return the lines to print. Both tables together have at most `most_rows` rows, those of slow ranks among them."""
     took = (
         f" for {duration_text(record.duration_s)}" if record.duration_s is not None and not record.is_terminal else ""
     )
@@ -129,13 +131,23 @@ def _lines(folder: RunFolder, record: RunRecord) -> list[str]:
         head += "; the last sample:"
     elif age_s > 3 * float(sample["every_s"]) + 10:
         head += f"; the last sample is {duration_text(age_s)} old"
-    lines = [head, "", *columns(loads.shown_columns(loads.NODE_HEADER, loads.node_rows(sample)), left=_NAMES)]
-    if sample["ranks"]:
-        lines += ["", *columns(loads.shown_columns(loads.RANK_HEADER, loads.rank_rows(sample)), left=_NAMES)]
     straggler = RunPace.from_json(sample["pace"]).straggler
+    slow = {straggler.node, *map(str, straggler.ranks)} if straggler is not None else set()
+    nodes, ranks = loads.node_rows(sample), loads.rank_rows(sample)
+    most_nodes = most_rows and max(most_rows // 3, most_rows - len(ranks))
+    lines = [head, *_table(loads.NODE_HEADER, nodes, slow, most_nodes)]
+    if ranks:
+        lines += _table(loads.RANK_HEADER, ranks, slow, most_rows and most_rows - min(len(nodes), most_nodes or 0))
     if straggler is not None:
         lines += ["", straggler.text(is_over=record.is_terminal)]
     return [visible(line) for line in lines]
+
+
+def _table(header: tuple[str, ...], rows: list[tuple[str, ...]], slow: set[str], most: int | None) -> list[str]:
+    first = sorted(rows, key=lambda row: row[0] not in slow)[:most]
+    kept = [row for row in rows if row in first]
+    more = [f"{len(rows) - len(kept):,} more rows: paceline top --once"] if len(kept) < len(rows) else []
+    return ["", *columns(loads.shown_columns(header, kept), left=_NAMES), *more]
 
 
 @takes(
