@@ -10,6 +10,7 @@ import shutil
 
 import pytest
 
+from paceline.cli.read import _folded
 from paceline.job.job import JOB_VERSION
 from paceline.runs import states
 from paceline.runs.folder import RunFolder
@@ -348,3 +349,23 @@ def test_list_points_at_the_wrong_place_of_a_query(cli: Cli) -> None:
     assert error.splitlines()[1:3] == ["  a and state = faild", "                ^"]
     assert "there is no field 'speed'." in cli("list", "--sort", "-speed", code=2).stderr
     assert "--columns: metrics. lacks a name. Expected:" in cli("list", "--columns", "name,metrics.", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        ([f"logs/rank_{rank}.log" for rank in range(16)], [f"logs/rank_{rank}.log" for rank in range(16)]),
+        (
+            ["logs/driver.log", *sorted(f"logs/rank_{rank}.log" for rank in range(4096)), "outputs/model.pt"],
+            ["logs/driver.log", "logs/rank_*.log (4,096 files)", "outputs/model.pt"],
+        ),
+        (
+            ["a1/x", *(f"a1/step_{step}/model_7" for step in range(20)), *(f"b{n}" for n in range(17)), "c1\nd2"],
+            ["a1/x", *(f"a1/step_{step}/model_7" for step in range(20)), "b* (17 files)", "c1\nd2"],
+        ),
+        ([], []),
+    ],
+    ids=["few", "many", "the last number", "none"],
+)
+def test_many_numbered_files_are_shown_as_one_pattern(names: list[str], shown: list[str]) -> None:
+    assert [*_folded(names)] == shown

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -394,10 +395,20 @@ def show(*, run_id: str | None, as_json: bool) -> None:
             print(f"  {visible(name)}: {visible(_metric_text(value))}")
     if found["files"]:
         print("\nFiles:")
-        for name in found["files"]:
+        for name in _folded(found["files"]):
             print(f"  {visible(name)}")
     if record.failure is not None:
         print(f"\nFailure ({record.failure.cause}):\n{visible(str(record.failure), lines=True)}")
+
+
+def _folded(names: Sequence[str]) -> Iterator[str]:
+    """Yield names. More than 16 that differ in one number are a pattern with their count: `logs/rank_*.log (512 files)`."""
+    patterns = [re.sub(r"(.*?)\d+(\D*)$", r"\1*\2", name, flags=re.DOTALL) for name in names]
+    counts = Counter(patterns)
+    yield from dict.fromkeys(
+        name if counts[pattern] <= 16 else f"{pattern} ({counts[pattern]:,} files)"
+        for pattern, name in zip(patterns, names, strict=True)
+    )
 
 
 def _steps(folder: RunFolder, record: RunRecord) -> Sequence[str]:

@@ -119,7 +119,7 @@ def _lines(folder: RunFolder, record: RunRecord, *, most_rows: int | None = None
     )
     head = f"{record.run_id}  {hang_status(record)}{took}"
     sample = loads.last(folder)
-    if sample is None:
+    if sample is None or not any(load.keys() - {"name"} for load in sample["nodes"].values()):
         if record.status in states.TERMINAL:
             raise RunStateError(
                 f"run {record.run_id} is {record.status}, and nothing was sampled of it: it was too short, or "
