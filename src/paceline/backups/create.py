@@ -1,7 +1,6 @@
 """Make a backup of a workspace while its runs go on.
 
-    list a run, its state.json first -> hash -> store new contents -> next run -> ... -> list of files -> the backup
-    itself
+    list a run, its state.json first -> hash -> store new contents -> next run -> ... -> list of files -> the backup itself
 
 Since the state of a run is read first, all other files of the run are at least as new as its state. The logs of an
 active run are cut after a whole line. If a file vanishes meanwhile, such as an old checkpoint, the run is listed again.

@@ -42,7 +42,7 @@ _RECENT, _MOST, _OLD = 12, 240, 200
 
 
 def merged_samples(passed_s: float) -> int:
-    """Return how many samples become one, so many seconds after the attempt's start."""
+    """Return how many samples are merged into one, `passed_s` seconds after the start."""
     return max((count for after_s, count in THINNED if passed_s > after_s), default=1)
 
 

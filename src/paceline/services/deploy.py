@@ -149,7 +149,7 @@ def rollback(folder: ServiceFolder, number: int | None = None) -> DesiredState:
 
 
 def request(folder: ServiceFolder, **changes: object) -> DesiredState:
-    """Request changes of a service's `DesiredState`, such as `workers=2`. Return it."""
+    """Request changes of a service, such as `workers=2`. Return the new DesiredState."""
     with store.editing(folder):
         record, last = store.stored(folder), store.desired(folder)
         # After a failed update, change the served revision, not the one that failed.
@@ -170,7 +170,7 @@ def wait(
 ) -> ServiceRecord:
     """Block until the request with this serial is settled, and return the service's record.
 
-    A later request that is settled first ends the wait too.
+    The wait also ends if a later request has replaced this one.
 
     on_look: Called with the record at each check.
 
@@ -198,7 +198,7 @@ def wait(
 
 
 def end(folder: ServiceFolder, state: str) -> None:
-    """Request that the service stops (DOWN) or is deleted (GONE), and wait for this."""
+    """Request that the service stops (DOWN) or is deleted (GONE). Return once this is done."""
     # Open the lock file now: it stays locked until the supervisor's last process has ended, even without its folder.
     fd = os.open(folder.lock, os.O_RDONLY | os.O_CLOEXEC)
     try:

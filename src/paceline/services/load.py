@@ -148,7 +148,7 @@ class ServiceLoad:
     def points(self, record: ServiceRecord) -> list[LoadPoint]:
         """Return the load history. Take a sample first if one is due.
 
-        Where samples of this object cover a point of the history, they replace it, since they are more frequent.
+        Samples of this object are more frequent than the history, and replace its points of the same period.
         """
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _PAUSE_S
@@ -195,7 +195,7 @@ def get(folder: ServiceFolder, record: ServiceRecord, path: str) -> bytes:
 
 
 def parse(text: str, at: float) -> ServerSample:
-    """Return the sample in a server's metrics text of the time `at`.
+    """Return the sample in the metrics text of a server, which was read at the time `at`.
 
     Examples:
         >>> parse('paceline_requests_total{path="/score",status="200"} 7', 0.0).requests
@@ -287,7 +287,7 @@ class ModelReplica:
 def replicas(folder: ServiceFolder, sample: ServerSample | None) -> list[ModelReplica]:
     """Return the model processes of a server on this machine.
 
-    sample: The sample that has their memory.
+    sample: The server's last sample, which has the memory of each process, or None.
     """
     state = read_state(folder.server)
     memory: Mapping[int, int] = sample.memory_bytes if sample is not None else {}

@@ -1,12 +1,12 @@
 """The server of `paceline exec`, which runs commands beside a worker. Files in the run's folder request them.
 
     exec/<id>/request.json   {"argv", "rank", "terminal", "term", "relay"} requests a command, {"stacks": {"native"}}
-    stack
-                             dumps (`paceline.observe.stacks`), {"profile": {"seconds", "rate"}} a profile
+                             stack dumps (`paceline.observe.stacks`), {"profile": {"seconds", "rate"}} a profile
                              (`paceline.observe.profile`). The client renames the complete folder to this name.
-    exec/<id>/in_<n>.json    messages of the client exec/<id>/alive          heartbeat of the client
-    exec/<id>/answer.json    {"output"}: the name of the output's file, or {"error"} attempts/<k>/exec_<id>.jsonl   the
-    output, transferred as logs are
+    exec/<id>/in_<n>.json    messages of the client
+    exec/<id>/alive          heartbeat of the client
+    exec/<id>/answer.json    {"output"}: the name of the output's file, or {"error"}
+    attempts/<k>/exec_<id>.jsonl   the output, transferred as logs are
 
 On the node, `paceline.remote.agent.execute` runs the command, which ends with the run like any process of the node.
 """
@@ -161,7 +161,7 @@ class ExecCommands:
     def _begin_look(self, name: str, limit_s: float, begin: Callable[[Callable[[WorkersReport], None]], None]) -> None:
         """Take a stack dump or profile, and write it as if it were a command's output.
 
-        begin: A function that starts to take it, and gets the function that receives the result.
+        begin: Starts the dump or profile. Its argument is a function that receives the result.
         """
         output = self._make_output(name)
         # Keep the request as known; it is forgotten when its client is gone.

@@ -1,7 +1,6 @@
 """Replace lost workers while the other workers continue (`on_failure="replace"`).
 
-    attempts/<k>/group_<rank>.json     {"generation", "why_not", "hands_over"} of each rank that trains in
-    `hvd.elastic.run`
+    attempts/<k>/group_<rank>.json     {"generation", "why_not", "hands_over"} of each rank in `hvd.elastic.run`
 
 The ranks of a generation have started their collectives together. The other ranks detect a loss themselves: they go
 back to their last commit and wait for the next generation. A lost rank can join it if all ranks were in the same

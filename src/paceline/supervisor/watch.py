@@ -6,7 +6,7 @@ Each tick, ten times per second and after each child's exit, checks:
     end_<rank>.json              a worker's end under mpirun, from its parent process
     error_<rank>.json            an exception that left the script; the process may still linger
     rank_<rank>.log              its growth, for the merged view
-    the nodes                    a lost one ends the attempt
+    the nodes                    a lost node ends the attempt
     stop()                       cancel, time limit
 """
 
@@ -399,8 +399,7 @@ class WorkerWatch:
         """Send SIGTERM to all running workers, and wait up to the grace period for their end.
 
         The workers' children get no SIGTERM, since a checkpoint may need data loaders. mpirun gets it only before it
-        has started
-        workers: later it would kill them a second after its SIGTERM.
+        has started workers: later it would kill them a second after its SIGTERM.
         """
         self._ending_since = self._ending_since or time.monotonic()
         self._look()

@@ -5,14 +5,16 @@ seldom searches for child processes, because the search reads all processes of t
 
 Load of a rank:
 
-    cpu_percent                      since the last sample; 100 is one core memory_gib                       memory;
-    pages shared with forked children count once read_mib_s, write_mib_s          disks and file servers, without the
-    page cache net_in_mib_s, net_out_mib_s      TCP, also to ranks on this machine gpu_percent, gpu_memory_gib      use
-    of its busiest GPU; memory on all GPUs together steps_s, steps                   steps per second, and since the
-    worker's start (`paceline.system.step_clock`) data_percent, wait_percent       shares of its time spent waiting for
-    data and for other ranks; data_s, wait_s: seconds in all eval_percent, save_percent       the same for evaluations
-    and checkpoints; eval_s, save_s: seconds in all pid, processes, age_s            the worker's process, the number of
-    processes, seconds since the worker started
+    cpu_percent                      since the last sample; 100 is one core
+    memory_gib                       memory; pages shared with forked children count once
+    read_mib_s, write_mib_s          disks and file servers, without the page cache
+    net_in_mib_s, net_out_mib_s      TCP, also to ranks on this machine
+    gpu_percent, gpu_memory_gib      use of its busiest GPU; memory on all GPUs together
+    steps_s, steps                   steps per second, and since the worker's start (`paceline.system.step_clock`)
+    data_percent, wait_percent       shares of its time spent waiting for data and for other ranks
+    data_s, wait_s                   the same in seconds since the worker's start
+    eval_percent, save_percent       shares of its time spent on evaluations and checkpoints; eval_s, save_s: in seconds
+    pid, processes, age_s            the worker's process, the number of processes, seconds since the worker started
 """
 
 from __future__ import annotations

@@ -5,11 +5,11 @@
 The program writes one line of JSON to the file OUTPUT: {"time", "ranks": {rank: facts}, "notes": [missing
 permissions]}. FOLDER is the folder of `paceline.worker.watched`. Facts about a worker:
 
-    pid, state, wchan, cpu_s, io_bytes, tracer, command    `paceline.observe.node.process_state`; "gone": true without a
-    process threads       `paceline.observe.node.dumps`, with "by": "faulthandler" or "py-spy"; "silent": the reason
-    without stacks children      the same for each child process board, torch  open collectives of Paceline, and of
-    torch's flight recorder call          a blocking system call, such as "write to pipe:[12]"; readers: pids of the
-    pipe's readers
+    pid, state, wchan, cpu_s, io_bytes, tracer, command    `paceline.observe.node.process_state`; "gone": true if missing
+    threads       `paceline.observe.node.dumps`, with "by": "faulthandler" or "py-spy"; "silent": the reason without stacks
+    children      the same for each child process
+    board, torch  open collectives of Paceline, and of torch's flight recorder
+    call          a blocking system call, such as "write to pipe:[12]"; readers: pids of the pipe's readers
 """
 
 from __future__ import annotations

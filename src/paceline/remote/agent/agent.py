@@ -221,7 +221,7 @@ class Agent:
         return {"left": self._kill(lambda: [pid for pid in self._ours() if pid not in self._commands.spares])}
 
     def _op_adopt(self, header: Header, data: bytes) -> Header:
-        """Prepare for processes of a run that an engine will start."""
+        """Begin to manage processes of a run that an engine will start."""
         self._run_id = header["run_id"]
         return {"left": self._kill(self._adopted)}
 

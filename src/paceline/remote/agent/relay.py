@@ -53,7 +53,7 @@ class Connections:
         self._pass_on(number, connected)
 
     def feed(self, data: bytes) -> None:
-        """Handle the frames that these bytes from the other end complete."""
+        """Parse bytes from the other end, and handle each frame that is now complete."""
         self._buffer.feed(data)
         while (content := self._buffer.take()) is not None:
             self._take(int.from_bytes(content[:4], "big"), content[4:5], content[5:])

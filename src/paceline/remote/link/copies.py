@@ -257,7 +257,7 @@ class LeftBehind:
     is_foreign: bool = False
 
     def text(self, *, will_be: bool = False) -> str:
-        """Describe the copy, and whether it was removed; with `will_be`, would be removed."""
+        """Return a sentence such as "removed PATH of run ID"; with `will_be`, "would remove"."""
         files = f"{counted(len(self.missing), 'file')} ({size_text(self.missing_bytes)})" if self.missing else ""
         if self.stays:
             only = f", with {files} that only this node has" if files else ""
@@ -342,7 +342,7 @@ def _is_of(link: Link, path: str, folder: RunFolder) -> bool:
 
 
 def _only_there(there: Mapping[str, Stamp], folder: RunFolder, *, is_single: bool) -> dict[str, int]:
-    """Return {name: bytes} of files that the run's own folder lacks or has older.
+    """Return {name: bytes} of files that the run's own folder lacks, or has in an older version.
 
     there: The files of the node's copy, as {name: stamp}.
     is_single: Whether the run had one attempt. Only then do metrics count, since all attempts append to the same files.

@@ -1,8 +1,7 @@
 """List changes of a run's folder since the last listing, as frames (`paceline.remote.wire`) about one file each.
 
-    how    "grow"    bytes at the offset `at` of an append-only file with inode `ino`. `cut`: first empty the copy,
-    since
-                     the file was replaced ("new") or truncated ("shrunk")
+    how    "grow"    bytes at the offset `at` of an append-only file with inode `ino`. `cut` says that the copy must be
+                     emptied first, since the file was replaced ("new") or truncated ("shrunk")
            "append"  bytes of a file to which both machines append: append them
            "part"    a piece, at the offset `at`, of another file. Pieces that are sent together have one `key`. The
                      last has `end` and `mode`, and completes the file; `drop` discards the pieces
@@ -75,7 +74,7 @@ class Changes:
             self.known[name] = stamp_of(os.path.join(self.top, name)) or [0, 0, 0]
 
     def small(self, names: "Iterator[str]") -> "Iterator[Frame]":
-        """Yield changes of the small files with these names, even of recent ones."""
+        """Yield changes of the small files with these names, even of files that have just changed."""
         for name in names:
             path = os.path.join(self.top, name)
             stamp = stamp_of(path)
@@ -241,7 +240,7 @@ def stamp_of(path: str) -> "Stamp | None":
 
 
 def next_data(fd: int, offset: int, size: int) -> int:
-    """Return the offset of the first byte from `offset` on that is not in a hole."""
+    """Return the offset of the first byte from `offset` on that is not in a hole, or `size`."""
     try:
         return min(os.lseek(fd, offset, os.SEEK_DATA), size)
     except OSError as error:

@@ -64,7 +64,7 @@ class Arrived:
     def linked(self) -> dict[str, Path | None]:
         """Return {path in the source folder: path here} of sent files outside the snapshot.
 
-        The path here is null for an empty folder. Files that were sent by a datastore are fetched first.
+        An empty folder has None as path here. Files that were sent by a datastore are fetched first.
         """
         found: dict[str, Path | None] = {}
         for path, (tree, name) in self.manifest.linked.items():

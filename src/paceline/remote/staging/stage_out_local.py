@@ -2,9 +2,9 @@
 
     there    uploads/<output>/      the output as the workers have left it
              prepared/left.json     names and sizes of its files: {"model": {"a/1.pt": 99}} (`stage_out`)
-    here     home.json              from submission {"host": ..., "folders": {"model": inode}}; once all files are here,
-    also
-                                    "end", the final record, and "stored": {"model": {"files": 1, "bytes": 99}}
+    here     home.json              from submission {"host": ..., "folders": {"model": inode}}; once all files are
+                                    here, also "end", the final record, and
+                                    "stored": {"model": {"files": 1, "bytes": 99}}
 
 A run's record arrives after its files. If outputs must be stored, the final record waits in `home.json`, and the run is
 Finalizing. The next process that reads the run stores the outputs under the run's lock, then writes the final record.

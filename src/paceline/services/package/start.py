@@ -2,8 +2,8 @@
 
 python start.py [--host ADDRESS] [--port N] [--workers N]
 
-PACELINE_KEY            the key that requests need (Authorization: Bearer KEY); required if other machines can reach the
-host PACELINE_SECONDARY_KEY  a second valid key
+PACELINE_KEY            the key of requests (Authorization: Bearer KEY); required if other machines can reach the host
+PACELINE_SECONDARY_KEY  a second valid key
 
 python start.py --check exits with code 0 if the server at --port is ready.
 """

@@ -48,8 +48,8 @@ def of_environment(
     """Return the packages that the model's script needs.
 
     environment: The environment of the run that made the model. If Paceline has built it, all its packages are needed.
-    packages: "name==version" of all packages in its interpreter. If the environment was not built, only those are
-        needed that the source imports, and that of the model's framework.
+    packages: "name==version" of all packages in its interpreter. If the environment was not built, only the packages
+        that the source imports, and the model's framework, are needed.
     framework: The model's framework, such as "sklearn".
     source: The script's folder.
 

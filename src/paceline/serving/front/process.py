@@ -126,7 +126,7 @@ class ModelProcess(asyncio.Protocol):
     def forget(self, number: int) -> None:
         """Record that the client of a request has disconnected.
 
-        Once this holds for all requests of the process, the process finds a flag that their results are unwanted.
+        Once the clients of all its requests have disconnected, a flag in shared memory tells the process.
         """
         self._unwanted.add(number)
         if self._unwanted.issuperset(self.in_hand):
@@ -229,10 +229,10 @@ def ending(code: int) -> str:
 
 
 def _placed(config: ServerConfig, folder: Path) -> ServerConfig:
-    """Return the configuration, with the script's folder laid out as in the SDK if asked.
+    """Return the configuration, changed so that the script runs in a folder as in the SDK.
 
-    The variable SOURCE_VARIABLE asks this. The script then runs in a folder with a link to its source folder, and can
-    open `./<source>/file`.
+    This is done only with the variable SOURCE_VARIABLE. The folder has a link to the script's source folder, so that
+    the script can open `./<source>/file`.
     """
     name = config.environment.get(SOURCE_VARIABLE)
     if not name or config.source_dir is None or config.working_dir is not None:

@@ -42,7 +42,7 @@ class Script:
         return _failed(raised)
 
     def answer(self, calls: Sequence[ModelCall]) -> list[Reply]:
-        """Return a response to each request. The response to an invalid request says why."""
+        """Return a response to each request. The response to an invalid request is an error."""
         items: list[dict[str, object]] = []
         replies: list[Reply | None] = []
         for call in calls:

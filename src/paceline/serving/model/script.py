@@ -73,7 +73,7 @@ def _imported(path: str) -> ModuleType:
 
 
 def load(setup: ModelSetup) -> Servable:
-    """Load the script, or the model without a script. Return what answers requests.
+    """Load the script or the model. Return the object that answers requests.
 
     Raises:
         PacelineError: The script or model can't be served. The message has the reason.

@@ -75,7 +75,7 @@ def check_known(what: str, names: Iterable[str], known: Sequence[str]) -> None:
 
 
 def fits(shape: Sequence[int], wanted: Sequence[int | None], any_size: int | None) -> bool:
-    """Return whether a shape is the wanted one, in which `any_size` allows any size."""
+    """Return whether a shape equals `wanted`, in which `any_size` stands for any size."""
     return len(shape) == len(wanted) and all(want in (any_size, got) for want, got in zip(wanted, shape, strict=True))
 
 

@@ -80,7 +80,7 @@ class SimSettings:
 
     @classmethod
     def read(cls, kind: str, name: str, settings: SettingValues) -> SimSettings:
-        """Return the settings of a compute target, checked.
+        """Check the settings of a compute target, and return them.
 
         Raises:
             TargetError: A setting is unknown or wrong, or there are more faults than nodes.
