@@ -165,7 +165,7 @@ class MetricError(UserError):
 class QueryError(UserError):
     """A query of runs that can't be understood.
 
-    problem: what is wrong. at: the position in the query, from 0. expected: what is right there.
+    `problem` is the error, `at` its position in the query from 0, and `expected` a correct text for this position.
     """
 
     def __init__(self, problem: str, at: int, expected: str) -> None:

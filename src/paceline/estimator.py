@@ -387,12 +387,13 @@ class SKLearn(_Script):
 def argument_words(
     script_params: Mapping[str, object] | None, arguments: Sequence[Any] | None = None
 ) -> tuple[str, ...]:
-    """Return the script's arguments: names and values of the dict, then the words of the list.
+    """Return the script's arguments: those of the dict, then those of the list.
 
-    The value "" of a bare flag is dropped; an empty word of the list stays.
+    A value "" in the dict makes its name a flag. An empty word of the list stays.
 
     Raises:
-        JobError: Not a dict or not a list; a name that is not a string; or a value that is not a string, number, path or data.
+        JobError: A parameter is not a dict or list, a name is not a string, or a value is not a string, number, path or
+            data.
     """
     return (*_words_of_params(script_params), *_words_of_list(arguments))
 
@@ -480,7 +481,7 @@ def _word(given: object) -> str | None:
 
 
 def _as_reference(value: Any) -> Any:
-    """Return a datastore or a dataset as a reference to its content; anything else unchanged."""
+    """Return a reference to a datastore's or dataset's content, and other values unchanged."""
     # Test for the method, not for the class, which would load `paceline.data` in programs without data.
     return value.as_reference() if hasattr(value, "as_reference") else value
 

@@ -59,7 +59,8 @@ class Parameter:
     """An option of a run's script, as a form shows it.
 
     Attributes:
-        value: Its present value; None if the run left the option out. A switch has "true" or "false", a list its words.
+        value: The run's value of the option, or None without one. A switch has "true" or "false", a list its words joined by
+            spaces.
         choices: Allowed values, if the script declares them.
         type: "int", "float", "str", "bool", or None if unknown.
     """
@@ -87,7 +88,7 @@ def rerun(
 
     Raises:
         RunStateError: A program logged the run, or the run is a pipeline or a sweep.
-        JobError: A change is wrong; the message names all wrong ones.
+        JobError: A change is wrong. The message names all wrong changes.
         UserError, TargetError: As for `paceline.submit.submit`.
     """
     old = read.record(before)

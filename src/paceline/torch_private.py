@@ -174,7 +174,7 @@ def _moved(what: str) -> TorchError:
 def checkpoints_inputs() -> tuple[type, ...]:
     """Return the autograd functions with which torch's checkpoints keep the inputs of a block.
 
-    These functions compute nothing: their results serve only the checkpoint. From torch 2.12 on there are none.
+    These functions compute nothing: their results serve only the checkpoint. torch 2.12 and later have no such functions.
     """
     from torch.utils import checkpoint
 
@@ -386,7 +386,7 @@ def recorded_collectives() -> bytes:
 
 
 def work_class() -> Any:
-    """Return torch's class for handles of running collectives; None before torch.distributed is imported."""
+    """Return torch's class of collectives' handles, or None without torch.distributed."""
     return getattr(sys.modules.get("torch._C._distributed_c10d"), "Work", None)
 
 
@@ -415,7 +415,7 @@ def time_every_step(model: Any) -> bool:
 
 
 def waited_s(model: Any) -> float | None:
-    """Return the seconds that DDP waited for messages in its last step; None if unknown.
+    """Return the seconds that DDP waited for messages in its last step, or None.
 
     Only the time after this rank's own gradients are computed counts.
     """

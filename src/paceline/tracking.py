@@ -105,7 +105,7 @@ def log(name: str | Mapping[str, object], value: object = ..., *, step: int | No
 
     Args:
         name: Name of the metric, or a dict of name to value.
-        value: The value; none with a dict.
+        value: The value. With a dict as `name` there is no value.
         step: Training step of the values.
 
     Raises:

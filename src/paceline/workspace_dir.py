@@ -200,7 +200,7 @@ def nearest_sdk_config(folder: Path, file_name: str | None = None) -> Path | Non
 
 
 def project_of(sdk_config: Path) -> Path:
-    """Return the project's folder of a configuration of the Azure SDK."""
+    """Return the folder of the project to which an Azure SDK configuration file belongs."""
     return sdk_config.parent.parent if sdk_config.parent.name in _SDK_FOLDERS else sdk_config.parent
 
 

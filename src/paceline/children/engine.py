@@ -59,7 +59,7 @@ class ParentState(abc.ABC):
         store.write(self.folder, self.record)
 
     def wait_for(self, text: str | None) -> None:
-        """Record what the run waits for; None if it does not wait."""
+        """Record what the run waits for. None means that it does not wait."""
         if text != self.record.waiting_for:
             self.note(waiting_for=text)
 

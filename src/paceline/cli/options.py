@@ -43,8 +43,8 @@ class VerbOption:
 
     Attributes:
         words: As written on a command line: "-j --nodes", or "--gpu/--no-gpu". A word without a dash is an argument.
-        type: Type of the value: str, int, float, bool, Path, `Duration()`, a function that parses a text; list for the texts
-            of an option that may be repeated.
+        type: Type of the value: str, int, float, bool, Path, `Duration()`, or a function that parses a text. It is list for
+            an option that may be repeated.
         name: Name of the verb's parameter. Default: the first long word.
         key: Key in a job file (`paceline.job_files.job_file`) that gets the value unchanged.
         complete: Function of `paceline.cli.completing` that offers values. By default names of files are offered.

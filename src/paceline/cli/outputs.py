@@ -282,7 +282,7 @@ UsageReport = TypedDict("UsageReport", {"by": str, "rows": list[UsageRow], "all"
 class GoodputJson(TypedDict):
     """An item of the JSON array of `usage --goodput`.
 
-    `percent`, `core_s` and `gpu_s` map the classes into which the run's time is divided to their parts.
+    `percent`, `core_s` and `gpu_s` divide the run's cost into classes, such as "computing" and "hanging".
     """
 
     run_id: str

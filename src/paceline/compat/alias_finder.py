@@ -70,7 +70,7 @@ class AliasFinder:
         sys.meta_path.insert(0, self)
 
     def uninstall(self) -> None:
-        """Remove the aliases; modules that programs have already imported stay usable."""
+        """Remove the aliases. Programs can still use modules that they have imported."""
         sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
         self._forget()
 

@@ -99,12 +99,12 @@ class DataReference:
             raise DataError(f"as_upload() of {self.name!r} takes one folder of one datastore, unpartitioned.")
 
     def __str__(self) -> str:
-        """Return a placeholder for a script's arguments. Each worker replaces it by the path there."""
+        """Return a placeholder for script arguments, which each worker replaces by its path."""
         return f"${PATH_VARIABLES[0]}{self.name}"
 
     @property
     def is_output(self) -> bool:
-        """Whether the reference is an upload: the run stores files there, and fetches none."""
+        """Whether the reference is an upload, to which the run stores files."""
         return self.mode == "upload"
 
     def as_mount(self) -> DataReference:

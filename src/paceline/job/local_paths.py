@@ -95,7 +95,7 @@ def local_path(requirement: str, folder: Path | None = None) -> LocalPath | None
 
 
 def absolute(requirement: str, folder: Path | None = None) -> str:
-    """Return the requirement with an absolute path; return a requirement without a path unchanged."""
+    """Return the requirement with its path, if any, made absolute."""
     found = local_path(requirement, folder)
     return requirement if found is None else str(found)
 

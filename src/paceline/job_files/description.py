@@ -78,7 +78,7 @@ class Asked:
 
 
 def combined(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge two descriptions. Values in `above` win; variables and tags merge by name."""
+    """Merge two descriptions. Values in `above` have priority. Variables and tags are merged by name."""
     found = {**below, **above}
     for key in ("environment_variables", "secrets", "tags"):
         if key in below and key in above:
@@ -118,7 +118,7 @@ def whole(description: Mapping[str, Any]) -> dict[str, Any]:
 def asked(description: Mapping[str, Any], workspace_dir: Path | None = None) -> Asked:
     """Build the job of a description, with all facts that its submission needs.
 
-    `workspace_dir` is the workspace of registered environments; default: the configured one.
+    `workspace_dir` is the workspace with the registered environments, by default the configured workspace.
     """
     # Check the display name here too, because a dry run submits nothing.
     check_display_name(description.get("display_name"))
@@ -249,10 +249,10 @@ def _environment(description: Mapping[str, Any], directory: Path, workspace_dir:
 
 
 def read_env_files(paths: Sequence[Path]) -> tuple[dict[str, str], list[str]]:
-    """Return the variables of dotenv files, and names without a value there.
+    """Return the variables of dotenv files, and the names without a value.
 
-    Later files win. Names without a value come from the submitting shell. Quotes, `export`, comments and multi-line values are
-    python-dotenv's, but `${NAME}` is not expanded: a password may contain it.
+    Later files have priority. Names without a value come from the submitting shell. Quotes, `export`, comments and
+    multi-line values are python-dotenv's, but `${NAME}` is not expanded: a password may contain it.
     """
     values: dict[str, str] = {}
     bare: dict[str, None] = {}

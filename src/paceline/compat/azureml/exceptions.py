@@ -74,7 +74,7 @@ class AuthenticationException(UserErrorException):
 
 
 class ActivityFailedException(AzureMLException):
-    """A failed run; `message` is JSON, the `error` of the run's details."""
+    """A failed run. `message` is the `error` of the run's details, as JSON."""
 
 
 class ActivityCanceledException(AzureMLException):
@@ -140,7 +140,7 @@ class TrainingException(AzureMLException):
 
 
 class WebserviceException(AzureMLException):
-    """A failed operation on a model or web service; `status_code` is an HTTP status, or None."""
+    """A failed operation on a model or web service. `status_code` is its HTTP status or None."""
 
     def __init__(self, exception_message: object = "", status_code: int | None = None, **others: Any) -> None:
         super().__init__(exception_message, **others)

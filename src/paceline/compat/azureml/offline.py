@@ -24,7 +24,7 @@ def _logs_chart(kind: str) -> Callable[[SdkSpellings, str, object, str], None]:
 
 
 class SdkSpellings(LogsMetrics):
-    """SDK methods of all runs; the subclasses define `status`, `tags` and `properties`."""
+    """SDK methods of all runs, which use `status`, `tags` and `properties` of the subclass."""
 
     status: Any
     tags: Any

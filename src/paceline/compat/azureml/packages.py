@@ -236,7 +236,7 @@ def _without_old_pin(line: str, notes: SubmissionNotes) -> str:
 
 
 def _pip_version(line: str) -> str:
-    """Return conda's `=1.2` as pip's `==1.2.*`; other conditions are the same."""
+    """Return conda's `=1.2` as pip's `==1.2.*`, and other conditions unchanged."""
     match = _PARTS.match(line)
     rest = (match[3] if match else "").strip().replace(" ", "")
     if rest.startswith("==") or not rest.startswith("="):

@@ -59,7 +59,7 @@ def documents(workspace: Workspace, kind: str) -> Documents:
 
 
 def update(workspace: Workspace, kind: str, name: str, values: Mapping[str, object]) -> None:
-    """Set values in the document of a name; its other values stay."""
+    """Set these values in the document of a name. Its other values stay."""
     kept = documents(workspace, kind)
     with _registry(workspace, kind).locked():
         kept.put(name, {**(kept.read(name) or {}), **values})

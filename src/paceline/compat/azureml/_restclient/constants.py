@@ -10,7 +10,7 @@ RUN_ORIGIN = "ExperimentRun"
 
 
 class RunStatus:
-    """Run states; Paceline never reports Provisioning, Unapproved, Pausing or Paused."""
+    """Run states. Paceline never reports Provisioning, Unapproved, Pausing or Paused."""
 
     QUEUED = "Queued"
     NOT_STARTED = "NotStarted"

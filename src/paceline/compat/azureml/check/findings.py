@@ -308,7 +308,7 @@ def _here(parts: list[str]) -> list[str]:
 
 
 def _all_of(module: str) -> list[str]:
-    """Return the names that `from module import *` imports; or [] for a missing module."""
+    """Return the names that `from module import *` imports, or [] for a missing module."""
     if missing(module) is not None:
         return []
     rest = module.partition(".")[2]

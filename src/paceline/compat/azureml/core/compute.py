@@ -182,7 +182,7 @@ class ComputeTarget:
         max_nodes: int | None = None,
         idle_seconds_before_scaledown: int | None = None,
     ) -> None:
-        """Record other node counts; this machine does not change."""
+        """Record other node counts, without a change of this machine."""
         counts = {
             "min_nodes": min_nodes,
             "max_nodes": max_nodes,
@@ -213,7 +213,7 @@ class ComputeTarget:
 class WorkspaceTargets(NamedObjects[ComputeTarget]):
     """The workspace's targets by name.
 
-    `ws.compute_targets[name]` returns a target for any name; `in` and `get` know only existing ones.
+    `ws.compute_targets[name]` returns a target for any name. `in` and `get` know only targets that exist.
     """
 
     def __init__(self, workspace: Workspace) -> None:
@@ -228,7 +228,7 @@ class WorkspaceTargets(NamedObjects[ComputeTarget]):
 class ComputeStatus:
     """The status of a target.
 
-    `serialize()` returns the dict that drivers print; the same values are attributes in snake case.
+    `serialize()` returns the dict that drivers print. Its values are also attributes, named in snake case.
     """
 
     def __init__(self, data: Document) -> None:
@@ -379,7 +379,7 @@ class RemoteCompute(ComputeTarget):
     def attach(workspace: Workspace, name: str, *arguments: Any, **named: Any) -> ComputeTarget:
         """Attach a machine.
 
-        Takes an attach configuration, or user name, address and SSH port as in the SDK of 2018.
+        The arguments are an attach configuration, or a user name, an address and an SSH port as in the SDK of 2018.
         """
         given = arguments[0] if arguments else named.get("attach_configuration")
         if not isinstance(given, Provisioning):

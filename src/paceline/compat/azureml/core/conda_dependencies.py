@@ -77,7 +77,7 @@ class CondaDependencies:
     ) -> CondaDependencies:
         """Create dependencies from lists.
 
-        `pin_sdk_version` is accepted; Paceline never installs the SDK's own packages.
+        `pin_sdk_version` has no effect, because Paceline never installs the SDK's own packages.
         """
         made = CondaDependencies()
         made.set_python_version(python_version)
@@ -93,7 +93,7 @@ class CondaDependencies:
 
     @staticmethod
     def merge_requirements(requirements: list[str]) -> list[str]:
-        """Return each requirement once; the last line of a package wins."""
+        """Return the last requirement for each package."""
         return list({package_name(line): line for line in requirements}.values())
 
     # --- contents

@@ -42,7 +42,7 @@ class FileDatasetFactory:
         """Return a dataset of files.
 
         `path` is a URL, a local path, (datastore, path), datastore.path(...), a DataPath, or a list of these.
-        `partition_format`, such as "/{user}/{day:yyyy/MM/dd}/*.wav", names parts of the files' paths; they become the
+        `partition_format`, such as "/{user}/{day:yyyy/MM/dd}/*.wav", names parts of the files' paths. These names become the
         dataset's partition_keys.
         """
         return FileDataset.of(paceline.Dataset.File.from_files(_place(path), validate, partition_format))
@@ -265,7 +265,7 @@ class DataType:
 
     @staticmethod
     def to_datetime(formats: object = None) -> str:
-        """Return the type of dates; only the first strptime format counts."""
+        """Return the type of dates. Only the first of the strptime `formats` counts."""
         first = formats if isinstance(formats, (str, type(None))) else next(iter(formats), None)  # type: ignore[call-overload]
         return f"datetime:{first}" if first else "datetime"
 
@@ -273,7 +273,7 @@ class DataType:
 class PromoteHeadersBehavior(enum.Enum):
     """Values for `header=` of `Dataset.Tabular.from_delimited_files`.
 
-    NO_HEADERS means False; all others mean True.
+    NO_HEADERS means header=False. All other values mean header=True.
     """
 
     NO_HEADERS = 0

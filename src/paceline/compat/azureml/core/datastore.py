@@ -55,7 +55,7 @@ class Datastore(paceline.Datastore):
 
     @property
     def datastore_type(self) -> str:
-        """The kind; "AzureBlob" for the default store, as drivers print and compare it."""
+        """The kind of store. Drivers expect "AzureBlob" for the default store."""
         if self._shown == "workspacefilestore":
             return "AzureFile"
         return "AzureBlob" if self.is_default or self._shown in DEFAULT_NAMES else self._real.datastore_type
@@ -67,7 +67,7 @@ class Datastore(paceline.Datastore):
 
     @property
     def account_name(self) -> str:
-        """The account's name; "local" for a store without an account."""
+        """The account's name, or "local" for a store without an account."""
         return self._real.account_name or "local"
 
     def path(self, path: str | None = None, data_reference_name: str | None = None) -> SdkDataReference:

@@ -45,7 +45,7 @@ class Experiment(paceline.Experiment):
     def submit(self, config: Any, tags: Mapping[str, object] | None = None, **kwargs: Any) -> Any:
         """Submit a configuration.
 
-        Accepts a ScriptRunConfig, an estimator, a HyperDriveConfig, a pipeline, and every configuration that
+        `config` is a ScriptRunConfig, an estimator, a HyperDriveConfig, a pipeline, or any configuration that
         `paceline.Experiment` accepts.
 
         Args:
@@ -121,8 +121,8 @@ class Experiment(paceline.Experiment):
     ) -> Run:
         """Start a run that this program logs to.
 
-        Creates `./outputs`, and collects the files that appear there and in `./logs`. `outputs` names another folder;
-        False collects none. `snapshot_directory` is stored with the run; None stores nothing.
+        Paceline creates `./outputs`, and collects files from this folder and from `./logs`. `outputs` names another folder,
+        or is False to collect no files. A copy of `snapshot_directory` is stored with the run, unless it is None.
         """
         return super().start_logging(  # type: ignore[return-value]  # of `run_class`
             outputs, snapshot_directory, display_name or name, run_id

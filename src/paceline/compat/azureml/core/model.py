@@ -117,7 +117,7 @@ class Model(paceline.Model):
     ) -> Model:
         """Register a file or folder as a model's next version.
 
-        Prints `Registering model <name>`.
+        It prints `Registering model <name>`, as the SDK does.
 
         Raises:
             WebserviceException: The name is not valid, or the path does not exist.
@@ -165,7 +165,7 @@ class Model(paceline.Model):
     def get_model_path(model_name: str, version: int | None = None, _workspace: Workspace | None = None) -> str:
         """Return the path of a model's file or folder.
 
-        In a service this is the served model; in a run, a copy of the registered model; elsewhere
+        In a service this is the path of the served model. In a run it is a copy of the registered model. Elsewhere it is
         `azureml-models/<name>/<version>/` or `./<name>`.
 
         Raises:
@@ -208,7 +208,7 @@ class Model(paceline.Model):
     ) -> object:
         """Serve models under a name.
 
-        Returns at once; `wait_for_deployment` blocks until the service answers.
+        The call returns at once. `wait_for_deployment` blocks until the service answers.
 
         Raises:
             WebserviceException: The name is taken or not valid, or the script does not exist.
@@ -228,7 +228,7 @@ class Model(paceline.Model):
     ) -> object:
         """Return a folder from which to build a container.
 
-        `package.save(folder)` copies the folder; `package.pull()` builds the image.
+        `package.save(folder)` copies the folder, and `package.pull()` builds an image from it.
 
         Raises:
             WebserviceException: The model or script does not exist, or another machine can't build the environment.

@@ -147,7 +147,7 @@ class Run(SdkSpellings, runs.Run):
     def upload_file(
         self, name: str, path_or_stream: str | os.PathLike[str] | IO[bytes], datastore_name: str | None = None
     ) -> str:
-        """Upload a file to the run; `datastore_name` has no effect."""
+        """Upload a file to the run. `datastore_name` has no effect."""
         return super().upload_file(name, path_or_stream)
 
     def upload_files(  # type: ignore[override]
@@ -203,7 +203,7 @@ class Run(SdkSpellings, runs.Run):
         timeout_seconds: float | None = None,
         **others: object,
     ) -> None:
-        """Copy the files whose names begin with `prefix`; append_prefix=False removes it from their names."""
+        """Copy files whose names begin with `prefix`. append_prefix=False removes it from the names."""
         names = [name for name in self.get_file_names() if name.startswith(prefix or "")]
         for number, name in enumerate(names):
             inside = name if append_prefix or not prefix else name[len(prefix) :].lstrip("/")
@@ -351,7 +351,7 @@ class Run(SdkSpellings, runs.Run):
 
     @property
     def type(self) -> str:
-        """The SDK's name of the kind; "run" is a run that logs from an ordinary program."""
+        """The SDK's name of the run's kind, such as "azureml.scriptrun"."""
         return TYPES.get(self.kind, self.kind)
 
     def get_detailed_status(self) -> dict[str, str]:

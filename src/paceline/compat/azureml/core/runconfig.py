@@ -222,7 +222,7 @@ class RunConfiguration(Strict):
 
     @property
     def target(self) -> str:
-        """The compute target's name; assign a target or a name."""
+        """The compute target's name. A target or a name may be assigned."""
         return self._target
 
     @target.setter

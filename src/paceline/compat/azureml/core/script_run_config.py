@@ -32,7 +32,7 @@ class ScriptRunConfig:
 
     Args:
         source_directory: Folder that is copied; the script runs in the copy.
-        script, arguments: The script and its arguments; exclusive with `command`, which a shell runs.
+        script, arguments: The script and its arguments. They exclude `command`, which a shell runs.
         run_config: Base configuration. It overrides all other arguments except script, arguments and command.
         compute_target: A target or its name.
         max_run_duration_seconds: Default 30 days.
@@ -110,7 +110,7 @@ class ScriptRunConfig:
 
 
 def argument_list(arguments: object) -> list[object]:
-    """Return arguments as a list; split a string as a shell would.
+    """Return arguments as a list. A string is split as by a shell.
 
     Raises:
         UserErrorException: The value must be a list or a string.

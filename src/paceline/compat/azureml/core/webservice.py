@@ -38,7 +38,7 @@ _NO_ENDPOINT = (
 
 
 class DeploymentConfiguration(Strict):
-    """The result of `deploy_configuration`; `kind` is the class of the service."""
+    """The result of `deploy_configuration`. `kind` names the class of the service."""
 
     def __init__(self, kind: str, **values: Any) -> None:
         self.kind = kind
@@ -300,7 +300,7 @@ class AksWebservice(Webservice):
 
 
 class AksEndpoint(AksWebservice):
-    """An endpoint that splits requests among versions; Paceline does not support it.
+    """An endpoint that splits requests among versions, which Paceline does not support.
 
     Raises:
         WebserviceException: Always. A service supports updates and rollbacks instead.
@@ -407,7 +407,7 @@ def deploy(
 
 
 def ids_of(models: Iterable[object]) -> list[str]:
-    """Return the ids of models; a path is returned unchanged."""
+    """Return the ids of models. Paths are returned unchanged."""
     return [str(getattr(one, "id", one)) for one in models]
 
 

@@ -254,7 +254,7 @@ class Workspace(paceline.Workspace):
 
     @property
     def compute_targets(self) -> WorkspaceTargets:  # type: ignore[override]
-        """The compute targets by name; the SDK of 2018 calls this as a function."""
+        """The compute targets by name. Drivers of 2018 may call the result."""
         return WorkspaceTargets(self)
 
     @property
@@ -333,7 +333,7 @@ class Workspace(paceline.Workspace):
         return f"paceline://{quote(str(self.path.absolute()))}"
 
     def delete(self, delete_dependent_resources: bool = False, no_wait: bool = False) -> None:
-        """Forget the workspace's names; delete_dependent_resources=True removes its folder too."""
+        """Remove the workspace's names, and with delete_dependent_resources=True its folder."""
         if records.RULE.fullmatch(self.name):
             records.documents(self, "workspaces").remove(self.name)
         if delete_dependent_resources:

@@ -55,7 +55,7 @@ class SdkDataReference(paceline.DataReference):
 
 
 class DataReference:
-    """A path in a datastore; `str()` returns its placeholder in script arguments.
+    """A path in a datastore. `str()` returns its placeholder in script arguments.
 
     The constructor takes `(datastore, data_reference_name=None, path_on_datastore=None, mode="mount", path_on_compute=None,
     overwrite=False)`.
@@ -124,7 +124,7 @@ class DataPath:
 class DatasetConsumptionConfig:
     """A dataset with its input name and mode.
 
-    With mode "direct" the script receives the dataset by name; with "mount" or "download", a folder.
+    With mode "direct" the script receives the dataset by name. With "mount" or "download" it receives a folder.
 
     Raises:
         UserErrorException: `dataset` is not a dataset, or the mode is unknown.

@@ -34,7 +34,7 @@ class Registration(TypedDict):
 
 
 class Origin:
-    """The identity of a step's output; `producer` is the step."""
+    """The identity of a step's output. `producer` is the step."""
 
     def __init__(self) -> None:
         self.producer: Any = None
@@ -71,7 +71,7 @@ class OutputFileDatasetConfig:
         self.origin = Origin()
 
     def as_upload(self, overwrite: bool = False, source_globs: object = None) -> OutputFileDatasetConfig:
-        """Return the output, stored at the run's end; overwrite=True replaces files."""
+        """Return the output, which is stored at the run's end. overwrite=True replaces files."""
         made = copy.copy(self)
         made.overwrite = overwrite
         return made

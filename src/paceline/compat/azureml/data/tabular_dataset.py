@@ -29,7 +29,7 @@ __all__ = ["TabularDataset"]
 
 @sdk_class
 class TabularDataset(AbstractDataset, data.TabularDataset):
-    """A dataset of rows; `dataset["age"] > 30` is a condition for `filter`."""
+    """A dataset of rows. `dataset["age"] > 30` is a condition for `filter`."""
 
     def to_pandas_dataframe(self, on_error: str = "null", out_of_range_datetime: str = "null") -> pandas.DataFrame:
         return super().to_pandas_dataframe()
@@ -181,7 +181,7 @@ class Condition:
 
 
 class ColumnExpression:
-    """A column; comparing it returns a Condition."""
+    """A column of a dataset. A comparison with a value returns a Condition."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -33,7 +33,7 @@ class Listening:
             threading.Thread(target=serve_each, args=(self._socket, _secret(), self._answer), daemon=True).start()
 
     def share(self, sharing: Sharing) -> None:
-        """Start to answer requests; clients may have connected earlier."""
+        """Start to answer requests. Clients may have connected already."""
         self._sharing = sharing
         self._made.set()
 

@@ -125,7 +125,7 @@ def content(batch: Batch, settings: ParallelRunSettings, tables: dict[str, Table
 
 
 def values_of(batch: Batch, settings: ParallelRunSettings, given: Any) -> dict[str, object]:
-    """Return a mini-batch's value of each key; `given` is the argument of `run`."""
+    """Return a mini-batch's value of each key. `given` is the argument of `run`."""
     if not settings.keys:
         return {}
     if batch.files:

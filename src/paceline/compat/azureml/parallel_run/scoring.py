@@ -58,7 +58,7 @@ class Scorer:
             raise UserErrorException(f"{settings.entry} can't be used: {answer['why']}")
 
     def score(self, batch: Batch) -> RankRequest:
-        """Run a mini-batch and return its result; kill the process after a timeout."""
+        """Run a mini-batch and return its result. A timeout kills the process."""
         try:
             self._link.send_bytes(json.dumps(batch.fields()).encode())
             answer = self._answer(self._settings.timeout_s)
@@ -67,7 +67,7 @@ class Scorer:
         return {**answer, "number": batch.number}
 
     def end(self) -> None:
-        """Let the process call shutdown() and exit; kill it if it does not."""
+        """Let the process call shutdown() and exit, or kill it after a while."""
         self._link.close()
         try:
             self._process.wait(self._settings.timeout_s if self.is_alive else 0)
@@ -151,7 +151,7 @@ def _loaded(settings: ParallelRunSettings, arguments: list[str]) -> ModuleType:
 class MiniBatchContext:
     """The second argument of `run(mini_batch, mini_batch_context)`.
 
-    `partition_key_value` maps keys to values; `minibatch_index` begins with 0.
+    `partition_key_value` maps the partition keys to the mini-batch's values. `minibatch_index` counts from 0.
     """
 
     def __init__(self, batch: Batch, settings: ParallelRunSettings, given: object) -> None:

@@ -185,12 +185,12 @@ class MMLBaseEstimator(ScriptRunConfig):
 
     @property
     def conda_dependencies(self) -> CondaDependencies | None:
-        """The packages; drivers may change them."""
+        """The packages of the environment, which drivers may change."""
         return self.run_config.environment.python.conda_dependencies
 
     @classmethod
     def get_supported_versions(cls) -> list[str]:
-        """Return the SDK's framework versions; runs use the installed version."""
+        """Return the SDK's framework versions, although runs use the installed version."""
         return list(cls._versions)
 
     def _distribute(

@@ -131,7 +131,7 @@ class Values:
         )
 
     def allgather(self, value: object, name: str | None = None, process_set: ProcessSet = global_process_set) -> object:
-        """Concatenate the ranks' values; the first dimension may differ between ranks."""
+        """Concatenate the ranks' values, whose first dimension may differ."""
         side = self._side()
         return side.allgather(side.tensor(value), name=name, process_set=process_set)
 

@@ -26,12 +26,12 @@ def init(comm: RanksOrComm | None = None, process_sets: Sequence[ProcessSet] | s
     """Join the ranks that were started together.
 
     Args:
-        comm: All ranks, as a list or an mpi4py communicator; None means the same.
+        comm: All ranks, as a list or an mpi4py communicator. None also means all ranks.
         process_sets: Sets to create at once, the same on every rank. "dynamic" lets `add_process_set` create them later.
 
     Raises:
         ValueError: `comm` leaves ranks out, or a process set has ranks outside the world.
-        CollectivesError: The ranks cannot reach each other; or this process is a child of a rank.
+        CollectivesError: The ranks cannot reach each other, or this process is a child of a rank.
     """
     from paceline import collectives
 

@@ -44,7 +44,7 @@ class Kept:
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Adapt to another number of ranks; a subclass may override it."""
+        """Adapt to another number of ranks. A subclass may override this method."""
 
 
 class State(Kept):
@@ -76,7 +76,7 @@ class State(Kept):
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_res: int = MIXED) -> None:
-        """Record that hosts came or went; `check_host_updates` acts on it."""
+        """Record a change of the hosts, which `check_host_updates` reports later."""
         self._updates.append((timestamp, update_res))
 
     def commit(self) -> None:

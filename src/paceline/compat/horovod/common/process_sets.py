@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class ProcessSet:
     """A set of ranks, given as a list or as an mpi4py communicator.
 
-    `process_set_id` is None before registration and after removal; 0 is the world.
+    `process_set_id` is 0 for the set of all ranks. It is None before registration and after removal.
     """
 
     process_set_id: int | None = None
@@ -86,7 +86,7 @@ def check_root(root_rank: int, process_set: ProcessSet) -> None:
     """Raise an error for a `root_rank` outside the process set.
 
     Raises:
-        ValueError: The rank is not in the set, or the set is unusable; see `checked_members`.
+        ValueError: The rank is not in the set, or `checked_members` refuses the set.
     """
     members = checked_members(process_set)
     if root_rank not in members:

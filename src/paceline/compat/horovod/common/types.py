@@ -34,7 +34,7 @@ class KerasLayer(Protocol):
 
 
 class Optimizer(Protocol):
-    """An optimizer of Keras. Its other attributes differ between releases."""
+    """The attributes of a Keras optimizer that are the same in all releases."""
 
     learning_rate: object
     built: bool

@@ -46,16 +46,16 @@ class BaseDataLoader:
         )
 
     def _process_batch(self, batch: Any) -> Any:
-        """Return the batch for the script; called in the script's thread."""
+        """Return the batch for the script. The script's thread calls this method."""
         return batch
 
 
 class AsyncDataLoaderMixin:
-    """A mixin that reads batches ahead; name it before the loader among the bases.
+    """A mixin that reads batches ahead. Name it before the loader among the bases.
 
-    `async_loader_queue_size` is the maximum number of batches read ahead; 0 turns it off. All other arguments go to the loader.
-    Each epoch has its own thread, from the start of the loop until its end or until the script leaves it. The loop raises the
-    thread's exception.
+    `async_loader_queue_size` is the maximum number of batches that are read ahead, or 0 to read none ahead. All other
+    arguments go to the loader. Each epoch has its own thread, from the start of the loop until its end or until the script
+    leaves it. The loop raises the thread's exception.
     """
 
     def __init_subclass__(cls, **values: Any) -> None:
@@ -106,7 +106,7 @@ class AsyncDataLoaderMixin:
 
 
 class Prefetcher:
-    """An iterator over an iterable; a thread reads `size` items ahead."""
+    """An iterator over an iterable, whose thread reads `size` items ahead."""
 
     def __init__(self, items: Iterable[Any], size: int) -> None:
         self._queue: queue.Queue[tuple[str, Any]] = queue.Queue(size)

@@ -44,13 +44,13 @@ class Slot:
 
 
 def parse(text: str) -> list[Host]:
-    """Parse hosts like `a:2,b:4`; a host without a number has one slot."""
+    """Parse hosts like `a:2,b:4`. A host without a number has one slot."""
     # Split from the right, because an IPv6 address has colons of its own: `[fe80::1]:2`.
     return [_host(part.strip(), *part.strip().rpartition(":")[::2], of=f"-H {text!r}") for part in text.split(",")]
 
 
 def read(path: str) -> list[Host]:
-    """Read a host file with lines `name slots=2`, `name:2` or `name`; `#` begins a comment."""
+    """Read a host file with lines `name slots=2`, `name:2` or `name`, and with `#` comments."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -121,7 +121,7 @@ class _Rank:
         self._request = os.path.join(scratch, "more_hosts")
 
     def run(self) -> bool:
-        """Run the program; return True if `horovodrun` is gone."""
+        """Run the program. Return True if `horovodrun` is gone."""
         # `paceline.worker.report` writes the exception that ends a script into this folder.
         os.makedirs(os.path.join(self._scratch, "attempts", "1"))
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

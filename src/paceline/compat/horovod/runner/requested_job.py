@@ -87,7 +87,7 @@ def run(
 
 
 def transport_of(options: Namespace, *, is_elastic: bool) -> str:
-    """Return "mpi" or "gloo"; without an option MPI if it is installed."""
+    """Return "mpi" or "gloo". Without an option it is "mpi" if MPI is installed."""
     # --gloo needs no check here: only the ranks can tell whether torch is installed for their interpreter.
     if options.gloo:
         return "gloo"

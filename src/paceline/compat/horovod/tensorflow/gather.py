@@ -27,8 +27,8 @@ def allgather(
 ) -> tf.Tensor:
     """Concatenate the ranks' tensors along the first dimension, in rank order.
 
-    The first dimension may differ between ranks and may be 0; the others must be equal. The gradient is the average, not the sum,
-    of the ranks' gradients of this rank's part, as in Horovod.
+    The first dimension may differ between ranks and may be 0; the others must be equal. The gradient of this rank's part is
+    the average over the ranks, not the sum, as in Horovod.
 
     Raises:
         ValueError: The tensor has no dimension.

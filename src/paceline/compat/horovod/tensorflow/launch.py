@@ -236,7 +236,7 @@ def as_written(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def opened() -> list[tf.Operation]:
-    """Return the operations that must run before the collectives which are about to be added."""
+    """Return the operations after which the collectives that are added next must run."""
     graph = ops.get_default_graph()
     line = _variable() if _is_ordered(graph) else None
     if line is None:

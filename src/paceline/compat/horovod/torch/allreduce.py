@@ -100,7 +100,7 @@ def grouped_allreduce(
     Their types may differ.
 
     Raises:
-        ValueError: As for `allreduce`; or the list is empty.
+        ValueError: As for `allreduce`, or the list is empty.
     """
     how = How(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     return compressed(_Allreduce, checked_group(tensors), compression, name, how, grouped=True)

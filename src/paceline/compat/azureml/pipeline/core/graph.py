@@ -55,12 +55,12 @@ class PipelineParameter(paceline.PipelineParameter):
 
 
 class TrainingOutput:
-    """Selects which results of a sweep go into a PipelineData of `HyperDriveStep(outputs=)`.
+    """The results of a sweep that a PipelineData of `HyperDriveStep(outputs=)` gets.
 
     Args:
-        type: "Model" is a file or folder of the best trial; "Metrics" is a JSON of all trials' metrics.
-        model_file: Default: the best trial's whole `outputs`.
-        iteration, metric: Only for AutoML, so refused.
+        type: "Model" for a file or folder of the best trial, "Metrics" for JSON of all trials' metrics.
+        model_file: Path of the file or folder. Default: the best trial's whole `outputs`.
+        iteration, metric: Refused, because Paceline has no AutoML.
 
     Raises:
         UserErrorException: The type is unknown or belongs to AutoML.

@@ -34,7 +34,7 @@ _RUN_PARAMS = {
 class _ConfiguredStep(PipelineStep):
     """A step with a run configuration.
 
-    `run_params` change the configuration; `params` become the script's environment variables.
+    `run_params` change the configuration. `params` become the script's environment variables.
     """
 
     def __init__(

@@ -95,8 +95,8 @@ class HyperDriveRun(Run):
     ) -> list[dict[str, object]]:
         """Return the children, best first.
 
-        Each is a dict of run_id, hyperparameters (JSON), best_primary_metric and status. Children without the metric
-        come last. `top` limits their number; 0 returns all. `reverse` puts the worst first.
+        Each is a dict of run_id, hyperparameters (JSON), best_primary_metric and status. Children without the metric come
+        last. `top` is the number of children to return, or 0 for all. `reverse` puts the worst first.
         """
         trials = self._sorted(self._trials())
         with_metric = [trial for trial in trials if self._best(trial) is not None]
@@ -113,7 +113,7 @@ class HyperDriveRun(Run):
         ]
 
     def fail(self, error_details: object = None, error_code: str | None = None, **others: object) -> None:
-        """Raise HyperDriveRuntimeException: a sweep ends with its trials; `cancel` ends them."""
+        """Raise HyperDriveRuntimeException: use `cancel` to end a sweep and its trials."""
         raise HyperDriveRuntimeException("fail is not supported for HyperDrive runs. cancel() ends its trials.")
 
     def get_diagnostics(self) -> NoReturn:

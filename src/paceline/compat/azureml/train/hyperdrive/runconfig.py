@@ -57,7 +57,7 @@ class PrimaryMetricGoal(enum.Enum):
 class HyperDriveConfig:
     """A sweep: search space, goal, limits and trials.
 
-    Each trial runs `estimator` or `run_config` (a ScriptRunConfig); exactly one must be present.
+    Each trial runs `estimator` or `run_config` (a ScriptRunConfig). Exactly one of them must be present.
 
     Args:
         max_concurrent_runs: Default: the total number of runs.

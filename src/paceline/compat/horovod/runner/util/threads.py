@@ -15,7 +15,7 @@ def execute_function_multithreaded(
     block_until_all_done: bool = True,
     max_concurrent_executions: int = 1000,
 ) -> dict[int, Any] | None:
-    """Call `fn(*args)` in threads; return the results by position in `args_list`.
+    """Call `fn(*args)` in threads. Return the results by position in `args_list`.
 
     Without `block_until_all_done`, return None at once.
 
