@@ -490,7 +490,7 @@ def sent_names(given: Any, source: str | os.PathLike[str]) -> tuple[str, ...]:
     """Return paths relative to the source folder. A path that is a link is not resolved.
 
     Raises:
-        JobError: A text in place of a list, or a path outside the source folder.
+        JobError: `given` is a text instead of a list, or a path is outside the source folder.
     """
     if isinstance(given, (str, bytes)):
         raise JobError(f"send={given!r} is not a list of paths. Write send=[{given!r}].")

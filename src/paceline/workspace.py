@@ -244,7 +244,7 @@ class Workspace:
             settings: As for `Service.deploy`.
 
         Raises:
-            UserError: No such model or script, an environment that can't be rebuilt elsewhere, or a folder in use.
+            UserError: A model or script does not exist, the environment can't be rebuilt elsewhere, or the folder is in use.
         """
         from paceline.services.package.write import package
         from paceline.services.revision_spec import make_spec
@@ -555,7 +555,7 @@ class Experiment:
 
     @property
     def runs_dir(self) -> Path:
-        """The folder with a folder for each run."""
+        """The workspace's folder of runs, with a subfolder for each run."""
         return self._workspace.runs_dir
 
     @overload

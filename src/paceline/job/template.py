@@ -19,7 +19,7 @@ class Template:
     """A job file that a workspace keeps.
 
     Attributes:
-        path: Where the file was. Relative paths in its text start from the folder of this path.
+        path: Path of the original file. Relative paths in `text` start from its folder.
         text: The file's text.
     """
 

@@ -184,8 +184,8 @@ def of_rank(launch: Launch, place: RankSlot) -> dict[str, str]:
 def defaults(launch: Launch, place: RankSlot) -> dict[str, str]:
     """Return the variables that the shell may override.
 
-    A single process on this machine has no such variables: it uses as many threads as without Paceline, and its lines appear
-    at once without a variable (`paceline.worker.nested`). Elsewhere the node may have a part of its machine's cores.
+    A single process on this machine has no such variables, so it uses as many threads as without Paceline. On other targets
+    OMP_NUM_THREADS is set, because the run may have only some of the node's cores.
     """
     cores = launch.nodes[place.node_rank].cores
     threads = {"OMP_NUM_THREADS": str(max(1, cores // place.local_world_size))}

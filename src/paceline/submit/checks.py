@@ -28,8 +28,8 @@ def check(job: Job, workspace_dir: Path) -> None:
     """Refuse a job that is known to fail before anything starts.
 
     Raises:
-        UserError: An unknown target or datastore, a launcher, a container engine or an interpreter that is missing, or too
-            few GPUs.
+        UserError: A target or datastore is unknown. Or a launcher, container engine or interpreter is missing, or there are
+            too few GPUs.
     """
     described = configured.read(workspace_dir, job.compute_target)
     check_on(job, workspace_dir, described, described.make())

@@ -24,7 +24,7 @@ class SubmissionNotes:
         """Add a note unless the submission already has this note.
 
         Raises:
-            UserErrorException: PACELINE_AZUREML=strict.
+            UserErrorException: PACELINE_AZUREML is "strict", so each note is an error.
         """
         if is_strict():
             raise UserErrorException(f"{text} PACELINE_AZUREML=strict forbids replacements; unset it to continue.")

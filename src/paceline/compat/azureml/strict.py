@@ -38,7 +38,7 @@ class Strict:
         return json.dumps(self._plain(), indent=4, default=str)
 
     def _plain(self) -> dict[str, object]:
-        """Return the printed form, with the SDK's camel case names."""
+        """Return the attributes as they are printed, with the SDK's camel case names."""
         return {
             camel_case(key): value._plain() if isinstance(value, Strict) else value
             for key, value in vars(self).items()

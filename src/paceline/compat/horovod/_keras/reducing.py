@@ -78,7 +78,7 @@ class Distribution:
 
 
 def accumulator_of(optimizer: Distributed, variables: Sequence[Variable]) -> Accumulator:
-    """Return the optimizer's accumulator for these variables, created once."""
+    """Return the optimizer's accumulator for these variables, which the first call creates."""
     # Bypass __setattr__, which would make Keras track the attribute.
     kept: dict[tuple[int, ...], Accumulator] = vars(optimizer).setdefault("_accumulators", {})
     key = tuple(key_of(variable) for variable in variables)

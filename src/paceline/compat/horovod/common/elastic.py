@@ -233,7 +233,8 @@ def from_first(value: T) -> T:
 def run(func: Callable[..., T]) -> Callable[..., T]:
     """Make `func(state, ...)` restart from the last commit.
 
-    Each time, the collective engine restarts, and all ranks continue from the first rank's state.
+    After a failure or a change of the hosts, the collective engine restarts, and all ranks continue from the first rank's
+    state.
     """
     return run_fn(func, _restart)
 

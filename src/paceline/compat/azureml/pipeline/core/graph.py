@@ -113,7 +113,7 @@ class InputPortBinding:
 
 
 class OutputPortBinding:
-    """A PipelineData with the same arguments.
+    """A PipelineData under another class name.
 
     The constructor takes `(name, datastore=None, output_name=None, bind_mode="mount", ...)`.
     """

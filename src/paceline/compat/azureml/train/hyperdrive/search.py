@@ -118,7 +118,7 @@ class GridParameterSampling(HyperParameterSampling):
 
 
 class BayesianParameterSampling(HyperParameterSampling):
-    """A sampler that learns from results, by Optuna's TPE (the extra `tune`)."""
+    """A sampler that learns from results by Optuna's TPE, which the extra `tune` installs."""
 
     sampler = "tpe"
     _takes = (Choice, Uniform)
