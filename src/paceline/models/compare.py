@@ -58,7 +58,7 @@ def compare(workspace_dir: Path, records: Sequence[ModelRecord]) -> list[Version
 
 
 def facts(workspace_dir: Path, record: ModelRecord) -> dict[str, dict[str, str]]:
-    """Return the facts of a model version (metrics, files, ...) as text, by part and name.
+    """Return part -> name -> text of the facts of a model version.
 
     Raises:
         ModelError: The lineage can't be read.

@@ -254,7 +254,7 @@ class Tensor:
 
     @property
     def parameters(self) -> int:
-        """The number of elements."""
+        """The number of the tensor's elements."""
         return math.prod(self.shape)
 
 

@@ -151,7 +151,6 @@ def _keep(source: ModelSourceFile, blobs: Path, target: Path, on_read: Callable[
 
 
 def _alike(fd: int, size: int, blobs: Path) -> Path | None:
-    """Return a blob with the size and some sampled bytes of a file, or None."""
     names = names_in(blobs / str(size))
     mine = _samples(fd, size) if names else []
     for name in names:
@@ -178,7 +177,7 @@ def _hash(fd: int, on_read: Callable[[int], object]) -> str:
 
 
 def _hash_both(fd: int, blob: Path, on_read: Callable[[int], object]) -> tuple[str, Path | None]:
-    """Return the file's hash, and the blob or, if it has another content, None."""
+    """Return a file's hash, and the blob if it has the same content, else None."""
     kept: list[str] = []
 
     def hash_kept() -> None:
@@ -296,7 +295,7 @@ def _share(blob: Path, copy: Path, size: int) -> bool:
 
 
 def _names(blob: Path) -> list[Path]:
-    """Return the paths where this user looks for a blob: the common one, then the user's own."""
+    """Return a blob's possible paths: the common one and this user's own."""
     return [blob, blob.with_name(f"{blob.name}-{os.geteuid()}")]
 
 

@@ -198,7 +198,7 @@ def gpu_looks(folder: RunFolder) -> Looks:
 
 
 def idle_hours(looks: Looks, start_s: float, end_s: float, held: int) -> float:
-    """Return the GPU hours between two times in which no kernel was running, estimated from samples.
+    """Return the GPU hours without a running kernel between two times, from samples.
 
     Without samples, the result is 0. It is also 0 if more than `held` GPUs have samples, because it is then unknown which of
     them the run held.

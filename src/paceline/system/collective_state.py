@@ -61,7 +61,7 @@ class RankBoard:
         self._free = [slot * _SLOT.size for slot in reversed(range(_SLOTS))]
 
     def begin(self, text: str, number: int) -> int:
-        """Record that a collective begins. Return its slot, which `end` takes.
+        """Record that a collective begins. Return its slot, or -1 if no slot is free.
 
         text: The result of `entry_text`. number: As in `BoardEntry`.
         """
@@ -74,7 +74,7 @@ class RankBoard:
         return place
 
     def end(self, place: int) -> None:
-        """Free the slot of a finished collective."""
+        """Free the slot that `begin` returned for a finished collective."""
         if place >= 0:
             self._memory[place] = 0
             self._free.append(place)

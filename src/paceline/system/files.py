@@ -443,7 +443,7 @@ class _Folder(Protocol):
 
 
 class PathAttribute:
-    """A class attribute whose value is the path `path / name` of each object."""
+    """A descriptor whose value is `object.path / name`."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -153,7 +153,6 @@ class Keeper:
 
 
 def _gap_of(log: str, fd: int) -> Gap | None:
-    """Return the gap in the open file of a log, which `close` may have replaced."""
     gap = read(log)
     if gap is not None and gap.is_closed and os.stat(log).st_ino != os.fstat(fd).st_ino:
         return gap._replace(is_closed=False)
@@ -161,7 +160,7 @@ def _gap_of(log: str, fd: int) -> Gap | None:
 
 
 def apply(path: str) -> None:
-    """Cut the same gap into a log's copy. path: the copied file that describes the gap."""
+    """Cut a log's copy as the original was cut. path: the copied description of the gap."""
     log = log_of(path)
     gap = read(log) if log is not None else None
     if log is None or gap is None or gap.is_closed:
@@ -199,7 +198,6 @@ def close(log: str) -> Gap | None:
 
 
 def _after_line(fd: int, offset: int) -> int:
-    """Return the end of the line at `offset`, or `offset` in a very long line."""
     offset = max(offset, 0)
     end = os.pread(fd, _LINE_BYTES, offset).find(b"\n")
     return offset + end + 1 if end >= 0 else offset
@@ -225,7 +223,6 @@ def _copy(source: int, target: int, begin: int, end: int) -> None:
 
 
 def _write(log: str, gap: Gap, *, size: int | None = None) -> None:
-    """Write the file that describes a gap. size: bytes of the shortened log."""
     # Write to another file and rename it: readers see the old or the new file.
     beside = f"{path_of(log)}.new"
     with open(beside, "w", encoding="utf-8") as file:

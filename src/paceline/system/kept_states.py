@@ -71,7 +71,7 @@ class KeptStates:
         connection.sendall(json.dumps({"dropped": dropped}).encode() + b"\n")
 
     def _keep(self, new: State, fd: int) -> list[int]:
-        """Replace older states. Return the steps of this rank's dropped states."""
+        """Keep a new state. Return the steps of this rank's states that it replaces."""
         os.set_inheritable(fd, False)
         kept, dropped = [(new, fd)], []
         # Another rank may be a step behind, so the last two steps of a state in parts are kept.
@@ -104,7 +104,7 @@ def _checked(state: object) -> State:
 
 
 def keep(path: str, state: State, fd: int) -> list[int]:
-    """Hand memory with a state to the spare. Return the steps whose memory is free.
+    """Pass a state's memory to the spare. Return the steps whose memory is free again.
 
     path: The spare, as `spare_client.path_here` returns it. fd: Descriptor of the memory.
 

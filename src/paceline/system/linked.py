@@ -1,4 +1,4 @@
-"""Files of a source folder that its snapshot does not copy, and links or sends instead."""
+"""Files of a source folder that its snapshot lacks: runs get links to them, or copies."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def sent_files(source: Path, path: str, *, named: bool) -> Iterator[tuple[str, P
 
 
 def kept_back(source: Path, path: str, *, named: bool) -> str:
-    """Return why a file or folder must not be sent, apart from its size, or ""."""
+    """Return why a file or folder must not be sent in any size, or ""."""
     parts = path.split("/")
     if any(part in _NEVER_SENT for part in parts):
         return _OWN
@@ -306,7 +306,6 @@ def read(path: Path) -> list[NotCopied]:
 
 
 def _is_one(one: object, kinds: Mapping[str, type]) -> bool:
-    """Return whether a JSON value is a valid entry of the list."""
     if not isinstance(one, Mapping) or not {"path", "why", "is_linked"} <= {*one}:
         return False
     # In Python a bool is an int.

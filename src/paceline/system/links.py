@@ -112,7 +112,7 @@ def find(top: str, name: str) -> "Entry | None":
 
 
 def may_be_had(name: str, place: str) -> bool:
-    """Return whether path `name` may lead to `place`, both relative to the run's folder."""
+    """Return whether a link may lead from path `name` to `place` in a run's folder."""
     tops = ("logs", "attempts") if _top_of(name) == "logs" else ()
     return _top_of(place) in FOLDERS + tops
 
@@ -196,7 +196,6 @@ def special(mode: int) -> str:
 
 
 def _share_of(name: str) -> "list[str]":
-    """Return the parts of a path's unit of transfer: ["work"], or ["uploads", "model"]."""
     return name.split("/")[: 2 if name.startswith("uploads/") else 1]
 
 

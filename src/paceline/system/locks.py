@@ -65,8 +65,8 @@ def take_within(path: Path, patience_s: float) -> int | None:
 def is_held(path: Path, *, here: bool = True) -> bool:
     """Return whether a living process holds the lock.
 
-    here: Whether the holder would be on this machine. If this user can't open the lock's file, the answer comes from
-        /proc/locks of this machine; with False it is then True.
+    here: Whether the holder would be on this machine. If this user can't open the lock's file, /proc/locks of this machine
+        decides; a lock that a process of another machine might hold counts as held.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -120,7 +120,7 @@ def locked(
 
 @contextlib.contextmanager
 def shared(path: Path) -> Iterator[int]:
-    """Hold a shared lock during a `with` block, which excludes exclusive locks only.
+    """Hold a shared lock during a `with` block. It excludes only exclusive locks.
 
     Raises:
         OSError: The file can't be opened, or its file system has no locks.

@@ -29,7 +29,7 @@ def flat(
 
 
 def known_fields(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the items that are fields of a dataclass, without those of a newer Paceline."""
+    """Return the items of `data` for which the dataclass `kind` has a field."""
     names = _names(kind)
     return {name: value for name, value in data.items() if name in names}
 

@@ -34,7 +34,7 @@ class _Writer(Protocol):
 
 
 def hear_tensorflow(module: ModuleType) -> None:
-    """Log the scalars of every TensorFlow file writer that is created from now on."""
+    """Hook TensorFlow's new file writers, to log their scalars as metrics."""
     make: Callable[..., _Writer] = getattr(module, _NAME)
     own = sink()
     if own is None:
@@ -118,7 +118,6 @@ class Follower:
 
 
 def _names(folder: str) -> list[str]:
-    """Return the names of this process's event files, which contain its pid."""
     mine = f".{os.getpid()}."
     return [name for name in names_in(Path(folder)) if is_event_file(name) and mine in name]
 

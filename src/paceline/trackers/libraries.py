@@ -67,7 +67,7 @@ class _Event(Protocol):
 
 
 def hear_event_writer(module: ModuleType) -> None:
-    """Log the values that the event file writer of a module gets."""
+    """Hook the event file writer of a module, to log its values as metrics."""
     hear(module.EventFileWriter, "add_event", log_event)
 
 
@@ -122,13 +122,12 @@ def _media(value: _Value) -> Media | None:
 
 
 def _of_buckets(histo: _Histogram) -> dict[str, list[float]]:
-    """Return counts and edges of a TensorBoard histogram, whose last edge may be infinite."""
     limits = [min(max(limit, histo.min), histo.max) for limit in histo.bucket_limit]
     return {"counts": [*histo.bucket], "edges": [histo.min, *limits]}
 
 
 def hear_csv_logger(module: ModuleType) -> None:
-    """Log the numbers of Lightning's CSVLogger, or of Keras's."""
+    """Hook Lightning's or Keras's CSVLogger, to log its numbers as metrics."""
     if hasattr(module, "_ExperimentWriter"):
         hear(module._ExperimentWriter, "log_metrics", _of_lightning)
     else:
@@ -150,7 +149,7 @@ def _of_keras(to: Sink, callback: object, epoch: int, logs: Mapping[str, object]
 
 
 def hear_wandb(module: ModuleType) -> None:
-    """Log the numbers of `Run.log` of W&B or trackio."""
+    """Hook `Run.log` of W&B or trackio, to log its values as metrics."""
     own = sink()
     if own is None:
         return

@@ -1,13 +1,13 @@
-"""Relay of a run's metrics to MLflow or W&B, each value once, while the run goes on.
+"""Relay a live run's metrics to MLflow or W&B, each value exactly once.
 
-The relay reads the metric logs of the run's folder on the submitting machine, where the supervisor copies them: nodes need no
-internet. `relays/<server>.json` in that folder says how far it has come. A batch is lines of one log:
+The relay reads the metric logs in the run's folder on the submitting machine, to which the supervisor copies them. So the nodes
+need no internet. `relays/<server>.json` in the folder records the relay's progress. A batch is some lines of one log:
 
-    note   pending = end of the batch        a kill or a cut from here on leaves a doubtful batch,
-    send   the values of the batch           of which the next attempt sends only values that the server lacks
-    note   position = pending
+    write  pending = end of the batch        after a kill or a lost connection from here on, the batch is doubtful: the
+    send   the values of the batch           next call sends only the values that the server lacks
+    write  position = pending
 
-W&B stores numbered lines, and the same batch has the same numbers at each attempt.
+W&B stores numbered lines. A batch that is sent again has the same numbers.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0
 
 
 class SentValue(NamedTuple):
-    """A number of a metric, with the identity that it has in MLflow: equal ones are one value."""
+    """A value of a metric. MLflow treats two equal values as one."""
 
     name: str
     value: float
@@ -58,7 +58,7 @@ class SentValue(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str, int, int]:
-        """An identity in which NaN equals NaN, and infinity MLflow's largest number."""
+        """A key that is equal for equal values, also NaN and MLflow's infinity."""
         value = math.copysign(math.inf, self.value) if abs(self.value) >= sys.float_info.max else self.value
         return self.name, repr(value), self.time_ms, self.step
 
@@ -68,35 +68,38 @@ class CutError(Exception):
 
 
 class RelayServer(Protocol):
-    """The run on the server of a tracker. Calls that raise CutError may be repeated.
+    """A run on the server of a tracker. After CutError, the caller may repeat a call.
 
-    to: its address, as after `--to`. look_s: seconds between two looks at the run.
+    to: The server as the option `--to` names it. look_s: Seconds between two readings of the run's logs.
     """
 
     to: str
     look_s: float
 
     def open(self, key: str | None) -> str:
-        """Store the run's parameters and tags, find or create it without a `key`, and return its id."""
+        """Find or create the run, store its parameters and tags, and return its id.
+
+        key: The result of an earlier call, or None.
+        """
 
     def send(self, values: list[SentValue], line: int, *, is_doubtful: bool) -> int:
-        """Store values, and return the number of their lines.
+        """Store values on the server, and return the number of its new lines.
 
-        line: number of lines before. is_doubtful: an earlier call may have stored some of the values.
+        line: Number of lines that the server has already. is_doubtful: An earlier call may have stored some of the values.
         """
 
     def show_alive(self) -> None:
-        """Tell the server after each look that the run goes on."""
+        """Tell the server that the run goes on."""
 
     def finish(self) -> None:
-        """Store the tags, the state and the end of the run."""
+        """Store the state and the end time of the run on the server."""
 
 
 @dataclass
 class _State:
-    """The progress in `relays/<server>.json`.
+    """The content of `relays/<server>.json`: a relay's progress.
 
-    lines: number of lines that the server has. positions, pending: log -> offset. counts: metric -> values without a step.
+    lines: Number of lines that the server has. positions, pending: Log -> offset. counts: Metric -> values without a step.
     """
 
     to: str
@@ -109,7 +112,7 @@ class _State:
 
 
 class MetricRelay:
-    """A relay of one run to a server. One process at a time may have it."""
+    """A relay of one run to a server, by one process at a time."""
 
     def __init__(self, folder: RunFolder, server: RelayServer) -> None:
         self._folder, self._server, to = folder, server, server.to
@@ -131,11 +134,11 @@ class MetricRelay:
         self._is_open = False
 
     def close(self) -> None:
-        """Let other processes relay the run."""
+        """Release the lock, so that another process can relay the run."""
         os.close(self._lock)
 
     def run(self) -> None:
-        """Relay until the run has ended and every value is there, while retrying."""
+        """Relay until the run has ended and the server has all values."""
         pause_s = _PAUSE_S
         while True:
             try:
@@ -150,7 +153,11 @@ class MetricRelay:
             time.sleep(self._server.look_s)
 
     def look(self) -> bool:
-        """Send all new values, or raise CutError without an answer. Return whether the run has ended."""
+        """Send all new values. Return whether the run has ended.
+
+        Raises:
+            CutError: The server did not answer. The next call sends the values that the server lacks.
+        """
         # Read the record first: values are complete when a run has ended.
         record = read.record(self._folder)
         if self._state.is_done:
@@ -192,9 +199,9 @@ class MetricRelay:
 
 
 def _batch(path: Path, start: int, counts: dict[str, int], stop: int | None) -> tuple[list[SentValue], int]:
-    """Return the numbers of the next whole lines, and the offset behind them.
+    """Return the values in a log's next lines, and the offset after them.
 
-    counts: metric -> number of values without a step, updated here. stop: end of a batch that was begun earlier.
+    counts: Metric -> number of values without a step, which this call updates. stop: End of the pending batch, or None.
     """
     values: list[SentValue] = []
     end = start
@@ -228,7 +235,7 @@ def _values(line: bytes, counts: dict[str, int]) -> Iterator[SentValue]:
 
 
 class MlflowServer:
-    """The run on an MLflow server."""
+    """A run on an MLflow server."""
 
     look_s = 2.0
 
@@ -266,7 +273,7 @@ class MlflowServer:
         return len(values)
 
     def show_alive(self) -> None:
-        """MLflow needs no sign of life."""
+        """Do nothing: MLflow does not expect heartbeats."""
 
     def finish(self) -> None:
         from paceline.trackers.mlflow import view

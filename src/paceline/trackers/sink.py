@@ -177,13 +177,11 @@ def _difference(root: str, others: Mapping[str, str]) -> str:
 
 
 def _behind_common(words: list[str], others: list[str]) -> list[str]:
-    """Return the words of the first list after the common beginning of both lists."""
     common = takewhile(lambda pair: pair[0] == pair[1], zip(words, others, strict=False))
     return words[sum(1 for _ in common) :]
 
 
 def _lasting(path: str, passing: re.Pattern[str]) -> str:
-    """Return the path without folder names that match `passing`."""
     return os.sep.join(name for name in path.split(os.sep) if not passing.fullmatch(name))
 
 

@@ -1,11 +1,12 @@
-"""The run on a W&B server, as a place of the relay, without W&B's package.
+"""Relay a run to a W&B server without W&B's package.
 
-Paceline sends two requests of W&B's own client, which both may be repeated:
+Paceline sends two requests that W&B's own client sends too, and may repeat both:
 
     POST /graphql                                      the mutation upsertBucket: name, parameters, tags
     POST /files/<entity>/<project>/<run>/file_stream   {"files": {"wandb-history.jsonl": {"offset": 7, "content": [lines]}}}
 
-The server stores each line at its number, `offset` for the first. https://github.com/wandb/wandb/tree/main/core/internal/filestream
+The server stores each line under its number; the first line has the number `offset`.
+https://github.com/wandb/wandb/tree/main/core/internal/filestream
 """
 
 from __future__ import annotations
@@ -73,13 +74,13 @@ class _Upserted(TypedDict):
 
 
 class WandbServer:
-    """The run on a W&B server: WANDB_BASE_URL, or https://api.wandb.ai."""
+    """A run on the W&B server WANDB_BASE_URL, by default https://api.wandb.ai."""
 
     #: The interval of W&B's own client, which the server's limit on requests allows for.
     look_s = 15.0
 
     def __init__(self, folder: RunFolder, target: str) -> None:
-        """Check the target, ENTITY/PROJECT or PROJECT, and find the API key.
+        """Check the target (PROJECT or ENTITY/PROJECT), and find the API key.
 
         Raises:
             UserError: The target or the address is invalid, or there is no key.
@@ -110,7 +111,7 @@ class WandbServer:
 
     @property
     def url(self) -> str:
-        """The address of the run's page."""
+        """The URL of the run's page on the server."""
         entity, project = (quote(str(part)) for part in (self._entity, self._project))
         return f"{self._base.replace('//api.wandb.ai', '//wandb.ai')}/{entity}/{project}/runs/{quote(self._run)}"
 
@@ -133,7 +134,7 @@ class WandbServer:
         return len(lines)
 
     def show_alive(self) -> None:
-        """Send changes of the description and the summary, or an empty message: W&B declares silent runs crashed."""
+        """Send changes of the description and the summary, or a heartbeat if there are none."""
         facts = self._facts()
         if (description := self._description(facts)) != self._described:
             self._upsert(description)
@@ -177,7 +178,6 @@ class WandbServer:
         }
 
     def _upsert(self, description: dict[str, object]) -> _Upserted:
-        """Create the run, or change its description."""
         answer = self._post("/graphql", {"query": _UPSERT, "variables": description})
         try:
             upserted = cast("_Upserted", answer["data"]["upsertBucket"])  # type: ignore[index]
@@ -219,7 +219,7 @@ class WandbServer:
 
 
 def _rows(values: list[SentValue]) -> Iterator[dict[str, float]]:
-    """Yield the columns of each line: adjacent values of one step are columns of one line, unless a name repeats."""
+    """Yield name -> value for each line of history: adjacent values of one step share a line."""
     row: dict[str, float] = {}
     for name, value, time_ms, step in values:
         if row and (row["step"] != step or name in row):
@@ -230,7 +230,7 @@ def _rows(values: list[SentValue]) -> Iterator[dict[str, float]]:
 
 
 def _key_of_netrc(host: str) -> str:
-    """Return the key that `wandb login` has stored, or ""."""
+    """Return the API key that `wandb login` has stored for a host, or ""."""
     try:
         found = netrc.netrc(os.environ.get("NETRC")).authenticators(host)
     except (OSError, netrc.NetrcParseError):
@@ -239,7 +239,7 @@ def _key_of_netrc(host: str) -> str:
 
 
 def _text(answer: object) -> str:
-    """Return the errors of an answer in GraphQL's form, or its beginning."""
+    """Return the error messages in a GraphQL response, or the beginning of another response."""
     if isinstance(answer, Mapping) and isinstance(errors := answer.get("errors"), list):
         answer = "; ".join(str(error.get("message")) for error in errors if isinstance(error, Mapping))
     return visible(" ".join(str(answer).split())[:300])

@@ -58,7 +58,6 @@ def band_of(
 
 
 def _add_rest(found: Band, rest: Iterable[tuple[Sequence[float], Sequence[float], int]]) -> None:
-    """Add values that not all ranks have logged. rest: (steps, values, first index) of each rank."""
     by_place: dict[float, list[float]] = {}
     for places, ys, start in rest:
         for at, y in zip(places[start:], ys[start:], strict=True):

@@ -48,14 +48,14 @@ def shown_state(record: RunRecord) -> str:
 
 
 def remedy(record: RunRecord) -> str:
-    """Return advice for the user after a run's failure, or "" if the cause is unknown."""
+    """Return advice after a run's failure, or "" if the cause is unknown."""
     if record.failure is None:
         return ""
     return _REMEDIES.get(record.failure.cause, "").replace("TARGET", record.target or "TARGET")
 
 
 def slow_ranks(folder: RunFolder, record: RunRecord) -> SlowRanks | None:
-    """Return the ranks that hold up a running run at its last load sample, or None."""
+    """Return the ranks that hold up a run at its last load sample, or None."""
     if record.status != states.RUNNING or not record.attempts or record.world_size < 2:
         return None
     path = folder.load(len(record.attempts))

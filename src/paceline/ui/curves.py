@@ -104,7 +104,7 @@ class Curve:
 
 
 class Other(NamedTuple):
-    """A row, table, image or text in a metric log. start, size: its bytes in the log."""
+    """A row, table, image or text in a metric log, with its place in the log."""
 
     kind: str
     rank: int
@@ -319,7 +319,7 @@ def thinned(
     window: tuple[float, float] | None = None,
     cuts: Collection[tuple[float, float]] = (),
 ) -> tuple[list[float | None], list[float | None]]:
-    """Return the x and y values to draw: all points, or minimum and maximum of each pixel.
+    """Return the x and y values to draw, at most minimum and maximum of each pixel.
 
     A value that is not finite becomes None, which is drawn as a gap.
 

@@ -1,4 +1,4 @@
-"""Live changes of a run: one poll of the run's files serves all of its watchers.
+"""Live changes of a run: one poll of its files serves all watchers.
 
     state     the run's record has changed
     log       lines of the workers
@@ -78,7 +78,7 @@ class RunFeed:
         self.is_idle = False
 
     async def watch(self, place: str) -> AsyncGenerator[bytes, None]:
-        """Yield the last lines of the run's log as an event, then the run's new events.
+        """Yield the log's last lines as an event, then the run's new events.
 
         place: Id of the last event that this watcher received before it reconnected, or "".
         """
@@ -259,7 +259,7 @@ class RunFeeds:
 
 
 def state_json(record: RunRecord, slow: SlowRanks | None = None) -> dict[str, object]:
-    """Return the facts of a run on whose change its page reloads the header."""
+    """Return the facts whose change makes a run's page reload its header."""
     return {
         "shown": shown_state(record),
         "slow": slow.text if slow else "",

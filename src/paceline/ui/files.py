@@ -192,7 +192,7 @@ def opened(folder: RunFolder, name: str) -> tuple[BinaryIO, str]:
 
 
 def download(folder: RunFolder, name: str, asked: Mapping[str, str]) -> Response:
-    """Send a file, or a range of its bytes, as an attachment.
+    """Return a response with a file, or a range of its bytes, as an attachment.
 
     asked: Headers of the request.
 
@@ -221,7 +221,7 @@ def download(folder: RunFolder, name: str, asked: Mapping[str, str]) -> Response
 
 
 def frame(folder: RunFolder, name: str, output: int | None, check_reader: Callable[[], None]) -> Response:
-    """Return the response for an <iframe> that shows a file, and runs no scripts of it.
+    """Return a response for an <iframe> that shows a file without its scripts.
 
     The file is an HTML page, a PDF, or a notebook. output: Number of the notebook's HTML output to show, else None.
     check_reader: Called repeatedly; raises an error if the reader is gone.

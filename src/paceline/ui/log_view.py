@@ -1,4 +1,4 @@
-"""The log lines that a page requests: the last ones, matches of a search, or lines around a line.
+"""Log lines as a page requests them: the last ones, matches, or lines around a line.
 
 A search by regular expression runs in a process of its own, because some expressions take years.
 """

@@ -1,6 +1,6 @@
 """The members of a page: their roles, service accounts, and a log of their changes.
 
-The file has a line for each name; names may be in quotes.
+The members file has a line for each name. Names may be in quotes.
 
     ann = admin    # may change everything
     bob = own      # may start runs, and change those
@@ -199,7 +199,7 @@ def log_path(workspace_dir: Path) -> Path:
 
 
 def log_change(workspace_dir: Path, **action: str) -> None:
-    """Append a line with the fields `ACTION` to the log of changes.
+    """Append a line with the time and the fields of `action` to the log of changes.
 
     Raises:
         OSError: The line can't be written, or others can write to the folder.

@@ -61,7 +61,6 @@ def own_chart(curves: RunCurves, query: OwnQuery) -> OwnChart:
 
 
 def _pairs(curves: Mapping[Key, Curve], query: OwnQuery) -> OwnChart:
-    """Return one metric over another, joined by rank, attempt and step (else index)."""
     drawn: list[OwnCurve] = []
     keys = sorted((key for key in curves if key.name == query.y), key=lambda key: (key.rank, key.attempt))
     both = [(key, other) for key in keys if (other := Key(query.x, key.rank, key.attempt)) in curves]
@@ -90,7 +89,6 @@ def _pairs(curves: Mapping[Key, Curve], query: OwnQuery) -> OwnChart:
 
 
 def _bars(curves: Mapping[Key, Curve], text: str) -> OwnChart:
-    """Return a bar for each metric with `text` in its name, or for each rank of a single metric."""
     keys = sorted((key for key in curves if text in key.name), key=lambda key: (key.name, key.rank, key.attempt))
     names = list(dict.fromkeys(key.name for key in keys))
     ranks = {f"rank {key.rank}": curves[key].ys[-1] for key in keys}

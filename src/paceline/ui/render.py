@@ -53,7 +53,7 @@ _SIGNS = {
 
 @cache
 def static_version() -> str:
-    """Return a hash of the static files for their URLs, which browsers may cache without limit."""
+    """Return a hash of the static files for their URLs, so browsers may cache them."""
     digest = hashlib.sha256()
     for path in (*sorted(STATIC.iterdir()), *SHARED.values()):
         digest.update(path.read_bytes())

@@ -226,7 +226,7 @@ class _Curves:
         return not self._patterns or any(fnmatchcase(name, pattern) for pattern in self._patterns)
 
     def of(self, records: Sequence[RunRecord], logs: Sequence[RunCurves]) -> ReportCurves:
-        """Return the curves of a run, or those of the lowest rank of each of several runs.
+        """Return a run's curves, or those of the lowest rank of each of several runs.
 
         Raises:
             UserError: No metric matches the patterns.
@@ -274,7 +274,6 @@ def _rounded(number: float | None, digits: int) -> float | None:
 
 
 def _images(folder: RunFolder, logged: RunCurves, room: int) -> Iterator[ReportImage]:
-    """Yield the newest image of each name, in total at most `room` characters."""
     count = 0
     for name in logged.others:
         panel = panel_of(logged, name)
@@ -287,7 +286,6 @@ def _images(folder: RunFolder, logged: RunCurves, room: int) -> Iterator[ReportI
 
 
 def _data_address(folder: RunFolder, name: str) -> str:
-    """Return the data: URL of an image, or "" if it is missing, too large or no image."""
     kind = PICTURES.get(os.path.splitext(name)[1].lower())
     if kind is None:
         return ""

@@ -37,7 +37,7 @@ _MOST_TAGS, _MOST_PROPERTIES, _LONGEST = 200, 2_000, 2_000
 
 
 class RunHead(TypedDict):
-    """The header of a run's pages."""
+    """The data of the header of a run's pages."""
 
     record: RunRecord
     #: First part of the report on the hang. Empty unless the run hangs now.

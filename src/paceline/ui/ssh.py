@@ -1,4 +1,4 @@
-"""`paceline ui --ssh HOST`: run the server on a remote host, and forward the browser to it.
+"""`paceline ui --ssh HOST`: run the server on another host, and forward a port to it.
 
 One ssh connection starts the server and forwards the browser's requests. The server listens at a Unix socket in a folder that
 only its user can enter, so no other user of the host can reach the server. The server ends with the connection.

@@ -1,4 +1,4 @@
-"""Visitors of a page with members: the sender of each request, and the changes allowed to them.
+"""Visitors of a page with members: who they are, and which changes they may make.
 
 Another user of the machine can send any header to a port. So the kernel names the user of each connection to the page's Unix
 socket. Only the user that runs the proxy may name another user in a header.
@@ -154,7 +154,7 @@ def _headers(scope: Scope, wanted: bytes) -> list[str]:
 
 
 def rule_of(path: str) -> str:
-    """Return the rule for a POST to this path: `OWN`, `MINE` or `ADMIN`."""
+    """Return which members may POST to this path: the rule `OWN`, `MINE` or `ADMIN`."""
     return next((rule for pattern, rule in _RULES if pattern.match(path)), ADMIN)
 
 
@@ -165,7 +165,7 @@ def visitor_of(request: Request) -> Visitor:
 
 
 def need(request: Request, rule: str) -> None:
-    """Raise HTTPException (403) if the role of a request's sender does not suffice for a rule."""
+    """Raise HTTPException (403) if the sender's role does not suffice for a rule."""
     visitor = visitor_of(request)
     if not visitor.may(rule):
         raise HTTPException(403, refusal(visitor))
@@ -240,7 +240,7 @@ def permit(request: Request, form: Mapping[str, str], folder: RunFolder | None) 
 
 
 def permit_runs(request: Request, action: str, run_ids: Sequence[str]) -> tuple[list[str], list[dict[str, str]]]:
-    """Return the ids of runs that the member may change, and id and error of the others.
+    """Return the ids of runs that the member may change, and the others' errors.
 
     Each permitted change is written to the log.
     """

@@ -74,7 +74,7 @@ class WaitPicture:
 
 
 def picture_of_hang(folder: RunFolder, attempt: int) -> WaitPicture | None:
-    """Return the picture of the last hang of an attempt, or None without a readable report."""
+    """Return the picture of an attempt's last hang, or None without a report."""
     report = read_json(folder.hang_report(attempt).with_suffix(".json"))
     # Don't trust the report's form: other programs may write to a shared folder.
     try:
@@ -111,7 +111,6 @@ def wait_picture(told: WorkersReport) -> WaitPicture:
 
 
 def _groups(told: WorkersReport, waits: Sequence[Wait]) -> list[tuple[tuple[int, ...], str]]:
-    """Return groups of ranks that wait in the same way, with their position in the code."""
     waiting: dict[int, list[int]] = {}
     awaited: dict[int, list[int]] = {}
     for number, wait in enumerate(waits):
@@ -152,7 +151,6 @@ def _title(ranks: Sequence[int]) -> str:
 
 
 def _place(boxes: Sequence[Box], edges: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """Set the corners of all boxes. Return (width, height) of the picture."""
     layer = dict.fromkeys(range(len(boxes)), 0)
     # A cycle would sink forever, so stop after as many rounds as there are boxes.
     for _ in boxes:

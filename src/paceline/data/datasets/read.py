@@ -171,7 +171,7 @@ def mask(table: pandas.DataFrame, condition: Step) -> pandas.Series:
 
 
 def typed(frame: pandas.DataFrame, reading: Reading) -> pandas.DataFrame:
-    """Convert columns to the types in `reading`; other values become missing values.
+    """Convert columns to types; values that can't be converted become missing.
 
     Raises:
         DataError: A column does not exist.

@@ -194,7 +194,7 @@ class Datastore:
         records.set_default(self._dir, str(self._record.name))
 
     def path(self, path: str | None = None, data_reference_name: str | None = None) -> DataReference:
-        """Return a reference to a folder, file or pattern.
+        """Return a reference to a folder, file or pattern of the store.
 
         Args:
             path: Path in the store; default: its top.

@@ -74,7 +74,7 @@ def hash_stored(store: Store, reader: Reader, info: FileInfo) -> str:
 
 
 class Blobs:
-    """The files of a store's folder that are named by hash, at the last `refresh`."""
+    """The content-addressed files in a folder of a store, at the last `refresh`."""
 
     def __init__(self, store: Store, place: Source, path: str) -> None:
         self._store, self._place, self._path = store, place, path.rstrip("/")

@@ -28,7 +28,7 @@ class Meter:
         self._guard = threading.Lock()
 
     def add(self, size: int, files: int = 0) -> None:
-        """Add to the transferred bytes and files. Negative: these must be transferred again."""
+        """Count transferred bytes and files. A negative count undoes an earlier count."""
         # Report under the lock, to keep the order of the threads. `progress` must not call back.
         with self._guard:
             self._bytes += size

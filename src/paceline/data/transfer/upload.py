@@ -155,7 +155,7 @@ def output_files(reference: DataReference, run_dir: Path) -> tuple[list[tuple[st
 
 
 def left_out_text(reference: DataReference, name: str, why: str) -> str:
-    """Return a message about an excluded entry, such as "a socket"."""
+    """Return a message that an entry is left out, because it is `why` ("a socket")."""
     return f"output {reference.name!r}: {name!r} is {why}, and is left out"
 
 
@@ -182,7 +182,7 @@ def put_files(
     are_plain: bool = False,
     by_content: bool = False,
 ) -> int:
-    """Store files below a path of the store, and return their bytes.
+    """Store files below a path of the store, and return their total size.
 
     Args:
         store: The opened store.

@@ -48,7 +48,7 @@ Outcome = Literal["new", "grown", "unchanged", "broken"]
 
 
 class ImportedRun(TypedDict):
-    """A run in the report of an import. run_id: None if the run could not be read."""
+    """A run in an import's report. run_id: None if it could not be read."""
 
     key: str
     run_id: str | None
@@ -142,7 +142,7 @@ class Adopter:
         return None
 
     def _by_digest(self, place: Path) -> dict[str, list[str]]:
-        """Return digest of the key -> names of runs in a folder, which is listed only once."""
+        """Return key's digest -> names of runs in a folder, which is listed only once."""
         if place not in self._listed:
             found = self._listed[place] = dict[str, list[str]]()
             for name in names_in(place):

@@ -116,7 +116,7 @@ class _Meta:
 
 
 def _joined(key: str, segments: list[tuple[Path, _Meta]]) -> OldRun:
-    """Return a run whose starts have a folder each. segments: (log, facts) of each folder."""
+    """Combine the folders of a resumed run into one run. segments: (log, facts) of each."""
     last = segments[-1][1]
     problems = Problems()
     for _, meta in segments:
@@ -196,7 +196,6 @@ def _pictures(value: Mapping[str, object]) -> list[str]:
 
 
 def _leaves(values: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """Yield (dotted name, value) of nested values. Empty objects and media stay whole."""
     return flat(values, is_whole=lambda value: not value or _MEDIA in value)
 
 

@@ -98,12 +98,11 @@ def _sign(order_by: Sequence[str] | None) -> int:
 
 
 def _start_ms(facts: RunFacts) -> int:
-    """Return a run's start time in milliseconds, as MLflow shows it."""
     return int(1000 * (facts.started or facts.created or 0))
 
 
 def _test(clause: _Clause) -> Predicate | None:
-    """Return a test of a run's facts that is False only if the clause is False for the run.
+    """Return a test by which a run's facts exclude runs that don't match a clause.
 
     Return None for a clause that the facts can't decide.
     """

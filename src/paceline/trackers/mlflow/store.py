@@ -322,7 +322,6 @@ def _add_parameters(to: _Open, values: dict[str, str]) -> None:
 
 
 def _number(metric: Metric) -> tuple[int, int, str]:
-    """Return the values by which MLflow's own store detects a duplicate of a metric's value."""
     return metric.step, metric.timestamp, repr(float(metric.value))
 
 

@@ -1,4 +1,4 @@
-"""Tables of contents of files with arrays, which are neither unpickled nor read as a whole."""
+"""Contents of array files, which are neither unpickled nor read as a whole."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def reader_check(request: Request) -> Callable[[], None]:
 
 
 class EventStream(Response):
-    """A response of server-sent events, until they, the reader or the server end.
+    """A response of server-sent events. It ends with the events, reader or server.
 
     It is faster than Starlette's StreamingResponse, which passes each event through four layers.
     """
@@ -197,11 +197,7 @@ def file_name(request: Request, part: str) -> str:
 
 
 def refuse_read_only(request: Request) -> None:
-    """Raise HTTPException if the sender of a form may change nothing.
-
-    Raises:
-        HTTPException: The request may change nothing (403).
-    """
+    """Raise HTTPException (403) if the sender of a form may change nothing."""
     need(request, OWN)
     if request.app.state.config.read_only:
         raise HTTPException(403, "This server only shows the workspace: it was started with --read-only.")
@@ -244,7 +240,7 @@ def refuse_unknown_fields(form: Iterable[str], known: Iterable[str]) -> None:
 
 
 def digits(text: str) -> int | None:
-    """Return the number that a user has typed, or None unless it has 1 to 9 digits."""
+    """Return a typed number, or None unless the text is 1 to 9 digits."""
     # Not `isdigit`: int() refuses superscripts, and numbers of more than 4,300 digits.
     return int(text) if re.fullmatch("[0-9]{1,9}", text) else None
 
@@ -263,7 +259,7 @@ def whole_number(form: Mapping[str, str], name: str) -> int | None:
 
 
 def tag_of(form: Mapping[str, str]) -> tuple[str, str | None, str]:
-    """Return key and value of a form's new tag, and the key of the tag to remove.
+    """Return a form's new tag (key, value) and the key of the tag to remove.
 
     Raises:
         HTTPException: The key or the value is too long (400).

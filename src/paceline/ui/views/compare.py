@@ -127,7 +127,7 @@ def table(request: Request) -> Response:
 
 
 def curves(request: Request) -> Response:
-    """Return the curve of each run and metric: of the run's lowest rank, over all attempts.
+    """Return the curve of each run and metric, of the lowest rank in all attempts.
 
     A request without metrics gets the names of all metrics, and the curves of the first metrics of the first run.
     """
@@ -235,7 +235,7 @@ def report(request: Request) -> Response:
 
 
 def names(request: Request) -> Response:
-    """Return runs that match the query `q`, or its words if it is not a valid query."""
+    """Return runs that match the query `q`, or its words if it is invalid."""
     index: RunIndex = request.app.state.index
     index.refresh_within(PATIENCE_S)
     text = request.query_params.get("q", "")[:LONGEST]

@@ -34,7 +34,7 @@ _TITLES = {
 
 
 class DifferenceRow(TypedDict):
-    """A fact with its values in two runs; "" for a missing value."""
+    """A fact, such as a parameter, and its text in two runs; "" where missing."""
 
     name: str
     mine: str

@@ -74,7 +74,6 @@ def _live(name: str, find: _Find) -> _Answer:
 
 
 def _shell(request: Request) -> render.TemplateValues:
-    """Return the targets' names; the stream of the page sends their status later."""
     return {"names": configured.names(request.app.state.workspace_dir)}
 
 
@@ -129,7 +128,7 @@ class TargetWatch:
         self._next: dict[str, float] = {}
 
     def seen(self) -> list[SeenTarget]:
-        """Return the last known status of each target at once, and start queries that are due."""
+        """Return each target's last known status at once, and start queries that are due."""
         names = configured.names(self._dir)
         for name in names:
             thread = self._busy.get(name)

@@ -89,7 +89,6 @@ def _options(folder: RunFolder, earlier: Sequence[RunFacts]) -> list[Parameter]:
 
 
 def _values(option: Parameter, earlier: Sequence[RunFacts]) -> list[str]:
-    """Return the values that earlier runs gave an option, newest first."""
     name = option.name.lstrip("-")
     values = dict.fromkeys(str(facts.given[name]) for facts in earlier if name in facts.given)
     return list(values)[:_EARLIER_VALUES]
