@@ -112,7 +112,7 @@ def list_files(*, place: str, as_json: bool) -> None:
 
 @takes(VerbOption("source", "A file or a folder.", type=Path, needed=True), PLACE, OVERWRITE)
 def upload(*, source: Path, place: str, overwrite: bool) -> None:
-    """Store a file or a folder."""
+    """Store a file or a folder in a datastore."""
     store, path = _place(place)
     if not source.exists():
         raise DataError(f"there is no {str(source)!r} here. Name a file or a folder.")
@@ -166,7 +166,7 @@ def prune(*, to: str) -> None:
     JSON,
 )
 def freeze(*, dataset: str, to: str | None, as_json: bool) -> None:
-    """Keep the content of a dataset's version."""
+    """Copy the files of a dataset's version, so that later changes do not matter."""
     found = _dataset(dataset).freeze(to)
     (source,) = found.sources
     place = source.path if source.datastore is None else f"{source.datastore}:{source.path}"

@@ -252,7 +252,7 @@ def _share(part: float, whole: float) -> str:
     JSON,
 )
 def report(*, run_id: str | None, messages: bool, as_json: bool) -> None:
-    """Print the facts for a bug report. Has no arguments, variables, logs, hosts or paths."""
+    """Print the facts for a bug report. They contain no arguments, variables, logs, hosts or paths."""
     found = bug_report(folder_of(run_id) if run_id is not None else _latest_failed(), messages=messages)
     if as_json:
         print_json(found)

@@ -234,7 +234,7 @@ def pause(*, name: str) -> None:
 
 @takes(NAME)
 def resume(*, name: str) -> None:
-    """Resume a paused schedule. What came during the pause starts nothing."""
+    """Resume a paused schedule. Times and events of the pause start nothing."""
     schedules = Workspace.from_config(create=False).schedules
     passed = ticking.resume(schedules, name)
     during = f" {counted(passed, 'time or event')} of the pause starts nothing." if passed else ""

@@ -28,7 +28,7 @@ NO_WAIT = VerbOption("--no-wait", "Return at once.", type=bool)
 
 @takes(*DEPLOY)
 def deploy(**given: Any) -> None:
-    """Deploy a model that is served when this terminal is closed. Prints its address."""
+    """Deploy a model as a service, which outlives this terminal. Prints its address."""
     workspace = Workspace.from_config()
     service = Service.deploy(
         workspace,

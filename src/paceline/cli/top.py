@@ -113,7 +113,10 @@ def _told(folder: RunFolder, record: RunRecord) -> RunLoad:
 
 
 def _lines(folder: RunFolder, record: RunRecord, *, most_rows: int | None = None) -> list[str]:
-    """Return the lines to print. Both tables together have at most `most_rows` rows, those of slow ranks among them."""
+    """Return the lines to print: two tables with at most `most_rows` rows in all.
+
+    Slow ranks are always among the rows.
+    """
     took = (
         f" for {duration_text(record.duration_s)}" if record.duration_s is not None and not record.is_terminal else ""
     )

@@ -26,7 +26,7 @@ class FileParameter:
 
     Attributes:
         default: None if the value has to be given.
-        line: The line of the file that has the default, or else the first place.
+        line: Number of the line with the default, or else of the first line with the parameter.
     """
 
     name: str

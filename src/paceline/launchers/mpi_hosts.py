@@ -55,7 +55,7 @@ def host_options(launch: Launch, major: int) -> list[str]:
 def networks_of(launch: Launch) -> str:
     """Return the networks of the nodes' addresses for Open MPI, or "" if unknown.
 
-    These are networks, because PRRTE 3 crashes half the time on a list of addresses.
+    The result has whole networks, because PRRTE 3 crashes half the time on a list of addresses.
     """
     networks = sorted({node.network or "" for node in launch.nodes})
     return "" if "" in networks else ",".join(networks)

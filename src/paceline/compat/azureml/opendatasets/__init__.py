@@ -66,7 +66,7 @@ class _Service:
 
 
 class MNIST(_Service):
-    """Handwritten digits."""
+    """Handwritten digits, which Paceline cannot load."""
 
     refused = (
         "Download its four .gz files into a folder, and use Dataset.File.from_files('folder'); "
