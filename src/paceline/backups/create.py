@@ -290,7 +290,7 @@ class _Copy:
         return True
 
     def _store_originals(self) -> bool:
-        """Store large files without a copy. Return False if one has changed meanwhile."""
+        """Store large files without a temporary copy. Return False if one has changed meanwhile."""
         originals, self._originals = self._originals, {}
         if not originals:
             return True

@@ -1,8 +1,8 @@
 """The doctor's program that runs on a node: `facts`, `listen` and `connect`.
 
-A Python there gets it as text (`paceline.remote.foreign_python`), so it needs only the standard library and imports
-nothing of Paceline. Programs that it calls may hang, because of a GPU driver or a lost file system. So each call has a
-time limit, and the program does not wait for the end of killed programs.
+A Python on the node gets this program as text (`paceline.remote.foreign_python`). So the program needs only the
+standard library, and imports nothing of Paceline. Programs that it calls may hang, because of a GPU driver or a lost
+file system. So each call has a time limit, and the program does not wait for the end of killed programs.
 
     facts   {"python": ..., "space": [...], "modules": [...], "library_dir": ..., "timeout_s": ...}
     listen  {"address": ..., "port": ..., "token": ..., "count": ..., "timeout_s": ...}
@@ -212,7 +212,7 @@ def output(argv: list[str], timeout_s: float, environment: dict[str, str] | None
 
 
 def marked(text: str, error: str) -> Answer:
-    """Return the JSON value that a program has printed after the mark, or an error."""
+    """Return the JSON value in the output line that begins with `_MARK`, or an error."""
     if error:
         return {"error": error}
     lines = [line for line in text.splitlines() if line.startswith(_MARK)]

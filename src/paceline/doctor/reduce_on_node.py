@@ -1,7 +1,7 @@
 """The doctor's all-reduce on a node, by torch's Gloo or by mpi4py.
 
-A Python there gets it as text (`paceline.remote.foreign_python`), or as a file by mpirun. It imports torch and mpi4py
-by `importlib`, since only the scripts' interpreter has these packages.
+A Python on the node gets this program as text (`paceline.remote.foreign_python`), or mpirun starts it as a file. It
+imports torch and mpi4py by `importlib`, since only the scripts' interpreter has these packages.
 
     gloo {"rank": 0, "size": 2, "address": ..., "port": ..., "interface": ..., "elements": 1048576, "timeout_s": ...}
     mpi  {"elements": 1048576}

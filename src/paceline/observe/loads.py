@@ -21,7 +21,7 @@ RANK_HEADER = (
 
 
 def last(folder: RunFolder) -> dict[str, Any] | None:
-    """Return the content of the last `load.json`, or None before the first sample."""
+    """Return the newest load sample of a run, or None before the first."""
     attempts = (int(path.name) for path in folder.attempt(1).parent.glob("[0-9]*") if path.name.isdigit())
     for number in sorted(attempts, reverse=True):
         found: dict[str, Any] | None = read_json(folder.load(number))
@@ -71,7 +71,7 @@ def whole(folder: RunFolder, sample: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def node_rows(sample: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return a row for each node, under `NODE_HEADER`."""
+    """Return table rows, one for each node, with the columns of `NODE_HEADER`."""
     rows: list[tuple[str, ...]] = []
     for _, load in sorted(sample["nodes"].items(), key=lambda item: int(item[0])):
         gpus = [name[: -len("_percent")] for name in load if name.startswith("gpu") and name.endswith("_percent")]
@@ -92,7 +92,7 @@ def node_rows(sample: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def rank_rows(sample: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return a row for each rank, under `RANK_HEADER`."""
+    """Return table rows, one for each rank, with the columns of `RANK_HEADER`."""
     rows: list[tuple[str, ...]] = []
     for rank, load in sorted(sample["ranks"].items(), key=lambda item: int(item[0])):
         data, others = load.get("data_percent"), load.get("wait_percent")

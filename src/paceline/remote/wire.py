@@ -34,7 +34,7 @@ class WireError(ValueError):
 
 
 def frame(header: Header, data: bytes = b"") -> bytes:
-    """Return the bytes of a frame."""
+    """Return a header and data, encoded as a frame."""
     text = json.dumps({**header, "bytes": len(data)} if data else header).encode()
     return _LENGTH.pack(len(text)) + text + data
 

@@ -22,7 +22,7 @@ def call(
     Args:
         uri: URL of the scoring endpoint.
         data: Text and bytes are sent unchanged; anything else as JSON.
-        key: Sent as `Authorization: Bearer`.
+        key: The service's key, sent as `Authorization: Bearer`.
         timeout_s: Limit on the connection and on each read.
         certificate: PEM file that is trusted besides the system's certificates.
 

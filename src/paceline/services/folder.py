@@ -76,7 +76,7 @@ class RevisionFolder:
         return int(self.path.name)
 
     def model(self, index: int) -> Path:
-        """Return the path of the copy of a model that was given by path."""
+        """Return the path of a model's copy. Registered models have no copy."""
         return self.models / str(index)
 
     def hashes(self, index: int) -> Path:

@@ -7,8 +7,8 @@
 state: "starting" until a first model process is ready; "ready"; "unready" while all model processes are being replaced;
     "draining" after SIGTERM; "stopped"; "failed" if the server could not serve, with `error`.
 revision: the revision being served.
-refused: {"revision": ..., "error": ...} of a configuration that could not be loaded after SIGHUP. The previous one
-    stays.
+refused: {"revision": ..., "error": ...} of a configuration that could not be loaded after SIGHUP. The previous
+    configuration is still served.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class WarmSpares:
         self._at_s = 0.0
 
     def begin(self, launch: Launch, nodes: Nodes, shells: Sequence[Mapping[str, str]]) -> None:
-        """Note the nodes of a new attempt. Spares from an earlier attempt on them stay."""
+        """Prepare for the nodes of a new attempt. Spares that run on these nodes stay."""
         if nodes is not self._nodes:
             self._nodes, self._pids, self._begun, self._told = nodes, {}, {}, {}
         self._shells, self._at_s = shells, 0.0

@@ -261,7 +261,7 @@ class Supervision:
         return "preempted" if self.may_leave and self.leaves_for else None
 
     def may_leave_now(self) -> None:
-        """Allow that the run returns its nodes and queues again if another run needs them."""
+        """Allow the run to return its nodes and queue again if another run needs them."""
         self.has_run, self.may_leave, self.leaves_for, self._asks_at = False, True, "", 0.0
 
     def has_to_leave(self) -> bool:

@@ -83,7 +83,7 @@ def digest_in(folder: str, is_ours: bool = False) -> "Optional[str]":  # noqa: U
 
 
 def known_digest(folder: str) -> "Optional[str]":  # noqa: UP045
-    """Return the `digest` of the package in a folder, from a cache file in that folder.
+    """Return the `digest` of the package in a folder, cached there until a file changes.
 
     Reading a thousand files takes ten times as long as checking whether they have changed.
     """

@@ -99,7 +99,7 @@ class Ends:
         del self.said[:-_SAID_BYTES]
 
     def stderr(self) -> str:
-        """Return the end of standard error, as far as it was read."""
+        """Return the last part of standard error that was read."""
         return self.said.decode(errors="replace").strip()
 
     def exit_code(self, wait_s: float = 0.0) -> int | None:

@@ -193,7 +193,7 @@ class Link(LinkFiles):
 
         log: The file on the node to which the command writes.
         env, exact: The command's environment is `env`, added to the agent's own variables unless `exact`.
-        tag: The callback `on_tagged_end` gets the exit of a command with a tag, `ends` returns that of others.
+        tag: With a tag, the callback `on_tagged_end` gets the exit of the command; else `ends` returns it.
         """
         return self._start(argv, env, cwd=cwd, log=log, exact=exact, tag=tag)[0]
 

@@ -371,7 +371,9 @@ def _with_network(node: Node, link: Link) -> Node:
 
 
 def script_python(given: str | None, submitter: str | None, links: Sequence[Link]) -> str | None:
-    """Return the interpreter of jobs that name none; None for the agents' own.
+    """Return the interpreter for jobs that name no interpreter, or None.
+
+    None means the interpreter of the agents.
 
     given: The target's interpreter, which takes precedence.
     submitter: The submitting process's interpreter, used if all nodes have it; None to ignore it.

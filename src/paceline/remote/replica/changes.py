@@ -1,21 +1,23 @@
 """List changes of a run's folder since the last listing, as frames (`paceline.remote.wire`) about one file each.
 
-    how    "grow"    bytes at the offset `at` of an append-only file with inode `ino`. `cut` says that the copy must be
-                     emptied first, since the file was replaced ("new") or truncated ("shrunk")
-           "append"  bytes of a file to which both machines append: append them
-           "part"    a piece, at the offset `at`, of another file. Pieces that are sent together have one `key`. The
-                     last has `end` and `mode`, and completes the file; `drop` discards the pieces
-           "link"    a symbolic link to `target`
-           "dir"     a folder
-           "gone"    the user's script has removed the file
-           "left"    the file is excluded because of `why`: a link out of the run, a pipe (`paceline.system.links`)
+A frame's header has `how`, which is one of:
+
+    "grow"    bytes at the offset `at` of an append-only file with inode `ino`. `cut` says that the copy must be
+              emptied first, since the file was replaced ("new") or truncated ("shrunk")
+    "append"  bytes of a file to which both machines append: append them
+    "part"    a piece, at the offset `at`, of another file. Pieces that are sent together have one `key`. The
+              last has `end` and `mode`, and completes the file; `drop` discards the pieces
+    "link"    a symbolic link to `target`
+    "dir"     a folder
+    "gone"    the user's script has removed the file
+    "left"    the file is excluded because of `why`: a link out of the run, a pipe (`paceline.system.links`)
 
 `stamp` describes a file when it was read: [size, mtime in ns, inode]. For a growing file, size is the amount sent. Of a
 file that grew, only the new bytes are sent; a file that was truncated or replaced is sent again.
 
-    small    logs, metrics, reports, notes: at each call
-    large    the user's files: once they are unchanged for a while, or at the end
-    record   state.json is read first and sent last, so that readers of a final state have all earlier changes
+    small    logs, metrics, reports and notes, which are sent at each call
+    large    the user's files, which are sent once they are unchanged for a while, or at the end
+    record   state.json, which is read first and sent last, so that readers of a final state have all earlier changes
 
 Login hosts run this text with their own Python, 3.6 or later, so it needs only the standard library.
 """

@@ -111,7 +111,7 @@ class Pool:
     # Requests
 
     def submit(self, operation: int, head: bytes, body: bytes) -> Waiting | None:
-        """Queue a request. Return None if the queue is full."""
+        """Queue a request and return it, or return None if the queue is full."""
         queue = self.queue
         if len(queue) >= self.config.max_queue:
             return None

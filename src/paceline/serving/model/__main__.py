@@ -1,7 +1,8 @@
-"""A model process: `python -m paceline.serving.model FD FLAG`, with its socket to the front and the file for `watch_client`.
+"""A model process: `python -m paceline.serving.model FD FLAG`.
 
-One thread receives requests, calls the model and sends the responses. So user code never runs concurrently, and torch's number of
-threads, a setting of the calling thread, applies to the model.
+FD is the file descriptor of its socket to the front, FLAG that of the file for `watch_client`. One thread receives
+requests, calls the model and sends the responses. So user code never runs concurrently, and torch's number of threads,
+a setting of the calling thread, applies to the model.
 """
 
 from __future__ import annotations

@@ -165,10 +165,7 @@ def worker_report(
 
 
 def gone_before(first: WorkerEnd, ends: Sequence[WorkerEnd]) -> str:
-    """Return a sentence, after a space, on workers that ended before `first` failed, or "".
-
-    Their early end made `first` fail.
-    """
+    """Return " " and a sentence on workers whose early end made `first` fail, or ""."""
     if not first.is_victim:
         return ""
     if gone := [end.rank for end in ends if end.exit_code == 0 and not end.stopped]:
