@@ -200,7 +200,7 @@ def load(folder: Path, stem: str, *, pickled: bool) -> Any:
     pickled: Whether a pickle may be loaded, which must belong to this user or to root.
 
     Raises:
-        RunStateError: There is no such file, or it can't be read; or only a pickle that may not be loaded.
+        RunStateError: There is no such file, the file can't be read, or it is a pickle that may not be loaded.
     """
     from paceline.checkpoint.api import CheckpointFile, decode_state
 

@@ -226,7 +226,7 @@ def _wait(run: FunctionRun[_R], deadline: float | None, pause: float) -> float:
     """Sleep for `pause` seconds, and return a longer pause for the next call.
 
     Raises:
-        TimeoutError: The deadline is over.
+        TimeoutError: The deadline has passed.
     """
     left = _LONGEST_S if deadline is None else deadline - time.monotonic()
     if left <= 0:

@@ -87,7 +87,7 @@ class PipelineData:
         return self.as_mount().as_partition(by)
 
     def destination(self, run_id: str, default_store: str) -> DataReference:
-        """Return the output reference of the step with this run id.
+        """Return the reference to this data as an output of the step with this run id.
 
         Args:
             run_id: Id of the run that writes the data.

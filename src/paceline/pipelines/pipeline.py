@@ -30,7 +30,8 @@ class Pipeline:
     `Experiment.submit` starts the pipeline.
 
     Args:
-        steps: `Step`s, or lists of them. Steps whose data they take are included. Independent steps run at the same time.
+        steps: `Step`s, or lists of them. Further steps whose data these steps read are included. Independent steps run at the
+            same time.
         outputs: A dict of output names to `PipelineData`.
         continue_on_step_failure: After a failure, continue the steps that do not need the failed one. Else cancel all steps.
         description: Text for people.

@@ -135,7 +135,7 @@ def ordered(steps: Sequence[T], needs: Callable[[T], Iterable[T]], name: Callabl
     `name`: Returns a step's name for messages.
 
     Raises:
-        PipelineError: Steps need each other in a circle.
+        PipelineError: The steps form a cycle.
     """
     done: dict[int, T] = {}
     for step in steps:

@@ -296,7 +296,7 @@ class _Notes:
 
 
 def _last_offset(data: bytes, rank: int) -> tuple[int, int] | None:
-    """Return (offset behind, log size in) a rank's last note in `data`, or None."""
+    """Return the offset behind a rank's last note in `data` and the log size in it, or None."""
     # Search for the rank between spaces, so that 1 matches neither 11 nor the size, which a newline follows.
     word, end = b" %d " % rank, len(data)
     while (at := data.rfind(word, 0, end)) >= 0:

@@ -205,7 +205,7 @@ class Histogram(Media):
     The run keeps counts and edges, not the values.
 
     Args:
-        values: An array, a tensor or numbers. NaN and infinities are counted apart.
+        values: An array, a tensor or numbers. NaN and infinities are counted separately.
         bins: Number of bins.
 
     Examples:

@@ -343,7 +343,7 @@ def _step(entry: MetricEntry) -> float | None:
 def _sortable(series: list[MetricEntry]) -> list[MetricEntry]:
     """Set attempts and times in place so that they never decrease, and return the entries.
 
-    Entries of several ranks are merged by them.
+    Callers merge the entries of several ranks by attempt and time.
     """
     attempt, time_s = 0, -math.inf
     for entry in series:

@@ -24,9 +24,10 @@ class LogsMetrics(ABC):
         A dict instead of the name logs each of its values under its key: `log({"loss": 0.1, "accuracy": 0.9}, step=3)`.
 
         The first value under a name is a scalar in `get_metrics`, more make a list. Other types never end the script. Lists,
-        tuples, ranges, generators and arrays of one dimension are stored as lists. Figures of matplotlib, PIL images and bytes of
-        H x W x 3 or 4 are images, other arrays histograms, pandas frames and lists of dicts tables. `paceline.Image`, `Audio`,
-        `Video`, `Html`, `Histogram` and `Table` set the kind. Other objects are stored as their `repr`.
+        tuples, ranges, generators and arrays of one dimension are stored as lists. Matplotlib figures, PIL images and bytes of
+        H x W x 3 or 4 are stored as images, other arrays as histograms, and pandas frames and lists of dicts as tables.
+        `paceline.Image`, `Audio`, `Video`, `Html`, `Histogram` and `Table` set the kind. Other objects are stored as their
+        `repr`.
 
         Args:
             name: Name of the metric, or a dict of name to value.
@@ -103,7 +104,7 @@ class LogsMetrics(ABC):
         Args:
             name: Name of the metric.
             description: Ignored; the Azure SDK has it.
-            columns: Column to value.
+            columns: The value of each column.
 
         Raises:
             MetricError: There is no column.
@@ -117,7 +118,7 @@ class LogsMetrics(ABC):
 
         Args:
             name: Name of the metric.
-            value: Column to value, or to a list of values.
+            value: The table: the value or list of values of each column, rows as dicts, or a frame.
             description: Ignored; the Azure SDK has it.
             step: Training step of the table.
 

@@ -92,7 +92,7 @@ class Tunnel:
             raise RunStateError(f"run {self._folder.run_id}: the tunnel to port {self._port} was closed on the node.")
 
     def serve(self) -> None:
-        """Pass on data until the run ends.
+        """Pass on data until the run ends. So the method always ends with an exception.
 
         Raises:
             RunStateError: The run has ended.

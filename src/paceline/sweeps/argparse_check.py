@@ -40,8 +40,9 @@ def check_script(
 
     Return `switches` with those hyperparameters added that turn a switch of the script on and off.
 
-    `directory`: The job's source. `switches`: Switches that the user has named (`SweepSpec.switches`). `others`: Other
-    arguments that the script gets; None if unknown.
+    `directory`: The job's source.
+    `switches`: Switches that the user has named (`SweepSpec.switches`).
+    `others`: Other arguments that the script gets; None if unknown.
 
     Raises:
         SweepError: The script lacks an option or rejects values; the message names all of them.

@@ -60,8 +60,8 @@ def job_of(
     `switches`: Arguments without a value, as in `SweepSpec`.
 
     Raises:
-        SweepError: The file in the source is no JSON object, or a nested name has no object there.
-        JobError: A job may not set this variable.
+        SweepError: The file in the source is no JSON object, or has another value where a nested name needs an object.
+        JobError: A name is an environment variable that a job may not set.
     """
     if pass_as in _DASHED:
         own = without(job.arguments, [argument(name) for name in values], switches)
@@ -80,7 +80,7 @@ def job_of(
 
 
 def way(given: object) -> str:
-    """Return the name of a way to pass values, from its name, a form of it, or a file name."""
+    """Return the `pass_as` for a form such as "--name=value", and any other value unchanged."""
     return _FORMS.get(given, given) if isinstance(given, str) else given  # type: ignore[return-value]
 
 

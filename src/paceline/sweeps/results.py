@@ -160,12 +160,12 @@ def _cell(value: object) -> object:
 
 
 def metric_column(metric: str) -> str:
-    """Return the metric's column, renamed if the name is taken."""
+    """Return the name of a metric's column, which is changed if the name is taken."""
     return f"{metric} (metric)" if metric in (*BEFORE, *AFTER, FRONT) else metric
 
 
 def parameter_column(name: str, metrics: Iterable[str]) -> str:
-    """Return the hyperparameter's column, with dashes if the name is taken."""
+    """Return the name of a hyperparameter's column, with its dashes if the name is taken."""
     plain = name.lstrip("-")
     if plain not in {*BEFORE, *AFTER, FRONT, *map(metric_column, metrics)}:
         return plain

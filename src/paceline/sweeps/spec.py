@@ -182,7 +182,7 @@ def listed(name: str, given: object) -> tuple[Any, ...]:
     """Return a list's items, or a single string, as a tuple.
 
     Raises:
-        SweepError: It is no list.
+        SweepError: The value is neither a list nor a string.
     """
     if isinstance(given, (str, Mapping)):
         return (given,)

@@ -35,7 +35,7 @@ class Sweep:
     `Experiment.submit` starts the sweep.
 
     Args:
-        estimator: What each trial runs, with its workers, nodes, target, environment and data.
+        estimator: The script of each trial, with its workers, nodes, target, environment and data.
         space: A dict of names to expressions (`choice`, `uniform`, `loguniform`, ...) or values; see `paceline.sweeps.space`.
         metric: The primary metric, by the name that the script logs. Lists of metrics and goals, such as
             metric=["accuracy", "latency"], goal=["maximize", "minimize"], look for the Pareto front.
@@ -47,7 +47,7 @@ class Sweep:
         stop: A policy that stops trials early: `Bandit`, `MedianStopping`, `TruncationSelection`, `ASHA`, `Hyperband`; or one
             that pauses trials and continues them from checkpoints: `ASHA(promote=True)`, `PopulationBasedTraining`.
         seed: Determines the proposals, with the trial's number and earlier results. Default: random, and recorded.
-        points: Points to try first, each name -> value.
+        points: Points to try first, each as a dict of names to values.
         max_failures: Failed trials that end the sweep.
         max_duration_seconds: Seconds, or text such as "2h".
         repeats: Whether a point of a finite space may be tried twice.

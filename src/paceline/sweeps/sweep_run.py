@@ -135,7 +135,7 @@ class SweepRun(Run):
         of these figures. At its end, a sweep draws the same files into its outputs.
 
         Args:
-            folder: Created if it does not exist.
+            folder: Folder to write to, which is created if it does not exist.
         """
         trials = self._trials()
         return draw.into(Path(folder), draw.sketched(f"Sweep {self.id}", self.spec, trials))

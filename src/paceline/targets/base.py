@@ -12,8 +12,8 @@ Six optional protocols, each implemented completely or not at all (the conforman
     Examined      `paceline compute` and the doctor can query it
     Elastic       gives a run as many nodes as are available, between a minimum and a maximum
 
-Some members are optional. Of targets: `OPTIONS` and `settings` of a configurable kind, `login` if a password is needed,
-`script_python(links)` if nodes have their own interpreters; see docs/compute.md. Of nodes:
+Some members are optional. A target may have `OPTIONS` and `settings` if its kind is configurable, `login` if a password is
+needed, and `script_python(links)` if nodes have their own interpreters; see docs/compute.md. `Nodes` may have:
 
     disks(paths)    {path: (free bytes, total bytes, number of the file system)} of these folders' disks on the nodes,
         prefixed with the node if there are several, and on the supervisor's machine. Without `disks`, no disk is

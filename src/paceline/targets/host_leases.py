@@ -170,7 +170,7 @@ def give_back(given: "Ticket") -> "LeaseAnswer":
 
 
 def note(given: "Ticket") -> "LeaseAnswer":
-    """Record in a run's ticket since when it hangs, or None (`hangs_since`), for waiting runs."""
+    """Record in a run's ticket since when it hangs (`hangs_since`), or None if it does not hang."""
     with locked():
         host_queue().mark(given["key"], hangs_since=given["hangs_since"])
     return {}

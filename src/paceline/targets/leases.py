@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         ports: list[int]
 
     class UserShare(TypedDict):
-        """A user's share of a machine, and their decayed weighted GPU-hours."""
+        """A user's share of a machine, and their past use in GPU-hours, of which older hours count less."""
 
         user: str
         group: str
@@ -208,7 +208,7 @@ class Queue:
             return SharePolicy({}, status.st_ctime)
 
     def uses(self) -> "dict[int, PastUse]":
-        """Return the past use of each user with a record."""
+        """Return the past use of the machine by each user, by the user's uid."""
         found = {}
         for uid, folder in self._listed or self._folders():
             use = read_use(os.path.join(folder, USE), uid)

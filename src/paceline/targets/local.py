@@ -55,7 +55,7 @@ _TEXT_S, _SLOWEST_TEXT_S = 10.0, 120.0
 
 
 class LocalTarget:
-    """The machine that Paceline runs on."""
+    """This machine as a compute target."""
 
     def __init__(self) -> None:
         self._cores = core_count()

@@ -336,7 +336,7 @@ class SharedQueue(_MachineQueue):
 
 
 def open_queue(cores: int, gpus: tuple[str, ...]) -> LocalQueue | SharedQueue:
-    """Return the queue of this machine for runs of this user."""
+    """Return this machine's queue: the queue of this user, or of all users if they share it."""
     return SharedQueue(cores, gpus) if is_shared() else LocalQueue(leases_dir(), cores, gpus)
 
 

@@ -20,7 +20,7 @@ class SettingError(TargetError):
 
 @dataclass(frozen=True, kw_only=True)
 class UserUse:
-    """A user's share of a machine, and their decayed weighted GPU-hours."""
+    """A user's share of a machine, and their past use in GPU-hours, of which older hours count less."""
 
     user: str
     group: str
@@ -38,7 +38,7 @@ class NodeStatus:
         state: The engine's name for the state, such as "mixed" or "drained".
         message: Why the node is down, or a remark of the engine.
         outside: Texts about the use by processes outside Paceline.
-        shared_by: The owner of the machine's shares file, or "". shares: The users' shares.
+        shared_by: The owner of the machine's shares file, or "". The users' shares are in `shares`.
     """
 
     name: str
@@ -152,7 +152,7 @@ def _wait_reason(ticket: Mapping[str, Any], before: int) -> str:
 
 
 def _remark(ticket: Mapping[str, Any]) -> str:
-    """Return what people who wait should know about a running run, such as "hangs"."""
+    """Return a remark on a running run for people who wait, such as "hangs"."""
     remarks = []
     if ticket.get("hangs_since"):
         remarks.append(f"hangs since {ticket['hangs_since']}")

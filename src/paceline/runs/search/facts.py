@@ -40,7 +40,7 @@ class RunFacts:
         name: The display name; "" without one.
         created, started, ended: Seconds since 1970.
         size: Nodes by processes, such as "2×4".
-        script: Such as "train.py", "-m package.train", or "train:main" for a function.
+        script: The script, such as "train.py", "-m package.train", or "train:main" for a function.
         arguments: The arguments of the script in one line.
         why: The reason for waiting, failing or hanging.
         parent: Id of the run above this run.

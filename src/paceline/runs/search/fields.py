@@ -189,8 +189,8 @@ def sorted_runs(runs: Iterable[RunFacts], order: str) -> list[RunFacts]:
 
     Args:
         runs: The runs, newest first.
-        order: A field, with "-" in front for the reverse order. The best value of a metric sorts the best run first, every other
-            field the least value first.
+        order: A field, with "-" in front for the reverse order. The best value of a metric sorts the best run first. Any other
+            field sorts the smallest value first.
 
     Raises:
         QueryError: There is no such field.

@@ -84,8 +84,8 @@ def grouped(runs: Sequence[RunFacts], by: RunField, sort: str = "") -> list[RunG
     Args:
         runs: The runs, in their order.
         by: The field. A number and a text that is the same number are one group.
-        sort: The field that orders the runs. If it is a number, it orders the groups by its mean; else groups have the order of
-            their first runs.
+        sort: The field that orders the runs. The mean of a numeric field also orders the groups. With another field, the groups
+            have the order of their first runs.
 
     Examples:
         >>> [(group.text, len(group.runs)) for group in grouped(runs, field_of("experiment"))]

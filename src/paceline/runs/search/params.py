@@ -54,9 +54,9 @@ def params_of(
     Later sources replace earlier ones.
 
     Args:
-        arguments: Of the script. A flag has the value "true", and `lr=0.1` is a parameter too.
+        arguments: Arguments of the script. A flag has the value "true", and `lr=0.1` is a parameter too.
         swept: Values that a sweep chose for the run.
-        tracked: Properties of the run: trackers store the parameters there that a script logs.
+        tracked: Properties of the run, in which trackers store the parameters that a script logs.
 
     Examples:
         >>> params_of(["--lr", "1e-3", "--amp", "model.depth=18"], {}, {"batch": "64"})

@@ -18,8 +18,8 @@ _PEAKS = ("memory_gib", "gpu_memory_gib")
 def read_resources(folder: RunFolder) -> dict[str, float]:
     """Return the resources that a run has used, without those that were not measured.
 
-    `memory_gib` and `gpu_memory_gib` are the greatest of one process in a sample, `cpu_s` is the sum of all processes. A run that
-    ended before the second sample has none.
+    `memory_gib` and `gpu_memory_gib` are the largest values of one process in any sample. `cpu_s` is the sum over all
+    processes. A run that ended before the second sample has no values.
 
     Examples:
         >>> read_resources(RunFolder(workspace.runs_dir / "digits_1700000000_00000001"))

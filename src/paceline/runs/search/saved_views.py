@@ -140,7 +140,7 @@ class SavedViews(NamedDocuments[SavedView]):
         """Save a view.
 
         Raises:
-            UserError: The name is taken, without `replace`, or the workspace can't be written.
+            UserError: The name is taken and `replace` is False, or the workspace can't be written.
         """
         if not replace and os.path.lexists(self._path(view.name)):
             raise UserError(f"a view {view.name!r} exists already. Choose another name, or replace it.")

@@ -118,7 +118,7 @@ class MetricSummaries(Mapping[str, MetricFacts]):
         return self._goals or {}
 
     def value(self, name: str, statistic: str = "last") -> float | None:
-        """Return one statistic of a metric, or None. It is faster than a `MetricFacts`."""
+        """Return one statistic of a metric, such as "last" or "best"; None without a value."""
         place = self._names.at.get(name)
         if statistic == "best":
             statistic = {"minimize": "min", "maximize": "max"}.get(self.goal(name) or "", "")

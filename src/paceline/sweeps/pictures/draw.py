@@ -89,7 +89,7 @@ def write_page(path: Path, drawn: Sketch) -> None:
     """Write a sweep's pictures into one HTML file.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     write_whole(path, page(drawn))
 
@@ -105,7 +105,7 @@ def write_importances(path: Path, drawn: Sketch) -> None:
     """Write the importance as a CSV file.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     text = io.StringIO()
     rows = csv.writer(text)

@@ -61,10 +61,10 @@ class Line:
 
 @dataclass(frozen=True)
 class History:
-    """A metric over the trials' numbers.
+    """A chart of a metric over the numbers of the trials.
 
     Attributes:
-        points: (trial number, position, status) of each trial.
+        points: (trial number, position on the axis of the metric, status) of each trial.
         best: (trial number, position) of each trial that was better than all earlier trials.
     """
 
@@ -76,7 +76,7 @@ class History:
 
 @dataclass(frozen=True)
 class Front:
-    """Two metrics against each other.
+    """A scatter plot of two metrics.
 
     Attributes:
         points: (number, positions on both axes, status) of each trial.
@@ -276,7 +276,7 @@ class Numbers:
     """An axis of numbers, linear or logarithmic.
 
     Attributes:
-        low: Finite and below high; above 0 if is_log.
+        low, high: The ends of the axis, the smaller number first. Both are above 0 if `is_log`.
         is_log: Whether the axis is logarithmic.
     """
 

@@ -33,7 +33,7 @@ Names = Mapping[int, str]
 
 
 def parallel(columns: Sequence[Column], lines: Sequence[Line], names: Names | None = None) -> str:
-    """Draw a line for each trial, through its hyperparameters to its metric.
+    """Return an SVG with a line for each trial, through its hyperparameters to its metric.
 
     A line's `data-trial` is the trial's number. Where a trial has no value, its line passes below the axis.
     """
@@ -68,7 +68,7 @@ def parallel(columns: Sequence[Column], lines: Sequence[Line], names: Names | No
 
 
 def history(picture: History) -> str:
-    """Draw the trials and the best value so far."""
+    """Return an SVG of the trials and the best value so far."""
     last = max([point[0] for point in picture.points] + [point[0] for point in picture.best])
     bottom, right = _TOP + _HEIGHT, WIDTH - _RIGHT / 3
 
@@ -98,12 +98,12 @@ def history(picture: History) -> str:
 
 
 def scatter(picture: Front, names: Names | None = None) -> str:
-    """Draw a scatter plot of two columns."""
+    """Return an SVG with a scatter plot of two columns."""
     return front(picture, names, "slice")
 
 
 def front(picture: Front, names: Names | None = None, kind: str = "front") -> str:
-    """Draw two metrics and a line through the Pareto front."""
+    """Return an SVG of two metrics with a line through the Pareto front."""
     bottom, right = _TOP + _HEIGHT, _LEFT + 1.5 * _HEIGHT
 
     def at(places: tuple[float, float]) -> tuple[float, float]:
@@ -124,7 +124,7 @@ def front(picture: Front, names: Names | None = None, kind: str = "front") -> st
 
 
 def importance(found: Sequence[Importance]) -> str:
-    """Draw a bar for each hyperparameter."""
+    """Return an SVG with a bar for each hyperparameter."""
     left, height = 190, 26
     most = max([one.share for one in found], default=0) or 1
     parts = []

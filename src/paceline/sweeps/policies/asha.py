@@ -30,7 +30,7 @@ class ASHA(NamedPolicy):
 
     Args:
         first: Number of values at the first rung. With 1, trials whose curves start slowly are stopped.
-        eta: 2 or more.
+        eta: A rung keeps 1 / eta of its trials; 2 or more.
         last: Number of values at which trials end by themselves; None if unknown.
         bracket: Number of rungs to skip at the beginning, as in Hyperband's brackets.
         promote: Whether to pause and promote trials. The script must resume from `PACELINE_CHECKPOINT_DIR`.
@@ -140,7 +140,8 @@ class Hyperband(NamedPolicy):
     Some trials get more time before they are judged. A bracket that starts one rung later gets 1 / eta as many trials.
 
     Args:
-        last: As for `ASHA`. The number of brackets depends on it. first: As for `ASHA`. eta: As for `ASHA`.
+        last: As for `ASHA`. The number of brackets depends on this number.
+        first, eta: As for `ASHA`.
 
     Raises:
         SweepError: A number is out of range.

@@ -84,7 +84,7 @@ class PopulationBasedTraining(NamedPolicy):
 
     @property
     def pauses(self) -> bool:
-        """Whether trials wait for their generation: always."""
+        """True, because trials wait at the end of each generation."""
         return True
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
@@ -92,7 +92,7 @@ class PopulationBasedTraining(NamedPolicy):
         return {}
 
     def judge(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, Judgement]:
-        """Return the decision to pause each live trial at its generation's end, unless `budget` does."""
+        """Pause each live trial that has ended its generation. With `budget`, return {}."""
         judgements: dict[int, Judgement] = {}
         for trial in trials:
             end = self._end(len(trial.legs))

@@ -34,7 +34,7 @@ class ContainerReason(TypedDict, total=False):
 
 
 class ContainerState(TypedDict, total=False):
-    """The state of a container; one of these keys exists."""
+    """The state of a container, which has one of these keys."""
 
     waiting: ContainerReason
     running: dict[str, str]
@@ -60,7 +60,7 @@ class PodStatus(TypedDict, total=False):
 
 
 class Pod(TypedDict, total=False):
-    """A pod."""
+    """A pod, as the API describes it."""
 
     metadata: ObjectMeta
     status: PodStatus

@@ -255,7 +255,7 @@ def kept_mirror(folder: RunFolder) -> PodMirror | None:
 
 
 def keep_mirror(folder: RunFolder, mirror: PodMirror | None) -> None:
-    """Keep a connection for later reads; with None close and forget it."""
+    """Keep a connection for later reads, or with None close the kept connection."""
     with _guard:
         earlier = _mirrors.pop(os.fspath(folder.path), None)
         if mirror is not None:

@@ -272,7 +272,7 @@ class _FailedError(_AnswerError, UnreachableError):
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A handler that returns redirects instead of sending the token elsewhere."""
+    """A handler that refuses redirects, so that no other server gets the token."""
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None

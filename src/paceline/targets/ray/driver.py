@@ -286,7 +286,7 @@ def main() -> int:
 
 
 class _LoadOnUse(importlib.abc.MetaPathFinder):
-    """A finder that defers some modules until they are used, since runs wait for Ray's start."""
+    """An import finder that defers some modules until they are used, to start faster."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
         if fullname not in _LOADED_ON_USE:

@@ -155,8 +155,8 @@ class Query:
     def job(self, job_id: str, since: float) -> JobState | None:
         """Return the state of a job, at most `FRESH_S` old, or None if the engine does not know it.
 
-        since: Time of the job's submission in seconds since the epoch. If the cached answer is older, the job is
-        pending: hundreds of submissions must not cause hundreds of queries.
+        since: Time of the job's submission in seconds since the epoch. If the cached answer is older, the job counts as
+        pending, so that hundreds of submissions don't cause hundreds of queries.
 
         Raises:
             AwayError: The engine does not answer.
@@ -322,7 +322,7 @@ def waits_for(job: JobState) -> str:
 
 
 def job_uses(lines: Iterable[str]) -> list[JobUse]:
-    """Return who uses a cluster, given lines in `QUEUE_FORMAT`."""
+    """Return the use of a cluster by each job, from lines in `QUEUE_FORMAT`."""
     found = []
     for fields in (line.split("|", 8) for line in lines):
         if len(fields) == 9:

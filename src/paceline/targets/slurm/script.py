@@ -259,7 +259,7 @@ class Array:
 
     @classmethod
     def of(cls, run_ids: Sequence[str], at_once: int) -> Array:
-        """Return the array of runs with consecutive numbers of one parent, all within one span."""
+        """Return the array for runs of one parent whose numbers are consecutive."""
         parent, _, first = run_ids[0].rpartition("_")
         found = cls(parent=parent, first=int(first), last=int(first) + len(run_ids) - 1, at_once=at_once)
         assert list(run_ids) == [f"{parent}_{number}" for number in range(found.first, found.last + 1)], run_ids

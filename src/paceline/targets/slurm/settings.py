@@ -114,7 +114,7 @@ class SlurmSettings:
 
     @classmethod
     def of(cls, name: str, settings: SettingValues) -> SlurmSettings:
-        """Check settings and add defaults.
+        """Return the checked settings, with defaults for settings that the user has not given.
 
         Raises:
             TargetError: A setting is unknown, has a wrong type or form, or is an sbatch option with its own setting.
@@ -131,7 +131,7 @@ class SlurmSettings:
 
     @property
     def asks_for_gpus(self) -> bool:
-        """Return whether the user's own options request GPUs."""
+        """Return whether the user's own sbatch options request GPUs."""
         return "gpu" in (self.gres or "") or any(
             option.startswith(("--gpus", "--tres-per-")) for option in self.options
         )

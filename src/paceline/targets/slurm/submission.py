@@ -73,7 +73,7 @@ def try_out(scheduler: Scheduler, script: str, *, lacks_nodes: Callable[[], bool
 def submit(
     scheduler: Scheduler, script: str, *, name: str, user: str, tell: Callable[[str], None] | None = None
 ) -> str:
-    """Submit a script, waiting for a controller that is away. Return the job's number.
+    """Submit a script, and retry while Slurm does not answer. Return the job's number.
 
     name: The job's name, by which the job is found if sbatch's answer is lost.
     user: The user's uid or name, as for `squeue -u`.

@@ -88,7 +88,8 @@ class Ssh:
     """The settings of ssh for a target's hosts.
 
     Attributes:
-        config: A file that replaces ~/.ssh/config. options: Options as for `ssh -o`.
+        config: A file that replaces ~/.ssh/config.
+        options: Options as for `ssh -o`.
         silence_s: Seconds without a message after which a link counts as broken.
     """
 
@@ -273,6 +274,6 @@ def _forget(text: str, host: SshHost) -> str:
 
 
 def _said(text: str) -> str:
-    """Return the last line with a letter, because ssh also prints lines of at signs."""
+    """Return the last line of ssh's output that has a letter."""
     lines = [line.strip() for line in text.splitlines() if re.search(r"\w", line)]
     return lines[-1][:300].removeprefix("ssh: ").rstrip(".") if lines else ""

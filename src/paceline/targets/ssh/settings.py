@@ -64,7 +64,7 @@ class SshSettings:
 
 
 def read_settings(name: str, given: SettingValues) -> SshSettings:
-    """Check the settings.
+    """Return the checked settings of an `ssh` target.
 
     Raises:
         TargetError: A setting is wrong; the message has the value, the rule and the next step.
