@@ -52,7 +52,7 @@ class FunctionRun(Run, Generic[_R]):
         return found
 
     def exception(self, timeout: float | None = None) -> RunFailedError | RunStateError | None:
-        """Wait for the call's end, and return what `result` would raise, or None if the run is Completed.
+        """Wait for the call's end. Return what `result` would raise, or None after a success.
 
         Args:
             timeout: Seconds to wait; None waits until the end.

@@ -35,7 +35,7 @@ class CallError(TypedDict):
 
 
 class ResultLine(TypedDict, total=False):
-    """A line in a file of results. `file` is the name of the file with the value."""
+    """A line in a file of results. `file` names the file with the value."""
 
     call: int
     value: object

@@ -46,7 +46,7 @@ def left_out(folder: RunFolder) -> list[str]:
 
 
 def put(folder: RunFolder, name: str, source: str | os.PathLike[str] | IO[bytes]) -> str:
-    """Copy a file, or an open stream from its position on, into the run. Return its name.
+    """Copy a file, or an open stream, into the run. Return its name.
 
     A file that the run already has under this name, with equal content, stays unchanged.
 

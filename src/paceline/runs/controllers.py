@@ -83,7 +83,7 @@ def reopen(folder: RunFolder, record: RunRecord) -> None:
 
 
 def resume(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder], None]) -> RunRecord:
-    """Start a new controller for a run that lost its own, and return the record for readers.
+    """Start a new controller for a run that lost its own. Return the record.
 
     If no controller can start, the run is recorded as Failed. `give_up` is called before.
     """

@@ -65,7 +65,7 @@ def files(folder: RunFolder, patterns: Sequence[str] = ()) -> list[RunFile]:
 
 
 def left_out(folder: RunFolder) -> list[str]:
-    """Return the names of the run's pipes, broken links and links out of the run, which `files` excludes."""
+    """Return the names of pipes, broken links and links out of the run."""
     return artifacts.left_out(folder)
 
 

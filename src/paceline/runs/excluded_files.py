@@ -80,7 +80,7 @@ def _inside(found: list[Entry], at: int) -> Iterator[Entry]:
 
 
 def _replace(top: Path, link: Entry, inside: list[Entry]) -> None:
-    """Replace a link by a copy of its target. A killed process leaves the link or the whole copy."""
+    """Replace a link by a copy of its target, even if this process is killed."""
     beside = top / f"{link.name}.{os.urandom(4).hex()}"
     try:
         for entry in (link, *inside):

@@ -182,7 +182,7 @@ class RunFolder:
         return self.metrics / (f"rank_{rank}.jsonl" if attempt == 1 else f"rank_{rank}.{attempt}.jsonl")
 
     def node_log(self, node_rank: int) -> Path:
-        """Return a node's load log. It has the form of a metric log, with Unix times as steps."""
+        """Return a node's load log: a metric log with Unix times as steps."""
         return self.metrics / f"node_{node_rank}.jsonl"
 
     def load_log(self, rank: int) -> Path:

@@ -22,7 +22,7 @@ _SLOW_S = 0.15
 
 
 class RunWatch:
-    """A reader of a run's record, which reads changed files at once and others now and then."""
+    """A reader of a run's record, which reads changed files only."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -132,7 +132,7 @@ class Show:
 
 
 def prefix(line: LogLine, world_size: int, attempts: int = 1) -> str:
-    """Return the prefix of a merged log line, such as "[rank 1] " or "[2: rank 1] "."""
+    """Return the prefix of a log line, such as "[rank 1] " or "[2: rank 1] "."""
     if world_size <= 1:
         return ""
     return f"[rank {line.rank}] " if attempts <= 1 else f"[{line.attempt}: rank {line.rank}] "

@@ -97,7 +97,7 @@ def new_run_id(experiment: str) -> str:
 
 
 def age_key(run_id: str) -> tuple[int, str, int, int, int]:
-    """Return a sort key: ids by time and children by number. Ids without a time come first."""
+    """Return a sort key by time, and for children by number."""
     found = _AGE.search(run_id)
     # -1, so that a sweep's id, which has no such number, sorts before its trial 0.
     if not found:

@@ -127,7 +127,7 @@ def _from_the_end(
     unended: bool,
     line: tuple[int, int] | None = None,
 ) -> tuple[LogStart, int]:
-    """Return a position `count` or more lines before the attempt's end, and the number of lines found.
+    """Return a position `count` lines before the end, and how many lines were found.
 
     line: The rank and offset of a line in its log. The search starts before this line instead of at the end.
     """
@@ -191,7 +191,7 @@ class _Notes:
             self._file.close()
 
     def cut(self, ends: Mapping[int, int], rank: int, offset: int) -> dict[int, int]:
-        """Ignore all notes from the one that covers a byte of a rank's log. Return all logs' sizes before it.
+        """Ignore the notes behind a byte of a rank's log. Return all logs' sizes before it.
 
         ends: For each rank, the size of its log.
         """
@@ -296,7 +296,7 @@ class _Notes:
 
 
 def _last_offset(data: bytes, rank: int) -> tuple[int, int] | None:
-    """Return the offset behind a rank's last note in `data` and the log size in it, or None."""
+    """Return the offset behind a rank's last note and the log size in it, or None."""
     # Search for the rank between spaces, so that 1 matches neither 11 nor the size, which a newline follows.
     word, end = b" %d " % rank, len(data)
     while (at := data.rfind(word, 0, end)) >= 0:

@@ -136,7 +136,7 @@ class LineAssembler:
 
 
 class Tail:
-    """A reader of a growing log file, which reports bytes that were cut out of the middle."""
+    """A reader of a growing log file, which reports bytes that were cut out."""
 
     def __init__(self, path: Path, position: int = 0) -> None:
         self._path = path

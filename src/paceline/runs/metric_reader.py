@@ -60,7 +60,7 @@ class LogTail:
         self.position = 0
 
     def chunks(self, chunk_bytes: int = _CHUNK_BYTES) -> Iterator[bytes]:
-        """Yield the appended lines in chunks of whole lines; an unfinished line waits for the next call.
+        """Yield the appended whole lines in chunks. Leave an unfinished line for the next call.
 
         Raises:
             OSError: The log cannot be read.
@@ -84,7 +84,7 @@ class LogTail:
 
 
 def parsed_lines(path: Path) -> Iterator[Any]:
-    """Yield the JSON value of each whole line. Skip lines that a kill or a full disk cut short."""
+    """Yield the JSON value of each whole line. Skip lines that were cut short."""
     # Large chunks parsed as one list are several times faster than single lines.
     for data in LogTail(path).chunks(1 << 21):
         yield from parsed(data)

@@ -319,7 +319,7 @@ def _in_sequence(attempts: Mapping[int, dict[str, list[MetricEntry]]]) -> dict[s
 
 
 def _taken_up(before: list[MetricEntry], entries: list[MetricEntry], *, is_last: bool) -> list[MetricEntry]:
-    """Return a metric's earlier entries, with some of them replaced by the entries of a later attempt.
+    """Return a metric's entries, the earlier ones replaced where a later attempt logged again.
 
     The earlier entries from the attempt's first step to its last step are removed. Entries without a step stay.
 

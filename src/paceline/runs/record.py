@@ -65,7 +65,7 @@ TrialEntry = TypedDict(
 
 
 class StepEntry(TypedDict, total=False):
-    """A pipeline step in the record of its run, with its cache key and the reused run."""
+    """A pipeline step in its run's record, with its cache key and the reused run."""
 
     number: int
     name: str
@@ -213,7 +213,7 @@ class RunRecord:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """The script or program with its arguments; empty for a sweep, or a run from a notebook."""
+        """The script or program with its arguments; empty for a sweep."""
         return self.program if self.job is None else (*self.job.entry_words, *self.job.arguments)
 
     @property
@@ -294,7 +294,7 @@ def seconds_of(time_utc: object) -> float | None:
 
 
 def duration_s(started_utc: str | None, ended_utc: str | None) -> float | None:
-    """Return the seconds from the start to the end or to now, or None before the start."""
+    """Return the seconds from the start to the end or now; None before the start."""
     if started_utc is None:
         return None
     end = parse_utc(ended_utc) if ended_utc else dt.datetime.now(dt.timezone.utc)
@@ -307,7 +307,7 @@ ACTS_FOR: ContextVar[str] = ContextVar("ACTS_FOR", default="")
 
 
 def user_name() -> str:
-    """Return the name of the user who sends a request to the page, else of this process's user."""
+    """Return the user who sends a request to the page, else this process's user."""
     return ACTS_FOR.get() or login_name()
 
 

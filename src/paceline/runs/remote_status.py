@@ -291,7 +291,7 @@ class ExecRequest(TypedDict, total=False):
 
 
 class ExecMessage(TypedDict, total=False):
-    """A message to or from a command. It has one of these keys, with bytes in base64."""
+    """A message to or from a command, with one of these keys and bytes in base64."""
 
     data: str
     end: bool

@@ -21,7 +21,7 @@ _WIDTH, _HEIGHT = 4.2, 2.8
 
 @dataclass(frozen=True, kw_only=True)
 class MetricSeries:
-    """The values logged under one name, ordered by time over all ranks, as five tuples of one length.
+    """The values logged under one name, ordered by time, as tuples of one length.
 
     Attributes:
         steps: The step of each value, or None.

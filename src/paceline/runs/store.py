@@ -338,7 +338,7 @@ def end_changes(record: RunRecord, cause: str, ended_utc: str) -> dict[str, obje
 def close_deserted(
     folder: RunFolder, record: RunRecord, report: FailureReport, ended_utc: str | None = None
 ) -> RunRecord:
-    """Write the end of an abandoned run and remove its temporary files; the caller holds the lock."""
+    """Write the end of an abandoned run. The caller holds the lock."""
     remove_scratch(folder, record)
     for path in folder.passing():
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
@@ -350,7 +350,7 @@ def close_deserted(
 
 
 def remove_scratch(folder: RunFolder, record: RunRecord) -> None:
-    """Remove the run's scratch folder, if Paceline made it for this run and this user owns it.
+    """Remove the run's scratch folder, if Paceline made it for this run and user.
 
     The record names the folder, and another user may have written the record: any other path stays.
     """

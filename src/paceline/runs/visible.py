@@ -43,7 +43,7 @@ def visible(text: str, *, lines: bool = False) -> str:
 
 
 def visible_line(text: str) -> str:
-    """Return a log line for a terminal: keep colours and tabs, drop cursor movements, escape the rest."""
+    """Return a log line for a terminal, with colours but without other control characters."""
     if text.isprintable():
         return text
     text = _SEQUENCE.sub(_colour_or_nothing, text.replace("\b", ""))

@@ -256,7 +256,6 @@ class _Reader:
         self._waiting += calls or ()
 
     def _calls(self, function: str) -> list[ast.Call] | None:
-        """Return all calls of a function, or None if the script also uses it in another way."""
         uses = [(node, self._parent[node]) for node in self._nodes if _name(node) == function]
         calls = [call for node, call in uses if isinstance(call, ast.Call) and call.func is node]
         return calls if len(calls) == len(uses) else None

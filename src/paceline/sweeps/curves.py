@@ -20,7 +20,7 @@ from paceline.system.files import gone_is_fine
 
 @dataclass(frozen=True)
 class Series:
-    """The values of a metric that a trial has logged so far, with their steps or None."""
+    """The values of a metric that a trial has logged, with their steps."""
 
     values: tuple[float, ...] = ()
     steps: tuple[float | None, ...] = ()

@@ -96,7 +96,7 @@ def rows(trials: Sequence[Trial], spec: SweepSpec) -> list[dict[str, Any]]:
 
 
 def best_row(trial: Trial, spec: SweepSpec) -> dict[str, object]:
-    """Return a trial's row of the table, with the id of the run that logged its best value."""
+    """Return a trial's row, with the id of the run that logged its best value."""
     leg = trial.best_leg(spec.goal)
     return rows([dataclasses.replace(trial, run_id=leg.run_id, values=leg.values)], spec)[0]
 

@@ -151,7 +151,7 @@ class Trial:
         )
 
     def best_leg(self, goal: Goal) -> Leg:
-        """Return the run with the best value, or the last run if no run has a value."""
+        """Return the run with the best value, or the last run without values."""
         # Reverse the runs, since `min` returns the first of equal values, and the last run is preferred.
         return min(reversed(self.legs), key=lambda leg: cost(best(leg.curve, goal), goal))
 

@@ -177,7 +177,7 @@ class EarlyStart(Protocol):
 
 @runtime_checkable
 class Queued(Protocol):
-    """A target whose engine has its own queue and runs the supervisor as part of the engine's job."""
+    """A target whose engine has a queue and runs the supervisor in its job."""
 
     def look(self, folder: RunFolder, record: RunRecord) -> JobStatus:
         """Query the engine for the run's status. `paceline.runs.remote_status.Teller` has the details."""

@@ -150,7 +150,7 @@ def _by_share(tickets: "Sequence[Ticket]", policy: "SharePolicy", uses: "Mapping
 
 
 def newest(tickets: "Sequence[Ticket]", policy: "SharePolicy", uses: "Mapping[int, PastUse]") -> float:
-    """Return the Unix time of the newest change of a ticket, the shares file or a record of use."""
+    """Return the Unix time of the newest change of tickets, shares file or past use."""
     times = [float(ticket["changed"]) for ticket in tickets] + [use["changed"] for use in uses.values()]
     return max([policy.changed, *times])
 
@@ -168,7 +168,7 @@ def level(ticket: "Ticket", policy: "SharePolicy", uses: "Mapping[int, PastUse]"
 
 
 def hours_in_week(use: "PastUse | None", at: float) -> "tuple[float, float]":
-    """Return the GPU-hours of a user's runs in 7 days: those of all, and of urgent runs."""
+    """Return a user's GPU-hours in 7 days: of all runs, and of urgent runs."""
     rows = [row for row in use["hours"] if row[0] > at - _WEEK_S] if use is not None else []
     return math.fsum(row[2] for row in rows) / 3600, math.fsum(row[3] for row in rows) / 3600
 

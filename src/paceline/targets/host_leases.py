@@ -126,7 +126,7 @@ def describe(queue: Queue, answer: "LeaseAnswer") -> "SharesAnswer":
 
 
 def take(given: "Ticket", free_ports: "Callable[[int, Any], Sequence[int]] | None" = None) -> "LeaseAnswer":
-    """Return {"granted": {"gpus": [...]}} if the run is first and fits, else the tickets that it waits for.
+    """Return {"granted": {"gpus": [...]}} if the run is first and fits, else the tickets before it.
 
     Args:
         given: The ticket's `key`, `run_id`, `cores` and `gpu_count`, the `pid` of the run's agent, the machine's `all_cores`
@@ -170,7 +170,7 @@ def give_back(given: "Ticket") -> "LeaseAnswer":
 
 
 def note(given: "Ticket") -> "LeaseAnswer":
-    """Record in a run's ticket since when it hangs (`hangs_since`), or None if it does not hang."""
+    """Record in a run's ticket since when it hangs (`hangs_since`), or None."""
     with locked():
         host_queue().mark(given["key"], hangs_since=given["hangs_since"])
     return {}
@@ -267,7 +267,7 @@ def user_folders() -> "list[Any]":
 
 
 def is_own_folder(path: str, uid: int) -> bool:
-    """Return whether a path is a folder of this user that no other user can write to."""
+    """Return whether a path is a folder, not a link, that only this user can write to."""
     try:
         found = os.lstat(path)
     except OSError:

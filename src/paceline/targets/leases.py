@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         ports: list[int]
 
     class UserShare(TypedDict):
-        """A user's share of a machine, and their past use in GPU-hours, of which older hours count less."""
+        """A user's share of a machine, and their past use in weighted GPU-hours."""
 
         user: str
         group: str
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
         users: list[UserShare]
 
     class LeaseAnswer(TypedDict, total=False):
-        """The answer of a host: a share or the tickets to wait for, the host's resources, or an error.
+        """The answer of a host: a share, the tickets to wait for, or an error.
 
         why: Why the run waits, if not for lack of room. leave: Why the run has to give back its share. shares: The shares of
         all users. outside: Texts about processes outside Paceline that use the machine.
@@ -431,7 +431,7 @@ def _changed_ns(path: str) -> int:
 
 
 def _merged(rows: "list[list[float]]", now: float) -> "list[list[float]]":
-    """Merge rows of a user's past use by hour or, if older, by day. Drop the oldest rows."""
+    """Merge rows of past use by hour or, if older, by day."""
     found = {}  # type: dict[float, list[float]]
     for row in rows:
         if row[0] > now - _KEPT_S:

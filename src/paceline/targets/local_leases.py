@@ -211,7 +211,7 @@ class LocalQueue(_MachineQueue):
             self._queue.write(ticket)
 
     def try_grant(self, run_dir: Path, demands: Sequence[LocalDemand] = ()) -> Lease | list[Ticket]:
-        """Return the run's lease if the run is first and fits, else the tickets that the run waits for.
+        """Return the run's lease if it is first and fits, else the tickets before it.
 
         demands: Alternatives that replace the ticket's demand, largest first; the run waits for the last of them.
 
@@ -252,7 +252,7 @@ class LocalQueue(_MachineQueue):
         return answer
 
     def leave_reason(self, run_dir: Path) -> str:
-        """Return why a run that holds a lease has to return it, or "". Also record that the run lives."""
+        """Return why a run has to give back its lease, or "". Record that it lives."""
         key = self._keys.get(run_dir)
         return self._queue.leave_reason(key, self._cores, self._gpus) if key is not None else ""
 
@@ -336,7 +336,7 @@ class SharedQueue(_MachineQueue):
 
 
 def open_queue(cores: int, gpus: tuple[str, ...]) -> LocalQueue | SharedQueue:
-    """Return this machine's queue: the queue of this user, or of all users if they share it."""
+    """Return this machine's queue, of this user or of all users."""
     return SharedQueue(cores, gpus) if is_shared() else LocalQueue(leases_dir(), cores, gpus)
 
 

@@ -81,7 +81,7 @@ def limit_s(ticket: "Ticket") -> "float | None":
 
 
 def share_of(ticket: "Ticket") -> float:
-    """Return the share of each GPU that a run takes, such as 0.5; 1 if it is invalid."""
+    """Return the share of each GPU that a run takes, such as 0.5."""
     share = ticket.get("gpu_share", 1.0)
     return float(share) if isinstance(share, (int, float)) and 0 < share <= 1 else 1.0
 
@@ -97,7 +97,7 @@ def gpu_count_held(ticket: "Ticket") -> float:
 
 
 def granted_at(ticket: "Ticket") -> float:
-    """Return the Unix time at which a run got its share, or of the ticket's last change."""
+    """Return the Unix time at which a run got its share."""
     at, changed = ticket.get("granted_at"), float(ticket.get("changed", 0.0))
     return float(at) if isinstance(at, (int, float)) and 0 < at <= changed else changed
 

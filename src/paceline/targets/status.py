@@ -20,7 +20,7 @@ class SettingError(TargetError):
 
 @dataclass(frozen=True, kw_only=True)
 class UserUse:
-    """A user's share of a machine, and their past use in GPU-hours, of which older hours count less."""
+    """A user's share of a machine, and their past use in weighted GPU-hours."""
 
     user: str
     group: str
@@ -228,7 +228,7 @@ class Status:
 
 @dataclass(frozen=True, kw_only=True)
 class Unreachable:
-    """A placeholder among the links of `examine` for a node that can't be reached. `lost` is the reason."""
+    """A placeholder for the link to a node that can't be reached."""
 
     name: str
     lost: str

@@ -97,7 +97,7 @@ def look_at_all(workspace_dir: Path, names: Iterable[str], limit_s: float) -> li
 
 
 def counts_text(total: int | None, used: int | None) -> str:
-    """Format the free part of a total: "6 of 8"; "8" if `used` is unknown, "" if `total` is."""
+    """Return the free part of a total, as "6 of 8"; "8" or "" for unknown numbers."""
     if total is None:
         return ""
     return str(total) if used is None else f"{total - used} of {total}"

@@ -38,7 +38,7 @@ def drop(run_dir: Path) -> None:
 
 
 def start(run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
-    """Start the run's supervisor, or use the loaded one, and pass it the run's open lock. Return its pid."""
+    """Start the run's supervisor with the run's open lock. Return its pid."""
     early = _loading.pop(run_dir, None)
     if early is not None and (pid := early.begin(lock_fd)) is not None:
         return pid
@@ -78,7 +78,7 @@ class Early:
         self._pid = process.pid
 
     def begin(self, lock_fd: int) -> int | None:
-        """Pass the run's open lock to the supervisor. Return its pid, or None if it has died."""
+        """Pass the run's lock to the supervisor. Return its pid; None if it has died."""
         log = _open_log(self.run_dir)
         try:
             with self._ours:

@@ -38,7 +38,7 @@ _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"(?:\.(\w+))?|`([^`]*)`(?:\.(\w+))?', r
 
 @dataclass(frozen=True)
 class RunField:
-    """A field of a run: its name in queries, the kind of its values, and how to read it."""
+    """A field of a run, with its name in queries and the kind of its values."""
 
     name: str
     kind: FieldKind
@@ -164,7 +164,7 @@ def split_fields(text: str) -> list[str]:
 
 
 def cell_text(facts: RunFacts, of: RunField) -> str:
-    """Return a field's value as tables show it: "-" for a missing value, and times in UTC."""
+    """Return a field's value as tables show it, with "-" for a missing value."""
     value = of.get(facts)
     match of.kind:
         case "time" if isinstance(value, float):

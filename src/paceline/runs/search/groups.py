@@ -79,7 +79,7 @@ def spread(values: Iterable[FieldValue]) -> MeanSpread | None:
 
 
 def grouped(runs: Sequence[RunFacts], by: RunField, sort: str = "") -> list[RunGroup]:
-    """Return the runs in groups by a field, with runs without a value as the last group.
+    """Return the runs in groups by a field. Runs without a value come last.
 
     Args:
         runs: The runs, in their order.

@@ -285,7 +285,7 @@ def archived_ids(runs: Sequence[RunFacts]) -> set[str]:
 def find_runs(
     runs_dir: Path, where: str = "", sort: str = "", *, children: bool = True, archived: bool | None = None
 ) -> list[RunFacts]:
-    """Return the facts of the runs that match a query, newest first or sorted by a field.
+    """Return the facts of runs that match a query, newest first or sorted.
 
     Args:
         runs_dir: The workspace's folder of runs.
@@ -375,7 +375,7 @@ class FactsCache:
                 file.write(b"\n" + _lines(facts))
 
     def _rows(self) -> Iterator[object]:
-        """Yield the JSON value of each line. Yield nothing if another user can write to the file."""
+        """Yield the JSON value of each line, unless another user can write to the file."""
         with gone_is_fine(), open(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
             found = os.fstat(file.fileno())
             if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022:

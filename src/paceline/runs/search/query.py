@@ -427,7 +427,7 @@ def _typed(value: FieldValue) -> float | str:
 
 
 def _span_test(get: Callable[[RunFacts], FieldValue], operator: str, least: float, most: float) -> Predicate:
-    """Return a test of a time against a span such as a day; ">" means after its end."""
+    """Return a test of a time against a span; ">" means after its end."""
     tests: dict[str, Callable[[float], bool]] = {
         "=": lambda found: least <= found < most or found == least,
         "<": lambda found: found < least,

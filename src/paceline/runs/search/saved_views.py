@@ -62,7 +62,7 @@ class SavedView:
 
     @property
     def where(self) -> str:
-        """The query text of a list of runs, with its filters, for `paceline list --where` and `Workspace.get_runs`."""
+        """The query text with the view's filters, for `paceline list --where` and `Workspace.get_runs`."""
         parts = [f"({self._last('q')})"] if self._last("q") else []
         parts += [
             f"{name} = {quoted(value)}"

@@ -122,7 +122,7 @@ class OptunaSampler:
             return self._make(seed, number)
 
     def _tell(self, trial: Trial) -> None:
-        """Add a trial to the study, with its result, or as running if it has no result."""
+        """Add a trial to the study, as running if it has no result."""
         optuna = _optuna()
         if trial.number in self._told:
             return

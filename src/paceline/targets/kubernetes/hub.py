@@ -39,7 +39,7 @@ _MESSAGE_BYTES = 1 << 20
 
 
 class Pulled:
-    """A reader's view of a run's folder, which yields the changes since the last call as frames (`wire`).
+    """A reader's view of a run's folder, which yields changes as frames (`wire`).
 
     known: The stamp of each file in the reader's copy, by name.
     """
@@ -56,7 +56,7 @@ class Pulled:
         self._changes.skip(list(small_names(self._top)))
 
     def frames(self, *, is_final: bool, with_files: bool = True) -> Iterator[bytes]:
-        """Yield frames with all changes. The record comes last, so that no reader sees it too early.
+        """Yield frames with all changes since the last call, the record last.
 
         is_final: Whether all processes have ended, so that the files no longer change.
         """
@@ -292,7 +292,7 @@ class Hub:
 
 
 def listen(port: int) -> socket.socket:
-    """Return a socket that listens on IPv6 and IPv4, or on the one that the pod has."""
+    """Return a socket that listens on IPv6 and IPv4, if the pod has both."""
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=512)

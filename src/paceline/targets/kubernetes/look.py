@@ -194,7 +194,7 @@ def cancel_in_pod(cluster: Cluster, folder: RunFolder, noted: Noted, request: No
 
 
 def connected(cluster: Cluster, folder: RunFolder, noted: Noted) -> Connection | None:
-    """Return a connection to the run's index 0, or None while no such pod runs. It raises as `readers.connect` does."""
+    """Return a connection to the run's index 0, or None while no such pod runs."""
     pod = reasons.running_index_0(_seen(cluster, str(noted["job_id"]), time.time())[1])
     return None if pod is None else _connected(cluster, folder, pod)
 

@@ -136,7 +136,7 @@ def start_manifest(
 def content_manifest(
     settings: KubernetesSettings, name: str, kind: str, workspace: str, data: bytes, count: int
 ) -> Manifest:
-    """Return the manifest of a Secret that runs share, with one of `count` parts of some data."""
+    """Return the manifest of a shared Secret with one of `count` parts of some data."""
     annotations = {**settings.annotation, PARTS_ANNOTATION: str(count)}
     labels = {**_labels(settings, workspace), KIND_LABEL: kind}
     return _secret({"name": name, "labels": _json(labels), "annotations": _json(annotations)}, {"part": data})

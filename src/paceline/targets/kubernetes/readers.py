@@ -179,7 +179,7 @@ def _applying(folder: RunFolder, told: dict[str, Any]) -> Iterator[Replica]:
 
 
 def _apply(replica: Replica, header: Header, data: bytes) -> bool:
-    """Apply a change to the local copy of the run. Return whether it was the last change."""
+    """Apply a change to the local copy. Return whether it was the last one."""
     if header.get("over"):
         return True
     known = replica.known.get(header.get("file", ""))

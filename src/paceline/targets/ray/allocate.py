@@ -56,7 +56,7 @@ def _gather(asked: GroupRequest, port_count: int, waiting: Waiting) -> RayNodes 
 
 
 class RayNodes(AgentNodes):
-    """Nodes of a Ray cluster. Ray may report a loss before the link to the node breaks."""
+    """Nodes of a Ray cluster, which may report losses before the links break."""
 
     holding: Holding
     #: Ray's node ids by rank, and the ids of the nodes that were lost before `close`.

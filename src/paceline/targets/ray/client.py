@@ -138,7 +138,7 @@ class RayClient:
         return None if found is None else RayJob.from_json(found)
 
     def stop(self, submission_id: str) -> None:
-        """Stop a job by SIGTERM, then SIGKILL. Do nothing if the job has ended or is unknown."""
+        """Stop a job by SIGTERM, then SIGKILL, if it is running."""
         self._known("POST", f"/api/jobs/{quote(submission_id, safe='')}/stop")
 
     def logs(self, submission_id: str) -> str:
@@ -268,7 +268,7 @@ class _RefusedError(_AnswerError, TargetError):
 
 
 class _FailedError(_AnswerError, UnreachableError):
-    """The error that the dashboard, or a proxy before it, answered a valid request with HTTP 5xx."""
+    """The error that the dashboard or a proxy answered a request with HTTP 5xx."""
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -328,7 +328,7 @@ def send_library(client: RayClient, library_dir: Path) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Jobs:
-    """The jobs in an answer of the cluster. `time` is the time of the query in seconds since the epoch."""
+    """The jobs in an answer of the cluster, and the Unix time of the query."""
 
     time: float
     jobs: dict[str, RayJob] = field(default_factory=dict)

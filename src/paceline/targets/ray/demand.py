@@ -70,7 +70,7 @@ def demand_of(job: Job, settings: RaySettings) -> ClusterDemand:
 
 
 def too_large(demand: ClusterDemand, nodes: Sequence[NodeResources]) -> str | None:
-    """Return why these nodes can't hold the demand even if idle, or None if they can hold it."""
+    """Return why even idle nodes can't hold the demand, or None if they can."""
     if demand.fits([node.total for node in nodes]):
         return None
     names = list(demand.bundles[0])

@@ -162,7 +162,7 @@ class Driver:
         return bundles
 
     def _place_some(self) -> list[dict[str, float]]:
-        """Place a bundle on each node that is free now, at least on `least`, and return these.
+        """Place bundles on all nodes that are free now, at least `least`. Return the bundles.
 
         Each bundle is bound to a chosen node. Otherwise Ray might choose a lost node that it still lists as alive.
         """

@@ -147,7 +147,7 @@ def encrypted(data: bytes, key: bytes, name: str) -> bytes:
 
 
 def decrypted(data: bytes, key: bytes, name: str) -> bytes | None:
-    """Return the data of an object, or None if it was not encrypted with this key under this name.
+    """Return an object's data; None if it was encrypted with another key or name.
 
     Raises:
         TargetError: This Python has no `cryptography`.

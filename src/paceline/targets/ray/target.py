@@ -176,7 +176,7 @@ class RayTarget:
         return JobStatus(state=RUNNING) if more_comes and found.state == GONE else found
 
     def channel(self, folder: RunFolder) -> Channel | None:
-        """Return a channel to the run's supervisor for one command, or None if the folder is shared."""
+        """Return a channel to the supervisor for one command; None with a shared folder."""
         if self.settings.is_shared or not is_copy(folder):
             return None
         from paceline.targets.ray.channel import StoreChannel
@@ -294,7 +294,7 @@ class RayTarget:
 
     @contextlib.contextmanager
     def examine(self, node_count: int | None = None) -> Iterator[list[Link]]:
-        """Open a link to each node with a CPU for runs, or to `node_count` of these nodes.
+        """Open a link to each node with a CPU for runs, or to `node_count` nodes.
 
         Raises:
             EngineError, TargetError: Ray provides no nodes, or the nodes can't reach this machine.

@@ -175,7 +175,7 @@ def link_words(allocation: Allocation, node: str, *, python: str | None = None) 
 
 
 def srun_words(job_id: str, node: str) -> list[str]:
-    """Return the srun command line for a step on one node with all of its cores and GPUs."""
+    """Return the srun command line for a step with a node's cores and GPUs."""
     return [
         *("srun", f"--jobid={job_id}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--mem=0"),
         # Frames need unbuffered output: by default srun forwards complete lines only.

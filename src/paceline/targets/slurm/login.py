@@ -70,7 +70,7 @@ class Login:
         self._python = self._settings.python or "python3"
 
     def push(self, folder: RunFolder, library_dir: Path) -> There:
-        """Send the run's folder, and the snapshot, library and files of the job that the cluster lacks.
+        """Send the run's folder, and the files of the job that the cluster lacks.
 
         Raises:
             EngineError, TargetError: The login host can't be reached, or its disk is full.
@@ -112,7 +112,7 @@ class Login:
         return there
 
     def pull(self, folder: RunFolder, run_dir: str) -> None:
-        """Update the local copy of the run's folder, at most once a second, until it is complete.
+        """Update the local copy of the run's folder, at most once a second.
 
         Raises:
             AwayError: The login host can't be reached.
@@ -168,7 +168,7 @@ class Login:
                 raise
 
     def open(self, request: Header) -> tuple[subprocess.Popen[bytes], str]:
-        """Send a request. Return the ssh process, whose answer `take` reads, and the line before the answer."""
+        """Send a request. Return the ssh process, and the line before its answer."""
         mark = f"PACELINE-{secrets.token_hex(8)}"
         main = f"main({mark!r}, sys.stdin.buffer, sys.stdout.buffer)"
         texts = (links, wire, changes, login_helper)

@@ -157,7 +157,7 @@ class Scheduler:
         raise AssertionError("a deadline ends the loop")
 
     def words(self, argv: Sequence[str]) -> list[str]:
-        """Return the command line of a program, wrapped in ssh if the target has a login host."""
+        """Return a program's command line, wrapped in ssh if there is a login host."""
         if self.settings.login is None:
             return list(argv)
         # On the login host, variables of its shell apply. Drop those that change the format of answers.

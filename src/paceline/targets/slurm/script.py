@@ -124,7 +124,7 @@ def controller_text(
 def extension_text(
     job: Job, settings: SlurmSettings, *, run_id: str, job_id: str, count: int, exclude: Sequence[str]
 ) -> str:
-    """Return the script of an idle job that holds nodes for an elastic run's job, and ends with it.
+    """Return the script of an idle job that holds nodes for an elastic run.
 
     count: The most nodes to request; the job starts with one node or more.
     exclude: Nodes that the run has already, which Slurm might choose again if they have room.

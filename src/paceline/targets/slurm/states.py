@@ -88,7 +88,7 @@ def parse_squeue(text: str) -> list[JobState]:
 
 
 def parse_sacct(text: str) -> list[JobState]:
-    """Parse `sacct -n -P -X -o SACCT_FORMAT`. Of a job that ran several times, return the last."""
+    """Parse `sacct -n -P -X -o SACCT_FORMAT` into the last state of each job."""
     found = [_of_account_line(line) for line in text.splitlines() if line.count("|") >= 5]
     return list({job.job_id: job for job in found}.values())
 

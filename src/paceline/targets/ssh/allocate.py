@@ -80,7 +80,7 @@ class Gathering:
         self._tried_at = time.monotonic()
 
     def gather(self, waiting: Waiting) -> list[HeldHosts] | None:
-        """Return the allocated hosts in the order of the host list, or None once `waiting` returns True.
+        """Return the allocated hosts in the list's order; None once `waiting` returns True.
 
         Raises:
             TargetError: Too few hosts are up and large enough; the message has the reason for each other host.
@@ -227,7 +227,7 @@ class Gathering:
         return sorted(members, key=tickets)[: self._demand.count]
 
     def _take(self, member: HostMember, *, at_once: bool) -> HeldHosts | LeaseAnswer | None:
-        """Request a share of a host. Return it, the runs to wait for, or None on an error."""
+        """Request a share of a host. Return it or the runs before, or None."""
         hello = member.link.hello
         ticket = {
             "key": self._demand.key,

@@ -125,7 +125,7 @@ class Ssh:
         ]
 
     def forward_words(self, host: SshHost, socket_path: str, port: int) -> list[str]:
-        """Return the command line that forwards a local socket to a port of a host until it ends.
+        """Return the command line that forwards a local socket to a host's port.
 
         Raises:
             TargetError: This machine has no `ssh`.

@@ -35,7 +35,7 @@ class HostMember:
 
     @property
     def identity(self) -> tuple[str, str]:
-        """A sort key of the machine, which is the same for all of its users and names."""
+        """A sort key of the machine, the same for all users and names."""
         return self.link.hello.boot_id, self.link.hello.host
 
     @property
@@ -110,7 +110,7 @@ class Opening:
                 threading.Thread(target=self._open, args=(host,), name=f"paceline-ssh-{host.name}", daemon=True).start()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until all hosts are open or have failed. Return False if some are still being opened."""
+        """Wait until all hosts are open or have failed. Return False after the timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: not any(self._asked.values()), timeout_s)
 
