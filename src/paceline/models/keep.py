@@ -55,7 +55,7 @@ class _ChangedError(Exception):
 def keep(
     source: ModelSourceFile, blobs: Path, target: Path, on_read: Callable[[int], object] = lambda size: None
 ) -> KeptFile:
-    """Store a file: create `target` as a link to a blob with the source's content.
+    """Store a file's content once, and hard-link `target` to the stored file.
 
     Args:
         source: The file to read.
@@ -77,21 +77,21 @@ def keep(
 
 
 def take(blobs: Path, size_bytes: int, sha256: str, target: Path) -> bool:
-    """Hard-link the blob with this content to `target`. Return False without an intact blob."""
+    """Hard-link a stored file to `target`. Return False if it is missing or damaged."""
     return _link(blob_path(blobs, size_bytes, sha256), target, size_bytes)
 
 
 def unneeded(blobs: Path) -> Iterator[tuple[Path, int]]:
-    """Yield (path, bytes) of each blob that no version uses."""
+    """Yield (path, bytes) of each stored file that no version uses."""
     for path, status in _all(blobs):
         if status.st_nlink == 1:
             yield path, status.st_size
 
 
 def drop(blob: Path) -> int:
-    """Remove an unused blob and return the freed bytes.
+    """Remove an unused stored file, and return the freed bytes.
 
-    A concurrent registration that found the blob has a link of its own, so it keeps the content.
+    A concurrent registration that found the file has a link of its own, so it keeps the content.
     """
     freed = 0
     for name in _names(blob):
@@ -106,12 +106,12 @@ def drop(blob: Path) -> int:
 
 
 def blob_path(blobs: Path, size_bytes: int, sha256: str) -> Path:
-    """Return the path of the blob with this size and hash, whether or not it exists."""
+    """Return the path for a stored file of this size and hash, which may not exist."""
     return blobs / str(size_bytes) / sha256
 
 
 def is_untouched(found: os.stat_result, size_bytes: int) -> bool:
-    """Return whether a blob has its size and the fixed modification time."""
+    """Return whether a stored file has its size and the fixed modification time."""
     return stat.S_ISREG(found.st_mode) and found.st_size == size_bytes and found.st_mtime_ns == STAMP_NS
 
 
@@ -255,7 +255,7 @@ def _pump(fd: int, out: int, on_read: Callable[[int], object]) -> str:
 
 
 def _link(blob: Path, target: Path, size: int, whole: Path | None = None) -> bool:
-    """Link a blob of this content to `target`. Return False without an intact blob.
+    """Hard-link a blob to `target`. Return False if it is missing or damaged.
 
     Verify the blob's hash, because a disk may lose bytes, unless the caller has just verified this path (`whole`).
     """
@@ -273,7 +273,7 @@ def _link(blob: Path, target: Path, size: int, whole: Path | None = None) -> boo
 
 
 def _share(blob: Path, copy: Path, size: int) -> bool:
-    """Make a new copy a blob. Return False if an existing equal blob replaced the copy."""
+    """Turn a new copy into a blob. Return False if an equal blob existed and replaced it."""
     beside = copy.with_name(f".{copy.name[:100]}.{os.urandom(4).hex()}")
     for name in _names(blob) * _TRIES:
         try:

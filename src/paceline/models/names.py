@@ -78,7 +78,7 @@ def parse(text: object) -> ModelReference:
 
 
 def reference(name: object, version: int | str | None, alias: str | None) -> ModelReference:
-    """Return the reference for a name or text reference, and a separate version or alias.
+    """Combine a name, or a reference as text, with a separate version or alias.
 
     Raises:
         ModelError: A value is invalid, or two values name a version.

@@ -148,7 +148,7 @@ def write_properties(notes: Path, properties: Mapping[str, object]) -> None:
 
 
 def load(workspace_dir: Path, name: str, version: int | None = None) -> ModelRecord:
-    """Return the record of a version; None for the latest version.
+    """Return the record of a version, or (version None) of the latest version.
 
     Raises:
         ModelNotFoundError: The version does not exist; the message lists the versions that do.

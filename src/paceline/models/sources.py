@@ -22,7 +22,7 @@ _MAX_LISTED = 5
 class ModelSourceFile:
     """A file from which a model is registered.
 
-    name: The file's name in the model. top: A folder above the file below which no link is followed, or None.
+    name: The file's name in the model. top: A folder above the file, or None. `open` follows no link below this folder.
     """
 
     name: str

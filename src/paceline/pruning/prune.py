@@ -26,7 +26,7 @@ class Removed:
 
 @dataclass(frozen=True, kw_only=True)
 class Pruned:
-    """The result of `prune`: removals, or those that a call without dry_run would make.
+    """The runs and files that `prune` removed, or would remove without dry_run.
 
     Attributes:
         data_bytes: The size of removed files of the data cache.

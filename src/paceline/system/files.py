@@ -178,7 +178,7 @@ def remove_tree(path: Path) -> None:
 
 
 def tree_size(path: Path | str) -> int:
-    """Return the bytes of all files below a folder, without symbolic links.
+    """Return the total bytes of all files below a folder, without symbolic links.
 
     Several hard links to a file count once, unreadable and vanished files as 0.
     """

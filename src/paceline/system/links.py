@@ -140,7 +140,7 @@ def open_folder_below(top: str, name: str) -> int:
     """Open a folder below `top` ("": `top` itself) without following links. Return its fd.
 
     Raises:
-        OSError: The folder is missing, or a link is on the way.
+        OSError: The folder is missing, or its path contains a link.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     at = os.open(os.path.realpath(top), flags)

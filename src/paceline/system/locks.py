@@ -55,7 +55,7 @@ def take(path: Path) -> int | None:
 
 
 def take_within(path: Path, patience_s: float) -> int | None:
-    """Take the lock as `take` does, and retry for `patience_s` seconds."""
+    """Take a lock like `take`, but retry for `patience_s` seconds before returning None."""
     deadline = time.monotonic() + patience_s
     while (fd := take(path)) is None and time.monotonic() < deadline:
         time.sleep(_POLL_S)

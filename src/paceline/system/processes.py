@@ -207,12 +207,12 @@ def environment_of(pid: int) -> dict[str, str]:
 
 
 def command_of(pid: int) -> list[str]:
-    """Return the command line of a process, or "" if it can't be read."""
+    """Return the words of a process's command line, or [] if it can't be read."""
     return [os.fsdecode(word) for word in _read(pid, "cmdline").split(b"\0")[:-1]]
 
 
 def stat_of(pid: int) -> list[str] | None:
-    """Return the fields of /proc/<pid>/stat after the name."""
+    """Return the fields of /proc/<pid>/stat after the name, or None if it can't be read."""
     try:
         # os.open needs one system call; Python's `open` needs eight, and a table has hundreds of files.
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)

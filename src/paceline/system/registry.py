@@ -218,7 +218,7 @@ class Versions:
 
 @dataclass(frozen=True)
 class VersionFolders(Versions):
-    """Versions that are folders, each with a document in a file named `document`."""
+    """A registry whose versions are folders. document: the JSON file's name in each."""
 
     document: str = "version.json"
 

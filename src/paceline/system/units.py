@@ -112,7 +112,7 @@ def value_text(value: Any) -> str:
 
 
 def size_bytes(given: str) -> int:
-    """Return the bytes of a size: 1024, "500MB" (powers of 1,000) or "1GiB" (of 1,024).
+    """Return a size in bytes: 1024, "500MB" (powers of 1,000) or "1GiB" (of 1,024).
 
     Raises:
         ValueError: The text is not a size; the message shows valid forms.

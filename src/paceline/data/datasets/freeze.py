@@ -47,7 +47,7 @@ def freeze(workspace_dir: Path, record: registered.DatasetRecord, to: str | None
         to: STORE, STORE:PATH, a URL or an absolute path; default: the folder "frozen" of the default datastore.
 
     Raises:
-        DataError: The files or the copies have changed since registration, or the copies would sort differently.
+        DataError: The files or the copies have changed since registration, or the copies would have another order.
         TransferError: A store can't be read or written.
     """
     name = f"{record.name}:{record.version}"
@@ -105,7 +105,7 @@ def freeze(workspace_dir: Path, record: registered.DatasetRecord, to: str | None
 
 
 def check_frozen(workspace_dir: Path, record: registered.DatasetRecord) -> registered.ContentCheck:
-    """Compare a frozen version's copies with their recorded hashes, reading every byte.
+    """Read a frozen version's copies, and return their differences from the record.
 
     Raises:
         TransferError: The store can't be read.

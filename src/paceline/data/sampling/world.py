@@ -28,8 +28,8 @@ def own_rank(
 ) -> tuple[int, int]:
     """Return (rank, world size) from the arguments, torch.distributed or the environment.
 
-    The first source that has both counts: the arguments, `torch.distributed` if initialised, or RANK and WORLD_SIZE. Outside
-    any run and launcher, return (0, 1).
+    The arguments take precedence, then `torch.distributed` if initialised, then RANK and WORLD_SIZE. Outside any run and
+    launcher, return (0, 1).
 
     Raises:
         DataError: Only one of the two is given, or the rank is not in 0 .. world_size - 1.

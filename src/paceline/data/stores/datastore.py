@@ -128,7 +128,7 @@ class Datastore:
 
     @staticmethod
     def list(workspace: Workspace) -> dict[str, Datastore]:
-        """Return all stores of the workspace, by name."""
+        """Return all stores of the workspace, keyed by name."""
         return {name: Datastore(workspace, name) for name in records.record_names(_workspace_dir(workspace))}
 
     def __repr__(self) -> str:

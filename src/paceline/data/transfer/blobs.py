@@ -90,7 +90,7 @@ class Blobs:
         return {name for name in self._infos if SHA256.fullmatch(name)}
 
     def size(self, sha256: str) -> int:
-        """Return the bytes of the content with this hash, 0 if missing."""
+        """Return the size in bytes of the content with this hash, 0 if missing."""
         return self._infos[sha256].size if sha256 in self._infos else 0
 
     def info(self, sha256: str) -> FileInfo:

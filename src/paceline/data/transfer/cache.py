@@ -154,13 +154,13 @@ class DataCache:
         unused_for_s: float = 0.0,
         dry_run: bool = False,
     ) -> int:
-        """Remove the least recently used files down to the limit. Return the bytes removed.
+        """Remove the least recently used files down to the limit. Return their total size.
 
         Args:
             limit_bytes: Default: the cache's own limit.
             make_room_bytes: Free space to leave below the limit.
             unused_for_s: Only remove files that have not been used for this long.
-            dry_run: Remove no file, but return the bytes that would be removed.
+            dry_run: Remove no file, but return the total size of those that would be removed.
         """
         if not dry_run:
             self.drop_dead_views()
@@ -284,7 +284,7 @@ class DataCache:
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes of a size such as "1.5 TiB".
+    """Return a size such as "1.5 TiB" in bytes.
 
     Raises:
         DataError: The text is not a size.

@@ -125,7 +125,7 @@ def _test(clause: _Clause) -> Predicate | None:
 
 
 def _param_test(name: str, value: str) -> Predicate:
-    """Return a test of a parameter that also passes if the facts may lack MLflow's value."""
+    """Return a test of a run's parameter, which passes if the facts are not sure."""
     test = Compare(field_of(f"params.{quoted(name)}"), "=", (value,)).test(0)
 
     def passes(facts: RunFacts) -> bool:

@@ -198,7 +198,7 @@ def _change_all(
 
 
 def deleted_page(request: Request) -> Response | None:
-    """Return the page of a deleted run."""
+    """Return the page of a deleted run, or None if the trash has no such run."""
     run = _deleted(request) if "text/html" in request.headers.get("accept", "") else None
     if run is None:
         return None
