@@ -166,7 +166,7 @@ def prune(*, to: str) -> None:
     JSON,
 )
 def freeze(*, dataset: str, to: str | None, as_json: bool) -> None:
-    """Copy the files of a dataset's version, so that later changes do not matter."""
+    """Copy the files of a dataset's version, to keep them unchanged."""
     found = _dataset(dataset).freeze(to)
     (source,) = found.sources
     place = source.path if source.datastore is None else f"{source.datastore}:{source.path}"
