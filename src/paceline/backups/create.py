@@ -261,7 +261,6 @@ class _Copy:
         return [BackupEntry("file", name, mode, max(0, status.st_mtime_ns), size, sha256, is_shared=is_shared)]
 
     def _content(self, file: IO[bytes], name: str, size: int, *, is_live: bool) -> tuple[int, str]:
-        """Return the size and hash of a file's content, and store new content now or later."""
         limit = _whole_lines(file, size) if is_live and _LOG.fullmatch(name) else None
         if limit is None:
             sha256 = self._digests.of(file)
@@ -320,7 +319,6 @@ def _whole_lines(file: IO[bytes], size: int) -> int:
 
 
 def _copied(file: IO[bytes], copy: Path, limit: int | None) -> tuple[int, str]:
-    """Copy a file, or its first `limit` bytes. Return size and hash of the copy."""
     digest, size = hashlib.sha256(), 0
     file.seek(0)
     with open(copy, "xb") as target:

@@ -46,7 +46,7 @@ class PythonFacts(TypedDict, total=False):
 
 
 class PackageFacts(TypedDict, total=False):
-    """The version of a package, or of Open MPI with the path of mpirun; or an error."""
+    """The version of a package or of Open MPI, or an error."""
 
     version: str
     detail: str
@@ -57,7 +57,7 @@ class PackageFacts(TypedDict, total=False):
 
 
 class SpaceFacts(TypedDict, total=False):
-    """The free and total bytes of the file system that has a folder, or an error."""
+    """The free and total bytes of a folder's file system, or an error."""
 
     free: int
     total: int

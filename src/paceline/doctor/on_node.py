@@ -87,7 +87,7 @@ def facts(asked: Asked) -> Answer:
 
 
 def space(path: str) -> Answer:
-    """Return the free and total bytes of the file system that has a path, or an error."""
+    """Return the free and total bytes of a path's file system, or an error."""
     there = path  # create nothing: if the folder is missing, check its nearest existing parent
     while not os.path.isdir(there) and os.path.dirname(there) != there:
         there = os.path.dirname(there)

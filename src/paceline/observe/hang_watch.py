@@ -34,7 +34,10 @@ _SHOWN = 3
 
 
 class HangWatch:
-    """A hang detector for one attempt. `note` is called with a hang, and with None at its end."""
+    """A hang detector for one attempt.
+
+    note: Called with a hang, and with None at its end.
+    """
 
     def __init__(self, launch: Launch, folder: RunFolder, looks: Looks, note: Callable[[Hang | None], None]) -> None:
         self._launch, self._folder, self._looks, self._note = launch, folder, looks, note

@@ -119,7 +119,7 @@ class LoadWatch:
         return self.pace().end_text if self._windows else None
 
     def note_place(self, ranks: tuple[int, ...], place: str, share: float) -> None:
-        """Store where in the script a straggler is most often, and the share of its time there."""
+        """Store a straggler's most frequent position, and the share of its time there."""
         self._place = (ranks, place, share)
 
     def close(self) -> None:

@@ -195,7 +195,7 @@ def get(folder: ServiceFolder, record: ServiceRecord, path: str) -> bytes:
 
 
 def parse(text: str, at: float) -> ServerSample:
-    """Return the sample in the metrics text of a server, which was read at the time `at`.
+    """Return the sample in a server's metrics text, read at the time `at`.
 
     Examples:
         >>> parse('paceline_requests_total{path="/score",status="200"} 7', 0.0).requests
@@ -275,7 +275,7 @@ def quantile(counts: Mapping[float, float], part: float) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelReplica:
-    """A model process of a service on this machine, with the revision that it serves or loads."""
+    """A model process of a service on this machine."""
 
     pid: int
     state: str

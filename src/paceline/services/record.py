@@ -104,7 +104,7 @@ class Revision(_Data):
 
     @property
     def model_names(self) -> list[str]:
-        """The id of each registered model, such as "digits:3", and the file name of each other model."""
+        """The id of each registered model, such as "digits:3"; of others the file name."""
         return [model.id or model.name for model in self.models]
 
     @classmethod

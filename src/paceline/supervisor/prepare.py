@@ -34,7 +34,7 @@ from paceline.targets import Nodes
 
 
 def hold_nodes(run: Supervision) -> Outcome | None:
-    """Acquire and prepare the run's nodes. Return None on success, or the Outcome that ends the run.
+    """Acquire and prepare the run's nodes. Return the Outcome on failure, else None.
 
     Raises:
         TargetError: The target can never provide these nodes for the job.

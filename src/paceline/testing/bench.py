@@ -127,7 +127,7 @@ class Bench:
         self.wait_until(reached, f"{run.id} is {status}")
 
     def wait_for_line(self, run: Run, line: str, attempt: int = 1) -> None:
-        """Return once the log of each rank has the line, in which `{rank}` stands for the rank."""
+        """Return once each rank's log has the line, with `{rank}` replaced by the rank."""
         job = run.record().job
         assert job is not None
         for rank in range(job.world_size):

@@ -42,7 +42,7 @@ class TargetConformance(LosingChecks, EndingChecks, FailingChecks, ReadingChecks
 
     @pytest.fixture
     def bench(self, under_test: TargetUnderTest) -> Iterator[Bench]:
-        """Yield a `Bench` for the runs of a check. Fail if the check leaves a process behind."""
+        """Yield a `Bench`. Fail if the check leaves a process behind."""
         found = Bench(under_test)
         yield found
         found.close()

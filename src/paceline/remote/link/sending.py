@@ -150,7 +150,7 @@ def home_of(folder: RunFolder) -> str:
 
 
 def send_left(link: Link, source: Path, path: str) -> None:
-    """Copy a folder of the run, such as its checkpoints, to a node. Keep other files there."""
+    """Copy a folder of the run, such as its checkpoints, to a node."""
     if source.is_dir() and any(source.iterdir()):
         link.put_tree(source, path, how="merge", skip=_lies_in(source, link.have(path)))
 

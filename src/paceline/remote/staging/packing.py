@@ -304,7 +304,7 @@ class Manifest:
 
 
 def place_in(record: StoreRecord, path: str) -> str:
-    """Return the absolute path of a file or folder in a datastore that is a local folder."""
+    """Return the absolute path of a file or folder in a local datastore."""
     return f"{record.root.rstrip('/')}/{clean_path(path, record.title).strip('/')}"
 
 

@@ -296,10 +296,6 @@ def _users_own(name: str) -> str:
 def _of_not_copied(
     path: str, one: NotCopied, inside: str, typed: str, *, is_shared: bool, is_there: bool
 ) -> str | None:
-    """Return a sentence on a file that is in an uncopied part of the source, or None.
-
-    typed: The file's path, as the user would type it.
-    """
     whole = os.path.normpath(os.path.join(typed, os.path.relpath(one.path, inside)))
     if is_shared:
         if one.is_linked:

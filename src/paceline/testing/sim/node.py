@@ -106,7 +106,7 @@ class SimNode:
     # --- the network
 
     def receive(self) -> None:
-        """Read bytes from the supervisor, and deliver them to the agent after the network's delay."""
+        """Read bytes from the supervisor. The agent gets them after the network's delay."""
         try:
             data = self._sock.recv(1 << 18)
         except BlockingIOError:
