@@ -33,7 +33,7 @@ from paceline.job.job import (
     Priority,
     Warm,
 )
-from paceline.job.notify import DEFAULT_EVENTS, NotifyEvent
+from paceline.job.notify import DEFAULT_EVENTS
 from paceline.job.secret_values import Secret
 from paceline.system import units
 from paceline.system.gaps import DEFAULT_LIMIT
@@ -92,7 +92,8 @@ class _Script:
         restart_on_exception: Also start again after an exception of the script itself.
         log_limit: How much of each worker's log is kept, its first and last parts: bytes, or such as "500MB". None or 0: all.
         notify: Receivers of messages: "mail:ann@example.com", "slack:env:SLACK_URL", "command:./told.sh", or a list.
-        notify_on: Events to send: "start", "end", "failure", "hang", "quota" (over quota), "best" (a sweep's), or a list.
+        notify_on: Events to send: "start", "end", "failure", "hang", "quota" (over quota), "best" (a sweep's), a
+            condition such as "metrics.loss > 10", or a list.
         hang_seconds: Time without output, metrics or progress until the run counts as hanging; or such as "10m". 0: never.
         on_hang: Reaction to a hanging run: "report", "fail", or "restart" (needs max_restarts).
         warm: "auto" keeps the script's libraries loaded on each node for the next attempt; "off" starts each attempt cold.
@@ -136,7 +137,7 @@ class _Script:
     restart_on_exception: bool = False
     log_limit: int | str | None = DEFAULT_LIMIT
     notify: Sequence[str] | str | None = None
-    notify_on: Sequence[NotifyEvent] | NotifyEvent = DEFAULT_EVENTS
+    notify_on: Sequence[str] | str = DEFAULT_EVENTS
     hang_seconds: float | str | dt.timedelta = DEFAULT_HANG_S
     on_hang: OnHang = "report"
     warm: Warm = "auto"

@@ -64,9 +64,10 @@ def test_a_url_is_refused_and_not_shown(given: str) -> None:
     [
         ("end", "is not a list of events"),
         (["faliure"], "Did you mean 'failure'?"),
+        (["loss"], "a condition on metrics, such as 'metrics.loss > 10'"),
         ([["end"]], "start, end, failure, hang, quota, best"),
     ],
-    ids=["text", "misspelled", "list"],
+    ids=["text", "misspelled", "metric", "list"],
 )
 def test_unknown_event_is_refused_with_the_known_ones(given: object, rule: str) -> None:
     with pytest.raises(JobError) as error:

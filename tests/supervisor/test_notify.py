@@ -16,6 +16,8 @@ import pytest
 from paceline.runs import notify, states, store, tags_and_properties
 from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder
+from paceline.runs.messenger import Messenger, MetricAlerts
+from paceline.runs.metrics import MetricLog
 from paceline.runs.read import record as read_record
 from paceline.system.files import append_line, write_json
 from tests.cli.conftest import Cli, cli
@@ -315,3 +317,97 @@ def test_command_in_a_record_of_another_user_is_not_started(tmp_path: Path, monk
     assert found.status == "Failed"
     assert found.warnings[0].endswith("another user wrote the run's record.")
     assert not (tmp_path / "started").exists()
+
+
+ALERT = "metrics.loss > 10 or metrics.loss = nan"
+
+
+def test_condition_on_a_metric_is_notified_once(cli: Cli, hooks: Hooks) -> None:
+    cli.script(
+        """
+        import os, sys
+        import paceline
+        first = os.environ["PACELINE_ATTEMPT"] == "1"
+        for step in range(20):
+            paceline.Run.get_context().log("loss", 12.5 if first else float("nan"), step=step)
+        sys.exit(first)
+        """
+    )
+    words = ["--notify", "webhook:env:HOOK", "--notify-on", ALERT, "--notify-on", "metrics.acc < 0.1"]
+    cli("run", *words, "--max-restarts=1", "--restart-on-exception", "src/train.py", env={"HOOK": f"{hooks.url}/hook"})
+    ((_, got),) = hooks.got
+    assert got["event"] == ALERT
+    title, _, text = got["text"].partition("\n\n")
+    assert title.endswith(f": {ALERT}")
+    assert text.startswith("metrics.loss is ")
+
+
+def test_condition_is_tested_while_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = tmp_path / "told"
+    receivers = [f"command:sh -c 'echo {name} >> {told}'" for name in ("a", "b")]
+    condition = 'metrics."<b>&loss".max >= 3'
+    folder, fd = make_run(
+        tmp_path / "runs", status=states.RUNNING, job=make_job(notify=receivers, notify_on=[condition, "end"])
+    )
+    record, log = read_record(folder), MetricLog(folder.metric_log(0))
+    seconds = [0.0]
+    monkeypatch.setattr("paceline.runs.messenger.time.monotonic", lambda: seconds[0])
+
+    def alerts() -> tuple[Messenger, MetricAlerts]:
+        messenger = Messenger(folder)
+        return messenger, MetricAlerts(folder, messenger, record.job.notify_on if record.job else ())
+
+    messenger, watched = alerts()
+    for value in (1.0, 3.0, 1.0):
+        seconds[0] += 1
+        watched.look(record)
+        log.scalar("<b>&loss", value)
+    assert messenger.wrong() == []
+    assert not told.exists()
+    seconds[0] += 5
+    watched.look(record)
+    watched.look(record, is_last=True)
+    assert messenger.wrong() == []
+    assert sorted(told.read_text()) == sorted("a\nb\n")
+    # A supervisor of the same run that starts later tells only receivers that did not get the message.
+    folder.told.write_text("".join(folder.told.read_text().splitlines(keepends=True)[:1]))
+    messenger, watched = alerts()
+    watched.look(record)
+    assert messenger.wrong() == []
+    assert len(told.read_text().split()) == 3
+    os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("condition", "rule"),
+    [
+        ("loss > 10", "there is no field 'loss'"),
+        ("metrics.loss > ten", "a number such as 0.9"),
+        ("metrics.loss >", "lacks a value"),
+        ("state = failed", "has state. Compare metrics, such as metrics.loss > 10, or duration."),
+        ("vision metrics.loss > 1", "has a word. Compare metrics"),
+    ],
+)
+def test_invalid_condition_is_refused_before_the_run(cli: Cli, condition: str, rule: str) -> None:
+    cli.script("print('no')\n")
+    words = ["--notify", "mail:ann@example.com", "--notify-on", condition, "src/train.py"]
+    assert rule in cli("run", *words, code=2).stderr
+    assert rule in cli("run", "--dry-run", *words, code=2).stderr
+    assert cli.json("list") == []
+
+
+def test_condition_for_a_sweep_is_refused(cli: Cli) -> None:
+    cli.script(
+        "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--lr')\nparser.parse_args()\n"
+    )
+    words = [
+        "--param",
+        "lr=choice(1, 2)",
+        "--metric",
+        "loss",
+        "--notify",
+        "mail:ann@example.com",
+        "--notify-on",
+        "metrics.loss > 1",
+    ]
+    assert "a sweep has no metrics of its own" in cli("sweep", "run", "src/train.py", *words, code=2).stderr

@@ -245,7 +245,7 @@ RUN = (
     ),
     VerbOption(
         "--notify-on",
-        "Event that sends a message; may be repeated. Default: end and hang.",
+        "Event that sends a message, or a condition such as 'metrics.loss > 10'; may be repeated. Default: end and hang.",
         "|".join(EVENTS),
         list,
         key="notify_on",

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 from paceline.errors import JobError
 from paceline.job.data_reference import PATH_VARIABLES, DataReference
 from paceline.job.environment import EnvironmentSpec
-from paceline.job.notify import DEFAULT_EVENTS, NotifyEvent, check_notify, check_notify_on
+from paceline.job.notify import DEFAULT_EVENTS, check_notify, check_notify_on
 from paceline.job.secret_values import Secret, check_place, shown
 from paceline.job.sizes import node_range, range_text
 from paceline.system.gaps import DEFAULT_LIMIT, LEAST_LIMIT
@@ -123,7 +123,8 @@ class Job:
             and the others continue; each replacement is one of `max_restarts`.
         restart_on_exception: Also restart after the script's own exception.
         notify: Receivers of messages, such as "mail:ann@example.com" and "slack:env:SLACK_URL".
-        notify_on: Events that send messages: "start", "end", "failure", "hang", "quota" (over quota), "best" (of a sweep).
+        notify_on: Events that send messages: "start", "end", "failure", "hang", "quota" (over quota), "best" (of a sweep), and
+            conditions on metrics in the query language of runs, such as "metrics.loss > 10".
         log_limit: Bytes to keep of each worker's log, from its beginning and its end; 0 for no limit.
         hang_seconds: Seconds without output, metrics or progress of any worker after which the run hangs; 0 for never.
         on_hang: "report" (a hang is always reported), "fail", or "restart" (one of `max_restarts`).
@@ -170,7 +171,7 @@ class Job:
     restart_on_exception: bool = False
     log_limit: int = DEFAULT_LIMIT
     notify: tuple[str, ...] = ()
-    notify_on: tuple[NotifyEvent, ...] = DEFAULT_EVENTS
+    notify_on: tuple[str, ...] = DEFAULT_EVENTS
     hang_seconds: float = DEFAULT_HANG_S
     on_hang: OnHang = "report"
     warm: Warm = "auto"

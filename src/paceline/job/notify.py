@@ -28,6 +28,7 @@ NotifyEvent: TypeAlias = Literal["start", "end", "failure", "hang", "quota", "be
 EVENTS: tuple[NotifyEvent, ...] = get_args(NotifyEvent)
 DEFAULT_EVENTS: tuple[NotifyEvent, ...] = ("end", "hang")
 
+_COMPARES = re.compile(r"[<>=]|\bin\b")
 _ADDRESS = re.compile(r"[^\s@,;:<>()\[\]\\\"-][^\s@,;:<>()\[\]\\\"]*@[^\s@,;:<>()\[\]\\\"]+")
 
 
@@ -46,8 +47,8 @@ def check_notify(given: object) -> tuple[str, ...]:
     return tuple(_absolute(one) for one in given)
 
 
-def check_notify_on(given: object) -> tuple[NotifyEvent, ...]:
-    """Return the events to notify of, if they are valid.
+def check_notify_on(given: object) -> tuple[str, ...]:
+    """Return the events and conditions to notify of, if they are valid. Submission parses the conditions.
 
     Raises:
         JobError: An event is unknown.
@@ -55,10 +56,28 @@ def check_notify_on(given: object) -> tuple[NotifyEvent, ...]:
     if isinstance(given, str) or not isinstance(given, (list, tuple)):
         raise JobError(f"notify_on={given!r} is not a list of events. Write notify_on=['end', 'hang'].")
     for one in given:
-        if one not in EVENTS:
+        if one not in EVENTS and not (isinstance(one, str) and is_condition(one)):
             near = did_you_mean(str(one), EVENTS)
-            raise JobError(f"notify_on={one!r} is not an event. Write one of {', '.join(EVENTS)}.{near}")
+            raise JobError(
+                f"notify_on={one!r} is not an event. Write one of {', '.join(EVENTS)}, or a condition on metrics, such as "
+                f"'metrics.loss > 10'.{near}"
+            )
     return tuple(given)
+
+
+def is_condition(event: str) -> bool:
+    """Return whether a text of `notify_on` is a condition on metrics, such as "metrics.loss > 10"."""
+    return _COMPARES.search(event) is not None
+
+
+def check_no_conditions(notify_on: Sequence[str], kind: str) -> None:
+    """Refuse conditions on metrics, which a run with children has no metrics for.
+
+    Raises:
+        JobError: `notify_on` has a condition.
+    """
+    for one in filter(is_condition, notify_on):
+        raise JobError(f"notify_on={one!r}: a {kind} has no metrics of its own. Write it for a single run.")
 
 
 def check_programs(notify: Sequence[str], *, is_here: bool) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from paceline.data.stores.record import default_name
 from paceline.errors import JobError, PipelineError, UserError
+from paceline.job.notify import check_no_conditions
 from paceline.pipelines.data import PipelineData, check_parameters, defaults
 from paceline.pipelines.plan import flat, ordered, spec_of
 from paceline.pipelines.spec import PipelineSpec, StepSpec
@@ -222,6 +223,7 @@ def _checked(step: StepSpec, directory: Path, workspace_dir: Path, given: Mappin
     with _in_step(step):
         secret_values = values_of(step.job, given)
         check(step.job, workspace_dir)
+        check_no_conditions(step.job.notify_on, "pipeline")
         if step.sweep is not None:
             check_points(step.job, SweepSpec.from_json(step.sweep), directory)
     # Key the secrets by place, because a variable may have different values in different steps.

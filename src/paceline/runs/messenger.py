@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import TYPE_CHECKING
 
+from paceline.errors import JobError, QueryError
+from paceline.job.notify import is_condition
 from paceline.runs.folder import RunFolder
-from paceline.runs.record import RunRecord
+from paceline.runs.record import RunRecord, seconds_of
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
-    from paceline.job.notify import NotifyEvent
+    from paceline.runs.search.fields import RunField
+    from paceline.runs.search.query import Node
+    from paceline.runs.search.summaries import SummaryReader
+
+#: Seconds between two looks at the metrics.
+_LOOK_S = 5.0
 
 
 class Messenger:
@@ -21,7 +31,7 @@ class Messenger:
         self._pool: ThreadPoolExecutor | None = None
         self._sent: list[Future[list[str]]] = []
 
-    def tell(self, record: RunRecord, event: NotifyEvent, digest: str = "") -> None:
+    def tell(self, record: RunRecord, event: str, digest: str = "") -> None:
         """Queue the messages of an event, if any receiver wants it (`paceline.runs.notify.tell`)."""
         if not any(event in events for events in record.receivers.values()):
             return
@@ -36,3 +46,73 @@ class Messenger:
     def wrong(self) -> list[str]:
         """Wait until all messages are sent. Return a sentence for each failure."""
         return [why for sent in self._sent for why in sent.result()]
+
+
+class MetricAlerts:
+    """The conditions on metrics in a run's `notify_on`. Each sends one message, once it holds."""
+
+    def __init__(self, folder: RunFolder, messenger: Messenger, notify_on: Iterable[str]) -> None:
+        self._folder, self._messenger = folder, messenger
+        self._waiting = list(filter(is_condition, notify_on))
+        self._next_s = 0.0
+
+    def look(self, record: RunRecord, *, is_last: bool = False) -> None:
+        """Test the conditions, at most once in 5 s. is_last: the run has ended, so test them in any case."""
+        if not self._waiting or (time.monotonic() < self._next_s and not is_last):
+            return
+        self._next_s = time.monotonic() + _LOOK_S
+        from paceline.runs.search.facts import RunFacts
+        from paceline.runs.search.fields import cell_text
+
+        started, metrics = seconds_of(record.started_utc), self._reader.look()
+        facts = RunFacts(run_id=record.run_id, started=started, metrics=metrics)
+        for condition in list(self._waiting):
+            node = parsed_alert(condition)
+            if node.test(time.time())(facts):
+                self._waiting.remove(condition)
+                values = {field.name: cell_text(facts, field) for field in _fields(node) if field is not None}
+                digest = "\n".join(f"{name} is {text}" for name, text in values.items())
+                self._messenger.tell(record, condition, digest)
+
+    @cached_property
+    def _reader(self) -> SummaryReader:
+        from paceline.runs.search.summaries import SummaryReader
+
+        return SummaryReader(self._folder.metrics)
+
+
+def parsed_alert(condition: str) -> Node:
+    """Return a condition of `notify_on` as a query.
+
+    Raises:
+        JobError: It is not a query, or has a field other than metrics and duration.
+    """
+    from paceline.runs.search.query import parse
+
+    try:
+        node = parse(condition)
+    except QueryError as error:
+        raise JobError(f"notify_on: {error.pointed(condition)}") from None
+    for field in _fields(node):
+        if field is None or not (field.name == "duration" or field.name.startswith("metrics.")):
+            name = "a word" if field is None else field.name
+            raise JobError(
+                f"notify_on={condition!r} has {name}. Compare metrics, such as metrics.loss > 10, or duration."
+            )
+    return node
+
+
+def _fields(node: Node) -> Iterator[RunField | None]:
+    """Yield the fields of a query, and None for a word."""
+    from paceline.runs.search import query
+
+    match node:
+        case query.Word():
+            yield None
+        case query.Not():
+            yield from _fields(node.node)
+        case query.And() | query.Or():
+            for part in node.nodes:
+                yield from _fields(part)
+        case _:
+            yield node.field

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from email.message import EmailMessage
 from pathlib import Path
 
-from paceline.job.notify import NotifyEvent, key_of, place_of
+from paceline.job.notify import is_condition, key_of, place_of
 from paceline.runs import states, tags_and_properties
 from paceline.runs.folder import RunFolder, has_own_record
 from paceline.runs.record import RunRecord, end_text, hang_status
@@ -41,7 +41,7 @@ _LINES = 15
 _SENDMAIL = ("/usr/sbin/sendmail", "/usr/lib/sendmail")
 
 
-def tell(folder: RunFolder, record: RunRecord, event: NotifyEvent, digest: str = "") -> list[str]:
+def tell(folder: RunFolder, record: RunRecord, event: str, digest: str = "") -> list[str]:
     """Send the notifications of one event of a run, and return a sentence for each failure.
 
     Each receiver gets the notification of the run's end once, even if another process has to close the run. The sentences
@@ -51,8 +51,9 @@ def tell(folder: RunFolder, record: RunRecord, event: NotifyEvent, digest: str =
     digest: Further text of the message, such as the results of a sweep.
     """
     events = {event, "failure"} if record.status == states.FAILED else {event}
-    told = list(json_lines(folder.told)) if record.is_terminal else []
-    wanted = [one for one, on in record.receivers.items() if events & on and _heard(one, record) not in told]
+    is_once = record.is_terminal or is_condition(event)
+    told = list(json_lines(folder.told)) if is_once else []
+    wanted = [one for one, on in record.receivers.items() if events & on and _heard(one, record, event) not in told]
     if not wanted:
         return []
     said = of_run(folder, record, event, digest)
@@ -62,9 +63,9 @@ def tell(folder: RunFolder, record: RunRecord, event: NotifyEvent, digest: str =
     addresses = read_json(folder.secrets) or {}
 
     def heard(one: str) -> None:
-        if record.is_terminal:
+        if is_once:
             with contextlib.suppress(OSError):  # on a full disk, another process may send it again
-                append_line(folder.told, _heard(one, record))
+                append_line(folder.told, _heard(one, record, event))
 
     # A pipeline keeps the secrets of all its steps by their places.
     found = {one: addresses.get(key_of(one)) or addresses.get(place_of(one)) for one in wanted}
@@ -92,8 +93,8 @@ def _sentence(said: Notification, receiver: str, why: str) -> str:
     return f"{receiver.partition(':')[0]} was not told of {said.topic} ({receiver}): {why}"
 
 
-def _heard(receiver: str, record: RunRecord) -> dict[str, str]:
-    return {"to": receiver, "status": record.status}
+def _heard(receiver: str, record: RunRecord, event: str) -> dict[str, str]:
+    return {"to": receiver, "status": event if is_condition(event) else record.status}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,14 +132,14 @@ class Notification:
         return {**self.data, "text": self.text()}
 
 
-def of_run(folder: RunFolder, record: RunRecord, event: NotifyEvent, digest: str = "") -> Notification:
+def of_run(folder: RunFolder, record: RunRecord, event: str, digest: str = "") -> Notification:
     """Return the notification of a run's event. After a failure, it has the report's first lines."""
     name = tags_and_properties.read(folder.notes).name or record.run_id
     words = record.hang["text"] if record.hang and event == "hang" else record.failure or ""
     failure = {"cause": record.failure.cause, "message": record.failure.message} if record.failure else None
     return Notification(
         title=visible(f"{name}: {_news(record, event)}"),
-        topic=f"the run's {event}",
+        topic=visible(event) if is_condition(event) else f"the run's {event}",
         report="\n\n".join(filter(None, (first_lines(str(words)), visible(digest, lines=True)))),
         facts={
             "run": record.run_id,
@@ -172,7 +173,9 @@ def first_lines(report: str) -> str:
     return "\n".join([*lines[:_LINES], *(["..."] if len(lines) > _LINES else [])])
 
 
-def _news(record: RunRecord, event: NotifyEvent) -> str:
+def _news(record: RunRecord, event: str) -> str:
+    if is_condition(event):
+        return event
     if record.is_terminal:
         return end_text(record)
     if event == "best":

@@ -14,7 +14,7 @@ from paceline.errors import DataError, EnvironmentSpecError, JobError
 from paceline.job.data_reference import DataReference
 from paceline.job.environment import EnvironmentSpec
 from paceline.job.job import Job
-from paceline.job.notify import check_programs
+from paceline.job.notify import check_programs, is_condition
 from paceline.job.sizes import range_text
 from paceline.launchers import get_launcher
 from paceline.system import processes
@@ -63,6 +63,10 @@ def check_on(job: Job, workspace_dir: Path, described: configured.Configured, ta
                 "whose runs keep their size. Write one number, or choose another target."
             )
     check_programs(job.notify, is_here=is_here)
+    for condition in filter(is_condition, job.notify_on):
+        from paceline.runs.messenger import parsed_alert
+
+        parsed_alert(condition)
     target.check(job)
     get_launcher(job.launcher).check(job)
     environment = job.environment

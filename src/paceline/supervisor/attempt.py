@@ -60,6 +60,7 @@ def run_attempt(run: Supervision, number: int) -> Outcome:
         keeps_limits=run.seen is not None and run.seen.is_shared,
         warn=run.warn,
         note_hang=run.note_hang,
+        look_at_metrics=lambda: run.alerts.look(run.record),
         resize=_resize_watch(run, launch),
         spares=run.spares,
         replacing=_replacing(run, launch, shells),

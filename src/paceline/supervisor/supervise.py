@@ -295,6 +295,7 @@ def _write_end(run: Supervision, outcome: Outcome, ended_utc: str) -> None:
 
 def _end(run: Supervision, status: str, **changes: Any) -> None:
     if run.job.notify:
+        run.alerts.look(run.record, is_last=True)
         for why in run.messenger.wrong():
             run.warn(why)
         run.waiting("telling of its end")

@@ -20,7 +20,7 @@ from paceline.runs import remote_status, states, store
 from paceline.runs.driver_log import say
 from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder
-from paceline.runs.messenger import Messenger
+from paceline.runs.messenger import Messenger, MetricAlerts
 from paceline.runs.record import Attempt, Hang, Owner, Replacement, RunRecord, parse_utc, utc_now
 from paceline.supervisor.spares import WarmSpares
 from paceline.system.files import read_json
@@ -73,6 +73,7 @@ class Supervision:
         #: Values of the job's secrets.
         self.secrets: Mapping[str, str] = read_json(folder.secrets) or {} if self.job.secrets else {}
         self.messenger = Messenger(folder)
+        self.alerts = MetricAlerts(folder, self.messenger, self.job.notify_on if self.job.notify else ())
         self.target: Target | None = None
         self.nodes: Nodes | None = None
         self.seen: RemotePaths | None = None

@@ -105,12 +105,14 @@ class WorkerWatch:
         keeps_limits: bool = True,
         warn: Callable[[str], None] = lambda text: None,
         note_hang: Callable[[Hang | None], None] = lambda hang: None,
+        look_at_metrics: Callable[[], None] = lambda: None,
         resize: ResizeWatch | None = None,
         spares: WarmSpares | None = None,
         replacing: Replacing | None = None,
     ) -> None:
         self._launch, self._folder, self._nodes, self._wake = launch, folder, nodes, wake
         self._shells, self._stop, self._on_running, self._warn = shells, stop, on_running, warn
+        self._look_at_metrics = look_at_metrics
         self._places = {place.rank: place for place in launch.places}
         #: (pid, node rank) -> command
         self._started: dict[tuple[int, int], StartedCommand] = {}
@@ -246,6 +248,7 @@ class WorkerWatch:
                 self._load_diagnosis()
             if self._running:
                 self._hangs.look()
+                self._look_at_metrics()
                 self._spares.look(self._folder, self._launch)
                 if self._resize is not None:
                     self._resize.look()

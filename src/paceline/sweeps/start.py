@@ -12,6 +12,7 @@ from pathlib import Path
 from paceline.errors import SweepError
 from paceline.job.entry import entry_file
 from paceline.job.job import Job
+from paceline.job.notify import check_no_conditions
 from paceline.runs import controllers, read, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import check_experiment_name, new_run_id
@@ -126,6 +127,7 @@ def checked(
     check_experiment_name(experiment)
     secrets = values_of(job, values or {})
     check(job, workspace_dir)
+    check_no_conditions(job.notify_on, "sweep")
     described = configured.read(workspace_dir, job.compute_target)
     _check_target(spec, described)
     taken = source.snapshot_id is not None
