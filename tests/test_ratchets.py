@@ -42,6 +42,7 @@ FEATURES = {
     "schedules": (1_762, 12),
     "members": (721, 3),
     "relay to W&B": (297, 1),
+    "alerts on metrics": (89, 0),
 }
 CEILINGS = {
     "lines": 140_940 + sum(lines for lines, _ in FEATURES.values()),
