@@ -82,7 +82,7 @@ def rerun(
     values: Mapping[str, str] | None = None,
     display_name: str | None = None,
 ) -> RunFolder:
-    """Submit the job of another run, with its source and the exact versions of its packages.
+    """Submit a run's job again, with its source and package versions. Return the new run's folder.
 
     `values` replace the values of secrets from the job's own sources.
 
@@ -377,7 +377,7 @@ def _text(given: Sequence[_Piece]) -> str | None:
 
 
 def _script(folder: RunFolder, job: Job) -> Path | None:
-    """Return the Python script in the snapshot."""
+    """Return the Python script in the snapshot, or None."""
     try:
         name = entry_file(job, folder.snapshot) if job.is_python else None
     except JobError:

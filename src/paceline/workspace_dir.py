@@ -191,7 +191,7 @@ def _owner(path: Path) -> str:
 
 
 def nearest_sdk_config(folder: Path, file_name: str | None = None) -> Path | None:
-    """Return the file by which the Azure SDK's drivers find their workspace from a folder.
+    """Return the nearest file by which drivers of the Azure SDK find their workspace, or None.
 
     `file_name` replaces `config.json` and `project.json`.
     """
@@ -209,7 +209,7 @@ def _nearest_config(folder: Path) -> Path | None:
 
 
 def _nearest(folder: Path, names: Sequence[Path]) -> Path | None:
-    """Return the nearest of these files, in `folder` or above, that this user may use."""
+    """Return the nearest of these files, in `folder` or above, that this user may use, or None."""
     for parent in (folder.absolute(), *folder.absolute().parents):
         for name in names:
             config = parent / name

@@ -272,7 +272,7 @@ def _made(
 
 
 def _filled(word: str, words: Mapping[str, str]) -> str:
-    """Fill in the parameters and data paths of a step's argument."""
+    """Return a step's argument with parameters and data paths filled in."""
     return _WORD.sub(lambda found: words.get(found[1] or found[2], found[0]), word)
 
 

@@ -178,7 +178,10 @@ def _public_key(file: Path) -> str:
 
 
 def _when_it_serves(folder: RunFolder) -> Serving:
-    """Print the session's states until it serves. Raise RunStateError if it ends."""
+    """Print the session's states until it serves, and return how to reach it.
+
+    Raise RunStateError if the session ends.
+    """
     told = ""
     while True:
         record = read.record(folder)

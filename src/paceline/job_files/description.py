@@ -62,7 +62,7 @@ class Asked:
         progress: Callable[[int, int], None] | None = None,
         run_id: str | None = None,
     ) -> RunFolder:
-        """Submit the job. See `paceline.submit.submit`."""
+        """Submit the job and return the run's folder. See `paceline.submit.submit`."""
         return submit(
             self.job,
             self.source,

@@ -123,7 +123,7 @@ def check_same_mpi(launch: Launch) -> None:
 
 
 def _image(prepared: NodeSetup) -> str | None:
-    """Return the image's id, shortened as engines show it, without docker's prefix."""
+    """Return the first digits of the image's id, or its name, or None without an image."""
     if prepared.container is None:
         return None
     image = str(prepared.container["image"]).removeprefix("sha256:")

@@ -79,7 +79,7 @@ class Submission:
         use_snapshot(self.taken.path)
 
     def start(self, run: NewRun) -> RunFolder:
-        """Start a run. Its job may have other arguments, variables and inputs."""
+        """Start a run, whose arguments, variables and inputs may differ. Return its folder."""
         folder = RunFolder(self.workspace_dir / "runs" / run.run_id)
         try:
             record, lock_fd = self._create(folder, run)

@@ -221,7 +221,7 @@ def sdk_errors(function: Wrapped) -> Wrapped:
 
 
 def sdk_class(kind: Kind) -> Kind:
-    """Make a class's public methods, inherited ones too, raise the SDK's exceptions."""
+    """Make all public methods of a class raise the SDK's exceptions. Return the class."""
     seen: set[str] = set()
     for above in kind.__mro__[:-1]:
         is_done = above is not kind and "_is_sdk_class" in vars(above)

@@ -117,7 +117,7 @@ def _spec(environment: Environment, notes: SubmissionNotes, *, use_docker: bool 
 
 
 def with_notebooks(spec: EnvironmentSpec, notes: SubmissionNotes) -> EnvironmentSpec:
-    """Add the packages that run notebooks to an environment that lacks them."""
+    """Return the environment, with the packages that run notebooks if it lacks them."""
     missing = [name for name in ("nbconvert", "ipykernel") if importlib.util.find_spec(name) is None]
     if not missing or spec.docker_image or spec.python or spec.uses_conda:
         return spec

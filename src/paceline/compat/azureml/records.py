@@ -74,7 +74,7 @@ def _folder(workspace: Workspace) -> Path:
 
 
 def late(module: str, name: str) -> Any:
-    """Import an object of a module of this package, such as `core.model`."""
+    """Import and return an object of a module of this package, such as `core.model`."""
     return getattr(importlib.import_module(f"paceline.compat.azureml.{module}"), name)
 
 

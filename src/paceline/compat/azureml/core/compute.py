@@ -75,7 +75,7 @@ class ComputeTarget:
 
     @staticmethod
     def create(workspace: Workspace, name: str, provisioning_configuration: Provisioning) -> ComputeTarget:
-        """Create a target.
+        """Create a target and return it.
 
         The name refers to this machine, unless a target of this name was added to Paceline.
 
@@ -95,7 +95,7 @@ class ComputeTarget:
 
     @staticmethod
     def attach(workspace: Workspace, name: str, attach_configuration: Provisioning) -> ComputeTarget:
-        """Create a target, such as a RemoteCompute, whose SSH host Paceline adds to its targets."""
+        """Create a target and return it. The SSH host of a RemoteCompute is added to Paceline."""
         return ComputeTarget.create(workspace, name, attach_configuration)
 
     @staticmethod
@@ -377,7 +377,7 @@ class RemoteCompute(ComputeTarget):
 
     @staticmethod
     def attach(workspace: Workspace, name: str, *arguments: Any, **named: Any) -> ComputeTarget:
-        """Attach a machine.
+        """Attach a machine and return it as a target.
 
         The arguments are an attach configuration, or a user name, an address and an SSH port as in the SDK of 2018.
         """

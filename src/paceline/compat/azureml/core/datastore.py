@@ -125,10 +125,10 @@ class Datastore(paceline.Datastore):
         create_if_not_exists: bool = False,
         **others: object,
     ) -> Datastore:
-        """Register a container of Azure's blob storage (`abfs://`).
+        """Register a container of Azure's blob storage (`abfs://`), and return the store.
 
-        Paceline stores a key with its credentials and never reveals it. If the user has added a store under this name,
-        such as a folder with the container's files, Paceline uses that.
+        Paceline stores a key with its credentials and never reveals it. If the user has added a store under this name, such
+        as a folder with the container's files, Paceline uses that.
 
         Raises:
             UserErrorException: A value is wrong, or the store exists and overwrite=False.
@@ -198,7 +198,7 @@ class Datastore(paceline.Datastore):
         overwrite: bool = False,
         **others: object,
     ) -> Datastore:
-        """Register a file system of Azure's data lake (`abfs://`).
+        """Register a file system of Azure's data lake (`abfs://`), and return the store.
 
         If the user has added a store under this name, Paceline uses that.
         """

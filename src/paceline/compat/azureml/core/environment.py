@@ -235,7 +235,7 @@ class Environment(Strict):
 
     @staticmethod
     def load_from_directory(path: str) -> Environment:
-        """Read an environment that `save_to_directory` has written.
+        """Return an environment that `save_to_directory` has written to a folder.
 
         The packages are the current content of `conda_dependencies.yml`.
         """

@@ -43,7 +43,7 @@ class Experiment(paceline.Experiment):
             raise UserErrorException(str(error)) from error
 
     def submit(self, config: Any, tags: Mapping[str, object] | None = None, **kwargs: Any) -> Any:
-        """Submit a configuration.
+        """Submit a configuration and return the run.
 
         `config` is a ScriptRunConfig, an estimator, a HyperDriveConfig, a pipeline, or any configuration that
         `paceline.Experiment` accepts.

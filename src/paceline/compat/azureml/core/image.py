@@ -58,7 +58,7 @@ class Image:
 
     @staticmethod
     def create(workspace: Workspace, name: str, models: Sequence[object], image_config: ImageConfiguration) -> Image:
-        """Register models and a script as the next version of an image."""
+        """Register models and a script as an image's next version, and return the image."""
         data = {
             "script": str(Path(image_config.execution_script).absolute()),
             "conda_file": str(Path(image_config.conda_file).absolute()) if image_config.conda_file else None,

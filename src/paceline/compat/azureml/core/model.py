@@ -115,7 +115,7 @@ class Model(paceline.Model):
         child_paths: object = None,
         **others: object,
     ) -> Model:
-        """Register a file or folder as a model's next version.
+        """Register a file or folder as a model's next version, and return the model.
 
         It prints `Registering model <name>`, as the SDK does.
 
@@ -302,7 +302,7 @@ class InferenceConfig:
 
 
 def registered_of_run(run: Run, model_name: str, model_path: str | None, **given: Any) -> Model:
-    """Register a file or folder of a run as a model.
+    """Register a file or folder of a run as a model, and return the model.
 
     Raises:
         ModelPathNotFoundException: The run has no such file. The message lists the files it has.

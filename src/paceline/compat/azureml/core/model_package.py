@@ -87,7 +87,7 @@ class ModelPackage:
 def package(
     workspace: Workspace, models: Sequence[object], inference_config: InferenceConfig | None, *, image_name: str | None
 ) -> ModelPackage:
-    """Write the folder of a ModelPackage, below the workspace.
+    """Write the folder of a ModelPackage below the workspace, and return the package.
 
     Raises:
         WebserviceException: The model or script does not exist, or another machine can't build the environment.

@@ -285,7 +285,7 @@ class Run(SdkSpellings, runs.Run):
         resource_configuration: object = None,
         **others: object,
     ) -> paceline.Model:
-        """Register a file or folder of the run as a model's next version.
+        """Register a file or folder of the run as a model's next version, and return it.
 
         `model_path` is relative to the run: `outputs/model.pkl` or `./outputs/model.pkl`.
 

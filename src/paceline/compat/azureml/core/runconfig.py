@@ -242,7 +242,7 @@ class RunConfiguration(Strict):
 
     @staticmethod
     def load(path: str, name: str | None = None) -> RunConfiguration:
-        """Read a configuration that `save` or the SDK has written.
+        """Return a configuration that `save` or the SDK has written.
 
         `path` is a .runconfig file, or a folder whose `.azureml/` has a .runconfig file of this name.
 

@@ -86,7 +86,7 @@ class Webservice:
         deployment_target: object = None,
         overwrite: bool = False,
     ) -> Webservice:
-        """Serve models by a ContainerImage's configuration (SDK of 2018)."""
+        """Return a new service of models and a ContainerImage's configuration (SDK of 2018)."""
         return deploy(workspace, name, models, image_config.inference_config(), deployment_config, overwrite=overwrite)
 
     @staticmethod
@@ -98,7 +98,7 @@ class Webservice:
         deployment_target: object = None,
         overwrite: bool = False,
     ) -> Webservice:
-        """Serve the models of an image (SDK of 2018)."""
+        """Return a new service of an image's models (SDK of 2018)."""
         config = image.image_config.inference_config()
         return deploy(workspace, name, image.models, config, deployment_config, overwrite=overwrite)
 
@@ -112,7 +112,7 @@ class Webservice:
         deployment_target: object = None,
         overwrite: bool = False,
     ) -> Webservice:
-        """Register files as models and serve them."""
+        """Register files as models, and return a new service of these models."""
         from paceline.compat.azureml.core.model import Model
 
         models = [Model.register(workspace, path, os.path.basename(path.rstrip("/"))) for path in model_paths]
@@ -375,7 +375,7 @@ def deploy(
     *,
     overwrite: bool,
 ) -> Webservice:
-    """Create a service from models, a script and a configuration."""
+    """Return a new service of models, with a script and a configuration."""
     from paceline import Service
 
     notes = SubmissionNotes()

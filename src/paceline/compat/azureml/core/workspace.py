@@ -111,7 +111,7 @@ class Workspace(paceline.Workspace):
         show_output: bool = True,
         **others: object,
     ) -> Workspace:
-        """Create a workspace in the folder that Paceline is configured for.
+        """Create a workspace in the folder that Paceline is configured for, and return it.
 
         Raises:
             WorkspaceException: The name is not valid, or the workspace exists and exist_ok=False.

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def run(func: Callable[..., T]) -> Callable[..., T]:
-    """Make `func(state, ...)` restart from the last commit.
+    """Wrap `func(state, ...)` so that it restarts from the last commit.
 
     After a failed collective, in a TensorFlow graph too, the collective engine restarts, and all ranks continue from the
     first rank's state.

@@ -39,7 +39,7 @@ def names_for(library: ModuleType) -> dict[str, object]:
 
 
 def submodules(package: str, library: ModuleType) -> dict[str, ModuleType]:
-    """Make the submodules `callbacks` and `elastic` of a package."""
+    """Return new submodules `callbacks` and `elastic` of a package, by name."""
     elastic = {"KerasState": KerasState, "run": run} | elastic_callbacks_for(library)
     made: dict[str, Mapping[str, object]] = {"callbacks": callbacks_for(library), "elastic": elastic}
     return {name: _submodule(f"{package}.{name}", values) for name, values in made.items()}

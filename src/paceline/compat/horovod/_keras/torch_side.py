@@ -67,7 +67,10 @@ class Accumulator:
     def step(
         self, grads: list[Gradient], variables: Sequence[Variable], act: Callable[[list[Gradient]], object]
     ) -> bool:
-        """Add these gradients, and call `act` with the sums after the last pass."""
+        """Add these gradients, and call `act` with the sums after the last pass.
+
+        Return whether `act` was called.
+        """
         for grad, variable in zip(grads, variables, strict=True):
             if grad is not None:
                 before = self._sums.get(key_of(variable))

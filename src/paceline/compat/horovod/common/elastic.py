@@ -231,7 +231,7 @@ def from_first(value: T) -> T:
 
 
 def run(func: Callable[..., T]) -> Callable[..., T]:
-    """Make `func(state, ...)` restart from the last commit.
+    """Wrap `func(state, ...)` so that it restarts from the last commit.
 
     After a failure or a change of the hosts, the collective engine restarts, and all ranks continue from the first rank's
     state.
@@ -240,7 +240,7 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
 
 
 def run_fn(func: Callable[..., T], reset: Callable[[], object]) -> Callable[..., T]:
-    """Make `func` restart from the last commit, after a call of `reset`."""
+    """Wrap `func` so that it restarts from the last commit, after a call of `reset`."""
 
     @functools.wraps(func)
     def wrapper(state: State, *args: object, **kwargs: object) -> T:

@@ -78,7 +78,10 @@ def submit_several(
     *,
     grouped: bool,
 ) -> int:
-    """Submit one array, or several if `grouped`; `finish` always gets a list."""
+    """Submit one array, or several if `grouped`, and return the handle.
+
+    `finish` always gets a list of results.
+    """
     if grouped:
         return submit(f"grouped_{kind}", name, process_set, finish, arrays, how)
     [array] = arrays

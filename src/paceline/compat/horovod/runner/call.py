@@ -97,7 +97,7 @@ def on_ranks(
     kwargs: Mapping[str, object] | None = None,
     executable: str | None = None,
 ) -> list[Any]:
-    """Call `func` on ranks like `run`, with the options of `horovodrun`."""
+    """Call `func` on ranks and return the results, with the options of `horovodrun`."""
     from paceline.compat.horovod.runner import requested_job, wire
     from paceline.compat.horovod.runner.output import Output
     from paceline.compat.horovod.runner.rank_command import MAIN_SCRIPT

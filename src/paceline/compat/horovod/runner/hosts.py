@@ -50,7 +50,7 @@ def parse(text: str) -> list[Host]:
 
 
 def read(path: str) -> list[Host]:
-    """Read a host file with lines `name slots=2`, `name:2` or `name`, and with `#` comments."""
+    """Return the hosts in a file with lines `name slots=2`, `name:2` or `name`, and with `#` comments."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

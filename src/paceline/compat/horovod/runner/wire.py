@@ -84,7 +84,7 @@ _PIECES = 1000
 
 
 def connect(addresses: list[tuple[str, int]], key: bytes) -> Connection:
-    """Connect to the first of these addresses whose server knows the key."""
+    """Return a connection to the first of these addresses whose server knows the key."""
     errors = []
     for address in addresses:
         try:

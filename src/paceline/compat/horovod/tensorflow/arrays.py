@@ -44,7 +44,7 @@ def told_dtype(array: Array) -> str | None:
 
 
 def empty(shape: Sequence[int], dtype: DType) -> Array:
-    """Allocate an array whose memory TensorFlow can use for a tensor."""
+    """Return a new array whose memory TensorFlow can use for a tensor."""
     kind = np.dtype(dtype)
     size = math.prod(shape) * kind.itemsize
     # Allocate more bytes than needed, because NumPy does not promise this alignment.

@@ -230,7 +230,7 @@ def _parts(counts: Sequence[int]) -> list[slice]:
 
 
 def as_written(function: Callable[P, T]) -> Callable[P, T]:
-    """Exclude the function, and its callees, from AutoGraph."""
+    """Return the function, which AutoGraph then does not convert, nor its callees."""
     written: Callable[P, T] = tf.autograph.experimental.do_not_convert(function)
     return written
 

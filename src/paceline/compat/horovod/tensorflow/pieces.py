@@ -108,7 +108,7 @@ def in_types_of(arrays: Sequence[Array]) -> Callable[[Sequence[Array]], list[Arr
 
 
 def gradient_name(name: str | None) -> str | None:
-    """Return the name of an operation in the backward pass of the named operation."""
+    """Return the name of the backward pass of a named operation, or None without a name."""
     return None if name is None else unique_in_graph(f"{name}_grad")
 
 

@@ -43,7 +43,7 @@ def compressed(
     *,
     grouped: bool,
 ) -> list[torch.Tensor]:
-    """Apply an autograd function to compressed tensors, and decompress its results."""
+    """Apply an autograd function to compressed tensors, and return decompressed results."""
     sent = [compression.compress(tensor) for tensor in tensors]
     results = differentiable(function, name, how, grouped, *[tensor for tensor, _ in sent])
     return [compression.decompress(result, ctx) for result, (_, ctx) in zip(results, sent, strict=True)]
@@ -125,7 +125,7 @@ def results_like(tensors: Sequence[torch.Tensor], grouped: bool) -> Callable[[li
 
 
 def write_back(target: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-    """Copy `result` into `target`, unless they share memory."""
+    """Copy `result` into `target`, unless they share memory. Return `target`."""
     if result is target:
         return target
     if result.device != target.device or result.data_ptr() != target.data_ptr() or result.stride() != target.stride():

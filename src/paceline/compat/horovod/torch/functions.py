@@ -163,7 +163,7 @@ def _rebuilt(value: object, change: Callable[[object], object]) -> object:
 
 
 def _beside(value: object, parameter: torch.Tensor) -> object:
-    """Move state to the parameter's device, except scalars."""
+    """Return state on the parameter's device, but scalars unchanged."""
     if isinstance(value, torch.Tensor):
         return value.to(parameter.device) if value.dim() else value
     return _rebuilt(value, lambda item: _beside(item, parameter))

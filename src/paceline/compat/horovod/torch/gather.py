@@ -40,7 +40,7 @@ def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: 
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[torch.Tensor]:
-    """Gather each tensor like `allgather`, as one operation.
+    """Return each tensor gathered as by `allgather`, in one operation.
 
     Raises:
         ValueError: The list is empty.

@@ -52,7 +52,7 @@ def in_thread(
     daemon: bool = True,
     silent: bool = False,
 ) -> threading.Thread:
-    """Start a thread that runs `target(*args)`; `silent` swallows its exceptions.
+    """Start and return a thread that runs `target(*args)`. `silent` drops its exceptions.
 
     Raises:
         ValueError: `args` is not a tuple.
@@ -77,7 +77,7 @@ def on_event(
     daemon: bool = True,
     silent: bool = False,
 ) -> threading.Thread:
-    """Start a thread that runs `func(*args)` at the event.
+    """Start and return a thread that runs `func(*args)` when the event is set.
 
     The thread does nothing if `stop` is set first.
 

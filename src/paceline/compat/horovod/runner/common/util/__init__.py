@@ -105,12 +105,12 @@ class Timeout:
 
 
 def loads_base64(encoded: str | bytes) -> Any:
-    """Decode an object from base64 text. Needs cloudpickle if the object does."""
+    """Decode an object from base64 text."""
     return pickle.loads(base64.b64decode(encoded))
 
 
 def dumps_base64(obj: Any, to_ascii: bool = True) -> str | bytes:
-    """Encode the object as text, or bytes with `to_ascii=False`. Needs cloudpickle (`pip install 'paceline[mpi]'`)."""
+    """Encode the object by cloudpickle as base64 text, or bytes with `to_ascii=False`."""
     # The standard library's pickle stores a function as its name only, so it can't store a lambda, or a function of the
     # caller's main program.
     import cloudpickle
