@@ -35,7 +35,6 @@ class _Command(click.Command):
             raise
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the description of the verb, then an example."""
         from paceline.cli.verb_help import EXAMPLES
 
         super().format_help_text(ctx, formatter)
@@ -44,7 +43,6 @@ class _Command(click.Command):
                 formatter.write(_shell_lines(example, formatter.width) + "\n")
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the command that prints the page about the verb."""
         from paceline.cli.verb_help import topic_of
 
         formatter.write(f"\nMore: paceline docs {topic_of(_words_of(ctx))}".rstrip() + "\n")

@@ -26,7 +26,7 @@ class ProcessesLauncher:
 
 
 def worker_command(launch: Launch, place: RankSlot, of_run: Mapping[str, str] | None = None) -> Command:
-    """Return the command line of one worker. of_run: the variables of all workers, if known."""
+    """Return the command line of one worker. `of_run` are the variables of all workers."""
     return Command(
         argv=environment.worker_argv(launch, place.node_rank),
         environment=dict(of_run or environment.of_run(launch))

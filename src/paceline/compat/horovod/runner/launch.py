@@ -85,7 +85,6 @@ def _run(args: Any) -> list[Any] | None:
 
 
 def _driven(options: Namespace) -> RankOutcome:
-    """Run the job that the options describe, and return its outcome."""
     _check(options)
     for line in requested_job.without_meaning(options):
         print(f"horovodrun: without effect here: {line}.", file=sys.stderr)

@@ -50,7 +50,6 @@ class SyncBatchNormalization(_Base):  # type: ignore[misc]
     def _moments_of_all(
         self, inputs: tf.Tensor, axes: list[int], mask: tf.Tensor | None = None, *, keepdims: bool
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return the mean and variance over all ranks."""
         # Compute the mean first, then the squared distances from it: sums of squares lose precision for a large mean.
         kind = inputs.dtype
         wide = tf.cast(inputs, tf.float64 if kind == tf.float64 else tf.float32)

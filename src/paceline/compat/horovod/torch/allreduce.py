@@ -150,8 +150,6 @@ def grouped_allreduce_async_(
 
 
 class _Allreduce(torch.autograd.Function):
-    """The differentiable all-reduce of one tensor, or of a group."""
-
     @staticmethod
     def forward(
         ctx: Any, name: str | None, how: How, grouped: bool, *tensors: torch.Tensor

@@ -78,8 +78,6 @@ def alltoall_async(
 
 
 class _Allgather(torch.autograd.Function):
-    """The differentiable all-gather of one tensor, or of a group."""
-
     @staticmethod
     def forward(
         ctx: Any, name: str | None, process_set: ProcessSet, grouped: bool, *tensors: torch.Tensor

@@ -83,8 +83,6 @@ def grouped_reducescatter_async(
 
 
 class _Reducescatter(torch.autograd.Function):
-    """The differentiable reduce-scatter of one tensor, or of a group."""
-
     @staticmethod
     def forward(
         ctx: Any, name: str | None, how: How, grouped: bool, *tensors: torch.Tensor
