@@ -1,4 +1,4 @@
-"""Data and model parallelism for any `torch.nn.Module`, with the results of one process.
+"""Data and model parallelism for any `torch.nn.Module`, with the same results as training in one process.
 
     par = paceline.parallelize(
         model, optimizer, loader, loss=F.cross_entropy, strategy=PipelineParallel(stages=2), microbatches=8
@@ -7,8 +7,8 @@
         for batch in par.epoch(epoch):
             loss = par.step(batch)          # the same global mean loss on every rank
 
-Works in a Paceline run, under torchrun, and in a single process. The package knows nothing of jobs or runs. Its public names
-are imported on first use. `parallelize` imports torch, the strategies do not.
+The package works in a Paceline run, under torchrun, and in a single process. Python imports its public names on first use.
+Only `parallelize` imports torch; the strategies do not need it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
-"""`paceline.parallelize`: from a plain model and its optimizer to training on all workers.
+"""`paceline.parallelize`: lay out a plain model and its optimizer over all workers.
 
-    1  join the world            mesh.start            torch.distributed, or a world of one
-    2  choose the layout         strategy.resolve      or auto.choose
-    3  same model everywhere     initial_broadcast     checked, then made equal
-    4  batch normalisation       normalization         over all replicas
-    5  cut                       pipeline / tensor     stages, or layers; context, experts
-    6  replicate or shard        core.Plain            DDP, FSDP2
-    7  hand over the optimizer   optimizers.adopt      by original name, with the first executor
+The function does these steps, with the module that implements each:
+
+    1  join the process group             mesh.start, or a world of one process
+    2  choose the layout                  strategy.resolve, or auto.choose
+    3  make the model equal on all ranks  initial_broadcast
+    4  adapt batch normalisation          normalization
+    5  cut the model                      pipeline or tensor (stages, layers), context, experts
+    6  replicate or shard the model       core.Plain (DDP, FSDP2)
+    7  replace the optimizer's parameters optimizers.adopt, when the first executor exists
 
 The import needs no torch, only the call does.
 """
@@ -60,7 +62,7 @@ def parallelize(
     """Lay out the model over all workers.
 
     Call it on every rank with the same arguments. The optimizer stays the same object, so schedulers made from it keep working.
-    Do not call the optimizer's `step` and `zero_grad` or the model itself any more: `step(batch)` does that.
+    Afterwards train only by `step(batch)`: do not call the optimizer's `step` and `zero_grad` or the model itself.
 
     Args:
         model: The plain model, with the same structure on every rank. Rank 0's values are used.
@@ -72,24 +74,24 @@ def parallelize(
         strategy: DataParallel(), FullyShard(), PipelineParallel(), TensorParallel(), ContextParallel(), ExpertParallel(),
             several joined by @, or "auto".
         microbatches: Compute each batch in this many parts and sum their gradients.
-        clip_norm: The largest norm of all gradients together.
-        loss_weight: target -> the count that the loss is a mean over, such as the number of tokens that count. None reads
-            the count from the loss's graph (ignore_index, class weights, a mask), else takes the rows.
+        clip_norm: The largest allowed norm of all gradients together. None does not clip.
+        loss_weight: target -> the number that the loss divides by, such as the number of tokens that are not padding. None
+            reads this number from the loss's graph (ignore_index, class weights, a mask), else takes the number of rows.
         split: batch -> Parts(args, kwargs, target). None takes (x, ..., y), or a dict with "labels", "target" or "y".
         precision: "bf16" computes under autocast. Parameters keep their dtype.
         seed: The seed of the sample order and of dropout, the same on all ranks.
         find_unused: Whether the model may skip parameters in some steps. None decides from the first step.
-        memory_bytes: The memory of one worker. "auto" chooses the layout by it, and a pipeline its cuts. None: "auto" uses
-            the machine's free memory, and the cuts have no limit.
+        memory_bytes: The memory of one worker, which limits the layouts that "auto" chooses and the cuts of a pipeline. With
+            None "auto" uses the machine's free memory, and a pipeline's cuts have no limit.
         device: None takes this rank's GPU, or else the CPU.
         sample: A small global batch for measuring. None takes one from the loader.
-        check: "first" compares loss and gradients of a few rows with the plain model before the first step, and refuses to
-            train a layout that computes something else. `explain` reports the result. "off" skips it.
+        check: "first" compares loss and gradients of a few rows with the plain model before the first step, and raises an
+            error if they differ. `explain` reports the result. "off" skips the comparison.
         weights: A folder of safetensors in Hugging Face's layout, or one such file, for parameters and buffers. Each worker
-            reads its own part. None: the model's own values, or, for a model built under `paceline.parallel.empty()`, its
-            constructor's values, each worker making its own part (see `empty`).
-        recompute: "blocks" keeps only each block's input and computes the rest again in the backward pass (activation
-            checkpointing): less memory for about a third more time. A list of patterns (`fnmatch`) names the blocks.
+            reads its own part. None keeps the model's values. For a model built under `paceline.parallel.empty()`, None
+            gives it the constructor's values, and each worker makes its own part.
+        recompute: "blocks" keeps only each block's input and computes all other activations again in the backward pass
+            (activation checkpointing): less memory for about a third more time. A list of `fnmatch` patterns names the blocks.
         accumulate: Compute each batch in this many parts, one after the other, each in `microbatches`, and sum the
             gradients for one optimizer step. A pipeline holds the microbatches of one part at a time.
 
@@ -243,9 +245,9 @@ def _build(
     memory_bytes: int | None,
     again: str | Sequence[str] | None,
 ) -> Executor:
-    """Return the executor of this layout. It changes the model in place.
+    """Cut or wrap the task's model for its layout, in place, and return the executor.
 
-    `sample` returns a global batch or None.
+    `sample` is a function that returns a global batch or None, and `again` names the blocks to recompute.
     """
     from paceline.parallel import tied_parameters
     from paceline.parallel.large.meta_parameters import give_memory
@@ -359,10 +361,9 @@ _MODELS, _BATCHES = ("model", "net", "network", "module"), ("batch", "batch_data
 
 
 def _check_loss(loss: object) -> None:
-    """Refuse a loss whose parameters are not (output, target).
+    """Refuse a loss function whose parameters are not (output, target).
 
-    A loss of (model, batch) would fail here with "'Tensor' object is not callable", or silently train on rows of the
-    target.
+    A function of (model, batch) would fail with "'Tensor' object is not callable", or silently train on single rows.
     """
     if loss is None:
         return

@@ -1,11 +1,11 @@
-"""The layout for strategy="auto": the fastest one, by forecast, that fits in memory.
+"""The layout for strategy="auto": the one with the shortest predicted step that fits in memory.
 
-    1  one worker          DataParallel()
-    2  rank 0 measures the model's blocks on one microbatch, and all ranks measure the network
-    3  `forecast.predict` computes memory and time of each layout from these numbers
-    4  layouts that need more than 0.8 of the memory are dropped. The fastest of the rest wins; among nearly equal ones the first
-       of DataParallel, FullyShard, PipelineParallel and their combinations
-    5  nothing fits        an error that says what is missing
+    1  With one worker the layout is DataParallel().
+    2  Rank 0 measures the model's blocks on one microbatch, and all ranks measure the network.
+    3  `forecast.predict` computes memory and time of each layout from these numbers.
+    4  Layouts that need more than 0.8 of the memory are dropped. The fastest remaining layout wins. If several are nearly as
+       fast, the first in this order wins: DataParallel, FullyShard, PipelineParallel, their combinations.
+    5  If no layout fits, an error says how much memory each would need.
 
 TensorParallel() is never chosen, because only a trial shows which layers it can cut.
 """
@@ -42,9 +42,9 @@ NEARLY = 1.05
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutChoice:
-    """The result of "auto": strategy, reason and measurements.
+    """The layout that "auto" chose, with the reason and the measurements.
 
-    `limit_bytes` is the memory that may be used.
+    `measured` is None with one worker. `limit_bytes` is the memory that a worker may use, None if unknown.
     """
 
     strategy: Joinable
@@ -58,7 +58,7 @@ def choose(
 ) -> LayoutChoice:
     """Return the fastest strategy that fits in memory. Collective.
 
-    `sample` is a global batch. With None, activations and times are unknown and count as 0.
+    `sample` is a global batch to measure. If it is None, activations and computing times count as 0.
 
     Raises:
         ParallelError: No layout fits on the workers.
@@ -81,7 +81,7 @@ def choose(
 
 
 def decide(measured: Measured, workers: int, memory_bytes: int, microbatches: int, at_once: int) -> LayoutChoice:
-    """Return the strategy and its reason, computed from the arguments alone.
+    """Choose the fastest strategy that fits, from measurements alone.
 
     Raises:
         ParallelError: No layout fits.
@@ -125,7 +125,7 @@ def _ms(one: Forecast) -> str:
 def measure(
     task: Task, optimizer: torch.optim.Optimizer | None, sample: object, place: WorldPlace, bandwidth_bytes_s: float
 ) -> Measured:
-    """Measure the blocks for a microbatch and a replica's share.
+    """Measure the model's blocks on one microbatch, and on one replica's share of it.
 
     The model is left unchanged.
     """
@@ -141,7 +141,7 @@ def measure(
 def available_bytes(device: torch.device) -> int:
     """Return the number of bytes that this process may still allocate.
 
-    The workers of this machine share its free memory equally.
+    On a CPU this is an equal share of the machine's free memory for each worker of the machine.
     """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
@@ -151,7 +151,7 @@ def available_bytes(device: torch.device) -> int:
 
 
 def _left_of_limit() -> int:
-    """Return the bytes that `ulimit -d` leaves this process."""
+    """Return the bytes that this process may still allocate under its `ulimit -d`."""
     limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
     if limit == resource.RLIM_INFINITY:
         return 2**63

@@ -1,6 +1,6 @@
-"""Averages of a model's weights during training, and frozen twins that follow a submodule.
+"""Averages of a model's weights during training, and frozen submodules that follow a trained one.
 
-Average    a copy of the whole model; each worker holds its part of it, as of the model
+Average    a copy of the whole model, of which each worker holds the same part as of the model
 Twin       a frozen submodule (a target network, a momentum encoder) that follows another submodule
 """
 
@@ -29,11 +29,11 @@ Decay = float | Callable[[int], float] | None
 
 
 class _Follower:
-    """A set of tensors that follow trained weights. `Parallel.step` updates it.
+    """Tensors that follow trained weights. `Parallel.step` updates them.
 
     Attributes:
         count: The number of updates.
-        tensors: A tensor's first name in the model -> this rank's part of it. Checkpoints store these beside the model.
+        tensors: A tensor's first name in the model -> this rank's part of the average. Checkpoints store these tensors.
     """
 
     def __init__(self, par: ParallelHandle, decay: Decay, every: int) -> None:
@@ -45,7 +45,7 @@ class _Follower:
 
     @property
     def state(self) -> list[int]:
-        """Return the numbers of updates and of steps so far."""
+        """Return [number of updates, number of steps] so far."""
         return [self.count, self._steps]
 
     @state.setter
@@ -54,7 +54,7 @@ class _Follower:
 
     @torch.no_grad()
     def stepped(self) -> None:
-        """Follow one step of the optimizer: update the average every `every` steps."""
+        """Count a step of the optimizer; every `every` steps, update the tensors."""
         self._steps += 1
         if self._steps % self._every:
             return
@@ -67,7 +67,7 @@ class _Follower:
 
 
 class Average(_Follower):
-    """An average of all parameters, at least in float32."""
+    """An average of all parameters, kept in float32 or a wider dtype."""
 
     def __init__(self, par: ParallelHandle, decay: Decay, every: int) -> None:
         super().__init__(par, decay, every)
@@ -167,7 +167,10 @@ class Twin(_Follower):
                 _follow(local(there), _cut(own, there), keep if is_averaged else 0.0)
 
     def _moved(self, own: Tensor | None, source: str) -> Tensor:
-        """Return the whole source tensor on every rank of the pipeline."""
+        """Return the whole source tensor, sent by its stage to all stages of the pipeline.
+
+        `own` is this rank's part of the tensor, or None.
+        """
         root = next(stage for stage, names in enumerate(self._stages) if source in names)
         shape, dtype = self._about[source]
         if own is not None and self._par.world.coordinate("pipe") == root:
@@ -205,7 +208,7 @@ def _is_averaged(tensor: Tensor) -> bool:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """Copy a tensor in float32 at least: bf16 would round a decay of 0.999 away."""
+    """Copy a tensor, in float32 if its dtype is narrower: bf16 would round a decay of 0.999 to 1."""
     is_narrow = tensor.is_floating_point() and tensor.dtype.itemsize < 4
     return tensor.clone().to(torch.float32) if is_narrow else tensor.clone()
 

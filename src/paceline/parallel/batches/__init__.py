@@ -1,1 +1,1 @@
-"""Global batches: their samples, their loading, and their cut into microbatches."""
+"""Global batches: load them, cut them into microbatches, and compare them between ranks."""

@@ -1,11 +1,11 @@
-"""A batch and its parts.
+"""A global batch, and how its rows are divided into microbatches and over replicas.
 
     rows of the global batch     0 1 2 3 4 5 6 7 8 9        microbatches=2, 2 replicas
     microbatch                   0 0 0 0 0 1 1 1 1 1
     replica                      0 0 0 1 1 0 0 1 1 1
 
-First into microbatches, then each microbatch over the replicas. So a microbatch has the same rows with any number of replicas,
-and operations over its rows, such as batch normalisation, give the same.
+The batch is cut into microbatches first, and then each microbatch over the replicas. So a microbatch has the same rows with any
+number of replicas, and operations over its rows, such as batch normalisation, give the same results.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WeightFunction = Callable[[Any], Any]
 
 
 class Parts(NamedTuple):
-    """The arguments of a model and its loss: model(*args, **kwargs), loss(output, target)."""
+    """A batch as arguments: the model gets (*args, **kwargs), the loss (output, target)."""
 
     args: tuple[object, ...]
     kwargs: dict[str, object]
@@ -43,9 +43,10 @@ class Microbatch(NamedTuple):
     """One microbatch of one replica.
 
     Attributes:
-        rows: 0 for padding: one row that a replica without rows computes, so that all ranks do the same steps.
+        rows: The number of rows. 0 marks padding: a replica without rows computes one row of weight 0, so that all ranks do
+            the same steps.
         weight: This microbatch's share of the global batch, 0-dim, float64, on the CPU. 0 for padding.
-        index: 0 .. microbatches - 1.
+        index: The number of the microbatch, from 0.
         global_rows: The rows of this microbatch over all replicas.
     """
 
@@ -61,21 +62,20 @@ class Microbatch(NamedTuple):
 def with_rows(micros: Sequence[Microbatch]) -> Sequence[Microbatch]:
     """Return the microbatches that have rows on at least one replica.
 
-    Microbatches without rows add nothing to the sums, and batch normalisation must not see them. `global_rows` is equal on all
-    ranks, so all ranks skip the same microbatches, as their messages require.
+    Other microbatches add nothing to the sums, and batch normalisation must not see them. All ranks skip the same ones.
     """
     return [micro for micro in micros if micro.global_rows] or micros[:1]
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A value that belongs to all rows of a batch, such as a mask."""
+    """A wrapper for a value that belongs to the whole batch, so it is not cut by rows."""
 
     value: object
 
 
 def default_split(batch: object) -> Parts:
-    """Split a batch (x, ..., y), or a dict with a usual target."""
+    """Split a batch (x, ..., y), or a dict that has one of the usual target keys, into `Parts`."""
     if isinstance(batch, Mapping):
         targets = [name for name in TARGETS if name in batch]
         if len(targets) != 1:
@@ -95,9 +95,9 @@ def default_split(batch: object) -> Parts:
 
 
 def piece_sizes(rows: int, microbatches: int, replicas: int) -> list[list[int]]:
-    """Return the number of rows as [microbatch][replica].
+    """Return the number of rows of each replica's piece of each microbatch, as [microbatch][replica].
 
-    Microbatches, their pieces, and the replicas' totals each differ by at most one row.
+    The totals of the microbatches, of the pieces and of the replicas each differ by at most one row.
     """
     sizes, turn = [], 0
     for index in range(microbatches):
@@ -111,7 +111,7 @@ def piece_sizes(rows: int, microbatches: int, replicas: int) -> list[list[int]]:
 
 
 def own_rows(rows: int, microbatches: int, replicas: int, replica: int) -> list[range]:
-    """Return this replica's rows of the global batch, per microbatch."""
+    """Return this replica's rows of the global batch: one range per microbatch."""
     sizes = piece_sizes(rows, microbatches, replicas)
     return consecutive(size for of_micro in sizes for size in of_micro)[replica::replicas]
 

@@ -1,11 +1,11 @@
 """The batches of an epoch, of which each rank loads only its own rows.
 
     global order     from the loader's sampler, seed and epoch: the same with any number of workers
-    global batch     `batch_size` of it (the loader's batch size is that of all workers together)
-    own rows         those of this rank's replica; only these are read and collated
+    global batch     the next `batch_size` samples of that order, for all workers together
+    own rows         the rows of this rank's replica, which alone this rank reads and collates
 
-So a position is two numbers, the epoch and its samples seen by all, whatever the number of workers. Any loader but torch's
-DataLoader over a map-style dataset yields whole global batches, the same on every rank.
+So the epoch and the number of samples consumed by all workers describe a position, whatever the number of workers. Only torch's
+DataLoader over a map-style dataset is loaded like this. Any other loader must yield whole global batches, equal on every rank.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from paceline.system import step_clock
 
 
 def feed(loader: object, task: Task, world: World) -> Feed:
-    """Return a source of this rank's part of the loader's batches.
+    """Return the source of this rank's batches from the user's loader.
 
     Raises:
-        ParallelError: The loader cannot be spread.
+        ParallelError: The loader has a DistributedSampler, or is not iterable.
     """
     # A subclass with its own `__iter__` may ignore its sampler, so take its batches as they come.
     if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
@@ -61,14 +61,17 @@ def feed(loader: object, task: Task, world: World) -> Feed:
 
 
 class Feed:
-    """One rank's source of batches: its own rows, or whole global batches."""
+    """A source of one rank's batches: its own rows, or whole global batches."""
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[OwnBatch | GlobalBatch]:
-        """Yield the epoch's batches from sample `start` on. Every rank calls it."""
+        """Yield the epoch's batches, without its first `start` samples. Every rank calls it."""
         raise NotImplementedError
 
     def sample(self) -> object:
-        """Return the first batch of epoch 0 without consuming it; None if there is none."""
+        """Return the first batch of epoch 0 without consuming it.
+
+        Return None if the loader can be read only once, or is empty.
+        """
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -76,7 +79,7 @@ class Feed:
 
 
 class _MapFeed(Feed):
-    """The feed of a DataLoader over a map-style dataset, which reads only this rank's rows."""
+    """A feed that reads only this rank's rows, by a DataLoader over a map-style dataset."""
 
     def __init__(self, loader: DataLoader[object], task: Task, world: World) -> None:
         self._given = loader
@@ -128,7 +131,7 @@ class _MapFeed(Feed):
 
 
 class _WholeFeed(Feed):
-    """The feed of any iterable of global batches, the same on every rank."""
+    """A feed of whole global batches, from any iterable that is the same on every rank."""
 
     def __init__(self, loader: Iterable[object], task: Task, world: World) -> None:
         self._loader = loader
@@ -184,7 +187,7 @@ class _OwnRows:
         self.known: deque[OwnBatch] = deque()
 
     def begin(self, epoch: int, start: int) -> None:
-        """Set the epoch and the first sample of the next iteration."""
+        """Set the epoch, and the sample from which the next iteration starts."""
         self._at = (epoch, start)
         # A new queue, because an abandoned iteration leaves batches in the old one.
         self.known = deque()
@@ -204,7 +207,7 @@ class _OwnRows:
 def _rebuilt(
     loader: DataLoader[object], sampler: Iterable[list[object]], generator: torch.Generator | None
 ) -> DataLoader[object]:
-    """Return a DataLoader with the same settings and another batch sampler."""
+    """Return a DataLoader with the same settings, but another batch sampler and generator."""
     options: dict[str, Any] = {
         "num_workers": loader.num_workers,
         "collate_fn": loader.collate_fn,
@@ -226,7 +229,7 @@ def _set_epoch(thing: object, epoch: int) -> None:
 
 
 class Order:
-    """The samples of each global batch, the same on every rank."""
+    """The dataset indices of each global batch, the same on every rank."""
 
     def __init__(self, loader: DataLoader[object], seed: int, world: World) -> None:
         self._loader = loader
@@ -240,7 +243,7 @@ class Order:
         self._seed = _agreed(self._seed, f"{_length(loader.dataset)} samples in batches of {size or 'any size'}", world)
 
     def batches(self, epoch: int, start: int) -> Iterator[list[object]]:
-        """Yield the samples of each batch, from the epoch's sample `start` on."""
+        """Yield the dataset indices of each batch, without the epoch's first `start` samples."""
         batch_sampler = self._loader.batch_sampler
         if type(batch_sampler) is not BatchSampler:
             done = 0
@@ -281,10 +284,9 @@ class Order:
 
 
 def _agreed(seed: int, about: str, world: World) -> int:
-    """Return rank 0's seed, after a check that all ranks' loaders agree.
+    """Return rank 0's seed. Raise if the ranks' loaders differ.
 
-    Raises:
-        ParallelError: On every rank, if the loaders differ and would take different rows for a batch.
+    `about` describes this rank's loader in words: the length of its dataset, and its batch size.
     """
     everyone = gather((seed, about))
     loaders = by_value(text for _, text in everyone)

@@ -1,7 +1,7 @@
-"""The microbatches of this rank with their weights, and checks that ranks agree.
+"""Cut this rank's batch into weighted microbatches, and check that all ranks have the same batch.
 
-Without `agree_on_batch`, ranks with different batches would go unnoticed: a pipeline computes the loss of one batch's outputs
-and another batch's targets, and if one rank's loader ends before the others', they wait for it forever.
+Without the check (`agree_on_batch`) different batches would go unnoticed: a pipeline would compute the loss of one batch's
+outputs and another batch's targets. If one rank's loader ended early, the other ranks would wait forever.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SAMPLED = 2048
 
 
 class _ForStep:
-    """A batch that `epoch` yields and only `step` accepts."""
+    """A batch from `Parallel.epoch`, which only `Parallel.step` accepts."""
 
     data: object
 
@@ -52,11 +52,12 @@ class OwnBatch(_ForStep):
     """The rows of this replica in one global batch.
 
     Attributes:
-        data: The result of the loader's collate_fn for this replica's rows, microbatch after microbatch. One padding row if
-            the replica has none.
-        rows: The number of rows that count.
-        global_rows: The rows of all replicas.
-        epoch, consumed: The position after this batch: the samples of the epoch that all replicas have then seen.
+        data: The result of the loader's collate_fn for this replica's rows, in the order of microbatches. A replica without
+            rows has one row as padding.
+        rows: The number of this replica's rows, without padding.
+        global_rows: The number of rows of all replicas.
+        epoch: The batch's epoch.
+        consumed: The number of samples of the epoch that all replicas have consumed after this batch.
     """
 
     data: object
@@ -68,7 +69,7 @@ class OwnBatch(_ForStep):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GlobalBatch(_ForStep):
-    """A whole global batch that a plain iterable has yielded."""
+    """A whole global batch from a loader that every rank reads."""
 
     data: object
     epoch: int
@@ -78,10 +79,11 @@ class GlobalBatch(_ForStep):
 def cut(batch: object, task: Task, world: World) -> list[Microbatch]:
     """Return this replica's microbatches of a global batch, or of an OwnBatch.
 
-    A global batch is the same on every rank. Every rank calls it: with a loss_weight the weights are summed over the replicas.
+    A global batch is the same on every rank. Every rank must call this function: with a loss_weight it sums the weights over
+    the replicas.
 
     Raises:
-        ParallelError: The batch cannot be cut, or nothing in it counts.
+        ParallelError: The batch cannot be cut, or the sum of its weights is 0.
     """
     # A batch from `epoch` needs no check that all ranks have the same one.
     if not isinstance(batch, _ForStep):
@@ -141,7 +143,7 @@ def cut_parts(parts: Parts, task: Task, world: World) -> list[Microbatch]:
 def global_parts(batch: object, task: Task, world: World) -> list[Parts]:
     """Return all rows of the global batch in order, on every rank.
 
-    If replicas have padded their rows to different lengths, return each replica's rows separately.
+    The list has one `Parts`. If the replicas have padded their rows to different lengths, it has one for each replica.
     """
     if not isinstance(batch, OwnBatch):
         return [split(batch, task)]
@@ -165,23 +167,23 @@ def global_parts(batch: object, task: Task, world: World) -> list[Parts]:
 
 
 def first_rows(batch: object, task: Task, world: World, rows: int) -> Microbatch:
-    """Return this rank's first `rows` rows as a whole batch."""
+    """Return this rank's first rows, at most `rows`, as the only microbatch of a batch."""
     parts = Rows(split(batch, task))
     count = min(rows, parts.count)
     return sole(parts, count, world.device, count)
 
 
 def sole(parts: Rows[Parts], count: int, device: torch.device, global_rows: int) -> Microbatch:
-    """Return the first `count` rows as the step's only microbatch."""
+    """Return the first `count` rows as the only microbatch of a batch, with weight 1."""
     args, kwargs, target = unwrap(move(parts.take(0, count), device))
     return Microbatch(args, kwargs, target, count, torch.tensor(1.0, dtype=torch.float64, device="cpu"), 0, global_rows)
 
 
 def split(batch: object, task: Task) -> Parts:
-    """Return args, kwargs and target of a batch, which may be from `epoch`.
+    """Return args, kwargs and target of a batch by the user's `split` function.
 
     Raises:
-        ParallelError: `split` returned something else.
+        ParallelError: The function did not return `Parts`.
     """
     parts: Any = task.split(batch.data if isinstance(batch, _ForStep) else batch)
     match parts:
@@ -198,7 +200,7 @@ def split(batch: object, task: Task) -> Parts:
 
 
 def weigh(weight: WeightFunction | None, target: object, rows: int) -> float:
-    """Return the weight of these rows, by default their number.
+    """Return weight(target), or the number of rows if there is no such function or no row.
 
     Raises:
         ParallelError: The weight is not a number of at least 0.
@@ -222,12 +224,12 @@ def weigh(weight: WeightFunction | None, target: object, rows: int) -> float:
 
 
 def agree_on_batch(batch: object, world: World) -> None:
-    """Compare this rank's batch with other ranks'; None is the end of the data.
+    """Raise unless all ranks have the same batch. Every rank calls it.
 
-    Every rank calls it.
+    A rank whose loader has ended passes None.
 
     Raises:
-        ParallelError: On every rank, with the batch that each rank has.
+        ParallelError: On every rank, with a description of each rank's batch.
     """
     if world.size == 1:
         return
@@ -249,21 +251,21 @@ def agree_on_batch(batch: object, world: World) -> None:
 
 
 def tags(place: tuple[int, ...]) -> tuple[int, int]:
-    """Return a small hash of the position, and its square."""
+    """Return a small hash of a position in training, and the square of the hash."""
     # It is small because sums over the ranks, also of the squares, must be exact in single precision.
     tag = zlib.crc32(repr(place).encode()) % 64
     return tag, tag * tag
 
 
 def agree_on_place(sums: Tensor, place: tuple[int, int, int], program: int, world: World) -> None:
-    """Compare the replicas' positions in training, or those of one replica's ranks.
+    """Raise if the ranks of a replica group are at different steps or batches.
 
-    If the positions agree, no message is sent.
+    The check sends no message if the positions agree, and does nothing on a GPU.
 
     Args:
-        sums: The sums of hash and square (see `tags`) over the replica group, or without a group over all ranks.
-        place: The position: epoch, samples seen after this batch, steps before it.
-        program: A number that is equal if ranks have computed the same operations.
+        sums: The sums of hash and square (see `tags`) over the replica group, or without such a group over all ranks.
+        place: This rank's position: the epoch, the samples consumed after this batch, the steps before it.
+        program: A hash of the operations that this rank has computed.
         world: This rank, with the process groups of its layout.
 
     Raises:
@@ -300,13 +302,13 @@ def agree_on_place(sums: Tensor, place: tuple[int, int, int], program: int, worl
 
 
 def agree_on_written(sums: Tensor, names: Sequence[str], world: World) -> None:
-    """Compare the values that the replicas' forward passes wrote to parameters.
+    """Raise if the replicas' forward passes wrote different values to parameters.
 
-    If the values agree, no message is sent.
+    The check sends no message if the values agree.
 
     Args:
-        sums: The sums of the written size and of its square over the replica group, which has no other ranks.
-        names: The parameters that this rank's forward has changed.
+        sums: The sums over the replica group of the size of the written values (`shard.size_of`), and of its square.
+        names: The parameters that this rank's forward pass has changed.
         world: This rank, with the process groups of its layout.
 
     Raises:
@@ -326,7 +328,7 @@ def agree_on_written(sums: Tensor, names: Sequence[str], world: World) -> None:
 
 
 def fingerprint(batch: object) -> int:
-    """Return 32 bits for the shapes and sampled values of all tensors."""
+    """Return a 32-bit hash of the shapes and of sampled values of the batch's tensors."""
     digest = 0
     for tensor in tensors_in(batch):
         flat = in_reals(sampled(tensor, SAMPLED))

@@ -1,6 +1,6 @@
-"""Rows of a batch: taken out, joined, and gathered from other replicas.
+"""Take rows out of a batch, join rows, and gather them from other replicas.
 
-The pieces of all replicas have the same structure, of any classes, so replicas exchange only the leaves.
+The batches of all replicas have the same containers, of any classes. So replicas send each other only the values in them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _T = TypeVar("_T")
 
 
 class Rows(Generic[_T]):
-    """A batch that is flattened once, and from which `take` and `pick` return rows.
+    """A batch whose rows can be taken out, in the batch's own containers.
 
     Attributes:
         count: The number of rows: the first dimension of the first tensor, which all others must share.
 
     Raises:
-        ParallelError: Tensors of the batch differ in their numbers of rows, or none has any.
+        ParallelError: Tensors of the batch differ in their numbers of rows, or no tensor has rows.
     """
 
     def __init__(self, batch: _T) -> None:
@@ -39,11 +39,14 @@ class Rows(Generic[_T]):
         self.count = self._counted()
 
     def take(self, start: int, stop: int) -> _T:
-        """Return these rows of the batch's tensors, and of lists with one value per row."""
+        """Return the batch with only the rows from `start` to `stop`.
+
+        This cuts tensors, and lists with one value per row. Other values stay whole.
+        """
         return self._of_rows(lambda leaf: leaf[start:stop])
 
     def pick(self, rows: list[int]) -> _T:
-        """Return the same structure with copies of these rows, in the order of `rows`."""
+        """Return a copy of the batch with only these rows, in the order of `rows`."""
         return self._of_rows(lambda leaf: leaf[rows] if isinstance(leaf, Tensor) else [leaf[row] for row in rows])
 
     def _of_rows(self, chosen: Callable[[Any], object]) -> _T:
@@ -78,7 +81,7 @@ class Rows(Generic[_T]):
 
 
 def join_rows(pieces: Sequence[_T]) -> _T:
-    """Join the rows of all pieces; take other values from the first piece."""
+    """Join the rows of all pieces of a batch. Take values that are not per row from the first piece."""
     opened = [flatten(piece, _is_taken_whole) for piece in pieces]
     counts = [next((len(tensor) for tensor in tensors_in(piece) if tensor.dim()), None) for piece in pieces]
 
@@ -100,7 +103,7 @@ def join_rows(pieces: Sequence[_T]) -> _T:
 def can_join(pieces: Sequence[object]) -> bool:
     """Return whether the pieces' shapes differ only in the number of rows.
 
-    Pieces whose rows were padded to different lengths cannot be joined.
+    They differ otherwise if replicas have padded their rows to different lengths.
     """
     shapes = [[tensor.shape[1:] for tensor in tensors_in(piece) if tensor.dim()] for piece in pieces]
     return all(own == shapes[0] for own in shapes)
@@ -134,12 +137,12 @@ def _is_taken_whole(value: object) -> bool:
 
 
 def gather_parts(own: Sequence[Parts | None], like: Parts, group: dist.ProcessGroup | None) -> list[list[Parts | None]]:
-    """Return each replica's pieces on the CPU, as [replica][piece]. Collective.
+    """Return all replicas' pieces on the CPU, as [replica][piece]. Collective.
 
-    `like` is any piece of this rank. Other replicas send tensors, numbers and strings; other objects are copied from `like`.
+    `like` is any piece of this rank. Replicas send tensors, numbers and strings. Other objects are copied from `like`.
 
     Raises:
-        NotPlainError: On every rank: a list of the batch has such a non-plain object for each row.
+        NotPlainError: On every rank: the batch has a list with one such other object for each row.
     """
     # A replica without rows takes part too, because each rank of the group must join each collective.
     everyone = gather([None if piece is None else sendable(piece) for piece in own], group)
@@ -147,22 +150,22 @@ def gather_parts(own: Sequence[Parts | None], like: Parts, group: dist.ProcessGr
 
 
 def most_rows(own: Parts, like: Parts, group: dist.ProcessGroup | None) -> Parts:
-    """Return the piece of the replica with the most rows. Collective.
+    """Return, on every rank, the piece of the replica with the most rows. Collective.
 
-    Use this if replicas have padded their rows to different lengths, so that these cannot be joined.
+    Use this if the replicas' pieces cannot be joined, because their rows have different lengths.
     """
     pieces = [piece for pieces in gather_parts([own], like, group) for piece in pieces if piece is not None]
     return max(pieces, key=lambda piece: Rows(piece).count)
 
 
 def sendable(piece: Parts) -> list[list[object]]:
-    """Return each leaf of a piece as [leaf], or [] if it cannot be sent."""
+    """Return each value of a piece as [value], or as [] if it cannot be sent to other ranks."""
     # A list with one plain value per row is one leaf, because its length may differ between replicas.
     return [[leaf] if isinstance(leaf, (list, *_PLAIN)) else [] for leaf in flatten(piece, is_plain_list)[0]]
 
 
 def filled(like: Parts, sent: list[list[object]]) -> Parts:
-    """Return the piece that another rank has sent, in the containers of `like`."""
+    """Rebuild a piece from the values that `sendable` made on another rank. Take unsent values from `like`."""
     leaves, structure = flatten(like, is_plain_list)
     parts: Parts = structure.rebuild([*own, leaf][0] for own, leaf in zip(sent, leaves, strict=True))
     return parts

@@ -1,10 +1,10 @@
-"""A check that all ranks have the same dataset, of which each reads only its own rows.
+"""A check that all ranks have the same dataset, from which each rank reads only its own rows.
 
-Datasets of one length differ if they are drawn without a seed, or split at random or by rank. Some samples are then seen twice
-and others never, and the loss looks plausible. Each rank reads the first and the last sample twice, from equal generators:
+Datasets of one length differ if they are drawn without a seed, or split at random or by rank. Training would then see some
+samples twice and others never, with a plausible loss. Each rank reads the first and the last sample twice, from equal seeds:
 
-    a rank's two readings differ      the dataset draws from generators of its own: the check has no result
-    they agree, and ranks differ      not the same dataset
+    a rank's two readings differ               the dataset uses its own random numbers, so the check has no result
+    the readings agree, but not between ranks  the ranks have different datasets, and the check fails
 
 So augmentation may be random. Small differences are allowed, because machines may decode an image a little differently.
 """
@@ -39,9 +39,9 @@ _agreed: weakref.WeakSet[object] = weakref.WeakSet()
 
 
 def agree_on_data(loader: DataLoader[object], world: World) -> None:
-    """Compare two samples of each dataset with other ranks'.
+    """Raise unless all ranks have the same dataset. Every rank calls it.
 
-    Every rank calls it.
+    The check compares the first and the last sample.
 
     Raises:
         ParallelError: On every rank, with the sample that differs, and the ranks.
@@ -67,9 +67,9 @@ def agree_on_data(loader: DataLoader[object], world: World) -> None:
 
 
 def read_twice(loader: DataLoader[object]) -> dict[int, Summary | None]:
-    """Return sample -> its summary, or None if a sample's two readings differ.
+    """Return index -> summary of the first and the last sample, or None if two readings differ.
 
-    The samples are read where the loader reads, here or in a worker.
+    If the loader has worker processes, a worker process reads the samples.
     """
     dataset: Any = loader.dataset
     indices = sorted({0, len(dataset) - 1})
@@ -98,7 +98,7 @@ def _as_it_is(value: _T) -> _T:
 
 
 class _Probe(torch.utils.data.Dataset[Summary | None]):
-    """A dataset that reads each sample twice, and returns its summary if both are equal."""
+    """A dataset that reads each sample twice. Its items are summaries, or None if the readings differ."""
 
     def __init__(self, dataset: Any, collate: Callable[[list[object]], object]) -> None:
         self._dataset = dataset
@@ -116,7 +116,7 @@ class _Probe(torch.utils.data.Dataset[Summary | None]):
 
 
 def summarise(sample: object) -> Summary:
-    """Return shapes and some numbers of all tensors in `sample`."""
+    """Return the shape of each tensor in `sample`, with some of its numbers."""
     summary: Summary = []
     for tensor in tensors_in(sample):
         flat = in_reals(sampled(tensor, SAMPLED)[:SAMPLED])
@@ -126,7 +126,7 @@ def summarise(sample: object) -> Summary:
 
 
 def are_alike(first: Summary, second: Summary) -> bool:
-    """Return whether both summaries may be of one sample, read on two machines."""
+    """Return whether two summaries agree up to small differences between machines."""
     if [shape for shape, _, _ in first] != [shape for shape, _, _ in second]:
         return False
     for (_, exact, left), (_, _, right) in zip(first, second, strict=True):
@@ -138,7 +138,7 @@ def are_alike(first: Summary, second: Summary) -> bool:
 
 @contextmanager
 def _seeded() -> Iterator[None]:
-    """Seed the generators of torch, Python and numpy equally on all ranks."""
+    """Within the block, seed torch, Python and numpy equally on all ranks."""
     with generators_kept(), generators(0, torch.device("cpu")):
         random.seed(0)
         for generator in numpys_random():
