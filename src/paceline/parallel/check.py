@@ -1,7 +1,7 @@
-"""Comparison of one step in a layout with the plain model in one process.
+"""Comparison of one training step in a layout with the same step of the plain model in one process.
 
-It shows whether the model computes the same in its layout. Dropout and other random numbers are equal in both
-(`deterministic_rng`). Buffers, gradients, module attributes and random generators are restored afterwards.
+The comparison shows whether the layout computes the same results. Dropout and other random numbers are equal in both steps
+(`deterministic_rng`). Afterwards buffers, gradients, module attributes and random generators have their former values.
 """
 
 from __future__ import annotations
@@ -53,11 +53,14 @@ _BUFFER, _KEPT = "buffer ", "kept "
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """A successful comparison.
+    """The result of a successful comparison with the plain model.
 
     Attributes:
-        difference: The largest difference, as a fraction of the largest gradient.
-        name: The parameter that has this difference.
+        loss: The loss in the layout.
+        plain_loss: The plain model's loss.
+        difference: The largest difference of a gradient, as a fraction of the largest gradient.
+        name: The parameter with this difference.
+        limit: The largest allowed difference.
     """
 
     loss: float
@@ -76,14 +79,14 @@ class Checked:
 def check(par: ParallelHandle, batch: object, limit: float | None = None) -> Checked:
     """Compare one step with the plain model. Collective.
 
-    If each replica has padded its rows to another length, the replicas are compared one after the other, and the result is the
+    If the replicas have padded their rows to different lengths, each replica is compared separately, and the result has the
     largest difference.
 
     Args:
         par: The model in its layout.
-        batch: A batch from `epoch`, or a global one.
-        limit: The largest allowed difference, as a fraction of the largest gradient. None depends on the parameters' dtype
-            and on how strongly the plain model itself reacts to rounding.
+        batch: A batch from `Parallel.epoch`, or a whole global batch.
+        limit: The largest allowed difference, as a fraction of the largest gradient. None takes a limit for the parameters'
+            dtype, or a larger one if rounding errors change the plain model's results more.
 
     Raises:
         ParallelError: On every rank, with the parameters or buffers that differ.
@@ -100,7 +103,7 @@ def check(par: ParallelHandle, batch: object, limit: float | None = None) -> Che
 
 
 class CannotComputeError(Exception):
-    """The layout cannot compute rows that the plain model can compute."""
+    """The layout failed on rows that the plain model can compute."""
 
 
 def compare(
@@ -111,15 +114,20 @@ def compare(
     *,
     is_short: bool = False,
 ) -> Checked:
-    """Compare this rank's share of a global batch with the plain model.
+    """Compare this rank's share of a global batch with the plain model. Collective.
 
-    With `is_short` the batch is only a few rows, and a reason that they cannot be compared is a CannotCompareError.
+    Args:
+        par: The model in its layout.
+        parts: All rows of the batch, for the plain model.
+        micros: This replica's microbatches of the batch.
+        limit: As for `check`.
+        is_short: The batch is only a few rows that Paceline chose. If the plain model cannot compute them, raise
+            CannotCompareError instead of an error about the user's batch.
 
     Raises:
         DiffersError: Loss, gradients or buffers differ from the plain model's.
-        ParallelError: The model, the loss or the batch cannot be used with this layout, compared or not.
-        CannotCompareError: With is_short: the plain model cannot compute these rows, or draws random numbers that cannot be
-            fixed.
+        ParallelError: The model, the loss or the batch cannot be used with this layout at all.
+        CannotCompareError: With `is_short`: the plain model cannot compute these rows, or its random numbers cannot be fixed.
         CannotComputeError: On the failing rank: the layout cannot compute these rows.
     """
     from paceline.parallel.checkpoint.store import full_state_dict
@@ -191,9 +199,9 @@ def compare(
 
 
 def _trained(par: ParallelHandle, micros: Sequence[Microbatch]) -> tuple[Tensor, float]:
-    """Run one step; return its loss and the loss's scale.
+    """Run one step. Return its loss, and the factor by which the loss and the gradients must be multiplied.
 
-    The gradients stay in the parameters. Raise CannotComputeError if the step fails: the plain model has passed it before.
+    The gradients, already multiplied, stay in the parameters. A failed step raises CannotComputeError.
     """
     means, group = par.task.means, par.world.replica_group
     try:
@@ -216,7 +224,7 @@ def _trained(par: ParallelHandle, micros: Sequence[Microbatch]) -> tuple[Tensor,
 
 
 def _way_out(par: ParallelHandle, error: Exception) -> str:
-    """Suggest a change for a model that the layout cannot compute."""
+    """Return advice for a user whose model fails in this layout."""
     needs_whole = "mixed torch.Tensor and DTensor" in str(error) or "storage of size 0" in str(error)
     if par.world.layout.shard > 1 and needs_whole:
         return (
@@ -255,9 +263,10 @@ def _allowed(par: ParallelHandle, plain: StepResult, limit: float | None) -> flo
 def _distances(
     par: ParallelHandle, result: StepResult, plain: StepResult, *, is_plain: bool = False
 ) -> dict[str, float]:
-    """Return the distance of each value from the plain model's.
+    """Return name -> distance between the layout's value and the plain model's, on every rank.
 
-    The loss's key is "". Gradients' distances are relative to the largest gradient, a buffer's to the buffer itself.
+    The loss has the name "". The distance of a gradient is relative to the largest gradient, that of a buffer to the buffer
+    itself.
     """
     largest = plain.largest()
     own = {name: _apart(grad, plain.gradients.get(name), largest) for name, grad in result.gradients.items()}
@@ -323,7 +332,7 @@ def _verdict(
 
 
 def _beyond(apart: Mapping[str, float], limit: Callable[[str], float]) -> list[str]:
-    """Return the names of values that differ by more than their limits, the largest difference first."""
+    """Return the names with a distance above their limit, the largest distance first."""
     return sorted((name for name in apart if not apart[name] <= limit(name)), key=lambda name: -apart[name])
 
 
@@ -368,7 +377,7 @@ def _apart(grad: Tensor | None, plain: Tensor | None, largest: float) -> float:
 
 
 def _far(one: Number, other: Number | None) -> float:
-    """Return the relative distance of two values of a loss's state."""
+    """Return the relative difference of two values in a loss's state."""
     match one, other:
         case Tensor(), Tensor():
             return _apart(one.double(), other.double(), largest_magnitude(other.double()))

@@ -1,6 +1,7 @@
-"""Modules with another forward that stay the same objects, by a subclass, and custom autograd functions.
+"""Replace the forward of a module by swapping its class, and call custom autograd functions.
 
-FSDP2 does the same. The module's parameters, buffers and hooks stay, and the script's references to it stay valid.
+The module gets a subclass of its class and stays the same object, as in FSDP2. Its parameters, buffers and hooks stay, and the
+script's references to it stay valid.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ Forward = Callable[..., object]
 
 
 def give_forward(module: nn.Module, mark: type, forward_of: Forward) -> None:
-    """Replace a module's forward by swapping its class.
+    """Replace a module's forward by swapping its class for a subclass.
 
     Args:
         module: Changed in place.
-        mark: A class to mix in, by which the module can be recognised.
-        forward_of: The new forward (see `Forward`). Its first two parameters are positional.
+        mark: A mixin of the subclass, by which `isinstance` recognises the module.
+        forward_of: The new forward: (former class, module, arguments of the call) -> result.
     """
     kind: type = type(module)
     module.__class__ = _subclass(kind, mark, forward_of)
@@ -41,13 +42,13 @@ def _subclass(kind: type, mark: type, forward_of: Forward) -> type:
 
 
 def apply_function(function: type[torch.autograd.Function], *args: object) -> Any:
-    """Call a custom autograd function, whose `apply` torch does not annotate."""
+    """Call a custom autograd function. Its `apply` has no annotation in torch."""
     apply: Callable[..., object] = function.apply
     return apply(*args)
 
 
 class SharedByCopies:
-    """An object, such as a process group's, that deep copies of a module share."""
+    """A base class of objects that deep copies share, such as the holder of a process group."""
 
     def __deepcopy__(self, memo: object) -> object:
         return self

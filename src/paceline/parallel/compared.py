@@ -1,10 +1,10 @@
-"""The workers' side of `paceline check`, which compares a script's first steps.
+"""The workers' side of `paceline check`, which compares a script's first steps in two runs.
 
-    paceline check ── run 1: one process ── its first values, and losses and state after three steps ── a file
-                   └─ run 2: N workers ──── starts with those values, compares with that file ── the result as JSON
+    run 1: one process    saves its initial values, and its losses and state after three steps, in a file
+    run 2: N workers      starts with those initial values, compares its results with the file, and writes a JSON report
 
-The script is the user's own. After its steps it ends with exit code 0. Both runs compute in float64, where rounding hides
-nothing, and with fixed numbers in place of torch's random ones (`deterministic_rng`).
+The script is the user's own. After these steps it ends with exit code 0. Both runs compute in float64, so that rounding does
+not hide a difference, and replace torch's random numbers by fixed numbers (`deterministic_rng`).
 """
 
 from __future__ import annotations
@@ -52,13 +52,16 @@ Chosen = strategies.Joinable | Literal["auto"]
 
 
 class Comparison:
-    """A comparison that does nothing, for all trainings but the script's first."""
+    """A comparison without effect, for every training but the script's first.
+
+    The subclass `_Observed` overrides each method.
+    """
 
     _begun = False
 
     @classmethod
     def begin(cls) -> Comparison:
-        """Return the comparison of the script's first training."""
+        """Return an active comparison for the script's first training under `paceline check`, else one without effect."""
         request = StepsAsked.from_environment()
         if request is None or cls._begun:
             return Comparison()
@@ -66,36 +69,36 @@ class Comparison:
         return _Observed(request)
 
     def prepare(self, model: nn.Module) -> None:
-        """Give the model the comparison's dtype, and the initial values that both runs have."""
+        """Convert the model to the comparison's dtype. In the run of N workers, load the initial values of the other run."""
 
     def strategy(self, chosen: Chosen) -> Chosen:
         """Return the script's strategy, or DataParallel() in the run of one process."""
         return chosen
 
     def split(self, split: SplitFunction) -> SplitFunction:
-        """Return a `split` that converts batches to the comparison's dtype."""
+        """Wrap the user's `split` so that it converts batches to the comparison's dtype."""
         return split
 
     def start(self) -> None:
         """Replace torch's random numbers by fixed ones until the process ends."""
 
     def watching(self) -> AbstractContextManager[object]:
-        """Return the context in which a step is computed."""
+        """Return the context manager within which to compute each step."""
         return contextlib.nullcontext()
 
     def learning(self) -> AbstractContextManager[object]:
-        """Return the context in which an optimizer steps.
+        """Return the context manager within which the optimizer steps.
 
-        In float64 it keeps everything in float64, including the parts that Muon computes in bfloat16.
+        In a float64 comparison it keeps the optimizer in float64, including the parts that Muon computes in bfloat16.
         """
         return contextlib.nullcontext()
 
     def stepped(self, par: PlannedHandle, loss: Tensor) -> None:
-        """Record a step and its loss. The last step to compare ends the process."""
+        """Record the loss of a step. After the last step to compare, end the process."""
 
 
 class _Observed(Comparison):
-    """The comparison of a script's first training."""
+    """The comparison of the script's first training under `paceline check`."""
 
     def __init__(self, steps: StepsAsked) -> None:
         self._asked = steps
@@ -188,7 +191,10 @@ class _Observed(Comparison):
         (self._asked.folder / OUTCOME).write_text(json.dumps(outcome))
 
     def _compared(self, one: _Values, state: Mapping[str, Tensor]) -> dict[str, object]:
-        """Return whether losses and state equal those of the run with one process."""
+        """Return the comparison with the run of one process, as entries of the JSON report.
+
+        `one` has that run's values, and `state` this run's final parameters and buffers.
+        """
         is_narrow = one["eps"] > torch.finfo(torch.float64).eps
         limit = max(LIMITS[self._asked.precision], ROUNDINGS * one["eps"] if is_narrow else 0.0)
         losses = max(_apart(a, b) for a, b in zip(one["losses"], self._losses, strict=True))
@@ -223,7 +229,14 @@ def _distance(one: Tensor, other: Tensor) -> float:
 
 
 class _Values(TypedDict):
-    """The compared values of the run with one process."""
+    """The results of the run of one process.
+
+    Attributes:
+        first: The initial parameters and buffers.
+        losses: The loss of each step.
+        after: The parameters and buffers after the last step.
+        eps: The largest rounding error of the dtypes in which the steps computed.
+    """
 
     first: dict[str, Tensor]
     losses: list[float]
@@ -233,12 +246,12 @@ class _Values(TypedDict):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepsAsked:
-    """The request of `paceline check`, as JSON in an environment variable.
+    """The request of `paceline check` to compare a number of steps, as JSON in an environment variable.
 
     Attributes:
-        against: The folder with the values of the run with one process. None in that run itself.
-        folder: Where this run writes its result.
-        precision: "float64", or "own" for the script's.
+        against: The folder with the results of the run of one process. None in that run itself.
+        folder: The folder in which this run writes its results.
+        precision: "float64", or "own" for the script's dtype.
     """
 
     folder: Path
@@ -248,7 +261,7 @@ class StepsAsked:
 
     @classmethod
     def from_environment(cls) -> StepsAsked | None:
-        """Return the comparison that `paceline check` requested; None in an ordinary run."""
+        """Return the request, or None in a run without `paceline check`."""
         text = os.environ.get(VARIABLE)
         if not text:
             return None
@@ -263,10 +276,10 @@ class StepsAsked:
 
 
 class Wide(TorchFunctionMode):
-    """A mode that never converts float64 to narrower floats.
+    """A torch function mode that leaves tensors in float64 when code converts them to a narrower float.
 
-    The result is a copy, as a conversion's is, so in-place changes do not reach the original. Muon's Newton-Schulz iteration
-    converts each matrix to bfloat16. In a float64 comparison those eight bits would hide a difference, or look like one.
+    A conversion returns a copy, so that in-place changes do not reach the original. One use is Muon, whose Newton-Schulz
+    iteration converts each matrix to bfloat16: its rounding errors would hide a difference in a float64 comparison.
     """
 
     def __torch_function__(

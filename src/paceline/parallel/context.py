@@ -3,19 +3,19 @@
     tokens -> embedding, positions, masks -> block 0 ... block n -> head -> loss
               whole, on each worker          parts              whole, on each worker
 
-The first block of a list takes this worker's part of its input, and the last block returns the whole. In between only
-attention communicates. Every worker computes everything outside the blocks alike, so positions, shifted labels and losses are
-those of the whole sequence, and the user's code needs no change. Each worker's loss counts 1 / n, and gradients are summed over
-the workers, so every parameter's gradient is right wherever it is used.
+The first block of a list takes this worker's part of its input, and the last block returns the whole sequence. Between them
+only attention communicates. Outside the blocks every worker computes the whole sequence, so positions, shifted labels and
+losses need no change in the user's code. Each of the n workers' losses is divided by n, and gradients are summed over the
+workers, so every parameter's gradient is right, in a block or outside.
 
-    2 workers, 8 places     0 1 2 3 4 5 6 7
+    2 workers, 8 positions  0 1 2 3 4 5 6 7
     worker                  0 0 1 1 1 1 0 0     a piece from the front and one from the back
 
-In causal attention the last places have the most work, so this split balances it, as in torch's ring attention.
+In causal attention the last positions have the most work, so this split balances the work, as in torch's ring attention.
 
-For each call of torch's scaled_dot_product_attention the workers' keys and values are gathered, and torch's kernels compute
-this worker's queries. Llama 3 was trained so (https://arxiv.org/abs/2407.21783, section 3.3.2). It works on CPUs and with any
-mask. torch's ring attention does not support the kernels of CPUs.
+For each call of torch's scaled_dot_product_attention Paceline gathers the workers' keys and values, and torch's kernels compute
+this worker's queries, as in the training of Llama 3 (https://arxiv.org/abs/2407.21783, section 3.3.2). This works on CPUs and
+with any mask. torch's ring attention does not support CPU kernels.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _LISTS = (nn.ModuleList, nn.Sequential)
 
 
 def apply(model: nn.Module, world: World) -> list[str]:
-    """Let the blocks compute this rank's part of each sequence.
+    """Make the model's blocks compute this rank's part of each sequence, and return notes for `explain`.
 
     Raises:
-        ParallelError: The model has no list of blocks, or none of the given name.
+        ParallelError: The model has no list of blocks, or no list with the given name.
     """
     layout = world.layout
     names = _lists(model) if layout.context_lists is None else list(layout.context_lists)
@@ -67,9 +67,9 @@ def apply(model: nn.Module, world: World) -> list[str]:
 
 
 def _lists(model: nn.Module, prefix: str = "") -> list[str]:
-    """Return the outermost lists of blocks.
+    """Return the names of the outermost lists of blocks.
 
-    Experts are not blocks: each expert gets only some tokens of a sequence.
+    A list of experts is no list of blocks: each expert gets only some tokens of a sequence.
     """
     if isinstance(model, _LISTS) and len(model) and not any(isinstance(child, nn.ModuleList) for child in model):
         return [prefix]
@@ -79,7 +79,7 @@ def _lists(model: nn.Module, prefix: str = "") -> list[str]:
 
 
 class _List(SharedByCopies):
-    """A list of blocks that the model calls in order, on parts of the sequence."""
+    """A list of blocks that the model calls in order. Each block computes a part of the sequence."""
 
     def __init__(self, name: str, blocks: list[nn.Module], world: World, dim: int) -> None:
         self._name, self._blocks, self._dim = name, blocks, dim
@@ -154,7 +154,10 @@ class _List(SharedByCopies):
 
 
 def _part(tensor: Tensor, places: Places, dim: int) -> Tensor:
-    """Return this rank's positions of a block's argument, such as a mask."""
+    """Return this rank's positions of a block's argument, such as a mask.
+
+    An argument without a sequence dimension is returned whole.
+    """
     length, shape = places.length, tensor.shape
     if tensor.dim() >= 2 and shape[-1] == shape[-2] == length:
         # A mask [..., queries, keys]: take this rank's queries and all keys.
@@ -177,7 +180,7 @@ def _in_parts(kind: type[nn.Module], block: nn.Module, /, *args: object, **kwarg
 
 @contextlib.contextmanager
 def attending_to_all(places: Places) -> Iterator[None]:
-    """Let torch's attention attend to whole sequences within the block."""
+    """Within the `with` block, let torch's attention use the keys and values of whole sequences."""
     was_fast = torch.backends.mha.get_fastpath_enabled()
     # Disable the fused kernel of nn.MultiheadAttention in evaluation mode, which would see only this worker's keys.
     torch.backends.mha.set_fastpath_enabled(False)
@@ -196,10 +199,10 @@ _TORCHS = F.scaled_dot_product_attention
 
 
 class _Attending(TorchFunctionMode):
-    """A mode that intercepts torch's attention function under any imported name.
+    """A torch function mode that replaces torch's attention function, whatever name the caller imported it by.
 
-    A mode does not see calls within torch's Python functions, such as nn.MultiheadAttention's. Those find `attend` in
-    torch.nn.functional.
+    A mode does not see calls within torch's Python functions, such as nn.MultiheadAttention. These look up the function in
+    torch.nn.functional, where `attending_to_all` puts `attend`.
     """
 
     def __init__(self, places: Places) -> None:
@@ -261,7 +264,7 @@ def _attend(
 
 
 def _causal(size: int, end: int, device: torch.device) -> Tensor:
-    """Return the causal mask of the last `size` queries over `end` positions."""
+    """Return the causal mask of the last `size` queries over `end` keys."""
     if device.type == "cuda":
         # On a GPU this bias needs no mask tensor. Within a dispatch mode torch fails to make it: use the mask below.
         with contextlib.suppress(RuntimeError):
@@ -294,11 +297,12 @@ def _refusal(what: str) -> ParallelError:
 
 
 class Places:
-    """The split of sequences of one length into positions for each rank.
+    """The assignment of the positions of a sequence to the ranks of a context group.
 
     Attributes:
         length: The length of the whole sequence.
-        own: How many positions this rank has.
+        own: The number of this rank's positions.
+        pieces: This rank's two pieces, as (start, end) positions.
     """
 
     def __init__(self, length: int, group: dist.ProcessGroup | None, device: torch.device) -> None:
@@ -328,11 +332,14 @@ class Places:
         self._slots = slots
 
     def take(self, whole: Tensor, dim: int) -> Tensor:
-        """Return this rank's positions. The gradient of other positions is 0 here."""
+        """Return this rank's positions of a whole tensor along `dim`.
+
+        The backward pass gives the other positions a gradient of 0.
+        """
         return whole.index_select(dim, self._mine)
 
     def together(self, part: Tensor, dim: int) -> Tensor:
-        """Return the whole sequence; its backward pass sums all ranks' gradients."""
+        """Gather the whole sequence along `dim`. The backward pass sums all ranks' gradients."""
         whole: Tensor = apply_function(_Together, part, self, dim)
         return whole
 

@@ -1,11 +1,11 @@
 """The folder of a checkpoint, which is complete or absent, and the save that fills it.
 
     <parent>/<name>                       a complete checkpoint: a folder gets this name only by a rename
-    <parent>/.<name>.former               the previous checkpoint, until the new one has the name
-    <parent>/.<name>.saving-<8 hex>       a folder under construction, whose `lock` the writer holds
+    <parent>/.<name>.former               the previous checkpoint, until the new checkpoint has its final name
+    <parent>/.<name>.saving-<8 hex>       a folder under construction, whose `lock` file the writer holds
 
-A killed process leaves a folder of the third kind, which the next save removes, or one of the second, which is read in place of
-the missing one.
+A killed process leaves one of the last two folders. The next save removes a `.saving` folder. If `<name>` is missing, Paceline
+loads `.former` in its place.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ def steps_dir() -> Path:
 
 
 def step_path(folder: Path, step: int) -> Path:
-    """Return the path of the checkpoint after `step` steps."""
+    """Return the path of the checkpoint after `step` steps, `<folder>/step_<step>`."""
     return folder / f"step_{step}"
 
 
 def newest(folder: Path) -> Path | None:
-    """Return the path of the checkpoint with the most steps, or None."""
+    """Return the path of the complete checkpoint with the most steps, or None."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -77,7 +77,10 @@ def newest(folder: Path) -> Path | None:
 
 
 def find(path: Path) -> Path | None:
-    """Return the folder with this path's complete checkpoint, or None if it is missing."""
+    """Return the folder with the complete checkpoint of this path, or None.
+
+    The folder is `path` itself, or the previous checkpoint while a new one is renamed.
+    """
     for candidate in (path, _former(path)):
         if (candidate / RECORD).is_file() or (candidate / ".metadata").is_file():
             return candidate
@@ -85,13 +88,13 @@ def find(path: Path) -> Path | None:
 
 
 class Saving:
-    """A checkpoint under construction in `folder`, which will become `path`."""
+    """A checkpoint under construction in `folder`, which `commit` renames to `path`."""
 
     def __init__(self, path: Path) -> None:
         """Make the folder, and remove the folders of killed saves.
 
         Raises:
-            ParallelError: Something other than a checkpoint has the name.
+            ParallelError: The path exists and is not a checkpoint.
             OSError: The folder cannot be made.
         """
         self.path = path
@@ -106,7 +109,7 @@ class Saving:
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def commit(self) -> None:
-        """Rename the complete folder to its path, and remove a former checkpoint."""
+        """Rename the complete folder to its path, and remove the previous checkpoint."""
         # Sync before the rename: after a power failure a folder with the final name must have its files.
         sync_if_possible(self.folder)
         former = _former(self.path)
@@ -125,7 +128,6 @@ class Saving:
         self._close()
 
     def abandon(self) -> None:
-        """Remove the unfinished folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self._close()
 
@@ -136,7 +138,7 @@ class Saving:
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Remove the folders of killed saves."""
+    """Remove unfinished checkpoint folders that killed processes left in `parent`."""
     for name in os.listdir(parent):
         if not _SAVING.match(name):
             continue
@@ -168,14 +170,14 @@ def _is_empty(path: Path) -> bool:
 
 
 class Save:
-    """A save of this rank's part. Rank 0 completes the save once all parts exist.
+    """A save of this rank's part of a checkpoint. Rank 0 completes the checkpoint once all parts exist.
 
-    The ranks' background threads use files to tell rank 0 about their parts: a part gets its name once it is complete, and
-    `<part>.failed` means that it will not come. Messages over a process group could mix with those of training.
+    The ranks' background threads report to rank 0 by files: a part gets its name once it is complete, and the file
+    `<part>.failed` reports a failure. Messages over a process group could mix with those of training.
     """
 
     def __init__(self, world: World, folder: Path, saving: Saving | None, record: bytes) -> None:
-        """Only rank 0 passes `saving` and `record`."""
+        """Prepare the save. Only rank 0 passes `saving`, and a `record` that is not empty."""
         self.rank, self._size = world.rank, world.size
         self._folder, self._saving, self._record = folder, saving, record
         self._path = folder / part_name(world.rank, world.size)
@@ -183,12 +185,15 @@ class Save:
         self._is_given_up = False
 
     def write(self, pieces: Sequence[TensorPiece]) -> None:
-        """Write this rank's part now."""
+        """Write this rank's part and return when the file is complete."""
         state, arrays, metadata = encoded(pieces)
         self._explained(lambda moves: write_file(self._path, state, arrays, metadata), lambda: None)
 
     def finish(self) -> None:
-        """Write the record and name the folder. Rank 0 calls this when all parts are complete."""
+        """Write the record, and rename the folder to its final path.
+
+        Rank 0 calls this when all parts are complete.
+        """
         assert self._saving is not None
         path = self._folder / RECORD
         path.write_bytes(self._record)
@@ -196,14 +201,14 @@ class Save:
         self._saving.commit()
 
     def abandon(self) -> None:
-        """Remove the folder, on rank 0."""
+        """Remove the unfinished folder, on rank 0."""
         if self._saving is not None:
             self._saving.abandon()
 
     def start(self, pieces: Sequence[TensorPiece], step_s: float | None) -> None:
         """Write this rank's part in the background. Training may change the tensors when this returns.
 
-        step_s: Seconds until training changes the tensors, if known.
+        step_s: Seconds until training changes the tensors, or None if unknown.
         """
         state, arrays, metadata = encoded(pieces)
         image = camera.take(header_of(state, arrays, metadata), arrays, step_s)
@@ -225,11 +230,11 @@ class Save:
         self._writing = BackgroundWrite(lambda moves: self._explained(work, moves))
 
     def settle(self, patience_s: float) -> bool:
-        """Wait for the background write; see `BackgroundWrite.settle`."""
+        """Wait for the background write. Return False if it makes no progress for `patience_s`."""
         return self._writing is None or self._writing.settle(patience_s)
 
     def give_up(self) -> None:
-        """Let rank 0 stop waiting for parts of ranks that have failed."""
+        """Make rank 0 stop waiting for parts of failed ranks, and wait for this rank's own thread."""
         self._is_given_up = True
         if self._writing is None:
             self.abandon()
@@ -268,7 +273,7 @@ _ENDING = ".safetensors"
 
 
 def reason(error: BaseException) -> str:
-    """Return which rank failed and its error message, without tracebacks."""
+    """Describe a failure in one line: the rank (if known), the error's class and its message."""
     failures = getattr(error, "failures", None)
     if not isinstance(failures, dict) or not failures:
         return f"{type(error).__name__}: {error}"

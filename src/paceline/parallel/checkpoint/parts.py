@@ -1,9 +1,10 @@
 """The parts of a checkpoint: each rank's file of the tensors, or pieces of tensors, that it writes.
 
-    part_0_of_4.safetensors     rank 0's pieces; of equal copies on several ranks, the one with the least to write has it
+    part_0_of_4.safetensors     rank 0's pieces
 
-A piece is a box of the whole tensor. The header has the whole tensor's shape and dtype and the box's corner, so that any layout
-reads the boxes that overlap its own. torch's `HuggingFaceStorageReader` reads the files too.
+If several ranks hold equal copies of a piece, the rank with the fewest bytes to write writes it. A piece is a box (a range in
+each dimension) of the whole tensor. The file's header has the whole tensor's shape and dtype and the box's first index, so any
+layout can read the boxes that overlap its own. torch's `HuggingFaceStorageReader` reads the files too.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ Box = tuple[str, tuple[int, ...], tuple[int, ...], int]
 
 @dataclass(frozen=True)
 class TensorPiece:
-    """This rank's box (range) of a tensor, with the whole tensor's shape."""
+    """This rank's box (a range in each dimension) of a tensor, with the whole tensor's shape.
+
+    `corner` is the index of the box's first element in the whole tensor.
+    """
 
     key: str
     corner: tuple[int, ...]
@@ -46,7 +50,7 @@ class TensorPiece:
 
 
 def pieces_of(tensors: Mapping[str, Tensor]) -> list[TensorPiece]:
-    """Return this rank's pieces that are not empty. They share memory with training."""
+    """Return this rank's non-empty pieces of the tensors, without a copy."""
     pieces = [
         TensorPiece(key, corner_of(tensor), local(tensor), tuple(tensor.shape)) for key, tensor in tensors.items()
     ]
@@ -61,7 +65,10 @@ def corner_of(tensor: Tensor) -> tuple[int, ...]:
 
 
 def writers(boxes: Sequence[Sequence[Box]]) -> dict[Box, int]:
-    """Return box (a range of a tensor) -> the rank that writes it."""
+    """Choose the rank that writes each box, so that the ranks write about equally many bytes.
+
+    `boxes` has a list for each rank of the boxes that the rank holds.
+    """
     holders: dict[Box, list[int]] = {}
     for rank, of_rank in enumerate(boxes):
         for box in of_rank:
@@ -80,7 +87,7 @@ def part_name(rank: int, size: int) -> str:
 
 
 def encoded(pieces: Sequence[TensorPiece]) -> tuple[object, list[DenseArray], dict[str, str]]:
-    """Return a part's state for the header, its arrays, and the metadata for torch."""
+    """Return a part's header state, its arrays, and the header's metadata for torch's reader."""
     about = {
         piece.key: [list(piece.whole), list(piece.corner), list(piece.tensor.shape), str(piece.tensor.dtype)]
         for piece in pieces
@@ -91,12 +98,12 @@ def encoded(pieces: Sequence[TensorPiece]) -> tuple[object, list[DenseArray], di
 
 
 def _storable(tensor: Tensor) -> Tensor:
-    """Return the tensor; as bytes if safetensors lacks its dtype."""
+    """Return the tensor, or its bytes (uint8) if safetensors lacks the dtype."""
     return tensor if is_storable(tensor) else tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 class SavedParts:
-    """The parts of a checkpoint in a folder.
+    """The parts of a saved checkpoint, read from its folder.
 
     Attributes:
         about: Key -> shape and dtype of each whole tensor.
@@ -125,7 +132,9 @@ class SavedParts:
                 raise CheckpointError(unreadable(folder, f"{file.path.name} says what no save() writes")) from error
 
     def read_into(self, buffers: Mapping[str, Tensor]) -> None:
-        """Fill each buffer with its box of the saved tensor.
+        """Fill each buffer, or this rank's part of a DTensor, with the saved values.
+
+        `buffers` maps a tensor's key in the checkpoint to its buffer.
 
         Raises:
             CheckpointError: Values are missing, or a file is damaged.

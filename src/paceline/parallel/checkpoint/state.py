@@ -1,11 +1,11 @@
-"""The state in a checkpoint by original name, and its way back into a model.
+"""The state that a checkpoint stores, under the names of the user's model, and its restoration.
 
     model.<name>               every parameter and persistent buffer; a tied tensor under its first name only
     optimizer.<name>.<key>     every tensor of the optimizer's state
-    average.<number>.<name>    the same for each average
-    `record`                   everything else: groups, single values, progress, schedulers; one object for all ranks
+    average.<number>.<name>    the same tensors for each average of the weights
+    `record`                   all other values (parameter groups, numbers, progress, schedulers), in one object for all ranks
 
-Each rank has some of the names (a stage) or parts of the tensors (DTensors). Together the ranks have all tensors.
+A rank holds only some of the names (a pipeline stage) or parts of the tensors (DTensors). Together the ranks hold all tensors.
 """
 
 from __future__ import annotations
@@ -45,7 +45,13 @@ class ParameterGroup(TypedDict):
 
 
 class OwnRecord(TypedDict):
-    """One rank's part of the record. `values` are the optimizer's: parameter's name -> values."""
+    """The values of one rank's model and optimizer that are not tensors.
+
+    Attributes:
+        groups: The optimizer's parameter groups.
+        values: Parameter's name -> its values in the optimizer's state.
+        model_values: The extra state of modules.
+    """
 
     groups: list[ParameterGroup]
     values: dict[str, dict[str, object]]
@@ -66,12 +72,12 @@ class CheckpointRecord(OwnRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class HeldState:
-    """The part of the model and its optimizer on this rank.
+    """The part of the model and its optimizer that this rank holds.
 
     Attributes:
         module: This rank's module, whose tensors have their names in the user's model.
-        parameters: Name in the user's model -> parameter. Of a tied parameter's names, the first one.
-        averages: For each average: first name -> this rank's part of the averaged tensor.
+        parameters: Name in the user's model -> parameter. A tied parameter has its first name.
+        averages: For each average of the weights: first name -> this rank's part of the averaged tensor.
     """
 
     module: nn.Module
@@ -80,7 +86,7 @@ class HeldState:
     averages: Sequence[Mapping[str, Tensor]] = ()
 
     def average_tensors(self) -> dict[str, Tensor]:
-        """Return key in the checkpoint -> this rank's part of an averaged tensor."""
+        """Return this rank's averaged tensors by their keys in the checkpoint."""
         return {
             f"average.{number}.{name}": tensor
             for number, average in enumerate(self.averages)
@@ -88,7 +94,7 @@ class HeldState:
         }
 
     def model_tensors(self) -> dict[str, Tensor]:
-        """Return name -> the module's tensor; a tied tensor has only its first name."""
+        """Return this rank's parameters and buffers by name. A tied tensor appears once, under its first name."""
         state = self._tensors()
         tensors: dict[str, Tensor] = {}
         for name, first in self.first_names().items():
@@ -96,19 +102,19 @@ class HeldState:
         return tensors
 
     def first_names(self) -> dict[str, str]:
-        """Return each name of a tensor here -> the tensor's first name in the whole model.
+        """Return name -> first name of the same tensor, for all tensors on this rank.
 
-        The first name of a tied tensor may belong to another stage.
+        The first name of a tied tensor may belong to another pipeline stage.
         """
         first = {id(param): name for name, param in self.parameters.items()}
         return {name: first.setdefault(id(tensor), name) for name, tensor in self._tensors().items()}
 
     def model_values(self) -> dict[str, object]:
-        """Return the modules' extra state (`get_extra_state`), which is not tensors."""
+        """Return name -> extra state (`get_extra_state`) of each module that has such state."""
         return {name: value for name, value in self._state_dict().items() if not isinstance(value, Tensor)}
 
     def optimizer_states(self) -> dict[str, tuple[nn.Parameter, dict[str, object]]]:
-        """Return the optimizer's parameters and states by name."""
+        """Return name -> (parameter, its state) for all parameters of the optimizer."""
         if self.optimizer is None:
             return {}
         names = {id(param): name for name, param in self.parameters.items()}
@@ -128,7 +134,7 @@ class HeldState:
 
 
 def tensors(held: HeldState) -> dict[str, Tensor]:
-    """Return key -> detached tensor; the tensors share memory with training."""
+    """Return all tensors of this rank by their keys in the checkpoint, without a copy."""
     of_model = {f"model.{name}": tensor.detach() for name, tensor in held.model_tensors().items()}
     of_optimizer = {
         f"optimizer.{name}.{key}": value.detach()
@@ -155,7 +161,7 @@ def own_record(held: HeldState) -> OwnRecord:
 
 
 def merge_records(records: list[OwnRecord]) -> OwnRecord:
-    """Merge the records of all ranks."""
+    """Merge the records of all ranks; of several values of one name, take the first rank's."""
     merged: OwnRecord = {"groups": [], "values": {}, "model_values": {}}
     for record in records:
         # Several stages may have values of the same tied parameter: take the first stage's.
@@ -168,9 +174,9 @@ def merge_records(records: list[OwnRecord]) -> OwnRecord:
 
 
 def targets(held: HeldState, saved: Mapping[str, tuple[torch.Size, torch.dtype]]) -> dict[str, Tensor]:
-    """Return an empty buffer for each key that this rank has to read.
+    """Return key -> empty buffer for each tensor, or part of a tensor, that this rank must read.
 
-    The buffers are split as in this layout. `saved` has shape and dtype of the checkpoint's whole tensors.
+    `saved` maps a key to the shape and dtype of the whole tensor in the checkpoint.
     """
     buffers = {f"model.{name}": torch.empty_like(tensor.detach()) for name, tensor in held.model_tensors().items()}
     buffers |= {key: torch.empty_like(tensor) for key, tensor in held.average_tensors().items()}
@@ -192,13 +198,13 @@ def targets(held: HeldState, saved: Mapping[str, tuple[torch.Size, torch.dtype]]
 def mismatch(
     held: Mapping[str, torch.Size], optimizer: str, record: CheckpointRecord, saved: Mapping[str, torch.Size]
 ) -> str:
-    """Return how the checkpoint differs from the ranks' whole model, or "".
+    """Describe how the checkpoint differs from the model. Return "" if it fits.
 
     Args:
-        held: First name -> shape of the whole tensor in the model.
-        optimizer: The name of the optimizer's class. "" accepts any checkpoint.
+        held: First name -> shape of each whole tensor in the model, from all ranks.
+        optimizer: The name of the optimizer's class. "" (no optimizer) accepts any checkpoint.
         record: The checkpoint's record.
-        saved: First name -> shape of the whole tensor in the checkpoint.
+        saved: First name -> shape of each whole tensor in the checkpoint.
     """
     for name, shape in held.items():
         if name not in saved:
@@ -214,7 +220,7 @@ def mismatch(
 
 
 def groups_mismatch(held: HeldState, record: CheckpointRecord) -> str:
-    """Return how this rank's optimizer groups differ from the checkpoint's, or ""."""
+    """Describe how this rank's optimizer groups differ from the checkpoint's. Return "" if they agree."""
     if held.optimizer is None:
         return ""
     own = own_record(held)["groups"]
@@ -232,7 +238,10 @@ def groups_mismatch(held: HeldState, record: CheckpointRecord) -> str:
 
 
 def put_back(held: HeldState, saved: Mapping[str, Tensor], record: CheckpointRecord) -> None:
-    """Restore the state of the model and its optimizer from a checkpoint."""
+    """Restore the state of the model and its optimizer from a checkpoint.
+
+    `saved` has the tensors that `targets` made, filled with the checkpoint's values.
+    """
     with torch.no_grad():
         for name, tensor in held.model_tensors().items():
             local(tensor).copy_(local(saved[f"model.{name}"]))
@@ -263,13 +272,13 @@ def put_back(held: HeldState, saved: Mapping[str, Tensor], record: CheckpointRec
 
 
 def _device_steps(optimizer: torch.optim.Optimizer) -> set[int]:
-    """Return ids of parameters whose step number is on the parameter's device."""
+    """Return the ids of parameters whose optimizer keeps the step number on the parameter's device."""
     groups = [group for group in optimizer.param_groups if group.get("fused") or group.get("capturable")]
     return {id(param) for group in groups for param in group["params"]}
 
 
 def full_state_dict(held: HeldState, world: World) -> dict[str, Tensor]:
-    """Return every name -> the whole tensor on the CPU. Collective.
+    """Return every parameter and persistent buffer by name, whole and on the CPU. Collective.
 
     Tied names share one tensor.
     """
@@ -288,7 +297,7 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _from_stages(own: dict[str, Tensor], group: dist.ProcessGroup, device: torch.device) -> dict[str, Tensor]:
-    """Return the tensors of all stages. For a tied tensor return the first stage's copy."""
+    """Return the tensors of all pipeline stages. A tied tensor has the first stage's value."""
     about = {name: (tensor.shape, tensor.dtype) for name, tensor in own.items()}
     together: dict[str, Tensor] = {}
     for stage, names in enumerate(gather(about, group)):

@@ -1,14 +1,14 @@
 """Save and load checkpoints of any layout.
 
-    save    1  rank 0 makes a folder beside the path                 checkpoint.folder
-            2  every rank writes its part, once each                 checkpoint.parts
-            3  rank 0 renames the folder to the path                 when all have written; until then it is absent
-    load    1  compare names, shapes and groups                      nothing is changed yet
-            2  every rank reads its part into new memory             checkpoint.parts
-            3  model, optimizer, progress and schedulers take it
+    save    1  rank 0 makes a temporary folder beside the path               checkpoint.folder
+            2  each rank writes its part; copies are written only once       checkpoint.parts
+            3  rank 0 renames the folder to the path once all parts exist
+    load    1  compare names, shapes and parameter groups; nothing is changed yet
+            2  every rank reads its part into new memory                     checkpoint.parts
+            3  restore model, optimizer, progress and schedulers
 
-The folder has one more file, `paceline.pt`, for everything except tensors. Of format 1 the tensors are in files of
-`torch.distributed.checkpoint`. Every rank calls every function, and errors are the same on each.
+The folder has one more file, `paceline.pt`, for everything except tensors. In checkpoints of format 1, which only `load` knows,
+`torch.distributed.checkpoint` wrote the tensors. Every rank must call every function, and errors are the same on each rank.
 """
 
 from __future__ import annotations
@@ -74,21 +74,23 @@ def save(
 ) -> Path | None:
     """Save a checkpoint. Return its path, or None if none was due or the save failed.
 
-    It is complete when this returns or, with `asynchronous`, when `wait` does. When an elastic run continues with more nodes,
-    or after a SIGTERM since `every` was first given, the process ends once the checkpoint is complete.
+    The checkpoint is complete when this returns or, with `asynchronous`, when `wait` returns. The process ends after the save
+    if an elastic run continues with more nodes, or if SIGTERM came after the first call with `every`.
 
     Args:
         par: The model in its layout.
-        path: A folder to make, or to replace once the new one is complete, on a file system that all ranks share. None:
-            `step_<n>` in the folder PACELINE_CHECKPOINT_DIR, n being the finished steps.
-        asynchronous: Write while training continues. The next save waits until this one is complete. None: with `every`.
+        path: A folder to make, or to replace once the new checkpoint is complete, on a file system that all ranks share. None
+            takes `step_<n>` in the folder PACELINE_CHECKPOINT_DIR, where n is the number of finished steps.
+        asynchronous: Write while training continues. The next save waits until this one is complete. None writes so if `every`
+            is given.
         schedulers: Learning-rate schedulers, or other objects with `state_dict` and `load_state_dict`.
-        every: Call this after each step and write only if this number divides the finished steps, or if the process has to end.
+        every: Save only if this number divides the number of finished steps, or if the process has to end. Call `save` after
+            each step then.
 
     Raises:
-        ParallelError: `every` is not an integer of at least 1, there is no path, or something else is at the path.
+        ParallelError: `every` is not an integer of at least 1, there is no path, or the path exists and is not a checkpoint.
         CheckpointError: The write failed, without `asynchronous` and `every`: with one of them the error is only logged, and
-            training continues. A former checkpoint at the path is untouched.
+            training continues. A previous checkpoint at the path is untouched.
     """
     if every is not None:
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
@@ -118,7 +120,10 @@ def save(
 
 
 class _Pace:
-    """The state of `save` for one training: last return, running save, and each piece's writer."""
+    """The state of one training's saves: when `save` last returned, and the save in progress.
+
+    It also stores which rank writes each piece, because that rarely changes.
+    """
 
     def __init__(self) -> None:
         self.returned: float | None = None
@@ -194,7 +199,7 @@ def _save(
 
 
 def wait(par: ParallelHandle) -> None:
-    """Wait until no save is in progress.
+    """Wait until the save in progress, if any, is complete.
 
     Raises:
         CheckpointError: The last save failed, or its disk hangs.
@@ -204,7 +209,10 @@ def wait(par: ParallelHandle) -> None:
 
 
 def _settled(par: ParallelHandle, patience_s: float) -> str:
-    """Wait for the save in progress. Return why it is not complete, or "". Collective."""
+    """Wait for the save in progress. Return why it failed, or "". Collective.
+
+    A save that makes no progress for `patience_s` counts as failed.
+    """
     pace = _paces.setdefault(par, _Pace())
     job = pace.running
     if job is None:
@@ -225,11 +233,11 @@ def _settled(par: ParallelHandle, patience_s: float) -> str:
 def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Sequence[Resumable] = ()) -> bool:
     """Restore model, optimizer, progress and random streams from a checkpoint.
 
-    Return True if there was a checkpoint. A failure changes nothing.
+    Return whether there was a checkpoint. If loading fails, nothing is changed.
 
     Args:
         par: The model in its layout.
-        path: None takes the newest complete checkpoint in the folder PACELINE_CHECKPOINT_DIR, and returns False without one.
+        path: The checkpoint. None takes the newest complete checkpoint in the folder PACELINE_CHECKPOINT_DIR, if there is one.
         schedulers: The saved schedulers, in the same order.
 
     Raises:
@@ -263,7 +271,7 @@ def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Seq
 def full_state_dict(par: ParallelHandle) -> dict[str, Tensor]:
     """Return each whole parameter and persistent buffer by name, on the CPU.
 
-    The plain model's `load_state_dict` takes it.
+    The plain model's `load_state_dict` accepts the result.
     """
     return _full_state_dict(hold(par), par.world)
 
@@ -285,7 +293,7 @@ def _pack(record: CheckpointRecord) -> bytes:
     """Serialize a checkpoint's record.
 
     Raises:
-        ParallelError: It holds something that cannot be read again without running code.
+        ParallelError: The record has an object that torch could not load without running code.
     """
     file = io.BytesIO()
     try:
@@ -326,7 +334,7 @@ def _unchanged(read: Callable[[], _T]) -> _T:
 
 
 def _read_about(folder: Path) -> tuple[CheckpointRecord, SavedParts | None, dict[str, tuple[torch.Size, torch.dtype]]]:
-    """Return a checkpoint's record, its parts (None in format 1), and key -> (shape, dtype)."""
+    """Return a checkpoint's record, its parts (None in format 1), and key -> (shape, dtype) of its tensors."""
     if not (folder / RECORD).exists():
         raise ParallelError(
             f"{str(folder)!r} has no {RECORD}: save() did not write it, or it is not visible on every rank. "
@@ -383,7 +391,7 @@ def _compare(
 
 
 def _read_tensors(world: World, folder: Path, buffers: dict[str, Tensor]) -> None:
-    """Fill the buffers from a checkpoint of format 1."""
+    """Fill the buffers from a checkpoint of format 1, whose tensors torch wrote."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load as read
@@ -408,18 +416,18 @@ def _gather_records(held: HeldState, digest: str) -> list[tuple[OwnRecord, str]]
 
 
 def begin(world: World, target: Path, what: str) -> tuple[Saving | None, Path]:
-    """Make the folder of a save on rank 0, for all ranks.
+    """Make the temporary folder of a save on rank 0, and return its path on all ranks.
 
-    `what` names the target in messages.
+    The first result is the `Saving` object, None on other ranks. `what` describes the save in error messages.
     """
     saving = on_rank_0(world, lambda: Saving(target.absolute()), f"{what} can't be begun")
     return saving, Path(from_first(str(saving.folder) if saving is not None else ""))
 
 
 def on_rank_0(world: World, action: Callable[[], _T], what: str) -> _T | None:
-    """Run an action on rank 0; raise its error on every rank.
+    """Call `action` on rank 0. If it fails, raise its error on every rank.
 
-    Return its result on rank 0, None elsewhere.
+    Return the action's result on rank 0, None elsewhere. `what` begins the message of an OSError.
     """
 
     def on_this() -> _T | None:
@@ -432,7 +440,7 @@ def on_rank_0(world: World, action: Callable[[], _T], what: str) -> _T | None:
 
 
 def on_all(action: Callable[[], _T]) -> _T:
-    """Run the action on every rank. If it fails on any rank, raise an error on all."""
+    """Call `action` on every rank. If it fails on any rank, raise that error on all ranks."""
     try:
         result = action()
     except Exception as error:
@@ -444,7 +452,7 @@ def on_all(action: Callable[[], _T]) -> _T:
 
 
 def raise_agreed(error: Exception | None) -> None:
-    """Raise the first rank's error on all ranks, if there is an error."""
+    """Raise the first failed rank's error on all ranks. Every rank passes its error, or None."""
     described = None if error is None else (isinstance(error, ParallelError), _text(error))
     for is_users, text in filter(None, gather(described)):
         kind = ParallelError if is_users else CheckpointError
