@@ -1,12 +1,12 @@
-"""Random numbers per replica and stage, and fixed ones for comparisons of layouts.
+"""Random numbers that are reproducible in each layout, and fixed ones for comparisons of layouts.
 
-`Streams` seeds each step anew from (seed, step, replica, stage). Two runs draw the same numbers, a resumed run draws what it
-would have drawn, replicas and stages draw different numbers, and the ranks of a tensor group, which compute the same rows
-together, the same. The process's own generators are restored afterwards. In a world of one dropout draws from torch's
-generators as in a plain loop. So with dropout a step differs between two layouts, but is reproducible on each.
+`Streams` starts each step with a seed derived from (seed, step, replica, stage). So two runs draw the same numbers, and a
+resumed run draws the numbers that it would have drawn without the interruption. Replicas and stages draw different numbers. The
+ranks of a tensor group compute the same rows together, and draw the same numbers. Afterwards torch's generators have their
+former states. A single process draws from torch's generators, as a plain loop does. With dropout a step therefore has other
+results in another layout, but always the same results in one layout.
 
-`Steady` replaces each random number by a fixed one, so that two layouts can be compared: dropout keeps everything, and noise is
-a constant.
+`Steady` replaces each random number by a fixed one, to compare two layouts: dropout keeps every value, and noise is a constant.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _Options = dict[str, Any]
 
 
 class RandomState(TypedDict, total=False):
-    """The seed; for a single process also the states of torch's generators."""
+    """The state of `Streams` in a checkpoint: the seed, and in a single process torch's generators."""
 
     seed: int
     cpu: Tensor
@@ -40,7 +40,10 @@ class RandomState(TypedDict, total=False):
 
 
 class Streams:
-    """The random number streams of this rank."""
+    """The random number streams of this rank, each with a seed of its own.
+
+    If `active` is False (a single process), the methods leave torch's generators alone.
+    """
 
     def __init__(self, *, seed: int, replica: int, stage: int, device: torch.device, active: bool) -> None:
         self.seed = seed
@@ -51,7 +54,7 @@ class Streams:
 
     @contextlib.contextmanager
     def use(self, purpose: str, number: int) -> Iterator[None]:
-        """Within the block, let torch's generators draw the stream of this purpose and number."""
+        """Within the block, let torch draw from the stream with this purpose and number, such as a step."""
         if not self._active:
             yield
             return
@@ -70,7 +73,7 @@ class Streams:
         return state
 
     def load_state_dict(self, state: RandomState) -> None:
-        """Restore the seed, and in a world of one process the generators' states."""
+        """Restore the seed, and in a single process the states of torch's generators."""
         self.seed = int(state["seed"])
         if not self._active and "cpu" in state:
             torch.set_rng_state(state["cpu"])
@@ -79,15 +82,18 @@ class Streams:
 
 
 def derive(purpose: str, *numbers: int) -> int:
-    """Return a seed for a purpose. Never change the result: checkpoints continue with it."""
+    """Return a 63-bit seed computed from the purpose and the numbers.
+
+    The result must never change: a run resumed from an old checkpoint needs the same seeds.
+    """
     text = f"paceline stream 1 {purpose} {' '.join(map(str, numbers))}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def normal(shape: Sequence[int], purpose: str, *numbers: int) -> Tensor:
-    """Draw standard normal numbers that depend only on the arguments.
+    """Draw standard normal numbers on the CPU, from a seed made of `purpose` and `numbers`.
 
-    They are drawn on the CPU, because a GPU's generator gives different numbers.
+    A GPU's generator would give different numbers.
     """
     generator = torch.Generator().manual_seed(derive(purpose, *numbers))
     with drawing():
@@ -96,7 +102,7 @@ def normal(shape: Sequence[int], purpose: str, *numbers: int) -> Tensor:
 
 @contextlib.contextmanager
 def generators(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's generators of the CPU and of `device` within the block."""
+    """Within the block, let torch's generators of the CPU and of `device` start from this seed."""
     gpus = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=gpus):
         # `torch.manual_seed` would also seed other GPUs than this rank's.
@@ -107,7 +113,7 @@ def generators(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def numpys_random() -> list[Any]:
-    """Return [numpy.random], or [] while numpy is not loaded."""
+    """Return [numpy.random], or [] if numpy is not loaded."""
     numpy = sys.modules.get("numpy")
     return [] if numpy is None else [numpy.random]
 
@@ -138,10 +144,10 @@ def generators_kept() -> Iterator[None]:
 
 
 class Steady(DispatchMode):  # type: ignore[no-untyped-call]
-    """A mode in which torch's random operations return fixed numbers.
+    """A torch dispatch mode in which random operations return fixed numbers.
 
-    It acts below autograd and composite functions, so it covers dropout within attention. It does not cover what a kernel draws
-    internally, as cuDNN's recurrent layers do; `states` detects that.
+    The mode acts below autograd and composite functions, so it includes dropout within attention. It cannot change numbers that
+    a kernel draws internally, as cuDNN's recurrent layers do. To detect these, compare `states` before and after.
     """
 
     #: Whether operations draw random numbers in spite of the mode; see `drawing`.
@@ -167,7 +173,7 @@ class Steady(DispatchMode):  # type: ignore[no-untyped-call]
 
 @contextlib.contextmanager
 def drawing() -> Iterator[None]:
-    """Let operations draw random numbers in spite of `Steady`."""
+    """Within the block, let operations draw random numbers although `Steady` is active."""
     before, Steady.draws = Steady.draws, True
     try:
         yield
@@ -176,7 +182,7 @@ def drawing() -> Iterator[None]:
 
 
 def states(device: torch.device) -> tuple[Hashable, ...]:
-    """Return the states of torch's, Python's and numpy's generators."""
+    """Return hashable states of torch's, Python's and numpy's generators, to detect draws."""
     cuda = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
     own = (hash(state.cpu().numpy().tobytes()) for state in (torch.get_rng_state(), *cuda))
     return (*own, *(state() for _, state in GENERATORS))
@@ -184,7 +190,7 @@ def states(device: torch.device) -> tuple[Hashable, ...]:
 
 @cache
 def _known(func: Operation) -> tuple[str, int | None]:
-    """Return an operation's name, and the position of its argument `dropout_p` or None."""
+    """Return an operation's name, and the index of its argument `dropout_p`, None without such an argument."""
     names = [argument.name for argument in func._schema.arguments]
     return str(func.overloadpacket), names.index("dropout_p") if "dropout_p" in names else None
 

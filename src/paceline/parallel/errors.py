@@ -13,7 +13,7 @@ _Value = TypeVar("_Value", bound=Hashable)
 
 
 class ParallelError(UserError):
-    """A refusal of a model, strategy, batch or loss that cannot be used."""
+    """A model, strategy, batch or loss cannot be used as given; the message says what to change."""
 
 
 class WorkerError(PacelineError, RuntimeError):
@@ -31,19 +31,22 @@ class WorkerError(PacelineError, RuntimeError):
 
 
 def check_count(setting: str, value: object, rule: str = "a whole number of at least 1", *, least: float = 1) -> None:
-    """Refuse a setting that is not an integer of at least `least`."""
+    """Raise ParallelError unless `value` is an integer of at least `least`.
+
+    The message is "<setting>: <rule>."
+    """
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ParallelError(f"{setting}: {rule}.")
 
 
 def error_summary(error: BaseException) -> str:
-    """Return an error's class and the first line of its message."""
+    """Return an error's class and the first line of its message, such as "ValueError: no rows"."""
     line = (str(error).strip().splitlines() or [""])[0].rstrip(".")
     return f"{type(error).__name__}: {line}" if line else type(error).__name__
 
 
 def by_value(values: Iterable[_Value]) -> dict[_Value, list[int]]:
-    """Return each value with the ranks that have it; `values` has one per rank."""
+    """Return value -> list of the ranks that have it. `values` has one value per rank."""
     ranks: dict[_Value, list[int]] = {}
     for rank, value in enumerate(values):
         ranks.setdefault(value, []).append(rank)

@@ -32,14 +32,14 @@ def evaluate(
 ) -> float | dict[str, float]:
     """Return the metric's mean over all samples. Collective.
 
-    The model computes in evaluation mode, without gradients. Every rank calls it.
+    The model computes in evaluation mode, without gradients. If the metric returns a dict, so does this function.
 
     Args:
-        executor: Computes the outputs.
-        loader: Yields global batches.
+        executor: The executor that computes the model's outputs.
+        loader: Global batches, or a DataLoader as for `parallelize`.
         metric: (output, target) -> the mean over these rows, or a dict of means.
-        weight: target -> the count that the metric is a mean over. None: the number of rows.
-        task: Splits the batches.
+        weight: target -> the number by which the metric's mean divides. None: the number of rows.
+        task: The training's task, whose `split` splits the batches.
         world: This rank, with the process groups of its layout.
 
     Raises:
@@ -74,7 +74,7 @@ def evaluate(
 
 @contextlib.contextmanager
 def evaluating(executor: Executor) -> Iterator[None]:
-    """Set the model to evaluation mode within the block."""
+    """Within the block, set the model to evaluation mode."""
     was_training = executor.module.training
     with modes_kept(executor.module):
         executor.train(False)
@@ -85,7 +85,10 @@ def evaluating(executor: Executor) -> Iterator[None]:
 
 
 class _Means:
-    """A function for `predict`: (output, micro) -> [weight * metric, ..., weight]."""
+    """A callable for `Executor.predict` that returns a microbatch's weighted metrics and its weight.
+
+    The result is [weight * metric, ..., weight], so that sums over microbatches give the mean.
+    """
 
     def __init__(
         self,
@@ -96,7 +99,7 @@ class _Means:
         *,
         is_loss: bool,
     ) -> None:
-        """Wrap a metric, which may be the training loss."""
+        """Wrap a metric. With `is_loss` it is the training loss, whose graph gives the weight."""
         self._metric = metric
         self._weight = weight
         self._autocast = autocast
@@ -128,7 +131,10 @@ class _Means:
         return torch.tensor([*shares, weight], dtype=torch.float64, device="cpu")
 
     def names_of(self, world: World, count: int) -> list[str] | None:
-        """Return the names of the metric's values on every rank. Only the last stage knows them."""
+        """Return the keys of the metric's dict on every rank, or None if the metric returns a number.
+
+        Only the last pipeline stage has called the metric, so it sends the names to the others.
+        """
         group = world.group("pipe")
         if group is None:
             return self._names

@@ -1,12 +1,12 @@
-"""Exchange of plain values between ranks, over the process groups of tensors.
+"""Exchange of plain values between ranks, over the process groups that also carry tensors.
 
-torch's own functions (`all_gather_object`, `broadcast_object_list`) send pickles, and Gloo does not authenticate: anybody who
-reaches a rank's port could run code there. These messages are JSON, from which only plain values are built, with the bytes of
-tensors behind it:
+torch's own functions (`all_gather_object`, `broadcast_object_list`) send pickles, and Gloo does not authenticate: any process
+that reaches a rank's port could run code on the rank. These messages are JSON, from which only plain values are built, followed
+by the bytes of tensors:
 
     8 bytes: length of the JSON | JSON | bytes of the tensors, one after the other
 
-A forged message can be wrong, but it cannot run code.
+A forged message can have wrong values, but it cannot run code.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _T = TypeVar("_T")
 
 
 class NotPlainError(ParallelError):
-    """A value that cannot be sent because it is not plain.
+    """A rank wants to send a value of a type that messages cannot hold. All ranks raise this.
 
-    Raised on all ranks. `kind` is the type of the value.
+    `kind` is the name of that type.
     """
 
     def __init__(self, kind: str, rank: int) -> None:
@@ -51,14 +51,14 @@ class NotPlainError(ParallelError):
 def gather(value: _T, group: dist.ProcessGroup | None = None) -> list[_T]:
     """Return the values of all ranks, tensors on the CPU. Collective.
 
-    In a world of one it returns the value itself, of any type. numpy's numbers arrive as Python's.
+    In a world of one process the result has the value itself, of any type. A numpy number arrives as a Python number.
 
     Args:
         value: None, numbers, strings, bytes, torch dtypes and devices, tensors, and lists, tuples, sets and dicts of these.
         group: The ranks that take part. None: the world.
 
     Raises:
-        NotPlainError: On every rank, if one rank's value is something else.
+        NotPlainError: On every rank, if one rank's value has another type.
         ParallelError: A received message is malformed.
     """
     if _is_alone(group):
@@ -78,7 +78,7 @@ def gather(value: _T, group: dist.ProcessGroup | None = None) -> list[_T]:
 
 
 def from_first(value: _T, kinds: Sequence[type] = ()) -> _T:
-    """Return rank 0's value on every rank. Other ranks' values are ignored.
+    """Return rank 0's value on every rank, whose own values are ignored. Collective.
 
     `value` is as for `gather`; `kinds` are dataclasses that it may contain too.
 
@@ -104,7 +104,7 @@ def packed(value: object, kinds: Sequence[type] = ()) -> Tensor:
     """Serialize the value as a uint8 tensor.
 
     Raises:
-        TypeError: The value holds something that is not plain. The text says what.
+        TypeError: The value contains an object of another type than `gather` allows. The text is the type's name.
     """
     tensors: list[Tensor] = []
     text = json.dumps(_encoded(value, kinds, tensors)).encode()
@@ -114,7 +114,7 @@ def packed(value: object, kinds: Sequence[type] = ()) -> Tensor:
 
 
 def unpacked(data: Tensor, kinds: Sequence[type] = ()) -> Any:
-    """Return the value in a message of `packed`.
+    """Return the value that `packed` has serialized.
 
     Raises:
         ValueError: The message is malformed.
@@ -155,7 +155,7 @@ class _Refused:
 
 
 def _encoded(value: Any, kinds: Sequence[type], tensors: list[Tensor]) -> object:
-    """Return the value as JSON. Its tensors are appended to `tensors`."""
+    """Return the value as JSON, and append its tensors to `tensors`."""
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value
@@ -254,7 +254,7 @@ def _is_alone(group: dist.ProcessGroup | None) -> bool:
 
 
 def _device(group: dist.ProcessGroup | None) -> torch.device:
-    """Return the device for messages: the CPU if the group supports it."""
+    """Return the device on which the group sends messages: the CPU if the group supports it."""
     kinds = [part.partition(":")[0] for part in str(dist.get_backend_config(group)).split(",")]
     if "cpu" in kinds:
         return torch.device("cpu")

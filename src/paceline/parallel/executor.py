@@ -1,10 +1,10 @@
-"""The interfaces between the training loop, the layouts, and the checks above them.
+"""The interfaces between the training loop, the layouts, and the checks that use both.
 
-    core.Plain          the whole model in one process, replicated or sharded
-    pipeline.build()    one or several stages of a model that is cut
+    core.Plain          an executor of the whole model, on one process, replicated or sharded
+    pipeline.build()    an executor of one or several stages of a pipeline
 
-`Parallel` does what all layouts share: it cuts the batch, sets the random streams (one per replica and stage, before each
-call), clips, steps the optimizer and reports failures.
+`Parallel` does the work that all layouts share: it cuts the batch, sets the random streams (one per replica and stage, before
+each call), clips gradients, steps the optimizer and reports failures.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ if TYPE_CHECKING:
 
 
 class Executor(Protocol):
-    """One rank's part of the computation.
+    """One rank's part of the computation in a layout.
 
     Every rank calls every method except `named_parameters`, in the same order.
 
     Attributes:
-        program: A hash of the traced calls of the last step's first microbatch, equal on all ranks. 0 without a trace.
-        written: Name -> size of each parameter that the last step's forward passes changed in place. Empty for a pipeline.
+        program: A hash of the traced calls in the last step's first microbatch, equal on all ranks. 0 if nothing was traced.
+        written: Name -> size (`shard.size_of`) of each parameter that the last step's forward passes changed in place. A
+            pipeline leaves it empty.
     """
 
     program: int
@@ -43,21 +44,21 @@ class Executor(Protocol):
 
     @property
     def module(self) -> nn.Module:
-        """The part of the model on this rank, under original names."""
+        """The part of the model on this rank, under the names of the user's model."""
         ...
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Return name in the user's model -> parameter, for this rank's parameters.
+        """Return this rank's parameters by their names in the user's model.
 
         A tied parameter has its first name. If two stages have copies of one parameter, both return it under this name.
         """
         ...
 
     def train_step(self, micros: Sequence[Microbatch]) -> Tensor:
-        """Return the sum of weight * loss, and leave gradients in `.grad`.
+        """Run forward and backward passes. Return the sum of weight * loss over the replica's microbatches.
 
-        All ranks of the replica get the same sum. `.grad` must be None before. After `finish_gradients` it is the gradient of
-        the global mean loss.
+        All ranks of the replica get the same sum. Before the call every `.grad` must be None. After `finish_gradients` each
+        `.grad` is the gradient of the global mean loss.
         """
         ...
 
@@ -66,9 +67,10 @@ class Executor(Protocol):
         ...
 
     def predict(self, micros: Sequence[Microbatch], consume: Callable[[object, Microbatch], Tensor]) -> Tensor:
-        """Return the replica's sum of consume(output, micro).
+        """Return the sum of consume(output, microbatch) over the replica's microbatches.
 
-        `consume` returns vectors of one shape. The model runs without gradients, in the module's current mode.
+        `consume` returns 1-dim tensors of equal length. The model runs without gradients, in its current mode (training or
+        evaluation).
         """
         ...
 
@@ -77,13 +79,13 @@ class Executor(Protocol):
         ...
 
     def begin_anew(self) -> None:
-        """Forget which parameters earlier steps used."""
+        """Forget which parameters earlier steps used: the next step is treated as the first."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Progress:
-    """The position of training: finished steps, epoch and consumed samples."""
+    """The position of training: finished steps, current epoch and consumed samples of the epoch."""
 
     steps: int = 0
     epoch: int = 0
@@ -91,7 +93,7 @@ class Progress:
 
 
 class TrainingState(TypedDict):
-    """The part of a checkpoint beside model and optimizer."""
+    """The training's state in a checkpoint, apart from model and optimizer."""
 
     progress: dict[str, int]
     random: RandomState
@@ -105,9 +107,9 @@ class SavedAverage(Protocol):
 
 
 class ParallelHandle(Protocol):
-    """A model in its layout, for checks and checkpoints.
+    """The interface of a model in its layout that checks and checkpoints use.
 
-    `training.Parallel` implements it and describes each member.
+    `training.Parallel` implements it, and documents each member.
     """
 
     task: Task

@@ -1,12 +1,12 @@
-"""Expert parallelism: the experts of each mixture, spread over the workers.
+"""Expert parallelism: the experts of each mixture are spread over the workers.
 
-All workers of a group have the same rows. Each computes its own experts for them, and one message sums the outputs of all
-experts. A second one, in the backward pass, sums the gradients of the mixture's inputs.
+All workers of an expert group have the same rows. Each computes its own experts for these rows, and one all-reduce sums the
+outputs of all experts. An all-reduce in the backward pass sums the gradients of the mixture's inputs.
 
     kind      experts                                        each worker has
-    a list    an nn.ModuleList named `experts`               some of its modules; the others return zeros here
-    fused     parameters [experts, ...] in one module of     its part of each parameter (DTensor), and calls
-              transformers: (hidden, top_k_index, weights)   with only its own indices
+    a list    an nn.ModuleList named `experts`               some of its modules; placeholders that return 0 for all others
+    fused     parameters [experts, ...] in one module of     its part of each parameter (DTensor), and calls the module
+              transformers: (hidden, top_k_index, weights)   with only the indices of its own experts
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ FUSED = ("hidden_states", "top_k_index", "top_k_weights")
 
 
 def apply(model: nn.Module, world: World) -> tuple[list[str], list[nn.Parameter]]:
-    """Keep only this rank's experts. Return notes and partial parameters.
+    """Keep only this rank's experts of each mixture. Return notes, and parameters with partial gradients.
 
-    The notes describe the layout. Each worker has only a part of the gradient of a partial parameter.
+    The notes are lines for `explain`. The parameters (a router's, for example) need the sum of all workers' gradients.
 
     Raises:
-        ParallelError: The model has no experts, or their number is not divisible by the workers.
+        ParallelError: The model has no experts, or their number is not divisible by the number of workers.
     """
     lines: list[str] = []
     summed: list[nn.Parameter] = []
@@ -121,7 +121,7 @@ def _spread_fused(experts: nn.Module, world: World) -> None:
 
 
 class _Held(SharedByCopies):
-    """The process group of a mixture, and the indices of this rank's fused experts."""
+    """A mixture's process group, and the first index and the number of this rank's fused experts."""
 
     def __init__(self, group: dist.ProcessGroup | None, first: int = 0, own: int = 0) -> None:
         self.group, self.first, self.own = group, first, own
@@ -163,7 +163,7 @@ def _of_indices(
 
 @contextlib.contextmanager
 def _local(module: nn.Module) -> Iterator[None]:
-    """Replace the parameters by this rank's parts within the block."""
+    """Within the block, replace the module's DTensor parameters by this rank's plain tensors."""
     held: dict[str, Any] = module._parameters
     before = dict(held)
     try:
@@ -176,7 +176,7 @@ def _local(module: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _same_numbers_after(training: bool) -> Iterator[None]:
-    """Seed all workers' generators equally after the block."""
+    """Seed all workers' generators equally after the block, in which they may draw different amounts."""
     seed = int(torch.randint(2**62, ())) if training else None
     try:
         yield
@@ -188,7 +188,10 @@ def _same_numbers_after(training: bool) -> Iterator[None]:
 
 
 def _copied(arguments: _T, group: dist.ProcessGroup | None) -> tuple[_T, tuple[Tensor, ...]]:
-    """Return copies of tensors whose gradients are summed over the group."""
+    """Copy the tensors that need gradients, so that the backward pass sums their gradients over the group.
+
+    Return the arguments with the copies, and the copies.
+    """
     learning = [tensor for tensor in tensors_in(arguments) if tensor.requires_grad]
     if not learning or not torch.is_grad_enabled():
         return arguments, ()
@@ -243,7 +246,7 @@ class _Shared(torch.autograd.Function):
 
 
 class Spread:
-    """A mixin that marks the class of a mixture whose experts are spread."""
+    """A mixin that marks the class of a mixture whose experts are spread over workers."""
 
 
 def list_of(mixture: nn.Module) -> nn.ModuleList | None:
@@ -253,9 +256,9 @@ def list_of(mixture: nn.Module) -> nn.ModuleList | None:
 
 
 def is_fused(module: nn.Module) -> bool:
-    """Return whether the module is transformers' fused experts.
+    """Return whether the module holds fused experts of the transformers library.
 
-    The first dimension of every parameter is the number of experts, and the forward takes the arguments of `FUSED`.
+    Such a module has parameters whose first dimension is the number of experts, and a forward with the arguments `FUSED`.
     """
     own = list(module.parameters(recurse=False))
     if not own or len(own) != len(list(module.parameters())):

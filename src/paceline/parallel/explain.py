@@ -1,6 +1,6 @@
 """The text of `explain`: layout, cost and reason, and a pipeline's schedule.
 
-Formulas, for p stages, M microbatches, v stages a worker, n replicas or shards, W and G bytes of parameters and gradients:
+Formulas for p stages, M microbatches, v stages per worker, n replicas or shards, W bytes of parameters, G bytes of gradients:
 
     bubble          (p - 1) / (v M + p - 1)                 speed-up   p (1 - bubble) (mean stage / slowest stage)
     all-reduce      2 (n - 1) / n * G  sent by each worker  FSDP       3 (n - 1) / n * W
@@ -29,7 +29,7 @@ WIDEST = 200
 
 
 class Explanation(str):
-    """The text of `explain`, which can also draw the pipeline's schedule.
+    """The text of `explain`, with a method that draws the pipeline's schedule.
 
     `events` are the calls of one step, empty without a pipeline.
     """
@@ -54,7 +54,7 @@ class Explanation(str):
 
 
 class ExplainedHandle(PlannedHandle, Protocol):
-    """A model in its layout, with the reasons for choosing the layout."""
+    """The interface of a model in its layout that `explain` reads."""
 
     reason: str | None
     source: str
@@ -67,7 +67,7 @@ class ExplainedHandle(PlannedHandle, Protocol):
 def explain(par: ExplainedHandle) -> Explanation:
     """Return the text of `Parallel.explain`, without any communication.
 
-    Unless "auto" has measured, forecasts use this rank's times.
+    Forecasts use the measurements of "auto", or else measurements on this rank.
     """
     world, task = par.world, par.task
     layout = world.layout
@@ -110,7 +110,10 @@ def explain(par: ExplainedHandle) -> Explanation:
 
 
 def _forecasts(par: ExplainedHandle) -> tuple[dict[str, Forecast], list[str]]:
-    """Return each layout's forecast, and lines of text about the forecasts."""
+    """Return layout's name -> forecast, and lines of text about the forecasts.
+
+    The dict is empty if nothing could be measured.
+    """
     from paceline.parallel.forecast.measure import measured
     from paceline.parallel.recompute import recompute
 
@@ -217,10 +220,7 @@ def _traffic_lines(executor: Executor, layout: Layout) -> list[str]:
 
 
 def _events(executor: Pipelined, microbatches: int, layout: Layout) -> list[Event]:
-    """Return the expected events of a step, from the measured costs of the stages.
-
-    The average forward pass takes 1.
-    """
+    """Simulate a step with the measured costs of the stages, in units of the average forward pass."""
     parts = executor.plan.plan.parts(executor.plan.blocks)
     forward = [sum(block.forward_s for block in part) for part in parts]
     backward = [sum(block.backward_s for block in part) for part in parts]
@@ -237,5 +237,5 @@ def _events(executor: Pipelined, microbatches: int, layout: Layout) -> list[Even
 
 
 def _rounded(microbatches: int, layout: Layout) -> list[Event]:
-    """Return a step's events if a forward pass takes 1 and a backward pass 2."""
+    """Simulate a step in which each forward pass takes 1 and each backward pass 2."""
     return simulate(layout.schedule, layout.pipe, microbatches, layout.chunks, backward=lambda stage: 2.0)

@@ -1,17 +1,17 @@
-"""Propagation of failures: every rank reports the first error's cause.
+"""Propagation of failures: every rank reports the cause of the first error.
 
-    rank 3 fails         writes its traceback to the store, raises its own error
-    rank 1 waits for it  gets "connection closed by peer", reads the store, raises WorkerError with rank 3's traceback
-    rank 2 gets no error its watcher reads the message, and ends the process if it is still blocked seconds later
+    rank 3 fails         It writes its traceback to the key-value store and raises its own error.
+    rank 1 waits for it  It gets "connection closed by peer", reads the store, and raises WorkerError with rank 3's traceback.
+    rank 2 gets no error Its watcher thread reads the store, and ends the process if it is still blocked seconds later.
 
-    rank 0 calls save()  and rank 1 step(): each waits for the other; the watchers compare the calls and report them
+If rank 0 calls save() and rank 1 step(), each waits for the other. The watcher threads compare the calls and report this.
 
-The ranks' messages in the store, whatever the collectives are doing:
+The keys of the ranks' messages in the store, which works while collectives are blocked:
 
     failed/<round>     the first error of this round: rank, stage, microbatch, traceback
-    seen/<rank>        this rank has read that error, or has failed itself
+    seen/<rank>        this rank has read that error, or has failed too
     in/<rank>          the calls of a rank that has been waiting long
-    end, ended/<rank>  rank 0 wants to leave; this rank has stopped watching
+    end, ended/<rank>  rank 0 wants to end; this rank has stopped watching
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ STUCK_S = 10.0
 
 @contextlib.contextmanager
 def at_microbatch(index: int) -> Iterator[None]:
-    """Include this microbatch's number in the report of an error in the block."""
+    """Within the block, name this microbatch in error reports."""
     global _microbatch
     _microbatch = index
     yield
@@ -70,7 +70,7 @@ def at_microbatch(index: int) -> Iterator[None]:
 
 
 def is_communication(error: BaseException) -> bool:
-    """Return whether an error only reports that another rank is gone."""
+    """Return whether an error only says that communication with another rank failed."""
     is_torchs = isinstance(error, (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError))
     if is_torchs or type(error).__name__ in ("CollectivesError", "ShutDownError"):
         return True
@@ -78,7 +78,7 @@ def is_communication(error: BaseException) -> bool:
 
 
 class FailureWatch:
-    """The exchange of failures with other ranks."""
+    """The exchange of error reports with other ranks, for one training."""
 
     def __init__(self, world: World) -> None:
         self._line = _line_of(world)
@@ -88,7 +88,7 @@ class FailureWatch:
     def guard(self, what: str = "") -> Iterator[None]:
         """Report an error in the block to all ranks.
 
-        `what` names the call in messages, the same on all ranks.
+        `what` is the name of the call, such as "step", for messages.
 
         Raises:
             WorkerError: Another rank failed first.
@@ -118,7 +118,7 @@ _line: ErrorLine | None = None
 
 
 def _line_of(world: World) -> ErrorLine | None:
-    """Return this process's connection for reporting failures to other ranks."""
+    """Return this process's ErrorLine for the world, or None in a world of one."""
     global _line
     if world.store is None:
         return None
@@ -130,8 +130,6 @@ def _line_of(world: World) -> ErrorLine | None:
 
 
 class _Message(TypedDict):
-    """A rank's first error, as stored for the other ranks."""
-
     rank: int
     stage: int | None
     microbatch: int | None
@@ -140,9 +138,9 @@ class _Message(TypedDict):
 
 
 class ErrorLine:
-    """Messages over the store, and the thread that polls it.
+    """A channel for error reports through the key-value store, with a thread that polls the store.
 
-    All ranks run the same guarded blocks (`guard`). Each run of such a block is a round. A rank that fails itself ignores other
+    All ranks run the same guarded blocks (`guard`), and each run of such a block is a round. A rank that fails ignores other
     ranks' errors of the same round: the cause is probably the same, and the script may handle the error and continue.
     """
 
@@ -180,7 +178,10 @@ class ErrorLine:
     def tell(
         self, error: BaseException, *, lost: bool = False, stage: int | None = None, microbatch: int | None = None
     ) -> None:
-        """Publish this rank's error."""
+        """Publish this rank's error.
+
+        `lost` marks an error that another rank's end has caused.
+        """
         with self._reading:
             self._own_failures.add(self._round)
             # Drop another rank's error of this round, which the watcher may have read just before. If the caller handles this
@@ -197,7 +198,7 @@ class ErrorLine:
         self._say_seen()
 
     def wait_for_root(self) -> bool:
-        """Wait up to `GRACE_S` for another rank's report of the cause. Return whether there is one."""
+        """Wait up to `GRACE_S` seconds for the report of the first failed rank. Return whether it came."""
         deadline = time.monotonic() + GRACE_S
         while self._root is None and time.monotonic() < deadline and not leaving.asked():
             try:
@@ -223,7 +224,7 @@ class ErrorLine:
         )
 
     def lost(self, error: BaseException) -> WorkerError:
-        """Return the error to raise if no rank has reported the cause."""
+        """Return a WorkerError for a communication error whose cause no rank has reported."""
         for rank in self._others:
             if self._has_ended(rank):
                 return WorkerError(
@@ -248,7 +249,7 @@ class ErrorLine:
             return False
 
     def close(self) -> None:
-        """Stop watching. Rank 0 first waits until the other ranks have stopped."""
+        """Stop the polling thread. Rank 0, which serves the store, first waits for the other ranks."""
         atexit.unregister(self.close)
         if self._over.is_set():
             return
@@ -315,7 +316,7 @@ class ErrorLine:
                 os._exit(1)
 
     def _compare_calls(self) -> None:
-        """End the process if ranks wait in different calls."""
+        """End the process if it has waited long and another rank waits in a different call."""
         if not self.is_inside or time.monotonic() - self._since < STUCK_S:
             return
         own = dict(self._calls)
@@ -337,7 +338,7 @@ class ErrorLine:
                 os._exit(1)
 
     def _read(self) -> None:
-        """Read another rank's error, if there is one in the last three rounds."""
+        """Read another rank's error of this or the last two rounds from the store, if there is one."""
         with self._reading:
             now = self._round
             # Ranks may be a call or two apart: one that has sent its part of a collective goes on while others receive.

@@ -1,8 +1,9 @@
-"""A short comparison with the plain model before the first step, to prevent wrong training.
+"""A short comparison with the plain model before the first step, which refuses layouts with wrong results.
 
-A few rows of the first batch go through the model in its layout and through a plain copy, and their losses, gradients and
-buffers are compared (`check`). This needs, once, memory for the plain model with its gradients: twice the parameters' size on
-each device, and once on its host. Without that memory the comparison is skipped, and `explain` says so.
+A few rows of the first batch go through the model in its layout and through a plain copy. Then losses, gradients and buffers
+are compared (`check`). For a moment this needs memory for the plain model with its gradients: twice the parameters' size on
+each device, and once on its host. If the memory is too small, the comparison is skipped, and `explain` reports that. The rows
+are:
 
     pipeline            as many whole microbatches as the pipeline has stages, because it knows their shapes
     any other layout    two rows of each replica, of two microbatches
@@ -41,12 +42,12 @@ SHARE = 0.5
 
 
 def first_check(par: ParallelHandle, batch: object, micros: Sequence[Microbatch]) -> str:
-    """Compare the first rows with the plain model. Collective.
+    """Compare the batch's first rows with the plain model. Return a sentence on the result. Collective.
 
-    Every rank calls it. `batch` is the argument of `step`, and `micros` this rank's share of it.
+    `batch` is the argument of `step`, and `micros` are this rank's microbatches of it. The result is "" in a single process.
 
     Raises:
-        ParallelError: On every rank: the layout computes something else than the plain model, or cannot be trained.
+        ParallelError: On every rank: the layout has other results than the plain model, or cannot be trained.
     """
     if par.world.size == 1:
         # One process computes the plain model itself. Check only whether cutting a batch into microbatches changes the result.
@@ -84,11 +85,7 @@ def _compared(par: ParallelHandle, batch: object, micros: Sequence[Microbatch]) 
 
 
 def _refuse_large(par: ParallelHandle) -> None:
-    """Refuse a model if a rank lacks the memory for the plain model.
-
-    Raises:
-        CannotCompareError: A rank has too little memory.
-    """
+    """Raise CannotCompareError on all ranks if a rank lacks the memory for the plain model."""
     size, device = par.skeleton.bytes, par.device
     # The host holds the whole state, and the device the model and its gradients.
     on_host, on_device = (3 * size, 0) if device.type == "cpu" else (size, 2 * size)
@@ -101,7 +98,7 @@ def _refuse_large(par: ParallelHandle) -> None:
 
 
 def _short(par: ParallelHandle, batch: object, micros: Sequence[Microbatch], count: int) -> Parts:
-    """Return the first rows of the first microbatches, from all replicas."""
+    """Return the first rows of the first `count` microbatches, from all replicas."""
     world = par.world
     parts = split(batch, par.task)
     rows = Rows(parts)

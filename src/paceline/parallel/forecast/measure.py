@@ -41,7 +41,7 @@ def measured(
     *,
     bandwidth_bytes_s: float = BANDWIDTH_BYTES_S,
 ) -> Measured:
-    """Measure the model's blocks for one or two microbatches.
+    """Measure time and memory of the model's blocks, for one or two microbatches of different sizes.
 
     Without microbatches only the sizes of the parameters are measured. The model is left unchanged.
     """
@@ -90,7 +90,7 @@ def _blocks(task: Task, micro: Microbatch, device: torch.device) -> tuple[Block,
 
 
 def _whole(task: Task, micro: Microbatch, device: torch.device) -> Block:
-    """Measure a model that cannot be traced, as one block."""
+    """Measure a model that cannot be traced, as a single block."""
     model = task.model
 
     def forward() -> Tensor:
@@ -118,9 +118,9 @@ def _whole(task: Task, micro: Microbatch, device: torch.device) -> Block:
 
 
 def _tried(optimizer: torch.optim.Optimizer | None, device: torch.device, numbers: int) -> tuple[int, float] | None:
-    """Try a step of the optimizer. Return its state numbers per parameter, and seconds per byte.
+    """Time steps of the optimizer's class on a new parameter of this many numbers.
 
-    Returns None if the trial step fails.
+    Return (numbers of state per number of the parameter, seconds per byte), or None if a step fails.
     """
     if optimizer is None:
         return 0, 0.0
@@ -146,22 +146,22 @@ def _tried(optimizer: torch.optim.Optimizer | None, device: torch.device, number
 
 
 def state_numbers(optimizer: torch.optim.Optimizer | None, device: torch.device) -> int:
-    """Return how many numbers the optimizer keeps per number of a parameter (default 2)."""
+    """Return how many numbers of state the optimizer keeps per number of a parameter.
+
+    The result is 2, as for Adam, if a trial step fails.
+    """
     numbers = tried_state_numbers(optimizer, device)
     return 2 if numbers is None else numbers
 
 
 def tried_state_numbers(optimizer: torch.optim.Optimizer | None, device: torch.device) -> int | None:
-    """Return the result of `state_numbers`, or None if it is unknown."""
+    """Return how many numbers of state the optimizer keeps per number of a parameter, or None if a trial fails."""
     numbers = _tried(optimizer, device, 1024)
     return None if numbers is None else numbers[0]
 
 
 def bandwidth(group: dist.ProcessGroup | None, device: torch.device) -> float:
-    """Return the bytes per second that each rank sends in an all-reduce.
-
-    Every rank of the group calls it.
-    """
+    """Measure the bytes per second that each rank of the group sends in an all-reduce. Collective."""
     ranks = dist.get_world_size(group)
     if ranks == 1:
         return BANDWIDTH_BYTES_S
@@ -176,7 +176,6 @@ def bandwidth(group: dist.ProcessGroup | None, device: torch.device) -> float:
 
 
 def _sizes(model: nn.Module) -> tuple[tuple[str, int], ...]:
-    """Return (first name, bytes) of each parameter."""
     return tuple((name, param.nbytes) for name, param in model.named_parameters())
 
 

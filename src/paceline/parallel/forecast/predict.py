@@ -36,11 +36,13 @@ WHOLE_BLOCKS = 5.5
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The measured blocks of a model.
+    """Measurements of a model's blocks, from which steps in other layouts are predicted.
 
     Attributes:
-        all_rows: The rows of a microbatch over all replicas.
-        small: The same blocks for fewer rows, which take more time per row. None: time is proportional to rows.
+        rows: The rows of the microbatch that was measured.
+        all_rows: The rows of that microbatch over all replicas.
+        small: Measurements of the same blocks for `small_rows` rows, which take more time per row. If empty, time is
+            proportional to rows.
         trained_share: The fraction of the parameters' bytes that gets gradients.
         unit_bytes: The size of FullyShard's largest block.
         optimizer_factor: Numbers of optimizer state per number of a parameter.
@@ -65,7 +67,7 @@ class Measured:
     reason: str = ""
 
     def at(self, rows: float) -> tuple[Block, ...]:
-        """Return the blocks with costs for another number of rows.
+        """Return the blocks with the costs for another number of rows.
 
         Times are interpolated linearly between the two measurements. Bytes are proportional to rows.
         """
@@ -91,11 +93,12 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """The forecast of a step in one layout, for the worker with the most memory.
+    """The predicted time and memory of a step in one layout, for the worker that needs most memory.
 
     Attributes:
-        together_bytes: Memory of the blocks that FullyShard has gathered.
-        sent_bytes: The traffic of each worker.
+        together_bytes: The memory of the whole blocks that FullyShard has gathered at one time.
+        bubble: The fraction of the step in which a pipeline's workers are idle.
+        sent_bytes: The bytes that each worker sends.
         reason: Why the layout is impossible, or "".
     """
 
@@ -117,7 +120,7 @@ class Forecast:
 
 
 def candidates(workers: int) -> list[Joinable]:
-    """Return all strategies for this number of workers, with their sizes."""
+    """Return all strategies of one part or two parts for this number of workers, with sizes."""
     single = DataParallel(workers), FullyShard(workers), PipelineParallel(workers), TensorParallel(workers)
     pairs = [(size, workers // size) for size in range(2, workers) if workers % size == 0]
     outer, inner = (DataParallel, FullyShard), (PipelineParallel, TensorParallel)
@@ -125,7 +128,7 @@ def candidates(workers: int) -> list[Joinable]:
 
 
 def forecast(measured: Measured, layout: Layout, microbatches: int, at_once: int, name: str = "") -> Forecast:
-    """Return the forecast of a step in this layout.
+    """Predict time and memory of a step in this layout.
 
     `microbatches` is the number in a step, `at_once` the number that go through a pipeline together.
     """
@@ -230,9 +233,10 @@ def _piped(
 def all_forecasts(
     measured: Measured, workers: int, microbatches: int, at_once: int, used: Layout | None = None
 ) -> dict[str, tuple[Joinable, Forecast]]:
-    """Return name -> strategy and forecast of each layout.
+    """Return layout's name -> (strategy, forecast) for all strategies of `candidates`.
 
-    The layout in use, `used`, is included. Others with context or expert parallelism are not.
+    `used` is the layout in use. It is included even if it has context or expert parallelism, which other candidates do not
+    have.
     """
     forecasts = {}
     strategies = candidates(workers)
@@ -245,12 +249,15 @@ def all_forecasts(
 
 
 def name_of_layout(layout: Layout) -> str:
-    """Return the name that `all_forecasts` gives to this layout."""
+    """Return the key of this layout in `all_forecasts`."""
     return shown(strategy_of(layout))
 
 
 def table(forecasts: Sequence[Forecast], limit_bytes: float | None, chosen: str) -> list[str]:
-    """Return the forecasts as lines of a table, impossible layouts last."""
+    """Return the lines of a table of forecasts, fastest first, then impossible layouts with the reason.
+
+    The table marks the layout named `chosen` by "*", and those that need more than `limit_bytes` by "-".
+    """
     head: tuple[str, ...] = ("", "layout", "parameters", "gradients", "optimizer", "activations", "blocks whole")
     head += ("memory", "step", "bubble", "sent")
     rows = [head]
@@ -281,7 +288,7 @@ def table(forecasts: Sequence[Forecast], limit_bytes: float | None, chosen: str)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the rows of a table as lines with aligned columns."""
+    """Pad the cells of a table, and return a line of text for each row."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
