@@ -1,4 +1,4 @@
-"""DTensors and the whole tensors they are parts of."""
+"""DTensors (tensors split over ranks), and the whole tensors that they are parts of."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def cut_as(whole: DTensor, part: Tensor) -> DTensor:
-    """Return a DTensor made of this rank's `part`, split as `whole` is."""
+    """Wrap this rank's `part` as a DTensor with the layout of `whole`."""
     from torch.distributed.tensor import DTensor
 
     return DTensor.from_local(
@@ -44,7 +44,7 @@ def cut_as(whole: DTensor, part: Tensor) -> DTensor:
 
 
 def axes_of(tensor: Tensor) -> set[str]:
-    """Return the mesh's axes along which a tensor is split."""
+    """Return the names of the mesh's axes along which a tensor is split."""
     if not is_part(tensor):
         return set()
     assert not any(placement.is_partial() for placement in tensor.placements), "it has to be summed first"

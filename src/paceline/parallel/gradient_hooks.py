@@ -1,7 +1,7 @@
-"""The user's gradient hooks, `register_hook` and `register_post_accumulate_grad_hook`.
+"""The user's gradient hooks: `register_hook` and `register_post_accumulate_grad_hook`.
 
-A layout may replace the tensor that they are registered on. As in torch's own wrappers, each replica calls them with the
-gradient of its own rows, before the sum.
+A layout may replace the tensor on which the user registered them. As in torch's own wrappers, each replica calls the hooks with
+the gradient of its own rows, before the replicas' gradients are summed.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ _BEFORE, _AFTER = "_backward_hooks", "_post_accumulate_grad_hooks"
 
 
 class Hooks:
-    """The user's gradient hooks on the tensors that stand for one parameter.
+    """The user's gradient hooks on one parameter, which several tensors may stand for.
 
-    A hook is no longer called after its handle's `remove()`.
+    After `remove()` of its handle, a hook is no longer called.
     """
 
     def __init__(self, *tensors: Tensor) -> None:
@@ -26,7 +26,7 @@ class Hooks:
         self._later: list[Tensor] = []
 
     def also(self, tensor: Tensor) -> Hooks:
-        """Call the hooks of another tensor too. Return self."""
+        """Add the hooks that are or will be registered on another tensor. Return self."""
         self._later.append(tensor)
         return self
 
@@ -35,11 +35,11 @@ class Hooks:
 
     @property
     def after(self) -> bool:
-        """True if a hook runs after the gradient has been accumulated."""
+        """Whether any hook runs after the gradient's accumulation."""
         return any(True for _ in self._of(_AFTER))
 
     def change(self, grad: Tensor) -> Tensor:
-        """Return the gradient after all its hooks have changed it."""
+        """Pass the gradient through all hooks of `register_hook`."""
         # Iterate over a copy: a hook may remove itself.
         for hook in list(self._of(_BEFORE)):
             result = hook(grad)
@@ -47,12 +47,12 @@ class Hooks:
         return grad
 
     def added(self, tensor: Tensor) -> None:
-        """Run the hooks that follow a gradient's accumulation in `tensor.grad`."""
+        """Call all hooks of `register_post_accumulate_grad_hook` with this tensor."""
         for hook in list(self._of(_AFTER)):
             hook(tensor)
 
     def put_on(self, tensor: Tensor) -> None:
-        """Call the hooks for this tensor's gradients."""
+        """Register these hooks on another tensor."""
         if tensor.requires_grad:
             tensor.register_hook(self.change)  # type: ignore[no-untyped-call]
             tensor.register_post_accumulate_grad_hook(self.added)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Refusals of models and optimizers that a layout cannot train, and of misuse."""
+"""Errors for models and optimizers that a layout cannot train, and for wrong use of a training's model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NOT_IN_PARTS = {"Adafactor": "looks at whole matrices", "Rprop": "changes singl
 
 
 class KeptTensors:
-    """A record of the parameters' dtypes and devices at `parallelize`."""
+    """A record of the parameters' dtypes and devices when `parallelize` was called."""
 
     def __init__(self, params: Mapping[str, nn.Parameter]) -> None:
         self._params = dict(params)
@@ -37,10 +37,10 @@ class KeptTensors:
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Explain errors that come from converting or moving the model.
+        """Replace errors in the block that a conversion or move of the model has caused.
 
         Raises:
-            ParallelError: In place of such an error, with a parameter's name.
+            ParallelError: The dtype or device of a parameter has changed; the message names it.
         """
         try:
             yield
@@ -60,7 +60,7 @@ class KeptTensors:
 
 
 class _Taken(NamedTuple):
-    """The training that a module belongs to: its model and its layout."""
+    """The training to which a module belongs: the whole model and its layout."""
 
     root: weakref.ref[nn.Module]
     layout: Layout
@@ -77,12 +77,12 @@ def take(model: nn.Module, layout: Layout) -> None:
 
 
 def refuse_shared(model: nn.Module, layout: Layout | None = None) -> None:
-    """Refuse a model that shares a module with another training.
+    """Refuse a model that shares a module with another training, unless both leave modules whole.
 
     `layout` is the model's future layout, None if unknown.
 
     Raises:
-        ParallelError: Before anything is cut, with the module's name.
+        ParallelError: A module is shared; the message has its name.
     """
     for name, module in model.named_modules():
         taken = _taken.get(module)
@@ -109,13 +109,13 @@ def _cuts(layout: Layout) -> bool:
 
 
 class Layers:
-    """A watch for layers replaced or added after `parallelize`.
+    """A watch for layers that the script replaces or adds after `parallelize`.
 
     Their gradients would not be synchronised, and a pipeline would not even compute them: the ranks would silently diverge.
     """
 
     def __init__(self, model: nn.Module, held: nn.Module) -> None:
-        """Watch the user's `model`, and `held`, the part that this rank computes."""
+        """Watch the user's `model`; `held` is the part of it on this rank."""
         self._names = weakref.WeakKeyDictionary({module: name for name, module in model.named_modules()})
         self._is_whole = held is model
         self._held = held
@@ -131,11 +131,7 @@ class Layers:
             weakref.finalize(self, handle.remove)
 
     def refuse_changed(self) -> None:
-        """Raise if a layer was replaced or added and is still in the model.
-
-        Raises:
-            ParallelError: A layer or a parameter was replaced or added.
-        """
+        """Raise ParallelError if the model has a layer or parameter that was added after `parallelize`."""
         # Ignore FSDP2, whose exchange of whole parameters and parts looks in some modules (RNNs) like a user's change.
         of_fsdp = {id(param) for pair in whole_parameters(self._held) for param in pair} if self._new else set()
         for its_owner, name, its_new in self._new:
@@ -163,7 +159,7 @@ class Layers:
 
 
 def refuse_calls(model: nn.Module) -> None:
-    """Let a model cut into stages refuse to be called."""
+    """Make calls of a model that is cut into stages raise ParallelError."""
 
     def refuse(*_: object) -> None:
         raise ParallelError(
@@ -185,7 +181,7 @@ def check_fits(
     """Refuse a model or an optimizer that the layout cannot train.
 
     Raises:
-        ParallelError: In place of an error that torch would raise in the middle of a step.
+        ParallelError: The message names the module. Without this check torch would fail in the middle of a step.
     """
     for is_cut, is_unfit, why in _unfit(layout, microbatches):
         for name, module in model.named_modules() if is_cut else ():
@@ -210,7 +206,7 @@ def check_fits(
 
 
 def _unfit(layout: Layout, microbatches: int) -> Iterator[tuple[bool, Callable[[nn.Module], bool], str]]:
-    """Yield (whether the rule applies to the layout, test that finds a refused module, error text)."""
+    """Yield (whether a rule applies, function that finds modules that break it, error text)."""
     yield (
         max(layout.replicas, layout.tensor, layout.context) > 1,
         lambda module: _learns(module) and bool(module.sparse),
@@ -245,15 +241,13 @@ def _unfit(layout: Layout, microbatches: int) -> Iterator[tuple[bool, Callable[[
 
 
 def _learns(module: nn.Module) -> bool:
-    """Return whether the module is an embedding with a trained weight."""
     return isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.weight.requires_grad
 
 
 def _refuse_renormalised(model: nn.Module, layout: Layout) -> None:
-    """Refuse an embedding with max_norm whose copies see different batches.
+    """Refuse an embedding with max_norm if its copies see different batches.
 
-    Raises:
-        ParallelError: It rescales the rows that its batch looks up, so its copies would diverge.
+    A forward pass rescales the rows that its batch looks up, so the copies would diverge.
     """
     tied = {name for group in find(model) for name in group}
     for name, module in model.named_modules():

@@ -1,4 +1,4 @@
-"""The same initial model on all ranks: a comparison, then a broadcast of rank 0's values."""
+"""Make the initial model equal on all ranks: compare its structure, then broadcast rank 0's values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paceline.parallel.task import Task
 def check(
     task: Task, optimizer: torch.optim.Optimizer | None, place: WorldPlace, settings: Mapping[str, object] | None = None
 ) -> None:
-    """Compare all ranks' models, losses and optimizers. Collective.
+    """Raise unless all ranks have the same model, loss and optimizer. Collective.
 
     `settings` maps names to further values that must be equal on all ranks.
 
@@ -37,7 +37,7 @@ def check(
 
 
 def share(model: nn.Module) -> None:
-    """Overwrite parameters and buffers with rank 0's values. Every rank calls it."""
+    """Overwrite parameters and buffers with rank 0's values. Collective."""
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return
     seen: dict[int, Tensor] = {
@@ -47,7 +47,7 @@ def share(model: nn.Module) -> None:
 
 
 def description(task: Task, optimizer: torch.optim.Optimizer | None) -> list[str]:
-    """Return a line of text for each property that must be equal on all ranks."""
+    """Return one line of text for each property that must be equal on all ranks."""
     model = task.model
     lines = [f"model: {type(model).__qualname__}"]
     lines += [
@@ -73,7 +73,7 @@ def description(task: Task, optimizer: torch.optim.Optimizer | None) -> list[str
 
 
 def first_difference(everyone: list[list[str]]) -> str:
-    """Return a sentence about the first line in which ranks differ."""
+    """Return a sentence about the first line in which the ranks' descriptions differ."""
     lines = next(lines for lines in zip_longest(*everyone, fillvalue="nothing more") if len(set(lines)) > 1)
     # If only some ranks have a parameter, name the parameter: on these ranks all later lines are shifted.
     sets = [set(own) for own in everyone]

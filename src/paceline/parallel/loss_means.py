@@ -1,12 +1,13 @@
-"""The count that a loss is a mean over, and a test whether it is a mean.
+"""Find the number that a loss divides by (its count), and test whether a loss is a mean at all.
 
     F.cross_entropy(output, target)                 the targets that count, or the sum of their classes' weights
     (losses * mask).sum() / mask.sum()              the divisor
     losses[mask].mean()                             the numbers that a mask or an index has selected
     losses.mean(), F.mse_loss(output, target)       rows
 
-Autograd's graph of a loss contains this count, whichever function of the script computed it. Without `loss_weight`, parts of a
-batch are weighted by it. Where the graph does not show it, a few rows are computed together and in two parts.
+Autograd's graph of a loss contains this count, whichever function of the script computed it. Without `loss_weight`, Paceline
+weights the parts of a batch by it. Where the graph does not show the count, the loss of a few rows is computed together and in
+two parts, and compared.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ _REDUCED_BY_MEAN, _REDUCED_BY_SUM = 1, 2
 
 @dataclass(frozen=True)
 class MeanOver:
-    """The count that a loss is a mean over.
+    """The number that a loss divides by.
 
     Attributes:
         count: The divisor of the mean; None for a mean over rows.
-        is_sole: False if the loss is a sum of means over different things.
-        is_hidden: An operator outside torch's own graph hides the count, such as a fused or a compiled loss.
+        is_sole: False if the loss is a sum of several means with different divisors.
+        is_hidden: Whether the divisor may be hidden in an operator that the graph does not show, such as a compiled loss.
     """
 
     count: float | None = None
@@ -57,10 +58,9 @@ class MeanOver:
     is_divisor: bool = False
 
     def counts_nothing(self, loss: Tensor) -> bool:
-        """Return whether no target counts in this part of the batch.
+        """Return whether this part of the batch has no target that counts, so that its loss is 0.
 
-        Such a loss may be a constant 0, or a sum divided by a clamped count. Without a count, look at the loss only on the CPU:
-        reading it from a GPU would stall.
+        If the divisor is unknown and the loss is on a GPU, return False: reading the loss would stall the GPU.
         """
         # A count of 1 may be 0 in fact, after mask.sum().clamp(min=1).
         is_looked_at = (self.is_divisor and self.count == 1) or (self.count is None and loss.device.type == "cpu")
@@ -68,7 +68,7 @@ class MeanOver:
 
 
 def mean_over(loss: Tensor) -> MeanOver:
-    """Read from the graph of a loss which count it is a mean over."""
+    """Find the number that a loss divides by, in its autograd graph."""
     # Without modes: these would record reads of the tensors that the graph has saved, which the loss itself does not read.
     with without_modes():
         return MeanOver() if loss.grad_fn is None else _read(loss.grad_fn, [MOST_NODES])
@@ -102,7 +102,7 @@ def _read(node: Any, left: list[int]) -> MeanOver:
 
 
 def _read_quotient(other: Tensor | float, above: Any, left: list[int]) -> MeanOver:
-    """Read the quotient of the node `above` and a divisor that has no gradient."""
+    """Read the division of the node `above` by `other`, a divisor that has no gradient."""
     if isinstance(other, Tensor) and other.numel() != 1:
         return MeanOver()
     divisor = float(other.detach() if isinstance(other, Tensor) else other)
@@ -145,7 +145,7 @@ def _mean_size(node: Any, name: str) -> float | None:
 
 
 def _is_of_chosen(node: Any, left: list[int]) -> bool:
-    """Return whether the node depends on numbers chosen by a mask or index."""
+    """Return whether the node depends on values that a mask or an index has selected."""
     left[0] -= 1
     if left[0] < 0:
         return False
@@ -159,14 +159,14 @@ def _close(one: float, other: float) -> bool:
 
 @dataclass
 class StepMeans:
-    """Sums over a step's losses of the counts that these are means over.
+    """Sums over the losses of a step, from which `factor` computes how to scale them.
 
     Attributes:
-        weight: The sum over microbatches of share of the batch times count per row.
-        known, unclear, rows: How many losses are means over counts, sums of several means, and means over rows.
-        ratios, squares: Sums of the count per row, and of its square, over losses that are `known` or `unclear`.
-        sample: A few rows of the arguments of a loss, or None.
-        checks: Whether to keep the next microbatch's arguments as sample.
+        weight: The sum over microbatches of (share of the batch) * (count per row).
+        known, unclear, rows: The number of losses with a known count, with several counts, and with means over rows.
+        ratios, squares: The sums of the count per row and of its square, over the `known` and `unclear` losses.
+        sample: The (output, target) of a few rows, or None.
+        checks: Whether the next microbatch should fill `sample`.
         keeps_state: Whether the loss has state that changes its next value, as a counter does.
         has_hidden: Whether a loss of this step hid its count (`MeanOver.is_hidden`).
     """
@@ -188,15 +188,18 @@ class StepMeans:
         self.checks, self.sample, self.has_hidden = checks, None, False
 
     def numbers(self) -> list[float]:
-        """Return the sums, which the caller adds over the ranks."""
+        """Return the six sums as a list, to be summed over the ranks."""
         return [self.weight, self.known, self.unclear, self.rows, self.ratios, self.squares]
 
     def fill(self, numbers: list[float]) -> None:
-        """Set the sums, such as to the result of adding them over the ranks."""
+        """Set the six sums from a list, such as the result of summing `numbers` over the ranks."""
         self.weight, self.known, self.unclear, self.rows, self.ratios, self.squares = numbers
 
     def add(self, over: MeanOver, weight: float, rows: int) -> float:
-        """Add a loss to the sums. Return its weight, which `factor` normalises."""
+        """Add a microbatch's loss to the sums. Return the weight by which to multiply the loss.
+
+        `weight` is the microbatch's share of the rows. The weights of a step must still be multiplied by `factor`.
+        """
         if over.count is None:
             self.has_hidden |= over.is_hidden
             self.rows += 1
@@ -212,10 +215,10 @@ class StepMeans:
         return weight * ratio
 
     def factor(self) -> float:
-        """Return the factor by which to multiply summed gradients and losses.
+        """Return the factor by which to multiply the summed gradients and losses.
 
         Raises:
-            ParallelError: The parts of the batch cannot be weighted.
+            ParallelError: The parts of the batch cannot be weighted, because their losses divide by different things.
         """
         count = self.known + self.unclear
         if not count:
@@ -241,7 +244,7 @@ class StepMeans:
 
 
 def is_due(steps: int) -> bool:
-    """Return True in steps 1, 2, 4 and 8, then in every 16th step."""
+    """Return True for steps 1, 2, 4 and 8, and every 16th step. `steps` counts the earlier ones."""
     return (steps < 16 and (steps + 1) & steps == 0) or steps % 16 == 15
 
 
@@ -254,9 +257,9 @@ def scale_gradients(params: dict[str, nn.Parameter], factor: float) -> None:
 
 
 def few_rows(output: object, target: object) -> tuple[object, object] | None:
-    """Copy a few rows of a loss's arguments, or return None if they have no rows.
+    """Copy a few rows of the output and the target. Return None if they have no common rows.
 
-    Choose rows with the smallest and the largest targets: a target that the loss ignores mostly is such an extreme value.
+    The rows have the smallest and the largest targets: a target that the loss ignores, such as -100, is mostly an extreme.
     """
     try:
         outputs, targets = Rows(output), Rows(target)
@@ -275,14 +278,14 @@ def few_rows(output: object, target: object) -> tuple[object, object] | None:
 def wider_sample(
     known: tuple[object, object] | None, found: tuple[object, object] | None
 ) -> tuple[object, object] | None:
-    """Return the rows with the smallest and the largest targets of two samples from `few_rows`."""
+    """Merge two samples from `few_rows` into one with the most extreme targets of both."""
     if known is None or found is None or not can_join((known, found)):
         return known or found
     return few_rows(*join_rows((known, found)))
 
 
 def _chosen(target: object, rows: int, count: int) -> list[int]:
-    """Return the rows for a sample, with extreme targets in both of its parts."""
+    """Choose rows for a sample, so that each half of the sample has an extreme target."""
     keys = [
         x for x in tensors_in(target) if x.dim() and len(x) == rows and not x.is_floating_point() and not x.is_complex()
     ]
@@ -298,10 +301,9 @@ def _chosen(target: object, rows: int, count: int) -> list[int]:
 def no_mean(
     loss: LossFunction, model: nn.Module, sample: tuple[object, object] | None, loss_weight: WeightFunction | None
 ) -> str:
-    """Return why the parts' weighted losses do not add up to the loss, or "".
+    """Return why the weighted losses of two parts do not add up to the whole loss, or "".
 
-    Compute the loss of a few rows (`sample`, from `few_rows`) together and in two parts, and restore its state. "" may also
-    mean that the test has no result.
+    `sample` has a few rows from `few_rows`. The state of the loss is restored. "" may also mean that the test has no result.
     """
     if sample is None:
         return ""

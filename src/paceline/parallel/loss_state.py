@@ -1,16 +1,17 @@
 """The state of a loss between its calls, and the model's tensors that a loss reads.
 
-State, restored after calls that the script does not make: the comparison, and trials before a model is cut.
+Paceline also calls the loss for its own purposes: to compare layouts, and in trials before a model is cut. Afterwards it
+restores this state:
 
     self.calls += 1            an attribute of a loss that is an object, or a bound method
     self.mean.lerp_(x, 0.1)    a buffer, a parameter and its gradient, any other tensor
     nonlocal calls             a variable of an enclosing function
-    CALLS, HISTORY             a global variable that the function names, or a helper of the script's that it calls
+    CALLS, HISTORY             a global variable that the loss or a helper in the script uses
 
-Reads beside output and target. Where a model is cut, these may be in another process, or here in part only.
+A loss may read tensors other than output and target. If the model is cut, these may be in another process, or split:
 
     0.1 * model.last.weight.square().sum()     a parameter or a buffer
-    sum(block.aux for block in model.blocks)   what a call of the model has left, with a gradient or without
+    sum(block.aux for block in model.blocks)   a tensor that the forward pass has stored, with or without a gradient
 """
 
 from __future__ import annotations
@@ -48,12 +49,10 @@ Number = int | float | Tensor
 
 
 class LossState:
-    """A snapshot of the state that a loss can reach.
-
-    The model's modules and tensors are excluded; other functions restore them.
+    """A snapshot of the variables that a loss can reach, apart from the model's tensors.
 
     Attributes:
-        numbers: Name -> a number or a copy of a tensor, for comparisons with another time.
+        numbers: Name -> number, or copy of a tensor, to compare with a later snapshot.
         iterators: Names of iterators, which cannot be restored.
     """
 
@@ -171,7 +170,7 @@ class LossState:
 
 @contextlib.contextmanager
 def loss_kept(loss: Callable[..., object], model: nn.Module) -> Iterator[LossState]:
-    """Restore the state that the loss reaches after the block."""
+    """After the block, restore the state that the loss can reach."""
     state = LossState(loss, model)
     try:
         yield state
@@ -180,7 +179,6 @@ def loss_kept(loss: Callable[..., object], model: nn.Module) -> Iterator[LossSta
 
 
 def _names_in(code: types.CodeType) -> set[str]:
-    """Return all global names that a function's code may look up."""
     inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
     return set(code.co_names).union(*map(_names_in, inner))
 
@@ -193,16 +191,16 @@ def _is_of_script(kind: type) -> bool:
 
 
 class LossReads(TorchFunctionMode):
-    """A mode that records which of the model's tensors a loss reads.
+    """A torch function mode that records which tensors of the model a loss reads.
 
     Attributes:
-        state: Name of a parameter or buffer -> the line that reads it.
-        left: Attribute in which a call of the model has left a tensor -> the line that reads the tensor.
-        parts: Name -> the line that reads it, for parameters and buffers that are split over workers.
+        state: Name of a parameter or buffer -> the line of code that reads it.
+        left: Module attribute in which a forward pass has stored a tensor -> the line that reads the tensor.
+        parts: Name of a parameter or buffer that is split over workers -> the line that reads it.
     """
 
     def __init__(self, model: nn.Module, before: Iterable[Tensor] = ()) -> None:
-        """Watch `model`; `before` are its `attributes_of` before it was called."""
+        """Watch `model`. `before` has the tensors in its attributes before the forward pass."""
         super().__init__()
         self.state: dict[str, Line | None] = {}
         self.left: dict[str, Line | None] = {}
@@ -214,13 +212,13 @@ class LossReads(TorchFunctionMode):
         self.look_again()
 
     def look_again(self) -> None:
-        """Update the tensors' names after another call of the model."""
+        """Look up the model's tensors again, after another forward pass."""
         self._own.clear()
         self._names = {id(tensor): name for name, tensor in reversed(all_names(self._model))}
         self._left = {id(tensor): name for name, tensor in attributes_of(self._model) if id(tensor) not in self._before}
 
     def may_read(self, *values: object) -> None:
-        """Exclude tensors that a loss is expected to read from the record."""
+        """Do not record reads of these tensors."""
         self._own.update((id(tensor), tensor) for tensor in tensors_in(values))
 
     def __torch_function__(
@@ -245,7 +243,7 @@ class LossReads(TorchFunctionMode):
 
 
 def attributes_of(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Return (name, tensor) of each tensor in the modules' plain attributes."""
+    """Return (name, tensor) of each tensor in an attribute of a module that is no parameter or buffer."""
     return [
         (f"{name}.{attribute}".lstrip("."), tensor)
         for name, module in model.named_modules()

@@ -1,9 +1,9 @@
-"""The memory that a worker needs, compared with the free memory.
+"""The memory that a worker will need, compared with the free memory.
 
     parameters      this worker's part, which is already allocated
     gradients       as large as the trained parameters
-    optimizer       measured on a small parameter: the state per number
-    activations     of a step, only where "auto" has measured the model; otherwise unknown before the first step
+    optimizer       measured on a small parameter: the size of its state per number
+    activations     of one step, if "auto" has measured the model; otherwise unknown before the first step
 
 After an out-of-memory failure the run's report reads this plan (`attempts/<k>/memory_<rank>.json`).
 """
@@ -37,12 +37,12 @@ from paceline.system.memory import memory, swap_free
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """The memory of one worker in bytes.
+    """The memory that one worker needs and has, in bytes.
 
     Attributes:
-        optimizer: None if the trial failed.
+        optimizer: The size of its state; None if the trial step failed.
         activations: None without a measurement.
-        coming: The part of parameters, gradients and optimizer that is not allocated yet.
+        coming: The gradients and optimizer state that are not allocated yet.
         free: The memory that may be used.
         limit: The source of `free` in words, such as "the GPU's memory".
         spare: Free swap that the worker may use.
@@ -59,7 +59,7 @@ class MemoryPlan:
 
     @property
     def needed(self) -> int:
-        """The sum of all needs that are known."""
+        """The sum of all known needs."""
         return self.parameters + self.gradients + (self.optimizer or 0) + (self.activations or 0)
 
     def __str__(self) -> str:
@@ -72,13 +72,13 @@ class MemoryPlan:
 
 
 class PlannedHandle(ParallelHandle, Protocol):
-    """A model in its layout, with a memory plan once it has an executor."""
+    """The interface of a model in its layout, with its memory plan. The plan is None before there is an executor."""
 
     memory: MemoryPlan | None
 
 
 def plan(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
-    """Return this worker's plan. `memory_bytes` is the user's limit, or None."""
+    """Compute this worker's plan. `memory_bytes` is the user's limit, or None."""
     params = list(par.executor.named_parameters().values())
     own = sum(local(param).nbytes for param in params)
     trained = sum(local(param).nbytes for param in params if param.requires_grad) if par.optimizer is not None else 0
@@ -107,7 +107,7 @@ def plan(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
 def refuse_too_large(
     model: nn.Module, optimizer: torch.optim.Optimizer, layout: Layout, place: WorldPlace, memory_bytes: int | None
 ) -> None:
-    """Refuse a model if its workers' parts do not fit in memory. Collective.
+    """Raise if the parts of the model will not fit in memory. Collective.
 
     Every rank calls it before the model is copied or cut.
 
@@ -137,7 +137,7 @@ def refuse_too_large(
 
 
 def check(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
-    """Return this worker's plan, if all workers' plans fit. Collective.
+    """Return this worker's plan, or raise if a worker's plan does not fit. Collective.
 
     Raises:
         ParallelError: On every rank, if one lacks memory for gradients and optimizer: the kernel would kill it in the first
@@ -154,7 +154,7 @@ def check(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
 
 
 def _refuse(own: MemoryPlan, name: str, layout: Layout, size: int) -> tuple[int, MemoryPlan]:
-    """Return the rank whose memory is tightest and its plan. Raise if the plan does not fit."""
+    """Return the rank with the least memory left, and its plan. Raise if the plan does not fit."""
     plans = [MemoryPlan(**one) for one in gather(asdict(own))]
     rank = max(range(len(plans)), key=lambda rank: plans[rank].coming - plans[rank].free - plans[rank].spare)
     worst = plans[rank]
@@ -173,7 +173,7 @@ def _refuse(own: MemoryPlan, name: str, layout: Layout, size: int) -> tuple[int,
 
 
 def _room(device: torch.device, held: int, memory_bytes: int | None) -> tuple[int, str, int]:
-    """Return the usable bytes, the name of their limit, and free swap."""
+    """Return the free bytes, a description of their limit, and the free swap."""
     if memory_bytes is not None:
         return max(0, memory_bytes - held), f"memory_bytes={memory_bytes}", 0
     if device.type == "cuda":
@@ -209,7 +209,7 @@ def _report(own: MemoryPlan, rank: int) -> None:
 
 
 def share_of(model: nn.Module, layout: Layout) -> float:
-    """Return the fraction of the parameters' bytes that each worker keeps."""
+    """Return the fraction of the parameters' bytes that each worker holds in this layout."""
     parts = layout.shard * layout.pipe * layout.tensor
     if layout.expert == 1:
         return 1 / parts
@@ -221,7 +221,7 @@ def share_of(model: nn.Module, layout: Layout) -> float:
 def refuse_no_room(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, world: World, memory_bytes: int | None
 ) -> None:
-    """Refuse a model without values whose parts do not fit in memory. Collective.
+    """Raise if the parts of a model without values will not fit in memory. Collective.
 
     Raises:
         ParallelError: On every rank, before an allocation fails or the kernel kills a process.

@@ -1,4 +1,4 @@
-"""This process's position in the world: device and process groups.
+"""This process's rank, device and process groups.
 
     axes, outermost first        pipe  data  shard  context  expert  tensor
 
@@ -37,7 +37,7 @@ AXES = ("pipe", "data", "shard", "context", "expert", "tensor")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WorldPlace:
-    """A process's rank, world size and device, known before the layout is."""
+    """This process's rank, the world size and its device."""
 
     rank: int
     size: int
@@ -46,11 +46,12 @@ class WorldPlace:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class World(WorldPlace):
-    """A process in the world, with the groups of its layout.
+    """This process's place in the world, with the process groups of its layout.
 
     Attributes:
-        mesh: The axes of `AXES` with more than one rank. None in a world of one, which may have no process group.
-        store: The key-value store for the ranks' messages, or None in a world of one.
+        mesh: A mesh of the axes in `AXES` that have more than one rank. None in a world of one process.
+        store: The key-value store for the ranks' messages, or None in a world of one process.
+        groups: Axes -> the group of ranks along these axes.
     """
 
     layout: Layout
@@ -59,12 +60,12 @@ class World(WorldPlace):
     groups: dict[frozenset[str], dist.ProcessGroup | None] = field(default_factory=dict)
 
     def axes(self, *names: str) -> DeviceMesh:
-        """Return the sub-mesh of these axes, which must have more than one rank."""
+        """Return the part of the mesh with these axes, each of which must have more than one rank."""
         assert self.mesh is not None
         return self.mesh[names]
 
     def group(self, *axes: str) -> dist.ProcessGroup | None:
-        """Return the process group along these axes, or None if it has only this rank."""
+        """Return this rank's process group along these axes, or None if no other rank is in it."""
         active = frozenset(axis for axis in axes if self.extent(axis) > 1)
         return self.groups[active] if active else None
 
@@ -78,7 +79,7 @@ class World(WorldPlace):
 
     @property
     def replicas(self) -> int:
-        """The number of replicas, of which each computes a part of each batch."""
+        """The number of replicas, each of which computes a part of each batch."""
         return self.layout.replicas
 
     @property
@@ -88,7 +89,7 @@ class World(WorldPlace):
 
     @property
     def replica_group(self) -> dist.ProcessGroup | None:
-        """The ranks that have the same part of the model and different rows of each batch."""
+        """The ranks that hold the same part of the model, or a shard of it, and compute different rows."""
         return self.group("data", "shard")
 
     @property
@@ -103,12 +104,12 @@ class World(WorldPlace):
 
     @property
     def holder_axis(self) -> str:
-        """The axis along which ranks hold different whole parameters: stages, or experts."""
+        """The axis along which ranks hold different parameters: "expert" or "pipe"."""
         return "expert" if self.layout.expert > 1 else "pipe"
 
 
 def coordinates(layout: Layout, rank: int) -> dict[str, int]:
-    """Return the index of a rank along each axis of the layout."""
+    """Return axis -> index of the rank along this axis of the layout."""
     indices: dict[str, int] = {}
     for axis in reversed(AXES):
         rank, indices[axis] = divmod(rank, int(getattr(layout, axis)))
@@ -116,9 +117,9 @@ def coordinates(layout: Layout, rank: int) -> dict[str, int]:
 
 
 def start(device: torch.device | str | None = None) -> WorldPlace:
-    """Join the world; return this process's rank, world size and device.
+    """Join the process group. Return this process's rank, world size and device.
 
-    An existing process group is used. With neither a group nor a launcher the result is a world of one.
+    The script's own process group is used if it exists. Without such a group and without a launcher, the world has one process.
 
     Raises:
         ParallelError: The launcher's variables are incomplete, or joining the world fails.
@@ -135,7 +136,7 @@ def start(device: torch.device | str | None = None) -> WorldPlace:
 
 
 def joined(place: WorldPlace) -> World:
-    """Return the world before its layout is known, without groups. Collective."""
+    """Return the world before a layout is chosen, without groups. Collective."""
     store = _message_store(place) if place.size > 1 else None
     return World(**vars(place), layout=Layout(data=place.size), store=store)
 
@@ -193,9 +194,9 @@ def _mesh_and_groups(
 
 
 def group_over(layout: Layout, axes: frozenset[str], ranks: Iterable[int]) -> dist.ProcessGroup | None:
-    """Return this rank's group among `ranks`: the ranks that differ from it only along `axes`.
+    """Make groups of the `ranks` that differ only along `axes`. Return this rank's group.
 
-    Every rank of the world calls it in the same order.
+    Every rank of the world calls this, in the same order. The result is None if this rank is not in `ranks`.
     """
     members: dict[tuple[int, ...], list[int]] = {}
     for rank in ranks:
@@ -228,10 +229,10 @@ def _initialise(device: torch.device | str | None) -> None:
 
 
 def choose_backend(environment: Mapping[str, str], has_cuda: bool) -> str | None:
-    """Return the backend for the launcher's processes, or None without a launcher.
+    """Return torch's backend for the launcher's processes, or None without a launcher.
 
     Raises:
-        ParallelError: A launcher started several processes, but does not say which one this is.
+        ParallelError: A launcher started several processes, but did not tell this process its rank.
     """
     mpi_size = environment.get("OMPI_COMM_WORLD_SIZE")
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -294,9 +295,9 @@ _stores: list[tuple[object, Store, Store]] = []
 
 
 def _message_store(place: WorldPlace) -> Store:
-    """Return a separate connection to the world's store.
+    """Return a separate connection to the world's key-value store.
 
-    While a thread waits on a connection, other threads could not use it.
+    While one thread waits on a connection, other threads could not use it.
     """
     for group, known, _ in _stores:
         if group is dist.group.WORLD:
@@ -316,7 +317,7 @@ _torchs: Any = dist
 
 
 def _store_of_rank_0(place: WorldPlace) -> Store:
-    """Return a new store served by rank 0, for a world over MPI, which has none."""
+    """Return a key-value store that rank 0 serves. A world over MPI has no store."""
     if place.rank > 0:
         host, port = from_first(("", 0))
         name = "127.0.0.1" if host == socket.gethostname() else host
@@ -339,29 +340,27 @@ def _leave() -> None:
 
 
 def _let_gloo_finish() -> None:
-    """Wait until Gloo's threads have finished.
+    """Wait until Gloo's threads have finished, before the process exits.
 
-    A thread that still holds the last collective's tensor aborts a process that exits: "terminate called without an active
-    exception", in 2 of 60 programs on torch 2.13 (https://github.com/pytorch/pytorch/pull/179291). Paceline's own workers wait
-    as well.
+    A thread that still holds the last collective's tensor aborts the process: "terminate called without an active exception",
+    in 2 of 60 programs on torch 2.13 (https://github.com/pytorch/pytorch/pull/179291).
     """
     time.sleep(0.05)
 
 
 def decide(world: WorldPlace, find: Callable[[], _T], kinds: Sequence[type] = (), what: str = "") -> _T:
-    """Return rank 0's result of `find`. Collective.
+    """Call `find` on rank 0 and return its result on every rank. Collective.
 
     Measurements and rounding may differ between machines, so one rank decides.
 
     Args:
-        world: This rank, with the process groups of its layout.
-        find: Called on rank 0.
-        kinds: The dataclasses in the result (see `exchange`).
-        what: What failed, for the other ranks' message if `find` raises anything but a ParallelError, which rank 0 raises
-            itself. "" leaves such an error to the general report of failures.
+        world: This rank and the world size.
+        find: The function that rank 0 calls.
+        kinds: The dataclasses in its result (see `exchange`).
+        what: A description of the call for error messages. With "", only a ParallelError is sent to the other ranks.
 
     Raises:
-        ParallelError: On every rank, if `find` raised one.
+        ParallelError: On every rank, if `find` failed.
     """
     own: tuple[Any, str] = (None, "")
     try:

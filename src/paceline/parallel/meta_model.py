@@ -1,4 +1,4 @@
-"""A model's structure without its values, from which the plain model is rebuilt after a cut."""
+"""A copy of a model without values, from which Paceline rebuilds the plain model after it was cut."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.parallel.tracing.fake_model import AttributeMirror
 
 
 class Skeleton:
-    """A copy of the user's model whose tensors have no values."""
+    """A copy of the user's model whose parameters are on the meta device."""
 
     def __init__(self, model: nn.Module) -> None:
         # Store the class's name now: FSDP2 later replaces the class.
@@ -36,7 +36,7 @@ class Skeleton:
         self._mirror = AttributeMirror(model, self._model, by_version=True) if self._model is not None else None
 
     def follow(self) -> None:
-        """Copy changes of the modules' attributes: numbers, lists, plain tensors."""
+        """Copy attributes of modules (numbers, lists, plain tensors) that the user has changed."""
         if self._mirror is None:
             return
         try:
@@ -46,12 +46,12 @@ class Skeleton:
             self._model = self._mirror = None
 
     def begin(self) -> None:
-        """Ignore earlier changes of the modules' attributes."""
+        """Do not copy changes of attributes that were made before this call."""
         if self._mirror is not None:
             self._mirror.begin()
 
     def shell(self) -> nn.Module:
-        """Return a plain model without values, with the user's current attributes.
+        """Return a new plain model without values, with the modules' current attributes.
 
         Raises:
             ParallelError: The model could not be copied.
@@ -62,7 +62,7 @@ class Skeleton:
         return copy.deepcopy(self._model)
 
     def filled(self, values: dict[str, Tensor], device: torch.device) -> nn.Module:
-        """Return a plain model with these values, with the user's current attributes.
+        """Return a new plain model with these values, and with the modules' current attributes.
 
         Raises:
             ParallelError: The model could not be copied.

@@ -1,4 +1,4 @@
-"""The user's optimizer, which stays the same object while its parameters change."""
+"""Replace the parameters of the user's optimizer, which stays the same object."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from paceline.parallel.full_tensor import is_part
 
 
 def names_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[list[str]]:
-    """Return the first name of each parameter, as [group][parameter].
+    """Return the names of the optimizer's parameters in the model, as [group][parameter].
 
     Raises:
-        ParallelError: The optimizer holds a parameter that is not the model's, or its step needs a closure.
+        ParallelError: The optimizer has a parameter that is not the model's, or its step needs a closure.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ParallelError(
@@ -40,9 +40,9 @@ _guards: WeakKeyDictionary[torch.optim.Optimizer, RemovableHandle] = WeakKeyDict
 
 
 def guard(optimizer: torch.optim.Optimizer, is_stepping: Callable[[], bool]) -> None:
-    """Refuse steps of the optimizer while `is_stepping()` is False.
+    """Make `optimizer.step()` raise while `is_stepping()` is False.
 
-    Gradients that a script has computed itself belong to one rank. A step with them would make the ranks diverge.
+    The gradients that a script has computed itself belong to one rank. A step with them would make the ranks diverge.
     """
     # Remove the hook that an earlier `parallelize` has set: it would refuse this training's steps.
     if (before := _guards.pop(optimizer, None)) is not None:
@@ -65,10 +65,10 @@ def adopt(
     old: Mapping[str, nn.Parameter],
     new: Mapping[str, nn.Parameter],
 ) -> None:
-    """Replace the optimizer's parameters `old` by `new`.
+    """Replace the optimizer's parameters `old` by `new`, with their state.
 
-    Parameters that this rank does not hold leave their group. The object, its groups' settings and so its schedulers stay.
-    Existing state, after steps or a load, is cut like its parameter.
+    Parameters that this rank does not hold leave their group. The optimizer and its groups stay the same objects, so schedulers
+    keep working. State of a parameter that is now split is split in the same way.
     """
     state = optimizer.state
     for group, of_group in zip(optimizer.param_groups, names, strict=True):
@@ -84,7 +84,7 @@ def adopt(
 
 
 def _cut(value: object, before: Tensor, after: nn.Parameter) -> object:
-    """Split state of the parameter's shape in the way that the parameter is split."""
+    """Split an optimizer's state tensor in the way that its parameter is split."""
     if not is_part(after) or not isinstance(value, Tensor) or value.shape != before.shape:
         return value
     from torch.distributed.tensor import distribute_tensor
@@ -93,7 +93,7 @@ def _cut(value: object, before: Tensor, after: nn.Parameter) -> object:
 
 
 class OriginalParameters:
-    """The parameters of the user's optimizer before the layout replaces them."""
+    """The optimizer's parameters before the layout replaces them."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         self._params = dict(model.named_parameters())
@@ -103,5 +103,5 @@ class OriginalParameters:
         adopt(optimizer, self._names, self._params, params)
 
     def forget(self) -> None:
-        """Release the whole parameters, which would use memory beside the parts."""
+        """Drop the references to the whole parameters, so that their memory becomes free."""
         self._params = {}

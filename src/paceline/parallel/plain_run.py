@@ -1,4 +1,4 @@
-"""The plain model of a comparison, run on the pieces of a batch in one process."""
+"""The plain model of a comparison, run in one process on the pieces of a batch."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ LIMITS = {torch.float64: 1e-9, torch.float32: 5e-5, torch.bfloat16: 5e-2, torch.
 
 
 class DiffersError(Exception):
-    """The error that a layout's values differ from the plain model's."""
+    """A layout's results differ from the plain model's."""
 
 
 class CannotCompareError(Exception):
-    """The error that the chosen rows cannot be compared, raised on all ranks."""
+    """The chosen rows cannot be compared. All ranks raise it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
     """The loss, gradients and buffers after one step.
 
-    `scales`: name of a buffer that is a running mean -> magnitude of the averaged numbers. The mean itself may be 0 except for
-    rounding errors.
+    `scales` maps a buffer that is a running mean to the magnitude of the averaged numbers, because the mean itself may be
+    nearly 0.
     """
 
     loss: float
@@ -67,7 +67,7 @@ class StepResult:
 
 
 class PlainRun:
-    """A run of the plain model on the pieces of a batch."""
+    """A plain model and a batch, to compute steps without a layout."""
 
     def __init__(self, model: nn.Module, parts: Parts, task: Task, device: torch.device, *, is_cut: bool) -> None:
         self._model, self._task, self._device, self._is_cut = model, task, device, is_cut
@@ -76,9 +76,11 @@ class PlainRun:
         self.reads_kept = False
 
     def run(self, *, shaken: float = 0.0, replicas: int = 1) -> StepResult:
-        """Compute loss and gradients of all microbatches.
+        """Compute loss, gradients and buffers of one step over all microbatches.
 
-        `shaken`: change every number of every parameter by this fraction. `replicas`: cut each microbatch into so many pieces.
+        Args:
+            shaken: Change each number of a parameter by up to this fraction, to measure the effect of rounding.
+            replicas: Compute each microbatch in this many pieces.
         """
         pieces, weights = self._cut(replicas)
         loss, model = self._task.loss, self._task.model
@@ -105,7 +107,7 @@ class PlainRun:
             )
 
     def _cut(self, replicas: int) -> tuple[list[Parts], list[float]]:
-        """Cut the batch. Return the pieces, each for a microbatch and replica, and their weights."""
+        """Return the pieces of the batch, one for each microbatch and replica, and their weights."""
         rows, task = Rows(self._parts), self._task
         pieces, weights = [], []
         sizes = piece_sizes(rows.count, task.microbatches, replicas)
@@ -117,9 +119,9 @@ class PlainRun:
         return pieces, weights
 
     def warn_of_parts(self) -> None:
-        """Warn if the model's own loss changes when a batch is cut into microbatches.
+        """Log a warning if the model's own loss differs when the batch is cut into microbatches.
 
-        Let BatchNorm use its running statistics for the test: that it sees one microbatch at a time needs no warning.
+        BatchNorm uses its running statistics in this test, because its known dependence on microbatches needs no warning.
         """
         if self._task.loss is not own_loss or self._task.microbatches == 1:
             return
@@ -149,9 +151,9 @@ class PlainRun:
             return own_loss(self._model(*there.args, **there.kwargs), there.target)
 
     def run_short(self, world: World, own: Sequence[Microbatch]) -> StepResult:
-        """Compute a few rows; raise CannotCompareError if the model cannot.
+        """Compute a step on a few rows. Raise CannotCompareError if the model cannot.
 
-        `own` is this rank's share of the rows, which the model must be able to compute too.
+        `own` has this rank's share of the rows, which the model must be able to compute alone.
         """
         before, failed, result = states(self._device), "", None
         try:
@@ -201,7 +203,7 @@ class PlainRun:
     def _check_put_back(self, before: LossState, loss: Tensor, output: object, target: object) -> None:
         """Refuse a loss whose state cannot be restored.
 
-        `before` is the loss's state before its call, and `output` the model's output for that call.
+        `before` is the loss's state before the call that returned `loss` for `output` and `target`.
         """
         if self._task.loss is own_loss:
             return  # a loss in the model keeps its state in the model's attributes, which are restored elsewhere
@@ -231,7 +233,10 @@ class PlainRun:
             )
 
     def _loss_of_more(self, before: LossState, there: Parts, output: object, times: int) -> Tensor:
-        """Return the loss of the rows repeated `times` times."""
+        """Return the loss of a batch in which each row appears `times` times.
+
+        `before` is the loss's state to start from, `there` the batch, and `output` the model's output for it.
+        """
         before.put_back()
         if self._task.loss is not own_loss:
             with self._task.autocast(self._device):
@@ -242,7 +247,7 @@ class PlainRun:
 
 
 def warn_of_parts(par: ParallelHandle, parts: Parts, microbatches: int) -> None:
-    """Warn if the model's own loss changes when a batch is cut into microbatches."""
+    """Log a warning if the model's own loss differs when `parts` are cut into microbatches."""
     task = dataclasses.replace(par.task, microbatches=microbatches, means=StepMeans())
     plain = PlainRun(par.module, parts, task, par.world.device, is_cut=True)
     with generators(0, par.world.device), generators_kept(), Steady():  # type: ignore[no-untyped-call]
@@ -251,7 +256,7 @@ def warn_of_parts(par: ParallelHandle, parts: Parts, microbatches: int) -> None:
 
 @contextlib.contextmanager
 def _shaken(model: nn.Module, by: float) -> Iterator[None]:
-    """Change every parameter by a fraction `by` of its value within the block."""
+    """Within the block, change each number of a parameter by a fraction of at most `by`."""
     params = [param for param in model.parameters() if param.is_floating_point()]
     before = [param.detach().clone() for param in params]
     try:
@@ -269,9 +274,9 @@ def _shaken(model: nn.Module, by: float) -> Iterator[None]:
 
 
 def _check_mean(loss: Tensor, of_more: Callable[[int], Tensor]) -> None:
-    """Refuse a loss that is a sum over rows instead of a mean.
+    """Refuse a loss that is a sum over rows, not a mean: it grows if rows are repeated.
 
-    A mean does not change when all rows appear twice. `of_more(times)` returns the loss of repeated rows.
+    `of_more(times)` returns the loss of the rows repeated this often.
     """
     try:
         with torch.no_grad():
@@ -290,7 +295,7 @@ def _check_mean(loss: Tensor, of_more: Callable[[int], Tensor]) -> None:
 
 @contextlib.contextmanager
 def unchanged(module: nn.Module) -> Iterator[None]:
-    """Restore the module's frozen parameters, buffers and plain attributes after the block."""
+    """After the block, restore the module's frozen parameters, buffers and plain attributes."""
     tensors = [tensor for part in module.modules() for tensor in tensors_in(plain_attributes(part))]
     # A forward pass may itself write to frozen parameters, such as those of a momentum encoder.
     frozen = [local(param.detach()) for param in module.parameters() if not param.requires_grad]
@@ -309,10 +314,9 @@ def unchanged(module: nn.Module) -> Iterator[None]:
 def _scales_of_means(
     model: nn.Module, before: Mapping[str, Tensor], after: Mapping[str, Tensor], calls: int
 ) -> dict[str, float]:
-    """Return, for each running mean, the standard deviation of the numbers that it averages.
+    """Return name of a running mean -> standard deviation of the values that it averages.
 
-    It follows from the running variance, which after a batch of variance s is (1 - f) v + f s for a factor f. `calls` is the
-    number of batches for layers that do not count these.
+    The deviation follows from the running variance. `calls` is the number of batches, for layers that do not count batches.
     """
     scales: dict[str, float] = {}
     for prefix, part in model.named_modules():
@@ -333,7 +337,7 @@ def _scales_of_means(
 
 
 class Narrowest(DispatchMode):  # type: ignore[no-untyped-call]
-    """A mode that notes the largest rounding error (`eps`) of the dtypes in use."""
+    """A torch dispatch mode that records the coarsest rounding (`eps`) of all results' dtypes."""
 
     eps = 0.0
 
@@ -352,7 +356,7 @@ class Narrowest(DispatchMode):  # type: ignore[no-untyped-call]
 
 
 def largest_magnitude(tensor: Tensor) -> float:
-    """Return the largest magnitude, or nan if the tensor contains a nan."""
+    """Return the largest absolute value, or nan if the tensor contains a nan."""
     if not tensor.numel():
         return 0.0
     if tensor.is_complex():
@@ -363,7 +367,7 @@ def largest_magnitude(tensor: Tensor) -> float:
 
 
 def dense(grad: Tensor | None) -> Tensor | None:
-    """Return the whole gradient as a dense tensor."""
+    """Return a gradient as a whole, dense tensor. A missing gradient (None) stays None."""
     if grad is None:
         return None
     return grad.to_dense() if grad.is_sparse else whole(grad)

@@ -33,11 +33,11 @@ Changeable = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
 
 @dataclass(frozen=True)
 class Container:
-    """A container of a structure, without its values.
+    """A container without its values.
 
     Attributes:
         kind: The class of the container.
-        steps: The step to each value of the container, in order.
+        steps: The key, index or field of each value, in order.
         factory: The default factory of a defaultdict.
     """
 
@@ -48,7 +48,7 @@ class Container:
     def make(self, values: Iterable[object]) -> object:
         """Return a container of the same class with these values.
 
-        A dataclass is built by calling its class, which computes fields with init=False itself.
+        A dataclass is made by its constructor, which itself computes fields with init=False.
         """
         named = dict(zip((key for _, key in self.steps), values, strict=True))
         if issubclass(self.kind, Mapping):
@@ -73,12 +73,10 @@ class Container:
 
 @dataclass(frozen=True)
 class Structure:
-    """The nested containers of a value, without its leaves.
-
-    Two values with the same containers have equal structures.
+    """The nested containers of a value, without the leaves. Equal containers have equal structures.
 
     Attributes:
-        container: None for a leaf.
+        container: The outermost container; None for a leaf.
         parts: The structure of each of the container's values.
     """
 
@@ -86,7 +84,7 @@ class Structure:
     parts: tuple[Structure, ...] = ()
 
     def rebuild(self, leaves: Iterable[object]) -> Any:
-        """Return a value with this structure and these leaves."""
+        """Return nested containers of this structure with these leaves."""
         return self._made(iter(leaves))
 
     def _made(self, leaves: Iterator[object]) -> object:
@@ -95,7 +93,7 @@ class Structure:
         return self.container.make([part._made(leaves) for part in self.parts])
 
     def paths(self) -> Iterator[Path]:
-        """Yield the path of each leaf, in order."""
+        """Yield the path to each leaf, in order."""
         if self.container is None:
             yield ()
             return
@@ -108,7 +106,7 @@ _LEAF = Structure()
 
 
 def open_container(value: object) -> tuple[Container, tuple[object, ...]] | None:
-    """Return the container and its values, or None for a leaf."""
+    """Return a container and its values, or None for a leaf."""
     kind = type(value)
     match value:
         case Tensor():
@@ -134,7 +132,10 @@ def _never(value: object) -> bool:
 
 
 def flatten(value: object, is_leaf: Callable[[object], bool] = _never) -> tuple[list[object], Structure]:
-    """Return leaves and structure. `is_leaf` can make a container a leaf."""
+    """Return all leaves of nested containers, and the structure of the containers.
+
+    A container for which `is_leaf` returns True counts as a leaf.
+    """
     leaves: list[object] = []
 
     def structure(item: object) -> Structure:
@@ -148,30 +149,30 @@ def flatten(value: object, is_leaf: Callable[[object], bool] = _never) -> tuple[
 
 
 def map_leaves(value: _T, change: Callable[[object], object], is_leaf: Callable[[object], bool] = _never) -> _T:
-    """Return a copy of the containers with `change` applied to each leaf."""
+    """Copy nested containers, with `change` applied to each leaf."""
     leaves, structure = flatten(value, is_leaf)
     changed: _T = structure.rebuild(map(change, leaves))
     return changed
 
 
 def map_tensors(value: _T, change: Callable[[Tensor], object]) -> _T:
-    """Return a copy of the containers with `change` applied to each tensor."""
+    """Copy nested containers, with `change` applied to each tensor."""
     return map_leaves(value, lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf)
 
 
 def tensors_in(value: object) -> list[Tensor]:
-    """Return all tensors of a nested value, in order."""
+    """Return all tensors in nested containers, in order."""
     return [leaf for leaf in flatten(value)[0] if isinstance(leaf, Tensor)]
 
 
 def tensors_at(value: object) -> list[tuple[Path, Tensor]]:
-    """Return all tensors of a nested value with their paths, in order."""
+    """Return (path, tensor) of all tensors in nested containers, in order."""
     leaves, structure = flatten(value)
     return [(path, leaf) for path, leaf in zip(structure.paths(), leaves, strict=True) if isinstance(leaf, Tensor)]
 
 
 def refill(container: Changeable, before: Changeable) -> None:
-    """Restore a container's former items, if they have changed."""
+    """Give a container its former items `before`, if they have changed."""
     if len(container) == len(before) and all(map(operator.is_, _items(container), _items(before))):
         return
     container.clear()
@@ -187,25 +188,25 @@ def _items(container: Changeable) -> Iterable[object]:
 
 
 def described(value: object) -> str:
-    """Return the shape of a tensor, or the type of another value, for an error."""
+    """Describe a value in an error message: the shape of a tensor, or the type of another value."""
     return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def sampled(tensor: Tensor, count: int) -> Tensor:
-    """Return about `count` numbers, taken at even distances from the tensor."""
+    """Return about `count` evenly spaced numbers of a tensor."""
     flat = tensor.detach().reshape(-1)
     return flat[:: max(len(flat) // count, 1)]
 
 
 def in_reals(flat: Tensor) -> Tensor:
-    """Return a tensor's numbers, each complex one as two real numbers."""
+    """Return a tensor of real numbers: two for each complex number."""
     return torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
 
 
 def signature(value: object) -> Hashable:
-    """Return a key made of containers, shapes, dtypes and values that are not tensors.
+    """Return a key of a value's containers, tensors' shapes and dtypes, and other leaves.
 
-    Two values with the same key can share a traced program.
+    Values with equal keys can share a trace of the model.
     """
     leaves, structure = flatten(value)
     return structure, tuple(

@@ -1,7 +1,7 @@
-"""Activation checkpointing: blocks run again in the backward pass.
+"""Activation checkpointing: blocks are computed a second time in the backward pass, which saves memory.
 
-It wraps each block's forward in torch's `torch.utils.checkpoint`, non-reentrant. Only the block's class changes (`class_swap`),
-so copies, names and hooks keep working.
+Each block's forward is wrapped in `torch.utils.checkpoint`, non-reentrant. Only the block's class changes (`class_swap`), so
+copies, names and hooks keep working.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ class Recomputed:
 
 
 def recompute(model: nn.Module, blocks: str | Sequence[str]) -> tuple[str, ...]:
-    """Let blocks be recomputed in the backward pass, and return their names.
+    """Make blocks recompute their activations in the backward pass. Return the blocks' names.
 
-    "blocks" takes the elements of the model's lists, as FullyShard() does. Otherwise `blocks` are patterns (`fnmatch`) of
-    names.
+    `blocks` is "blocks" for the elements of the model's lists, as in FullyShard(), or a list of `fnmatch` patterns.
 
     Raises:
         ParallelError: The model has no blocks, or a pattern matches no module.
@@ -94,13 +93,13 @@ def _computed_again(kind: type[nn.Module], block: nn.Module, /, *args: object, *
 
 
 def _copied(value: _T) -> _T:
-    """Return a copy of the containers, with the same tensors."""
+    """Copy the containers, but not the tensors in them."""
     return map_tensors(value, lambda tensor: tensor)
 
 
 @contextlib.contextmanager
 def _second(block: nn.Module, counting: AbstractContextManager[None]) -> Iterator[None]:
-    """Restore buffers and counters after a block's second forward pass: the first pass has updated them."""
+    """After a block's second forward pass, undo its updates of buffers and counters."""
     saved = [(buffer, buffer.detach().clone()) for buffer in block.buffers()]
     plain = [(module, dict(_numbers(module))) for module in block.modules()]
     try:
@@ -116,16 +115,14 @@ def _second(block: nn.Module, counting: AbstractContextManager[None]) -> Iterato
 
 
 def _numbers(module: nn.Module) -> Iterator[tuple[str, object]]:
-    """Yield name and value of a module's number attributes, such as counters."""
     return ((name, value) for name, value in itertools.islice(vars(module).items(), 200) if type(value) in (int, float))
 
 
 @contextlib.contextmanager
 def checkpoints_opened() -> Iterator[None]:
-    """Run reentrant checkpoints as plain calls within the block.
+    """Within the block, replace reentrant checkpoints by plain calls, with the same results.
 
-    `checkpoint(use_reentrant=True)` is a custom autograd function whose inner operations are not in the graph, and
-    torch.autograd.grad refuses it. A plain call gives the same numbers.
+    torch.autograd.grad refuses `checkpoint(use_reentrant=True)`, whose inner operations are not in the graph.
     """
 
     def apply(kind: type, /, function: Callable[..., object], keeps_random: bool, *args: object) -> object:

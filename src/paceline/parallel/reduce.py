@@ -1,7 +1,7 @@
 """Sums and broadcasts of many tensors in few messages, and the norm of all gradients.
 
-torch's `clip_grad_norm_` supports one mesh and no pipelines: clipping each stage by its own norm changes the direction of the
-step, and would count a tensor of two stages twice.
+torch's `clip_grad_norm_` supports one mesh and no pipelines. If each stage clipped by its own norm, the direction of the step
+would change, and a tensor in two stages would count twice.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ ALONE_BYTES = 2**20
 def sum_gradients(
     params: Iterable[nn.Parameter], group: dist.ProcessGroup | None, bucket_bytes: int = BUCKET_BYTES
 ) -> None:
-    """Sum each gradient over the ranks, in place.
+    """Sum each gradient over the ranks of a group, in place.
 
-    A missing gradient counts as 0 if another rank has one, else it stays None.
+    A missing gradient counts as 0 if another rank has this gradient. If no rank has it, it stays None.
 
     Args:
-        params: The same parameters in the same order on every rank. Of a DTensor the local part is summed. Frozen ones are
-            skipped.
-        group: The ranks. None does nothing.
+        params: The same parameters in the same order on every rank. For a DTensor the local parts are summed. Frozen parameters
+            are skipped.
+        group: The ranks. With None the function does nothing.
         bucket_bytes: The size of a message.
     """
     if group is None:
@@ -68,7 +68,10 @@ def sum_gradients(
 
 
 def broadcast(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
-    """Overwrite each tensor with the first rank's of `group`. None does nothing."""
+    """Overwrite each tensor with the value on the first rank of `group`.
+
+    With None as group the function does nothing.
+    """
     if group is None:
         return
     root = dist.get_global_rank(group, 0)
@@ -93,7 +96,7 @@ def _is_large(tensor: Tensor) -> bool:
 
 
 def sum_number(value: float, group: dist.ProcessGroup | None, device: torch.device) -> float:
-    """Return the sum of a number over the ranks of `group`."""
+    """Return the sum of a number over the ranks of `group` (None: this rank alone)."""
     if group is None:
         return value
     total = torch.tensor(value, dtype=torch.float64, device=device)
@@ -102,7 +105,7 @@ def sum_number(value: float, group: dist.ProcessGroup | None, device: torch.devi
 
 
 def anywhere(flag: bool, world: World) -> bool:
-    """Return whether the flag is set on any rank. Collective."""
+    """Return whether `flag` is True on any rank. Collective."""
     if world.size == 1:
         return flag
     most = torch.tensor(float(flag), device=world.device)
@@ -111,7 +114,7 @@ def anywhere(flag: bool, world: World) -> bool:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return the local part of a DTensor, or any other tensor itself."""
+    """Return this rank's part of a DTensor, or any other tensor unchanged."""
     part: Tensor = getattr(tensor, "_local_tensor", tensor)
     return part
 
@@ -121,7 +124,7 @@ def _gradient_or_zeros(param: nn.Parameter) -> Tensor:
 
 
 def _buckets(tensors: Sequence[_TensorT], bucket_bytes: int) -> Iterator[list[_TensorT]]:
-    """Group the tensors by dtype and device, and then by size."""
+    """Split the tensors into lists of one dtype and device and about `bucket_bytes`."""
     kinds: dict[tuple[torch.dtype, torch.device], list[_TensorT]] = {}
     for tensor in tensors:
         kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
@@ -139,9 +142,9 @@ def _buckets(tensors: Sequence[_TensorT], bucket_bytes: int) -> Iterator[list[_T
 
 
 class Clipper:
-    """Gradient clipping for one model in one layout. Every rank needs this object.
+    """Gradient clipping by the norm over all workers.
 
-    `params` come from `Executor.named_parameters`.
+    Every rank must make this object. `params` come from `Executor.named_parameters`.
     """
 
     def __init__(self, params: Mapping[str, nn.Parameter], world: World) -> None:
@@ -163,9 +166,9 @@ class Clipper:
         return squares.sqrt()
 
     def clip(self, max_norm: float) -> Tensor:
-        """Scale the gradients so that their norm is at most `max_norm`; return the norm before.
+        """Scale all gradients down so that their norm is at most `max_norm`. Collective.
 
-        Every rank calls it.
+        Return the norm before clipping.
         """
         if self._world.model_group is None:
             # In one process torch's own function gives exactly the same result as in a plain loop.
@@ -181,7 +184,7 @@ class Clipper:
 
 
 def _owned(params: Mapping[str, nn.Parameter], world: World) -> set[str]:
-    """Return the parameters whose gradients this rank's stage adds to the norm."""
+    """Return the names of the parameters that this rank's stage adds to the norm."""
     group = world.group(world.holder_axis)
     if group is None:
         return set(params)
@@ -196,7 +199,7 @@ def _owned(params: Mapping[str, nn.Parameter], world: World) -> set[str]:
 def _counts_here(grad: Tensor, world: World) -> bool:
     """Return whether this rank adds its part of the gradient to the norm.
 
-    Every rank adds its shard. If ranks along an axis have equal copies, only the first rank adds its copy.
+    Every rank adds its shard. Of equal copies along an axis, only the first rank adds its copy.
     """
     split = axes_of(grad)
     return all(world.coordinate(axis) == 0 for axis in ("shard", "tensor") if axis not in split)

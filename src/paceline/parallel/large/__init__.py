@@ -1,1 +1,1 @@
-"""Models that no worker holds whole: built without values, cut, and filled only then."""
+"""Models too large for one worker: built without values, cut, and filled with values afterwards."""

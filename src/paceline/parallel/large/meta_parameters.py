@@ -1,4 +1,4 @@
-"""Parameters on the meta device: memory for them, stand-ins, and this rank's part as ranges."""
+"""Parameters on the meta device (without memory): allocate them, replace them for a trial, find this rank's part."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Region = tuple[tuple[int, int], ...]
 
 
 def region_of(tensor: Tensor) -> Region:
-    """Return this rank's part of a tensor as ranges.
+    """Return this rank's part of a tensor, as a (start, end) range in each dimension.
 
-    If both have split the tensor, tensor parallelism (the mesh's last axis) was first, and FSDP2 has split its parts.
+    A tensor can be split twice: first by tensor parallelism (the mesh's last axis), and then each part by FSDP2.
     """
     region = [(0, size) for size in tensor.shape]
     if not is_part(tensor):
@@ -41,7 +41,7 @@ def slices(region: Region) -> tuple[slice, ...]:
 
 
 def give_memory(device: torch.device, *modules: nn.Module) -> None:
-    """Allocate tensors that have no memory, without values. Tied ones stay tied."""
+    """Allocate uninitialised memory for the modules' parameters on the meta device. Tied ones stay tied."""
     made: dict[int, nn.Parameter] = {}
     for module in modules:
         empty = [
@@ -62,10 +62,10 @@ def give_memory(device: torch.device, *modules: nn.Module) -> None:
 
 
 def return_memory() -> None:
-    """Let glibc return freed memory to the kernel.
+    """Make glibc return freed memory to the kernel earlier. Elsewhere this does nothing.
 
-    By default glibc's limit for that grows to 32 MiB, and smaller blocks stay in a fragmented heap. When FSDP2 gathers
-    and frees blocks in turn, a worker took three times the memory of its parts. Other allocators and systems lack the call.
+    Otherwise freed blocks of up to 32 MiB stay in a fragmented heap. With FSDP2, which gathers and frees blocks in turn, a
+    worker took three times the memory of its parts.
     """
     mmap_threshold = -3
     with contextlib.suppress(OSError, AttributeError):
@@ -73,12 +73,12 @@ def return_memory() -> None:
 
 
 def is_empty(module: nn.Module) -> bool:
-    """Return whether a parameter or buffer has no memory."""
+    """Return whether any parameter or buffer of the module is on the meta device."""
     return any(tensor.is_meta for tensors in (module.parameters(), module.buffers()) for tensor in tensors)
 
 
 def move(model: nn.Module, device: torch.device) -> None:
-    """Move all tensors that have memory, as `model.to(device)` does."""
+    """Move the model's tensors to `device`, except those on the meta device."""
     if not is_empty(model):
         model.to(device)
         return
@@ -89,17 +89,16 @@ def move(model: nn.Module, device: torch.device) -> None:
 def stand_ins(
     model: nn.Module, device: torch.device, *, names: Collection[str] | None = None, dense: bool = False
 ) -> Iterator[None]:
-    """Give parameters without memory the same random numbers on all ranks.
+    """Within the block, give parameters on the meta device random values, equal on all ranks.
 
-    A weight of n x m numbers is a view of n + m - 1 random ones, each row shifted by one. It has full rank like trained
-    weights, so that two ways of computing differ where they would differ. Kernels copy such a view, so timing needs `dense`
-    ones.
+    An n x m weight is a view of n + m - 1 random numbers, in which each row is shifted by one. Like a trained weight it has
+    full rank, so wrong results are not hidden. Kernels copy such a view, so use `dense` to measure times.
 
     Args:
         model: Its parameters are replaced within the block.
-        device: The device of the numbers.
+        device: The device of the values.
         names: Replace only the parameters with these names.
-        dense: Give each parameter memory of its own.
+        dense: Give each parameter memory of its own, not a view.
     """
     first = tied_parameters.first_names(model)
     made: dict[int, nn.Parameter] = {}
@@ -122,7 +121,10 @@ def stand_ins(
 
 
 def stand_in(name: str, param: Tensor, device: torch.device) -> Tensor:
-    """Return random numbers as large as usual weights of this shape."""
+    """Return random numbers, of the size of usual initial weights, in the shape of `param`.
+
+    `name` selects the random numbers.
+    """
     count = sum(param.shape) - param.dim() + 1
     if not param.is_floating_point() or not param.numel():
         return torch.zeros((), dtype=param.dtype, device=device).expand(param.shape)

@@ -1,8 +1,8 @@
-"""A recorder of what a constructor does to parameters without memory, replayed later.
+"""Record what a constructor does to parameters without memory, and replay it later for single parameters.
 
-As in torchdistx's `deferred_init`, each operation on a tensor of the meta device is recorded with its arguments; all others run
-normally. A parameter's values are made by replaying only the operations on it. Random operations draw from a stream of the
-parameter's name, so they give the same numbers whichever other parameters are made.
+As in torchdistx's `deferred_init`, each operation on a tensor of the meta device is recorded with its arguments. All other
+operations run normally. Replaying only the operations on one parameter gives its values. Random operations draw from a stream
+seeded with the parameter's name, so its values do not depend on which other parameters are replayed.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _WRITES = frozenset((torch.ops.aten.fill_, torch.ops.aten.zero_, torch.ops.aten.
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Ref:
-    """A tensor without memory that is an argument of a recorded operation.
+    """A tensor on the meta device, as an argument of a recorded operation.
 
-    `done` is the number of operations on its storage that were recorded before this one.
+    `key` identifies its storage. `done` is the number of earlier recorded operations on that storage.
     """
 
     key: int
@@ -58,9 +58,9 @@ class _Call:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Entry:
-    """A recorded call that created a storage, or that changed one (`output` is None).
+    """A recorded call in the log of one storage, which the call created or changed.
 
-    `output` is the index of the created tensor among the call's results, and `like` its layout.
+    `output` is the index of the created tensor among the call's results, and `like` its layout. Both are None after a change.
     """
 
     call: _Call
@@ -69,7 +69,7 @@ class _Entry:
 
 
 class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
-    """A mode that records operations on tensors of the meta device."""
+    """A torch dispatch mode that records operations on tensors of the meta device."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -88,19 +88,19 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
             self._is_off = before
 
     def begin(self, shell: Tensor) -> None:
-        """Begin recording a tensor, which is uninitialised."""
+        """Start an empty log for an uninitialised tensor on the meta device."""
         self._logs[self._key(shell)] = []
 
     def note(
         self, function: Callable[..., object], tensor: Tensor, *args: object, is_random: bool = False, **kwargs: object
     ) -> None:
-        """Record a call that writes to `tensor` without reading it."""
+        """Record function(tensor, *args, **kwargs), which overwrites the tensor's values."""
         log = self._logs.setdefault(self._key(tensor), [])
         call = _Call(function=function, args=(self._ref(tensor, len(log)), *args), kwargs=kwargs, is_random=is_random)
         log.append(_Entry(call=call))
 
     def knows(self, tensor: Tensor) -> bool:
-        """Return whether the recorded calls initialise the tensor."""
+        """Return whether the recorded operations initialise the tensor."""
         log = self._logs.get(tensor.untyped_storage()._cdata)
         if not log:
             return False
@@ -110,11 +110,11 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
         )
 
     def began(self, tensor: Tensor) -> bool:
-        """Return whether recording of the tensor has begun (see `begin`)."""
+        """Return whether the tensor has a log."""
         return tensor.untyped_storage()._cdata in self._logs
 
     def made(self, function: Operation, tensors: list[Tensor]) -> None:
-        """Ignore an operation that wrote or returned `tensors` with memory; a subclass records it."""
+        """Called after an operation that wrote or returned tensors with memory. Subclasses may override this."""
 
     def __torch_dispatch__(
         self, func: Operation, types: Sequence[type], args: _Args = (), kwargs: _Options | None = None
@@ -196,10 +196,10 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
         return int(storage._cdata)
 
     def value(self, tensor: Tensor, name: str, seed: int, names: Mapping[int, str]) -> Tensor:
-        """Replay the tensor's operations; return the whole tensor on the CPU.
+        """Replay the tensor's operations, and return the tensor with its values on the CPU.
 
-        `name` is the tensor's, and selects its stream of random numbers. `names`: address of a storage -> name of its tensor, for
-        other tensors that this one depends on.
+        `name` and `seed` select its random numbers. `names` has the names of all recorded tensors by storage address, because
+        the operations may read other tensors.
         """
         ref = self._ref(tensor, len(self._logs[self._key(tensor)]))
         return _Replay(self._logs, name, seed, names).view(ref)
@@ -273,7 +273,6 @@ def _extent(ref: _Ref) -> int:
 
 
 def _written(func: Operation, args: _Args, kwargs: _Options) -> list[Tensor]:
-    """Return the tensors that the operation changes."""
     arguments = enumerate(func._schema.arguments)
     values = (
         kwargs.get(argument.name, [*args[number : number + 1], None][0])

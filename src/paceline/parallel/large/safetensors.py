@@ -4,8 +4,8 @@
     a file: see `system.safetensors`
     index: {"metadata": {"total_size": bytes}, "weight_map": {name: file}}
 
-https://github.com/huggingface/safetensors#format. Its own library writes a whole file from tensors in memory, for which a
-worker of a large model has no room. The tests read and write each other's files.
+See https://github.com/huggingface/safetensors#format. The library of that project writes a whole file from tensors in memory,
+for which a worker of a large model has no room.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 
 
 class Folder:
-    """The safetensors of a folder, or of one file.
+    """The safetensors of a folder, or of one file, for reading.
 
     Raises:
         ParallelError: There are no safetensors, or a file is malformed.
@@ -52,11 +52,16 @@ class Folder:
         return list(self._entries)
 
     def find(self, names: Iterable[str]) -> str | None:
-        """Return the first of these tensor names that a file has."""
+        """Return the first of these tensor names that the files contain, or None."""
         return next((name for name in names if name in self._entries), None)
 
     def check(self, name: str, shape: tuple[int, ...], wanted: str) -> None:
-        """Refuse a stored tensor that does not fit the model's.
+        """Refuse a stored tensor that does not fit the model.
+
+        Args:
+            name: The stored tensor's name.
+            shape: The shape of the model's tensor.
+            wanted: The name of the model's tensor, for the error.
 
         Raises:
             ParallelError: The tensor has another shape, or a dtype that torch lacks.
@@ -71,7 +76,7 @@ class Folder:
             raise ParallelError(f"{file}: {name!r} has the type {entry['dtype']}, which can't be read here.")
 
     def read(self, name: str, region: Region | None = None) -> Tensor:
-        """Return the stored tensor, or with `region` only that part of it."""
+        """Read a stored tensor, or only the part of it in `region`."""
         file, start, entry = self._entries[name]
         shape, dtype = tuple(entry["shape"]), _TYPES[entry["dtype"]]
         region = region or tuple((0, size) for size in shape)
@@ -127,7 +132,7 @@ class Folder:
 
 
 def _entries(file: Path) -> tuple[int, dict[str, TensorEntry]]:
-    """Return the offset of the tensors' bytes in a file, and the file's header."""
+    """Return the position in the file of the first tensor's bytes, and the header's entries by name."""
     with file.open("rb") as opened:
         try:
             entries, _, start, size = read_header(opened)
@@ -143,9 +148,9 @@ def _entries(file: Path) -> tuple[int, dict[str, TensorEntry]]:
 
 
 class Writer:
-    """A safetensors file written tensor by tensor.
+    """A writer of a safetensors file, tensor by tensor.
 
-    `tensors` are name, shape and dtype of each, in writing order.
+    `tensors` has the name, shape and dtype of each tensor, in the order of writing.
     """
 
     def __init__(self, path: Path, tensors: Sequence[tuple[str, tuple[int, ...], torch.dtype]]) -> None:
@@ -156,7 +161,7 @@ class Writer:
         self._file.write(header(about, {"format": "pt"}))
 
     def write(self, tensor: Tensor) -> None:
-        """Write the next tensor, which is on the CPU."""
+        """Write the next tensor, which must be on the CPU."""
         data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
         if sys.byteorder == "big":
             raise ParallelError("safetensors are written in little endian, which this machine is not.")
@@ -170,10 +175,10 @@ class Writer:
 
 
 def type_name(name: str, dtype: torch.dtype) -> str:
-    """Return the format's dtype name.
+    """Return the name of `dtype` in safetensors files. `name` is the tensor's, for the error.
 
     Raises:
-        ParallelError: The format lacks this dtype.
+        ParallelError: Safetensors files cannot hold this dtype.
     """
     if dtype not in _NAMES:
         raise ParallelError(f"{name} has the dtype {dtype}, which safetensors lack; par.save() supports every dtype.")

@@ -1,7 +1,7 @@
-"""`par.save_safetensors`: the model in Hugging Face's layout, each worker its own file.
+"""`par.save_safetensors`: write the model in Hugging Face's layout, one file per worker.
 
-Each tensor is gathered on the workers that hold its parts, one at a time, and one of them writes it: the one with the least to
-write. So a worker needs the memory of one tensor beside its own part.
+The workers gather one tensor at a time, and the one with the fewest bytes to write so far writes it. So a worker needs memory
+for one whole tensor besides its own part of the model.
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ if TYPE_CHECKING:
 
 
 def save_safetensors(par: ParallelHandle, path: str | Path) -> Path:
-    """Write parameters and persistent buffers. Return the folder. Every rank calls it.
+    """Write parameters and persistent buffers. Return the folder. Collective.
 
-    `path` is a folder that does not exist, or is empty, on a file system that all ranks share. It gets its name once it is
-    complete. It holds `model-0000k-of-0000n.safetensors` of each worker, `model.safetensors.index.json`, and for a Hugging Face
-    model `config.json`, so that `from_pretrained(path)` loads it. Tied tensors are stored once. The optimizer's state is not
-    stored.
+    `path` is a new or empty folder, on a file system that all ranks share. The folder gets its name once it is complete. It
+    contains `model-0000k-of-0000n.safetensors` of each worker, `model.safetensors.index.json`, and for a Hugging Face model
+    `config.json`, so that `from_pretrained(path)` loads it. Tied tensors are stored once. The optimizer's state is not stored.
 
     Raises:
-        ParallelError: Something is at the path, or the format lacks a dtype.
+        ParallelError: The path exists and is not an empty folder, or safetensors cannot hold a dtype.
         CheckpointError: The write failed.
     """
     world = par.world
@@ -110,9 +109,9 @@ def _failed(action: Callable[[], None]) -> OSError | None:
 
 
 def _roots(par: ParallelHandle, held: HeldState) -> dict[str, int]:
-    """Return name -> rank that writes the tensor, for tensors that this rank helps to gather.
+    """Return name -> rank that writes the tensor, for tensors that this rank must help to gather.
 
-    A copy of a tied tensor that an earlier stage has too is left out: that stage writes it.
+    Of a tied tensor's copies in several stages, only the first stage's is written.
     """
     world: World = par.world
     about = {name: tensor.nbytes for name, tensor in held.model_tensors().items()}

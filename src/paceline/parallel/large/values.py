@@ -1,11 +1,11 @@
-"""The initial values of a model without memory, of which each worker makes its own part.
+"""The initial values of a model without memory. Each worker makes the values of its own part.
 
-    the constructor, under `empty()`       its operations on each parameter, replayed from a stream of the parameter's name
-    the modules, on the meta device        their own `reset_parameters()`, recorded and replayed in the same way
-    a folder of safetensors                only the part's bytes are read
+    the constructor, under `empty()`       its operations on each parameter, recorded and replayed (`recorder`)
+    the modules, on the meta device        their `reset_parameters()`, recorded and replayed in the same way
+    a folder of safetensors                each worker reads only its part's bytes
 
-A parameter is made whole, one at a time, on each worker that has a part of it, and the part is kept. So a worker needs the
-memory of its own parts and of one parameter. The values do not depend on the layout.
+A worker makes one whole parameter at a time, and copies its part. So it needs memory for its own parts and for one parameter.
+The values do not depend on the layout.
 """
 
 from __future__ import annotations
@@ -54,12 +54,13 @@ _BLANK = frozenset(
 
 
 def initialise(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Give the model, in one process, the values of `parallelize(seed=seed)`. Return it.
+    """Give a model on the meta device its initial values, in one process. Return it.
 
-    `model` was built under `paceline.parallel.empty()`, or on the meta device. A model that has its values is left unchanged.
+    The values are those that `parallelize(seed=seed)` would give it. `model` was built under `paceline.parallel.empty()`, or on
+    the meta device. A model that already has values is left unchanged.
 
     Raises:
-        ParallelError: The values of a parameter are unknown.
+        ParallelError: The initial values of a parameter are unknown.
 
     Examples:
         >>> import torch
@@ -78,7 +79,7 @@ def initialise(model: nn.Module, seed: int = 0) -> nn.Module:
 
 
 class TensorValues:
-    """The values of a model's parameters and buffers.
+    """The source of the initial values of a model's parameters and buffers.
 
     `folder` contains safetensors. With None the values are those of the constructor.
 
@@ -129,7 +130,7 @@ class TensorValues:
         }
 
     def fill_buffers(self, device: torch.device) -> None:
-        """Give the buffers their values. Each worker has all buffers, and they are whole."""
+        """Give the model's buffers their initial values. Every worker has all buffers, whole."""
         for name, buffer in self._buffers.items():
             value = self.whole(name)
             if not buffer.is_meta:
@@ -143,7 +144,7 @@ class TensorValues:
                     owner._buffers[last] = value
 
     def fill(self, params: dict[str, nn.Parameter]) -> None:
-        """Give this rank's parts of the parameters their values."""
+        """Give this rank's parameters, or parts of them, their initial values."""
         with torch.no_grad():
             for name, param in params.items():
                 own = local(param)
@@ -156,7 +157,7 @@ class TensorValues:
 
     @property
     def source(self) -> str:
-        """A sentence on the source of the initial values, or "" if the model already had them."""
+        """A sentence about the source of the values, or "" if the model already had values."""
         if self._folder is not None:
             return f"weights of {self._folder.path}: each worker has read its own part"
         if not self.empty:
@@ -173,7 +174,10 @@ class TensorValues:
 
 
 def _recorders(model: nn.Module, unknown: dict[str, Tensor]) -> list[Recorder]:
-    """Return the recorders that know how to initialise these tensors."""
+    """Return the recorders whose logs initialise the tensors in `unknown`.
+
+    Raise ParallelError if there is none for a tensor.
+    """
     if not unknown:
         return []
     own_ones = (getattr(tensor, RECORDER, None) for _, tensor in tied_parameters.all_names(model))
@@ -201,7 +205,7 @@ def _recorders(model: nn.Module, unknown: dict[str, Tensor]) -> list[Recorder]:
 
 
 def _reset(model: nn.Module, owners: Iterable[str]) -> Recorder:
-    """Record these modules' `reset_parameters`, and the model's `_init_weights`."""
+    """Record the `reset_parameters` of the modules with these names, and the model's `_init_weights`."""
     recorder, wanted = Recorder(), set(owners)
     with recorder, noted(recorder), torch.no_grad():
         modules = [module for name, module in model.named_modules() if name in wanted]
@@ -227,10 +231,10 @@ def empty() -> Iterator[None]:
         par = paceline.parallelize(model, optimizer, loader, loss=..., strategy=FullyShard())
 
     The constructor's operations on parameters (`nn.init`, `reset_parameters`, `model.apply(...)`) are recorded, and replayed
-    when the values are made. Everything else (buffers, numbers, lists) is made now. A parameter's random numbers depend on the
-    seed of `parallelize` and its name, so they are the same in every layout, and in one process with `initialise(model, seed)`.
-    They differ from those of the same constructor outside of this block. A parameter that is made with its values, such as
-    `nn.Parameter(torch.zeros(8))`, keeps them up to 16 MiB; rank 0's are used.
+    when `parallelize` makes the values. All other objects (buffers, numbers, lists) are made at once. A parameter's random
+    numbers depend only on its name and on the seed of `parallelize`. So they are the same in every layout and after
+    `initialise(model, seed)`, but differ from those of the constructor outside of this block. A parameter of up to 16 MiB that
+    is made with values, such as `nn.Parameter(torch.zeros(8))`, keeps rank 0's values.
 
     Raises:
         ParallelError: The constructor reads missing values, or makes a parameter of more than 16 MiB with unequal values.
@@ -280,7 +284,7 @@ def empty() -> Iterator[None]:
 
 @contextlib.contextmanager
 def noted(recorder: Recorder) -> Iterator[None]:
-    """Record those functions of `nn.init` that skip tensors without memory."""
+    """Within the block, record calls of `nn.init` functions that do nothing on the meta device."""
     functions = {name: getattr(nn.init, name) for name in _SILENT if hasattr(nn.init, name)}
 
     def noting(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -306,7 +310,7 @@ _KEPT = object()
 
 
 class _Blank(Recorder):  # type: ignore[no-untyped-call]
-    """A recorder that also tracks uninitialised tensors with memory (`torch.empty`)."""
+    """A recorder that also recognises uninitialised tensors with memory (`torch.empty`)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -321,7 +325,10 @@ class _Blank(Recorder):  # type: ignore[no-untyped-call]
                 self._blank.pop(storage._cdata, None)
 
     def value_before(self, param: nn.Parameter, name: str) -> object:
-        """Return None for an uninitialised parameter, the value that all its numbers have, or `_KEPT`."""
+        """Return the value that a parameter had when the module registered it.
+
+        The result is None if it is uninitialised, one number if all its numbers are equal, or `_KEPT` if it is small and stays.
+        """
         storage = param.untyped_storage()
         # Compare the storage object too, because an address may be reused.
         if self._blank.get(storage._cdata, lambda: None)() is storage:

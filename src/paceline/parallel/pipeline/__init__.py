@@ -1,1 +1,1 @@
-"""A model in stages, one worker each. `timeline` and `cut` need only the standard library."""
+"""Pipeline parallelism: a model in stages on several workers. `timeline` and `cut` import only the standard library."""

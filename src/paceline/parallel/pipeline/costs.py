@@ -1,7 +1,7 @@
 """The cost of each block of a model on this machine, measured on one microbatch.
 
-Each block runs alone on the former block's output: once to count what it saves for the backward pass, then several times for
-its time, of which the shortest counts. The model's gradients, buffers and random streams are restored.
+Each block runs alone on the previous block's output: once to count the bytes that it saves for the backward pass, then several
+times to find the shortest time. The model's gradients, buffers and random streams are restored.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ def measure(
     device: torch.device,
     loss: Callable[[object], Tensor],
 ) -> tuple[Block, ...]:
-    """Return the cost of one block per mark, and of one before the first mark.
+    """Measure the blocks of a model: the block before the first mark, and one block per mark.
 
     Args:
         task: The model and its loss.
         micro: The microbatch to measure with.
-        boundaries: The places where the model can be cut, in its trace for this microbatch.
-        marks: Where blocks begin.
-        device: Where parameters without values get some while their block is measured.
-        loss: output -> loss, counted with the last block.
+        boundaries: The positions at which the model can be cut, in its trace for this microbatch.
+        marks: The beginning of each block but the first: (mark, number of nodes before it).
+        device: The device for parameters without memory, which get random values while their block is measured.
+        loss: output -> loss, which counts as part of the last block.
     """
     model = task.model
     segments = split(boundaries, [place for _, place in marks])
@@ -91,7 +91,7 @@ def measure(
 
 
 def saved_by(forward: Callable[[], _T], model: nn.Module) -> tuple[_T, int]:
-    """Return the result of a forward pass, and the bytes that it saves."""
+    """Run a forward pass. Return its result, and the bytes that autograd saves for the backward pass."""
     kept = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
     sizes: dict[int, int] = {}
 
@@ -109,7 +109,7 @@ def saved_by(forward: Callable[[], _T], model: nn.Module) -> tuple[_T, int]:
 
 
 class _Run:
-    """A block with its inputs, ready to run."""
+    """A block of the model with its inputs, ready to run."""
 
     def __init__(
         self,
@@ -129,12 +129,12 @@ class _Run:
         self._params = [param for param in _named(task.model, segment.uses).values() if param.requires_grad]
 
     def count_saved(self) -> tuple[tuple[Tensor, ...], int]:
-        """Return the detached result, and the number of saved bytes."""
+        """Run the forward pass. Return the detached results, and the bytes saved for the backward pass."""
         result, saved_bytes = saved_by(self._forward, self._task.model)
         return map_tensors(result, Tensor.detach), saved_bytes
 
     def time(self) -> tuple[float, float]:
-        """Return the seconds of the forward pass and of the backward pass."""
+        """Return the shortest times of the forward pass and of the backward pass, in seconds."""
         try:
             return self._timed()
         except RuntimeError as error:
@@ -172,7 +172,7 @@ class _Run:
 
 
 def _kind(model: nn.Module, segment: Segment, finish: object) -> Hashable:
-    """Return a key that is equal for blocks that should take the same time."""
+    """Return a key that is equal for blocks that should take equally long."""
     parts = tuple(
         (
             type(inner),
@@ -199,7 +199,7 @@ def _modules(model: nn.Module, segment: Segment) -> list[nn.Module]:
 
 
 def _named(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Parameter]:
-    """Return the parameters with these names, or in modules of these names."""
+    """Return the parameters that have one of these names, or are in a module with such a name."""
     params: dict[str, nn.Parameter] = {}
     for name in names:
         owner, last = owner_of(model, name)
@@ -211,7 +211,7 @@ def _named(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Parameter]:
 
 
 def now() -> float:
-    """Return the time in seconds, after the GPU has finished its work."""
+    """Wait until the GPU has finished its work, and return the time in seconds."""
     # Don't synchronise an unused GPU, which would allocate memory on it.
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()

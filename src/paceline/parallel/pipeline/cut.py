@@ -1,7 +1,7 @@
 """The cuts of a sequence of blocks that make the slowest stage as fast as possible.
 
-Min-max partition of a sequence by dynamic programming, O(stages * blocks^2): the least maximum for the first j blocks in k
-stages is the minimum over i of max(that of the first i blocks in k - 1 stages, cost of blocks i..j as one stage).
+This is the min-max partition of a sequence by dynamic programming, in O(stages * blocks^2): the least maximum for the first j
+blocks in k stages is the minimum over i of max(least maximum for the first i blocks in k - 1 stages, cost of blocks i..j).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ TIE_SLACK = 1.05
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """The cost of a block for one microbatch.
+    """The cost of a block of the model for one microbatch.
 
     Attributes:
-        live_bytes: The size of the values to receive if a stage begins with this block.
-        parameters: (first name, bytes) of each.
-        activation_bytes: The size of what its forward pass saves for the backward pass.
+        live_bytes: The size of the tensors that a stage must receive if it begins with this block.
+        parameters: (first name, bytes) of each parameter.
+        activation_bytes: The size of the tensors that the forward pass saves for the backward pass.
     """
 
     name: str
@@ -47,10 +47,10 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A cut of the model into stages, with their costs.
+    """A cut of the model into stages, with the predicted costs of each stage.
 
     Attributes:
-        starts: The index of the block with which each stage but the first begins.
+        starts: For each stage but the first: the index of its first block.
         costs_s: The seconds that each stage takes for one microbatch.
         memory_bytes: The memory that each stage needs.
     """
@@ -64,12 +64,11 @@ class Plan:
         return max(self.costs_s)
 
     def parts(self, blocks: Sequence[Block]) -> list[Sequence[Block]]:
-        """Return the blocks of each stage."""
         return [blocks[first:last] for first, last in pairwise((0, *self.starts, len(blocks)))]
 
 
 def parameter_bytes(blocks: Sequence[Block]) -> int:
-    """Return the bytes of these blocks' parameters, counting a tied parameter once."""
+    """Return the size of the blocks' parameters. A tied parameter counts once."""
     return sum(dict(pair for block in blocks for pair in block.parameters).values())
 
 
@@ -84,16 +83,17 @@ def find_cuts(
     tied: Sequence[frozenset[int]] = (),
     bandwidth_bytes_s: float = BANDWIDTH_BYTES_S,
 ) -> Plan:
-    """Return the best cut into this many stages.
+    """Return the cut into this many stages that makes the slowest stage fastest.
 
     Args:
         blocks: The measured blocks.
         stages: The number of stages.
         schedule: The schedule's name.
-        workers: Fewer than the stages if each has several (interleaved).
+        workers: The number of workers, if each has several stages ("interleaved"). None: one stage per worker.
         microbatches: The number of microbatches in a step.
-        memory_bytes: The memory of one worker.
-        tied: For each tied parameter its blocks, which stay in one stage if that costs less than `TIE_SLACK`.
+        memory_bytes: The memory of one worker. None sets no limit.
+        tied: For each tied parameter the indices of its blocks. They stay in one stage if the slowest stage then takes at most
+            `TIE_SLACK` times as long.
         bandwidth_bytes_s: Bytes per second between two workers.
 
     Raises:
@@ -149,7 +149,11 @@ class _Table:
         return STATE_FACTOR * self._parameter_bytes[key] + kept * activations
 
     def solve(self, limit: int | None, allowed: Callable[[int], bool]) -> Plan | None:
-        """Return the cut whose slowest stage is fastest, then with the least traffic."""
+        """Return the cut with the fastest slowest stage; of several, the one with the least traffic.
+
+        `limit` is a stage's memory in bytes, and `allowed` tells whether a stage may begin with a block. None: no cut is
+        possible.
+        """
         count, stages = len(self._blocks), self._stages
         nothing = (float("inf"), float("inf"), -1)
         best = [[nothing] * (count + 1) for _ in range(stages + 1)]
@@ -180,7 +184,7 @@ class _Table:
         )
 
     def solve_memory(self) -> int:
-        """Return the least memory that the stage with the most memory can have."""
+        """Return the memory of the largest stage, in the cut that makes it smallest."""
         count, stages = len(self._blocks), self._stages
         best = [[float("inf")] * (count + 1) for _ in range(stages + 1)]
         best[0][0] = 0
@@ -195,7 +199,7 @@ class _Table:
 def plan_by_hand(
     blocks: Sequence[Block], starts: Sequence[int], *, schedule: str, workers: int, microbatches: int
 ) -> Plan:
-    """Return the plan of the stages that begin with these blocks."""
+    """Return the costs of a given cut; `starts` has the first block of each stage but the first."""
     stages = len(starts) + 1
     table = _Table(blocks, schedule, stages, workers, microbatches, BANDWIDTH_BYTES_S)
     return table.plan([0, *starts, len(blocks)])

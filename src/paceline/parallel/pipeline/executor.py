@@ -1,9 +1,9 @@
-"""The executor of a model cut into stages, one worker each.
+"""The executor of a model cut into stages on several workers.
 
     trace -> boundaries -> costs -> cut -> segments -> stages -> schedule
 
-It equals accumulating gradients over the same microbatches in one process. So BatchNorm sees one microbatch at a time, as
-there. Dropout draws from a stream of each stage.
+Its results are those of accumulating gradients over the same microbatches in one process. BatchNorm therefore sees one
+microbatch at a time. Dropout draws from a separate random stream in each stage.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ TAGS = 2**20
 
 
 def build(task: Task, world: World, sample: Microbatch, *, memory_bytes: int | None = None) -> Pipelined:
-    """Return the executor of this rank's stages. Every rank calls it.
+    """Cut the model, and return the executor of this rank's stages. Collective.
 
     Args:
-        task: The computation.
+        task: The model and its loss.
         world: This rank, with the process groups of its layout.
-        sample: A microbatch like those to come. The first rank measures the blocks' costs on its own.
-        memory_bytes: What one worker may use for parameters, gradients, optimizer and saved activations.
+        sample: A typical microbatch, with which the first rank measures the blocks.
+        memory_bytes: The memory of one worker for parameters, gradients, optimizer and activations. None sets no limit.
 
     Raises:
         ParallelError: The model cannot be cut into this many stages, or the schedule does not accept the microbatches.
@@ -64,7 +64,7 @@ def build(task: Task, world: World, sample: Microbatch, *, memory_bytes: int | N
 
 
 class Pipelined:
-    """An executor (see `executor`) of a worker's stages of a pipeline."""
+    """An executor (see `executor`) of one worker's stages of a pipeline."""
 
     def __init__(self, task: Task, world: World, programs: Programs, plan: StagePlan) -> None:
         self._task = task
@@ -209,16 +209,16 @@ class Pipelined:
     def _begin(
         self, micros: Sequence[Microbatch], finish: Callable[[object, Microbatch], Tensor] | None = None
     ) -> None:
-        """Prepare each of this rank's stages for the microbatches of a step.
+        """Prepare this rank's stages for the microbatches of a step.
 
-        `finish` computes the loss in the last stage.
+        `finish` computes the loss in the last stage. None means a prediction.
         """
         turns = [self._turns(micro, finish) for micro in micros]
         for stage, own in zip(self._stages, zip(*turns, strict=True), strict=True):
             stage.begin(own, trains=finish is not None)
 
     def _turns(self, micro: Microbatch, finish: Callable[[object, Microbatch], Tensor] | None) -> list[Turn]:
-        """Return the microbatch's turn at each of this rank's stages."""
+        """Return a `Turn` of the microbatch for each of this rank's stages."""
         # Look at the mode each time: a script may set it by `par.module.eval()`.
         training = self._module.training
         segments = self._programs.segments(micro, training, self.plan.marks)
@@ -248,7 +248,7 @@ class Pipelined:
         return self._task.autocast(self._world.device)
 
     def _from_last(self, value: Tensor) -> Tensor:
-        """Return the value of the last stage's rank, on every rank."""
+        """Return on every rank the tensor of the rank that has the last stage."""
         dist.broadcast(value, group=self._group, group_src=(self.plan.stages - 1) % self._workers)
         return value
 
@@ -271,10 +271,7 @@ class Pipelined:
 
 
 def _let_go(model: nn.Module, modules: Sequence[nn.Module]) -> None:
-    """Replace tensors that this rank's stages do not hold by their shapes.
-
-    Otherwise each rank would keep the whole model in memory.
-    """
+    """Release the memory of tensors that this rank's stages do not use."""
     parts = {id(part) for module in modules for part in module.modules()}
     tensors = {id(tensor) for module in modules for tensor in (*module.parameters(), *module.buffers())}
     shapes: dict[int, nn.Parameter] = {}

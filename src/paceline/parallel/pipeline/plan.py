@@ -1,4 +1,4 @@
-"""The plan of a pipeline's stages, decided by the first rank for all."""
+"""The cut of a model into pipeline stages, which the first rank decides for all ranks."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ from paceline.parallel.tracing.source import shown
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StagePlan:
-    """The stages of a pipeline, the measured blocks, and the cut into stages.
+    """The stages of a pipeline, with the costs from which the cut was chosen.
 
     Attributes:
-        marks: For each stage but the first, the call with which it begins.
-        uses: The modules, parameters and buffers of each stage.
+        marks: For each stage but the first: the module call with which it begins.
+        blocks: The measured blocks.
+        plan: The cut into stages.
+        uses: The names of each stage's modules, parameters and buffers.
         loss_dtype: The dtype of the weighted loss.
     """
 
@@ -123,10 +125,9 @@ def _decide(task: Task, world: World, sample: Microbatch, programs: Programs, me
 
 
 def _check_loss(reads: LossReads, changed: set[str]) -> None:
-    """Refuse a loss that reads tensors which a call of the model has left.
+    """Refuse a loss that reads tensors which the forward pass has stored in the model.
 
-    Raises:
-        ParallelError: These tensors are in the process of another stage.
+    In a pipeline these tensors may be in another stage's process.
     """
     left = reads.left | {name: line for name, line in reads.state.items() if name in changed}
     for name, line in left.items():
@@ -153,7 +154,7 @@ def _check_by_hand(cut: tuple[str, ...], places: list[int], workers: int, stages
 
 
 def _tied(blocks: tuple[Block, ...]) -> list[frozenset[int]]:
-    """Return, for each parameter that several blocks use, the set of these blocks."""
+    """Return the sets of blocks that share a tied parameter, as indices."""
     users: dict[str, set[int]] = {}
     for index, block in enumerate(blocks):
         for name, _ in block.parameters:

@@ -1,4 +1,4 @@
-"""The parts of a model for each shape of microbatch, traced on first use."""
+"""The stages' parts of a model for each shape of microbatch, traced when the shape first occurs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LEVELS = 4
 
 
 class _Latest(dict[Hashable, _Value]):
-    """A cache that keeps the first two values, and the latest ones."""
+    """A cache of the first two values and the latest ones."""
 
     def keep(self, key: Hashable, value: _Value) -> None:
         self[key] = value
@@ -36,11 +36,11 @@ class _Latest(dict[Hashable, _Value]):
 
 
 class Programs:
-    """A tracer of the model that always cuts at the same marks.
+    """The traces of a model, each cut at the same marks.
 
-    Every rank of a pipeline makes the same cuts without communication: it has its replica's whole batch and knows all shapes. To
-    open a module means to trace its forward too. Modules are opened level by level until there are marks for all `stages`, or
-    until the trace calls the modules in `cut`.
+    All ranks of a pipeline make the same cuts without communication, because each has its replica's whole batch and so knows
+    all shapes. Modules are opened, which means that their forward is traced too, level by level until there are marks for all
+    `stages`, or until the trace calls the modules in `cut`.
     """
 
     def __init__(
@@ -63,7 +63,10 @@ class Programs:
                 break
 
     def trace(self, micro: Microbatch, training: bool | None = None) -> Traced:
-        """Trace the outer forward for this microbatch. `training=None` is the model's mode."""
+        """Return the trace of the outer forward for this microbatch's shapes.
+
+        `training` is the mode. None takes the mode that the model had at first.
+        """
         key = self._key(micro, training)
         traced = self._traced.get(key)
         if traced is None:
@@ -86,9 +89,9 @@ class Programs:
         return key_of(micro.args, micro.kwargs, self._mode if training is None else training)
 
     def refresh(self) -> None:
-        """Drop traces whose read values have changed since the trace.
+        """Drop traces that depend on a value which has changed since, such as an attribute.
 
-        Each microbatch is then traced again, at the same marks.
+        The next microbatch is then traced again, and cut at the same marks.
         """
         stale: list[Hashable] = []
         texts: list[str] = []
@@ -105,19 +108,19 @@ class Programs:
 
     @property
     def shut(self) -> dict[str, str]:
-        """The modules that could not be traced inside, with the reasons."""
+        """Name -> reason, for each module whose forward could not be traced."""
         return self._tracer.shut
 
     def forget(self) -> None:
-        """Release the real model and its memory."""
+        """Release the traced model and its memory."""
         self._tracer.forget()
 
 
 def opened_modules(model: nn.Module, *, level: int = 0, cut: Iterable[str] = ()) -> frozenset[str]:
-    """Return the modules inside which a cut may be.
+    """Return the names of the modules inside which the model may be cut.
 
-    These are `nn.Sequential` and modules that hold a list of modules, and the parents of these and of the modules in `cut`. A
-    module is a block, and stays closed, if several modules of its class are in the same list.
+    These are `nn.Sequential`, modules that contain a list of modules, and the parents of these and of the modules in `cut`. A
+    module in a list with other modules of its class is a block, which is not cut inside up to `level` nested lists.
     """
     found = {parent for name in cut for parent in _parents(name)}
     depths: dict[str, int] = {"": 0}

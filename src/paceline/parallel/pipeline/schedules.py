@@ -1,10 +1,10 @@
-"""One step of a pipeline: the calls of `timeline.program`, with messages between workers.
+"""Run one step of a pipeline: the calls of `timeline.program`, with messages between workers.
 
-torch's schedules are not used, because the part that runs cut microbatches is private and changes with its releases. What is
-drawn is what runs here. Losses are not divided: the weights of the microbatches are in them already.
+torch's schedules are not used, because their part that runs given microbatches is private and changes between releases. Losses
+are not divided by the number of microbatches, because the microbatches' weights already are.
 
-Each message is posted separately, in the order of `timeline.program`, which both ends follow: nothing else matches a receive
-with its send. So backends that run messages one after the other, such as NCCL, never deadlock.
+Each message is posted separately, in the order of `timeline.program`, which both ends follow. Nothing else matches a receive
+with its send. So a backend that runs messages one after the other, such as NCCL, cannot deadlock.
 """
 
 from __future__ import annotations
@@ -29,11 +29,7 @@ UNDER_WAY = 2
 
 
 def check_microbatches(schedule: str, workers: int, microbatches: int) -> None:
-    """Refuse a number of microbatches that the schedule does not accept.
-
-    Raises:
-        ParallelError: The message has accepted numbers.
-    """
+    """Raise ParallelError if the schedule does not accept this number of microbatches."""
     if microbatches < workers and schedule != "gpipe":
         raise ParallelError(
             f"microbatches={microbatches} with a pipeline of {workers} stages: some would never have work. Give at least "
@@ -51,13 +47,13 @@ def check_microbatches(schedule: str, workers: int, microbatches: int) -> None:
 def run(
     schedule: str, stages: Sequence[Stage], microbatches: int, messages: StageMessages
 ) -> Iterator[tuple[int, Tensor]]:
-    """Run a step, and yield (microbatch, result) of the last stage.
+    """Run one step. On the last stage's worker, yield (microbatch, result) of each microbatch.
 
-    Every worker must run it to its end. For a prediction the schedule is "forward", under torch.no_grad. A last batch may have
-    fewer microbatches than a schedule accepts; then all forward passes come first.
+    Every worker must exhaust the iterator. A prediction uses the schedule "forward", under torch.no_grad. If the last batch of
+    an epoch has too few microbatches for the schedule, all forward passes come before the backward passes.
 
     Raises:
-        RuntimeError: A message does not arrive, because the other worker is gone or silent.
+        RuntimeError: A message does not arrive, because the other worker has ended or hangs.
     """
     workers = messages.workers
     if schedule != "forward":
@@ -104,20 +100,20 @@ class StageMessages:
         self._sent: deque[list[_Message]] = deque()
 
     def begin(self) -> None:
-        """Drop messages of a failed step."""
+        """Forget messages of a failed step."""
         self._expected.clear()
         self._sent.clear()
 
     def expect(self, call: StageCall, values: Sequence[Value], sender: int) -> None:
-        """Post the receives for `call`."""
+        """Post receives from the worker `sender` for the inputs of `call`."""
         buffers = [torch.empty(value.shape, dtype=value.dtype, device=self._device) for value in values]
         # Use new buffers each time: a microbatch needs its received tensors until its backward pass.
         self._expected[call] = [(buffer, dist.irecv(buffer, group=self._group, group_src=sender)) for buffer in buffers]
 
     def take(self, call: StageCall) -> list[Tensor]:
-        """Wait for the tensors that `call` needs.
+        """Wait for the inputs of `call` and return them.
 
-        There are no tensors for the first stage's forward pass and the last stage's backward pass.
+        The list is empty for the first stage's forward pass and the last stage's backward pass.
         """
         return _arrived(self._expected.pop(call, []))
 
@@ -135,7 +131,6 @@ class StageMessages:
         )
 
     def finish(self) -> None:
-        """Wait until all messages of this worker are sent."""
         while self._sent:
             _arrived(self._sent.popleft())
 

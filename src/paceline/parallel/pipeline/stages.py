@@ -1,13 +1,14 @@
 """A stage of a pipeline: its part of the model, and the passes of one microbatch.
 
-Why not torch's `PipelineStage`:
+torch's `PipelineStage` is not used for these reasons:
 
-    metadata   Without it, torch's stage runs the model once on uninitialised memory to learn shapes, which corrupts BatchNorm's
-               running statistics. Here shapes come from the trace, without a run.
-    buffers    torch's have the first microbatch's shape, one for each microbatch of a step. Here each has its own microbatch's
-               shape, and lives from the message to the end of that microbatch's backward pass.
+    metadata   Without metadata torch's stage runs the model once on uninitialised memory to learn shapes, which corrupts
+               BatchNorm's running statistics. Paceline's shapes come from the trace.
+    buffers    torch's stage has receive buffers for all microbatches, of the first one's shape. Here each microbatch has
+    buffers
+               of its own shape, which are freed after its backward pass.
     eval       A traced torch stage ignores `.eval()`. Here a stage calls the model's own modules.
-    privates   A stage with given shapes has to override private methods, which three releases of torch have changed.
+    privates   With given shapes a torch stage must override private methods, which three releases of torch have changed.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ class Turn:
     """One microbatch's pass through one stage.
 
     Attributes:
+        segment: The stage's part of the model.
         batch: The microbatch's tensors.
-        context: The context of the forward pass, such as autocast.
-        finish: (output, micro) -> the weighted loss, for the last stage in training. None keeps the output.
+        context: Returns a context manager for the forward pass, such as autocast.
+        finish: (output, micro) -> the weighted loss, for the last stage in training. None returns the output.
     """
 
     segment: Segment
@@ -56,9 +58,9 @@ class StageModule(nn.Module):
 
 
 class Stage:
-    """One stage's computation of a step, with the tensors that backward passes need.
+    """One stage's computation of a step.
 
-    It is number `index` of the `count` stages in the pipeline.
+    The stage has number `index` of `count`. It keeps the tensors that its backward passes need.
     """
 
     def __init__(self, module: StageModule, index: int, count: int) -> None:
@@ -72,7 +74,7 @@ class Stage:
         self._kept: dict[int, tuple[Sequence[Tensor], tuple[Tensor, ...]]] = {}
 
     def begin(self, turns: Sequence[Turn], *, trains: bool) -> None:
-        """Prepare for a step. With `trains`, keep tensors for backward passes."""
+        """Prepare for the microbatches of a step. `trains` says whether backward passes follow."""
         self._turns = turns
         self._trains = trains
         self._left = len(turns)
@@ -80,12 +82,12 @@ class Stage:
         self._kept.clear()
 
     def comes(self, kind: str, micro: int) -> list[Value]:
-        """Return the values to receive before the microbatch's forward ("F") or backward ("B") pass."""
+        """Describe the tensors to receive before a microbatch's forward ("F") or backward ("B") pass."""
         segment = self._turns[micro].segment
         return list(segment.receives) if kind == "F" else [value for value in segment.sends if value.requires_grad]
 
     def forward(self, micro: int, received: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Run the forward pass. Return the values for the next stage, or the last stage's result."""
+        """Run the forward pass. Return the tensors for the next stage, or the last stage's result."""
         turn = self._turns[micro]
         # Received tensors are leaves of this stage's graph, so the backward pass leaves their gradients in `.grad`.
         inputs = [
@@ -100,11 +102,11 @@ class Stage:
         return made
 
     def _checked(self, result: tuple[Tensor, ...], segment: Segment) -> tuple[Tensor, ...]:
-        """Check a stage's values for the next stage, and make them contiguous.
+        """Return the stage's results, contiguous, after a comparison with the trace.
 
         Raises:
-            ParallelError: A value is not as announced: its shape depends on more than the batch's shapes, or it has a
-                gradient that the next stage would not send back.
+            ParallelError: The shape or dtype of a result differs from the trace, or it has a gradient that the next stage would
+                not send back.
         """
         for tensor, value in zip(result, segment.sends, strict=True):
             if tensor.requires_grad and not value.requires_grad:
@@ -152,11 +154,7 @@ class Stage:
 
 @contextlib.contextmanager
 def _explained(stage: int) -> Iterator[None]:
-    """Explain autograd's error for tensors that were changed after the forward pass.
-
-    Raises:
-        ParallelError: In place of autograd's error.
-    """
+    """Replace autograd's error about tensors changed in place by a ParallelError with advice."""
     try:
         yield
     except RuntimeError as error:

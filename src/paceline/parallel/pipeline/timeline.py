@@ -1,15 +1,15 @@
 """The schedules of a pipeline: each worker's calls and messages, their times, and drawings.
 
-    order      what each worker computes, one after the other
-    program    the same, with the messages in between: what each worker does in a step
+    order      the calls of one worker, in order
+    program    these calls, with the worker's messages in between
     simulate   the time of each call, given the duration of each stage's forward and backward pass
 
     worker 0  F0 F1 .. .. B0 B0 F2 B1 B1 .. B2 B2
     worker 1  .. F0 B0 B0 F1 B1 B1 F2 B2 B2 .. ..
 
 The schedules are "gpipe", "1f1b" and "interleaved", and "forward" for a prediction, which has no backward passes. GPipe: Huang
-et al. 2019. 1F1B: Narayanan et al. 2019 (PipeDream). Interleaved: Narayanan et al. 2021, section 2.2. Only the PNG needs more
-than the standard library: matplotlib.
+et al. 2019. 1F1B: Narayanan et al. 2019 (PipeDream). Interleaved: Narayanan et al. 2021, section 2.2. The module needs only the
+standard library, apart from matplotlib for the PNG.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paceline.parallel.errors import ParallelError
 
 
 class StageCall(NamedTuple):
-    """One pass, forward ("F") or backward ("B"), of one microbatch and stage."""
+    """A forward ("F") or backward ("B") pass of one microbatch through one stage."""
 
     kind: str
     stage: int
@@ -31,14 +31,14 @@ class StageCall(NamedTuple):
 
 
 class Send(NamedTuple):
-    """A message with a call's result: activations after "F", gradients after "B"."""
+    """A message with a call's result: activations of a forward pass, gradients of a backward pass."""
 
     call: StageCall
     receiver: int
 
 
 class Receive(NamedTuple):
-    """A receive of another worker's result, posted at this point."""
+    """The receive of another worker's result."""
 
     call: StageCall
     sender: int
@@ -48,7 +48,7 @@ Step = StageCall | Send | Receive
 
 
 class Event(NamedTuple):
-    """A call with its worker, its start and its end."""
+    """A call, with its worker, its start and its end."""
 
     worker: int
     start: float
@@ -59,7 +59,7 @@ class Event(NamedTuple):
 def order(schedule: str, worker: int, workers: int, microbatches: int, chunks: int = 1) -> Iterator[StageCall]:
     """Yield the calls of one worker in order.
 
-    The worker's `chunks` stages are worker, worker + workers, ...
+    With several `chunks`, the worker has the stages worker, worker + workers, worker + 2 * workers ...
     """
     if schedule == "gpipe":
         stages = range(worker, workers * chunks, workers)
@@ -86,11 +86,10 @@ def order(schedule: str, worker: int, workers: int, microbatches: int, chunks: i
 
 @lru_cache(maxsize=256)
 def program(schedule: str, worker: int, workers: int, microbatches: int, chunks: int = 1) -> tuple[Step, ...]:
-    """Return a worker's calls and messages in a step.
+    """Return a worker's calls and messages in a step, in order.
 
-    Sender and receiver place a message at the simulated time of sending. So all workers' programs are parts of one sequence in
-    which every call follows its inputs. No deadlock is possible, even if each message waits for both ends, and all messages
-    of a worker go one after the other.
+    Sender and receiver place a message at its simulated sending time. So the programs of all workers are parts of one sequence,
+    in which every call follows its inputs. Therefore no deadlock is possible, even if each message blocks both its ends.
     """
     own: list[Step] = []
     last = workers * chunks - 1
@@ -121,10 +120,10 @@ def simulate(
     forward: Callable[[int], float] = lambda stage: 1.0,
     backward: Callable[[int], float] = lambda stage: 1.0,
 ) -> list[Event]:
-    """Return the time of each call, if messages take no time.
+    """Return all workers' calls with their times. Messages take no time.
 
-    `forward` and `backward` map a stage to its duration. Each call waits for its worker, and for the same microbatch in the
-    former stage (forward) or the next one (backward).
+    `forward` and `backward` map a stage to the duration of its pass. A call starts when its worker is free, and when the same
+    microbatch has passed the previous stage (forward) or the next one (backward).
     """
     stages = workers * chunks
     todo = [list(order(schedule, worker, workers, microbatches, chunks)) for worker in range(workers)]
@@ -145,14 +144,17 @@ def simulate(
 
 
 def bubble(schedule: str, workers: int, microbatches: int, chunks: int = 1) -> float:
-    """Return the idle fraction of a step: (p - 1) / (v M + p - 1)."""
+    """Return the fraction of a step in which workers are idle: (p - 1) / (v M + p - 1).
+
+    p is the number of workers, v of chunks, and M of microbatches.
+    """
     chunks = chunks if schedule == "interleaved" else 1
     return (workers - 1) / (chunks * microbatches + workers - 1)
 
 
 @lru_cache(maxsize=4096)
 def in_flight(schedule: str, stage: int, stages: int, workers: int, microbatches: int) -> int:
-    """Return the most microbatches whose activations the stage holds at one time."""
+    """Return the largest number of microbatches whose activations the stage holds at once."""
     kept = most = 0
     for call in order(schedule, stage % workers, workers, microbatches, stages // workers):
         if call.stage == stage:
@@ -162,7 +164,7 @@ def in_flight(schedule: str, stage: int, stages: int, workers: int, microbatches
 
 
 def _ready(call: StageCall, stages: int, ends: dict[StageCall, float]) -> float | None:
-    """Return when a call's inputs are ready, or None if not yet known."""
+    """Return the time at which a call's inputs are ready, or None if that is not known yet."""
     if call.kind == "F":
         needs = [StageCall("F", call.stage - 1, call.micro)] if call.stage else []
     else:

@@ -1,1 +1,1 @@
-"""Layouts in which every rank computes the whole model: replicated, or sharded."""
+"""Layouts in which every rank computes the whole model on its own rows: replicated, or sharded."""

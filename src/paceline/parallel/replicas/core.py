@@ -1,12 +1,12 @@
 """The executor of the layouts in which every rank computes the whole model.
 
     layout                     gradients are summed over the replicas by
-    one process                -
-    data                       DistributedDataParallel, during the backward pass; in the first step afterwards
+    one process                no sum is needed
+    data                       DistributedDataParallel (DDP) during the backward pass; in the first step `reduce.sum_gradients`
     shard, data x shard        FSDP2
-    data x tensor, context     `reduce.sum_gradients`, afterwards
+    data x tensor, context     `reduce.sum_gradients`, after the backward pass
 
-The first step runs without DDP: it shows the unused parameters, which DDP has to know beforehand.
+The first step runs without DDP, to find the unused parameters, which DDP must know beforehand.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Plain:
     """An executor (see `executor`) of the whole model.
 
     Attributes:
-        find_unused: Whether every step may skip other parameters. None: only those that the first step skips.
-        notes: How the layers were cut, for `explain`.
-        summed: Parameters whose gradients are sums over the workers, each of which has only some experts.
+        find_unused: Whether each step may skip different parameters. None: all steps skip those that the first step skips.
+        notes: Lines for `explain` about cut layers.
+        summed: Parameters whose gradients must be summed over the expert group.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Plain:
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """The names of the parameters that had no gradient in the first step."""
+        """The names of the parameters without a gradient in the first step."""
         watched = self._ddp or self._used
         return () if watched is None else watched.unused
 
@@ -114,12 +114,14 @@ class Plain:
         return functools.reduce(torch.add, losses)
 
     def _plain_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Return (name, parameter) for parameters that FSDP2 has not split."""
         own = {id(param) for param in shard.left_whole(self._module)} if self._is_sharded else None
         return [(name, param) for name, param in self._module.named_parameters() if own is None or id(param) in own]
 
     def _sizes_written(self, versions: Mapping[str, int]) -> dict[str, float]:
-        """Return name -> size of each parameter that was changed in place since `versions` was taken."""
+        """Return name -> size of each parameter that the forward pass changed in place.
+
+        `versions` has the parameters' versions before the pass.
+        """
         sizes = {name: size_of(param) for name, param in self._plain_parameters() if param._version != versions[name]}
         for written in self._units_written:
             sizes |= written.sizes
@@ -192,9 +194,9 @@ class Plain:
 
 
 class _Replicated:
-    """DistributedDataParallel from the second step on, with sums of gradients.
+    """Data parallelism by DDP, which takes over after the first step.
 
-    The wrapper is private: calling the model inside it trains on one replica's gradients. Use `Parallel.step`.
+    The DDP wrapper is private, because calling it would train on one replica's gradients only.
     """
 
     def __init__(self, model: nn.Module, world: World, find_unused: bool | None) -> None:
@@ -209,12 +211,12 @@ class _Replicated:
         self._begin()
 
     def follow(self) -> None:
-        """Treat the next step as the first one if parameters were frozen or unfrozen."""
+        """Start again with a first step if parameters were frozen or unfrozen."""
         if any(param.requires_grad != (name in self._params) for name, param in self._all.items()):
             self._begin()
 
     def begin_anew(self) -> None:
-        """Treat the next step as the first one, unless DDP is already in use."""
+        """Start again with a first step, unless DDP is already in use."""
         if self._ddp is None:
             self._begin()
 
@@ -227,7 +229,10 @@ class _Replicated:
 
     @contextlib.contextmanager
     def reducing(self, is_last: bool) -> Iterator[nn.Module]:
-        """Yield the module to call. With `is_last`, let DDP sum the gradients in its backward pass."""
+        """Yield the module to call for a microbatch.
+
+        If it is the last microbatch of a step (`is_last`), its backward pass sums the gradients.
+        """
         if self._is_first:
             with self._watched(is_last):
                 yield self._model
@@ -308,10 +313,6 @@ class _Replicated:
         return ddp
 
     def _unfinished(self) -> ParallelError:
-        """Return the error for parameters that got no gradient in this step.
-
-        torch would raise an error only in the next step, after a wrong update in this step.
-        """
         without = [name for name, param in self._params.items() if param.grad is None]
         what = ", ".join(without) if without else "parameters that were used in earlier microbatches alone"
         return ParallelError(

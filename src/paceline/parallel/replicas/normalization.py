@@ -1,7 +1,7 @@
-"""Batch normalisation over the batch of all replicas, so that a step equals one process's.
+"""Batch normalisation over the batch of all replicas, so that a step equals a step in one process.
 
 torch's SyncBatchNorm supports only GPUs. Here the model's BatchNorm modules stay the same objects, with their parameters,
-buffers and hooks: only their class changes, to one with another `forward`.
+buffers and hooks. Only their class changes, to a subclass with another `forward`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ _somewhere = True
 
 
 def synchronise(module: nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Let BatchNorm normalise over the batches of all replicas.
+    """Make the module's BatchNorm layers normalise over the batches of all replicas.
 
-    Without a `group` it only excludes padding from the statistics. A user's class that overrides `forward` is
-    left unchanged.
+    Without a `group` the layers only ignore padding. A user's subclass that overrides `forward` is left unchanged.
     """
     for part in module.modules():
         if (kind := _SYNCHRONISED.get(type(part))) is not None:
@@ -41,7 +40,7 @@ def synchronise(module: nn.Module, group: dist.ProcessGroup | None) -> None:
 
 @contextlib.contextmanager
 def alone(module: nn.Module) -> Iterator[None]:
-    """Keep normalisation layers from communicating with other ranks within the block."""
+    """Within the block, stop normalisation layers from communicating with other ranks."""
     groups = [(part, part.__dict__.get("_paceline_group")) for part in module.modules()]
     changed = [(part, group) for part, group in groups if group is not None]
     for part, _ in changed:
@@ -55,13 +54,13 @@ def alone(module: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def counting(micro: Microbatch) -> Iterator[None]:
-    """Keep the microbatch's padding out of statistics within the `with` block."""
+    """Within the block, exclude the microbatch from statistics if it is padding."""
     with _counting_as(micro.rows > 0, micro.global_rows > 0):
         yield
 
 
 def counting_as_now() -> contextlib.AbstractContextManager[None]:
-    """Return a context in which rows count, or are padding, as they do now."""
+    """Return a context manager that repeats the current `counting`, for a later second pass."""
     return _counting_as(_counts, _somewhere)
 
 
@@ -77,7 +76,7 @@ def _counting_as(counts: bool, somewhere: bool) -> Iterator[None]:
 
 
 class _Shared(SharedByCopies):
-    """The process group of a normalisation layer, which copies of it share.
+    """A holder of a layer's process group, which copies of the layer share.
 
     A pickle omits the group. `group` is None while the layer must not communicate.
     """
@@ -90,7 +89,7 @@ class _Shared(SharedByCopies):
 
 
 class _Synchronised(BatchNorm):
-    """torch's BatchNorm with the statistics of all ranks' batches in training."""
+    """torch's BatchNorm, which in training uses the statistics of all ranks' batches."""
 
     _paceline_group: _Shared | None
 
@@ -124,10 +123,7 @@ class _Synchronised(BatchNorm):
         return output
 
     def _follow(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
-        """Move the running statistics towards this batch's mean and variance.
-
-        `variance` is the sum of squared deviations divided by `count`. The running variance divides it by `count - 1`.
-        """
+        """Update the running statistics with this batch's mean and (biased) variance."""
         if self.running_mean is None or self.running_var is None:
             return
         factor = self.momentum or 0.0
@@ -153,7 +149,7 @@ class SynchronisedBatchNorm3d(_Synchronised, nn.BatchNorm3d):
 
 
 class _FollowsAll(InstanceNorm):
-    """torch's InstanceNorm with running statistics of all replicas' rows.
+    """torch's InstanceNorm with running statistics over all replicas' rows.
 
     InstanceNorm normalises each row alone, but its running statistics follow the mean over all rows.
     """
@@ -207,10 +203,10 @@ _SYNCHRONISED: dict[type, type] = {
 
 
 class _Normalise(torch.autograd.Function):
-    """Batch normalisation over all ranks' rows, without padding.
+    """The autograd function of batch normalisation over all ranks' rows, without padding.
 
-    Two sums in the forward pass and one in the backward pass are all-reduced. The gradients of weight and bias are this rank's
-    own; they are summed with all others. Ioffe and Szegedy, "Batch Normalization", 2015, section 3.
+    The forward pass all-reduces two sums, the backward pass one. The gradients of weight and bias are only this rank's: the
+    layout sums them with all other gradients. See Ioffe and Szegedy, "Batch Normalization", 2015, section 3.
     """
 
     @staticmethod
@@ -277,7 +273,6 @@ def _shaped(values: Tensor, like: Tensor) -> Tensor:
 
 
 def _without_statistics(module: BatchNorm, x: Tensor) -> Tensor:
-    """Normalise by the running statistics without changing them."""
     mean = module.running_mean if module.running_mean is not None else x.new_zeros(x.shape[1])
     variance = module.running_var if module.running_var is not None else x.new_ones(x.shape[1])
     return nn.functional.batch_norm(x, mean, variance, module.weight, module.bias, False, 0.0, module.eps)

@@ -1,16 +1,15 @@
 """Parameters, gradients and optimizer states in equal parts, by torch's FSDP2.
 
-A unit is a module whose parameters FSDP2 gathers together: each element of the model's lists (blocks), and the model itself
-with all other parameters. The model's unit also has tensors that two other units share, because FSDP2 does not allow these.
+A unit is a module whose parameters FSDP2 gathers together: each block (an element of the model's lists), and the model itself
+with all other parameters. The model's unit also has tensors that two blocks share, because FSDP2 does not allow these.
 
-Changes that a forward pass makes to parameters, such as a momentum encoder's, are written back:
+A forward pass may change parameters, such as a momentum encoder's. Hooks write the changes back to the parts, in this order:
 
-    root's forward   ChangedParts.begin
-      unit's         ChangedParts.before, gather, Written.before
-                     ...
-                     Written.after, part
-    its end          ChangedParts.after
-    backward         gather ... part
+    the model's forward begins      ChangedParts.begin
+    a unit's forward                ChangedParts.before, FSDP2 gathers the parameters, Written.before
+                                    ... the forward ... Written.after, FSDP2 frees the gathered parameters
+    the model's forward ends        ChangedParts.after
+    a unit's backward               FSDP2 gathers and frees the parameters again
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ from paceline.torch_private import reduce_unused_too, sharded_parameters, whole_
 
 
 def shard_stage(module: nn.Module, world: World) -> list[Written]:
-    """Replace the module's parameters by this rank's DTensors.
+    """Shard the module's parameters over the ranks, as DTensors. Return an observer for each unit.
 
-    Names stay. Gradients are sums over the replicas, not means. Return an observer for each unit, which notes the parameters
-    that its forward pass changes.
+    Names stay. Gradients become sums over the replicas, not means. The observers record which parameters a forward pass
+    changes.
 
     Raises:
         ParallelError: A pattern of `units` matches no module, or torch cannot shard a parameter.
@@ -86,10 +85,10 @@ def shard_stage(module: nn.Module, world: World) -> list[Written]:
 
 
 def _keep_recurrent_weights_apart(module: nn.Module) -> None:
-    """Disable the flattening of recurrent layers' weights for cuDNN.
+    """Stop recurrent layers from flattening their weights for cuDNN.
 
-    Flattening moves the parameters to other memory than FSDP2 fills in the next step: the layer would silently compute with the
-    values of its first step.
+    Flattening would move the weights to memory that FSDP2 does not fill, so the layer would silently keep the values of its
+    first step.
     """
     recurrent = [part for part in module.modules() if isinstance(part, nn.RNNBase)]
     for part in recurrent:
@@ -104,9 +103,9 @@ def _leave_apart() -> None:
 
 
 def wait_for_changes(module: nn.Module, names: Iterable[str], wait: Callable[[], None]) -> None:
-    """Call `wait` before FSDP2 gathers parameters that the forward pass has changed.
+    """Make FSDP2 wait for in-place changes of parameters before it gathers them again.
 
-    `names` are the names of the units; "" is the module itself.
+    `names` are the names of the units; "" is the module itself. `wait` is called if a forward pass has changed a parameter.
     """
     units = [module.get_submodule(name) for name in names]
     changed = ChangedParts(units, wait)
@@ -122,7 +121,7 @@ def _own_outputs(module: nn.Module, args: object, output: object) -> object:
 
 
 def left_whole(module: nn.Module) -> list[nn.Parameter]:
-    """Return the 0-dim parameters, which FSDP2 leaves whole."""
+    """Return the 0-dim parameters, which FSDP2 does not shard."""
     return [param for param in module.parameters() if param.dim() == 0]
 
 
@@ -134,10 +133,9 @@ def reduce_over_replicas(module: nn.Module, is_last: bool) -> None:
 
 
 def reduce_after_last(module: nn.Module, is_last: bool) -> None:
-    """Set whether a stage's next backward pass is the last one of the step.
+    """Tell FSDP2 whether a stage's next backward pass is the last one of the step.
 
-    Only the last pass sums gradients, and frees the whole parameters, which earlier microbatches still need. Does nothing for a
-    module without FSDP2.
+    Only the last pass sums gradients and frees the gathered parameters. Without FSDP2 this does nothing.
     """
     from torch.distributed.fsdp import FSDPModule
 
@@ -148,7 +146,7 @@ def reduce_after_last(module: nn.Module, is_last: bool) -> None:
 
 
 def part_again(module: nn.Module) -> None:
-    """Let FSDP2 free parameters that a forward pass has gathered.
+    """Free the parameters that FSDP2 has gathered for a forward pass.
 
     Otherwise a script that freezes one of `module.parameters()` would freeze only the gathered copy.
     """
@@ -160,9 +158,10 @@ def part_again(module: nn.Module) -> None:
 
 
 def find_units(module: nn.Module, patterns: tuple[str, ...] | None = None) -> list[str]:
-    """Return the names of modules that FSDP2 gathers as units, inner ones first.
+    """Return the names of the modules that FSDP2 gathers as units, inner modules first.
 
-    Without patterns: the elements with parameters of the outermost lists (ModuleList, Sequential, ModuleDict).
+    Without patterns the units are the elements of the outermost lists (ModuleList, Sequential, ModuleDict) that have
+    parameters.
     """
     if patterns is None:
         chosen = [name for name in _elements(module) if next(module.get_submodule(name).parameters(), None) is not None]
@@ -192,7 +191,7 @@ def _elements(module: nn.Module, prefix: str = "") -> list[str]:
 
 
 def _shared_outside(module: nn.Module, names: list[str]) -> set[str]:
-    """Return the modules that share a parameter with a module outside of them."""
+    """Return those of the named modules that share a parameter with another module."""
     uses: dict[int, set[str]] = {}
     for name, param in module.named_parameters(remove_duplicate=False):
         uses.setdefault(id(param), set()).add(name)
@@ -212,10 +211,7 @@ def _shared_outside(module: nn.Module, names: list[str]) -> set[str]:
 
 
 def _check_dtypes(module: nn.Module, units: Sequence[str], ignored: Iterable[nn.Parameter]) -> None:
-    """Refuse a unit whose parameters have several dtypes.
-
-    FSDP2 would raise an AssertionError in its first forward pass.
-    """
+    """Refuse a unit whose trained parameters have several dtypes, which FSDP2 does not support."""
     taken = {id(param) for param in ignored}
     for unit in units:
         own = {name: param for name, param in module.get_submodule(unit).named_parameters() if id(param) not in taken}
@@ -231,29 +227,27 @@ def _check_dtypes(module: nn.Module, units: Sequence[str], ignored: Iterable[nn.
 
 
 class ChangedParts:
-    """Hooks that wait for in-place changes before FSDP2 gathers parameters.
+    """Hooks that wait for in-place changes of parameters before FSDP2 gathers them.
 
-    FSDP2 gathers on GPU streams of its own, which wait for the caller's stream only at the start of the root's forward pass.
-    So it could read a momentum encoder's parameters while the forward pass updates them.
+    FSDP2 gathers on its own GPU streams, which wait for the caller's stream only at the start of the model's forward pass. So
+    it could read a momentum encoder's parameters while the forward pass changes them.
     """
 
     def __init__(self, units: Sequence[nn.Module], wait: Callable[[], None]) -> None:
-        """Watch the root and its units. `wait` lets FSDP2's streams wait for the caller's."""
+        """Watch the units. `wait` blocks until the caller's GPU work is done."""
         self._units = units
         self._wait = wait
         self._versions: dict[int, tuple[int, int]] = {}
 
     @torch.no_grad()
     def begin(self, *_: object) -> None:
-        """Record the parameters' versions, to detect changes of parameters during the forward pass."""
+        """Record the parameters' versions at the start of the forward pass."""
         self._versions = {id(part): _versions(part) for unit in self._units for part in sharded_parameters(unit)}
 
     def before(self, unit: nn.Module, *_: object) -> None:
-        """Wait for changes before FSDP2 gathers a unit's parameters."""
         self._look((unit,))
 
     def after(self, *_: object) -> None:
-        """Wait for changes before the backward pass gathers parameters again."""
         self._look(self._units)
 
     @torch.no_grad()
@@ -269,29 +263,28 @@ class ChangedParts:
 
 
 def _versions(part: Tensor) -> tuple[int, int]:
-    """Return the version counters of a DTensor and its local tensor."""
     return part._version, local(part)._version
 
 
 class Written:
-    """An observer that writes in-place changes of gathered parameters back to the shards.
+    """An observer of one unit that writes in-place changes of gathered parameters back to the shards.
 
-    FSDP2 frees the gathered parameters after a pass, and a change, such as a momentum encoder's update, would be lost.
+    FSDP2 frees the gathered parameters after a pass, so a change, such as a momentum encoder's update, would be lost.
     """
 
     def __init__(self, part: nn.Module, names: Mapping[int, str]) -> None:
-        """Watch `part`. The caller fills `names` (id of a parameter -> name) later."""
+        """Watch the unit `part`. `names` maps a parameter's id to its name, and may be filled later."""
         self._part, self._names = part, names
         self._versions: dict[int, int] = {}
         #: Name of a changed parameter -> sum of its absolute values, by which ranks compare the changes. The executor empties it.
         self.sizes: dict[str, float] = {}
 
     def before(self, *_: object) -> None:
-        """Record the versions of the parameters once they are gathered."""
+        """Record the versions of the gathered parameters before the forward pass."""
         self._versions = {id(whole): whole._version for _, whole in whole_parameters(self._part, inner=False)}
 
     def after(self, *_: object) -> None:
-        """Write changed parameters back while they are still gathered."""
+        """Write parameters that the forward pass has changed back to the shards."""
         for sharded, whole in whole_parameters(self._part, inner=False):
             if whole._version != self._versions.get(id(whole), whole._version):
                 _write_back(sharded, whole)
@@ -300,12 +293,11 @@ class Written:
 
 
 def size_of(param: Tensor) -> float:
-    """Return the sum of a parameter's absolute values."""
+    """Return the sum of the absolute values of a parameter, or of this rank's part of it."""
     return float(local(param.detach()).abs().sum(dtype=torch.float64))
 
 
 def _write_back(sharded: nn.Parameter, whole: nn.Parameter) -> None:
-    """Copy this rank's part of a gathered parameter into its shard."""
     part = whole.detach()
     if is_part(part):
         raise ParallelError(

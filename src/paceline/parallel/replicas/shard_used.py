@@ -1,7 +1,7 @@
-"""The parameters of a sharded model that get a gradient.
+"""Which parameters of a sharded model got a gradient in a step.
 
-FSDP2 can send zeros for an unused parameter, so that all ranks' messages have one length. But then an unused parameter looks
-like one with a gradient of 0, and an optimizer would decay what a plain loop leaves alone.
+FSDP2 can send zeros for an unused parameter, so that all ranks' messages have the same length. But then the optimizer would see
+a gradient of 0, and apply weight decay to a parameter that a plain loop leaves alone.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from paceline.torch_private import is_being_made_whole, whole_parameters
 
 
 class Used:
-    """An observer that removes gradients of unused parameters.
+    """An observer that removes the gradients of unused parameters.
 
-    `find_unused` is the setting of `parallelize`; with None, only parameters that the first step skips may be unused.
+    `find_unused` is the setting of `parallelize`. With None, only parameters that the first step skips may be unused.
     """
 
     def __init__(self, module: nn.Module, world: World, find_unused: bool | None) -> None:
@@ -37,13 +37,13 @@ class Used:
         self._begin(self._trained())
 
     def follow(self) -> None:
-        """Treat the next step as the first one if parameters were frozen or unfrozen."""
+        """Start again with a first step if parameters were frozen or unfrozen."""
         trained = self._trained()
         if trained != set(self._names.values()):
             self._begin(trained)
 
     def begin_anew(self) -> None:
-        """Treat the next step as the first one."""
+        """Start again with a first step."""
         self._begin(self._trained())
 
     def _begin(self, trained: set[str]) -> None:
@@ -57,10 +57,10 @@ class Used:
         return {name for name, param in self._module.named_parameters() if param.requires_grad}
 
     def settle(self) -> None:
-        """Free whole parameters that FSDP2 has prefetched, before a forward pass.
+        """Before a forward pass, free parameters that FSDP2 has gathered early.
 
-        In a backward pass FSDP2 also prefetches units that have no backward pass, such as frozen ones. Without this, the next
-        microbatch would use these values even if its own forward pass changes the parameters first.
+        In a backward pass FSDP2 also gathers units without a backward pass, such as frozen ones. Without this call the next
+        microbatch would use these old values although its own forward pass changes the parameters first.
         """
         for part in self._module.modules():
             if is_being_made_whole(part):
@@ -69,7 +69,7 @@ class Used:
                 held.reshard()
 
     def watch(self) -> None:
-        """Watch the whole parameters' gradients, after each forward pass."""
+        """After a forward pass, register hooks on the gathered parameters' gradients."""
         self._watched += 1
         for sharded, whole in whole_parameters(self._module):
             name = self._names.get(id(sharded))
@@ -91,10 +91,10 @@ class Used:
                 held.register_post_accumulate_grad_hook(lambda _, name=name: self._seen.add(name))
 
     def finish(self) -> None:
-        """Finish a step after the last microbatch. Every rank calls it.
+        """Remove the gradients of unused parameters at the end of a step. Collective.
 
         Raises:
-            ParallelError: A parameter that the first step used is not used now.
+            ParallelError: A parameter that the first step used has no gradient now.
         """
         names = list(self._names.values())
         # Exclude 0-dim parameters, which FSDP2 leaves whole.
