@@ -245,7 +245,7 @@ def _build(
     memory_bytes: int | None,
     again: str | Sequence[str] | None,
 ) -> Executor:
-    """Cut or wrap the task's model for its layout, in place, and return the executor.
+    """Cut or wrap the task's model in place, and return its executor.
 
     `sample` is a function that returns a global batch or None, and `again` names the blocks to recompute.
     """

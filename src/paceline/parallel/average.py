@@ -167,7 +167,7 @@ class Twin(_Follower):
                 _follow(local(there), _cut(own, there), keep if is_averaged else 0.0)
 
     def _moved(self, own: Tensor | None, source: str) -> Tensor:
-        """Return the whole source tensor, sent by its stage to all stages of the pipeline.
+        """Send the whole source tensor from its stage to all stages.
 
         `own` is this rank's part of the tensor, or None.
         """
@@ -208,7 +208,7 @@ def _is_averaged(tensor: Tensor) -> bool:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """Copy a tensor, in float32 if its dtype is narrower: bf16 would round a decay of 0.999 to 1."""
+    """Copy a tensor in float32 at least: bf16 rounds a decay of 0.999 to 1."""
     is_narrow = tensor.is_floating_point() and tensor.dtype.itemsize < 4
     return tensor.clone().to(torch.float32) if is_narrow else tensor.clone()
 

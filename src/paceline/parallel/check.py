@@ -199,7 +199,7 @@ def compare(
 
 
 def _trained(par: ParallelHandle, micros: Sequence[Microbatch]) -> tuple[Tensor, float]:
-    """Run one step. Return its loss, and the factor by which the loss and the gradients must be multiplied.
+    """Run one step. Return its loss, and the factor by which to multiply it.
 
     The gradients, already multiplied, stay in the parameters. A failed step raises CannotComputeError.
     """
@@ -263,7 +263,7 @@ def _allowed(par: ParallelHandle, plain: StepResult, limit: float | None) -> flo
 def _distances(
     par: ParallelHandle, result: StepResult, plain: StepResult, *, is_plain: bool = False
 ) -> dict[str, float]:
-    """Return name -> distance between the layout's value and the plain model's, on every rank.
+    """Return name -> distance of the layout's value from the plain model's.
 
     The loss has the name "". The distance of a gradient is relative to the largest gradient, that of a buffer to the buffer
     itself.

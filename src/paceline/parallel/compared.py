@@ -61,7 +61,7 @@ class Comparison:
 
     @classmethod
     def begin(cls) -> Comparison:
-        """Return an active comparison for the script's first training under `paceline check`, else one without effect."""
+        """Return an active comparison for the first training under `paceline check`."""
         request = StepsAsked.from_environment()
         if request is None or cls._begun:
             return Comparison()
@@ -69,7 +69,7 @@ class Comparison:
         return _Observed(request)
 
     def prepare(self, model: nn.Module) -> None:
-        """Convert the model to the comparison's dtype. In the run of N workers, load the initial values of the other run."""
+        """Convert the model's dtype. With N workers, load the other run's initial values."""
 
     def strategy(self, chosen: Chosen) -> Chosen:
         """Return the script's strategy, or DataParallel() in the run of one process."""
@@ -94,7 +94,7 @@ class Comparison:
         return contextlib.nullcontext()
 
     def stepped(self, par: PlannedHandle, loss: Tensor) -> None:
-        """Record the loss of a step. After the last step to compare, end the process."""
+        """Record a step's loss. After the last step to compare, end the process."""
 
 
 class _Observed(Comparison):
@@ -191,7 +191,7 @@ class _Observed(Comparison):
         (self._asked.folder / OUTCOME).write_text(json.dumps(outcome))
 
     def _compared(self, one: _Values, state: Mapping[str, Tensor]) -> dict[str, object]:
-        """Return the comparison with the run of one process, as entries of the JSON report.
+        """Return how this run differs from the run of one process, as JSON entries.
 
         `one` has that run's values, and `state` this run's final parameters and buffers.
         """
@@ -246,7 +246,7 @@ class _Values(TypedDict):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepsAsked:
-    """The request of `paceline check` to compare a number of steps, as JSON in an environment variable.
+    """The request of `paceline check` to compare some steps.
 
     Attributes:
         against: The folder with the results of the run of one process. None in that run itself.
@@ -276,7 +276,7 @@ class StepsAsked:
 
 
 class Wide(TorchFunctionMode):
-    """A torch function mode that leaves tensors in float64 when code converts them to a narrower float.
+    """A torch function mode that keeps float64 tensors in float64.
 
     A conversion returns a copy, so that in-place changes do not reach the original. One use is Muon, whose Newton-Schulz
     iteration converts each matrix to bfloat16: its rounding errors would hide a difference in a float64 comparison.

@@ -41,7 +41,7 @@ _LISTS = (nn.ModuleList, nn.Sequential)
 
 
 def apply(model: nn.Module, world: World) -> list[str]:
-    """Make the model's blocks compute this rank's part of each sequence, and return notes for `explain`.
+    """Make blocks compute this rank's part of each sequence. Return notes for `explain`.
 
     Raises:
         ParallelError: The model has no list of blocks, or no list with the given name.
@@ -79,7 +79,7 @@ def _lists(model: nn.Module, prefix: str = "") -> list[str]:
 
 
 class _List(SharedByCopies):
-    """A list of blocks that the model calls in order. Each block computes a part of the sequence."""
+    """A list of blocks, each of which computes a part of the sequence."""
 
     def __init__(self, name: str, blocks: list[nn.Module], world: World, dim: int) -> None:
         self._name, self._blocks, self._dim = name, blocks, dim
@@ -170,7 +170,7 @@ def _part(tensor: Tensor, places: Places, dim: int) -> Tensor:
 
 
 class InParts:
-    """A mixin that marks the class of a block that computes part of each sequence."""
+    """A mixin that marks blocks which compute a part of each sequence."""
 
 
 def _in_parts(kind: type[nn.Module], block: nn.Module, /, *args: object, **kwargs: object) -> object:
@@ -180,7 +180,7 @@ def _in_parts(kind: type[nn.Module], block: nn.Module, /, *args: object, **kwarg
 
 @contextlib.contextmanager
 def attending_to_all(places: Places) -> Iterator[None]:
-    """Within the `with` block, let torch's attention use the keys and values of whole sequences."""
+    """Within the block, let torch's attention use keys of whole sequences."""
     was_fast = torch.backends.mha.get_fastpath_enabled()
     # Disable the fused kernel of nn.MultiheadAttention in evaluation mode, which would see only this worker's keys.
     torch.backends.mha.set_fastpath_enabled(False)
@@ -199,7 +199,7 @@ _TORCHS = F.scaled_dot_product_attention
 
 
 class _Attending(TorchFunctionMode):
-    """A torch function mode that replaces torch's attention function, whatever name the caller imported it by.
+    """A torch function mode that replaces torch's attention under any imported name.
 
     A mode does not see calls within torch's Python functions, such as nn.MultiheadAttention. These look up the function in
     torch.nn.functional, where `attending_to_all` puts `attend`.
@@ -297,7 +297,7 @@ def _refusal(what: str) -> ParallelError:
 
 
 class Places:
-    """The assignment of the positions of a sequence to the ranks of a context group.
+    """The assignment of a sequence's positions to the ranks of a context group.
 
     Attributes:
         length: The length of the whole sequence.

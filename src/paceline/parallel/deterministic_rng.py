@@ -32,7 +32,7 @@ _Options = dict[str, Any]
 
 
 class RandomState(TypedDict, total=False):
-    """The state of `Streams` in a checkpoint: the seed, and in a single process torch's generators."""
+    """The seed in a checkpoint, and in a single process torch's generators."""
 
     seed: int
     cpu: Tensor
@@ -54,7 +54,7 @@ class Streams:
 
     @contextlib.contextmanager
     def use(self, purpose: str, number: int) -> Iterator[None]:
-        """Within the block, let torch draw from the stream with this purpose and number, such as a step."""
+        """Within the block, let torch draw from the stream with this purpose and number."""
         if not self._active:
             yield
             return
@@ -91,7 +91,7 @@ def derive(purpose: str, *numbers: int) -> int:
 
 
 def normal(shape: Sequence[int], purpose: str, *numbers: int) -> Tensor:
-    """Draw standard normal numbers on the CPU, from a seed made of `purpose` and `numbers`.
+    """Draw standard normal numbers on the CPU, seeded by the other arguments.
 
     A GPU's generator would give different numbers.
     """
@@ -102,7 +102,7 @@ def normal(shape: Sequence[int], purpose: str, *numbers: int) -> Tensor:
 
 @contextlib.contextmanager
 def generators(seed: int, device: torch.device) -> Iterator[None]:
-    """Within the block, let torch's generators of the CPU and of `device` start from this seed."""
+    """Within the block, seed torch's generators of the CPU and of `device`."""
     gpus = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=gpus):
         # `torch.manual_seed` would also seed other GPUs than this rank's.
@@ -190,7 +190,7 @@ def states(device: torch.device) -> tuple[Hashable, ...]:
 
 @cache
 def _known(func: Operation) -> tuple[str, int | None]:
-    """Return an operation's name, and the index of its argument `dropout_p`, None without such an argument."""
+    """Return an operation's name, and the index of its argument `dropout_p` or None."""
     names = [argument.name for argument in func._schema.arguments]
     return str(func.overloadpacket), names.index("dropout_p") if "dropout_p" in names else None
 

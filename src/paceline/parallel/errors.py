@@ -13,7 +13,7 @@ _Value = TypeVar("_Value", bound=Hashable)
 
 
 class ParallelError(UserError):
-    """A model, strategy, batch or loss cannot be used as given; the message says what to change."""
+    """A model, strategy, batch or loss cannot be used as given."""
 
 
 class WorkerError(PacelineError, RuntimeError):
@@ -40,13 +40,13 @@ def check_count(setting: str, value: object, rule: str = "a whole number of at l
 
 
 def error_summary(error: BaseException) -> str:
-    """Return an error's class and the first line of its message, such as "ValueError: no rows"."""
+    """Return an error in one line, such as "ValueError: no rows"."""
     line = (str(error).strip().splitlines() or [""])[0].rstrip(".")
     return f"{type(error).__name__}: {line}" if line else type(error).__name__
 
 
 def by_value(values: Iterable[_Value]) -> dict[_Value, list[int]]:
-    """Return value -> list of the ranks that have it. `values` has one value per rank."""
+    """Return value -> ranks that have it. `values` has one value per rank."""
     ranks: dict[_Value, list[int]] = {}
     for rank, value in enumerate(values):
         ranks.setdefault(value, []).append(rank)

@@ -99,7 +99,7 @@ class _Means:
         *,
         is_loss: bool,
     ) -> None:
-        """Wrap a metric. With `is_loss` it is the training loss, whose graph gives the weight."""
+        """Wrap a metric. `is_loss` marks the training loss, whose graph gives its weight."""
         self._metric = metric
         self._weight = weight
         self._autocast = autocast
@@ -131,7 +131,7 @@ class _Means:
         return torch.tensor([*shares, weight], dtype=torch.float64, device="cpu")
 
     def names_of(self, world: World, count: int) -> list[str] | None:
-        """Return the keys of the metric's dict on every rank, or None if the metric returns a number.
+        """Return the keys of the metric's dict on every rank, or None for a number.
 
         Only the last pipeline stage has called the metric, so it sends the names to the others.
         """

@@ -36,7 +36,7 @@ _T = TypeVar("_T")
 
 
 class NotPlainError(ParallelError):
-    """A rank wants to send a value of a type that messages cannot hold. All ranks raise this.
+    """A rank's value has a type that messages cannot hold. All ranks raise this.
 
     `kind` is the name of that type.
     """
@@ -254,7 +254,7 @@ def _is_alone(group: dist.ProcessGroup | None) -> bool:
 
 
 def _device(group: dist.ProcessGroup | None) -> torch.device:
-    """Return the device on which the group sends messages: the CPU if the group supports it."""
+    """Return the device of the group's messages: the CPU if possible."""
     kinds = [part.partition(":")[0] for part in str(dist.get_backend_config(group)).split(",")]
     if "cpu" in kinds:
         return torch.device("cpu")

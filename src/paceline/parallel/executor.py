@@ -44,7 +44,7 @@ class Executor(Protocol):
 
     @property
     def module(self) -> nn.Module:
-        """The part of the model on this rank, under the names of the user's model."""
+        """This rank's part of the model, under the user's names."""
         ...
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
@@ -55,7 +55,7 @@ class Executor(Protocol):
         ...
 
     def train_step(self, micros: Sequence[Microbatch]) -> Tensor:
-        """Run forward and backward passes. Return the sum of weight * loss over the replica's microbatches.
+        """Run forward and backward passes. Return the replica's sum of weight * loss.
 
         All ranks of the replica get the same sum. Before the call every `.grad` must be None. After `finish_gradients` each
         `.grad` is the gradient of the global mean loss.

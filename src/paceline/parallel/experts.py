@@ -38,7 +38,7 @@ FUSED = ("hidden_states", "top_k_index", "top_k_weights")
 
 
 def apply(model: nn.Module, world: World) -> tuple[list[str], list[nn.Parameter]]:
-    """Keep only this rank's experts of each mixture. Return notes, and parameters with partial gradients.
+    """Keep only this rank's experts. Return notes, and parameters with partial gradients.
 
     The notes are lines for `explain`. The parameters (a router's, for example) need the sum of all workers' gradients.
 
@@ -121,7 +121,7 @@ def _spread_fused(experts: nn.Module, world: World) -> None:
 
 
 class _Held(SharedByCopies):
-    """A mixture's process group, and the first index and the number of this rank's fused experts."""
+    """A mixture's process group, and this rank's range of fused experts."""
 
     def __init__(self, group: dist.ProcessGroup | None, first: int = 0, own: int = 0) -> None:
         self.group, self.first, self.own = group, first, own
@@ -176,7 +176,7 @@ def _local(module: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _same_numbers_after(training: bool) -> Iterator[None]:
-    """Seed all workers' generators equally after the block, in which they may draw different amounts."""
+    """Seed all workers equally after the block, which may draw different amounts."""
     seed = int(torch.randint(2**62, ())) if training else None
     try:
         yield
@@ -188,7 +188,7 @@ def _same_numbers_after(training: bool) -> Iterator[None]:
 
 
 def _copied(arguments: _T, group: dist.ProcessGroup | None) -> tuple[_T, tuple[Tensor, ...]]:
-    """Copy the tensors that need gradients, so that the backward pass sums their gradients over the group.
+    """Copy tensors so that the backward pass sums their gradients over the group.
 
     Return the arguments with the copies, and the copies.
     """
@@ -246,7 +246,7 @@ class _Shared(torch.autograd.Function):
 
 
 class Spread:
-    """A mixin that marks the class of a mixture whose experts are spread over workers."""
+    """A mixin that marks mixtures whose experts are spread over workers."""
 
 
 def list_of(mixture: nn.Module) -> nn.ModuleList | None:

@@ -220,7 +220,7 @@ def _traffic_lines(executor: Executor, layout: Layout) -> list[str]:
 
 
 def _events(executor: Pipelined, microbatches: int, layout: Layout) -> list[Event]:
-    """Simulate a step with the measured costs of the stages, in units of the average forward pass."""
+    """Simulate a step with measured costs, in units of the average forward pass."""
     parts = executor.plan.plan.parts(executor.plan.blocks)
     forward = [sum(block.forward_s for block in part) for part in parts]
     backward = [sum(block.backward_s for block in part) for part in parts]
@@ -237,5 +237,5 @@ def _events(executor: Pipelined, microbatches: int, layout: Layout) -> list[Even
 
 
 def _rounded(microbatches: int, layout: Layout) -> list[Event]:
-    """Simulate a step in which each forward pass takes 1 and each backward pass 2."""
+    """Simulate a step with forward passes of 1 and backward passes of 2."""
     return simulate(layout.schedule, layout.pipe, microbatches, layout.chunks, backward=lambda stage: 2.0)

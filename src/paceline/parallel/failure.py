@@ -138,7 +138,7 @@ class _Message(TypedDict):
 
 
 class ErrorLine:
-    """A channel for error reports through the key-value store, with a thread that polls the store.
+    """A channel for error reports through the key-value store.
 
     All ranks run the same guarded blocks (`guard`), and each run of such a block is a round. A rank that fails ignores other
     ranks' errors of the same round: the cause is probably the same, and the script may handle the error and continue.
@@ -198,7 +198,7 @@ class ErrorLine:
         self._say_seen()
 
     def wait_for_root(self) -> bool:
-        """Wait up to `GRACE_S` seconds for the report of the first failed rank. Return whether it came."""
+        """Wait up to `GRACE_S` seconds for the first failed rank's report. Return whether it came."""
         deadline = time.monotonic() + GRACE_S
         while self._root is None and time.monotonic() < deadline and not leaving.asked():
             try:
@@ -249,7 +249,7 @@ class ErrorLine:
             return False
 
     def close(self) -> None:
-        """Stop the polling thread. Rank 0, which serves the store, first waits for the other ranks."""
+        """Stop the polling thread. Rank 0, which serves the store, first awaits the others."""
         atexit.unregister(self.close)
         if self._over.is_set():
             return
@@ -316,7 +316,7 @@ class ErrorLine:
                 os._exit(1)
 
     def _compare_calls(self) -> None:
-        """End the process if it has waited long and another rank waits in a different call."""
+        """End the process if it has waited long while another rank waits in a different call."""
         if not self.is_inside or time.monotonic() - self._since < STUCK_S:
             return
         own = dict(self._calls)
@@ -338,7 +338,7 @@ class ErrorLine:
                 os._exit(1)
 
     def _read(self) -> None:
-        """Read another rank's error of this or the last two rounds from the store, if there is one."""
+        """Read another rank's error of the last three rounds, if there is one."""
         with self._reading:
             now = self._round
             # Ranks may be a call or two apart: one that has sent its part of a collective goes on while others receive.

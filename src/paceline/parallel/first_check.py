@@ -42,7 +42,7 @@ SHARE = 0.5
 
 
 def first_check(par: ParallelHandle, batch: object, micros: Sequence[Microbatch]) -> str:
-    """Compare the batch's first rows with the plain model. Return a sentence on the result. Collective.
+    """Compare the first rows with the plain model. Return the result in words. Collective.
 
     `batch` is the argument of `step`, and `micros` are this rank's microbatches of it. The result is "" in a single process.
 
@@ -85,7 +85,7 @@ def _compared(par: ParallelHandle, batch: object, micros: Sequence[Microbatch]) 
 
 
 def _refuse_large(par: ParallelHandle) -> None:
-    """Raise CannotCompareError on all ranks if a rank lacks the memory for the plain model."""
+    """Raise CannotCompareError if any rank lacks memory for the plain model."""
     size, device = par.skeleton.bytes, par.device
     # The host holds the whole state, and the device the model and its gradients.
     on_host, on_device = (3 * size, 0) if device.type == "cpu" else (size, 2 * size)

@@ -37,7 +37,7 @@ class KeptTensors:
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Replace errors in the block that a conversion or move of the model has caused.
+        """Explain errors in the block that converting or moving the model has caused.
 
         Raises:
             ParallelError: The dtype or device of a parameter has changed; the message names it.
@@ -77,7 +77,7 @@ def take(model: nn.Module, layout: Layout) -> None:
 
 
 def refuse_shared(model: nn.Module, layout: Layout | None = None) -> None:
-    """Refuse a model that shares a module with another training, unless both leave modules whole.
+    """Refuse a model that shares a module with another training, unless both keep modules whole.
 
     `layout` is the model's future layout, None if unknown.
 
@@ -131,7 +131,7 @@ class Layers:
             weakref.finalize(self, handle.remove)
 
     def refuse_changed(self) -> None:
-        """Raise ParallelError if the model has a layer or parameter that was added after `parallelize`."""
+        """Raise ParallelError if a layer or parameter was added after `parallelize`."""
         # Ignore FSDP2, whose exchange of whole parameters and parts looks in some modules (RNNs) like a user's change.
         of_fsdp = {id(param) for pair in whole_parameters(self._held) for param in pair} if self._new else set()
         for its_owner, name, its_new in self._new:

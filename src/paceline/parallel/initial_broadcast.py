@@ -47,7 +47,7 @@ def share(model: nn.Module) -> None:
 
 
 def description(task: Task, optimizer: torch.optim.Optimizer | None) -> list[str]:
-    """Return one line of text for each property that must be equal on all ranks."""
+    """Return one line for each property that must be equal on all ranks."""
     model = task.model
     lines = [f"model: {type(model).__qualname__}"]
     lines += [

@@ -58,7 +58,7 @@ class MeanOver:
     is_divisor: bool = False
 
     def counts_nothing(self, loss: Tensor) -> bool:
-        """Return whether this part of the batch has no target that counts, so that its loss is 0.
+        """Return whether no target counts in this part of the batch.
 
         If the divisor is unknown and the loss is on a GPU, return False: reading the loss would stall the GPU.
         """
@@ -102,7 +102,7 @@ def _read(node: Any, left: list[int]) -> MeanOver:
 
 
 def _read_quotient(other: Tensor | float, above: Any, left: list[int]) -> MeanOver:
-    """Read the division of the node `above` by `other`, a divisor that has no gradient."""
+    """Read the division of the node `above` by a divisor without a gradient."""
     if isinstance(other, Tensor) and other.numel() != 1:
         return MeanOver()
     divisor = float(other.detach() if isinstance(other, Tensor) else other)
@@ -135,7 +135,7 @@ def _is_sum(node: Any) -> bool:
 
 
 def _mean_size(node: Any, name: str) -> float | None:
-    """Return the number of values that this node averages, or None if it computes no mean."""
+    """Return how many values this node averages, or None if it is no mean."""
     if name == "MeanBackward" and node.next_functions:
         size = getattr(node, "_saved_self_sym_numel", None)
         return None if size is None else float(size)
@@ -145,7 +145,7 @@ def _mean_size(node: Any, name: str) -> float | None:
 
 
 def _is_of_chosen(node: Any, left: list[int]) -> bool:
-    """Return whether the node depends on values that a mask or an index has selected."""
+    """Return whether the node depends on values selected by a mask or index."""
     left[0] -= 1
     if left[0] < 0:
         return False
@@ -159,7 +159,7 @@ def _close(one: float, other: float) -> bool:
 
 @dataclass
 class StepMeans:
-    """Sums over the losses of a step, from which `factor` computes how to scale them.
+    """Sums over the losses of a step, from which `factor` computes their scale.
 
     Attributes:
         weight: The sum over microbatches of (share of the batch) * (count per row).
@@ -192,11 +192,11 @@ class StepMeans:
         return [self.weight, self.known, self.unclear, self.rows, self.ratios, self.squares]
 
     def fill(self, numbers: list[float]) -> None:
-        """Set the six sums from a list, such as the result of summing `numbers` over the ranks."""
+        """Set the six sums from a list, such as one summed over the ranks."""
         self.weight, self.known, self.unclear, self.rows, self.ratios, self.squares = numbers
 
     def add(self, over: MeanOver, weight: float, rows: int) -> float:
-        """Add a microbatch's loss to the sums. Return the weight by which to multiply the loss.
+        """Add a microbatch's loss to the sums. Return the loss's weight.
 
         `weight` is the microbatch's share of the rows. The weights of a step must still be multiplied by `factor`.
         """
@@ -244,7 +244,7 @@ class StepMeans:
 
 
 def is_due(steps: int) -> bool:
-    """Return True for steps 1, 2, 4 and 8, and every 16th step. `steps` counts the earlier ones."""
+    """Return True for steps 1, 2, 4, 8 and every 16th. `steps` counts earlier ones."""
     return (steps < 16 and (steps + 1) & steps == 0) or steps % 16 == 15
 
 
@@ -257,7 +257,7 @@ def scale_gradients(params: dict[str, nn.Parameter], factor: float) -> None:
 
 
 def few_rows(output: object, target: object) -> tuple[object, object] | None:
-    """Copy a few rows of the output and the target. Return None if they have no common rows.
+    """Copy a few rows of output and target, or return None if impossible.
 
     The rows have the smallest and the largest targets: a target that the loss ignores, such as -100, is mostly an extreme.
     """
@@ -285,7 +285,7 @@ def wider_sample(
 
 
 def _chosen(target: object, rows: int, count: int) -> list[int]:
-    """Choose rows for a sample, so that each half of the sample has an extreme target."""
+    """Choose rows so that each half of the sample has an extreme target."""
     keys = [
         x for x in tensors_in(target) if x.dim() and len(x) == rows and not x.is_floating_point() and not x.is_complex()
     ]
@@ -301,7 +301,7 @@ def _chosen(target: object, rows: int, count: int) -> list[int]:
 def no_mean(
     loss: LossFunction, model: nn.Module, sample: tuple[object, object] | None, loss_weight: WeightFunction | None
 ) -> str:
-    """Return why the weighted losses of two parts do not add up to the whole loss, or "".
+    """Return why two parts' weighted losses do not add up to the whole loss, or "".
 
     `sample` has a few rows from `few_rows`. The state of the loss is restored. "" may also mean that the test has no result.
     """

@@ -49,7 +49,7 @@ Number = int | float | Tensor
 
 
 class LossState:
-    """A snapshot of the variables that a loss can reach, apart from the model's tensors.
+    """A snapshot of the variables that a loss can reach.
 
     Attributes:
         numbers: Name -> number, or copy of a tensor, to compare with a later snapshot.
@@ -243,7 +243,7 @@ class LossReads(TorchFunctionMode):
 
 
 def attributes_of(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Return (name, tensor) of each tensor in an attribute of a module that is no parameter or buffer."""
+    """Return (name, tensor) of tensors in modules' attributes, without parameters and buffers."""
     return [
         (f"{name}.{attribute}".lstrip("."), tensor)
         for name, module in model.named_modules()

@@ -72,7 +72,7 @@ class MemoryPlan:
 
 
 class PlannedHandle(ParallelHandle, Protocol):
-    """The interface of a model in its layout, with its memory plan. The plan is None before there is an executor."""
+    """A model in its layout with a memory plan, None before there is an executor."""
 
     memory: MemoryPlan | None
 
@@ -154,7 +154,7 @@ def check(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
 
 
 def _refuse(own: MemoryPlan, name: str, layout: Layout, size: int) -> tuple[int, MemoryPlan]:
-    """Return the rank with the least memory left, and its plan. Raise if the plan does not fit."""
+    """Return the rank with least memory left, and its plan. Raise if it does not fit."""
     plans = [MemoryPlan(**one) for one in gather(asdict(own))]
     rank = max(range(len(plans)), key=lambda rank: plans[rank].coming - plans[rank].free - plans[rank].spare)
     worst = plans[rank]
@@ -221,7 +221,7 @@ def share_of(model: nn.Module, layout: Layout) -> float:
 def refuse_no_room(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, world: World, memory_bytes: int | None
 ) -> None:
-    """Raise if the parts of a model without values will not fit in memory. Collective.
+    """Raise if the parts of a model without values will not fit. Collective.
 
     Raises:
         ParallelError: On every rank, before an allocation fails or the kernel kills a process.

@@ -60,12 +60,12 @@ class World(WorldPlace):
     groups: dict[frozenset[str], dist.ProcessGroup | None] = field(default_factory=dict)
 
     def axes(self, *names: str) -> DeviceMesh:
-        """Return the part of the mesh with these axes, each of which must have more than one rank."""
+        """Return the part of the mesh with these axes, each of several ranks."""
         assert self.mesh is not None
         return self.mesh[names]
 
     def group(self, *axes: str) -> dist.ProcessGroup | None:
-        """Return this rank's process group along these axes, or None if no other rank is in it."""
+        """Return this rank's group along these axes, or None if it is alone there."""
         active = frozenset(axis for axis in axes if self.extent(axis) > 1)
         return self.groups[active] if active else None
 
@@ -89,7 +89,7 @@ class World(WorldPlace):
 
     @property
     def replica_group(self) -> dist.ProcessGroup | None:
-        """The ranks that hold the same part of the model, or a shard of it, and compute different rows."""
+        """The ranks that compute different rows with the same part of the model."""
         return self.group("data", "shard")
 
     @property
@@ -317,7 +317,7 @@ _torchs: Any = dist
 
 
 def _store_of_rank_0(place: WorldPlace) -> Store:
-    """Return a key-value store that rank 0 serves. A world over MPI has no store."""
+    """Return a store that rank 0 serves: a world over MPI has none."""
     if place.rank > 0:
         host, port = from_first(("", 0))
         name = "127.0.0.1" if host == socket.gethostname() else host

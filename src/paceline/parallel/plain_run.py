@@ -107,7 +107,7 @@ class PlainRun:
             )
 
     def _cut(self, replicas: int) -> tuple[list[Parts], list[float]]:
-        """Return the pieces of the batch, one for each microbatch and replica, and their weights."""
+        """Return the pieces of each microbatch for each replica, and their weights."""
         rows, task = Rows(self._parts), self._task
         pieces, weights = [], []
         sizes = piece_sizes(rows.count, task.microbatches, replicas)
@@ -119,7 +119,7 @@ class PlainRun:
         return pieces, weights
 
     def warn_of_parts(self) -> None:
-        """Log a warning if the model's own loss differs when the batch is cut into microbatches.
+        """Log a warning if the model's own loss depends on the cut into microbatches.
 
         BatchNorm uses its running statistics in this test, because its known dependence on microbatches needs no warning.
         """
@@ -247,7 +247,7 @@ class PlainRun:
 
 
 def warn_of_parts(par: ParallelHandle, parts: Parts, microbatches: int) -> None:
-    """Log a warning if the model's own loss differs when `parts` are cut into microbatches."""
+    """Log a warning if the model's own loss depends on the cut into microbatches."""
     task = dataclasses.replace(par.task, microbatches=microbatches, means=StepMeans())
     plain = PlainRun(par.module, parts, task, par.world.device, is_cut=True)
     with generators(0, par.world.device), generators_kept(), Steady():  # type: ignore[no-untyped-call]
@@ -256,7 +256,7 @@ def warn_of_parts(par: ParallelHandle, parts: Parts, microbatches: int) -> None:
 
 @contextlib.contextmanager
 def _shaken(model: nn.Module, by: float) -> Iterator[None]:
-    """Within the block, change each number of a parameter by a fraction of at most `by`."""
+    """Within the block, change parameters by a fraction of at most `by`."""
     params = [param for param in model.parameters() if param.is_floating_point()]
     before = [param.detach().clone() for param in params]
     try:
@@ -274,7 +274,7 @@ def _shaken(model: nn.Module, by: float) -> Iterator[None]:
 
 
 def _check_mean(loss: Tensor, of_more: Callable[[int], Tensor]) -> None:
-    """Refuse a loss that is a sum over rows, not a mean: it grows if rows are repeated.
+    """Refuse a loss that is a sum over rows: it grows if rows are repeated.
 
     `of_more(times)` returns the loss of the rows repeated this often.
     """
@@ -314,7 +314,7 @@ def unchanged(module: nn.Module) -> Iterator[None]:
 def _scales_of_means(
     model: nn.Module, before: Mapping[str, Tensor], after: Mapping[str, Tensor], calls: int
 ) -> dict[str, float]:
-    """Return name of a running mean -> standard deviation of the values that it averages.
+    """Return running mean's name -> standard deviation of the averaged values.
 
     The deviation follows from the running variance. `calls` is the number of batches, for layers that do not count batches.
     """

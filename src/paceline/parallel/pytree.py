@@ -188,7 +188,7 @@ def _items(container: Changeable) -> Iterable[object]:
 
 
 def described(value: object) -> str:
-    """Describe a value in an error message: the shape of a tensor, or the type of another value."""
+    """Return the shape of a tensor, or the type of another value, in words."""
     return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 

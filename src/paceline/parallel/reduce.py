@@ -96,7 +96,7 @@ def _is_large(tensor: Tensor) -> bool:
 
 
 def sum_number(value: float, group: dist.ProcessGroup | None, device: torch.device) -> float:
-    """Return the sum of a number over the ranks of `group` (None: this rank alone)."""
+    """Return the sum of a number over the ranks of `group`."""
     if group is None:
         return value
     total = torch.tensor(value, dtype=torch.float64, device=device)

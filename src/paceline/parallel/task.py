@@ -108,7 +108,7 @@ class Task:
 
 
 def _has_ignored(batch: object) -> bool:
-    """Return whether the batch has targets of -100, which losses of torch and transformers ignore."""
+    """Return whether the batch has targets of -100, which many losses ignore."""
     return any(x.dtype in (torch.int64, torch.int32) and bool((x == -100).any()) for x in tensors_in(batch))
 
 

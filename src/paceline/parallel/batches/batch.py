@@ -69,13 +69,13 @@ def with_rows(micros: Sequence[Microbatch]) -> Sequence[Microbatch]:
 
 @dataclass(frozen=True)
 class Whole:
-    """A wrapper for a value that belongs to the whole batch, so it is not cut by rows."""
+    """A wrapper for a value of the whole batch, which is never cut by rows."""
 
     value: object
 
 
 def default_split(batch: object) -> Parts:
-    """Split a batch (x, ..., y), or a dict that has one of the usual target keys, into `Parts`."""
+    """Split a batch (x, ..., y), or a dict with a usual target key, into `Parts`."""
     if isinstance(batch, Mapping):
         targets = [name for name in TARGETS if name in batch]
         if len(targets) != 1:

@@ -79,7 +79,7 @@ class Feed:
 
 
 class _MapFeed(Feed):
-    """A feed that reads only this rank's rows, by a DataLoader over a map-style dataset."""
+    """A feed from a DataLoader over a map-style dataset, which reads only this rank's rows."""
 
     def __init__(self, loader: DataLoader[object], task: Task, world: World) -> None:
         self._given = loader
@@ -131,7 +131,7 @@ class _MapFeed(Feed):
 
 
 class _WholeFeed(Feed):
-    """A feed of whole global batches, from any iterable that is the same on every rank."""
+    """A feed of whole global batches, equal on every rank."""
 
     def __init__(self, loader: Iterable[object], task: Task, world: World) -> None:
         self._loader = loader

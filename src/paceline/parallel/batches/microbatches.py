@@ -167,14 +167,14 @@ def global_parts(batch: object, task: Task, world: World) -> list[Parts]:
 
 
 def first_rows(batch: object, task: Task, world: World, rows: int) -> Microbatch:
-    """Return this rank's first rows, at most `rows`, as the only microbatch of a batch."""
+    """Return at most `rows` of this rank's first rows as a single microbatch."""
     parts = Rows(split(batch, task))
     count = min(rows, parts.count)
     return sole(parts, count, world.device, count)
 
 
 def sole(parts: Rows[Parts], count: int, device: torch.device, global_rows: int) -> Microbatch:
-    """Return the first `count` rows as the only microbatch of a batch, with weight 1."""
+    """Return the first `count` rows as a single microbatch of weight 1."""
     args, kwargs, target = unwrap(move(parts.take(0, count), device))
     return Microbatch(args, kwargs, target, count, torch.tensor(1.0, dtype=torch.float64, device="cpu"), 0, global_rows)
 
@@ -200,7 +200,7 @@ def split(batch: object, task: Task) -> Parts:
 
 
 def weigh(weight: WeightFunction | None, target: object, rows: int) -> float:
-    """Return weight(target), or the number of rows if there is no such function or no row.
+    """Return weight(target), or the number of rows without such a function.
 
     Raises:
         ParallelError: The weight is not a number of at least 0.
@@ -251,7 +251,7 @@ def agree_on_batch(batch: object, world: World) -> None:
 
 
 def tags(place: tuple[int, ...]) -> tuple[int, int]:
-    """Return a small hash of a position in training, and the square of the hash."""
+    """Return a small hash of a position in training, and its square."""
     # It is small because sums over the ranks, also of the squares, must be exact in single precision.
     tag = zlib.crc32(repr(place).encode()) % 64
     return tag, tag * tag
@@ -328,7 +328,7 @@ def agree_on_written(sums: Tensor, names: Sequence[str], world: World) -> None:
 
 
 def fingerprint(batch: object) -> int:
-    """Return a 32-bit hash of the shapes and of sampled values of the batch's tensors."""
+    """Hash the shapes and sampled values of the batch's tensors to 32 bits."""
     digest = 0
     for tensor in tensors_in(batch):
         flat = in_reals(sampled(tensor, SAMPLED))

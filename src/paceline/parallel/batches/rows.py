@@ -46,7 +46,7 @@ class Rows(Generic[_T]):
         return self._of_rows(lambda leaf: leaf[start:stop])
 
     def pick(self, rows: list[int]) -> _T:
-        """Return a copy of the batch with only these rows, in the order of `rows`."""
+        """Return a copy of the batch with only these rows, in this order."""
         return self._of_rows(lambda leaf: leaf[rows] if isinstance(leaf, Tensor) else [leaf[row] for row in rows])
 
     def _of_rows(self, chosen: Callable[[Any], object]) -> _T:
@@ -81,7 +81,7 @@ class Rows(Generic[_T]):
 
 
 def join_rows(pieces: Sequence[_T]) -> _T:
-    """Join the rows of all pieces of a batch. Take values that are not per row from the first piece."""
+    """Join the rows of all pieces. Values that are not per row come from the first piece."""
     opened = [flatten(piece, _is_taken_whole) for piece in pieces]
     counts = [next((len(tensor) for tensor in tensors_in(piece) if tensor.dim()), None) for piece in pieces]
 
@@ -159,13 +159,13 @@ def most_rows(own: Parts, like: Parts, group: dist.ProcessGroup | None) -> Parts
 
 
 def sendable(piece: Parts) -> list[list[object]]:
-    """Return each value of a piece as [value], or as [] if it cannot be sent to other ranks."""
+    """Return each value of a piece as [value], or [] if it cannot be sent."""
     # A list with one plain value per row is one leaf, because its length may differ between replicas.
     return [[leaf] if isinstance(leaf, (list, *_PLAIN)) else [] for leaf in flatten(piece, is_plain_list)[0]]
 
 
 def filled(like: Parts, sent: list[list[object]]) -> Parts:
-    """Rebuild a piece from the values that `sendable` made on another rank. Take unsent values from `like`."""
+    """Rebuild another rank's piece from `sendable`'s result. Unsent values come from `like`."""
     leaves, structure = flatten(like, is_plain_list)
     parts: Parts = structure.rebuild([*own, leaf][0] for own, leaf in zip(sent, leaves, strict=True))
     return parts

@@ -67,7 +67,7 @@ def agree_on_data(loader: DataLoader[object], world: World) -> None:
 
 
 def read_twice(loader: DataLoader[object]) -> dict[int, Summary | None]:
-    """Return index -> summary of the first and the last sample, or None if two readings differ.
+    """Return index -> summary of the first and the last sample, None if readings differ.
 
     If the loader has worker processes, a worker process reads the samples.
     """
@@ -98,7 +98,7 @@ def _as_it_is(value: _T) -> _T:
 
 
 class _Probe(torch.utils.data.Dataset[Summary | None]):
-    """A dataset that reads each sample twice. Its items are summaries, or None if the readings differ."""
+    """A dataset of summaries, which are None if two readings of a sample differ."""
 
     def __init__(self, dataset: Any, collate: Callable[[list[object]], object]) -> None:
         self._dataset = dataset

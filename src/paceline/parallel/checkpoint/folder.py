@@ -170,14 +170,14 @@ def _is_empty(path: Path) -> bool:
 
 
 class Save:
-    """A save of this rank's part of a checkpoint. Rank 0 completes the checkpoint once all parts exist.
+    """One rank's part of a save. Rank 0 completes the checkpoint.
 
     The ranks' background threads report to rank 0 by files: a part gets its name once it is complete, and the file
     `<part>.failed` reports a failure. Messages over a process group could mix with those of training.
     """
 
     def __init__(self, world: World, folder: Path, saving: Saving | None, record: bytes) -> None:
-        """Prepare the save. Only rank 0 passes `saving`, and a `record` that is not empty."""
+        """Prepare the save. Only rank 0 passes `saving` and a record."""
         self.rank, self._size = world.rank, world.size
         self._folder, self._saving, self._record = folder, saving, record
         self._path = folder / part_name(world.rank, world.size)
@@ -206,7 +206,7 @@ class Save:
             self._saving.abandon()
 
     def start(self, pieces: Sequence[TensorPiece], step_s: float | None) -> None:
-        """Write this rank's part in the background. Training may change the tensors when this returns.
+        """Write this rank's part in the background. Training may then continue.
 
         step_s: Seconds until training changes the tensors, or None if unknown.
         """
@@ -234,7 +234,7 @@ class Save:
         return self._writing is None or self._writing.settle(patience_s)
 
     def give_up(self) -> None:
-        """Make rank 0 stop waiting for parts of failed ranks, and wait for this rank's own thread."""
+        """Make rank 0 stop waiting for parts of failed ranks, and wait for this rank's thread."""
         self._is_given_up = True
         if self._writing is None:
             self.abandon()
@@ -273,7 +273,7 @@ _ENDING = ".safetensors"
 
 
 def reason(error: BaseException) -> str:
-    """Describe a failure in one line: the rank (if known), the error's class and its message."""
+    """Describe a failure in one line: rank, error class and message."""
     failures = getattr(error, "failures", None)
     if not isinstance(failures, dict) or not failures:
         return f"{type(error).__name__}: {error}"

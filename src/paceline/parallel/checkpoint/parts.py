@@ -34,7 +34,7 @@ Box = tuple[str, tuple[int, ...], tuple[int, ...], int]
 
 @dataclass(frozen=True)
 class TensorPiece:
-    """This rank's box (a range in each dimension) of a tensor, with the whole tensor's shape.
+    """One rank's box (a range in each dimension) of a whole tensor.
 
     `corner` is the index of the box's first element in the whole tensor.
     """
@@ -58,14 +58,14 @@ def pieces_of(tensors: Mapping[str, Tensor]) -> list[TensorPiece]:
 
 
 def corner_of(tensor: Tensor) -> tuple[int, ...]:
-    """Return the index of the first element of this rank's part in the whole tensor."""
+    """Return the index of this rank's first element in the whole tensor."""
     from paceline.torch_private import corner_of_part
 
     return corner_of_part(tensor) if is_part(tensor) else (0,) * tensor.dim()
 
 
 def writers(boxes: Sequence[Sequence[Box]]) -> dict[Box, int]:
-    """Choose the rank that writes each box, so that the ranks write about equally many bytes.
+    """Choose the rank that writes each box, and balance the ranks' bytes.
 
     `boxes` has a list for each rank of the boxes that the rank holds.
     """

@@ -94,7 +94,7 @@ class HeldState:
         }
 
     def model_tensors(self) -> dict[str, Tensor]:
-        """Return this rank's parameters and buffers by name. A tied tensor appears once, under its first name."""
+        """Return this rank's parameters and buffers by first name."""
         state = self._tensors()
         tensors: dict[str, Tensor] = {}
         for name, first in self.first_names().items():
@@ -102,7 +102,7 @@ class HeldState:
         return tensors
 
     def first_names(self) -> dict[str, str]:
-        """Return name -> first name of the same tensor, for all tensors on this rank.
+        """Return name -> first name of each tensor on this rank.
 
         The first name of a tied tensor may belong to another pipeline stage.
         """
@@ -134,7 +134,7 @@ class HeldState:
 
 
 def tensors(held: HeldState) -> dict[str, Tensor]:
-    """Return all tensors of this rank by their keys in the checkpoint, without a copy."""
+    """Return this rank's tensors by their keys in the checkpoint, without a copy."""
     of_model = {f"model.{name}": tensor.detach() for name, tensor in held.model_tensors().items()}
     of_optimizer = {
         f"optimizer.{name}.{key}": value.detach()
@@ -161,7 +161,7 @@ def own_record(held: HeldState) -> OwnRecord:
 
 
 def merge_records(records: list[OwnRecord]) -> OwnRecord:
-    """Merge the records of all ranks; of several values of one name, take the first rank's."""
+    """Merge the records of all ranks. The first rank's values win."""
     merged: OwnRecord = {"groups": [], "values": {}, "model_values": {}}
     for record in records:
         # Several stages may have values of the same tied parameter: take the first stage's.
@@ -174,7 +174,7 @@ def merge_records(records: list[OwnRecord]) -> OwnRecord:
 
 
 def targets(held: HeldState, saved: Mapping[str, tuple[torch.Size, torch.dtype]]) -> dict[str, Tensor]:
-    """Return key -> empty buffer for each tensor, or part of a tensor, that this rank must read.
+    """Return key -> empty buffer for each tensor that this rank must read.
 
     `saved` maps a key to the shape and dtype of the whole tensor in the checkpoint.
     """
@@ -220,7 +220,7 @@ def mismatch(
 
 
 def groups_mismatch(held: HeldState, record: CheckpointRecord) -> str:
-    """Describe how this rank's optimizer groups differ from the checkpoint's. Return "" if they agree."""
+    """Describe how this rank's optimizer groups differ from the checkpoint's, or return ""."""
     if held.optimizer is None:
         return ""
     own = own_record(held)["groups"]
@@ -272,7 +272,7 @@ def put_back(held: HeldState, saved: Mapping[str, Tensor], record: CheckpointRec
 
 
 def _device_steps(optimizer: torch.optim.Optimizer) -> set[int]:
-    """Return the ids of parameters whose optimizer keeps the step number on the parameter's device."""
+    """Return the ids of parameters whose optimizer step number is on the GPU."""
     groups = [group for group in optimizer.param_groups if group.get("fused") or group.get("capturable")]
     return {id(param) for group in groups for param in group["params"]}
 
@@ -297,7 +297,7 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _from_stages(own: dict[str, Tensor], group: dist.ProcessGroup, device: torch.device) -> dict[str, Tensor]:
-    """Return the tensors of all pipeline stages. A tied tensor has the first stage's value."""
+    """Return the tensors of all pipeline stages; of copies, the first stage's."""
     about = {name: (tensor.shape, tensor.dtype) for name, tensor in own.items()}
     together: dict[str, Tensor] = {}
     for stage, names in enumerate(gather(about, group)):

@@ -72,7 +72,7 @@ def save(
     schedulers: Sequence[Resumable] = (),
     every: int | None = None,
 ) -> Path | None:
-    """Save a checkpoint. Return its path, or None if none was due or the save failed.
+    """Save a checkpoint. Return its path, or None if nothing was saved.
 
     The checkpoint is complete when this returns or, with `asynchronous`, when `wait` returns. The process ends after the save
     if an elastic run continues with more nodes, or if SIGTERM came after the first call with `every`.
@@ -120,7 +120,7 @@ def save(
 
 
 class _Pace:
-    """The state of one training's saves: when `save` last returned, and the save in progress.
+    """The state of one training's saves: the last return, and the save in progress.
 
     It also stores which rank writes each piece, because that rarely changes.
     """
@@ -334,7 +334,7 @@ def _unchanged(read: Callable[[], _T]) -> _T:
 
 
 def _read_about(folder: Path) -> tuple[CheckpointRecord, SavedParts | None, dict[str, tuple[torch.Size, torch.dtype]]]:
-    """Return a checkpoint's record, its parts (None in format 1), and key -> (shape, dtype) of its tensors."""
+    """Return a checkpoint's record, parts (None in format 1), and key -> (shape, dtype)."""
     if not (folder / RECORD).exists():
         raise ParallelError(
             f"{str(folder)!r} has no {RECORD}: save() did not write it, or it is not visible on every rank. "
@@ -416,7 +416,7 @@ def _gather_records(held: HeldState, digest: str) -> list[tuple[OwnRecord, str]]
 
 
 def begin(world: World, target: Path, what: str) -> tuple[Saving | None, Path]:
-    """Make the temporary folder of a save on rank 0, and return its path on all ranks.
+    """Make a save's temporary folder on rank 0. Return its path on all ranks.
 
     The first result is the `Saving` object, None on other ranks. `what` describes the save in error messages.
     """
@@ -440,7 +440,7 @@ def on_rank_0(world: World, action: Callable[[], _T], what: str) -> _T | None:
 
 
 def on_all(action: Callable[[], _T]) -> _T:
-    """Call `action` on every rank. If it fails on any rank, raise that error on all ranks."""
+    """Call `action` on every rank. If one fails, raise its error on all."""
     try:
         result = action()
     except Exception as error:
@@ -452,7 +452,7 @@ def on_all(action: Callable[[], _T]) -> _T:
 
 
 def raise_agreed(error: Exception | None) -> None:
-    """Raise the first failed rank's error on all ranks. Every rank passes its error, or None."""
+    """Raise the first failed rank's error on all ranks. Others pass None."""
     described = None if error is None else (isinstance(error, ParallelError), _text(error))
     for is_users, text in filter(None, gather(described)):
         kind = ParallelError if is_users else CheckpointError

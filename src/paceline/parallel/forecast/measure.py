@@ -41,7 +41,7 @@ def measured(
     *,
     bandwidth_bytes_s: float = BANDWIDTH_BYTES_S,
 ) -> Measured:
-    """Measure time and memory of the model's blocks, for one or two microbatches of different sizes.
+    """Measure time and memory of the model's blocks for one or two microbatches.
 
     Without microbatches only the sizes of the parameters are measured. The model is left unchanged.
     """
@@ -155,13 +155,13 @@ def state_numbers(optimizer: torch.optim.Optimizer | None, device: torch.device)
 
 
 def tried_state_numbers(optimizer: torch.optim.Optimizer | None, device: torch.device) -> int | None:
-    """Return how many numbers of state the optimizer keeps per number of a parameter, or None if a trial fails."""
+    """Return the optimizer's numbers of state per number of a parameter, or None if unknown."""
     numbers = _tried(optimizer, device, 1024)
     return None if numbers is None else numbers[0]
 
 
 def bandwidth(group: dist.ProcessGroup | None, device: torch.device) -> float:
-    """Measure the bytes per second that each rank of the group sends in an all-reduce. Collective."""
+    """Measure the bytes per second that each rank sends in an all-reduce. Collective."""
     ranks = dist.get_world_size(group)
     if ranks == 1:
         return BANDWIDTH_BYTES_S

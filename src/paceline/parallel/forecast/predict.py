@@ -93,7 +93,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """The predicted time and memory of a step in one layout, for the worker that needs most memory.
+    """The predicted time and memory of a step, for the worker with most memory.
 
     Attributes:
         together_bytes: The memory of the whole blocks that FullyShard has gathered at one time.
@@ -120,7 +120,7 @@ class Forecast:
 
 
 def candidates(workers: int) -> list[Joinable]:
-    """Return all strategies of one part or two parts for this number of workers, with sizes."""
+    """Return all strategies of one or two parts for this number of workers."""
     single = DataParallel(workers), FullyShard(workers), PipelineParallel(workers), TensorParallel(workers)
     pairs = [(size, workers // size) for size in range(2, workers) if workers % size == 0]
     outer, inner = (DataParallel, FullyShard), (PipelineParallel, TensorParallel)
@@ -254,7 +254,7 @@ def name_of_layout(layout: Layout) -> str:
 
 
 def table(forecasts: Sequence[Forecast], limit_bytes: float | None, chosen: str) -> list[str]:
-    """Return the lines of a table of forecasts, fastest first, then impossible layouts with the reason.
+    """Return lines of a table of forecasts, fastest first, impossible layouts last.
 
     The table marks the layout named `chosen` by "*", and those that need more than `limit_bytes` by "-".
     """
@@ -288,7 +288,7 @@ def table(forecasts: Sequence[Forecast], limit_bytes: float | None, chosen: str)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Pad the cells of a table, and return a line of text for each row."""
+    """Pad the cells of a table, and return its lines."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 

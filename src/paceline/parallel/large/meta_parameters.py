@@ -19,7 +19,7 @@ Region = tuple[tuple[int, int], ...]
 
 
 def region_of(tensor: Tensor) -> Region:
-    """Return this rank's part of a tensor, as a (start, end) range in each dimension.
+    """Return this rank's part of a tensor as (start, end) in each dimension.
 
     A tensor can be split twice: first by tensor parallelism (the mesh's last axis), and then each part by FSDP2.
     """
@@ -41,7 +41,7 @@ def slices(region: Region) -> tuple[slice, ...]:
 
 
 def give_memory(device: torch.device, *modules: nn.Module) -> None:
-    """Allocate uninitialised memory for the modules' parameters on the meta device. Tied ones stay tied."""
+    """Allocate uninitialised memory for parameters on the meta device, tied ones once."""
     made: dict[int, nn.Parameter] = {}
     for module in modules:
         empty = [
@@ -89,7 +89,7 @@ def move(model: nn.Module, device: torch.device) -> None:
 def stand_ins(
     model: nn.Module, device: torch.device, *, names: Collection[str] | None = None, dense: bool = False
 ) -> Iterator[None]:
-    """Within the block, give parameters on the meta device random values, equal on all ranks.
+    """Within the block, give parameters on the meta device equal random values on all ranks.
 
     An n x m weight is a view of n + m - 1 random numbers, in which each row is shifted by one. Like a trained weight it has
     full rank, so wrong results are not hidden. Kernels copy such a view, so use `dense` to measure times.
@@ -121,7 +121,7 @@ def stand_ins(
 
 
 def stand_in(name: str, param: Tensor, device: torch.device) -> Tensor:
-    """Return random numbers, of the size of usual initial weights, in the shape of `param`.
+    """Return random numbers like initial weights, in the shape of `param`.
 
     `name` selects the random numbers.
     """

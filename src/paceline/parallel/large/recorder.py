@@ -58,7 +58,7 @@ class _Call:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Entry:
-    """A recorded call in the log of one storage, which the call created or changed.
+    """A recorded call that created or changed one storage.
 
     `output` is the index of the created tensor among the call's results, and `like` its layout. Both are None after a change.
     """
@@ -114,7 +114,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
         return tensor.untyped_storage()._cdata in self._logs
 
     def made(self, function: Operation, tensors: list[Tensor]) -> None:
-        """Called after an operation that wrote or returned tensors with memory. Subclasses may override this."""
+        """Handle an operation that wrote or returned tensors with memory, in subclasses."""
 
     def __torch_dispatch__(
         self, func: Operation, types: Sequence[type], args: _Args = (), kwargs: _Options | None = None

@@ -132,7 +132,7 @@ class Folder:
 
 
 def _entries(file: Path) -> tuple[int, dict[str, TensorEntry]]:
-    """Return the position in the file of the first tensor's bytes, and the header's entries by name."""
+    """Return the file position of the first tensor, and the header's entries by name."""
     with file.open("rb") as opened:
         try:
             entries, _, start, size = read_header(opened)
@@ -175,7 +175,7 @@ class Writer:
 
 
 def type_name(name: str, dtype: torch.dtype) -> str:
-    """Return the name of `dtype` in safetensors files. `name` is the tensor's, for the error.
+    """Return the name of `dtype` in safetensors. `name` is the tensor's, for the error.
 
     Raises:
         ParallelError: Safetensors files cannot hold this dtype.

@@ -54,7 +54,7 @@ _BLANK = frozenset(
 
 
 def initialise(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Give a model on the meta device its initial values, in one process. Return it.
+    """Give a model on the meta device its initial values, in one process.
 
     The values are those that `parallelize(seed=seed)` would give it. `model` was built under `paceline.parallel.empty()`, or on
     the meta device. A model that already has values is left unchanged.
@@ -157,7 +157,7 @@ class TensorValues:
 
     @property
     def source(self) -> str:
-        """A sentence about the source of the values, or "" if the model already had values."""
+        """A sentence about the values' source, or "" if the model already had values."""
         if self._folder is not None:
             return f"weights of {self._folder.path}: each worker has read its own part"
         if not self.empty:
@@ -284,7 +284,7 @@ def empty() -> Iterator[None]:
 
 @contextlib.contextmanager
 def noted(recorder: Recorder) -> Iterator[None]:
-    """Within the block, record calls of `nn.init` functions that do nothing on the meta device."""
+    """Within the block, record `nn.init` functions, which do nothing on the meta device."""
     functions = {name: getattr(nn.init, name) for name in _SILENT if hasattr(nn.init, name)}
 
     def noting(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

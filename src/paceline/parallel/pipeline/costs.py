@@ -43,7 +43,7 @@ def measure(
     device: torch.device,
     loss: Callable[[object], Tensor],
 ) -> tuple[Block, ...]:
-    """Measure the blocks of a model: the block before the first mark, and one block per mark.
+    """Measure the blocks of a model: one before the first mark, and one per mark.
 
     Args:
         task: The model and its loss.
@@ -91,7 +91,7 @@ def measure(
 
 
 def saved_by(forward: Callable[[], _T], model: nn.Module) -> tuple[_T, int]:
-    """Run a forward pass. Return its result, and the bytes that autograd saves for the backward pass."""
+    """Run a forward pass. Return its result, and the bytes saved for the backward pass."""
     kept = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
     sizes: dict[int, int] = {}
 
@@ -129,12 +129,12 @@ class _Run:
         self._params = [param for param in _named(task.model, segment.uses).values() if param.requires_grad]
 
     def count_saved(self) -> tuple[tuple[Tensor, ...], int]:
-        """Run the forward pass. Return the detached results, and the bytes saved for the backward pass."""
+        """Run the forward pass. Return detached results, and the saved bytes."""
         result, saved_bytes = saved_by(self._forward, self._task.model)
         return map_tensors(result, Tensor.detach), saved_bytes
 
     def time(self) -> tuple[float, float]:
-        """Return the shortest times of the forward pass and of the backward pass, in seconds."""
+        """Return the shortest seconds of the forward and of the backward pass."""
         try:
             return self._timed()
         except RuntimeError as error:
@@ -199,7 +199,7 @@ def _modules(model: nn.Module, segment: Segment) -> list[nn.Module]:
 
 
 def _named(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Parameter]:
-    """Return the parameters that have one of these names, or are in a module with such a name."""
+    """Return the parameters with these names, or in modules with these names."""
     params: dict[str, nn.Parameter] = {}
     for name in names:
         owner, last = owner_of(model, name)

@@ -149,7 +149,7 @@ class _Table:
         return STATE_FACTOR * self._parameter_bytes[key] + kept * activations
 
     def solve(self, limit: int | None, allowed: Callable[[int], bool]) -> Plan | None:
-        """Return the cut with the fastest slowest stage; of several, the one with the least traffic.
+        """Return the cut with the fastest slowest stage, then with the least traffic.
 
         `limit` is a stage's memory in bytes, and `allowed` tells whether a stage may begin with a block. None: no cut is
         possible.
@@ -199,7 +199,7 @@ class _Table:
 def plan_by_hand(
     blocks: Sequence[Block], starts: Sequence[int], *, schedule: str, workers: int, microbatches: int
 ) -> Plan:
-    """Return the costs of a given cut; `starts` has the first block of each stage but the first."""
+    """Return a given cut's costs; `starts` has each later stage's first block."""
     stages = len(starts) + 1
     table = _Table(blocks, schedule, stages, workers, microbatches, BANDWIDTH_BYTES_S)
     return table.plan([0, *starts, len(blocks)])

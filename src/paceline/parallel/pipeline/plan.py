@@ -125,7 +125,7 @@ def _decide(task: Task, world: World, sample: Microbatch, programs: Programs, me
 
 
 def _check_loss(reads: LossReads, changed: set[str]) -> None:
-    """Refuse a loss that reads tensors which the forward pass has stored in the model.
+    """Refuse a loss that reads tensors stored by the forward pass.
 
     In a pipeline these tensors may be in another stage's process.
     """

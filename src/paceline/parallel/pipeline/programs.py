@@ -89,7 +89,7 @@ class Programs:
         return key_of(micro.args, micro.kwargs, self._mode if training is None else training)
 
     def refresh(self) -> None:
-        """Drop traces that depend on a value which has changed since, such as an attribute.
+        """Drop traces that depend on a value which has changed since.
 
         The next microbatch is then traced again, and cut at the same marks.
         """

@@ -87,7 +87,7 @@ class Stage:
         return list(segment.receives) if kind == "F" else [value for value in segment.sends if value.requires_grad]
 
     def forward(self, micro: int, received: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Run the forward pass. Return the tensors for the next stage, or the last stage's result."""
+        """Run the forward pass. Return the next stage's inputs, or the final result."""
         turn = self._turns[micro]
         # Received tensors are leaves of this stage's graph, so the backward pass leaves their gradients in `.grad`.
         inputs = [

@@ -31,7 +31,7 @@ class StageCall(NamedTuple):
 
 
 class Send(NamedTuple):
-    """A message with a call's result: activations of a forward pass, gradients of a backward pass."""
+    """A message with a call's result: activations, or gradients."""
 
     call: StageCall
     receiver: int
@@ -144,7 +144,7 @@ def simulate(
 
 
 def bubble(schedule: str, workers: int, microbatches: int, chunks: int = 1) -> float:
-    """Return the fraction of a step in which workers are idle: (p - 1) / (v M + p - 1).
+    """Return the idle fraction of a step: (p - 1) / (v M + p - 1).
 
     p is the number of workers, v of chunks, and M of microbatches.
     """
@@ -164,7 +164,7 @@ def in_flight(schedule: str, stage: int, stages: int, workers: int, microbatches
 
 
 def _ready(call: StageCall, stages: int, ends: dict[StageCall, float]) -> float | None:
-    """Return the time at which a call's inputs are ready, or None if that is not known yet."""
+    """Return the time at which a call's inputs are ready, None if unknown yet."""
     if call.kind == "F":
         needs = [StageCall("F", call.stage - 1, call.micro)] if call.stage else []
     else:

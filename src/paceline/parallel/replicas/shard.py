@@ -33,7 +33,7 @@ from paceline.torch_private import reduce_unused_too, sharded_parameters, whole_
 
 
 def shard_stage(module: nn.Module, world: World) -> list[Written]:
-    """Shard the module's parameters over the ranks, as DTensors. Return an observer for each unit.
+    """Shard the module's parameters as DTensors. Return an observer for each unit.
 
     Names stay. Gradients become sums over the replicas, not means. The observers record which parameters a forward pass
     changes.
@@ -133,7 +133,7 @@ def reduce_over_replicas(module: nn.Module, is_last: bool) -> None:
 
 
 def reduce_after_last(module: nn.Module, is_last: bool) -> None:
-    """Tell FSDP2 whether a stage's next backward pass is the last one of the step.
+    """Tell FSDP2 whether a stage's next backward pass is the step's last.
 
     Only the last pass sums gradients and frees the gathered parameters. Without FSDP2 this does nothing.
     """
@@ -267,13 +267,13 @@ def _versions(part: Tensor) -> tuple[int, int]:
 
 
 class Written:
-    """An observer of one unit that writes in-place changes of gathered parameters back to the shards.
+    """An observer that writes in-place changes of a unit's gathered parameters to the shards.
 
     FSDP2 frees the gathered parameters after a pass, so a change, such as a momentum encoder's update, would be lost.
     """
 
     def __init__(self, part: nn.Module, names: Mapping[int, str]) -> None:
-        """Watch the unit `part`. `names` maps a parameter's id to its name, and may be filled later."""
+        """Watch the unit `part`. `names` maps parameter ids to names, and may be filled later."""
         self._part, self._names = part, names
         self._versions: dict[int, int] = {}
         #: Name of a changed parameter -> sum of its absolute values, by which ranks compare the changes. The executor empties it.
@@ -293,7 +293,7 @@ class Written:
 
 
 def size_of(param: Tensor) -> float:
-    """Return the sum of the absolute values of a parameter, or of this rank's part of it."""
+    """Return the sum of absolute values of a parameter, or this rank's part."""
     return float(local(param.detach()).abs().sum(dtype=torch.float64))
 
 

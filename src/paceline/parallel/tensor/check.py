@@ -156,7 +156,7 @@ class Reference:
                 handle.remove()
 
     def _loss_of(self, output: object) -> tuple[Tensor | None, dict[str, Tensor | None]]:
-        """Return the loss and its gradients, or (None, {}) if it does not read the model."""
+        """Return the loss and its gradients; (None, {}) if it does not read the model."""
         assert self._loss is not None
         self._reads.look_again()
         with self._reads:
@@ -287,7 +287,7 @@ def _first_difference(expected: _Pass, actual: _Pass, room: _Room | None = None)
 
 
 def _as_held(plain: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """Cut the plain tensor as `other` is cut over ranks, and return both as plain tensors."""
+    """Cut the plain tensor as `other` is cut. Return both as plain tensors."""
     if not is_part(other):
         return plain, other
     if any(placement.is_partial() for placement in other.placements):

@@ -420,7 +420,7 @@ def _methods() -> dict[object, str]:
 
 
 def _is_data(value: object) -> bool:
-    """Return whether a value consists of tensors and plain values in tuples, lists and dicts."""
+    """Return whether a value is plain: tensors, numbers and texts in containers."""
     leaves, _ = flatten(value, lambda item: not isinstance(item, (tuple, list)) and type(item) is not dict)
     return all(isinstance(leaf, (Tensor, *_PLAIN)) for leaf in leaves)
 

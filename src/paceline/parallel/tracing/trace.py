@@ -199,7 +199,7 @@ class Tracer:
             del self._ran[key]
 
     def note_changed(self, text: str) -> None:
-        """Remember a change, to name it in the error if a new graph is impossible."""
+        """Remember a change, for the error if tracing again fails."""
         self._changed = text
 
     def _without_values(self, failed: Exception) -> ParallelError:
@@ -429,7 +429,7 @@ def _check_hooks(model: nn.Module) -> None:
 
 
 def _not_collected(error: BaseException) -> str:
-    """Return the name of an output that the transformers model did not fill; "" for other errors."""
+    """Return the name of an output that transformers did not fill, or ""."""
     values = (value for frame, _ in traceback.walk_tb(error.__traceback__) for value in frame.f_locals.values())
     # Look only at dataclasses, because other objects may compute an attribute.
     outputs = ((value, name) for value in values if is_dataclass(value) for name in ("hidden_states", "attentions"))
