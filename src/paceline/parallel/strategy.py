@@ -1,9 +1,9 @@
-"""Strategies for spreading a model over workers, and the resulting layout.
+"""Strategies for spreading a model over workers, and the layouts that result from them.
 
     DataParallel(2) @ PipelineParallel(2)        two replicas of two stages each: four workers
     FullyShard()                 all workers; parameters, gradients and optimizer states in equal parts
 
-An omitted size is the rest of the world. Nothing here imports torch.
+A strategy without a size uses all workers that the other sizes leave. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CHOICES = {"schedule": SCHEDULES, "batch_norm": BATCH_NORMS}
 
 
 class Joinable:
-    """A base class of strategies, which can be joined: `a @ b`."""
+    """A base class of strategies, which `a @ b` combines."""
 
     def __matmul__(self, other: object) -> Strategy:
         if not isinstance(other, Joinable):
@@ -49,12 +49,12 @@ class _Part(Joinable):
 
 @dataclass(frozen=True)
 class DataParallel(_Part):
-    """Every worker has the whole model and a part of each batch.
+    """Every worker has the whole model and computes a part of each batch.
 
     Attributes:
         size: The number of replicas.
         batch_norm: "sync" normalises over the batch of all replicas, as one process would. "local" uses each replica's own
-            part, which is faster and differs from one process.
+            part of the batch, which is faster but gives other results than one process.
 
     Examples:
         >>> strategy = pl.DataParallel(2)
@@ -66,14 +66,14 @@ class DataParallel(_Part):
 
 @dataclass(frozen=True)
 class FullyShard(_Part):
-    """Every worker has a part of each parameter and batch.
+    """Every worker has a part of each parameter, and computes a part of each batch.
 
-    A block's parameters are gathered while it computes.
+    While a block computes, its whole parameters are gathered on each worker.
 
     Attributes:
         size: The number of parts.
-        units: Patterns (`fnmatch`) of module names of the blocks to gather one at a time. None takes the blocks of the
-            model's lists.
+        units: `fnmatch` patterns of the names of the blocks to gather one at a time. None takes the blocks of the model's
+            lists.
         batch_norm: As for `DataParallel`.
 
     Examples:
@@ -87,14 +87,14 @@ class FullyShard(_Part):
 
 @dataclass(frozen=True)
 class PipelineParallel(_Part):
-    """The model is cut into stages for microbatches.
+    """The model is cut into stages, which compute microbatches one after the other.
 
     Attributes:
         stages: The number of workers in a row.
-        schedule: "1f1b" (holds few activations), "gpipe", or "interleaved" (each worker has `chunks` stages: a smaller
-            bubble for more messages).
-        chunks: The stages of each worker with "interleaved".
-        cut: The names of the modules that start a new stage, in order. None measures and balances.
+        schedule: "1f1b" (holds few activations), "gpipe", or "interleaved" (each worker has `chunks` stages: less idle time,
+            but more messages).
+        chunks: The number of stages of each worker with "interleaved".
+        cut: The names of the modules that start a new stage, in order. None measures the blocks and balances the stages.
 
     Examples:
         >>> strategy = pl.DataParallel(2) @ pl.PipelineParallel(4)  # 8 workers
@@ -108,11 +108,11 @@ class PipelineParallel(_Part):
 
 @dataclass(frozen=True)
 class TensorParallel(_Part):
-    """Single layers are cut over workers, which all compute each batch together.
+    """Each layer is cut over the workers, which all compute the same rows.
 
     Attributes:
         size: The number of parts.
-        plan: Pattern of a module's name -> "colwise", "rowwise", "vocab" or "replicate". None finds the usual pairs.
+        plan: Pattern of a module's name -> "colwise", "rowwise", "vocab" or "replicate". None finds the layers to cut.
 
     Examples:
         >>> strategy = pl.TensorParallel(2, plan={"*.up": "colwise", "*.down": "rowwise"})
@@ -134,7 +134,7 @@ class TensorParallel(_Part):
 @experimental("0.1")
 @dataclass(frozen=True)
 class ContextParallel(_Part):
-    """Every worker has the whole model and a part of each sequence.
+    """Every worker has the whole model and computes a part of each sequence.
 
     Attention gathers the keys and values of all workers.
 
@@ -160,7 +160,7 @@ class ContextParallel(_Part):
 @experimental("0.1")
 @dataclass(frozen=True)
 class ExpertParallel(_Part):
-    """Every worker has some experts of each mixture.
+    """Every worker has some of the experts of each mixture.
 
     Attributes:
         size: The number of parts. Combines with DataParallel.
@@ -190,7 +190,7 @@ class Strategy(Joinable):
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The number of workers along each axis."""
+    """The number of workers along each axis, with the strategies' settings."""
 
     data: int = 1
     shard: int = 1
@@ -214,7 +214,7 @@ class Layout:
 
     @property
     def replicas(self) -> int:
-        """The number of parts that each batch is cut into."""
+        """The number of parts into which each batch is cut."""
         return self.data * self.shard
 
     def __str__(self) -> str:
@@ -223,19 +223,19 @@ class Layout:
 
 
 def strategy_of(layout: Layout) -> Strategy:
-    """Return a strategy with the layout's sizes, and otherwise default settings."""
+    """Return a strategy with the layout's sizes and default settings."""
     sizes = {kind: int(getattr(layout, axis)) for kind, axis in _AXES.items()}
     return Strategy(parts=tuple(kind(size) for kind, size in sizes.items() if size > 1))
 
 
 def shown(strategy: object) -> str:
-    """Return a strategy's parts as text, with sizes: DataParallel(2) @ PipelineParallel()."""
+    """Return a strategy in words: "DataParallel(2) @ PipelineParallel()"."""
     sizes = ((type(part).__name__, _size(part)) for part in parts_of(strategy))
     return " @ ".join(f"{kind}({'' if size is None else size})" for kind, size in sizes)
 
 
 def parts_of(strategy: object) -> tuple[_Part, ...]:
-    """Return the single parts of a strategy, or raise for anything else."""
+    """Return the parts that `@` has joined. Raise ParallelError if it is no strategy."""
     match strategy:
         case Strategy():
             return strategy.parts
@@ -250,10 +250,10 @@ def parts_of(strategy: object) -> tuple[_Part, ...]:
 
 
 def resolve(strategy: object, world_size: int) -> Layout:
-    """Return the layout of a strategy in a world of this size.
+    """Return the layout of a strategy for this number of workers.
 
     Raises:
-        ParallelError: The sizes do not multiply to the world's, or more than one is omitted.
+        ParallelError: The product of the sizes differs from the number of workers, or more than one size is omitted.
 
     Examples:
         >>> pl.parallel.resolve(pl.DataParallel(2) @ pl.PipelineParallel(), world_size=8).pipe

@@ -1,4 +1,4 @@
-"""The computation in any layout: a model, its loss, and the weight of each microbatch."""
+"""The computation that all layouts share: a model, its loss, and the weight of each microbatch."""
 
 from __future__ import annotations
 
@@ -21,18 +21,17 @@ from paceline.parallel.pytree import described, tensors_in
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A model with everything that its loss and gradients need.
+    """A model, its loss, and the settings for computing its gradients.
 
     Attributes:
         model: The user's whole model, on this rank's device.
         loss: (output, target) -> the mean loss of these rows, a 0-dim tensor.
-        loss_weight: target -> the count that this mean is over, such as the number of tokens that count. None: see
-            `loss_means`.
+        loss_weight: target -> the number by which that mean divides. None reads it from the loss's graph (`loss_means`).
         split: A user's batch -> Parts.
-        microbatches: The number per batch in total.
+        microbatches: The number of microbatches in a batch.
         accumulate: The number of groups of microbatches that run one after the other.
         precision: None, or "bf16" for autocast.
-        means: The counts that the current step's losses are means over.
+        means: The numbers by which the current step's losses divide.
     """
 
     model: nn.Module
@@ -69,9 +68,9 @@ class Task:
     def weighted_loss(self, output: object, micro: Microbatch) -> Tensor:
         """Return the microbatch's share of the mean loss, 0-dim.
 
-        A weight of 0 (padding, or no token that counts) gives 0 with gradients of 0, whatever the loss is: a mean over nothing
-        is nan, and 0 times nan too. Without a loss_weight each share is weighted by the count that its loss is a mean over, so
-        the sum of all shares must be multiplied by `means.factor()`.
+        A microbatch of weight 0 (padding, or no target that counts) gives 0 with gradients of 0, even if its loss is nan.
+        Without a loss_weight each loss is weighted by the number that it divides by, so the caller must multiply the sum of all
+        shares by `means.factor()`.
         """
         means, is_part = self.means, float(micro.weight) < 1.0
         if float(micro.weight) == 0.0:
@@ -113,7 +112,7 @@ def _has_ignored(batch: object) -> bool:
 
 
 def zero_loss(output: object) -> Tensor:
-    """Return a loss of 0 that gives every tensor of `output` a gradient.
+    """Return a loss of 0 that gives every tensor of `output` a gradient of 0.
 
     A rank without rows uses it, so that its backward pass has the same steps as on other ranks.
     """
@@ -130,9 +129,9 @@ def zero_loss(output: object) -> Tensor:
 
 
 def own_loss(output: Any, target: object) -> Tensor:
-    """Return the loss in a model's output.
+    """Return the loss that a model has returned in its output.
 
-    It is a number (0-dim), the entry "loss" of a dict, the attribute `loss`, or the first value of a tuple.
+    The loss is the output itself (0-dim), the entry "loss" of a dict, the attribute `loss`, or the first value of a tuple.
 
     Raises:
         ParallelError: The output has none of these.
@@ -157,7 +156,7 @@ def own_loss(output: Any, target: object) -> Tensor:
 
 
 def own_split(model: nn.Module) -> SplitFunction:
-    """Return a split function that gives the whole batch to the model."""
+    """Return a split function that passes the whole batch, with its labels, to the model."""
     takes = inspect.signature(model.forward)
 
     def split(batch: object) -> Parts:

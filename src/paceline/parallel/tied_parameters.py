@@ -1,7 +1,7 @@
-"""Tied parameters: tensors with several names, of which the first identifies the tensor, and copies in stages.
+"""Tied parameters: one tensor with several names, of which the first identifies it.
 
-Without `StageTies` each stage's copy would silently learn from its own stage's gradient alone. Buffers that the forward pass
-changes are never in two stages: `boundaries` does not cut there.
+In a pipeline, tied layers in several stages each have a copy. Without `StageTies` each copy would learn only from its own
+stage's gradient. Buffers that the forward pass changes are never in two stages: `boundaries` does not allow such cuts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from paceline.parallel.mesh import World, coordinates, group_over
 
 
 def find(model: nn.Module) -> tuple[tuple[str, ...], ...]:
-    """Return groups of names that share one tensor, in the model's order."""
+    """Return the groups of names that share one tensor, in the model's order."""
     names: dict[int, list[str]] = {}
     for name, tensor in all_names(model):
         names.setdefault(id(tensor), []).append(name)
@@ -24,13 +24,13 @@ def find(model: nn.Module) -> tuple[tuple[str, ...], ...]:
 
 
 def first_names(model: nn.Module) -> dict[str, str]:
-    """Return the name of every parameter and buffer -> its first name."""
+    """Return name -> first name of the same tensor, for every parameter and buffer."""
     first: dict[int, str] = {}
     return {name: first.setdefault(id(tensor), name) for name, tensor in all_names(model)}
 
 
 def owner_of(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """Return the module that owns a tensor, and the tensor's name in it."""
+    """Return the module that has a tensor, and the tensor's name in the module."""
     owner, _, last = name.rpartition(".")
     return model.get_submodule(owner), last
 
@@ -46,14 +46,14 @@ def tie_again(model: nn.Module, ties: Sequence[tuple[str, ...]]) -> None:
 
 
 def all_names(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Return (name, tensor) of every parameter and buffer, under all its names."""
+    """Return (name, tensor) of every parameter and buffer, once for each of its names."""
     return [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
 
 
 class StageTies:
-    """The parameters of which several stages have copies.
+    """The parameters that are in several pipeline stages, and their groups of ranks.
 
-    Every rank needs this object. `uses` are the modules, parameters and buffers of each stage.
+    Every rank must make this object. `uses` has the names of each stage's modules, parameters and buffers.
 
     Attributes:
         holders: First name -> the stages that use the parameter, if there are several.
@@ -84,19 +84,19 @@ class StageTies:
                     self._own.append((group, [name for name, own in ranks.items() if own == members]))
 
     def sum_gradients(self, params: Mapping[str, nn.Parameter]) -> None:
-        """Sum the gradients of a parameter's copies, and give each copy the sum. Collective."""
+        """Sum the gradients of each parameter's copies, and give each copy the sum. Collective."""
         for group, names in self._own:
             reduce.sum_gradients([params[name] for name in names], group)
 
 
 def held_tensors(model: nn.Module, names: frozenset[str]) -> list[str]:
-    """Return the names of the tensors that `names` has, or whose modules `names` has."""
+    """Return the names of the model's tensors that are in `names`, or in a module in `names`."""
     prefixes = tuple(f"{name}." for name in names)
     return [name for name, _ in all_names(model) if name in names or name.startswith(prefixes)]
 
 
 def _group(members: frozenset[int], world: World) -> dist.ProcessGroup | None:
-    """Return the group of this replica's ranks at these positions along the pipeline."""
+    """Return this replica's ranks at the positions `members` along the pipeline."""
     if len(members) == world.extent("pipe"):
         return world.group("pipe")
     ranks = [rank for rank in range(world.size) if coordinates(world.layout, rank)["pipe"] in members]

@@ -1,4 +1,4 @@
-"""`Parallel`, which `parallelize` returns: one training loop for every layout."""
+"""`Parallel`, the result of `parallelize`: one training loop for every layout."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 
 
 class Parallel:
-    """A model that all workers of the world train; see `parallelize`.
+    """A model that is trained by all workers together; see `parallelize`.
 
-    Every rank calls every method in the same order, and gets the same result. Tools may use the layers below: `executor`,
-    `world`, `task`, `optimizer`.
+    Every rank must call every method in the same order, and gets the same result. Tools may use the attributes `executor`,
+    `world`, `task` and `optimizer`.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Parallel:
             optimizers.guard(optimizer, lambda: (par := own()) is None or par._is_stepping)
 
     def step(self, batch: object) -> Tensor:
-        """Train on one batch; return the global mean loss, 0-dim.
+        """Train on one batch. Return the mean loss over all ranks, 0-dim.
 
         `batch` comes from `epoch`, or is a whole global batch that is the same on every rank.
 
@@ -198,10 +198,10 @@ class Parallel:
         return loss
 
     def epoch(self, epoch: int) -> Iterator[OwnBatch | GlobalBatch]:
-        """Yield this rank's parts of an epoch's batches.
+        """Yield this rank's part of each batch of an epoch.
 
-        After `load`, a finished epoch yields nothing, and the interrupted epoch yields its remaining batches.
-        `epoch` counts from 0, and seeds the order of the samples.
+        `epoch` counts from 0, and seeds the order of the samples. After `load`, an epoch that was finished yields nothing, and
+        the epoch that was interrupted yields its remaining batches.
 
         Raises:
             ParallelError: There is no loader, or the epoch is negative.
@@ -250,7 +250,7 @@ class Parallel:
     ) -> float | dict[str, float]:
         """Return the mean of metric(output, target) over all samples; see `evaluate.evaluate`.
 
-        Each sample counts once. The default metric is the training loss, with the training's `loss_weight`.
+        Each sample counts once. Without a metric the result is the training loss, weighted by the training's `loss_weight`.
         """
         metric = metric or self.task.loss
         if weight is None and metric is self.task.loss:
@@ -289,11 +289,11 @@ class Parallel:
                 all updates.
             every: Update after this many steps.
             of: With `into`: the names of two submodules. The second is frozen and follows the first (a target network, a
-                momentum encoder). Without them a copy of the whole model is averaged.
+                momentum encoder). Without them the whole model is averaged, in a copy.
             into: See `of`.
 
         Returns:
-            The average, with `applied()` and `full_state_dict()`, or a twin with its number of updates.
+            The average, with `applied()` and `full_state_dict()`. With `into`: a `Twin` with its number of updates.
 
         Raises:
             ParallelError: The submodules differ in shape, or the second is trained.
@@ -347,7 +347,7 @@ class Parallel:
     def full_state_dict(self) -> dict[str, Tensor]:
         """Return the whole model on the CPU, on every rank.
 
-        The names are the model's, so `model.load_state_dict` takes it anywhere.
+        Names are those of the plain model, whose `load_state_dict` accepts the result.
         """
         with self.watch.guard("full_state_dict()"):
             from paceline.parallel.checkpoint import store
@@ -368,11 +368,11 @@ class Parallel:
         return self._progress
 
     def state(self) -> TrainingState:
-        """Return what a checkpoint stores beside model and optimizer."""
+        """Return the training's state in a checkpoint, apart from model and optimizer."""
         return {"progress": dataclasses.asdict(self._progress), "random": self._streams.state_dict()}
 
     def load_state(self, state: TrainingState) -> None:
-        """Resume from `state`, which a training in any layout has returned."""
+        """Resume from a result of `state`, which may come from another layout."""
         self._progress = self._resume = Progress(**state["progress"])
         self._streams.load_state_dict(state["random"])
 
@@ -393,7 +393,7 @@ class Parallel:
 
     @property
     def module(self) -> nn.Module:
-        """The part of the model on this rank, under original names.
+        """The part of the model on this rank, under the names of the user's model.
 
         Use it for inspection only: calling it trains on this rank's rows alone.
         """
@@ -401,18 +401,18 @@ class Parallel:
 
     @property
     def executor(self) -> Executor:
-        """The computation of a step in this layout, made on first access."""
+        """The object that computes a step in this layout, made on first access."""
         return self.executor_for_sample(lambda: None)
 
     @property
     def clipper(self) -> Clipper:
-        """The clipper of gradients by their norm over all workers."""
+        """The object that clips gradients by their norm over all workers."""
         if self._clipper is None:
             self._clipper = Clipper(self.executor.named_parameters(), self.world)
         return self._clipper
 
     def explain(self) -> str:
-        """Return the layout, its cost, and the reason for it as text."""
+        """Describe the layout, its cost, and the reason for choosing it."""
         from paceline.parallel.explain import explain
 
         return explain(self)
@@ -421,11 +421,11 @@ class Parallel:
         return f"Parallel({self.skeleton.name}, {self.world.layout}, rank {self.rank} of {self.world_size})"
 
     def executor_for(self, batch: object) -> Executor:
-        """Return the executor. The first call makes it, with this batch as sample."""
+        """Return the executor. If it does not exist yet, make it with this batch."""
         return self.executor_for_sample(lambda: batch)
 
     def executor_for_sample(self, sample: Callable[[], object]) -> Executor:
-        """Return the executor. The first call makes it, with the result of `sample`."""
+        """Return the executor. If it does not exist yet, make it with the batch that `sample()` returns."""
         if self._executor is None:
             self.skeleton.follow()
             executor = self._build(sample)
@@ -447,15 +447,15 @@ class Parallel:
 
     @property
     def gradient_hooks(self) -> dict[str, Hooks]:
-        """Parameter's name -> the hooks that the user has set on its gradient."""
+        """Parameter's name -> hooks that the user has registered on its gradient."""
         return {name: hooks for name, hooks in self._hooks.items() if hooks}
 
     def settle_buffers(self) -> None:
-        """Overwrite all replicas' buffers with the first replica's, if they may differ."""
+        """Make the replicas' buffers equal, if batch_norm="local" lets them differ."""
         if self.world.layout.batch_norm == "local":
             broadcast(list(self.executor.module.buffers()), self.world.replica_group)
 
     def _place(self, batch: object) -> tuple[int, int, int]:
-        """Return the position: epoch and samples after this batch, steps before it."""
+        """Return the epoch and its samples after this batch, and the steps before it."""
         known = batch if isinstance(batch, (OwnBatch, GlobalBatch)) else self._progress
         return known.epoch, known.consumed, self._progress.steps

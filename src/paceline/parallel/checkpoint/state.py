@@ -272,7 +272,7 @@ def put_back(held: HeldState, saved: Mapping[str, Tensor], record: CheckpointRec
 
 
 def _device_steps(optimizer: torch.optim.Optimizer) -> set[int]:
-    """Return the ids of parameters whose optimizer step number is on the GPU."""
+    """Return ids of the parameters whose step number is on the parameter's device."""
     groups = [group for group in optimizer.param_groups if group.get("fused") or group.get("capturable")]
     return {id(param) for group in groups for param in group["params"]}
 

@@ -1,1 +1,1 @@
-"""Tensor parallelism: layers to cut over ranks are found, tried, cut and compared."""
+"""Tensor parallelism: find layers that can be cut over ranks, cut them, and compare the results."""

@@ -1,4 +1,4 @@
-"""A comparison of a cut model with the plain one before training, in few passes over memory."""
+"""Comparison of a model whose layers are cut over ranks with the plain model, before training."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _ROUNDINGS = 10
 
 
 class Reference:
-    """The plain model's outputs and gradients for some rows, and the loss's reads.
+    """The plain model's outputs and gradients for some rows.
 
-    It is computed before the model is cut, so no copy of the model is needed.
+    They are computed before the model is cut, so that no copy of the model is needed.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Reference:
         loss: Callable[[object, Microbatch], Tensor] | None = None,
         most_numbers: int | None = None,
     ) -> None:
-        """Compute the reference. The model is left unchanged, gradients too.
+        """Compute the reference. The model and its gradients are left unchanged.
 
         Args:
             model: The plain model.
@@ -72,13 +72,13 @@ class Reference:
                 )
 
     def verify(self, group: dist.ProcessGroup | None) -> None:
-        """Raise unless the model, which is now cut, computes the same.
+        """Raise unless the model, which is now cut, has the plain model's results.
 
-        Every rank of the group calls it.
+        Every rank of the group must call it.
 
         Raises:
-            ParallelError: On all ranks of the group: the first called module whose output differs, or the parameter whose
-                gradient differs, or a tensor that the loss reads and of which each rank has only a part.
+            ParallelError: On all ranks of the group. The message names the first module with a different output, a parameter
+                with a different gradient, or a tensor that the loss reads although each rank has only a part of it.
         """
         # Store the plain model's reads before the pass, which records those of the cut model.
         lines = self._reads.state | self._reads.left
@@ -102,10 +102,9 @@ class Reference:
             )
 
     def _room_for_rounding(self) -> _Room:
-        """Return how much rounding errors change the plain model's results.
+        """Measure how much rounding errors change the plain model's results.
 
-        They change much if the model computes in a narrower dtype (autocast), or divides by values near 0, as a normalisation of
-        few rows does.
+        The change is large if the model computes in a narrower dtype (autocast), or divides by values near 0.
         """
         try:
             other = self._pass(is_cut=False, is_shaken=True)
@@ -167,7 +166,6 @@ class Reference:
         return whole(loss.detach()), gradients_of(self.model, loss)
 
     def _reads_own(self) -> bool:
-        """Return whether the loss has read tensors of the model."""
         return bool(self._reads.state or self._reads.left)
 
 
@@ -178,9 +176,9 @@ def reference(
     loss: Callable[[object, Microbatch], Tensor] | None,
     most_numbers: int | None,
 ) -> Reference:
-    """Return the reference for the first sample that all ranks can compute.
+    """Compute the reference for the first of the samples that all ranks can compute. Collective.
 
-    Every rank calls it. All ranks need the same sample, because their messages must have equal sizes.
+    All ranks need the same sample, because their messages must have equal sizes.
     """
     *fewer, last = samples
     for sample in fewer:
@@ -194,12 +192,12 @@ def reference(
 
 @dataclass(frozen=True, kw_only=True)
 class _Pass:
-    """The results of one pass through the model.
+    """The results of one forward and backward pass.
 
     Attributes:
         outputs: (module's name, its output) in the order of calls; "" is the model itself.
         gradients: Parameter's name -> gradient of the parameter.
-        loss, of_loss: The loss, and its gradients by the model's parameters, if it reads tensors of the model itself.
+        loss, of_loss: The loss and its gradients, if it reads tensors of the model itself.
         failed: The reason why the loss has no result, or "".
     """
 
@@ -212,17 +210,14 @@ class _Pass:
 
 @dataclass(frozen=True, kw_only=True)
 class _Room:
-    """The changes of outputs and gradients that rounding errors alone cause; empty if unknown.
-
-    The values are the largest distances.
-    """
+    """The largest changes of outputs and gradients that rounding errors cause. Empty if unknown."""
 
     outputs: Sequence[float] = ()
     gradients: Mapping[str, float] = field(default_factory=dict)
 
 
 def _shaken(output: Tensor) -> Tensor:
-    """Multiply each number by 1 - eps, 1 or 1 + eps."""
+    """Change each number by a rounding error: multiply it by 1 - eps, 1 or 1 + eps."""
     if not (output.is_floating_point() or output.is_complex()):
         return output
     signs = torch.arange(output.numel(), device=output.device).reshape(output.shape) * 7919 % 3 - 1
@@ -230,7 +225,7 @@ def _shaken(output: Tensor) -> Tensor:
 
 
 def _noise(x: Tensor | None, y: Tensor | None) -> float:
-    """Return the largest finite distance of `x` and `y`, or 0.0."""
+    """Return the largest finite distance between `x` and `y`, or 0.0."""
     if x is None or y is None or x.shape != y.shape or not (x.is_floating_point() or x.is_complex()):
         return 0.0
     return scale_of(x - y)
@@ -243,10 +238,10 @@ def _loss_alone(outcome: _Pass) -> _Pass:
 def gradients_of(
     model: nn.Module, total: object, most_numbers: int | None = None, *, again: bool = False
 ) -> dict[str, Tensor | None]:
-    """Return the gradient of `total` by each trained parameter.
+    """Return name -> gradient of `total` for each trained parameter.
 
-    Hooks that step an optimizer are not called. Parameters with more than `most_numbers` numbers are skipped. `again` keeps the
-    graph for another pass.
+    The parameters' hooks are not called. Parameters with more than `most_numbers` numbers are left out. `again` keeps the graph
+    for another backward pass.
     """
     most = math.inf if most_numbers is None else most_numbers
     params = model.named_parameters()
@@ -258,7 +253,7 @@ def gradients_of(
 
 
 def _weighted(index: int, tensor: Tensor) -> Tensor:
-    """Return a weighted sum of the elements, whose gradient reaches each of them."""
+    """Return a sum of all elements with different weights, so that each element has a gradient."""
     tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     weights = normal(tensor.shape, "tensor check", index).to(tensor.device, tensor.dtype)
     return (tensor * weights).sum()
@@ -296,9 +291,10 @@ def _as_held(plain: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _difference(x: Tensor, y: Tensor, least_scale: float = 0.0, noise: float = 0.0) -> str:
-    """Return in words how `y` differs from `x`, or "" if only by rounding.
+    """Describe how `y` differs from `x`. Return "" if the difference may be rounding.
 
-    A difference is relative to the largest number of `x`, at least to `least_scale`. `noise` is the effect of a rounding error.
+    Differences count relative to the largest number of `x`, or to `least_scale` if that is larger. `noise` is the change that a
+    rounding error causes.
     """
     if x.shape != y.shape:
         return f"has the shape {list(y.shape)} in place of {list(x.shape)}"
@@ -323,7 +319,7 @@ def scale_of(x: Tensor) -> float:
 
 
 def within(x: Tensor, y: Tensor, allowed: float) -> bool:
-    """Return whether no number of `x` and `y` differs by more than `allowed`.
+    """Return whether `x` and `y` differ by at most `allowed` in each number.
 
     A nan equals a nan, and an infinity the same infinity. Both parts of complex numbers are compared.
     """

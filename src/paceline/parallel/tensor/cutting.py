@@ -1,7 +1,7 @@
-"""The cut of a model's layers over the ranks of a tensor group, by torch's DTensor.
+"""Cut a model's layers over the ranks of a tensor group, by torch's DTensor.
 
-The model is changed in place and keeps its names: parameters of cut layers become DTensors on the mesh's axis `tensor`. All
-others stay plain, and equal on all ranks of the group.
+The model is changed in place and keeps its names. Parameters of cut layers become DTensors on the mesh's axis `tensor`. All
+other parameters stay plain, and equal on all ranks of the group.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ SMALL = 2**16
 
 @dataclass(frozen=True, kw_only=True)
 class Applied:
-    """The cuts that were made in a model."""
+    """The cuts that `apply` has made in a model."""
 
     plan: TensorPlan
     parts: int
 
     @property
     def lines(self) -> list[str]:
-        """The cuts in words, one line of text per cut."""
+        """Descriptions of the cuts for `explain`, one per line."""
         plan = self.plan
         shown = [
             f"{placement}: {name}"
@@ -64,7 +64,7 @@ class Applied:
 
 
 def few_rows(model: nn.Module) -> int:
-    """Return how many rows of a microbatch the trials use at first."""
+    """Return how many rows the first trials of a microbatch use."""
     return ROWS_NORMALISED if any(isinstance(part, BatchNorm) for part in model.modules()) else ROWS
 
 
@@ -77,22 +77,22 @@ def apply(
     loss: Callable[[object, Microbatch], Tensor] | None = None,
     few: Microbatch | None = None,
 ) -> Applied:
-    """Cut the model in place, before any sharding. Collective.
+    """Find the layers to cut, cut them in place, and compare the results. Collective.
 
-    Tied tensors stay tied.
+    Call it before any sharding. Tied tensors stay tied.
 
     Args:
         model: Changed in place.
         world: This rank, with the process groups of its layout.
-        plan: Pattern of a module's name -> placement. None finds one with `sample`.
-        ties: From `tied_parameters.find(model)`.
-        sample: Some rows, with which outputs and all gradients are compared with the plain model's.
-        loss: output and sample -> the loss, to see whether it reads tensors of the model.
+        plan: Pattern of a module's name -> placement. None finds a plan by running the model on `sample`.
+        ties: The result of `tied_parameters.find(model)`.
+        sample: Some rows, with which outputs and gradients are compared with the plain model's. None skips the comparison.
+        loss: output and sample -> the loss. The comparison includes the loss if it reads tensors of the model.
         few: Fewer rows, used in place of the sample if the model can compute them.
 
     Raises:
-        ParallelError: A pattern matches nothing, a layer cannot be cut, tied tensors are cut differently, or a module
-            computes something else.
+        ParallelError: A pattern matches nothing, a layer cannot be cut, tied tensors are cut differently, or a module has
+            different results when cut.
     """
     parts = world.extent("tensor")
     empty = {name: param for name, param in model.named_parameters() if param.is_meta}
@@ -156,9 +156,9 @@ def apply(
 
 
 def cut(model: nn.Module, mesh: DeviceMesh, plan: TensorPlan, *, copies: bool = False) -> None:
-    """Cut the layers of the plan. The caller then ties tied parameters again.
+    """Cut the layers of the plan in place. Afterwards the caller must tie tied parameters again.
 
-    `copies`: let layers return copies of whole outputs, which are views. FSDP2 does not accept a view as a module's output.
+    `copies` makes layers return copies of whole outputs. FSDP2 needs this, because these outputs are views.
     """
     keep_lookups_apart()
     modules = dict(model.named_modules())
@@ -187,9 +187,9 @@ def cut(model: nn.Module, mesh: DeviceMesh, plan: TensorPlan, *, copies: bool = 
 
 
 def _cut_gradient(param: DTensor) -> None:
-    """Split a parameter's gradient as the parameter is split.
+    """Split a parameter's gradient in the same way as the parameter.
 
-    The gradient of a tied tensor comes back whole if the layers that share the tensor are cut in different ways.
+    The gradient of a tied tensor is whole if the layers that share the tensor are cut in different ways.
     """
     if isinstance(param.grad, DTensor) and param.grad.placements != param.placements:
         param.grad = param.grad.redistribute(placements=param.placements)
@@ -215,7 +215,7 @@ def _check_ties(model: nn.Module, plan: TensorPlan, ties: Sequence[tuple[str, ..
 
 
 def _way(model: nn.Module, plan: TensorPlan, name: str) -> str:
-    """Return in words how the plan cuts a tensor."""
+    """Describe how the plan cuts a tensor: "whole", "by rows" or "by columns"."""
     owner, _, own = name.rpartition(".")
     placement = plan.placements.get(owner)
     if placement is None:

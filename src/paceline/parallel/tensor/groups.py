@@ -1,10 +1,10 @@
-"""Groups of linear layers that belong together, found in the graph of a forward pass.
+"""Groups of linear layers that can be cut together, found in the graph of a forward pass.
 
     x -> q, k, v -> attention -> o -> y          columns (q, k, v), row o
     x -> gate, up -> silu(gate) * up -> down     columns (gate, up), row down
 
-The input of `row` depends on the outputs of `columns` and on nothing else that learns. Autograd's graph of one pass shows this,
-whatever the Python code between them is.
+The input of the layer `row` depends on the outputs of the layers `columns`, and on no other parameter. Autograd's graph of one
+pass shows this, whatever Python code connects the layers.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from paceline.parallel.tracing.fake_model import attributes_kept, untouched
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Linear layers cut together: `columns` by their outputs, `row` by its inputs.
+    """Linear layers to cut together: `columns` by their outputs, `row` by its inputs.
 
-    `pieces` is the number of pieces in a column's output, such as 3 for q, k and v. Each worker has a part of each piece.
+    `pieces` is the number of pieces in a column's output, such as 3 for joined q, k and v. Each worker has a part of each
+    piece.
     """
 
     columns: tuple[str, ...]
@@ -40,13 +41,13 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """The observations of one forward pass.
+    """The facts about a model that one forward pass has shown.
 
     Attributes:
         calls: Module's name -> the number of its calls, in the order of first calls.
         groups: The groups in the order in which they run. A layer is in at most one group.
         direct: Parameters that are used without a call of their module, as in F.linear(x, self.embedding.weight).
-        changed: Layers whose output later code changes in place.
+        changed: Layers whose output is changed in place by later code.
     """
 
     calls: Mapping[str, int]
@@ -56,7 +57,7 @@ class Seen:
 
 
 def observe(model: nn.Module, run: Callable[[], object]) -> Seen:
-    """Observe a forward pass. `run` calls the model, which is left unchanged."""
+    """Run the model by `run` and collect facts about its layers. The model is left unchanged."""
     record = _Record()
     names = {id(module): name for name, module in model.named_modules()}
     handles = []
@@ -82,7 +83,7 @@ def observe(model: nn.Module, run: Callable[[], object]) -> Seen:
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Return whether the module is torch's own linear layer or embedding."""
+    """Return whether the module is torch's own linear layer or embedding class."""
     kind = nn.Embedding if isinstance(module, nn.Embedding) else linear_kind(module)
     if kind is None or type(module).forward is not kind.forward or "forward" in module.__dict__:
         return False
@@ -92,10 +93,9 @@ def is_plain(module: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Allow calls of the model without side effects.
+    """Within the block, allow calls of the model without lasting side effects.
 
-    Modes, buffers, attributes, random generators and `requires_grad` are restored. In evaluation mode a model may return
-    something else, such as GoogLeNet without its auxiliary heads.
+    The model stays in its mode (training or evaluation), because its outputs may depend on the mode.
     """
     wanted = [(param, param.requires_grad) for param in model.parameters()]
     try:
@@ -108,11 +108,11 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 @dataclass
 class _Record:
-    """The calls of layers that the hooks of one forward pass have seen.
+    """A record of the calls of layers in one forward pass.
 
     Attributes:
-        calls: As in Seen.
-        made: Node of autograd's graph -> the layer whose output it belongs to.
+        calls: Layer's name -> the number of its calls.
+        made: Node of autograd's graph -> the layer that has computed it.
         rows: (layer, node of the layer's input) for each call.
         outputs: (layer, the layer's output) for each call.
     """
@@ -124,7 +124,7 @@ class _Record:
     outputs: list[tuple[str, Tensor]] = field(default_factory=list)
 
     def add(self, name: str, module: nn.Module, args: tuple[object, ...], output: object) -> object:
-        """Record a call, and return the output with which the model continues."""
+        """Record a layer's call. Return the output for later code: a copy."""
         self.calls[name] = self.calls.get(name, 0) + 1
         if not isinstance(output, Tensor) or output.grad_fn is None:
             return output
@@ -159,7 +159,10 @@ def _groups(record: _Record, direct: frozenset[str]) -> Iterator[Group]:
 
 
 def _sources(node: Node, made: Mapping[Node, str]) -> set[str]:
-    """Return the layers from which `node` follows; none if it also needs another parameter."""
+    """Return the layers on whose outputs alone the node depends.
+
+    The result is empty if the node also depends on another parameter.
+    """
     if node in made:
         return {made[node]}
     layers: set[str] = set()
@@ -173,7 +176,7 @@ def _sources(node: Node, made: Mapping[Node, str]) -> set[str]:
 
 
 def _reached(roots: Iterable[Node], ends: Container[Node] = ()) -> Iterator[Node]:
-    """Yield the nodes that are reachable from `roots`, without following `ends`."""
+    """Yield the graph nodes reachable from `roots`, but not those behind `ends`."""
     waiting = list(roots)
     seen = set(waiting)
     while waiting:
@@ -185,7 +188,7 @@ def _reached(roots: Iterable[Node], ends: Container[Node] = ()) -> Iterator[Node
 
 
 def _direct(model: nn.Module, record: _Record, edges: Mapping[int, int]) -> frozenset[str]:
-    """Return the parameters with more uses in the graph than their layer has calls."""
+    """Return the parameters that the graph uses more often than their layer is called."""
     expected: dict[int, int] = {}
     names: dict[int, list[str]] = {}
     for prefix, module in model.named_modules():

@@ -1,17 +1,17 @@
-"""The linear layers that can be cut: torch's own, and transformers' Conv1D of GPT-2.
+"""The linear layers that can be cut: nn.Linear, and Conv1D of transformers' GPT-2.
 
     nn.Linear     weight [outputs, inputs]
     Conv1D        weight [inputs, outputs]
 
-transformers is not imported here: a model with a Conv1D has imported it.
+This module does not import transformers: a model with a Conv1D has imported it.
 
-Outputs of one layer that consist of several pieces, such as q, k and v, need each worker's part of each piece:
+If the outputs of one layer consist of several pieces, such as q, k and v, each worker needs its part of each piece:
 
-    the layer's columns, 2 workers     q0 q1 k0 k1 v0 v1        u = a worker's part of a piece
-    as the weight is cut                0  0  0  1  1  1        contiguous, as checkpoints and optimizers expect it
-    as attention needs them             0  1  0  1  0  1        by heads
+    the layer's columns, 2 workers           q0 q1 k0 k1 v0 v1
+    worker that has the column's weights      0  0  0  1  1  1        contiguous, as checkpoints and optimizers expect
+    worker that needs the column's outputs    0  1  0  1  0  1        by heads, as attention expects
 
-So the outputs are redistributed by one message of (n - 1) / n of a worker's outputs. Gradients go the other way.
+So each worker sends (n - 1) / n of its outputs to the others in one message. Gradients go the other way.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _CONV1D = ("transformers.pytorch_utils", "Conv1D")
 
 
 def linear_kind(module: nn.Module) -> type[nn.Module] | None:
-    """Return the module's class of linear layer, or None."""
+    """Return the class of a linear layer, or None for another module."""
     conv: type[nn.Module] = getattr(sys.modules.get(_CONV1D[0]), _CONV1D[1], nn.Linear)
     return next((kind for kind in (nn.Linear, conv) if isinstance(module, kind)), None)
 
 
 def is_turned(module: nn.Module) -> bool:
-    """Return whether the weight is (in_features, out_features), the transpose of nn.Linear's."""
+    """Return whether the weight is [inputs, outputs], the transpose of nn.Linear's."""
     return linear_kind(module) not in (None, nn.Linear)
 
 
@@ -59,8 +59,8 @@ def cut_turned(module: nn.Module, mesh: DeviceMesh, placement: str, keeps: bool,
         module: The layer.
         mesh: The mesh's axis.
         placement: "colwise" or "rowwise".
-        keeps: Its outputs stay in parts.
-        takes: Its inputs are in parts already.
+        keeps: Whether the layer returns only this rank's part of the outputs.
+        takes: Whether the layer gets only this rank's part of the inputs.
     """
     is_column = placement == "colwise"
     cuts = {"weight": Shard(int(is_column)), "bias": Shard(0) if is_column else Replicate()}
@@ -87,12 +87,12 @@ def cut_turned(module: nn.Module, mesh: DeviceMesh, placement: str, keeps: bool,
 
 
 def deal(module: nn.Module, pieces: int, group: dist.ProcessGroup | None) -> None:
-    """Let a layer return this rank's part of each piece of its outputs."""
+    """Make a cut layer return this rank's part of each piece of its outputs."""
     module.register_forward_hook(lambda layer, args, output: apply_function(_Deal, output, pieces, group))
 
 
 def part_of(whole: Tensor, pieces: int, part: int, parts: int) -> Tensor:
-    """Return, of each piece of the outputs, part number `part`."""
+    """Return part number `part` of `parts` of each piece of the outputs."""
     if pieces == 1:
         size = whole.shape[-1] // parts
         return whole.narrow(-1, part * size, size)
@@ -111,9 +111,9 @@ class _Deal(torch.autograd.Function):
 
 
 def _exchanged(own: Tensor, pieces: int, group: dist.ProcessGroup | None, *, back: bool) -> Tensor:
-    """Exchange outputs [..., pieces * u] between ranks, or gradients with `back`.
+    """Exchange outputs between ranks, so that each rank gets its part of each piece.
 
-    Without `back`: from contiguous columns of the weight to a part of each piece. With `back`: the other way.
+    With `back` exchange gradients the other way: from parts of each piece to contiguous columns.
     """
     parts, rank = dist.get_world_size(group), dist.get_rank(group)
     # All ranks' outputs consist of units of u numbers. Unit j is on rank j // pieces, and has to go to rank j % parts.

@@ -1,12 +1,12 @@
-"""The plan of layers to cut over a tensor group: found, or from a table of names.
+"""The plan of layers to cut over a tensor group, found by trials, or given as a table of names.
 
     colwise     each rank has some of the outputs      weight in parts of its rows, bias too
     rowwise     each rank has some of the inputs       weight in parts of its columns, bias whole
     vocab       each rank has some of the words        the embedding's and the head's rows
 
-Columns that lead to a row keep their outputs in parts, so that each pair costs one sum. A colwise layer alone gathers its
-outputs, and a rowwise one splits its input: slower, but right for any code around it. So a table can make a model slow, but
-never wrong.
+If colwise layers lead to a rowwise one, the outputs between them stay in parts, and the pair costs one sum. A single colwise
+layer gathers its outputs, and a single rowwise layer splits its input. This is slower, but right for any code around the layer.
+So a table of names can make a model slow, but never wrong.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from paceline.parallel.tensor.trial import Attribute, Verdict, try_groups
 
 @dataclass(frozen=True, kw_only=True)
 class TensorPlan:
-    """The cuts of a model.
+    """The cuts to make in a model.
 
     Attributes:
         placements: Module's name -> "colwise", "rowwise" or "vocab". Other modules stay whole on each rank.
-        groups: The groups of layers in which each rank hands on its part of an output without a message.
-        divided: Module attributes that each rank divides by the number of parts, such as a number of heads.
-        changed: Layers whose output the model changes in place.
-        notes: Which layers were left whole, and why.
+        groups: The groups of layers between which values stay in parts, without a message.
+        divided: (module, attribute) that each rank divides by the number of parts, such as a number of heads.
+        changed: Layers whose output later code changes in place.
+        notes: Sentences about layers that stay whole, with the reasons.
     """
 
     placements: Mapping[str, str]
@@ -45,10 +45,10 @@ class TensorPlan:
 
 
 def find_plan(model: nn.Module, run: Callable[[], object], parts: int, ties: Sequence[tuple[str, ...]]) -> TensorPlan:
-    """Return the plan to cut all layers that can be cut.
+    """Find a plan that cuts all layers that can be cut.
 
-    It cuts pairs of linear layers, attention by its heads, and vocabulary embedding and head. In a model without any of
-    these, every linear layer with enough outputs is cut alone. `run` calls the model on a sample, `ties` come from
+    The plan cuts pairs of linear layers, attention by its heads, and the vocabulary's embedding and head. If a model has none
+    of these, it cuts each linear layer with enough outputs alone. `run` calls the model on a sample, and `ties` comes from
     `tied_parameters.find`.
     """
     seen = observe(model, run)
@@ -67,9 +67,10 @@ def find_plan(model: nn.Module, run: Callable[[], object], parts: int, ties: Seq
 def plan_from_table(
     model: nn.Module, table: Mapping[str, str], run: Callable[[], object] | None, parts: int
 ) -> TensorPlan:
-    """Return the plan of a user's table: pattern -> placement.
+    """Make a plan from a user's table: pattern of a module's name -> placement.
 
-    Of several matching patterns the first wins. `run` calls the model on a sample; without it no layers exchange parts.
+    If several patterns match, the first one counts. `run` calls the model on a sample. Without it the outputs of all layers are
+    gathered.
 
     Raises:
         ParallelError: A pattern matches nothing, or a layer cannot be cut.
@@ -87,9 +88,9 @@ def plan_from_table(
 
 
 def _plan(placements: Mapping[str, str], seen: Seen, verdicts: Sequence[Verdict], others: str) -> TensorPlan:
-    """Return the plan with these placements, and the groups that can be cut.
+    """Make a plan of these placements and of the groups with a good verdict.
 
-    `others` says in words what happens to other groups, for the notes.
+    `others` describes for the notes what happens to the other groups.
     """
     good = [verdict for verdict in verdicts if not verdict.reason]
     return TensorPlan(
@@ -102,7 +103,6 @@ def _plan(placements: Mapping[str, str], seen: Seen, verdicts: Sequence[Verdict]
 
 
 def _notes(verdicts: Sequence[Verdict], what: str) -> tuple[str, ...]:
-    """Return lines of text with the layers that cannot be cut, and the reasons."""
     groups: dict[str, list[Group]] = {}
     for bad in verdicts:
         if bad.reason:
@@ -117,7 +117,7 @@ def _notes(verdicts: Sequence[Verdict], what: str) -> tuple[str, ...]:
 def _vocabulary(
     model: nn.Module, seen: Seen, ties: Sequence[tuple[str, ...]], *, taken: set[str], parts: int
 ) -> dict[str, str]:
-    """Return the placements of word embeddings and of their output heads."""
+    """Return the placements of vocabulary embeddings and of their output heads."""
     usable = {
         name: module
         for name, module in model.named_modules()
@@ -151,7 +151,7 @@ def _lone(model: nn.Module, seen: Seen, tied: set[str], parts: int) -> dict[str,
 
 
 def _has_pair(name: str, chosen: set[str], usable: Mapping[str, nn.Module]) -> bool:
-    """Return whether `chosen` has an embedding and a head of this module's size."""
+    """Return whether `chosen` has both an embedding and a head of this module's size."""
     sizes = {other: usable[other].get_parameter("weight").shape[0] for other in chosen}
     alike = [usable[other] for other in chosen if sizes[other] == sizes[name]]
     return len({isinstance(module, nn.Embedding) for module in alike}) == 2
@@ -201,7 +201,7 @@ def _check_cut(name: str, pattern: str, placement: str, module: nn.Module) -> No
 
 
 def unusual(module: object) -> str:
-    """Return the option of an embedding that a cut does not support, or ""."""
+    """Return an embedding's option that prevents a cut, such as "sparse=True", or ""."""
     options = ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse")
     values = ((option, getattr(module, option, None)) for option in options)
     # Not `in (None, False)`: a padding_idx of 0 equals False.
@@ -209,10 +209,7 @@ def unusual(module: object) -> str:
 
 
 def fold(names: Iterable[str]) -> list[str]:
-    """Merge names that differ only in their first number: blocks.{0..3}.up.
-
-    The order is that of first names.
-    """
+    """Merge names that differ only in their first number, such as blocks.{0..3}.up."""
     numbers: dict[str | tuple[str, str], list[int]] = {}
     for name in names:
         match = re.search(r"(?<![^.])\d+(?![^.])", name)

@@ -1,11 +1,10 @@
 """Trials of cutting groups of linear layers, in one process and without messages.
 
-The code between the columns and the row must treat the parts of its input alike, as attention treats heads. That is a claim
-about the user's code, so it is tested: the model runs with random numbers as the columns' outputs, once whole and once with
-each part alone, and the row must receive the same part each time.
+The code between `columns` and `row` must treat the parts of its input alike, as attention treats heads. A trial tests this: the
+columns return random numbers, once whole and once each part alone, and the row must receive the same part each time.
 
-Code that names its number of heads (`view(batch, time, self.heads, -1)`) must know that each rank has fewer: integer attributes
-of the modules around are tried, divided by the number of parts.
+Code that contains a number of heads (`view(batch, time, self.heads, -1)`) works only if each rank divides this number. So the
+trials also divide integer attributes of the modules around by the number of parts.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Verdict:
     `group.pieces` is the number of pieces with which the group can be cut.
 
     Attributes:
-        divided: The attributes that each rank has to divide by the number of parts.
+        divided: The attributes that each rank must divide by the number of parts.
         reason: Why the group cannot be cut, or "".
     """
 
@@ -48,7 +47,7 @@ class Verdict:
 
 
 def try_groups(model: nn.Module, run: Callable[[], object], groups: Sequence[Group], parts: int) -> list[Verdict]:
-    """Return a verdict on each group; `run` calls the model."""
+    """Return a verdict on each group of layers. `run` calls the model."""
     modules = dict(model.named_modules())
     kinds: dict[Hashable, list[Group]] = {}
     verdicts = []
@@ -70,10 +69,7 @@ def try_groups(model: nn.Module, run: Callable[[], object], groups: Sequence[Gro
 def _try_alike(
     model: nn.Module, modules: Mapping[str, nn.Module], run: Callable[[], object], groups: list[Group], parts: int
 ) -> list[Verdict]:
-    """Try similar groups together, and return their verdicts.
-
-    All groups can be cut in the same way, or none can.
-    """
+    """Try similar groups together: all can be cut in the same way, or none."""
     variants = [_variants(modules, group, parts) for group in groups]
     first = ""
     # If a column has three times as many outputs as the row has inputs, its output probably has three pieces, such as q, k and v.
@@ -98,7 +94,7 @@ def _try(
     parts: int,
     divided: Sequence[Attribute],
 ) -> str:
-    """Return the reason why these groups cannot be cut, or ""."""
+    """Try to cut these groups. Return why they cannot be cut, or ""."""
     with undisturbed(model), _Stage(modules, groups, parts) as stage:
         try:
             whole = _tensors(run())
@@ -120,9 +116,10 @@ def _try(
 
 
 class _Stage:
-    """A replacement of the groups' layers that compares the inputs of the rows.
+    """Within the block, replace the groups' layers to compare the inputs of the rows.
 
-    `part` is the part of their outputs that the columns return. None: they return whole outputs, and the inputs are stored.
+    `part` is the part of their outputs that the columns return. With None they return whole outputs, and the rows' inputs are
+    stored.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], groups: Sequence[Group], parts: int) -> None:
@@ -190,7 +187,7 @@ def division(modules: Mapping[str, nn.Module], attributes: Sequence[Attribute], 
 
 
 def _variants(modules: Mapping[str, nn.Module], group: Group, parts: int) -> Iterator[tuple[Attribute, ...]]:
-    """Yield sets of up to three attributes to divide."""
+    """Yield sets of up to three attributes to divide, such as numbers of heads."""
     attributes = [
         (name, attribute)
         for name in _around(group)
@@ -204,7 +201,7 @@ def _variants(modules: Mapping[str, nn.Module], group: Group, parts: int) -> Ite
 
 
 def _around(group: Group) -> list[str]:
-    """Return the modules around the group's layers, from the inside to their common module."""
+    """Return the modules around the group's layers, from the inside out."""
     members = [name.split(".")[:-1] for name in (*group.columns, group.row)]
     common = 0
     while all(len(path) > common for path in members) and len({path[common] for path in members}) == 1:
@@ -233,13 +230,12 @@ def _indivisible(modules: Mapping[str, nn.Module], group: Group, parts: int) -> 
 
 
 def _pieces(modules: Mapping[str, nn.Module], group: Group, parts: int) -> int:
-    """Return the number of pieces in the outputs of the group's columns."""
+    """Guess the number of pieces in the columns' outputs from the layers' sizes."""
     (size, *others), of_row = {outputs(modules[name]) for name in group.columns}, inputs(modules[group.row])
     return 1 if others or size % of_row or of_row % parts else size // of_row
 
 
 def _random(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Return random numbers that depend only on the layer's name."""
     return normal(shape, "tensor " + name).to(like.device, like.dtype)
 
 

@@ -1,8 +1,8 @@
-"""The places where a traced model can be cut, and the values that cross each cut.
+"""The positions at which a traced model can be cut, and the values that cross each cut.
 
-A cut is before the call of a module. Values that a later part needs of an earlier one go from stage to stage, except those that
-it can compute itself: parameters and buffers, the batch (every rank of a replica has it), and what follows from the batch alone
-without random numbers, such as positions and masks.
+A cut is before the call of a module. If a later part needs values of an earlier part, they are sent from stage to stage. A
+stage does not receive values that it has or can compute itself: parameters and buffers, the batch (every rank of a replica has
+it), and values that follow from the batch alone without random numbers, such as positions and masks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Boundaries:
         self._last_use = {node: self._find_last_use(node) for node in traced.order}
 
     def marks(self) -> list[tuple[Mark, int]]:
-        """Return the positions where the model may be cut, as (mark, number of nodes)."""
+        """Return (mark, number of nodes before it) of each position where the model can be cut."""
         seen: dict[str, int] = {}
         marks: list[tuple[Mark, int]] = []
         for name, index in self.traced.entries:
@@ -52,7 +52,7 @@ class Boundaries:
         """Return the number of nodes before the mark in this trace.
 
         Raises:
-            ParallelError: The trace lacks the mark, or the model cannot be cut there.
+            ParallelError: The trace does not contain the mark, or the model cannot be cut there.
         """
         places = [index for name, index in self.traced.entries if name == mark.name]
         if not places:
@@ -74,7 +74,7 @@ class Boundaries:
         return index
 
     def live(self, index: int) -> tuple[fx.Node, ...]:
-        """Return the values that cross a cut at `index`, in order."""
+        """Return the values that are sent across a cut before node number `index`."""
         return tuple(
             node
             for node in self.traced.order[:index]
@@ -82,7 +82,7 @@ class Boundaries:
         )
 
     def obstacle(self, index: int) -> str | None:
-        """Return why the model cannot be cut at `index`, or None."""
+        """Return why the model cannot be cut before node number `index`, or None."""
         live = self.live(index)
         for node in live:
             if "shape" not in node.meta:
@@ -107,14 +107,11 @@ class Boundaries:
         return None
 
     def written_after(self, node: fx.Node, index: int) -> bool:
-        """Return whether the value is changed in place after `index`."""
+        """Return whether a node from number `index` on changes the value in place."""
         return any(node.meta["storage"] in later.meta["writes"] for later in self.traced.order[index:])
 
     def _find_recomputed(self) -> frozenset[fx.Node]:
-        """Return the values that each stage can compute from the batch alone.
-
-        Computing these values needs no random numbers, parameters or in-place changes.
-        """
+        """Return the nodes that each stage can compute from the batch alone."""
         own: set[fx.Node] = set(self.traced.inputs)
         for node in self.traced.order:
             constant = node.op == "get_attr" and str(node.target) in self.traced.constants
@@ -135,7 +132,7 @@ class Boundaries:
         return any(node.op != "get_attr" and node not in self.recomputed for node in self.traced.order[:index])
 
     def _fixed_storages(self) -> frozenset[int]:
-        """Return the storages of buffers and inputs, of which each stage has a copy."""
+        """Return the storages of buffers and inputs: each stage has a copy of these."""
         state = frozenset[int]().union(*(node.meta["state"] for node in self.traced.order))
         return state | {node.meta["storage"] for node in self.traced.inputs}
 

@@ -1,4 +1,4 @@
-"""A copy of a model without memory, and contexts that run the model without side effects."""
+"""A copy of a model without memory, and context managers that undo a model's side effects."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _TABLES = ("_parameters", "_buffers", "_modules")
 def make_shadow(
     model: nn.Module, mode: FakeTensorMode, device: torch.device | None = None
 ) -> tuple[nn.Module, dict[int, Tensor]]:
-    """Return a copy with fake tensors, and the originals of plain tensors.
+    """Copy a model with fake tensors, which have shapes but no values.
 
-    Plain tensors are neither parameters nor buffers, whose originals would keep the model in memory. `device` is the future
-    place of parameters without memory.
+    Return also id of a fake tensor -> original, for tensors that are neither parameters nor buffers. `device` replaces the meta
+    device.
 
     Raises:
         ParallelError: The model cannot be copied.
@@ -64,12 +64,12 @@ def _with_device(tensor: Tensor, device: torch.device | None) -> Tensor:
 
 
 def names_by_tensor(model: nn.Module) -> dict[int, str]:
-    """Return id -> first name, for each parameter and buffer."""
+    """Return id of a tensor -> its first name, for parameters and buffers."""
     return {id(tensor): name for name, tensor in reversed(all_names(model))}
 
 
 def names_by_module(model: nn.Module) -> dict[int, str]:
-    """Return id -> first name, for each module."""
+    """Return id of a module -> its first name."""
     return {id(module): name for name, module in reversed(list(model.named_modules(remove_duplicate=False)))}
 
 
@@ -91,10 +91,10 @@ def contents(model: nn.Module) -> Contents:
 
 
 class AttributeMirror:
-    """An observer that copies changed plain attributes to a copy of the model.
+    """An observer that copies changed attributes of a model's modules to a copy of the model.
 
-    The model may have been cut since the copy was made: a user may still set attributes of its modules. `by_version` includes
-    the contents of plain tensors.
+    Users may set attributes after the copy was made. `by_version` also notices tensors in attributes that were changed in
+    place.
     """
 
     def __init__(self, model: nn.Module, copied: nn.Module, *, by_version: bool = False) -> None:
@@ -105,15 +105,15 @@ class AttributeMirror:
         self.begin()
 
     def begin(self) -> None:
-        """Ignore earlier changes."""
+        """Ignore changes that were made before this call."""
         self._stamps = {id(module): self._stamp(module) for module, _ in self._pairs}
 
     def original(self, module: nn.Module) -> nn.Module:
-        """Return the module of the model from which this module was copied."""
+        """Return the module of which this module is a copy."""
         return self._originals.get(id(module), module)
 
     def follow(self, change: Callable[[Tensor], Tensor]) -> list[nn.Module]:
-        """Copy changed attributes since the last call; return the changed copies.
+        """Copy the attributes that changed since the last call. Return the changed modules of the copy.
 
         `change` copies a tensor.
         """
@@ -149,9 +149,9 @@ class AttributeMirror:
 
 @contextlib.contextmanager
 def attributes_kept(model: nn.Module) -> Iterator[Callable[[], None]]:
-    """Restore plain attributes and forward hooks after the block.
+    """After the block, restore modules' attributes and forward hooks.
 
-    Yields a function that restores them immediately.
+    Yield a function that restores them at once.
     """
     saved = [(module, plain_attributes(module)) for module in model.modules()]
     # Restore hooks and attributes together: a model may add hooks in its first call, and note in an attribute that it has.
@@ -179,7 +179,10 @@ def attributes_kept(model: nn.Module) -> Iterator[Callable[[], None]]:
 
 @contextlib.contextmanager
 def untouched(model: nn.Module, training: bool | None = None) -> Iterator[None]:
-    """Restore buffers, modes and random generators after the block."""
+    """After the block, restore buffers, modes and random generators.
+
+    `training` sets the mode within the block. None leaves it.
+    """
     # Name the model's devices: by default fork_rng saves the state of every GPU, and warns.
     devices = sorted({tensor.device.index or 0 for tensor in model.parameters() if tensor.is_cuda})
     with modes_kept(model), buffers_kept(model), torch.random.fork_rng(devices=devices):
@@ -190,7 +193,7 @@ def untouched(model: nn.Module, training: bool | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def modes_kept(model: nn.Module) -> Iterator[None]:
-    """Restore each module's training or evaluation mode after the block."""
+    """After the block, restore each module's training or evaluation mode."""
     before = [(module, module.training) for module in model.modules()]
     try:
         yield
@@ -201,7 +204,7 @@ def modes_kept(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Restore the model's buffers after the block, also replaced buffers."""
+    """After the block, restore the model's buffers, even if they were replaced."""
     before = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     # A scripted module has a C++ view in place of this dict, whose buffers cannot be replaced.
     tables = [
@@ -221,9 +224,9 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
 
 
 def eager() -> AbstractContextManager[object]:
-    """Run compiled code uncompiled within the block.
+    """Return a context manager that makes compiled code run uncompiled.
 
-    Compiled machine code would crash on fake tensors, which have no memory, and the compiler would inspect the recorder.
+    Machine code would crash on fake tensors, which have no memory.
     """
     # If torch's compiler is not loaded, nothing is compiled. Setting a stance would load the compiler.
     is_loaded = "torch._dynamo" in sys.modules
@@ -231,7 +234,7 @@ def eager() -> AbstractContextManager[object]:
 
 
 def fake_like(tensor: Tensor) -> Tensor:
-    """Return a new fake tensor with this tensor's properties."""
+    """Return a new fake tensor of the same shape, dtype and device."""
     other = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     return other.requires_grad_().clone() if tensor.requires_grad else other
 

@@ -1,7 +1,8 @@
-"""Fingerprints of Python values, to detect changes.
+"""Fingerprints of Python values, by which changes are detected.
 
-A number or string stands for itself, a container for its contents, a config object or dataclass for its attributes. A tensor, a
-module or any opaque object stands for its identity: a tensor that is changed in place is still the same one.
+The fingerprint of a number or string is its value, of a container its contents, and of a config object or dataclass its
+attributes. A tensor, a module or any opaque object has its identity as fingerprint, so a tensor that is changed in place keeps
+its fingerprint.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ _LEFT_OUT = ("__dict__", "__weakref__", "__doc__", "__module__", "__annotations_
 
 
 class Same:
-    """A key that equals only another key of the same object.
+    """A dictionary key that equals only another key of the same object.
 
-    It keeps the object alive, because a new object could get the `id` of a freed one.
+    The key keeps the object alive, because a new object could get the `id` of a freed one.
     """
 
     __slots__ = ("value",)
@@ -51,11 +52,11 @@ class Same:
 
 
 class Fingerprint:
-    """A maker of fingerprints.
+    """A function from values to fingerprints, with a limit on their size.
 
-    Attributes:
-    by_content: Count opaque values by class, not by identity, so that runs or ranks can be compared.
-    by_version: Count a tensor as a new value after it was changed in place.
+    Args:
+        by_content: Use the class of opaque values, not the identity, to compare runs or ranks.
+        by_version: Give a tensor a new fingerprint when it was changed in place.
     """
 
     def __init__(self, *, by_content: bool = False, by_version: bool = False) -> None:
@@ -65,7 +66,7 @@ class Fingerprint:
         self._inside: set[int] = set()
 
     def of(self, value: object) -> Hashable:
-        """Return the value's fingerprint, equal to that of an equal value."""
+        """Return a hashable value that is equal for equal values."""
         match value:
             case float():
                 return ("float", repr(value))

@@ -1,15 +1,15 @@
-"""The values that a model's outer forward reads beside its arguments, to notice changes.
+"""The values that a model's outer forward reads besides its arguments, to detect their changes.
 
-A graph contains numbers, lists and objects as of its recording. The plain model would read them in each call. So all reads are
-noted, and checked before each step:
+A graph contains numbers, lists and objects with their values at the time of recording, but the plain model would read them in
+each call. So all reads are recorded, and checked before each step:
 
     self.alpha, self.config.alpha     an attribute of a module, or of its class
     ALPHA, settings.ALPHA             a global name of a function that ran, or an attribute of a Python module
     alpha of an enclosing function    a closure's cell
 
-`sys.setprofile` reports the functions that ran, and `nn.Module.__getattribute__` the attributes. Of an object that is not a
-module all attributes count. Functions of torch, this package and the standard library are excluded, and so is everything inside
-a block, which each stage runs itself.
+`sys.setprofile` reports the functions that ran, and `nn.Module.__getattribute__` the attributes. For an object that is not a
+module, all attributes are recorded. Functions of torch, Paceline and the standard library are excluded, and so is all code in a
+block, which each stage runs itself.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """A place from which the outer forward has read a value.
+    """A variable or attribute that the outer forward has read.
 
     Attributes:
-        text: A description of the place.
+        text: A description for messages, such as "self.alpha".
         look: A function that returns the current value.
-        module: The module whose attribute `name` was read, or None for another place.
+        module: The module whose attribute `name` was read, or None for another variable.
     """
 
     text: str
@@ -53,7 +53,7 @@ class Read:
 
 
 class Reads:
-    """All reads of a forward pass, with the values at the time of reading."""
+    """All reads of a forward pass, with the values that were read."""
 
     def __init__(self) -> None:
         self.found: dict[Hashable, Read] = {}
@@ -61,7 +61,7 @@ class Reads:
         self._fingerprint = Fingerprint()
 
     def note(self, key: Hashable, read: Read) -> None:
-        """Record the read and its current value, unless the key is known."""
+        """Record a read and its current value, unless `key` is already recorded."""
         if key not in self.found:
             self.found[key] = read
             self._before[key] = self._fingerprint.of(read.look())
@@ -73,14 +73,14 @@ class Reads:
 
     @property
     def digest(self) -> int:
-        """Return 32 bits for the current values, which ranks can compare."""
+        """A 32-bit hash of the current values, which ranks can compare."""
         taken = Fingerprint(by_content=True)
         return zlib.crc32(
             repr(sorted(repr((read.text, taken.of(read.look()))) for read in self.found.values())).encode()
         )
 
     def moved(self, other_of: Callable[[nn.Module], nn.Module]) -> Reads:
-        """Return the same reads with each module replaced by `other_of(module)`, and their current values."""
+        """Return the reads of the same attributes of other modules, given by `other_of`."""
         moved = Reads()
         for key, read in self.found.items():
             own = (key, read)
@@ -92,11 +92,11 @@ class Reads:
 
 @contextlib.contextmanager
 def noting(reads: Reads, is_outer: Callable[[], bool], name_of: Callable[[nn.Module], str | None]) -> Iterator[None]:
-    """Record everything that the user's functions read within the block.
+    """Within the block, record all reads of the user's functions.
 
     Args:
         reads: The reads are added to this object.
-        is_outer: Whether the outer forward runs now, and not a block.
+        is_outer: Returns whether the outer forward runs now, and not a block.
         name_of: A module -> its name in the model, or None.
     """
     plain = nn.Module.__dict__.get("__getattribute__")
@@ -137,14 +137,14 @@ def noting(reads: Reads, is_outer: Callable[[], bool], name_of: Callable[[nn.Mod
 
 
 def attribute_read(module: nn.Module, name: str, text: str) -> tuple[Hashable, Read]:
-    """Return the key and the record of reading a module's attribute."""
+    """Return the key and the `Read` for a module's attribute."""
     return ("attribute", id(module), name), Read(
         text=text, look=lambda: _attribute(module, name), module=module, name=name
     )
 
 
 def plain_attributes(module: nn.Module) -> dict[str, object]:
-    """Return a module's own attributes, without those that every module has."""
+    """Return a module's attributes, without those that every nn.Module has."""
     # Leave out attributes of Paceline, such as a normalisation's process group, and of FSDP: they are not the user's.
     return {
         name: value
@@ -154,10 +154,7 @@ def plain_attributes(module: nn.Module) -> dict[str, object]:
 
 
 def _attribute(module: nn.Module, name: str) -> object:
-    """Return a module's attribute, without running code of its class.
-
-    Returns `_ABSENT` if the attribute is missing or computed.
-    """
+    """Return a module's attribute without running a property, or `_ABSENT`."""
     if name in vars(module):
         return vars(module)[name]
     value = next((vars(kind)[name] for kind in type(module).__mro__ if name in vars(kind)), _ABSENT)
@@ -177,9 +174,9 @@ def _note_attribute(reads: Reads, module: nn.Module, name: str, name_of: Callabl
 def _note_names(
     reads: Reads, own: dict[str, object], names: Iterable[str], attributes: tuple[str, ...], depth: int = 3
 ) -> None:
-    """Record reads of these names of a Python module, and of modules that the names refer to.
+    """Record reads of these global names, and of attributes of imported modules.
 
-    `attributes` are the names that the function uses as attributes: of a module within the module, only these are read.
+    `attributes` are the attribute names in the function's code. Only these are recorded for a module among the globals.
     """
     for name in names:
         match own.get(name, _ABSENT):
@@ -229,7 +226,7 @@ def _content(cell: types.CellType) -> object:
 
 
 def _is_fixed(value: object) -> bool:
-    """Return True for a function, class or module, which training does not change."""
+    """Return whether the value is a function, class or module, which training does not change."""
     if isinstance(value, type):
         module = sys.modules.get(value.__module__)
         file = getattr(module, "__file__", None)

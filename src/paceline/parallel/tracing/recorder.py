@@ -1,17 +1,17 @@
 """The calls of a model's outer forward as a torch.fx graph, recorded while it runs.
 
-torch.fx's own tracer passes proxies instead of tensors, which fail at `assert time <= limit`, `x.dim() == 3`,
-torch.arange(time) or anything that checks for a tensor. Here the forward gets tensors (fake ones: shapes without values), so
-plain Python runs, and each call of a torch function or a block is recorded:
+torch.fx's own tracer passes proxies instead of tensors. These fail at `assert time <= limit`, `x.dim() == 3`,
+torch.arange(time), or any check for a tensor. Here the forward gets fake tensors (shapes without values), so plain Python runs,
+and each call of a torch function or a block is recorded:
 
     forward runs -> torch function?   a node `call_function`
-                 -> a block?          a node `call_module`; its inside is not recorded
-                 -> an opened module? its forward is recorded like the outer one
+                 -> a block?          a node `call_module`; the calls inside are not recorded
+                 -> an opened module? its forward is recorded like the outer forward
 
 A call of a custom autograd.Function is one node. `torch.utils.checkpoint` around a block is recorded as a call of the block
-alone: it computes the same and keeps the activations. Inside a block both work as usual.
+alone, which has the same results and keeps its activations. Inside a block both work as usual.
 
-Code that depends on a tensor's values, an `if` or `.item()`, cannot be recorded; `trace` names its line.
+Code that depends on a tensor's values, such as `.item()`, cannot be recorded; the error of `trace` names its line.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _Options = dict[str, object]
 
 
 class CannotRecordError(Exception):
-    """The forward contains an operation that a graph cannot contain."""
+    """The outer forward does something that a graph cannot contain."""
 
     def __init__(self, message: str, line: Line | None = None) -> None:
         super().__init__(message)
@@ -62,9 +62,9 @@ class CannotRecordError(Exception):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Ran:
-    """A block's result on fake tensors, kept for further calls with the same arguments.
+    """A block's result on fake tensors, reused for calls with the same arguments.
 
-    `state_writes` are the indices of the buffers that the block changes in place.
+    `state_writes` has the indices of the buffers that the block changes in place.
     """
 
     result: object
@@ -76,18 +76,19 @@ Ran = dict[tuple[str, Hashable, bool, tuple[bool, ...]], _Ran]
 
 
 class GraphRecorder(TorchFunctionMode):
-    """A mode that records the outer forward in `graph`, `order` and `entries`.
+    """A torch function mode that records the outer forward as a torch.fx graph.
 
     Attributes:
         order: The nodes in the order of the calls.
         entries: (module's name, number of nodes before its call) for each call.
         names: Module's id -> name.
         state: Id of a parameter or buffer -> name.
-        plain: Id of a stand-in tensor -> the tensor, which is neither parameter nor buffer.
-        ran: Earlier results of blocks of a model with fake tensors; more are added.
+        plain: Id of a fake tensor -> the real tensor, which is neither parameter nor buffer.
+        ran: Earlier results of blocks on fake tensors; new ones are added.
 
-    Each node's meta has `shape`, `dtype`, `requires_grad` and `storage` of its tensor (none without a tensor), `touches` and
-    `writes` (storages; `state` has those of buffers), `no_grad`, `random`, `module` (around the call), and `line`.
+    The dict `meta` of a node has `shape`, `dtype`, `requires_grad` and `storage` of its tensor, if it is a tensor; the storages
+    that the call `touches` and `writes`, and in `state` those of buffers; and the call's `no_grad`, `random`, `module` (around
+    it) and `line`.
     """
 
     def __init__(
@@ -120,22 +121,22 @@ class GraphRecorder(TorchFunctionMode):
 
     @property
     def opened_now(self) -> str:
-        """The innermost opened module whose forward runs; "" for the outer forward."""
+        """The name of the innermost opened module that runs; "" for the model."""
         return self._stack[-1]
 
     @property
     def is_outer(self) -> bool:
-        """True while code of the outer forward runs, not of a block."""
+        """Whether code of the outer forward runs now, not code of a block."""
         return self.inside is None and not self._paused
 
     def add_input(self, name: str, tensor: Tensor) -> fx.Node:
-        """Add a tensor of the batch; return its placeholder."""
+        """Add a tensor of the batch to the graph. Return its placeholder node."""
         node = self.graph.placeholder(name)
         self._know(node, tensor)
         return node
 
     def finish(self, output: object) -> fx.Node:
-        """Add the output to the graph, and return its node."""
+        """Add the forward's output to the graph. Return the output node."""
         for value, content, line in self._handed:
             if Fingerprint().of(value) != content:
                 raise CannotRecordError(
@@ -167,7 +168,7 @@ class GraphRecorder(TorchFunctionMode):
                 return self._record(func, name, args, kwargs)
 
     def call_module(self, original: Callable[..., object], module: nn.Module, args: _Args, kwargs: _Options) -> object:
-        """Run `module(*args, **kwargs)`, recorded as one call unless the module is opened."""
+        """Run `module(*args, **kwargs)`, and record one call unless the module is opened."""
         name = self._names.get(id(module))
         if self.inside is not None or name is None:
             return original(module, *args, **kwargs)
@@ -204,7 +205,7 @@ class GraphRecorder(TorchFunctionMode):
         args: _Args,
         kwargs: _Options,
     ) -> tuple[object, set[int]]:
-        """Return the block's result, and the storages that it changes."""
+        """Run a block. Return its result, and the storages that it changes."""
         given = tensors_in((args, kwargs))
         key = None
         if self._ran is not None and _is_data((args, kwargs)):
@@ -234,7 +235,7 @@ class GraphRecorder(TorchFunctionMode):
         return result, writes | into_given
 
     def call_function(self, original: Callable[..., object], kind: type, args: _Args, kwargs: _Options) -> object:
-        """Run `kind.apply(*args)` of a custom autograd function, recorded as one call."""
+        """Run a custom autograd function's `apply`, and record it as one call."""
         if not self.is_outer or kind in self._unseen:
             return original(*args, **kwargs)
         self._paused = True
@@ -290,7 +291,7 @@ class GraphRecorder(TorchFunctionMode):
         self.order.append(node)
 
     def _give_out(self, node: fx.Node, result: object) -> None:
-        """Register each tensor of a call's result with its node."""
+        """Remember the graph node of each tensor in a call's result."""
         # The path is empty if the result itself is a tensor.
         for path, tensor in tensors_at(result):
             part = node
@@ -301,7 +302,7 @@ class GraphRecorder(TorchFunctionMode):
             self._know(part, tensor)
 
     def _know(self, node: fx.Node, tensor: Tensor) -> None:
-        """Describe a tensor in its node's meta, and register it."""
+        """Remember a tensor's graph node, and describe the tensor in the node's meta."""
         self._nodes[id(tensor)] = tensor, node
         node.meta.setdefault("touches", set()).add(_storage(tensor))
         node.meta |= {
@@ -312,7 +313,7 @@ class GraphRecorder(TorchFunctionMode):
         }
 
     def _argument(self, value: object) -> Any:
-        """Return `value` as a node's argument."""
+        """Convert a value to an argument of a graph node: each tensor becomes its node."""
         kind = type(value)
         match value:
             case Tensor():
@@ -360,7 +361,7 @@ class GraphRecorder(TorchFunctionMode):
         return node
 
     def _constant(self, value: object, tensor: Tensor | None = None) -> fx.Node:
-        """Return a node for a value that the recorded calls did not make."""
+        """Add a node for a value that no recorded call has made."""
         name = f"_paceline_constant_{len(self.constants)}"
         self.constants[name] = value
         node = self.graph.get_attr(name)
@@ -374,7 +375,7 @@ class GraphRecorder(TorchFunctionMode):
 
 @contextlib.contextmanager
 def recording(recorder: GraphRecorder) -> Iterator[None]:
-    """Send all module calls through the recorder within the block."""
+    """Within the block, send all module calls through the recorder."""
     original: Any = nn.Module.__call__
     plain_apply: Any = vars(torch.autograd.Function)["apply"]
 
@@ -398,7 +399,7 @@ def recording(recorder: GraphRecorder) -> Iterator[None]:
 
 
 def _as_function(kind: type, apply: Callable[..., object]) -> Callable[..., object]:
-    """Return a custom function's call as a function with the class's name."""
+    """Wrap a custom autograd function's `apply` as a function with the class's name."""
 
     def call(*args: object, **kwargs: object) -> object:
         return apply(*args, **kwargs)
@@ -409,7 +410,7 @@ def _as_function(kind: type, apply: Callable[..., object]) -> Callable[..., obje
 
 @functools.cache
 def _methods() -> dict[object, str]:
-    """Return tensor method -> its name as an attribute."""
+    """Return Tensor method -> its name."""
     methods: dict[object, str] = {}
     for name in dir(Tensor):
         method = getattr(Tensor, name, None)

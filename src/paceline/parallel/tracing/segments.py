@@ -1,8 +1,8 @@
 """The parts of a cut model, each a function over the model's modules.
 
-    forward(self, received values..., tensors of the batch..., constants...) -> the next part's input, or the output
+    forward(self, received values..., tensors of the batch..., constants...) -> the next part's inputs, or the output
 
-`self` is any object with that part's modules and parameters under the model's names: the model itself, or the stage from
+`self` is an object that has the part's modules and parameters under the model's names: the model itself, or a stage made by
 `stage_module`. So a stage's parameters keep their names, and `.train()` and `.eval()` reach its blocks.
 """
 
@@ -28,7 +28,7 @@ _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 @dataclass(frozen=True, kw_only=True)
 class Value:
-    """The description of a tensor that crosses a cut, without its data."""
+    """The shape and dtype of a tensor that is sent across a cut."""
 
     name: str
     shape: tuple[int, ...]
@@ -45,8 +45,9 @@ class Segment:
     """One part of a cut model, for one signature of the batch.
 
     Attributes:
+        receives, sends: The tensors that the part gets from the previous part, and those that it returns for the next one.
         inputs: The indices of the batch's tensors that the part needs.
-        uses: Names of the modules, parameters and buffers of `self` that the part uses.
+        uses: Names of the modules, parameters and buffers that the part uses.
     """
 
     function: Callable[..., object]
@@ -58,23 +59,23 @@ class Segment:
     source: str
 
     def __call__(self, owner: nn.Module, received: Sequence[Tensor], batch: Sequence[Tensor]) -> object:
-        """Return the next part's input, or the model's output."""
+        """Run the part with the modules of `owner`. Return the next part's inputs, or the output."""
         return self.function(owner, *received, *(batch[index] for index in self.inputs), *self.constants)
 
 
 def split(boundaries: Boundaries, places: Sequence[int]) -> tuple[Segment, ...]:
-    """Return the parts between these cuts (increasing numbers of nodes)."""
+    """Cut a traced model at these places, which are increasing numbers of nodes."""
     ends = [0, *places, len(boundaries.traced.order)]
     return tuple(_segment(boundaries, first, last) for first, last in pairwise(ends))
 
 
 def stage_module(model: nn.Module, names: Iterable[str], kind: type[_Module]) -> _Module:
-    """Return a module that has only those modules and tensors of `model`."""
+    """Return a module of class `kind` with only these modules and tensors of the model."""
     return _filled(kind(), model, [(model, frozenset(names))])
 
 
 def joined(model: nn.Module, stages: Iterable[tuple[nn.Module, frozenset[str]]]) -> nn.Module:
-    """Return a module that has the modules and tensors of several stages."""
+    """Return one module with the modules and tensors of several stages."""
     return _filled(nn.Module(), model, list(stages))
 
 
@@ -133,7 +134,10 @@ def _segment(boundaries: Boundaries, first: int, last: int) -> Segment:
 
 
 def _emit(graph: fx.Graph, traced: Traced, made: dict[fx.Node, fx.Node], wanted: set[fx.Node], uses: list[str]) -> None:
-    """Copy the wanted calls, with gradients off where the trace had them off."""
+    """Copy the wanted calls to `graph`, with gradients switched off as in the trace.
+
+    `made` maps a traced node to its copy. Names of used modules are appended to `uses`.
+    """
     before: fx.Node | None = None
     for node in traced.order:
         if node not in wanted or node in made:
@@ -155,10 +159,7 @@ def _emit(graph: fx.Graph, traced: Traced, made: dict[fx.Node, fx.Node], wanted:
 
 
 def _closure(nodes: Iterable[fx.Node], recomputed: frozenset[fx.Node]) -> set[fx.Node]:
-    """Return the nodes that a part with these calls must compute or load itself.
-
-    They are recomputed values, parameters, and tensors of the batch.
-    """
+    """Return recomputed values, parameters and batch tensors that these nodes need."""
     closure: set[fx.Node] = set()
     todo = list(nodes)
     while todo:

@@ -1,4 +1,4 @@
-"""The user's line that runs now, for messages and graph nodes, and pauses of the profiler."""
+"""The user's line of code that runs now, for messages and graph nodes, and pauses of the profiler."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _PASSED_OVER = (_TORCH, _OWN, "<frozen", "<string>", "<eval_with_key>")
 
 @lru_cache(maxsize=4096)
 def is_users(file: str) -> bool:
-    """Return True for a file of the user's code."""
+    """Return whether a file is the user's code, not Python's, torch's or Paceline's."""
     is_standard = file.startswith(_STANDARD) and not file.startswith(_SITE)
     return not file.startswith(_PASSED_OVER) and not is_standard
 
 
 def users_line() -> Line | None:
-    """Return the user's line that is innermost in the call stack."""
+    """Return the innermost line of user code in the call stack, or None."""
     frame = _users_frame(sys._getframe(1))
     return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
@@ -48,7 +48,7 @@ def _users_frame(frame: types.FrameType | None) -> types.FrameType | None:
 
 
 def shown(line: Line | None) -> str:
-    """Return a line as text: `file:line: source`."""
+    """Return a line of code as text: `file:line: source`."""
     if line is None:
         return "in its forward"
     source = linecache.getline(*line).strip()
@@ -56,9 +56,10 @@ def shown(line: Line | None) -> str:
 
 
 def find_line(run: Callable[[], object], probe: Callable[[], Hashable], is_outer: Callable[[], bool]) -> Line | None:
-    """Return the user's line after which the value of `probe` first changes.
+    """Run `run`, and return the user's line that first changes `probe()`.
 
-    Use it only for errors: it is slow. Exceptions of `run` are ignored. `is_outer` says whether current lines count.
+    This is slow, so use it only for error messages. Exceptions of `run` are ignored. Lines count only while `is_outer()` is
+    True. Return None if no line is found.
     """
     start = probe()
     last: list[Line] = []
@@ -92,7 +93,7 @@ def find_line(run: Callable[[], object], probe: Callable[[], Hashable], is_outer
 
 @contextlib.contextmanager
 def unwatched() -> Iterator[None]:
-    """Pause the profile function within the block, because it slows fake tensors."""
+    """Within the block, disable the profile function, which slows fake tensors."""
     before = sys.getprofile()
     sys.setprofile(None)
     try:
@@ -102,7 +103,7 @@ def unwatched() -> Iterator[None]:
 
 
 def put_back(profiler: Any) -> None:
-    """Set a profiler again that `sys.getprofile` has returned."""
+    """Set a profiler again, as `sys.getprofile` has returned it."""
     sys.setprofile(profiler if callable(profiler) else None)
     # Before Python 3.12 cProfile's profiler is not callable, and must install itself.
     if not callable(profiler) and profiler is not None:
@@ -110,9 +111,9 @@ def put_back(profiler: Any) -> None:
 
 
 def error_line(error: BaseException) -> str:
-    """Return `file:line: source` of the innermost user's line.
+    """Return the innermost line of user code in a traceback: `file:line: source`.
 
-    Without one, return "in its backward pass".
+    If there is none, return "in its backward pass".
     """
     lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     # Frames go from the outermost inwards, so take the last user's line.

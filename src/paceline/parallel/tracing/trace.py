@@ -1,8 +1,9 @@
 """Traces of a model's outer forward (the code outside of its blocks) as graphs of blocks.
 
-A graph is valid for one signature (a microbatch's shapes) and one mode (training or not): sizes are constants in it, and
-Python's branches are fixed. A new signature is traced on a copy of the model with fake tensors: shapes without memory. A block
-that reads tensors' values cannot run on these. It runs on real tensors, and then no other signature can be traced.
+A graph is valid for one signature (a microbatch's shapes) and one mode (training or not), because sizes and the branches of
+Python code are fixed in it. For a new signature Paceline traces a copy of the model with fake tensors, which have shapes but no
+memory. A block that reads tensors' values cannot run on these. It runs on real tensors, and then no other signature can be
+traced.
 """
 
 from __future__ import annotations
@@ -48,15 +49,15 @@ _REMEMBERED = 64
 
 @dataclass(kw_only=True, eq=False)
 class Traced:
-    """The outer forward's calls for one signature.
+    """The calls of the outer forward for one signature, as a graph.
 
     Attributes:
-        order: The calls, without placeholders and output.
+        order: The graph's nodes, without placeholders and output.
         inputs: One placeholder for each tensor of (args, kwargs).
         entries: (module's name, number of nodes before the call) of each module call.
-        leaves: The modules that are single nodes.
-        constants: Name of a `get_attr` node -> its value, if the value is not the model's.
-        reads: The values, beside shapes, for which the graph is valid.
+        leaves: The modules whose call is a single node.
+        constants: Name of a `get_attr` node -> its value, if that is no tensor of the model.
+        reads: The variables whose values are fixed in the graph.
     """
 
     order: tuple[fx.Node, ...]
@@ -68,7 +69,7 @@ class Traced:
     reads: Reads
 
     def calls(self) -> list[Hashable]:
-        """Return the calls with their arguments, the output last, comparable between processes."""
+        """Return the calls, with arguments, in a form that other processes can compare."""
         index = {node: number for number, node in enumerate((*self.inputs, *self.order))}
         taken = Fingerprint(by_content=True)
 
@@ -88,14 +89,14 @@ class Traced:
         ]
 
     def difference(self, other: Traced) -> Line | None:
-        """Return the line of the first call that differs between two traces."""
+        """Return the user's line of the first call in which two traces differ, or None."""
         pairs = enumerate(zip_longest(self.calls(), other.calls()))
         number = next((number for number, (one, two) in pairs if one != two), None)
         return None if number is None else self._line(number) or other._line(number)
 
     @cached_property
     def digest(self) -> int:
-        """Return 32 bits that are equal on all ranks with equal calls."""
+        """A 32-bit hash of the calls, equal on all ranks with equal calls."""
         # Do not use hash(), which differs between processes.
         return zlib.crc32(repr(self.calls()).encode())
 
@@ -107,18 +108,18 @@ class Traced:
 
 
 class Record(Protocol):
-    """A callable that records a run of the outer forward.
+    """A function that runs the outer forward and returns its trace.
 
-    `begin` receives the recorder. `with_reads` also notes reads, which is slow.
+    It calls `begin` with the recorder first. `with_reads` also records reads of variables, which is slow.
     """
 
     def __call__(self, begin: Callable[[GraphRecorder], None], *, with_reads: bool = True) -> Traced: ...
 
 
 class Tracer:
-    """A tracer of a model and its copy without memory.
+    """A tracer of a model, by means of a copy with fake tensors.
 
-    `opened` returns for a module's name whether its forward is traced too.
+    `opened` tells by a module's name whether its forward is traced too.
     """
 
     def __init__(self, model: nn.Module, opened: Callable[[str], bool], device: torch.device | None = None) -> None:
@@ -144,8 +145,10 @@ class Tracer:
     def trace(self, args: tuple[object, ...], kwargs: dict[str, object], *, training: bool | None = None) -> Traced:
         """Return the graph for microbatches of this signature.
 
+        `training` is the mode. None leaves it.
+
         Raises:
-            ParallelError: The outer forward cannot be recorded, or differs between calls. The message names the line.
+            ParallelError: The outer forward cannot be recorded, or differs between two calls. The message names the line.
         """
         if training is not None:
             self._fake.train(training)
@@ -179,7 +182,7 @@ class Tracer:
                 ) from error
 
     def _run_plain(self, args: tuple[object, ...], kwargs: dict[str, object], training: bool | None) -> None:
-        """Run the plain model, so that it raises its own error."""
+        """Run the plain model, so that a faulty model raises its own error."""
         if self._model is None:
             return
         kept = untouched(self._model, training), attributes_kept(self._model), generators_kept(), torch.enable_grad()
@@ -190,10 +193,7 @@ class Tracer:
             self._model.forward(*own_args, **own_kwargs)
 
     def _forget_blocks(self, changed: list[nn.Module]) -> None:
-        """Forget results of the blocks that contain one of these modules.
-
-        Other results stay valid: they are only output shapes, which depend on the block and its arguments.
-        """
+        """Drop stored results of the blocks that contain one of these modules."""
         names = {f"{self._names.get(id(module), '')}." for module in changed}
         for key in [key for key in self._ran if any(name.startswith(f"{key[0]}.") for name in names)]:
             del self._ran[key]
@@ -248,9 +248,10 @@ class Tracer:
             return self._twice(model, record, put_back)
 
     def _twice(self, model: nn.Module, record: Record, put_back: Callable[[], None]) -> Traced:
-        """Return the trace of a run, after a second run has confirmed it.
+        """Trace the model twice, and raise ParallelError unless both traces are equal.
 
-        A stage runs the trace repeatedly, so both runs must be equal. `put_back` restores the model's attributes.
+        A stage repeats the calls of the trace, so each call of the model must do the same. `put_back` restores the model's
+        attributes.
         """
         cannot = f"{type(model).__name__} can't be cut into stages"
 
@@ -305,9 +306,9 @@ class Tracer:
         return traced
 
     def _settles(self, model: nn.Module, key: tuple[int, str], traced: Traced, record: Record) -> bool:
-        """Return whether a second call of the model does not change the attribute again.
+        """Return whether a second call of the model leaves the attribute unchanged.
 
-        A model may set an attribute in its first call, such as the kind of its problem, which it infers from the labels.
+        A model may set an attribute in its first call only, such as the kind of its problem, which it infers from the labels.
         """
         owner = next(module for module in model.modules() if id(module) == key[0])
         value = vars(owner).get(key[1])
@@ -401,7 +402,7 @@ class Tracer:
 
 
 class _ShutError(Exception):
-    """The error that an opened module cannot be traced."""
+    """An opened module cannot be traced, so it must be one block."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"{name} can't be cut: {reason}")
@@ -410,7 +411,7 @@ class _ShutError(Exception):
 
 
 class _InBlockError(Exception):
-    """The error that a block fails on fake tensors."""
+    """A block cannot run on fake tensors."""
 
 
 def key_of(args: tuple[object, ...], kwargs: dict[str, object], training: bool | None) -> Hashable:
@@ -419,7 +420,7 @@ def key_of(args: tuple[object, ...], kwargs: dict[str, object], training: bool |
 
 
 def _check_hooks(model: nn.Module) -> None:
-    """Refuse hooks on the whole model: stages never call it as a whole."""
+    """Refuse hooks on the whole model, which stages never call."""
     for table in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
         for hook in getattr(model, table).values():
             raise ParallelError(
