@@ -4,8 +4,8 @@
     handle = engine.allreduce("gradient.0", array, op="average", out=array)
     handle.wait()
 
-They run over MPI (`pip install 'paceline[mpi]'`) or torch's Gloo, on NumPy arrays, without a framework. Names are loaded on
-first use: every worker imports this package for a few light functions before its script begins.
+The operations work on NumPy arrays over MPI (`pip install 'paceline[mpi]'`) or torch's Gloo, without a framework. Python loads
+the public names on first use, because every worker imports this package for a few small functions before its script begins.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The loop of one process set: one thread, one transport, one coordinator.
 
-The thread sends new requests to the set's first rank, receives the agreed operations and performs them. A rank with nothing in
-flight sleeps, because nothing can become ready without it. Only the first rank wakes up once a second, to detect ranks that
-wait for it.
+The thread sends new requests to the set's first rank, receives the agreed operations and performs them. It sleeps while the
+rank has no operation in flight, because no operation can become ready without this rank. Only the first rank's thread wakes up
+once a second, to detect ranks that wait for it.
 
-A caller that waits for a result leads for a while: it does the thread's work itself, because a thread switch takes longer than
-a small message.
+A caller that waits for a result leads for a while, which means that it does the thread's work itself: a thread switch takes
+longer than a small message.
 
     a caller's thread                                    the loop's thread
     submit  _wake: queue the task                        sleeps in _wake.wait()
@@ -21,9 +21,9 @@ a small message.
     _turn   transport, negotiation                                    nothing or _claim
     _wake   _news, ended, _leaving, _asleep, new keys of _pending     nothing, _claim, _turn or both
 
-The lock order is _claim, _turn, _wake; each loop has its own three. `fail` takes only _wake, so any thread may call it while
-another is stuck in the transport with _turn. Removing a set waits, in the turn of the world's loop, for the thread of the set's
-loop; nothing in a set's turn waits for the world's.
+The lock order is _claim, _turn, _wake; each loop has its own three locks. `fail` takes only _wake, so any thread may call it
+while another thread is stuck in the transport and holds _turn. Removing a set waits, in the turn of the world's loop, for the
+thread of the set's loop. No set's loop waits for the world's loop.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ _GRACE_S = 3.0
 
 
 class _Caller(threading.local):
-    """A context for operations that the submitting thread waits for at once.
+    """A context in which the submitting thread waits for each operation at once.
 
-    Submitting one does not wake the loop's thread: only the wait sends the request to the other ranks.
+    A submission then does not wake the loop's thread: the wait itself sends the request to the other ranks.
     """
 
     waits_at_once = False
@@ -81,8 +81,8 @@ waiting_at_once = _Caller()
 class BackgroundLoop:
     """The thread and the state that run one process set's operations.
 
-    `transport` connects the set's ranks. When communication has failed, `lost` is called with the
-    reason and the rank that died, or -1.
+    `transport` connects the set's ranks. After a communication failure the loop calls `lost` with the reason and the rank that
+    died, or -1 if no rank died.
     """
 
     def __init__(
@@ -154,22 +154,22 @@ class BackgroundLoop:
         return task.handle
 
     def leave(self) -> None:
-        """Announce that this rank shuts down."""
+        """Announce to the other ranks that this rank shuts down."""
         with self._wake:
             self._leaving = True
             self._wake.notify()
 
     def join(self, timeout_s: float = _LEAVE_S) -> bool:
-        """Wait for the thread's end and return whether it has ended."""
+        """Wait for the thread to end. Return whether it has ended."""
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def forsake(self, error: ShutDownError) -> None:
-        """Refuse all operations in a forked child.
+        """Make all operations fail with this error in a forked child.
 
-        The child has no loop thread. At the fork another thread may have held any of the locks, and they stay held in the
-        child. So _wake is replaced, and `wait` does not touch the other two.
+        The child has no loop thread, and locks that other threads held at the fork stay held in the child. So _wake is
+        replaced, and `wait` does not touch the other two locks.
         """
         self._wake = threading.Condition()
         self._is_forked, self.ended = True, error
@@ -189,7 +189,7 @@ class BackgroundLoop:
             task.handle._finish(error=self.ended)
 
     def overdue(self, limit_s: float) -> str | None:
-        """Describe an operation that takes longer than the limit, or return None."""
+        """Describe an operation that takes longer than the limit. Return None without one."""
         # Wait `_GRACE_S` longer, because the set's first rank ends such operations too, and its error names the missing ranks.
         now_s = time.monotonic()
         doing = self.negotiation.doing
@@ -201,10 +201,10 @@ class BackgroundLoop:
         return None
 
     def wait(self, handle: Handle, timeout_s: float | None) -> None:
-        """Wait until the handle is done or the time is up.
+        """Wait until the handle is done or `timeout_s` has passed.
 
-        The caller leads for up to `_LEAD_S`. Operations that block until other ranks come are left to the loop's thread, so
-        that the caller notices when a rank dies.
+        The caller does the loop's work for up to `_LEAD_S` seconds. It leaves operations that block until other ranks come to
+        the loop's thread, so that it notices when a rank dies.
         """
         if self._is_forked and self.ended is not None:
             raise self.ended
@@ -227,7 +227,6 @@ class BackgroundLoop:
                 self.waiting.pop()
 
     def _lead(self, handle: Handle, end_s: float) -> None:
-        """Do the loop's work in the caller's thread."""
         begin_s = time.monotonic()
         end_s = min(end_s, begin_s + _LEAD_S)
         # The loop's thread may be in an operation that waits for other ranks. Then the caller sleeps on its handle.
@@ -262,9 +261,9 @@ class BackgroundLoop:
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Fail the engine if the block raises an error.
+        """Fail all of the engine's operations if the block raises an error.
 
-        KeyboardInterrupt fails it too, and is raised again: the interrupted operation can't be completed on the other ranks.
+        KeyboardInterrupt does so too, and is raised again: the other ranks cannot complete the interrupted operation.
         """
         try:
             yield
@@ -303,21 +302,19 @@ class BackgroundLoop:
             negotiation.close()
 
     def _pause_s(self, quiet_s: float) -> float:
-        """Return the pause between two polls after `quiet_s` without a message."""
         if quiet_s >= 1.0:
             return _LONG_PAUSE_S
         gathering_s = self._settings.gathering_s
         return min(gathering_s, _WAITED_PAUSE_S) if self.waiting else gathering_s
 
     def _is_busy(self) -> bool:
-        """Return whether the thread has to poll."""
         return bool(self._pending or self._leaving) and self.size > 1 and not self._claim.locked()
 
     def _sleep(self, pause_s: float) -> bool:
         """Sleep for `pause_s`, or until there is work.
 
-        Return True if it was asleep without a time limit. Tasks submitted during the pause wait, so that many small arrays are
-        negotiated and reduced together.
+        Return True after a sleep without a time limit. Tasks that callers submit during the pause wait for its end, so that
+        many small arrays are negotiated and reduced together.
         """
         with self._wake:
             # No wake-up is lost: every thread that submits, stops leading, leaves or fails takes _wake too. If it did
@@ -345,7 +342,7 @@ class BackgroundLoop:
 
 
 class _BoardTexts:
-    """The texts that describe a set's last `limit` requests in status reports."""
+    """A cache of the descriptions of a set's last `limit` requests, for status reports."""
 
     def __init__(self, number: int, ranks: Sequence[int], limit: int) -> None:
         self._set, self._ranks, self._limit = f"process set {number}", ranks_text(ranks), max(1, limit)

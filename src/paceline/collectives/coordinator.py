@@ -1,8 +1,8 @@
 """The negotiation of one process set: which operations all its ranks have requested. It knows no transport.
 
 Every rank sends its requests to the first rank of the set at once. The first rank sends back one list of the operations that
-every rank has requested, which all ranks perform in its order. A name that was agreed upon twice gets a number, its slot. From
-then on a rank that repeats exactly the same request sends only that number, and receives only that number.
+every rank has requested, and all ranks perform them in that order. When all ranks have requested a name for the second time,
+the name gets a number, its slot. From then on a rank that repeats exactly the same request sends and receives only that number.
 
     rank 0   submits a, b          -> [request a, request b]
     rank 1   submits b             -> [request b]               -> everyone: [b]
@@ -10,8 +10,8 @@ then on a rank that repeats exactly the same request sends only that number, and
     later    both submit a and b   -> [7, 8] and [8, 7]         -> everyone: [8, 7]
 
 A small reduction is done inside the negotiation: each rank's array travels with its request, and the sum with the response.
-This takes half the time of a negotiation followed by a reduction. It applies when a rank requests a single operation, as a
-blocking call does; many small arrays are faster in one fused buffer.
+This takes half the time of a negotiation followed by a reduction. It applies if a rank requests a single operation, as a
+blocking call does. Many small arrays are faster in one fused buffer.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ INLINE_LIMIT_BYTES = 8 << 10
 
 
 class Message(NamedTuple):
-    """A rank's message to the first rank of the set.
+    """A rank's message to the first rank of its process set.
 
-    `epoch` identifies the slot numbering. `leaving` announces the rank's shutdown. `payload` is the rank's array, in a request
-    for one small reduction.
+    Attributes:
+        epoch: The version of the slot numbering.
+        leaving: Whether the rank shuts down.
+        payload: The rank's array, in a request for one small reduction.
     """
 
     epoch: int
@@ -44,11 +46,10 @@ class Message(NamedTuple):
 
 
 class Response(NamedTuple):
-    """The first rank's list of the next operations, which all ranks perform.
+    """The next operations, which all ranks perform in this order.
 
-    Slots come first, then full agreements. A new `epoch` voids every slot number once the slots of this response are done.
-    `end` is the reason why no operation follows. `results` maps a position in the list to the finished result of a small
-    reduction.
+    Operations with slot numbers come first. A new `epoch` makes all slot numbers invalid after this response. `end` is the
+    reason why no further operation follows. `results` has the positions of small reductions in the list, with their results.
     """
 
     epoch: int
@@ -59,7 +60,7 @@ class Response(NamedTuple):
 
 
 class Late(NamedTuple):
-    """An overdue operation that some ranks wait for.
+    """An overdue operation, with the ranks that have submitted it and those that have not.
 
     Ranks that have joined count neither as missing nor as submitted.
     """
@@ -76,7 +77,7 @@ class _Slot(NamedTuple):
 
 
 class Coordinator:
-    """The negotiation of one process set of `size` ranks."""
+    """The first rank's side of the negotiation of a process set."""
 
     def __init__(self, size: int, cache_capacity: int) -> None:
         # Ranks are the bits of one integer, so testing whether all ranks have requested something is one comparison.
@@ -105,7 +106,6 @@ class Coordinator:
         self.notes_arrivals = False
 
     def receive(self, rank: int, message: Message) -> None:
-        """Process a rank's message."""
         bit = 1 << rank
         if self.notes_arrivals:
             self._note(rank, message)
@@ -143,12 +143,12 @@ class Coordinator:
 
     @property
     def is_left_by_all(self) -> bool:
-        """Whether every other rank has left and sends nothing more."""
+        """Whether all other ranks have left, and send no more messages."""
         # Bit 0 is the first rank, which runs this code and asks only about the others.
         return self._left | 1 == self._all
 
     def end(self, reason: str) -> None:
-        """Make the next response the last one."""
+        """Make the next response the last one, with this reason."""
         if self._end is None:
             self._end = reason
 
@@ -172,7 +172,7 @@ class Coordinator:
         return Response(self._epoch, slots, agreements, self._end, tuple(results))
 
     def waiting(self, longer_than_s: float) -> list[Late]:
-        """Return the operations that have waited at least this long."""
+        """Return the operations that have waited at least `longer_than_s`."""
         now_s = time.monotonic()
         late = []
         for key, since_s in self._since_s.items():
@@ -203,7 +203,7 @@ class Coordinator:
     def _fold(
         self, results: list[tuple[int, bytes]], begin: int, requests: Iterable[Request], wrong: Collection[int] = ()
     ) -> None:
-        """Reduce the payloads of the operations for which all ranks sent one."""
+        """Append the results of small reductions for which all ranks have sent their arrays."""
         for place, request in enumerate(requests, begin):
             payloads = self._payloads.pop(request.key, None)
             if payloads is not None and len(payloads) == self._size and place not in wrong:
@@ -223,7 +223,7 @@ class Coordinator:
         self._check(key, requests)
 
     def _to_open(self, key: Key, requests: dict[int, Request]) -> None:
-        """Turn the ranks' requests by slot number into full requests."""
+        """Replace the ranks' requests by slot number with full requests."""
         slot = self._slot_of.get(key, -1)
         if slot >= 0 and self._requested[slot]:
             mask, self._requested[slot] = self._requested[slot], 0
@@ -265,7 +265,7 @@ class Coordinator:
             yield agreement
 
     def _slot(self, key: Key, requests: dict[int, Request]) -> int:
-        """Return the slot number of the agreed requests, or -1 if they have none."""
+        """Return the slot number of the agreed requests, or -1 without one."""
         # A name that was seen only once gets no slot, so that names that are new in each step do not fill the cache. No
         # name gets a slot once the cache is full.
         slot = self._slot_of.get(key, -1)
@@ -290,7 +290,6 @@ class Coordinator:
         return len(self._slots) - 1
 
     def _start_epoch(self) -> None:
-        """Restart the numbering of the slots."""
         # Slot numbers in flight remain valid, and no new epoch starts until they have arrived.
         self._write_out_all()
         self._old_slots, self._slots, self._slot_of, self._requested = self._slots, [], {}, []
@@ -300,7 +299,7 @@ class Coordinator:
 
 
 class ResponseCache:
-    """A rank's copy of the agreements, by slot number."""
+    """A rank's record of agreements, by slot number."""
 
     def __init__(self) -> None:
         self._epoch = 0
@@ -308,17 +307,17 @@ class ResponseCache:
         self._agreements: dict[int, Agreement] = {}
 
     def known(self, fields: Fields) -> Request:
-        """Return the request with these fields, reusing an agreed request if equal.
+        """Return a request with these fields; if possible, an existing object.
 
-        Any thread may call it. A step makes hundreds of requests, and new objects that live until they are done trigger
-        Python's garbage collector.
+        Any thread may call this. A step makes hundreds of requests, and so many new objects would trigger Python's garbage
+        collector.
         """
         # No lock is needed for one lookup: the thread that holds _turn changes single keys or replaces the whole table.
         cached = self._numbers.get((fields[0], fields[1]))
         return cached[1] if cached is not None and cached[1] == fields else Request(*fields)
 
     def message(self, requests: Sequence[Request], leaving: bool = False, payload: bytes | None = None) -> Message:
-        """Return the message for these requests, using slot numbers for known ones."""
+        """Return a message with these requests, by slot number where possible."""
         slots, others = [], []
         for request in requests:
             known = self._numbers.get(request.key)
@@ -329,7 +328,10 @@ class ResponseCache:
         return Message(self._epoch, tuple(slots), tuple(others), leaving, payload)
 
     def agreed(self, response: Response, own_request: Callable[[Key], Request | None]) -> list[Agreement]:
-        """Return the response's agreements in its order."""
+        """Return a response's agreements in order, and record their slot numbers.
+
+        `own_request` returns this rank's pending request for a key, or None.
+        """
         known = [self._agreements[slot] for slot in response.slots]
         if response.epoch != self._epoch:
             # Forget all agreements: in a new epoch their slot numbers mean nothing. Those of this response were resolved above.
@@ -343,7 +345,7 @@ class ResponseCache:
 
 
 def inline_payload(task: CollectiveTask) -> bytes | None:
-    """Return the small array that travels with this request, scaled; None for other operations."""
+    """Return the scaled array that travels with a request for a small reduction, else None."""
     request = task.request
     if (
         request.kind != ALLREDUCE
@@ -360,7 +362,7 @@ def inline_payload(task: CollectiveTask) -> bytes | None:
 
 
 def inline_fold(request: Request, payloads: Sequence[bytes]) -> bytes:
-    """Reduce the ranks' payloads in rank order."""
+    """Reduce the arrays that all ranks have sent with this request."""
     import numpy
 
     dtype = request.dtypes[0]
@@ -374,7 +376,7 @@ def inline_fold(request: Request, payloads: Sequence[bytes]) -> bytes:
 
 
 def inline_result(task: CollectiveTask, data: bytes, size: int) -> Array:
-    """Return the task's result from the reduced payloads of `size` ranks."""
+    """Convert a small reduction's result to the task's output array."""
     import numpy
 
     request = task.request

@@ -3,8 +3,8 @@
     caller's stream   ... backward | ready                      | waits for done, then step ...
     own stream                       waits for ready | reduce | done
 
-The host waits for neither event: it learns that the reduction has begun, and makes the caller's stream wait. Operations
-begin in the order that the engine's ranks have agreed on, as NCCL requires.
+The CPU waits for neither event: once the reduction has begun, it makes the caller's stream wait for `done`. Operations begin in
+the order on which the engine's ranks have agreed, as NCCL requires.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def is_wanted(environ: Mapping[str, str]) -> bool:
 
 
 def streams_of(device: torch.device) -> ModuleType | None:
-    """Return `torch.cuda` for a GPU, and None for the CPU."""
+    """Return `torch.cuda` if the device is a GPU, and None for the CPU."""
     import torch
 
     return torch.cuda if device.type == "cuda" else None
@@ -62,7 +62,7 @@ def ready(device: torch.device) -> torch.cuda.Event | None:
 def join(
     environ: Mapping[str, str], generation: int, number: int, members: Sequence[int], rank: int, device: torch.device
 ) -> DeviceGroup:
-    """Create the group of a process set on this device."""
+    """Create the NCCL group of a process set on this device. Every member calls it."""
     import torch.distributed as dist
 
     name = f"device/{generation}"
@@ -101,8 +101,8 @@ def translated(rank: int) -> Iterator[None]:
 class DeviceGroup:
     """The reductions of a process set on one device.
 
-    `group` is torch's process group of the set's ranks. `streams` is the module with Stream, Event, stream and current_stream
-    (`torch.cuda`), or None on the CPU, where nothing runs beside the caller.
+    `group` is torch's process group of the set's ranks. `streams` is `torch.cuda`, or None on the CPU, where reductions are
+    synchronous.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class DeviceGroup:
         postscale: float,
         ready: torch.cuda.Event | None,
     ) -> torch.cuda.Event | None:
-        """Start an all-reduce into `targets` (may alias `sources`).
+        """Start an all-reduce into `targets`, which may be `sources`.
 
         Returns:
             The CUDA event that marks the end, or None on the CPU, where the reduction has finished.
@@ -141,7 +141,7 @@ class DeviceGroup:
         return done
 
     def let_wait(self, done: torch.cuda.Event | None) -> None:
-        """Make the caller's stream wait for the event, if there is one."""
+        """Make the caller's stream wait for the event. None is ignored."""
         if self._streams is not None and done is not None:
             self._streams.current_stream().wait_event(done)
 
@@ -169,7 +169,7 @@ class DeviceGroup:
 
 
 def _prepared(source: Tensor, op: str, prescale: float) -> tuple[Tensor, str]:
-    """Return a scaled copy of the tensor to reduce, and NCCL's operation."""
+    """Return a scaled copy of the tensor, and the name of NCCL's operation."""
     import torch
 
     if source.dtype == torch.bool:
@@ -181,7 +181,6 @@ def _prepared(source: Tensor, op: str, prescale: float) -> tuple[Tensor, str]:
 
 
 def _scaled(tensor: Tensor, factor: float, divisor: int) -> Tensor:
-    """Return the tensor times factor / divisor."""
     # Integers use float64 and truncate towards 0, as on the host.
     import torch
 

@@ -44,7 +44,7 @@ Dtype = str | Sequence[str | None] | None
 
 
 class ReductionOptions(TypedDict, total=False):
-    """Keyword arguments of the reductions.
+    """Keyword arguments of the engine's reductions.
 
     `op` is one of `OPERATIONS`, by default "sum". `prescale` multiplies the arrays before the reduction, `postscale` after it.
     """
@@ -59,9 +59,9 @@ class ReductionOptions(TypedDict, total=False):
 class Engine:
     """All collective operations of this process, made by `paceline.collectives.start`.
 
-    Arrays are NumPy arrays. With `dtype="bfloat16"`, arrays of uint16 hold the bits of bfloat16. Do not touch an array until its
-    operation is done. An operation is identified by its kind and name; the name is free again once the operation is done.
-    Process set 0 holds all ranks. Only the ranks of a process set call its operations.
+    Arrays are NumPy arrays. With `dtype="bfloat16"`, arrays of uint16 hold the bits of bfloat16. Do not touch an array until
+    its operation is done. Kind and name identify an operation, and the name may be used again once the operation is done.
+    Process set 0 has all ranks. Only the ranks of a process set call its operations.
     """
 
     def __init__(self, joined: RankedWorld, settings: EngineSettings) -> None:
@@ -85,7 +85,7 @@ class Engine:
 
     @property
     def is_used(self) -> bool:
-        """Whether this rank has begun an operation."""
+        """Whether this rank has started any operation."""
         return self._sets.is_used
 
     def allreduce(
@@ -110,7 +110,10 @@ class Engine:
         return self._reduce(ALLREDUCE, name, arrays, outs, grouped=True, **how)
 
     def reducescatter(self, name: str, array: Array, **how: Unpack[ReductionOptions]) -> Handle:
-        """Start a reduce-scatter; the result is this rank's rows. The first ranks get the remainder."""
+        """Start a reduce-scatter. The result is this rank's rows of the reduced array.
+
+        If the rows cannot be divided equally, the first ranks get one more.
+        """
         return self._reduce(REDUCESCATTER, name, [array], **how)
 
     def grouped_reducescatter(self, name: str, arrays: Sequence[Array], **how: Unpack[ReductionOptions]) -> Handle:
@@ -128,10 +131,10 @@ class Engine:
         postscale: float = 1.0,
         process_set: int = 0,
     ) -> Handle:
-        """Start an all-reduce of torch tensors on one GPU.
+        """Start an all-reduce of torch tensors on one GPU, by NCCL.
 
-        NCCL does it. An output may be the input itself. The handle is done once every rank has begun. Its result is a function
-        that makes the caller's CUDA stream wait until outputs are filled. Ranks that have joined cannot take part, and
+        An output may be the input itself. The handle is done once every rank has begun the reduction. Its result is a function
+        that makes the caller's CUDA stream wait until the outputs are filled. Ranks that have joined cannot take part, and
         "adasum" is not available.
         """
         is_member = self.rank in self._sets.members(process_set)
@@ -180,8 +183,8 @@ class Engine:
     def alltoall(self, name: str, array: Array, *, splits: Sequence[int] | None = None, process_set: int = 0) -> Handle:
         """Start an all-to-all exchange of rows.
 
-        The result is the received rows and the count from each rank. `splits` holds the number of rows for each rank, and
-        defaults to equal parts. Rows beyond its sum are not sent.
+        The result is the received rows, and the number of rows from each rank. `splits` has the number of rows for each rank,
+        by default equal parts. Rows of `array` beyond the sum of `splits` are not sent.
         """
         _check_rows(ALLTOALL, name, [array])
         size, rows = len(self._sets.members(process_set)), array.shape[0]
@@ -204,7 +207,7 @@ class Engine:
         return self._submit(BARRIER, name, [], process_set, finish=lambda _: None)
 
     def join(self) -> Handle:
-        """Contribute zeros until every rank has joined.
+        """Contribute zeros to the other ranks' operations until every rank has joined.
 
         The result is the last rank to join. Counters of unnamed operations restart at 0 afterwards, because ranks that joined
         early have counted fewer operations.
@@ -212,13 +215,13 @@ class Engine:
         return self._submit(JOIN, JOIN, [], 0, finish=self._joined)
 
     def counted(self, process_set: int, number: int) -> str:
-        """Return a name for the unnamed operation with this number."""
+        """Return the name of the unnamed operation with this number."""
         return f"{self.joins}.{number}" if self.joins and process_set == 0 else str(number)
 
     def add_process_set(self, ranks: Sequence[int]) -> int:
-        """Create a process set and return its number.
+        """Create a process set of these ranks. Return its number.
 
-        Every rank of the world calls it with the same ranks.
+        Every rank of the world calls this with the same ranks.
 
         Raises:
             ArgumentError: A rank is unknown or named twice, or these ranks form a process set already.
@@ -230,9 +233,9 @@ class Engine:
         return int(handle.wait())
 
     def remove_process_set(self, number: int) -> bool:
-        """Remove a process set and return whether it existed.
+        """Remove a process set. Return whether it existed.
 
-        Every rank of the world calls it. Process set 0 cannot be removed.
+        Every rank of the world calls this. Process set 0 cannot be removed.
 
         Raises:
             MismatchError: Ranks named different sets, or one of them adds a set at the same time.
@@ -242,21 +245,21 @@ class Engine:
         return bool(self._change_sets("remove", (number,), lambda _: self._sets.drop(number)).wait())
 
     def process_sets(self) -> dict[int, tuple[int, ...]]:
-        """Return the ranks of each process set by number."""
+        """Return number of a process set -> its ranks."""
         return dict(self._sets.ranks)
 
     def observe(self, callback: Callable[..., object], *, arrivals: bool = False) -> None:
         """Call `callback` after each operation of any process set.
 
-        It gets (request, submitted_s, agreed_s, done_s). The thread that performs a set's operations calls it, in the same
-        order on all ranks, so it must be quick. Times come from `time.monotonic`. `agreed_s` is None where the ranks disagreed.
-        With `arrivals` the callback gets a fifth value: (rank, time) of each rank's request, known only to the first rank of a
-        process set and empty elsewhere.
+        The arguments are (request, submitted_s, agreed_s, done_s), with times of `time.monotonic`. `agreed_s` is None if the
+        ranks disagreed. The thread that performs a set's operations makes the calls, in the same order on all ranks, so a
+        callback must be quick. With `arrivals` the callback gets a fifth argument: (rank, time) of each rank's request, which
+        is empty except on the set's first rank.
         """
         self._sets.observe(callback, arrivals=arrivals)
 
     def ignore(self, callback: Callable[..., object]) -> None:
-        """Remove an observer; do nothing if it is unknown."""
+        """Remove a callback of `observe`. An unknown one is ignored."""
         self._sets.ignore(callback)
 
     def _reduce(
@@ -355,12 +358,12 @@ _engine: Engine | None = None
 
 
 def start(settings: EngineSettings | None = None) -> Engine:
-    """Return this process's engine, starting it if needed.
+    """Return this process's engine. Start it first if needed.
 
     Every rank of the run must call it.
 
     Raises:
-        CollectivesError: There is no transport, the ranks cannot meet, or one of them has died before.
+        CollectivesError: There is no transport, the ranks cannot reach each other, or one of them has died before.
         ArgumentError: A HOROVOD_* setting has an invalid value.
     """
     global _engine
@@ -378,7 +381,6 @@ def start(settings: EngineSettings | None = None) -> Engine:
 
 
 def _forget() -> None:
-    """Drop the engine in a forked child."""
     # The child has none of the engine's threads, and must not use its connections or MPI.
     global _engine, _lock
     # Another thread may have held the lock at the fork. That thread is missing in the child, so replace the lock.
@@ -397,7 +399,10 @@ def current() -> Engine | None:
 
 
 def stop() -> None:
-    """Shut the engine down on all ranks. Operations in flight fail. `start` may be called again."""
+    """Shut the engine down on all ranks. Operations in flight fail.
+
+    Afterwards `start` may be called again.
+    """
     global _engine
     with _lock:
         engine, _engine = _engine, None
@@ -417,7 +422,7 @@ def _check_rows(kind: str, name: str, arrays: Sequence[Array]) -> None:
 
 
 def _copy_back(targets: Sequence[Array | None], grouped: bool) -> Callable[[Any], object]:
-    """Return a `finish` that copies results into outputs that are not contiguous."""
+    """Return a `finish` that copies results to output arrays that are not contiguous."""
 
     def copied(result: Array, target: Array | None) -> Array:
         if target is None:

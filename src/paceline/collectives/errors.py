@@ -6,15 +6,18 @@ from paceline.errors import PacelineError, UserError
 
 
 class CollectivesError(PacelineError, RuntimeError):
-    """A collective operation cannot be done, or has no transport."""
+    """A collective operation cannot be done, or there is no transport."""
 
 
 class MismatchError(CollectivesError):
-    """The ranks requested different operations under one name. Every rank raises it, and the engine continues."""
+    """The ranks requested different operations under one name.
+
+    Every rank raises this error, and the engine continues.
+    """
 
 
 class ShutDownError(CollectivesError):
-    """A rank died or left while others needed it. No other operation is possible."""
+    """A rank died or left while others needed it. All further operations fail."""
 
 
 class LostRankError(ShutDownError):
@@ -26,4 +29,4 @@ class LostRankError(ShutDownError):
 
 
 class ArgumentError(UserError):
-    """The arguments are invalid, and nothing was submitted. Also a ValueError."""
+    """An argument is invalid, and nothing was submitted. Also a ValueError."""

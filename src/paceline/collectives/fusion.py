@@ -1,7 +1,8 @@
 """Fusion of many small arrays into one reduction, with half precision reduced as float32.
 
-The arrays are copied side by side into a buffer. Where all ranks see each other's buffers (`transport.SharedSegments`), each
-rank sums them directly into the results. Elsewhere the transport reduces the buffer, and the results are copied out.
+The arrays are copied into one buffer, one after the other. If all ranks can read each other's buffers
+(`transport.SharedSegments`), each rank sums the buffers directly into its results. Otherwise the transport reduces the buffer,
+and the results are copied out.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ SEGMENT_BYTES = 1 << 20
 
 
 class Part(NamedTuple):
-    """One array to reduce.
+    """One array to reduce, with its output.
 
-    Input and output are flat and contiguous, and may be the same array or the same memory.
+    Both are flat and contiguous, and may be the same array or share memory.
     """
 
     source: Array
@@ -37,9 +38,10 @@ def is_multiplied(prescale: float, postscale: float, divisor: int) -> bool:
 
 
 class _Piece(NamedTuple):
-    """The range of a part (array) that is in the buffer.
+    """The range of an array that is in the fusion buffer.
 
-    `is_scaled` says that the result's factor is already applied. `is_there` says that the target still holds the buffer's values.
+    `is_scaled` says that the factor of the result is already applied. `is_there` says that the output still has the values that
+    were copied to the buffer.
     """
 
     part: Part
@@ -51,7 +53,7 @@ class _Piece(NamedTuple):
 
 
 class Fusion:
-    """Fused reductions, with buffers of `limit_bytes`."""
+    """Reductions of several arrays at once, in buffers of `limit_bytes`."""
 
     def __init__(self, transport: Transport, limit_bytes: int) -> None:
         self._transport = transport
@@ -61,7 +63,7 @@ class Fusion:
         self._is_open = False
 
     def open(self) -> None:
-        """Open shared memory between the ranks where possible."""
+        """Open memory that the ranks share, if possible."""
         # Called at the first reduction, because shared memory takes space. All ranks begin the same operation then, so either
         # all of them open it or none does.
         if not self._is_open:
@@ -70,7 +72,6 @@ class Fusion:
 
     @property
     def has_shared_memory(self) -> bool:
-        """Whether the ranks share memory."""
         return self._shared is not None
 
     def close(self) -> None:
@@ -79,7 +80,7 @@ class Fusion:
             self._shared.close()
 
     def allreduce(self, parts: Sequence[Part], op: str, dtype: str) -> None:
-        """Reduce the parts, all of one `dtype`, into their targets."""
+        """Reduce several arrays, all of one `dtype`."""
         import numpy
 
         # Overflows and NaNs come from the script's data. NumPy would warn of them on every rank.
@@ -125,10 +126,10 @@ class Fusion:
             self._flush(buffer[:filled], pieces, op, dtype)
 
     def _factor(self, part: Part, op: str, kind: DType) -> tuple[float, bool]:
-        """Return the factor for copying into the buffer, and whether it is complete.
+        """Return the factor for copying into the buffer, and whether it includes the result's factor.
 
-        The result's factor is included where that saves a pass and changes nothing: for a power of two. Only denormal numbers may
-        then differ, by half of the smallest number.
+        It includes a power of two, which saves a pass over the memory and changes no result, except denormal numbers in the
+        last bit.
         """
         after = part.postscale / part.divisor
         # frexp splits into a fraction and a power of two: the fraction is 0.5 for powers of two alone.
@@ -137,7 +138,6 @@ class Fusion:
         return part.prescale, False
 
     def _next(self, kind: DType) -> Array:
-        """Return the next fusion buffer to fill."""
         size = max(1, self._limit_bytes // kind.itemsize)
         return self._shared.fill(kind)[:size] if self._shared is not None else self._own(kind, size)
 

@@ -1,7 +1,7 @@
-"""The engine's transport without MPI: arrays by torch's Gloo, messages by TCP links.
+"""The engine's transport without MPI: arrays by torch's Gloo, messages by TCP.
 
-Gloo has no non-blocking receive, which the engine needs for messages. Nothing here touches torch's default process group: a
-script may create its own before, after, or never.
+Gloo has no non-blocking receive, which the engine needs for messages. This module does not touch torch's default process group,
+so a script may create it before, after, or never.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _EXCHANGE_TAG = 3
 
 
 class GlooTransport:
-    """The connections between ranks that have met.
+    """Gloo's group and the TCP connections between the ranks of a process set.
 
-    All ranks create it at the same time. `ranks` holds the world rank of each of the transport's ranks, for messages.
+    All ranks create it at the same time. `ranks` has the world rank of each of the set's ranks, for messages.
 
     Raises:
-        CollectivesError: The other ranks did not come in time, or cannot be reached.
+        CollectivesError: The other ranks did not connect in time, or cannot be reached.
     """
 
     def __init__(self, meeting: Meeting, ranks: Sequence[int]) -> None:
@@ -174,7 +174,7 @@ class GlooTransport:
         )
 
     def _reduce(self, array: Array, op: str) -> None:
-        """All-reduce the array in place, in a dtype that Gloo supports."""
+        """All-reduce the array in place. Convert it to a dtype that Gloo supports."""
         import numpy
 
         kind, name = array.dtype.kind, array.dtype.name
@@ -220,7 +220,7 @@ class GlooTransport:
             raise ShutDownError(f"{what} over Gloo has failed in the middle: {_short(error)}") from error
 
     def _say_why(self) -> None:
-        """Raise the reason for the failure if another rank sends it soon."""
+        """Wait shortly for another rank's report of the failure, and raise it."""
         end_s = time.monotonic() + _WHY_S
         while self._reason is None and time.monotonic() < end_s:
             for rank, link in self._links.items():
@@ -278,7 +278,7 @@ class GlooTransport:
                 link.send(data)
 
     def _hear(self, end_s: float) -> None:
-        """Wait until each rank has said goodbye or is gone."""
+        """Wait until each rank has said goodbye, or its connection is closed."""
         waiting = dict(self._links)
         while True:
             for rank, link in list(waiting.items()):
@@ -308,7 +308,7 @@ class GlooTransport:
 
 
 def _star(meeting: Meeting) -> dict[int, PeerLink]:
-    """Connect rank 0 with each of the other ranks."""
+    """Connect rank 0 with each other rank by TCP."""
     if meeting.size == 1:
         return {}
     store = meeting.signed("links")
@@ -323,7 +323,6 @@ def _star(meeting: Meeting) -> dict[int, PeerLink]:
 
 
 def _short(error: BaseException) -> str:
-    """Return Gloo's error text without its source line and advice."""
     text = str(error).splitlines()[0] if str(error) else repr(error)
     return re.sub(r"^\[\S+\] ", "", text).partition(". This is typically")[0]
 

@@ -1,4 +1,4 @@
-"""The handle of a submitted operation."""
+"""The handle of a submitted collective operation."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _callbacks_lock = threading.Lock()
 
 
 class Handle:
-    """An operation in flight, then its result.
+    """The result of an operation, or its state while it is in flight.
 
-    A step makes hundreds of handles, so each one holds only one lock.
+    A step makes hundreds of handles, so each one has only one lock.
     """
 
     __slots__ = ("_await", "_callbacks", "_done", "_error", "_key", "_lock", "_place", "_result")
 
     def __init__(self, key: tuple[str, str], wait: Callable[[Handle, float | None], None] | None = None) -> None:
-        """Create the handle of the operation `key`. A waiting thread calls `wait`, which may do the work."""
+        """Create the handle of operation `key`. A waiting thread calls `wait`, which may perform operations."""
         self._key = key
         self._await = wait
         # Held until the operation is done. Each waiting thread acquires and releases it, so all of them wake up. An
@@ -44,7 +44,7 @@ class Handle:
         return ".".join(self._key)
 
     def done(self) -> bool:
-        """Return whether `wait` would return or raise at once."""
+        """Return whether the operation has finished or failed."""
         return self._done
 
     def wait(self, timeout_s: float | None = None) -> Any:
@@ -77,8 +77,8 @@ class Handle:
     def add_done_callback(self, callback: Callable[[Handle], object]) -> None:
         """Call `callback(self)` once the operation is done.
 
-        The thread that completes the operation calls it. The callback may submit operations, but must not wait for one: this
-        same thread would have to perform it.
+        The thread that completes the operation makes the call. The callback may submit operations, but must not wait for one,
+        because the same thread would have to perform it.
         """
         with _callbacks_lock:
             if not self._done:
@@ -87,12 +87,12 @@ class Handle:
         callback(self)
 
     def block(self, timeout_s: float | None) -> None:
-        """Sleep until the operation is done or the time is up."""
+        """Sleep until the operation is done or `timeout_s` has passed."""
         if self._lock.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
             self._lock.release()
 
     def _finish(self, result: object = None, error: BaseException | None = None) -> bool:
-        """Complete the handle. Return whether this was the first call."""
+        """Set the result or error. Return False if it was set before."""
         with _callbacks_lock:
             if self._done:
                 return False

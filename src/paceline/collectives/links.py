@@ -1,7 +1,7 @@
-"""Ordered messages between two processes over TCP; sending never blocks on the reader.
+"""Ordered messages between two processes over TCP. Sending never blocks.
 
-Links are used without MPI. The connecting rank sends its number, and proves that it knows the key that the ranks share through
-their rendezvous. The key itself is never sent.
+These connections replace MPI's messages. The connecting rank sends its number, and proves that it knows the key that the ranks
+share through their rendezvous. The key itself is never sent.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _HELLO_S = 5.0
 
 
 class PeerLink:
-    """A connection to another rank.
+    """A TCP connection to another rank.
 
-    One thread receives; any thread may send. Threads other than the engine's send only to report a failure.
+    One thread receives. Any thread may send: threads other than the engine's send only to report a failure.
     """
 
     def __init__(self, connected: socket.socket) -> None:
@@ -51,7 +51,7 @@ class PeerLink:
             self._flush()
 
     def flush(self) -> bool:
-        """Send what the kernel accepts; return whether all is sent."""
+        """Send as much as the kernel accepts. Return whether all is sent."""
         with self._sending:
             return self._flush()
 
@@ -80,7 +80,7 @@ class PeerLink:
         return message
 
     def has_message(self) -> bool:
-        """Return whether the buffer holds a whole message, which poll does not report."""
+        """Return whether a whole message is buffered, which `poll` does not report."""
         return self._in.has_frame
 
     def has_unsent(self) -> bool:
@@ -91,13 +91,13 @@ class PeerLink:
 
 
 def listen(address: str) -> socket.socket:
-    """Open a server socket at this machine's `address` on a free port."""
+    """Open a server socket at one of this machine's addresses, on a free port."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return socket.create_server((address, 0), family=family, backlog=1024)
 
 
 def accept(server: socket.socket, key: bytes, ranks: Iterable[int], timeout_s: float) -> dict[int, PeerLink]:
-    """Accept a connection from each of these ranks, and return the links by rank."""
+    """Accept a connection from each of these ranks. Return rank -> connection."""
     links: dict[int, PeerLink] = {}
     missing = set(ranks)
     end_s = time.monotonic() + timeout_s
@@ -131,7 +131,7 @@ def connect(address: str, port: int, key: bytes, rank: int, timeout_s: float) ->
 
 
 def wait(links: Iterable[PeerLink], timeout_s: float) -> None:
-    """Wait until a link is readable or the time is up."""
+    """Wait until a connection is readable or `timeout_s` has passed."""
     poll = select.poll()
     for link in links:
         poll.register(link.fileno(), select.POLLIN | (select.POLLOUT if link.has_unsent() else 0))
@@ -153,7 +153,7 @@ def own_address(host: str, port: int) -> str:
 
 
 def _greeted(connected: socket.socket, key: bytes) -> int:
-    """Return the rank that the peer proves to be, or -1."""
+    """Read a peer's greeting. Return its rank, or -1 if the proof is wrong."""
     end_s = time.monotonic() + _HELLO_S
     hello = b""
     with contextlib.suppress(OSError):

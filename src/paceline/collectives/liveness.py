@@ -1,4 +1,4 @@
-"""The machines of the ranks, detection of ranks that died, and reports of stalled operations."""
+"""Detect ranks that died, report stalled operations, and find each rank's machine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SHORTEST_S, _LONGEST_S = 0.02, 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class PeerPlace:
-    """The machine and process of a rank.
+    """The machine and the process of a rank.
 
     Processes with the same `namespace` see each other's process ids.
     """
@@ -44,7 +44,7 @@ class PeerPlace:
 
     @classmethod
     def of_all(cls, transport: Transport, environ: Mapping[str, str]) -> list[PeerPlace]:
-        """Return the machine and process of each rank. Every rank calls it."""
+        """Return the machine and process of each rank. Collective."""
         namespace = ""
         with contextlib.suppress(OSError):
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -72,10 +72,11 @@ def are_equally_many(places: Sequence[PeerPlace]) -> bool:
 
 
 class PeerWatch:
-    """A watch over processes of ranks. It calls `lost(rank, reason)` when one dies.
+    """A thread that calls `lost(rank, reason)` when another rank's process ends.
 
-    The kernel reports the end of a process (pidfd, Linux 5.3), so nothing is polled. `tick` runs about once a second. `watched`
-    maps the file descriptors of connections to ranks: a hang-up means that the rank is gone. The watch never reads from them.
+    On this machine the kernel reports the end of a process (pidfd, Linux 5.3). `watched` maps file descriptors of connections
+    to ranks on other machines, where a hang-up means that the rank has ended. The thread never reads from these. It calls
+    `tick` about once a second.
     """
 
     def __init__(
@@ -105,7 +106,6 @@ class PeerWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop watching."""
         os.close(self._stop)
         if threading.current_thread() is not self._thread:
             self._thread.join(5)
@@ -139,9 +139,9 @@ class PeerWatch:
 
 
 class StallWatch:
-    """A watch for stalled operations, on a set's first rank.
+    """A watch for stalled operations, on the first rank of a process set.
 
-    `ranks` holds the set's world ranks. A limit of 0 s means never.
+    `ranks` has the set's world ranks. A time of 0 s disables the warning or the shutdown.
     """
 
     def __init__(self, number: int, ranks: Sequence[int], warning_s: float, shutdown_s: float) -> None:
@@ -155,7 +155,7 @@ class StallWatch:
         self._reported: dict[tuple[str, str], tuple[Late, float]] = {}
 
     def look(self, coordinator: Coordinator) -> None:
-        """Warn of overdue operations, and end them at the limit."""
+        """Warn of overdue operations. At the shutdown limit, make all operations fail."""
         now_s = time.monotonic()
         if now_s < self._next_s:
             return
@@ -204,7 +204,7 @@ def report(
     resolved: bool = False,
     environ: Mapping[str, str] = os.environ,
 ) -> None:
-    """Append a JSON line to the file in PACELINE_STALL_FILE."""
+    """Append a JSON line about a stalled operation to the file PACELINE_STALL_FILE."""
     # Write a line when an operation is late, and one with `"resolved": true` when it ends. `ranks` are world ranks.
     path = environ.get(FILE_VARIABLE, "")
     if not path:

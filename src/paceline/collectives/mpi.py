@@ -1,6 +1,6 @@
-"""Access to MPI: the world that the launcher started, and threads that use it.
+"""Access to MPI: the processes that the launcher started, and threads that use MPI.
 
-Only the first call of `world` loads mpi4py, never an import of this module.
+Only the first call of `world` loads mpi4py.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _broken = False
 
 
 def world() -> MPI.Intracomm:
-    """Return COMM_WORLD of the processes that were started together.
+    """Return MPI's COMM_WORLD, the processes that were started together.
 
-    Without a launcher it has one rank. The first call initializes MPI for calls from several threads. MPI is finalized
-    when the process ends, unless `abandon` was called.
+    Without a launcher it has one rank. The first call initializes MPI for calls from several threads. MPI is finalized when the
+    process ends, unless `abandon` was called.
     """
     global _world
     with _lock:
@@ -55,14 +55,13 @@ def abandon() -> None:
 
 
 def is_abandoned() -> bool:
-    """Return whether MPI was abandoned in the middle of an operation."""
     return _broken
 
 
 class CommThread:
-    """A daemon thread that runs calls with its own communicator.
+    """A daemon thread that runs MPI calls with its own communicator.
 
-    It duplicates `comm`, so every rank has to create its CommThread, in the same order. An idle thread sleeps.
+    It duplicates `comm`, so every rank must create its CommThread, in the same order.
     """
 
     def __init__(self, comm: MPI.Comm, name: str = "paceline-mpi") -> None:
@@ -75,7 +74,7 @@ class CommThread:
         self._thread.start()
 
     def submit(self, call: Callable[[MPI.Comm], T]) -> Future[T]:
-        """Return the future of `call(comm)`, which runs after all earlier calls."""
+        """Queue `call(comm)`, and return the future of its result."""
         future: Future[T] = Future()
         # The lock keeps calls ahead of the None with which `close` ends the thread. A call behind it would never run.
         with self._lock:
@@ -158,7 +157,7 @@ def _initialise() -> MPI.Intracomm:
 
 
 def _needed_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that Open MPI needs to start and that are not set."""
+    """Return the variables that Open MPI needs and that are not set."""
     needed = {}
     # Without a launcher, the file that Open MPI 5 creates in /dev/shm is never removed. A single process needs neither
     # that file nor TCP, for which Open MPI would listen at every address of the machine.
@@ -179,7 +178,7 @@ def _finalise(pid: int) -> None:
 
 
 def _check_family(library: str, environ: Mapping[str, str]) -> None:
-    """Raise an error if this MPI library cannot talk to the launcher."""
+    """Raise CollectivesError if this MPI library does not fit the launcher."""
     family = _family(library)
     for name, launcher in _LAUNCHERS:
         # Slurm sets PMI_SIZE for every MPI library, so in a Slurm job it does not identify MPICH's launcher.
@@ -193,7 +192,7 @@ def _check_family(library: str, environ: Mapping[str, str]) -> None:
 
 
 def _check_size(size: int, library: str, environ: Mapping[str, str]) -> None:
-    """Raise an error if the world's size differs from the launcher's variables."""
+    """Raise CollectivesError if the launcher has started another number of processes."""
     for name in (*(name for name, _ in _LAUNCHERS if name != "MPI_LOCALNRANKS"), "WORLD_SIZE"):
         text = environ.get(name, "")
         if text.isdigit() and int(text) != size:

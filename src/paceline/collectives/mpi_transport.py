@@ -32,10 +32,10 @@ _LOOKS = 20
 
 
 class MpiTransport:
-    """The transport over an MPI communicator, with a tag for this engine's messages.
+    """The transport over an MPI communicator.
 
-    `generation` counts the earlier engines of this process. With `owned` no other object uses the communicator, and `close` frees
-    it.
+    `generation` is the number of earlier engines in this process, which selects the tag of messages. With `owned` no other
+    object uses the communicator, and `close` frees it.
     """
 
     def __init__(self, comm: MPI.Comm, generation: int = 0, owned: bool = False) -> None:
@@ -137,7 +137,6 @@ class MpiTransport:
         mpi.abandon()
 
     def _meet(self) -> None:
-        """Wait until every rank has reached this barrier."""
         request, looks = self.comm.Ibarrier(), 0
         while not request.Test():
             looks += 1
@@ -148,7 +147,6 @@ class MpiTransport:
 
     @contextmanager
     def _row_type(self, array: Array) -> Iterator[MPI.Datatype]:
-        """Create a datatype that stands for one row of the array."""
         # The counts are 32-bit numbers: counted in rows, arrays may exceed 2 GiB.
         row = self._mpi.BYTE.Create_contiguous(array.itemsize * math.prod(array.shape[1:])).Commit()
         try:
@@ -162,13 +160,12 @@ def _starts(counts: Sequence[int]) -> list[int]:
 
 
 def _saturates(array: Array, op: str) -> bool:
-    """Return whether Open MPI would saturate this sum instead of wrapping around."""
+    """Return whether Open MPI may saturate this sum, where NumPy wraps around."""
     # Open MPI saturates 8- and 16-bit integers with AVX (component op/avx). NumPy wraps around, and so do the last
     # bits of a 32-bit sum.
     return op == "sum" and array.dtype.kind in "iu" and bool(array.dtype.itemsize < 4)
 
 
 def _viewed(array: Array) -> Array:
-    """Return the array in a type that MPI can reduce."""
     # MPI has no order for bool, so bool becomes 0 and 1.
     return array.view("uint8") if array.dtype.kind == "b" else array

@@ -1,6 +1,6 @@
 """The work of one process set: send requests, receive agreements, perform the agreed operations.
 
-Only the thread that holds the loop's turn (`background_loop`) calls it.
+Only the thread that holds the loop's lock `_turn` (`background_loop`) calls it.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _ENDED = (
 
 
 class Negotiation:
-    """The messages and operations of one process set.
+    """The requests, agreements and operations of one process set.
 
-    `pending` holds this rank's submitted tasks. `fail` fails all of them once a rank has
-    left, and `has_failed` says whether that has happened.
+    `pending` has this rank's submitted tasks. `fail` makes all of them fail once a rank has left, and `has_failed` tells
+    whether that has happened.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class Negotiation:
         self._end: str | None = None
 
     def note_arrivals(self) -> None:
-        """Make the coordinator record when each rank's requests arrive."""
+        """Let the first rank record when each rank's requests arrive."""
         if self._coordinator is not None:
             self._coordinator.notes_arrivals = True
 
     def announce(self, news: Sequence[CollectiveTask], leaving: bool) -> None:
-        """Send the requests of these tasks to the first rank."""
+        """Send the requests of these tasks to the first rank of the set."""
         payload = inline_payload(news[0]) if len(news) == 1 and self._size > 1 else None
         self.has_left = leaving
         message = self.cache.message([task.request for task in news], leaving, payload)
@@ -90,7 +90,7 @@ class Negotiation:
             self._transport.send(pack_message(tuple(message)), 0)
 
     def hear(self) -> bool:
-        """Queue the operations that the ranks agreed on; return whether a response came."""
+        """Receive agreed operations and queue them. Return whether a response came."""
         if self._coordinator is not None:
             self._stalls.look(self._coordinator)
         response = self._response()
@@ -100,7 +100,7 @@ class Negotiation:
         return True
 
     def perform(self) -> None:
-        """Perform the agreed operations; fail all pending ones if the first rank has announced the end."""
+        """Perform the queued operations. If the response was the last, fail all others."""
         todo = self.todo
         if todo:
             self.doing = (time.monotonic(), f"{todo[0][1].request.kind} {todo[0][1].request.name!r}")
@@ -112,7 +112,7 @@ class Negotiation:
             self._fail(ShutDownError(_ENDED.format(reason=self._end)))
 
     def close(self) -> None:
-        """Free the memory, and the transport once no message is in flight."""
+        """Free the memory. Free the transport if no message is in flight."""
         self.performer.close()
         if self.has_heard_end and self._is_quiet():
             self._transport.close()
@@ -132,12 +132,11 @@ class Negotiation:
         return response
 
     def _receive(self) -> tuple[int, Any] | None:
-        """Return the sender and content of the next message, if any."""
         message = self._transport.receive()
         return None if message is None else (message[0], unpack_message(message[1]))
 
     def _take(self, response: Response) -> None:
-        """Queue the agreed operations, and complete those whose result is in the response."""
+        """Queue a response's operations, and complete tasks whose result it contains."""
         results = dict(response.results)
         arrivals = {} if self._coordinator is None else self._coordinator.arrivals
         for place, agreement in enumerate(self.cache.agreed(response, self._own_request)):
@@ -186,7 +185,7 @@ class Negotiation:
         task.handle._finish(result, error)
 
     def _is_quiet(self) -> bool:
-        """Wait until no message is in flight; return whether it worked.
+        """Wait until no message is in flight. Return False after a timeout.
 
         MPI reuses the number of a freed communicator for a new one, which would receive a late message. The set of all ranks
         keeps its communicator, so it does not wait.
@@ -209,7 +208,7 @@ class Negotiation:
 
 
 def _zeros(request: Request) -> CollectiveTask:
-    """Return a task of zeros, for a rank that has joined."""
+    """Return a task with arrays of 0, for a rank that has joined."""
     import numpy
 
     dtypes = ["uint16" if dtype == "bfloat16" else dtype for dtype in request.dtypes]

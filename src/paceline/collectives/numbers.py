@@ -1,6 +1,6 @@
-"""Arithmetic that MPI has no type for: half precision, scale factors, averages of integers.
+"""Arithmetic for which MPI has no type: half precision, scale factors, averages of integers.
 
-Half-precision arrays are summed in float32. NumPy has no bfloat16, so its bits come as uint16.
+Half-precision arrays are summed in float32. NumPy has no bfloat16, so arrays of uint16 hold its bits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _UFUNCS = {"sum": "add", "min": "minimum", "max": "maximum", "product": "multipl
 
 
 def is_half(dtype: str) -> bool:
-    """Return whether arrays of this type are reduced as float32."""
+    """Return whether arrays of this type are summed in float32."""
     return dtype in _HALVES
 
 
@@ -31,7 +31,7 @@ def sum_type(dtype: str) -> str:
 
 
 def operation(op: str, dtype: str) -> str:
-    """Return the operation that combines the ranks' arrays."""
+    """Return the operation on the ranks' arrays: "sum" for an average."""
     # An average of bools, truncated to an integer, is true only if all of them are.
     if op == "average":
         return "min" if dtype == "bool" else "sum"
@@ -39,12 +39,12 @@ def operation(op: str, dtype: str) -> str:
 
 
 def divisor(op: str, dtype: str, size: int) -> int:
-    """Return the number that divides the combined array of `size` ranks."""
+    """Return the number by which to divide the sum of `size` ranks' arrays."""
     return size if op == "average" and dtype != "bool" else 1
 
 
 def summand(array: Array, dtype: str, factor: float) -> Array:
-    """Return the flat array times `factor` in the sum's type."""
+    """Return a flat copy of the array times `factor`, in the type of the sum."""
     import numpy
 
     made: Array = numpy.empty(array.size, sum_type(dtype))
@@ -54,7 +54,7 @@ def summand(array: Array, dtype: str, factor: float) -> Array:
 
 
 def to_float32(source: Array, target: Array, dtype: str) -> None:
-    """Write an array into a float32 array."""
+    """Copy an array into a float32 array."""
     import numpy
 
     if dtype == BFLOAT16:
@@ -67,7 +67,7 @@ def to_float32(source: Array, target: Array, dtype: str) -> None:
 
 
 def from_float32(source: Array, target: Array, dtype: str) -> None:
-    """Write a float32 array into a half-precision one."""
+    """Copy a float32 array into a half-precision array."""
     # Round to nearest, ties to even. An array of another type is only copied. `source` is overwritten.
     import numpy
 
@@ -101,7 +101,7 @@ def ufunc(op: str, dtype: DType) -> numpy.ufunc:
 
 
 def joined(join: numpy.ufunc, arrays: Sequence[Array], out: Array) -> Array:
-    """Combine two or more arrays into `out` by a `ufunc`."""
+    """Combine two or more arrays into `out` by a NumPy function."""
     # The arrays have one type and size. `out` may be one of the first two arrays.
     join(arrays[0], arrays[1], out=out)
     for array in arrays[2:]:
@@ -110,7 +110,7 @@ def joined(join: numpy.ufunc, arrays: Sequence[Array], out: Array) -> Array:
 
 
 def scale(array: Array, factor: float, divisor: int = 1) -> None:
-    """Multiply in place by factor / divisor."""
+    """Multiply an array in place by factor / divisor."""
     if factor == 1.0 and divisor == 1:
         return
     import numpy

@@ -1,4 +1,4 @@
-"""Execution of the agreed operations, in the same order on every rank."""
+"""Execution of the operations on which the ranks have agreed, in the same order on every rank."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SHARED_DIRECT_MULTIPLIED_BYTES = 32 << 20
 
 
 class Performer:
-    """The execution of agreed operations over one transport."""
+    """An object that performs agreed operations over one transport."""
 
     def __init__(self, transport: Transport, fusion_bytes: int) -> None:
         self._transport = transport
@@ -56,7 +56,7 @@ class Performer:
         self._reducer.close()
 
     def blocks(self, ready: Sequence[Ready]) -> bool:
-        """Return whether any of these operations would block if a rank died."""
+        """Return whether any of these operations would hang if a rank died."""
         if self._size == 1:
             return False
         limits = (self._reducer.polled_bytes(multiplied=False), self._reducer.polled_bytes(multiplied=True))
@@ -73,7 +73,7 @@ class Performer:
         return False
 
     def perform(self, ready: Sequence[Ready], complete: Callable[[CollectiveTask, object], None]) -> None:
-        """Perform all operations, and call `complete(task, result)`."""
+        """Perform all operations. Call `complete(task, result)` after each."""
         # (op, dtype) -> operations that can be reduced together, in the order of the coordinator's response.
         fused: dict[tuple[str, str], list[Ready]] = {}
         for task, agreement in ready:
@@ -96,7 +96,7 @@ class Performer:
                 complete(task, result)
 
     def _fill_parts(self, parts: list[Part], task: CollectiveTask, request: Request) -> list[Array]:
-        """Append the task's arrays to `parts`; return their outputs."""
+        """Append the task's arrays to `parts`. Return the output arrays."""
         import numpy
 
         op, prescale, postscale = request.op, request.prescale, request.postscale
@@ -128,7 +128,7 @@ class Performer:
         return _shaped(request, [self._scattered(array, dtype, request) for array, dtype in arrays])
 
     def _allreduce(self, task: CollectiveTask, agreement: Agreement) -> object:
-        """Reduce by Adasum, or reduce a group of arrays with different dtypes."""
+        """Reduce an operation that is not fused: Adasum, or arrays of different dtypes."""
         request = agreement.request
         parts: list[Part] = []
         outs = self._fill_parts(parts, task, request)
@@ -165,9 +165,9 @@ def _shaped(request: Request, results: list[Array]) -> list[Array] | Array:
 
 
 class Reducer:
-    """Reductions over one transport.
+    """Reductions of arrays over one transport.
 
-    Arrays smaller than `fusion_bytes` are reduced together; 0 reduces each on its own.
+    Arrays smaller than `fusion_bytes` are reduced together. With 0 each array is reduced separately.
     """
 
     def __init__(self, transport: Transport, fusion_bytes: int) -> None:
@@ -176,7 +176,7 @@ class Reducer:
         self._fusion = Fusion(transport, min(fusion_bytes, PIECE_BYTES) or PIECE_BYTES)
 
     def allreduce(self, parts: Sequence[Part], op: str, dtype: str) -> None:
-        """Reduce the parts, all of one `dtype`, into their targets."""
+        """Reduce several arrays, all of one `dtype`."""
         self._fusion.open()
         below, half = (self._small_bytes(False), self._small_bytes(True)), numbers.is_half(dtype)
         small = []
@@ -194,11 +194,11 @@ class Reducer:
             self._fusion.allreduce(small, op, dtype)
 
     def polled_bytes(self, multiplied: bool) -> int:
-        """Return the size in bytes below which a reduction never blocks in MPI."""
+        """Return the array size in bytes below which a reduction never blocks in MPI."""
         return self._small_bytes(multiplied) if self._fusion.has_shared_memory else 0
 
     def _small_bytes(self, multiplied: bool) -> int:
-        """Return the size in bytes below which arrays are reduced in a buffer."""
+        """Return the array size in bytes below which arrays are fused."""
         # Half-precision arrays always go through a buffer, because MPI does not support them.
         if not self._fusion.has_shared_memory:
             return min(DIRECT_BYTES, self._fusion_bytes)
@@ -207,11 +207,13 @@ class Reducer:
         return min(SHARED_DIRECT_MULTIPLIED_BYTES if multiplied else SHARED_DIRECT_BYTES, self._fusion_bytes)
 
     def close(self) -> None:
-        """Release the memory shared with other ranks."""
         self._fusion.close()
 
     def reducescatter(self, part: Part, counts: Sequence[int], op: str, dtype: str) -> None:
-        """Fill the target with this rank's part of the reduced source."""
+        """Fill the output with this rank's part of the reduced array.
+
+        `counts` has the number of elements for each rank.
+        """
         import numpy
 
         half = numbers.is_half(dtype)
@@ -241,12 +243,12 @@ class Reducer:
 
 
 def scatter_rows(rows: int, size: int) -> list[int]:
-    """Return each rank's number of rows, with the remainder on the first ranks."""
+    """Return the number of rows for each rank. The first ranks get one more."""
     return [rows // size + (rank < rows % size) for rank in range(size)]
 
 
 def allgather(transport: Transport, array: Array, rows: Sequence[int]) -> Array:
-    """Concatenate the ranks' arrays, with `rows[rank]` rows each."""
+    """Concatenate the ranks' arrays. `rows` has each rank's number of rows."""
     import numpy
 
     result: Array = numpy.empty((sum(rows), *array.shape[1:]), array.dtype)
@@ -267,7 +269,7 @@ def broadcast(transport: Transport, array: Array, out: Array, root: int) -> Arra
 
 
 def alltoall(transport: Transport, array: Array, splits: Sequence[Sequence[int]]) -> tuple[Array, tuple[int, ...]]:
-    """Return the rows sent to this rank, and the number of rows from each rank."""
+    """Exchange rows. Return the received rows, and the number from each rank."""
     import numpy
 
     rank = transport.rank
@@ -279,10 +281,10 @@ def alltoall(transport: Transport, array: Array, splits: Sequence[Sequence[int]]
 
 
 def adasum(transport: Transport, array: Array) -> None:
-    """Replace a flat array by the Adasum over the ranks.
+    """Replace a flat array by its Adasum over the ranks.
 
-    The array is float32 or float64, and the number of ranks a power of two. Adasum counts gradients that agree once, and
-    orthogonal ones in full: for two gradients a and b it is a (1 - a.b / 2|a|^2) + b (1 - a.b / 2|b|^2) (Maleki et al.,
+    The array is float32 or float64, and the number of ranks a power of two. Adasum adds equal gradients only once, and
+    orthogonal gradients in full: for two gradients a and b it is a (1 - a.b / 2|a|^2) + b (1 - a.b / 2|b|^2) (Maleki et al.,
     "Scaling Distributed Training with Adaptive Summation", 2020).
 
     By recursive doubling each rank exchanges the whole vector log2(size) times.

@@ -1,4 +1,4 @@
-"""The process sets of an engine: a loop for each, their changes, their observers, and their end."""
+"""The process sets of an engine: their creation and removal, their loops, and their end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DYING_S, _LET_GO_S = 0.3, 3.0
 
 
 class ProcessSets:
-    """The process sets of this rank. Set 0 holds all ranks."""
+    """The process sets of this rank. Set 0 has all ranks."""
 
     def __init__(self, joined: world.RankedWorld, settings: EngineSettings) -> None:
         self._world, self._settings = joined, settings
@@ -48,13 +48,13 @@ class ProcessSets:
         self._peer_watch = PeerWatch(joined.places, self._rank, self._peer_lost, self._end_overdue, watched)
 
     def members(self, number: int) -> tuple[int, ...]:
-        """Return the ranks of a set."""
+        """Return the world ranks of a process set."""
         if number not in self.ranks:
             raise ArgumentError(f"there is no process set {number}; there are {sorted(self.ranks)}.")
         return self.ranks[number]
 
     def loop(self, number: int) -> BackgroundLoop:
-        """Return the loop of a set."""
+        """Return the background loop of a process set."""
         loop = self.loops.get(number)
         self.is_used = True
         if loop is None:
@@ -64,7 +64,7 @@ class ProcessSets:
         return loop
 
     def device_group(self, number: int, place: torch.device) -> DeviceGroup:
-        """Return the set's NCCL group."""
+        """Return the process set's NCCL group on the device of `place`."""
         # Create the group at the set's first operation, which is the same on all ranks.
         from paceline.collectives import device
 
@@ -77,7 +77,7 @@ class ProcessSets:
     # --- changes of sets, made by the thread of the world's loop in the same order on all ranks
 
     def make(self, members: tuple[int, ...]) -> int:
-        """Create a set of these sorted ranks, and return its number."""
+        """Create a process set of these sorted ranks. Return its number."""
         if not members or len(set(members)) < len(members) or members[0] < 0 or members[-1] >= self._size:
             raise ArgumentError(
                 f"a process set of ranks {list(members)}: name each rank once, from 0 to {self._size - 1}, and at least "
@@ -100,7 +100,7 @@ class ProcessSets:
         return number
 
     def drop(self, number: int) -> bool:
-        """Remove a set, and return whether it existed."""
+        """Remove a process set. Return whether it existed."""
         if self.ranks.pop(number, None) is None:
             return False
         loop = self.loops.pop(number, None)
@@ -143,7 +143,7 @@ class ProcessSets:
             loop.negotiation.note_arrivals()
 
     def lost(self, reason: str, lost_rank: int = -1) -> None:
-        """Fail the operations in flight of all process sets, and all later ones."""
+        """Make all operations of all process sets fail, now and later."""
         # Any thread may call it. The caller must hold no lock except a loop's _claim.
         self._failure = self._failure or reason
         if lost_rank >= 0 and not self._world.lost_ranks:
@@ -152,7 +152,7 @@ class ProcessSets:
             _fail(loop, reason)
 
     def forsake(self) -> None:
-        """Refuse all operations in a forked child."""
+        """Make all operations fail in a forked child."""
         error = ShutDownError(
             f"process {os.getpid()} was forked from rank {self._rank}, which alone can take part in its operations. "
             "Let a DataLoader's workers, and what multiprocessing starts, leave them to the process that started it."
@@ -161,7 +161,7 @@ class ProcessSets:
             loop.forsake(error)
 
     def stop(self) -> None:
-        """Leave all sets once the other ranks have received the announcement."""
+        """Leave all process sets, and wait until the other ranks know it."""
         if self._failure is not None and not self._world.lost_ranks:
             # A process that dies closes its connections some time before the kernel reports its end.
             time.sleep(_DYING_S)

@@ -1,7 +1,8 @@
-"""Notes of this process's running collectives, and answers from torch's flight recorder for Gloo and NCCL.
+"""Records of this process's running collectives, and answers from torch's flight recorder for Gloo and NCCL.
 
-A thread reads a named pipe, <folder>/ask_<rank>. Each line names the file in which to write the recorder's JSON. The thread
-needs the interpreter lock, which torch releases while a collective waits. It starts with the first `init_process_group`.
+A thread reads the named pipe <folder>/ask_<rank>. Each line names the file to which it writes the flight recorder's JSON. The
+thread starts with the first `init_process_group`. It can run while a collective waits, because torch then releases the
+interpreter lock.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ _is_made = False
 
 
 def answer_recorder_requests(path: str) -> None:
-    """Answer recorder requests from this named pipe once a process group is created."""
+    """Answer requests from this named pipe, once a process group exists."""
     from paceline.system.lazy_import import when_loaded
 
     when_loaded(_MODULE, lambda module: _follow(module, path))
 
 
 def _follow(module: ModuleType, path: str) -> None:
-    """Make process-group constructors start the answering thread."""
+    """Wrap torch's functions that create process groups, to start the answering thread."""
     import functools
     import itertools
 
@@ -110,7 +111,7 @@ os.register_at_fork(after_in_child=_close_pipe)
 
 
 def board(environ: Mapping[str, str] = os.environ) -> RankBoard | None:
-    """Return the notes of this process's running collectives, or None outside a worker."""
+    """Return the record of running collectives, or None outside a worker."""
     global _board, _is_made
     if not _is_made:
         _is_made = True
@@ -127,20 +128,20 @@ def board(environ: Mapping[str, str] = os.environ) -> RankBoard | None:
 
 
 def begin(text: str, number: int = 0) -> int:
-    """Note that a collective begins; return the note's slot for `end`."""
+    """Record the start of a collective. Return its slot, for `end`."""
     present = _board if _is_made else board()
     return -1 if present is None else present.begin(text, number)
 
 
 def end(place: int) -> None:
-    """Remove the note of a collective that has ended."""
+    """Remove the record of a collective that has ended."""
     if _board is not None:
         _board.end(place)
 
 
 @contextmanager
 def under_way(text: str, number: int = 0) -> Iterator[None]:
-    """Keep a note of a collective for the duration of the block."""
+    """Record a collective that runs within the block."""
     place = begin(text, number)
     try:
         yield

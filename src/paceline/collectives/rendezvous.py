@@ -1,9 +1,8 @@
 """The rendezvous of ranks without MPI: torch's key-value store at MASTER_ADDR:MASTER_PORT.
 
-The same store serves the script's own `init_process_group`, before or after: several users in one process share the server of
-a port, each with its own key prefix. Under torchrun the agent hosts the store.
-
-Any process that reaches the port can write to the store. So its values are signed JSON.
+The script's own `init_process_group` uses the same store, before or after: several users in one process share the server of a
+port, each with its own key prefix. Under torchrun the agent serves the store. Any process that reaches the port can write to
+the store, so Paceline's values are signed JSON.
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ _LEAST_SECRET_BYTES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """A namespace of the key-value store where `size` ranks meet.
+    """A part of the key-value store through which `size` ranks find each other.
 
-    `address` is this machine's address for the other ranks. `where` names the store in error messages. `key` is the run's secret
-    or None.
+    `address` is this machine's address for the other ranks. `where` names the store in error messages. `key` is the run's
+    secret, or None without one.
     """
 
     rank: int
@@ -64,30 +63,30 @@ class Meeting:
     key: bytes | None = field(repr=False)
 
     def signed(self, name: str) -> SignedStore:
-        """Return the signed part of the key-value store under this name."""
+        """Return the part of the store under this name, for signed JSON values."""
         return SignedStore(self.raw_store(name), f"{self.prefix}/{name}", self.where, self.key)
 
     def store(self, name: str) -> Store:
-        """Return this part of the store as an object for torch's process groups."""
+        """Return the part of the store under this name, for torch's process groups."""
         return self.raw_store(name) if self.key is None else self.signed(name).for_torch()
 
     def raw_store(self, name: str) -> Store:
-        """Return this part of the store unsigned, as an object of torch's own class."""
+        """Return the part of the store under this name, unsigned, of torch's own class."""
         from torch.distributed.distributed_c10d import PrefixStore
 
         return PrefixStore(f"{self.prefix}/{name}", self.root)
 
     def link_key(self, nonce: bytes) -> bytes:
-        """Derive the ranks' key for TCP links from the first rank's nonce."""
+        """Derive the key for TCP connections from a random value of the first rank."""
         return nonce if self.key is None else tag(self.key, "links", nonce)
 
     def part(self, name: str, members: Sequence[int]) -> Meeting:
-        """Return the meeting of these ranks. Only they may call this method."""
+        """Return a rendezvous of only these ranks, which alone may call this."""
         rank = members.index(self.rank)
         return replace(self, rank=rank, size=len(members), prefix=f"{self.prefix}/{name}")
 
     def device(self) -> ProcessGroupGloo.Device:
-        """Return Gloo's network device."""
+        """Return Gloo's device for the network interface to use."""
         from torch.distributed import ProcessGroupGloo
 
         interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
@@ -98,7 +97,7 @@ class Meeting:
         return _devices[key]
 
     def wait_for_all(self) -> list[str]:
-        """Wait until every rank has arrived, and return the ranks' addresses."""
+        """Wait until every rank has arrived. Return the ranks' addresses."""
         store = self.signed("here")
         with self.translated("say that this rank is here"):
             store.set(str(self.rank), self.address)
@@ -137,7 +136,7 @@ class Meeting:
 
 
 def meet(environ: Mapping[str, str], generation: int) -> Meeting:
-    """Return the meeting of all ranks once all have arrived."""
+    """Return the rendezvous of all ranks, once all have arrived."""
     meeting = place_to_meet(environ, str(generation))
     far = [other for other in meeting.wait_for_all() if not _is_loopback(other)]
     if far and _is_loopback(meeting.address):
@@ -147,7 +146,7 @@ def meet(environ: Mapping[str, str], generation: int) -> Meeting:
 
 
 def place_to_meet(environ: Mapping[str, str], name: str) -> Meeting:
-    """Return a meeting under this name without waiting for other ranks."""
+    """Return a rendezvous under this name, without waiting for other ranks."""
     from paceline.collectives.settings import _number
 
     rank, size, host, port = place(environ)
@@ -179,12 +178,12 @@ def place_to_meet(environ: Mapping[str, str], name: str) -> Meeting:
 
 
 def forget_store(host: str, port: int) -> None:
-    """Connect to the store again at the next meeting, because its server has ended with rank 0."""
+    """Drop the connection to a store whose server has ended with rank 0."""
     _stores.pop((host, port), None)
 
 
 def place(environ: Mapping[str, str]) -> tuple[int, int, str, int]:
-    """Return the rank, the number of ranks, and the store's address and port."""
+    """Return this process's rank, the world size, and the store's host and port."""
     texts = [environ.get(name) or environ.get(other, "") for name, other in _VARIABLES.items()]
     rank, size, host, port = texts
     if not rank and not size and environ.get("PACELINE_WORLD_SIZE") == "1":
@@ -238,13 +237,13 @@ def _store(
 
 
 class SignedStore:
-    """A part of the store with signed JSON values.
+    """A part of the key-value store that signs its JSON values.
 
-    A tag over the key and the value refuses values that another process wrote or copied from another key. Without a secret
+    A tag over key and value reveals values that another process has written or copied from another key. Without a secret
     (torchrun gives none) values are plain JSON: a forged value can be wrong, but runs no code.
 
-    `store` is torch's store, and `prefix` precedes all names of this part. `where` names the store in error messages. A `key` of
-    None signs nothing.
+    `store` is torch's store, and `prefix` precedes all names. `where` names the store in error messages. A `key` of None signs
+    nothing.
     """
 
     def __init__(self, store: Any, prefix: str, where: str, key: bytes | None) -> None:
@@ -255,7 +254,7 @@ class SignedStore:
         self.set_bytes(name, json.dumps(value).encode())
 
     def get(self, name: str) -> Any:
-        """Wait for the value of this name and return it."""
+        """Wait until the name has a value, and return the value."""
         data = self.get_bytes(name)
         try:
             return json.loads(data)
@@ -263,17 +262,15 @@ class SignedStore:
             raise CollectivesError(f"{self._described(name)} is not JSON: {data[:40]!r}. {self._advice()}") from None
 
     def has(self, name: str) -> bool:
-        """Return whether the name has a value."""
         return bool(self._store.check([name]))
 
     def set_bytes(self, name: str, data: bytes) -> None:
-        """Store any bytes under this name."""
         if self._key is not None:
             data = _SIGNED + tag(self._key, self._purpose(name), data) + data
         self._store.set(name, data)
 
     def get_bytes(self, name: str) -> bytes:
-        """Wait for the bytes of this name and return them."""
+        """Wait until the name has a value, and return its bytes."""
         data = bytes(self._store.get(name))
         is_signed = data.startswith(_SIGNED) and len(data) >= _HEAD_BYTES
         if self._key is None:
@@ -293,7 +290,7 @@ class SignedStore:
         return content
 
     def for_torch(self) -> Store:
-        """Return this part of the store as a torch store, for Gloo."""
+        """Return this part of the store as an object of torch, for Gloo."""
         # The caller must keep a reference: torch keeps only the C++ part.
         from torch.distributed.distributed_c10d import Store
 
@@ -332,8 +329,8 @@ class SignedStore:
 def run_secret(environ: Mapping[str, str] = os.environ) -> bytes | None:
     """Return the secret that the ranks of this run share, or None.
 
-    Some launchers, such as torchrun, give none. Then nothing is signed, and a rank believes any process that reaches its port, as
-    torch itself does.
+    Some launchers, such as torchrun, give none. Then nothing is signed, and a rank trusts any process that reaches its port, as
+    torch does.
     """
     text = environ.get(RUN_SECRET_VARIABLE, "")
     if not text:

@@ -1,9 +1,9 @@
 """Requests of the ranks, their agreement, and the messages that carry both.
 
-A request is a plain tuple, so that it is fast to compare and send: a step makes hundreds. Messages are pickles for speed: JSON
-takes several times as long for the tuple of numbers of a usual step, and has no bytes. The reader makes only numbers, texts,
-bytes, tuples and the classes of this module, and refuses every other name, because a pickle can call any function
-(https://docs.python.org/3/library/pickle.html#restricting-globals). So a forged message can be wrong, but runs no code.
+A request is a plain tuple, so that it is fast to compare and send: a step makes hundreds of requests. Messages are pickles for
+speed: JSON takes several times as long for the tuple of numbers of a usual step, and has no bytes. A pickle could call any
+function (https://docs.python.org/3/library/pickle.html#restricting-globals), so the reader makes only numbers, strings, bytes,
+tuples and the classes of this module. A forged message can have wrong values, but it runs no code.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ Fields = tuple[str, str, tuple[str, ...], tuple[tuple[int, ...], ...], str, floa
 class Request(NamedTuple):
     """One operation that a rank requests.
 
-    `shapes` and `dtypes` have one entry for each array, and one entry unless `grouped`. `root` is the rank in the process set.
-    `splits` holds the rows for each rank (alltoall), or the ranks of a process set to "add" or "remove", as `op` says.
+    `shapes` and `dtypes` have one entry per array. Only a `grouped` request has several arrays. `root` is the rank in the
+    process set. `splits` has the number of rows for each rank (alltoall), or the ranks of a process set to add or remove, as
+    `op` says.
     """
 
     kind: str
@@ -55,9 +56,9 @@ class Request(NamedTuple):
 
 @dataclass(slots=True)
 class CollectiveTask:
-    """An operation that this rank has submitted.
+    """An operation that this rank has submitted, with its arrays.
 
-    Arrays are contiguous. An output of None is created when the operation runs.
+    The arrays are contiguous. For an output of None, the engine creates an array when it performs the operation.
     """
 
     request: Request
@@ -72,8 +73,11 @@ class CollectiveTask:
 class Agreement(NamedTuple):
     """An operation that all ranks perform, or the error if they disagree.
 
-    `request` is the first rank's. `slot` is the number for repeating the request, or -1. `rows` holds, for allgather, each
-    array's first dimension on each rank; for alltoall, the rows that each rank sends to each. `joined` is the last rank to join.
+    Attributes:
+        request: The first rank's request.
+        slot: The number that stands for a repetition of the request, or -1.
+        rows: For allgather, each array's first dimension on each rank; for alltoall, the rows that each rank sends to each.
+        joined: The last rank to join.
     """
 
     request: Request
@@ -84,7 +88,7 @@ class Agreement(NamedTuple):
 
 
 def agree(requests: Mapping[int, Request], joined: bool = False) -> Agreement:
-    """Return the ranks' agreement, or one whose error is the first difference."""
+    """Compare the ranks' requests. Return their agreement, or an agreement on an error."""
     # Compare with the lowest rank, so that the message does not depend on the order of arrival.
     first_rank = min(requests)
     first = requests[first_rank]
@@ -124,7 +128,7 @@ _COMPARED = {
 
 
 def _difference(first: Request, other: Request) -> tuple[str, object, object] | None:
-    """Return the name and both values of the first difference, or None."""
+    """Return the name and both values of the first differing field, or None."""
     if first == other:
         return None
     values: list[tuple[str, object, object]] = [

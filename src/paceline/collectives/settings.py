@@ -17,18 +17,18 @@ _SPARE_CYCLE_S, _BUSY_CYCLE_S = 0.001, 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """Settings of fusion, the cache, waiting and stall reports.
+    """Settings of the engine's fusion, cache, waits and stall reports.
 
     Attributes:
-        fusion_bytes: Small tensors of a type are reduced together in buffers of up to this size; 0 reduces each on its own. At
-            most 1 MiB is used at a time: larger buffers leave the processor's cache, and are slower.
-        cycle_s: How long the engine gathers submissions while no caller waits. None means 1 ms if the machine has a spare core
-            for each rank beside its OMP_NUM_THREADS, or a GPU is visible, else 20 ms.
-        looks: Polls by a waiting caller before it yields the core between two polls. `chosen` sets 1 if cores are fewer than
-            ranks.
-        cache_capacity: Number of names that are negotiated by number; 0 for none.
-        stall_warning_s: Rank 0 reports a tensor that some ranks have not submitted after this time; 0 for never.
-        stall_shutdown_s: Pending operations fail after this time; 0 for never.
+        fusion_bytes: Small tensors of one type are reduced together in buffers of up to this size. 0 reduces each separately.
+            At most 1 MiB is used at a time: larger buffers do not fit the processor's cache, and are slower.
+        cycle_s: How long the engine collects submissions while no caller waits. None means 1 ms if a GPU is visible or the
+            machine has a spare core per rank besides its OMP_NUM_THREADS, else 20 ms.
+        looks: How often a waiting caller polls before it yields the core between two polls. `chosen` sets 1 if there are fewer
+            cores than ranks.
+        cache_capacity: How many names get a slot number (`coordinator`). 0 disables the numbers.
+        stall_warning_s: Rank 0 reports a tensor that some ranks have not submitted after this time. 0 disables the report.
+        stall_shutdown_s: Pending operations fail after this time. 0 disables the limit.
     """
 
     fusion_bytes: int = 128 << 20
@@ -53,7 +53,7 @@ class EngineSettings:
         )
 
     def chosen(self, local_ranks: int, environ: Mapping[str, str] = os.environ) -> EngineSettings:
-        """Return these settings with a cycle time and a number of polls that suit the machine."""
+        """Return these settings, with `cycle_s` and `looks` for this machine."""
         cores, cycle_s, threads = processes.core_count(), self.cycle_s, environ.get("OMP_NUM_THREADS", "")
         if cycle_s is None:
             used = local_ranks * (int(threads) if threads.isdecimal() else 1)
@@ -63,7 +63,7 @@ class EngineSettings:
 
     @property
     def gathering_s(self) -> float:
-        """The `cycle_s` of settings returned by `chosen`."""
+        """The `cycle_s` of settings that `chosen` has returned, never None."""
         assert self.cycle_s is not None, "chosen() gives one"
         return self.cycle_s
 

@@ -1,11 +1,12 @@
-"""Hooks that make the step clock (`paceline.system.step_clock`) count torch's work once the script loads torch.
+"""Hooks in torch by which the step clock (`paceline.system.step_clock`) measures a script's steps.
 
-    steps           every optimizer's step, by torch's own hook
-    data            the next batch of a DataLoader
-    other ranks     waits for a collective of torch.distributed, by the script or a library; for DistributedDataParallel, which
-                    waits in C++, its own figures: from its last gradient to the end of its last message
+    steps           each optimizer's step, by torch's own hook
+    data            the time until a DataLoader returns the next batch
+    other ranks     waits for a collective of torch.distributed, by the script or a library. DistributedDataParallel waits in
+    C++,
+                    so its own figures are used: from its last gradient to the end of its last message
 
-On GPUs the main thread does not wait in collectives, so only steps and data are counted there.
+On GPUs the main thread does not wait in collectives, so only steps and data are measured.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _last_query: tuple[float, int] | None = None
 
 
 def count_steps() -> None:
-    """Install the hooks if the launcher has asked for the step clock."""
+    """Install the hooks once torch is loaded, if the launcher requested the step clock."""
     from paceline.system import step_clock
     from paceline.system.lazy_import import when_loaded
 
@@ -44,7 +45,7 @@ def count_steps() -> None:
 
 
 def follow_collectives() -> None:
-    """Count waits in torch.distributed, which the script has just imported."""
+    """Measure waits in torch.distributed, which the script has just imported."""
     from paceline import torch_private
     from paceline.system import step_clock
 
@@ -105,7 +106,7 @@ def _follow_replicas(module: ModuleType) -> None:
 
 
 def _ask_replicas(clock: StepClock) -> None:
-    """Count how long each model waited for other ranks, once for each step."""
+    """Add the time that DistributedDataParallel models waited for other ranks."""
     import time
 
     from paceline import torch_private

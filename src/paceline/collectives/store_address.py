@@ -1,10 +1,10 @@
-"""The address at which torch's key-value store listens: MASTER_ADDR only, not every address as in torch.
+"""Make torch's key-value store listen at MASTER_ADDR only, not at every address of the machine.
 
-The store has no authentication. On one machine MASTER_ADDR is a loopback address, which no other machine reaches; elsewhere it
-is an address of the nodes' network.
+The store has no authentication. In a run on one machine MASTER_ADDR is a loopback address, which no other machine reaches.
+Otherwise it is an address in the nodes' network.
 
 torch accepts a listening socket (`master_listen_fd`). A script's `init_process_group` creates its store in
-`torch.distributed.rendezvous` by the name `TCPStore`: `keep_to_master_address` replaces that name.
+`torch.distributed.rendezvous` by the name `TCPStore`, which `keep_to_master_address` replaces.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _BACKLOG = 2048
 def keep_to_master_address(environ: Mapping[str, str] = os.environ) -> None:
     """Make `init_process_group`'s store listen at MASTER_ADDR only.
 
-    It may be called again. Nothing changes under torchrun, or if MASTER_ADDR is a name, which may mean another address on each
-    machine. Loads nothing: it takes effect when torch.distributed is loaded.
+    The function takes effect when torch.distributed is loaded, and may be called again. Nothing changes under torchrun, or if
+    MASTER_ADDR is a host name, which may mean another address on each machine.
     """
     # Under torchrun the agent hosts the store, and its workers only connect to it.
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
@@ -45,7 +45,7 @@ def keep_to_master_address(environ: Mapping[str, str] = os.environ) -> None:
 
 
 def made(kind: Callable[..., T], host: str, port: int, **options: object) -> T:
-    """Create a store whose server listens only at `host` if possible."""
+    """Create a store by calling `kind`. Its server listens only at `host` if possible."""
     fd = store_listener(host, port) if options.get("is_master") else None
     return kind(host, port, **options, **({} if fd is None else {"master_listen_fd": fd}))
 
@@ -75,10 +75,10 @@ def _patch(module: ModuleType, environ: Mapping[str, str]) -> None:
 
 
 def store_listener(host: str, port: int) -> int | None:
-    """Return a listening socket for torch's store, or None.
+    """Return the descriptor of a listening socket for torch's store, or None.
 
-    None means that the host is not an address of this machine, or that the port is taken: by the store of an earlier process
-    group of this process, which torch then reuses, or by another program, which torch reports. Port 0 picks a free one.
+    None means that the host is not an address of this machine, or that the port is taken. In the second case torch reuses the
+    store of an earlier process group of this process, or reports an error. Port 0 picks a free port.
     """
     import contextlib
     import socket

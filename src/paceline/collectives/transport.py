@@ -1,8 +1,8 @@
-"""The interface that carries the engine's messages and arrays, and memory shared by ranks of one machine.
+"""The interface that carries the engine's messages and arrays, and memory that ranks on one machine share.
 
 One transport belongs to one process set, and one thread at a time uses it. Arrays are contiguous NumPy arrays. All ranks call
-the same operation with the same shapes in the same order, as the engine has negotiated. A dead rank raises `ShutDownError`, or
-goes unnoticed (MPI): `liveness.py` watches for that.
+the same operation with the same shapes in the same order, because the engine has negotiated it. If a rank dies, a call raises
+`ShutDownError` or, with MPI, may hang: `liveness.py` detects this.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HEAD_BYTES = mmap.PAGESIZE
 
 
 class Transport(Protocol):
-    """The ranks of one process set."""
+    """The connections between the ranks of one process set."""
 
     @property
     def rank(self) -> int: ...
@@ -38,10 +38,13 @@ class Transport(Protocol):
         """Send a message without waiting for its receiver."""
 
     def receive(self) -> tuple[int, bytes | bytearray] | None:
-        """Return the sender and bytes of the next message, or None if none has arrived."""
+        """Return (sender, bytes) of the next message, or None if none has arrived."""
 
     def allreduce(self, source: Array, target: Array, op: str) -> None:
-        """Fill `target` with the reduced `source` arrays of all ranks; both are flat, perhaps the same."""
+        """Fill `target` with the reduction of all ranks' `source`.
+
+        Both are flat, and may be the same array.
+        """
 
     def reducescatter(self, source: Array, target: Array, counts: Sequence[int], op: str) -> None:
         """Fill `target` with this rank's part of the reduced `source`.
@@ -59,22 +62,28 @@ class Transport(Protocol):
         """Fill `result` with the rows that the ranks send here. `sent[k]` rows of `array` go to rank k."""
 
     def exchange(self, array: Array, other: Array, partner: int) -> None:
-        """Fill the flat `other` with the partner's `array`, and send it this rank's."""
+        """Send the flat `array` to the partner, and fill `other` with the partner's."""
 
     def share_segments(self, size: int) -> SharedSegments | None:
-        """Open memory that all ranks share, or return None. Each rank has `size` bytes. Every rank calls it."""
+        """Open memory that all ranks share, or return None. Collective.
+
+        Each rank has a segment of `size` bytes.
+        """
 
     def gather_objects(self, value: object) -> list[Any]:
-        """Return every rank's value. Every rank calls it."""
+        """Return every rank's value, by rank. Collective."""
 
     def split(self, members: Sequence[int], number: int) -> Transport | None:
-        """Return the transport of these ranks, or None on other ranks. Every rank calls it alike."""
+        """Return a transport between these ranks, None on other ranks. Collective."""
 
     def watched(self) -> dict[int, int]:
-        """Return {file descriptor: rank}; each hangs up when its rank ends. Callers must not read from them."""
+        """Return file descriptor -> rank. A hang-up means that the rank has ended.
+
+        Callers must not read from the descriptors.
+        """
 
     def close(self) -> None:
-        """Deliver the last messages and free all resources."""
+        """Deliver the last messages, and free all resources."""
 
     def abandon(self, reason: str) -> None:
         """Close the connections even in the middle of an operation.
@@ -84,7 +93,7 @@ class Transport(Protocol):
 
 
 class Alone:
-    """The transport of a set of one rank."""
+    """The transport of a process set with one rank."""
 
     rank, size = 0, 1
 
@@ -125,18 +134,18 @@ class Alone:
 
 
 class SharedSegments:
-    """Two segments for each rank, A and B, used in turn.
+    """Two segments of shared memory for each rank, A and B, used in turn.
 
         rank 0   fill A0 | meet | read A0 A1, fill B0 | meet | read B0 B1, fill A0 | meet
         rank 1   fill A1 | meet | read A0 A1, fill B1 | meet | read B0 B1, fill A1 | meet
 
-    Rank 0 fills A0 again after the second meeting, to which rank 1 came after it had read A0. So one meeting for each buffer is
-    enough; one segment for each rank would take two. A segment has one writer. The meeting also orders memory: MPI's barrier on
-    one machine goes through shared memory with fences, or through the kernel, so earlier stores are visible after it.
+    Rank 0 fills A0 again after the second meeting, which rank 1 joined after it had read A0. So one meeting per buffer is
+    enough, where one segment per rank would need two. Only its own rank writes to a segment. A meeting also orders memory
+    accesses, so earlier writes are visible after it.
 
-    Fused arrays have to be copied together anyway. In shared segments the other ranks can sum them directly into the results,
-    which saves half of the passes over memory. The segments are anonymous files (memfd_create(2)) that the others open through
-    /proc/<pid>/fd: they have no name, and disappear with the last process that holds them.
+    Fused arrays must be copied into a buffer anyway. From shared segments the other ranks can sum them directly into the
+    results, which saves half of the passes over memory. The segments are anonymous files (memfd_create(2)) that the others open
+    through /proc/<pid>/fd. They have no name, and disappear with the last process that uses them.
     """
 
     def __init__(self, maps: list[mmap.mmap], size: int, rank: int, barrier: Callable[[], object]) -> None:
@@ -144,11 +153,11 @@ class SharedSegments:
         self._maps, self._barrier, self._turn = maps, barrier, 0
 
     def fill(self, dtype: DType) -> Array:
-        """Return this rank's segment, which the caller fills before `meet`."""
+        """Return this rank's segment. The caller fills it, and then calls `meet`."""
         return self._segment(self.rank, dtype)
 
     def meet(self, dtype: DType) -> list[Array]:
-        """Return each rank's segment once all ranks have filled theirs."""
+        """Wait until all ranks have filled their segments, and return these."""
         # The segments are readable until the next meeting.
         self._barrier()
         segments = [self._segment(rank, dtype) for rank in range(len(self._maps))]
@@ -156,7 +165,6 @@ class SharedSegments:
         return segments
 
     def close(self) -> None:
-        """Release the memory; other ranks keep their own mappings."""
         for segments in self._maps:
             with contextlib.suppress(BufferError):  # an error's traceback may still hold an array in this memory
                 segments.close()
@@ -171,11 +179,10 @@ class SharedSegments:
 def share_segments(
     rank: int, ranks: int, gather: Callable[[object], list[Any]], barrier: Callable[[], object], size: int
 ) -> SharedSegments | None:
-    """Open the segments of `ranks` ranks, or return None unless they share one memory and have a core each.
+    """Open segments of memory that all ranks share. Collective.
 
-    Every rank has to call it.
-
-    `gather` returns every rank's value, and `barrier` returns when every rank has called it.
+    Return None unless all ranks are on one machine and have a core each. `gather` returns every rank's value, and `barrier`
+    returns when every rank has called it.
     """
     if ranks > MOST_RANKS:
         return None
@@ -201,7 +208,6 @@ def share_segments(
 
 
 def _mapped(file: tuple[bytes, int, int], size: int, *, mine: bool) -> mmap.mmap:
-    """Map a rank's segments into memory, read-only for those of other ranks."""
     token, pid, fd = file
     path = f"/proc/{pid}/fd/{fd}"
     if _NAME not in os.readlink(path):

@@ -1,7 +1,7 @@
-"""The world of this process: the transport to the other ranks, and their machines.
+"""The ranks that were started together with this process: the transport between them, and their machines.
 
 HOROVOD_CONTROLLER or HOROVOD_CPU_OPERATIONS is mpi or gloo     that transport
-an mpirun, or srun --mpi, has started it                        MPI
+an mpirun, or srun --mpi, has started this process              MPI
 RANK and WORLD_SIZE name several ranks                          Gloo (torchrun, distributed_backend "gloo", "nccl")
 otherwise                                                       MPI if mpi4py is installed, else this rank alone
 """
@@ -40,9 +40,12 @@ _lost_of_mpi: set[int] = set()
 
 @dataclass(frozen=True, kw_only=True)
 class RankedWorld:
-    """The ranks that were started together, and the transport to them.
+    """The ranks that were started together, and the transport between them.
 
-    `name` is the transport's name. `lost_ranks` is filled as ranks die. `generation` counts the earlier engines of this world.
+    Attributes:
+        name: The transport's name: "mpi", "gloo" or "alone".
+        lost_ranks: The ranks that have died so far.
+        generation: The number of earlier engines in this process.
     """
 
     name: str
@@ -53,7 +56,7 @@ class RankedWorld:
 
 
 def join(environ: Mapping[str, str]) -> RankedWorld:
-    """Join the ranks that were started together."""
+    """Connect the ranks that were started together."""
     name = choice(environ)
     if name == ALONE:
         return _alone(name, environ)
@@ -66,7 +69,10 @@ def _alone(name: str, environ: Mapping[str, str]) -> RankedWorld:
 
 
 def choice(environ: Mapping[str, str]) -> str:
-    """Return "mpi", "gloo" or "alone", as in the table above."""
+    """Return the transport to use: "mpi", "gloo" or "alone".
+
+    The module's docstring has the rules.
+    """
     chosen = {name: value for name in _CHOICES if (value := environ.get(name, "").strip().lower())}
     for variable, value in chosen.items():
         if value not in (MPI, GLOO):

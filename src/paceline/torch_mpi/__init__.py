@@ -1,6 +1,6 @@
-"""The backend of `torch.distributed.init_process_group("mpi")` over mpi4py.
+"""The backend of `torch.distributed.init_process_group("mpi")`, over mpi4py.
 
-`install` adds it at once, and `install_when_loaded` when the script loads torch.distributed. Importing this package loads
+`install` registers it at once, and `install_when_loaded` when the script loads torch.distributed. Importing this package loads
 neither torch nor MPI.
 """
 

@@ -8,7 +8,7 @@ In a run with distributed_backend="mpi" Paceline calls `install_when_loaded` bef
 are not needed. This module imports only the standard library.
 
 For "mpi" torch calls `is_mpi_available()` and `ProcessGroupMPI.create(ranks)`, and uses the `ProcessGroup` that it returns. So
-this module replaces only these two, and passes on the timeout, which torch does not hand to MPI.
+this module replaces only these two functions. It also stores the timeout, which torch does not pass to them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _making = threading.local()
 def install() -> None:
     """Register "mpi" as a backend of torch.distributed.
 
-    It may be called again. A torch that was built with MPI keeps its own backend.
+    Calling it again does nothing. A torch that was built with MPI keeps its own backend.
 
     Raises:
         CollectivesError: torch is missing, or was built without torch.distributed.
@@ -56,7 +56,7 @@ def install() -> None:
 
 
 def install_when_loaded() -> None:
-    """Call `install` once torch.distributed has been imported; load nothing before."""
+    """Register "mpi" as soon as the script imports torch.distributed."""
     distributed = sys.modules.get(_MODULE)
     if distributed is not None:
         # In a torch that was built without distributed support, `torch.distributed` is an empty module.
@@ -67,11 +67,14 @@ def install_when_loaded() -> None:
 
 
 class ProcessGroupMPI:
-    """The class that torch.distributed creates for the backend "mpi"."""
+    """The factory that torch.distributed calls for the backend "mpi"."""
 
     @staticmethod
     def create(ranks: Sequence[int]) -> MpiProcessGroup | None:
-        """Return the group of these ranks, or None on other ranks. An empty list means all ranks."""
+        """Return the group of these ranks, or None on other ranks.
+
+        An empty list means all ranks.
+        """
         from paceline.collectives import mpi
 
         # Check the release here and not in `install`: a script that never creates a group over MPI may use any torch.

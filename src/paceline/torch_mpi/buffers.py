@@ -1,7 +1,7 @@
 """Tensors as MPI buffers: an address, a count and a datatype.
 
-MPI knows neither torch's strides nor its 16-bit floats. Such tensors are copied, and the results copied back. Import on use: it
-loads torch and mpi4py.
+MPI supports neither torch's strides nor its 16-bit floats. Such tensors are copied, and the results copied back. Importing this
+module loads torch and mpi4py.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _LOGICAL = {
 
 
 def check(tensor: torch.Tensor) -> None:
-    """Raise an error for a tensor whose memory MPI cannot reach."""
+    """Raise CollectivesError for a sparse tensor or one outside of CPU memory."""
     if tensor.device.type != "cpu":
         raise CollectivesError(
             f"the tensor is on {tensor.device}, but the backend 'mpi' moves tensors in the CPU's memory. "
@@ -83,56 +83,56 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor if it is contiguous, else a copy."""
+    """Return the tensor if it is contiguous, else a contiguous copy."""
     if is_plain(tensor):
         return tensor.detach()
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def room(tensor: torch.Tensor) -> torch.Tensor:
-    """Return contiguous memory for a result: the tensor itself or a new tensor."""
+    """Return contiguous memory for a result: the tensor itself if it is contiguous."""
     if is_plain(tensor):
         return tensor.detach()
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
 def put(result: torch.Tensor, into: torch.Tensor) -> None:
-    """Copy a result into the caller's tensor, unless they share their memory."""
+    """Copy a result into the caller's tensor, unless it is there already."""
     if result.data_ptr() != into.data_ptr() or result.dtype != into.dtype or not is_plain(into):
         into.detach().copy_(result.reshape(into.shape))
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Concatenate the tensors' values into a new flat tensor."""
+    """Concatenate the tensors' values in a new flat tensor."""
     return torch.cat([plain(tensor).reshape(-1) for tensor in tensors])
 
 
 def distribute(flat: torch.Tensor, into: Sequence[torch.Tensor]) -> None:
-    """Copy the pieces of `flat` into the tensors, in order."""
+    """Copy the parts of a flat tensor into the tensors, in order."""
     for piece, tensor in zip(torch.split(flat, [tensor.numel() for tensor in into]), into, strict=True):
         tensor.detach().copy_(piece.view(tensor.shape))
 
 
 def raw(tensor: torch.Tensor) -> MPI.buffer:
-    """Return a contiguous tensor's memory as an MPI buffer."""
+    """Return the memory of a contiguous tensor."""
     # Use the address: NumPy, the usual way from a tensor to a buffer, does not support bfloat16.
     return MPI.buffer.fromaddress(tensor.data_ptr(), tensor.numel() * tensor.element_size())
 
 
 def elements(tensor: torch.Tensor) -> MpiBuffer:
-    """Return a buffer that moves a contiguous tensor without computing with it."""
+    """Return an MPI buffer to send or receive a contiguous tensor."""
     # Give no count: in some collectives mpi4py takes it as one rank's, in others as the sum over all ranks.
     return raw(tensor), _carrier(tensor.element_size())
 
 
 def pieces(tensor: torch.Tensor, sizes: Sequence[int]) -> MpiPieces:
-    """Return a buffer in which `sizes[r]` elements belong to rank r."""
+    """Return an MPI buffer with `sizes[r]` elements of the tensor for rank r."""
     starts = [sum(sizes[:rank]) for rank in range(len(sizes))]
     return raw(tensor), (list(sizes), starts), _carrier(tensor.element_size())
 
 
 def wide(tensor: torch.Tensor, operation: MPI.Op) -> torch.Tensor:
-    """Return the tensor in a dtype that MPI can reduce."""
+    """Convert the tensor to a dtype in which MPI can reduce it."""
     # Returns the contiguous tensor itself, a float32 copy of half precision, or for sums an int32 copy of int8, int16.
     # MPI has no type for floats of 16 or 8 bits.
     if tensor.is_floating_point() and tensor.element_size() < 4:
@@ -145,7 +145,7 @@ def wide(tensor: torch.Tensor, operation: MPI.Op) -> torch.Tensor:
 
 
 def numbers(tensor: torch.Tensor) -> MpiBuffer:
-    """Return the buffer of a tensor that `wide` has returned."""
+    """Return an MPI buffer to reduce a tensor that `wide` has returned."""
     return raw(tensor), datatype(tensor.dtype)
 
 
@@ -163,7 +163,7 @@ def datatype(dtype: torch.dtype) -> MPI.Datatype:
 def reduction(op: Operation, dtype: torch.dtype) -> MPI.Op:
     """Return MPI's operation for this ReduceOp and dtype.
 
-    For AVG it is SUM, and the caller divides (see `average`). For bool, SUM and MAX are "or", PRODUCT and MIN are "and", as in
+    AVG gives SUM, and the caller divides (see `average`). For bool, SUM and MAX are "or", PRODUCT and MIN are "and", as in
     NCCL.
     """
     return _reduction(kind_of(op), dtype)
@@ -187,7 +187,7 @@ def _reduction(kind: ReduceOp.RedOpType, dtype: torch.dtype) -> MPI.Op:
 
 
 def kind_of(op: Operation) -> ReduceOp.RedOpType:
-    """Return the reduce operation without the wrapper in which torch may pass it."""
+    """Unwrap a reduce operation, which torch may pass in a wrapper."""
     if isinstance(op, ReduceOp.RedOpType):
         return op
     kind: ReduceOp.RedOpType = attrgetter("op")(op)
@@ -195,7 +195,7 @@ def kind_of(op: Operation) -> ReduceOp.RedOpType:
 
 
 def average(tensor: torch.Tensor, op: Operation, size: int) -> None:
-    """Divide the sum by the number of ranks if the operation is AVG."""
+    """Divide the tensor by the number of ranks if the operation is AVG."""
     # Integer results are truncated towards 0.
     if kind_of(op) != ReduceOp.AVG or size == 1:
         return

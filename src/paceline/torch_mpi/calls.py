@@ -1,6 +1,6 @@
-"""torch's collectives as MPI calls: check tensors, and return the call for the communication thread.
+"""torch's collectives as MPI calls. Each function checks tensors and returns a `Call`.
 
-Contiguous tensors of MPI's types are read and written in place; others go through a copy. Import on use: it loads torch and
+Contiguous tensors of MPI's types are read and written in place. Others are copied. Importing this module loads torch and
 mpi4py.
 """
 
@@ -32,14 +32,14 @@ PIECE_BYTES = 1 << 20
 
 
 def only(items: Sequence[T], what: str) -> T:
-    """Return the single tensor of a list."""
+    """Return the only tensor of a list, or raise CollectivesError."""
     if len(items) != 1:
         raise CollectivesError(f"{what} takes one tensor on each rank, not {len(items)}.")
     return items[0]
 
 
 def all_reduce(tensors: Sequence[Tensor], op: Operation, size: int) -> Call:
-    """Replace each tensor by its reduction over the ranks."""
+    """Replace each tensor by its reduction over all ranks."""
     if any(tensor.layout == torch.sparse_coo for tensor in tensors):
         return _all_reduce_sparse(only(tensors, "all_reduce"), op, size)
     _check(tensors)
@@ -57,7 +57,7 @@ def all_reduce(tensors: Sequence[Tensor], op: Operation, size: int) -> Call:
 
 
 def reduce(tensors: Sequence[Tensor], op: Operation, root: int, size: int) -> Call:
-    """Replace the tensor of `root` by the reduction."""
+    """Replace the tensor on rank `root` by the reduction over all ranks."""
     tensor = only(tensors, "reduce")
     _check(tensors)
     kind = buffers.reduction(op, tensor.dtype)
@@ -76,7 +76,7 @@ def reduce(tensors: Sequence[Tensor], op: Operation, root: int, size: int) -> Ca
 
 
 def broadcast(tensors: Sequence[Tensor], root: int) -> Call:
-    """Replace every rank's tensor by that of `root`."""
+    """Replace every rank's tensors by those of rank `root`."""
     tensor = only(tensors, "broadcast")
     _check(tensors)
 
@@ -126,7 +126,7 @@ def all_gather_single(outputs: Sequence[Tensor], tensors: Sequence[Tensor], size
 
 
 def gather(outputs: Sequence[Tensor], tensor: Tensor, root: int, size: int) -> Call:
-    """Fill `outputs[r]` on `root` with the tensor of rank r."""
+    """Fill `outputs[r]` on rank `root` with the tensor of rank r."""
     _check_alike([tensor, *outputs], "gather")
 
     def run(comm: MPI.Comm) -> None:
@@ -144,7 +144,7 @@ def gather(outputs: Sequence[Tensor], tensor: Tensor, root: int, size: int) -> C
 
 
 def scatter(output: Tensor, tensors: Sequence[Tensor], root: int, size: int) -> Call:
-    """Fill `output` on rank r with `tensors[r]` of `root`."""
+    """Fill `output` on rank r with `tensors[r]` of rank `root`."""
     _check_alike([output, *tensors], "scatter")
 
     def run(comm: MPI.Comm) -> None:
@@ -162,7 +162,7 @@ def scatter(output: Tensor, tensors: Sequence[Tensor], root: int, size: int) -> 
 
 
 def reduce_scatter(output: Tensor, tensors: Sequence[Tensor], op: Operation, size: int) -> Call:
-    """Fill `output` on rank r with the reduced `tensors[r]`."""
+    """Fill `output` on rank r with the reduction of all ranks' `tensors[r]`."""
     _check_alike([output, *tensors], "reduce_scatter")
     _expect(len(tensors) == size, f"reduce_scatter got {len(tensors)} input tensors in a group of {size} ranks")
     kind = buffers.reduction(op, output.dtype)
@@ -182,7 +182,7 @@ def reduce_scatter(output: Tensor, tensors: Sequence[Tensor], op: Operation, siz
 
 
 def reduce_scatter_single(outputs: Sequence[Tensor], tensors: Sequence[Tensor], op: Operation, size: int) -> Call:
-    """Fill each output with this rank's part of its reduced tensor."""
+    """Fill each output with this rank's part of the reduced tensor."""
     for output, tensor in zip(outputs, tensors, strict=True):
         _check_alike([output, tensor], "reduce_scatter_tensor")
         _expect(
@@ -313,7 +313,7 @@ def _check(tensors: Sequence[Tensor]) -> None:
 
 
 def _check_alike(tensors: Sequence[Tensor], what: str) -> None:
-    """Check tensors like `_check`, and that they have one dtype."""
+    """Check tensors like `_check`, and also that they have the same dtype."""
     _check(tensors)
     dtypes = {tensor.dtype for tensor in tensors}
     _expect(len(dtypes) == 1, f"{what} got tensors of different dtypes: {', '.join(sorted(map(str, dtypes)))}")

@@ -1,13 +1,13 @@
-"""The communication thread of a process group: it runs the group's collectives in the order of their calls.
+"""The communication thread of a process group, which runs its collectives in the order of their calls.
 
     all_reduce(async_op=True)  ->  the communication thread, while the caller computes
     all_reduce()               ->  the caller's own thread if the communication thread is idle: a thread switch
                                    takes longer than a small message
 
-Each collective has two parts. First the ranks meet in a non-blocking reduction of a few bytes, polled with short sleeps. It
-shows that all ranks have come with the same call. Only then follows the blocking MPI call, which moves data and hardly waits: a
-thread that waits inside MPI takes a core from the backward pass for as long as the slowest rank needs. Because nothing waits
-inside MPI, timeouts and Ctrl-C work.
+Each collective has two parts. First the ranks meet in a non-blocking reduction of a few bytes, which each rank polls with short
+sleeps. It shows that all ranks have made the same call. Then follows the blocking MPI call, which moves the data and hardly
+waits. A thread that waits inside MPI would take a core from the backward pass for as long as the slowest rank needs. Because no
+thread waits inside MPI, timeouts and Ctrl-C work.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _LOOKS_ASIDE = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One collective, ready to run.
+    """One collective call, ready to run.
 
     Attributes:
-        text: A sentence that must be the same on every rank, for the error message.
-        run: Called with the communicator once all ranks have made the same call; None for a barrier.
-        outputs: The values of `Work.result` and the future.
+        text: A description that must be the same on every rank, also used in error messages.
+        run: A function that gets the communicator once all ranks have made the same call. None for a barrier.
+        outputs: The results of `Work.result` and of the future.
     """
 
     text: str
@@ -54,9 +54,9 @@ class Call:
 class Lane:
     """The queue of a group's collectives, with the thread that runs them.
 
-    Every rank of `comm` creates its own, in the same order. A collective waits up to `timeout_s` for the other ranks unless the
-    call sets another limit. `name` and `ranks` identify the group in status reports. `ranks` are world ranks as `ranks_text`
-    writes them.
+    Every rank of `comm` creates its own, in the same order. A collective waits up to `timeout_s` seconds for the other ranks,
+    unless the call sets another limit. `name` and `ranks` identify the group in status reports, where `ranks` has world ranks
+    as `ranks_text` writes them.
     """
 
     def __init__(self, comm: MPI.Comm, timeout_s: float, name: str = "mpi", ranks: str = "") -> None:
@@ -82,7 +82,7 @@ class Lane:
         return self._waiting > 0 or self._turn.locked()
 
     def start(self, call: Call, timeout_s: float | None = None) -> Future[object]:
-        """Queue the call and return the future of its outputs."""
+        """Queue the call. Return the future of its outputs."""
         if threading.get_ident() == self._worker:
             # A future's callback has called `start`, as PowerSGD's hook does: this thread must not wait for itself.
             future: Future[object] = Future()
@@ -98,7 +98,7 @@ class Lane:
         return future
 
     def finish(self, call: Call, timeout_s: float | None = None) -> object:
-        """Run the call, in this thread if no other call is queued or running."""
+        """Run the call and wait for it, in this thread if the queue is empty."""
         if threading.get_ident() == self._worker:
             # A future's callback calls this: its operation has released `_turn`, but a caller's thread may hold it by now.
             with self._turn:
@@ -114,12 +114,12 @@ class Lane:
             self._turn.release()
 
     def check(self) -> None:
-        """Raise the error that made this queue of calls unusable, if any."""
+        """Raise CollectivesError if an earlier failure made the queue unusable."""
         if self._broken:
             raise CollectivesError(self._broken)
 
     def break_off(self, why: str) -> None:
-        """Fail all later calls, and skip MPI's finalization."""
+        """Make all later calls fail with this reason, and skip MPI's finalization."""
         if not self._broken:
             self._broken = why
         mpi.abandon()
@@ -200,6 +200,5 @@ _ABANDONED: list[tuple[MPI.Request, array[int]]] = []
 
 @functools.lru_cache(maxsize=1024)
 def _board_text(name: str, ranks: str, text: str) -> str:
-    """Return the text that describes a call in status reports."""
     kind, _, shape = text.partition("(")
     return entry_text(name, kind, "", shape.removesuffix(")"), 0, ranks)

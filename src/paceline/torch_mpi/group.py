@@ -1,4 +1,4 @@
-"""The process group behind `init_process_group("mpi")`. Import on use: it loads torch and mpi4py."""
+"""The process group that `init_process_group("mpi")` creates. Importing this module loads torch and mpi4py."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ Tensors: TypeAlias = "list[Tensor]"
 
 
 class _Options(Protocol):
-    """The attributes that all of torch's options of collectives have."""
+    """The attributes that all option classes of torch's collectives have."""
 
     asyncOp: bool  # noqa: N815 - torch's name
     timeout: timedelta
 
 
 def create(ranks: list[int], timeout_s: float) -> MpiProcessGroup | None:
-    """Create the group of these world ranks, or return None on other ranks."""
+    """Create the group of these world ranks. Return None on other ranks."""
     # An empty list means all ranks. Every rank of the group has to call this function.
     world = mpi.world()
     # Install the hooks before the early return, because a rank outside the group may fail as well.
@@ -73,8 +73,8 @@ _ProcessGroup: Any = ProcessGroup
 class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
     """A `torch.distributed` process group over MPI, for tensors in CPU memory.
 
-    Collectives run on a communication thread (`comm_thread`), point-to-point messages beside it. The methods are those that torch
-    calls, under the names of every release in `torch_private`; each returns a `Work`.
+    Collectives run on a communication thread (`comm_thread`), and point-to-point messages outside of it. torch calls the
+    methods, whose names differ between releases (`torch_private`). Each returns a `Work`.
     """
 
     def __init__(self, comm: MPI.Intracomm, timeout_s: float, ranks: list[int] | None = None) -> None:
@@ -173,7 +173,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
         )
 
     def allgather_coalesced(self, outputs: list[Tensors], tensors: Tensors, opts: _Options | None = None) -> MpiWork:
-        """Gather several tensors; `outputs` is indexed by rank, then by tensor."""
+        """Gather several tensors: `outputs[rank][index]` gets tensor `index` of a rank."""
         each = [
             calls.all_gather([of_rank[index] for of_rank in outputs], tensor, self.size())
             for index, tensor in enumerate(tensors)
@@ -265,7 +265,6 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self._lane.is_busy or self._messages.is_busy
 
     def _member(self, rank: int, what: str) -> int:
-        """Check that a rank is in the group, and return it."""
         # Check before the call of MPI, whose own error would make the group unusable.
         if not 0 <= rank < self.size():
             raise CollectivesError(f"{what}: rank {rank} is not in the group, whose ranks are 0 to {self.size() - 1}.")
@@ -288,10 +287,9 @@ _leaves_well = False
 
 
 def _leave_well() -> None:
-    """Let a failing process end with its own traceback.
+    """Let a failed process end with its traceback, without MPI's finalization.
 
-    MPI's finalization waits for all ranks. A failed rank must not wait for ranks that wait for it: it ends without finalization,
-    and the launcher ends the others.
+    The finalization would wait for all ranks, and the other ranks may wait for this one. The launcher ends them.
     """
     global _leaves_well
     if _leaves_well:
@@ -315,7 +313,7 @@ def _abandon_if_busy() -> None:
 
 
 def _forsake() -> None:
-    """Disable the groups in a forked child."""
+    """Make the groups' operations fail in a forked child."""
     for group in list(_GROUPS):
         # Set this first, so that later calls raise the lane's reason and take no lock that the parent's threads held at
         # the fork.
@@ -347,7 +345,6 @@ def _timeout_s(opts: _Options | None) -> float | None:
 def _reducing(
     opts: AllreduceOptions | ReduceOp | None, op: ReduceOp | None, timeout: timedelta | None
 ) -> AllreduceOptions:
-    """Return reduce options, made from an operation where needed."""
     if isinstance(opts, AllreduceOptions):
         return opts
     made = AllreduceOptions()

@@ -1,7 +1,7 @@
-"""Point-to-point messages, sent and awaited in any order, and therefore outside the communication thread.
+"""Point-to-point messages, which may be sent and awaited in any order, outside of the communication thread.
 
-Each is an MPI request, polled by the thread that waits for it, and by a thread that lives while messages are in flight: MPI
-moves a long message only while a thread polls. Import on use: it loads torch and mpi4py.
+Each message is an MPI request. The thread that waits for it polls it, and so does a thread that lives while messages are in
+flight, because MPI moves a long message only while a thread polls. Importing this module loads torch and mpi4py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LOOKS = 2000
 
 
 class Messages:
-    """The point-to-point messages of one group."""
+    """The point-to-point messages of one process group."""
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
@@ -36,7 +36,7 @@ class Messages:
         return self._follow(MessageWork(self._lane, self._lane.comm.Isend(_bytes(tensor), to, tag), tensor, None, text))
 
     def receive(self, tensors: list[torch.Tensor], source: int | None, tag: int) -> MpiWork:
-        """Receive into the tensors; a `source` of None means any rank."""
+        """Receive into the tensors. With `source` None accept a message of any rank."""
         into = self._one(tensors, tag)
         tensor = buffers.room(into)
         sender = "any rank" if source is None else f"rank {source} of the group"
@@ -49,7 +49,7 @@ class Messages:
         return bool(self._open)
 
     def close(self) -> None:
-        """Cancel unmatched receives, and deliver the sent messages."""
+        """Cancel receives without a message, and deliver the sent messages."""
         with self._lock:
             left = list(self._open)
         for work in left:
@@ -79,7 +79,7 @@ class Messages:
         return work
 
     def _look(self) -> None:
-        """Poll the messages until none is in flight; the thread's function."""
+        """Poll all messages until none is in flight (the thread's main function)."""
         sleep_s = SHORTEST_SLEEP_S
         while True:
             with self._lock:
@@ -98,7 +98,7 @@ class Messages:
 
 
 class MessageWork(MpiWork):
-    """A message in flight, with the memory that MPI uses for it."""
+    """The handle of a message in flight, with the memory that MPI uses."""
 
     def __init__(
         self, lane: Lane, request: MPI.Request, memory: torch.Tensor, into: torch.Tensor | None, text: str
@@ -116,14 +116,14 @@ class MessageWork(MpiWork):
         return self._future.done() or self._look()
 
     def source_rank(self) -> int:
-        """Wait for the message and return its sender's rank."""
+        """Wait for the message, and return the rank of its sender."""
         self._wait(None)
         return self._source
 
     _source_rank = source_rank
 
     def give_up(self) -> None:
-        """Cancel a receive. A sent message is delivered anyway."""
+        """Cancel a receive. A sent message is not cancelled."""
         with self._looking:
             if self._into is not None and not self._future.done():
                 self._request.Cancel()
@@ -140,7 +140,7 @@ class MessageWork(MpiWork):
         super()._wait(0)
 
     def _look(self) -> bool:
-        """Test the request, and settle the future if the request has ended."""
+        """Poll the MPI request once. Return whether it has ended."""
         with self._looking:
             if self._future.done():
                 return True

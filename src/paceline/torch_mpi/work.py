@@ -1,4 +1,4 @@
-"""Handles of operations in flight, as torch.distributed returns them. Import on use: it loads torch."""
+"""Handles of operations in flight, as torch.distributed returns them. Importing this module loads torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONGEST_SLEEP_S = 1e-3
 
 
 class MpiWork(_Work):  # type: ignore[misc]
-    """An operation in flight: a future with torch's methods of `Work`."""
+    """The handle of an operation in flight, with the methods of torch's `Work`."""
 
     def __init__(self, future: concurrent.futures.Future[object], text: str) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class MpiWork(_Work):  # type: ignore[misc]
         return self._future.exception() if self._future.done() else None
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait for the operation and return True; a timeout of 0 means no limit."""
+        """Wait for the operation and return True. A timeout of 0 means no limit."""
         timeout_s = timeout.total_seconds()
         step_clock.timed(self._wait, step_clock.WAIT)(timeout_s if timeout_s > 0 else None)
         return True
@@ -62,7 +62,7 @@ class MpiWork(_Work):  # type: ignore[misc]
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[object]:
-        """Return torch's future of the outputs, the same object at each call."""
+        """Return torch's future of the outputs, always the same object."""
         if self._torch_future is None:
             settled: torch.futures.Future[concurrent.futures.Future[object]] = torch.futures.Future()
             # Use `then`, because only errors raised by a callback reach C++ as errors, and DDP's reducer waits in C++.
@@ -83,7 +83,7 @@ class MpiWork(_Work):  # type: ignore[misc]
 
 
 class DoneWork(MpiWork):
-    """The handle of a finished collective.
+    """The handle of a collective that has finished.
 
     Every blocking call makes one, so it creates a future only on request.
     """
@@ -122,10 +122,10 @@ def _value(settled: torch.futures.Future[concurrent.futures.Future[object]]) -> 
 
 
 def wait_until(look: Callable[[], bool], limit_s: float, late: str, *, looks: int) -> None:
-    """Poll `look` until it returns True, or raise CollectivesError at the limit.
+    """Poll `look` until it returns True. Raise CollectivesError after `limit_s` seconds.
 
-    The first `looks` polls come without a sleep. MPI has no callback for the end of an operation. The sleeps between polls grow
-    slowly.
+    MPI cannot report the end of an operation by a callback. The first `looks` polls come without a sleep. Then the sleeps grow
+    slowly. `late` ends the error message.
     """
     for _ in range(looks):
         if look():
