@@ -11,7 +11,7 @@
         ...  # one training step
         checkpoint.save(state, step + 1, every=100)
 
-The import needs the standard library alone. torch and numpy are used only for states that hold their tensors.
+The import needs only the standard library. A state with tensors or arrays needs torch or numpy.
 """
 
 from __future__ import annotations

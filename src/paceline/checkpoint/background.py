@@ -15,17 +15,16 @@ SAVE_S, END_S = 30.0, 600.0
 
 
 class BackgroundWrite(threading.Thread):
-    """A thread that writes a checkpoint.
+    """A daemon thread that writes a checkpoint.
 
-    It is a daemon thread, because a disk that hangs must not keep the process. A program that ends right after save() waits
-    until the checkpoint is complete.
+    A disk that hangs must not keep the process alive, so the thread is a daemon. At exit the process waits for running threads.
 
     Attributes:
-        error: The failure, known when the thread has ended.
+        error: The failure, if any, once the thread has ended.
     """
 
     def __init__(self, work: Callable[[Callable[[], None]], None]) -> None:
-        """Start the thread. `work` gets a function that it calls after each piece of work."""
+        """Start the thread, which calls `work(moves)`. `work` calls `moves()` to report progress."""
         super().__init__(name="paceline-checkpoint", daemon=True)
         self._work = work
         self.error: Exception | None = None
@@ -46,7 +45,7 @@ class BackgroundWrite(threading.Thread):
         self._moved_at = time.monotonic()
 
     def settle(self, patience_s: float = END_S) -> bool:
-        """Wait until the thread ends, or makes no progress for `patience_s`. Return whether it has ended."""
+        """Wait for the thread to end. Return False after `patience_s` without progress."""
         while self.is_alive():
             left_s = self._moved_at + patience_s - time.monotonic()
             if left_s <= 0:

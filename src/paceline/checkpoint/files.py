@@ -1,12 +1,12 @@
 """The files of checkpoints, each complete or absent.
 
     checkpoint_200.safetensors                              the whole state, written by rank 0
-    checkpoint_200.part_1_of_4.3f9a01c2.safetensors         rank 1's part of four; all four share the last word, a token
+    checkpoint_200.part_1_of_4.3f9a01c2.safetensors         rank 1's part of four; all four have the same token `3f9a01c2`
     .checkpoint_200.safetensors.saving-<8 hex>              a file under construction, locked by its writer
 
 A file is renamed to its final name once its bytes are on the disk. A killed process leaves a file of the third kind, which the
-next save removes. A checkpoint in parts is complete when all of its parts exist. No rank has to confirm that, so the order of
-writing, the nodes, and a copy to another folder do not matter.
+next save removes. A checkpoint in parts is complete when all of its parts exist. No rank has to confirm that, so the parts may
+be written in any order, on different nodes, and copied to another folder.
 """
 
 from __future__ import annotations
@@ -44,9 +44,7 @@ _DEFAULT = "checkpoints"
 
 
 def folder_of(folder: str | os.PathLike[str] | None) -> Path:
-    """Return the folder of the checkpoints.
-
-    It is `folder` if given, else the run's folder, else `./checkpoints`.
+    """Return the folder for checkpoints: `folder`, else the run's, else `./checkpoints`.
 
     Raises:
         UserError: The path is a URL, or a file.
@@ -68,8 +66,8 @@ class CheckpointPart:
     """A file of a checkpoint: the whole state, or one rank's part of it.
 
     Attributes:
-        of: The number of parts, 1 if rank 0 has saved the whole state.
-        token: A word that all parts of a checkpoint share, "" if there is one file.
+        of: The number of parts; 1 for a whole state, which rank 0 has saved.
+        token: A random word that all parts of one checkpoint share; "" for a whole state.
     """
 
     step: int
@@ -84,7 +82,7 @@ class CheckpointPart:
 
 
 def parts_in(folder: Path) -> list[CheckpointPart]:
-    """Return all checkpoint files in the folder, including parts of incomplete checkpoints."""
+    """Return all checkpoint files in the folder, even parts of incomplete checkpoints."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -94,9 +92,9 @@ def parts_in(folder: Path) -> list[CheckpointPart]:
 
 
 def whole(parts: Sequence[CheckpointPart]) -> dict[int, list[CheckpointPart]]:
-    """Return the complete checkpoints, as step -> parts in the order of ranks.
+    """Return step -> parts in the order of ranks, for each complete checkpoint.
 
-    If a step has several checkpoints, the one with the fewest parts is taken.
+    If a step has several checkpoints, the one with the fewest parts counts.
     """
     together: dict[tuple[int, int, str], list[CheckpointPart]] = {}
     for part in parts:
@@ -110,7 +108,7 @@ def whole(parts: Sequence[CheckpointPart]) -> dict[int, list[CheckpointPart]]:
 
 
 def header_of(state: object, dense: Sequence[values.DenseArray], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Return the header of a checkpoint file, with `state` and `metadata`; it precedes the arrays' bytes."""
+    """Return the bytes of a checkpoint file that precede its arrays."""
     about = [(array.name, array.dtype, array.shape, array.size) for array in dense]
     return safetensors.header(about, {_STATE: json.dumps(state), "format": "pt", **(metadata or {})})
 
@@ -123,13 +121,12 @@ def write_file(
     *,
     durable: bool = True,
 ) -> None:
-    """Write a file so that it is either complete or absent.
+    """Write a checkpoint file so that it is either complete or absent.
 
-    `durable` waits until the bytes are on the disk. Without it a power failure may lose the file. `metadata` is as for
-    `header_of`.
+    With `durable` the file is on the disk when this returns. Otherwise a power failure may lose it.
 
     Raises:
-        OSError: The write failed. A former file of that name is untouched.
+        OSError: The write failed. A previous file of that name is untouched.
     """
     header = header_of(state, dense, metadata)
     with _replacing(path, durable=durable) as fd:
@@ -138,12 +135,12 @@ def write_file(
 
 
 def write_image(path: Path, data: memoryview, moves: Callable[[], None]) -> None:
-    """Write a whole file from memory, as `write_file` does.
+    """Write a whole checkpoint file from memory, complete or not at all.
 
-    Large files bypass the page cache where the file system allows that. `moves` is called after each piece.
+    Large files bypass the page cache if the file system allows it. `moves` is called after each piece, to report progress.
 
     Raises:
-        OSError: The write failed. A former file of that name is untouched.
+        OSError: The write failed. A previous file of that name is untouched.
     """
     with _replacing(path, durable=True) as fd:
         is_direct = len(data) >= _LEAST_DIRECT
@@ -175,7 +172,7 @@ def _write_all(fd: int, data: memoryview, offset: int | None, moves: Callable[[]
 
 @contextlib.contextmanager
 def _replacing(path: Path, *, durable: bool) -> Iterator[int]:
-    """Yield the descriptor of a new file, which gets its name at the end of the block."""
+    """Yield the descriptor of a temporary file, which is renamed to `path` after the block."""
     beside = path.with_name(f".{path.name}.saving-{secrets.token_hex(4)}")
     try:
         with open(beside, "xb", buffering=0) as file:
@@ -194,17 +191,17 @@ def _replacing(path: Path, *, durable: bool) -> Iterator[int]:
 
 
 class CheckpointFile:
-    """A checkpoint file, whose arrays are read only when requested.
+    """A checkpoint file whose arrays are read only on request.
 
     Attributes:
-        state: The state without its arrays, as JSON (see the module `values`).
+        state: The state as JSON, with references in place of its arrays (see `values`).
 
     Raises:
         CheckpointError: The file is not a checkpoint.
     """
 
     def __init__(self, path: Path, folder: Path | None = None) -> None:
-        """Read the header. `folder` is the checkpoint of which the file is a part."""
+        """Read the header. `folder` names the checkpoint in error messages."""
         self.path = path
         self._folder = folder
         try:
@@ -219,7 +216,7 @@ class CheckpointFile:
             raise CheckpointError(self._unreadable(f"{type(error).__name__}: {error}")) from error
 
     def array(self, name: str, of: values.Library) -> object:
-        """Read a tensor (`of="torch"`) or an array (`of="numpy"`)."""
+        """Read the array of this name, as a torch tensor or a numpy array (`of`)."""
         entry = self._entries[name]
         begin, end = entry["data_offsets"]
         data = bytearray(end - begin)
@@ -240,10 +237,10 @@ def unreadable(path: Path, why: str) -> str:
 
 
 def remove_old(folder: Path, keep: int, rank: int, size: int, but: CheckpointPart | None = None) -> None:
-    """Remove this rank's files of old checkpoints.
+    """Remove this rank's files of old checkpoints, but the newest `keep` and `but`.
 
-    `but` is never removed. If each rank has a separate folder, a folder never has all parts of a checkpoint. Then keep this
-    rank's newest `keep` + 2 parts, because another rank may be two saves behind.
+    If each rank has a separate folder, no folder ever has all parts of a checkpoint. Then this rank's newest `keep` + 2 parts
+    stay, because another rank may be two saves behind.
     """
     parts = parts_in(folder)
     complete = sorted(whole(parts), reverse=True)
@@ -258,7 +255,7 @@ def remove_old(folder: Path, keep: int, rank: int, size: int, but: CheckpointPar
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the unfinished files of killed saves."""
+    """Remove unfinished files that killed processes left."""
     with contextlib.suppress(OSError):
         for name in filter(_SAVING.fullmatch, os.listdir(folder)):
             with contextlib.suppress(OSError), open(folder / name, "r+b") as file:

@@ -1,14 +1,16 @@
-"""The bytes of a checkpoint's file, taken from the training's memory while the training continues.
+"""The bytes of a checkpoint file, copied from the training's memory while the training continues.
 
     fork     CPU    a child process, in which the state cannot change, copies it; training continues right after the fork
-    stream   GPU    the GPU copies the state into pinned memory, beside the training's own kernels
+    stream   GPU    the GPU copies the state into pinned memory, while the training's own kernels run
     copy     else   this process copies the state before training continues
 
-All of them fill one image, in shared memory that the next checkpoint uses again: new pages cost more than the copy into them.
+Each way fills an image in shared memory. The next checkpoint uses the same memory, because new pages cost more than the copy
+into them.
 
-The child of a fork has one thread, and locks that other threads held stay locked in it. So it calls nothing but system calls,
-on views made before the fork, closes the connections that it has inherited, and leaves without Python's exit. Paceline does not
-fork where devices map memory, which a child does not share, or beside libraries whose own fork handlers may block.
+A forked child has one thread, and locks that other threads held at the fork stay locked. So the child makes only system calls,
+on memory views made before the fork. It closes inherited connections, and ends without Python's exit handlers. Paceline does
+not fork if a device has mapped memory, which a child does not share, or if a library is loaded whose own fork handlers may
+block.
 """
 
 from __future__ import annotations
@@ -51,10 +53,10 @@ _HANDLES_FORKS = ("grpc", "cygrpc")
 
 
 class SharedMemory:
-    """Shared memory without a name, freed with its last process.
+    """Anonymous shared memory, freed with its last process.
 
     Attributes:
-        fd: Its descriptor.
+        fd: The file descriptor of the memory.
         size: The number of bytes, at least that of the largest image so far.
     """
 
@@ -64,7 +66,7 @@ class SharedMemory:
         self._pinned: int | None = None
 
     def reserve(self, size: int) -> None:
-        """Make room for an image of `size` bytes."""
+        """Enlarge the memory to at least `size` bytes."""
         if size > self.size:
             rounded = -(-size // _HUGE) * _HUGE
             os.ftruncate(self.fd, rounded)
@@ -77,11 +79,11 @@ class SharedMemory:
         return ctypes.addressof(ctypes.c_char.from_buffer(self.map))
 
     def populate(self) -> None:
-        """Create all pages now."""
+        """Allocate all pages now, so that later writes are fast."""
         _advise(self.address, self.size, _POPULATE)
 
     def pin(self) -> None:
-        """Let GPUs copy into this memory directly. If that fails, copies are slower."""
+        """Register the memory with CUDA, so that GPUs copy faster. Failures are ignored."""
         if self._pinned is None:
             import torch
 
@@ -89,7 +91,6 @@ class SharedMemory:
             self._pinned = self.address
 
     def unpin(self) -> None:
-        """Undo `pin`."""
         pinned, self._pinned = self._pinned, None
         if pinned is not None:
             import torch
@@ -97,18 +98,18 @@ class SharedMemory:
             torch.cuda.cudart().cudaHostUnregister(pinned)  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
-        """Release this process's hold on the memory."""
+        """Release this process's descriptor of the memory."""
         self.unpin()
         os.close(self.fd)
 
 
 @dataclass
 class StateImage:
-    """A file's bytes in memory, complete once `wait` returns.
+    """The bytes of a checkpoint file in memory, complete after `wait`.
 
     Attributes:
         size: The number of bytes.
-        way: How it is filled: "fork", "stream" or "copy".
+        way: How the memory is filled: "fork", "stream" or "copy".
     """
 
     memory: SharedMemory
@@ -117,21 +118,20 @@ class StateImage:
     waits: list[Callable[[], None]] = field(default_factory=list)
 
     def wait(self) -> None:
-        """Wait until all bytes are in the image.
+        """Wait until the image is complete.
 
         Raises:
-            OSError: The child that copies has failed.
+            OSError: The child process that copies has failed.
         """
         while self.waits:
             self.waits.pop()()
 
     def bytes(self) -> memoryview:
-        """Return the file's bytes."""
         return memoryview(self.memory.map)[: self.size]
 
 
 class Camera:
-    """Takes images of states, one at a time, and uses their memory again."""
+    """A maker of images of training states, which reuses their memory."""
 
     def __init__(self) -> None:
         self._memory: SharedMemory | None = None
@@ -141,7 +141,7 @@ class Camera:
         self._is_prepared = False
 
     def prepare(self, arrays: Sequence[DenseArray]) -> None:
-        """Prepare memory for fast images of these arrays, in a thread. Later calls do nothing."""
+        """On the first call, allocate memory for images of these arrays in a thread."""
         if not self._is_prepared and _bytes_of(arrays) >= _LEAST_FORKED and not _danger(_mappings()):
             threading.Thread(target=self._prepare, args=(_bytes_of(arrays),), daemon=True).start()
         self._is_prepared = True
@@ -156,13 +156,13 @@ class Camera:
         self._memory = self._memory or memory
 
     def take(self, header: bytes, arrays: Sequence[DenseArray], step_s: float | None) -> StateImage:
-        """Return an image of a checkpoint file. The caller may change the arrays afterwards.
+        """Return an image of a checkpoint file. Afterwards the caller may change the arrays.
 
-        step_s: Seconds until the arrays change again, if known. If a forked child needs longer to copy them, this process copies
-        them instead: after a fork, the kernel copies each page that changes.
+        step_s: Seconds until the arrays change again, or None. If a forked child would need longer to copy them, this process
+        copies them instead, because after a fork the kernel must copy each page that changes.
 
         Raises:
-            OSError: There is no memory.
+            OSError: There is too little memory.
         """
         placed, size = [], len(header)
         for array in arrays:
@@ -185,7 +185,7 @@ class Camera:
         return image
 
     def give_back(self, image: StateImage) -> None:
-        """Keep the memory of an image for the next one."""
+        """Reuse the memory of this image for the next one."""
         if self._memory is not None:
             image.memory.close()
             return
@@ -201,7 +201,7 @@ class Camera:
         return (resident - shared) * mmap.PAGESIZE <= _MOST_TIMES * size
 
     def _fork(self, image: StateImage, placed: list[tuple[DenseArray, int]]) -> list[tuple[DenseArray, int]]:
-        """Start the child. Return the arrays that it cannot copy: those in shared memory."""
+        """Fork a child that copies arrays. Return the arrays in shared memory, which it cannot copy."""
         mappings = _mappings()
         if why := self._refused or _danger(mappings):
             if not self._refused:
@@ -236,7 +236,7 @@ class Camera:
 
 
 class _Child:
-    """A process that copies arrays into shared memory and ends.
+    """A child process that copies arrays into shared memory and ends.
 
     Attributes:
         fork_s: How many seconds the fork took.
@@ -273,7 +273,7 @@ class _Child:
                 gc.enable()
 
     def wait(self) -> float:
-        """Wait until the child has copied everything; return how many seconds it took.
+        """Wait until the child has copied all arrays. Return the seconds since the fork.
 
         Raises:
             OSError: The child failed, was killed, or hangs.
@@ -297,7 +297,7 @@ class _Child:
 def _copy_and_leave(
     views: list[tuple[memoryview, int]], fd: int, result: int, kept: list[int], signals: set[signal.Signals]
 ) -> None:
-    """Copy the arrays in the child, and end it."""
+    """In the child, copy the arrays, report to the pipe `result`, and exit."""
     said = b"5"
     try:
         # Signals such as SIGTERM are for the parent. Block them again, because fork handlers may have unblocked them.
@@ -321,10 +321,10 @@ def _copy_and_leave(
 
 @dataclass(frozen=True)
 class _Mappings:
-    """This process's mappings of shared memory and devices.
+    """The shared memory and the devices that this process has mapped.
 
-    shared: Sorted address ranges of shared memory, which a forked child does not see as a copy.
-    devices: Names of devices that this process has mapped.
+    shared: Sorted address ranges of shared memory, of which a forked child has no copy.
+    devices: The paths of the mapped devices.
     """
 
     shared: list[tuple[int, int]]
@@ -359,7 +359,7 @@ def _danger(mappings: _Mappings) -> str:
 
 
 def _copy_by_stream(memory: SharedMemory, placed: Sequence[tuple[DenseArray, int]]) -> list[Callable[[], None]]:
-    """Start copies from GPUs into the memory. Return functions that wait for them."""
+    """Start copies of arrays on GPUs into the memory. Return functions that wait for them."""
     if not placed:
         return []
     import torch
@@ -393,10 +393,7 @@ def _copy_by_stream(memory: SharedMemory, placed: Sequence[tuple[DenseArray, int
 
 
 def _enlarge_pages() -> None:
-    """Move this process's memory to pages of 2 MiB, which forks copy faster.
-
-    Without success forks are slower.
-    """
+    """Move this process's memory to pages of 2 MiB if possible, to speed up forks."""
     # Let malloc keep memory that a step frees: memory from the kernel would have small pages.
     _libc.mallopt(_TRIM_THRESHOLD, (1 << 31) - 1)
     begin = end = 0

@@ -1,9 +1,9 @@
 """Requests to end a worker, and its exit once its checkpoint is complete.
 
-    SIGTERM                    a cancel, a preemption or a time limit: noted, and handled at the next call of save()
+    SIGTERM                    a cancel, a preemption or a time limit: recorded, and handled in the next call of save()
     PACELINE_ELASTIC_REQUEST   the supervisor wants to continue with more nodes (docs/decisions/0018-elastic.md)
 
-Between two calls of save() a step is half done and the state cannot be saved. So the first SIGTERM only sets a flag, and a
+Between two calls of save() a step is half done, so the state cannot be saved. Therefore the first SIGTERM only sets a flag. A
 second SIGTERM ends the process at once.
 """
 
@@ -72,17 +72,16 @@ def listen(*, saves: bool) -> None:
 
 
 def asked() -> str | None:
-    """Return why this process must end, SIGNAL or RESIZE, or None."""
+    """Return why this process must end: SIGNAL, RESIZE, or None."""
     if _is_asked or _has_heard:
         return SIGNAL
     return RESIZE if run_variables.is_resize_requested() else None
 
 
 def leave(why: str, *, followers: int = 0) -> NoReturn:
-    """End this process by SIGTERM, or with the exit code for a resize.
+    """End this process: by SIGTERM, or for a resize with its exit code.
 
-    `followers` is the number of other ranks (1 and up) that may wait for this one in a collective and end with it; see
-    `follow`.
+    `followers` is the number of other ranks that end with this one (see `follow`). They may wait for this rank in a collective.
     """
     if followers:
         # Notify the followers first: when this rank's connections close, their collective raises an error.
@@ -100,7 +99,7 @@ def leave(why: str, *, followers: int = 0) -> NoReturn:
 
 
 def default_store() -> Any:
-    """Return the store of torch's default process group, or None."""
+    """Return the key-value store of torch's default process group, or None."""
     from paceline import torch_private
 
     # There is no store without torch, without a process group, or with the MPI backend.
@@ -121,10 +120,10 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 
 def follow() -> None:
-    """End this process once the rank that saves has left.
+    """End this process in a thread, once the rank that saves has left.
 
-    The saving rank may need this rank's collectives for its last step, so do not exit before it. A thread ends the process,
-    because the main thread may wait in a collective.
+    The saving rank may need this rank's collectives for its last step, so this rank must not exit first. The main thread may be
+    blocked in a collective.
     """
     global _following
     with _one_follows:
@@ -136,10 +135,10 @@ def follow() -> None:
 
 
 def _hear_in_collectives() -> None:
-    """Start a thread that notices SIGTERM while the main thread is in a collective.
+    """Start a thread that handles SIGTERM while the main thread is in a collective.
 
-    The main thread runs no Python handler before the collective returns. The thread reads the pipe of `signal.set_wakeup_fd`,
-    and does not start if the script has set such a pipe itself.
+    Python runs a handler in the main thread only after the collective has returned. The thread reads the pipe of
+    `signal.set_wakeup_fd`. It does not start if the script uses that function.
     """
     global _pipe
     hears, tells = os.pipe()
@@ -219,10 +218,10 @@ def _flush() -> None:
 
 
 class TimeLimit:
-    """A clock that requests one save shortly before the time limit.
+    """A clock that requests one save shortly before the run's time limit.
 
-    The next call of save() is expected after the longest interval so far, and a save takes as long as the longest so far. Both
-    are counted twice.
+    It expects the next call of save() after the longest interval so far, and a save to take as long as the longest so far. For
+    safety it doubles both times.
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
@@ -233,7 +232,7 @@ class TimeLimit:
         self._is_said = False
 
     def asked(self, now: float | None = None) -> str | None:
-        """Return LIMIT once, if the time limit is near. Call it in each save()."""
+        """Return LIMIT once, when the time limit is near, else None. Call this in each save()."""
         now = time.time() if now is None else now
         self._longest_s = max(self._longest_s, now - self._last)
         self._last = now
@@ -243,7 +242,7 @@ class TimeLimit:
         return LIMIT
 
     def took(self, seconds: float) -> None:
-        """Record how many seconds a save took."""
+        """Record the duration of a save."""
         self._save_s = max(self._save_s, seconds)
 
     def _end(self) -> float:

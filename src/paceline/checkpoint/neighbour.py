@@ -1,7 +1,7 @@
 """Keep the newest states in the memory of a warm spare process, so that the next attempt loses fewer steps.
 
-The spare (`paceline.worker.spare`) is a process on the same machine that outlives the attempt. Calls of save() that write
-nothing to the disk hand it an image of the state, as often as that takes at most 1 % of the training's time.
+The warm spare (`paceline.worker.spare`) is a process on the same machine that outlives the attempt. Calls of save() that write
+no file send it an image of the state, as often as that takes at most 1 % of the training's time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FREE_BYTES = 1 << 30
 
 
 class Neighbour:
-    """A sender of this process's states to the warm spare, which keeps them in memory."""
+    """A sender of this process's states to the warm spare process."""
 
     def __init__(self) -> None:
         self._camera = Camera()
@@ -42,7 +42,7 @@ class Neighbour:
         self._failures = 0
 
     def is_due(self, step: int) -> bool:
-        """Return whether the state of this step can be kept now."""
+        """Return whether to send the state of this step."""
         if step % self._every or self._failures >= _MOST_FAILURES or time.monotonic() < self._next_s:
             return False
         if not has_shared_spare(os.environ):
@@ -55,7 +55,10 @@ class Neighbour:
         encoded: Callable[[], tuple[bytes, Sequence[DenseArray]]],
         step_s: float | None,
     ) -> None:
-        """Keep a state. `encoded` returns its header and arrays. The caller may change the arrays afterwards."""
+        """Send a state. Afterwards the caller may change its arrays.
+
+        `encoded` returns the header and the arrays of the state's checkpoint file.
+        """
         began = time.monotonic()
         header, arrays = encoded()
         size = len(header) + sum(array.size for array in arrays)
@@ -101,14 +104,17 @@ class Neighbour:
 
 
 def has_shared_spare(environ: Mapping[str, str]) -> bool:
-    """Return whether all ranks share one spare. With several spares, ranks could resume from different steps."""
+    """Return whether all ranks share one spare, so that all resume from the same step."""
     path = environ.get(VARIABLE, "")
     is_one = "%" not in path or environ.get("LOCAL_WORLD_SIZE", "1") == environ.get("WORLD_SIZE", "1")
     return bool(path) and is_one
 
 
 def newest(folder: Path) -> tuple[int, list[int]] | None:
-    """Return the newest complete state in memory: its step, and a file descriptor for each rank."""
+    """Return the newest complete state in memory, or None.
+
+    The result is its step, and a file descriptor for each rank's part.
+    """
     path = path_here()
     if not has_shared_spare(os.environ) or not os.path.exists(socket_of(path)):
         return None

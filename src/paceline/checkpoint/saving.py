@@ -1,6 +1,6 @@
 """The functions `save`, `wait` and `latest`, and the checkpoint that `latest` returns.
 
-A save takes an image of the state in memory, and by default writes it in a thread while training continues.
+A save first copies the state to an image in memory. By default a thread writes the image to the disk while training continues.
 """
 
 from __future__ import annotations
@@ -61,32 +61,32 @@ def save(
     parts: bool = False,
     folder: str | os.PathLike[str] | None = None,
 ) -> bool:
-    """Save the state; return True on ranks that write.
+    """Save the state. Return True on ranks that write.
 
-    Call it after each step with `every`. Besides, it saves after SIGTERM (a cancel, a preemption), shortly before a known time
-    limit, and when an elastic run continues with more nodes. After the first and the last of these it ends the process.
+    With `every`, call this after each step. It also saves after SIGTERM (a cancel, a preemption), shortly before a known time
+    limit, and when an elastic run continues with more nodes. After SIGTERM and in an elastic run it then ends the process.
 
-    A disk that is full, broken or hangs does not end the training: the failure is logged, former checkpoints stay, and the next
-    call tries again. Only `asynchronous=False` without `every` raises it, and `wait()`.
+    A disk that is full, broken or hangs does not end the training: the failure is logged, previous checkpoints stay, and the
+    next call tries again. Only `wait()`, and `save` with `asynchronous=False` and without `every`, raise the failure.
 
     Args:
-        state: A dict of models, optimizers, schedulers, samplers (objects with `state_dict` and `load_state_dict`),
-            tensors, numpy arrays, numbers, strings, and lists, tuples, sets and dicts of these. Or one such value, or a
-            function without arguments that returns one and is called only when something is written. It is read during the call
-            only.
+        state: A dict of models, optimizers, schedulers, samplers (objects with `state_dict` and `load_state_dict`), tensors,
+            numpy arrays, numbers, strings, and lists, tuples, sets and dicts of these. Or one such value, or a function without
+            arguments that returns one and is called only when a checkpoint is written. `save` reads the state only before it
+            returns.
         step: The number of finished steps or epochs, an integer. The newest checkpoint has the largest. An existing
             checkpoint of this step is replaced, or kept with `parts`.
         every: Save only if this divides `step`, and in the cases above. None saves in each call.
         keep: How many of the newest checkpoints to keep. Older ones are removed once a newer one is complete.
-        asynchronous: Write while training continues: of a copy of the state, or of a large one in a forked process, in which it
-            cannot change. The next save waits until the former is complete.
-        parts: Each rank saves its own state, and all ranks call this equally often. Without it rank 0 saves and the call
-            does nothing elsewhere.
+        asynchronous: Write while training continues: from a copy of the state or, if it is large, from a forked process in
+            which it cannot change. The next save waits until this one is complete.
+        parts: Each rank saves its own state, and all ranks call this equally often. Without it only rank 0 saves, and calls on
+            other ranks do nothing.
         folder: The folder of the checkpoints. Default: the run's folder (PACELINE_CHECKPOINT_DIR), or `./checkpoints`.
 
     Raises:
         UserError: The state holds an unsupported value (the message names its place), or a number is out of range.
-        CheckpointError: The write failed, with `asynchronous=False` and without `every`. Former checkpoints are untouched.
+        CheckpointError: The write failed, with `asynchronous=False` and without `every`. Previous checkpoints are untouched.
 
     Examples:
         >>> from paceline import checkpoint
@@ -131,7 +131,7 @@ def save(
 
 
 def wait() -> None:
-    """Wait until no save is in progress.
+    """Wait until the save in progress, if any, is complete.
 
     Raises:
         CheckpointError: The last save failed, or its disk hangs.
@@ -149,7 +149,7 @@ def wait() -> None:
 
 
 def _settled(patience_s: float) -> bool:
-    """Wait for the write in progress. Return False if it makes no progress for `patience_s`."""
+    """Wait for the write in progress. Return False after `patience_s` without progress."""
     global _writing
     if _writing is not None and not _writing.settle(patience_s):
         return False
@@ -181,7 +181,7 @@ def _save(
     *,
     goes_on: bool,
 ) -> CheckpointError | None:
-    """Write the state, or start a thread that does. Return the error, already logged, or None."""
+    """Save the state, or start a thread that does. Return the logged error, or None."""
     global _last, _writing
     try:
         if not _settled(SAVE_S):
@@ -218,7 +218,7 @@ def _save(
 
 
 def _keep(state: object, place: Path, part: files.CheckpointPart, step_s: float | None) -> None:
-    """Keep the state in memory, from which a restart can continue."""
+    """Send the state to the warm spare's memory, for the next attempt."""
 
     def encoded() -> tuple[bytes, list[DenseArray]]:
         content, arrays = _plain(state)
@@ -264,17 +264,17 @@ def _warn_of_newer(place: Path, step: int) -> None:
 
 
 def _token() -> str:
-    """Return a word that all ranks of one attempt share, for the parts' file names."""
+    """Return a word that is the same on all ranks of one attempt, for file names."""
     names = ("PACELINE_RUN_ID", "PACELINE_ATTEMPT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
     values = [os.environ.get(name, "") for name in (*names, "MASTER_ADDR", "MASTER_PORT")]
     return hashlib.sha256("\n".join(values).encode()).hexdigest()[:8]
 
 
 def _agreed(asked: str | None, rank: int) -> str | None:
-    """Return the reason to end that all ranks agree on, or None.
+    """Return the reason to end on which all ranks have agreed, or None.
 
-    Rank 0 announces the reason for its next call of save(), because another rank may be one call ahead. Without a store each
-    rank decides alone. Some ranks may then save one step more, but a checkpoint without all parts does not count.
+    Rank 0 announces the reason for its next call of save(), because another rank may be one call ahead. Without a key-value
+    store each rank decides alone. Some ranks may then save one step more, but such an incomplete checkpoint does not count.
     """
     global _announced, _heeded
     store = leaving.default_store()
@@ -308,11 +308,11 @@ def _await_all(rank: int, size: int) -> None:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint.
+    """A complete checkpoint, as `latest` finds it.
 
     Attributes:
-        step: The step that save() was called with.
-        paths: Its files, one for each rank that has saved a part. For a state in memory: open file descriptors.
+        step: The `step` that was given to save().
+        paths: The files, one for each rank that has saved a part. For a state in memory: open file descriptors.
 
     Examples:
         >>> from paceline import checkpoint
@@ -329,7 +329,7 @@ class Checkpoint:
     def state(self) -> Any:
         """Return the saved state, with tensors on the CPU.
 
-        In place of an object with `state_dict` it has the result of that method. A checkpoint in parts returns this rank's part.
+        For an object with `state_dict` it has the result of that method. If each rank has saved a part, it is this rank's part.
 
         Raises:
             CheckpointError: The file cannot be read, or the checkpoint is in parts and the number of ranks has changed.
@@ -354,11 +354,11 @@ class Checkpoint:
     def load_into(self, objects: Any) -> None:
         """Restore the saved state into `objects`.
 
-        `objects` is what save() was given: an object with `load_state_dict`, or a dict of such objects. Tensors in the dict are
-        overwritten, other values replaced.
+        `objects` corresponds to the saved state: an object with `load_state_dict`, or a dict of such objects. Tensors in the
+        dict are overwritten in place, and other values replaced.
 
         Raises:
-            UserError: The checkpoint lacks one of the names, or a value has no way to be restored.
+            UserError: The checkpoint lacks one of the names, or a value cannot be restored.
         """
         state = self.state
         if callable(getattr(objects, "load_state_dict", None)):

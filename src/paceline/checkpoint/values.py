@@ -1,8 +1,9 @@
-"""States as JSON and arrays, and back. Nothing is ever executed: there is no pickle.
+"""Convert states to JSON and arrays, and back. Loading runs no code, because there is no pickle.
 
     {"w": tensor, "step": 3}   ->   {"$": "dict", "of": [["w", {"$": "tensor", "at": "w"}], ["step", 3]]}
 
-A value that JSON lacks becomes an object whose "$" names its kind. Every dict is encoded this way, so none is ambiguous.
+A value of a type that JSON lacks becomes an object whose "$" names the type. Every dict is encoded in this way, to be
+unambiguous.
 
 Arrays are stored as safetensors (https://github.com/huggingface/safetensors#format): little endian, row by row. Neither torch
 nor numpy is imported unless an array of that library is requested.
@@ -65,7 +66,8 @@ _OF_NUMPY = {names[1]: dtype for dtype, names in TYPES.items() if names[1]}
 def encode_state(state: object) -> tuple[Any, dict[str, object]]:
     """Split a state into JSON and its arrays by name.
 
-    Objects with `state_dict` and `load_state_dict` (models, optimizers, schedulers, samplers) are replaced by their state.
+    An object with `state_dict` and `load_state_dict` (model, optimizer, scheduler, sampler) is replaced by the result of
+    `state_dict`.
 
     Raises:
         UserError: A value's type is not supported. The message names its place.
@@ -75,7 +77,7 @@ def encode_state(state: object) -> tuple[Any, dict[str, object]]:
 
 
 def decode_state(encoded: object, array: Callable[[str, Library], object]) -> Any:
-    """Rebuild a state from its JSON. `array(name, library)` returns a torch or numpy array.
+    """Rebuild a state from its JSON. `array(name, library)` must return each array.
 
     Raises:
         CheckpointError: The JSON does not describe a state.
@@ -115,7 +117,7 @@ def _encoded(value: Any, path: tuple[str, ...], arrays: dict[str, object]) -> ob
 
 
 def _encoded_array(value: object, path: tuple[str, ...], arrays: dict[str, object]) -> object:
-    """Return the JSON of a tensor or array, or None for another value."""
+    """Return the JSON that stands for a tensor or array, or None for another value."""
     if is_tensor(value):
         return {"$": "tensor", "at": _kept(value, path, arrays)}
     numpy = sys.modules.get("numpy")
@@ -220,24 +222,24 @@ _READ_SINGLE: dict[str, Callable[[Any], object]] = {
 
 
 def is_storable(tensor: torch.Tensor) -> bool:
-    """Return whether the format has the tensor's dtype."""
+    """Return whether safetensors files can hold the tensor's dtype."""
     return str(tensor.dtype) in _OF_TORCH
 
 
 class DenseArray:
-    """An array as contiguous bytes, which shares the array's memory where it can.
+    """An array as contiguous bytes, without a copy if possible.
 
     Attributes:
         dtype: The safetensors name of the dtype.
         size: The number of bytes.
-        is_on_gpu: True if CUDA has the bytes, in `tensor`.
+        is_on_gpu: Whether the bytes are in CUDA memory, as `tensor`.
     """
 
     def __init__(self, name: str, array: Any) -> None:
-        """Wrap an array.
+        """Wrap a tensor or array.
 
         Raises:
-            UserError: The format lacks its dtype, or it has no values on this process.
+            UserError: Safetensors cannot hold its dtype, or its values are not on this process.
         """
         self.name, self.shape = name, [int(size) for size in array.shape]
         self.is_on_gpu = False
@@ -254,7 +256,7 @@ class DenseArray:
 
     @cached_property
     def address(self) -> int:
-        """The bytes' address in this process's memory, where a GPU's tensor is first copied."""
+        """The address of the bytes in CPU memory, to which a GPU's tensor is copied first."""
         if hasattr(self, "tensor"):
             self._on_cpu = self.tensor.cpu()
             return self._on_cpu.data_ptr()
@@ -262,13 +264,12 @@ class DenseArray:
 
     @property
     def data(self) -> memoryview:
-        """The array's bytes."""
         # numpy's view of a tensor would need numpy, which may be missing.
         return memoryview((ctypes.c_ubyte * self.size).from_address(self.address))
 
 
 def made(dtype: str, shape: list[int], data: bytearray, *, of: Library) -> object:
-    """Return an array of the library `of`, made from these bytes.
+    """Make an array of the library `of` ("torch" or "numpy") from bytes.
 
     Raises:
         CheckpointError: The bytes do not fit dtype and shape, or the library is missing.

@@ -1,4 +1,4 @@
-"""Run a container engine's client, such as podman, and find the reasons of its failures."""
+"""Run the command-line client of a container engine, such as podman, and explain its failures."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _NO_PROGRAM = re.compile(r"executable file not found|executable file .* not foun
 def call(
     argv: Sequence[str], *, say: Callable[[str], None] = lambda line: None, environment: Mapping[str, str] | None = None
 ) -> tuple[int, list[str]]:
-    """Run a container engine's client. Return its exit code and its last lines.
+    """Run a container engine's client. Return its exit code and its last lines of output.
 
-    say: called with each line. If `say` raises an exception, the client is killed.
+    say: Called with each line. If it raises an exception, the client is killed.
 
     Raises:
         LauncherError: The client can't be started.
@@ -77,16 +77,16 @@ def reason(lines: Sequence[str]) -> str:
 def start_failure(
     engine: ContainerEngine, image: str, program: str, exit_code: int, lines: Sequence[str]
 ) -> str | None:
-    """Return the reason why no container ran `program`, or None if a container ran it.
+    """Return why no container ran `program`, or None if a container ran it.
 
-    Call this only for a worker that has not reported its start: a script could end with the same exit codes.
+    Call this only for a worker that has not reported its start, because a script may end with the same exit codes.
 
     Args:
-        engine: The engine.
-        image: The user's name of the image.
+        engine: The container engine.
+        image: The image's name as the user gave it.
         program: The program to run.
-        exit_code: Of the client.
-        lines: The client's last output.
+        exit_code: The client's exit code.
+        lines: The client's last lines of output.
     """
     # Exit codes of the client itself: no container (apptainer: 255), program not executable, program not found.
     if exit_code not in (125 if engine.keeps_containers else 255, 126, 127):

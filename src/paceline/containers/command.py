@@ -1,16 +1,16 @@
-"""Build the command line that runs a command in a container. The function is pure.
+"""Build the command line that runs a command in a container. Nothing is started here.
 
-Shared with the host:
+The container shares with the host:
 
-    network           MASTER_ADDR, ports and interfaces mean the same inside
-    process ids       reported pids, signals, and Open MPI's local ranks
-    /dev/shm          of the host, or with shm_size one shared by the node's workers (memory.py), for NCCL. Apptainer
-                      always has the host's
-    user              files in the run's folder belong to the submitter
-    run, work, scratch and library folders, data     under the same paths
+    network           so that MASTER_ADDR, ports and interfaces mean the same inside
+    process ids       for reported pids, signals, and Open MPI's local ranks
+    /dev/shm          the host's or, with shm_size, one that a node's workers share (`memory`), for NCCL. Apptainer always has
+                      the host's
+    user              so that files in the run's folder belong to the submitter
+    folders           the run's, `work`, scratch, library and data folders, under the same paths
 
-The rest is the image's: PATH, LD_LIBRARY_PATH, /tmp, /etc. A container gets only Paceline's variables and the user's
-`environment_variables`. Their values are never on a command line, which every user of a machine can read.
+All other files and variables are the image's: PATH, LD_LIBRARY_PATH, /tmp, /etc. A container gets only Paceline's variables and
+the user's `environment_variables`. Their values are never on a command line, which every user of a machine can read.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class Mount:
 
 @dataclass(frozen=True, kw_only=True)
 class HostFiles:
-    """The properties of the host of a container, collected on that machine.
+    """Facts about the host of a container, which that machine collects itself.
 
     Attributes:
-        inside: Path of `inside.py`.
-        library: Targets of the links on the workers' PYTHONPATH.
-        user: The engine's options for the user.
+        inside: The path of `inside.py`.
+        library: The targets of the links in the workers' PYTHONPATH folder.
+        user: The engine's options that select the user.
         names: The user's name, as variables.
     """
 
@@ -65,7 +65,7 @@ class HostFiles:
 
     @classmethod
     def here(cls, engine: ContainerEngine, library_dir: Path) -> HostFiles:
-        """Return the properties of this machine."""
+        """Collect the facts about this machine."""
         library = tuple(str(path) for path in _library(library_dir))
         return cls(inside=INSIDE, library=library, user=tuple(_user(engine)), names=_who())
 
@@ -90,19 +90,20 @@ def wrap(
     host: HostFiles | None = None,
     beside: int | None = None,
 ) -> Command:
-    """Return the command that runs `command` in a container.
+    """Return a command that runs `command` in a container.
 
     Args:
         command: The command, whose variables include PYTHONPATH (`with_paths`).
         launch: The launch to which the command belongs.
-        engine: The engine.
+        engine: The container engine.
         image: The result of `check_image`.
-        shm_size: Size of a private /dev/shm. Without `shm_size` and `memory`, the container uses the host's.
-        memory: Container whose /dev/shm is shared (`hold_memory`).
-        mounts: Data and the environment's folder, beside the run's folders.
-        shell: The environment outside, used only for variables with a default in `command`.
-        host: The node on which the command runs, if it is not this machine.
-        beside: First rank of a running container, in which the command is run if the engine can, else in a similar one.
+        shm_size: The size of a private /dev/shm. Without `shm_size` and `memory`, the container uses the host's.
+        memory: The container whose /dev/shm to share (`hold_memory`).
+        mounts: Data and the environment's folder, besides the run's folders.
+        shell: The submitter's environment variables. Their values replace the defaults of `command`.
+        host: The node on which the command runs. None: this machine.
+        beside: The first rank of a running container. If the engine can, the command runs in that container, else in a similar
+            one.
 
     Raises:
         LauncherError: A path can't be mounted.
@@ -154,7 +155,7 @@ def wrap(
 
 
 def container_name(launch: Launch, rank: int) -> str:
-    """Return the name of the container in which this rank is the lowest."""
+    """Return the name of the container whose lowest rank is `rank`."""
     return f"paceline-{launch.run_id}-{launch.attempt}-{rank}"
 
 
@@ -175,7 +176,8 @@ def run_argv(
 ) -> tuple[str, ...]:
     """Return the engine's command line that runs `command` in a container.
 
-    variables: names, whose values the client has. user: the engine's options; None for this process's user.
+    variables: The names of variables to pass on from the client. user: The engine's options for the user. None: this process's
+    user.
     """
     mounted = [word for mount in distinct(mounts) for word in ("--mount", _mount_word(mount))]
     program, *arguments = command
@@ -203,7 +205,7 @@ def run_argv(
 
 
 def for_client(engine: ContainerEngine, values: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of the client that make it set `values` in the container."""
+    """Return variables for the client that set `values` in the container."""
     if engine.keeps_containers:
         return dict(values)
     # The variable APPTAINERENV_NAME sets NAME inside, even with --cleanenv.
@@ -211,7 +213,7 @@ def for_client(engine: ContainerEngine, values: Mapping[str, str]) -> dict[str, 
 
 
 def _library(library_dir: Path) -> list[Path]:
-    """Return the targets of the links on PYTHONPATH, which must be mounted too."""
+    """Return the targets of the links in the PYTHONPATH folder, which need mounts too."""
     links = sorted(library_dir.iterdir()) if library_dir.is_dir() else []
     package = Path(INSIDE).parent.parent
     # Skip a broken link: engines refuse to mount a missing path.
@@ -219,7 +221,7 @@ def _library(library_dir: Path) -> list[Path]:
 
 
 def distinct(mounts: Iterable[Mount]) -> list[Mount]:
-    """Remove mounts that other mounts include, and sort outer folders first."""
+    """Drop mounts that are inside other mounts, and sort outer folders first."""
     by_target: dict[Path, Mount] = {}
     for mount in mounts:
         # Engines allow one mount per target. It is writable if one of the requests is.
@@ -256,9 +258,9 @@ def _mount_word(mount: Mount) -> str:
 
 
 def _variables(command: Command, launch: Launch, shell: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables, with the names under which they enter the container.
+    """Return the container's variables, with a prefix that `inside.py` removes.
 
-    Paceline's variables keep their names: they mark the processes of the run, also for programs outside of the container.
+    Paceline's variables have no prefix, because they mark the run's processes, also for programs outside of the container.
     """
     users = launch.job.environment_variables
     values: dict[str, str] = {}
@@ -275,16 +277,12 @@ def _variables(command: Command, launch: Launch, shell: Mapping[str, str], names
 
 
 def _who() -> dict[str, str]:
-    """Return the variables that have the user's name.
-
-    Without these, `getpass.getuser()` and so torch fail if the image's /etc/passwd lacks the user id.
-    """
     name = user_name(os.getuid())
     return {"USER": name, "LOGNAME": name}
 
 
 def _user(engine: ContainerEngine) -> list[str]:
-    """Return the engine's options that give the container the same user."""
+    """Return the engine's options that run the container as the host's user."""
     uid, gid = os.getuid(), os.getgid()
     if engine.kind == "podman":
         # Without keep-id, rootless podman maps the user to a subordinate id, which can't write to the run's folder.

@@ -1,7 +1,7 @@
 """Find a container engine that works.
 
 A program with the right name may not work: docker needs its daemon, and `docker` may be podman, or a program that only prints
-how to install docker. So an engine must print its name, and answer a question that only a working engine can answer.
+how to install docker. So each candidate must print its name, and answer a question that only a working engine can answer.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class ContainerEngine:
 
     Attributes:
         kind: "podman", "docker", "apptainer" or "singularity", as the program itself reports.
-        path: Path of the engine's client.
-        is_rootless: Whether root in a container is the calling user; None if podman was not asked.
+        path: The path of the engine's client.
+        is_rootless: Whether root in a container is the calling user. None: unknown, because podman was not asked.
     """
 
     kind: str
@@ -46,7 +46,7 @@ class ContainerEngine:
 
     @property
     def keeps_containers(self) -> bool:
-        """Whether containers may outlast their client. Apptainer's never do."""
+        """Whether containers can outlast their client, unlike Apptainer's."""
         return self.kind in ("podman", "docker")
 
     def to_json(self) -> dict[str, object]:
@@ -61,15 +61,15 @@ class ContainerEngine:
 
 
 def find_engine(environment: Mapping[str, str] | None = None, *, to_start: bool = True) -> ContainerEngine:
-    """Return the engine that `PACELINE_CONTAINER_ENGINE` names, else one that works.
+    """Return the engine that `PACELINE_CONTAINER_ENGINE` names, else the first one that works.
 
     Args:
-        environment: Variables; default: those of this process.
-        to_start: Also ask podman whether it is rootless, which starting containers needs. This takes 0.2 s.
+        environment: Environment variables. None: those of this process.
+        to_start: Also ask podman whether it is rootless, which is needed to start containers. This takes 0.2 s.
 
     Raises:
-        LauncherError: No engine works; the message lists the candidates, their problems, and the installation.
-        EngineError: No engine works, and one engine timed out.
+        LauncherError: No engine works. The message lists the candidates, their problems, and how to install one.
+        EngineError: No engine works, and one timed out.
     """
     variables = os.environ if environment is None else environment
     named = variables.get(ENGINE_VARIABLE)
@@ -139,7 +139,7 @@ def _podman(path: str, version: str, variables: Mapping[str, str], to_start: boo
 
 
 def is_rootless(engine: ContainerEngine) -> bool:
-    """Return whether the engine runs rootless; False if it does not answer."""
+    """Return whether the engine runs without root. Return False if it does not answer."""
     if engine.is_rootless is None:
         try:
             answer = _podman(engine.path, engine.version, os.environ, to_start=True)
@@ -160,7 +160,7 @@ def _docker(path: str, variables: Mapping[str, str]) -> ContainerEngine | str:
 
 
 def _output(argv: list[str], variables: Mapping[str, str]) -> tuple[int, str]:
-    """Return a program's exit code, and its standard error followed by its standard output.
+    """Run a program. Return its exit code, and its standard error followed by its output.
 
     Raises:
         subprocess.TimeoutExpired: The program timed out.

@@ -1,4 +1,4 @@
-"""Check the names of images, pull images, and inspect an image's Python."""
+"""Check names of container images, pull images, and inspect an image's Python."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def check_shm_size(shm_size: str) -> None:
 
 
 def check_image(engine: ContainerEngine, image: str, say: Callable[[str], None]) -> str:
-    """Return the image's id, which is equal for all workers.
+    """Return the image's id, which is equal for all workers. Pull a missing image.
 
-    Pull a missing image, with the pull's output passed to `say`. For apptainer return the name: it fetches and converts an
+    `say` gets each line of the pull's output. For apptainer the result is the name, because apptainer fetches and converts an
     image when it first runs it.
 
     Raises:
@@ -77,7 +77,7 @@ def check_image(engine: ContainerEngine, image: str, say: Callable[[str], None])
 
 
 def full_name(image: str) -> str:
-    """Add Docker's default registry to an image's name without a registry."""
+    """Add Docker's default registry to an image's name that has no registry."""
     if _REGISTRY.match(image):
         return image
     return f"docker.io/{image}" if "/" in image else f"docker.io/library/{image}"
@@ -96,11 +96,11 @@ def _is_file(image: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class ImagePython:
-    """The Python and Open MPI of an image.
+    """The Python and the Open MPI of an image.
 
     Attributes:
-        python: Absolute path of the interpreter in the image.
-        mpirun, mpirun_version: Open MPI's mpirun in the image and its version, or None.
+        python: The absolute path of the interpreter in the image.
+        mpirun, mpirun_version: The path and version of Open MPI's mpirun in the image, or None without it.
     """
 
     python: str
@@ -119,14 +119,14 @@ def probe(
     mounts: Sequence[Mount] = (),
     say: Callable[[str], None] = lambda line: None,
 ) -> ImagePython:
-    """Inspect the image's Python and Open MPI in a container.
+    """Start a container to inspect the image's Python and Open MPI.
 
     Args:
-        engine: The engine.
+        engine: The container engine.
         image: The result of `check_image`.
-        run_id: The run.
-        python: A name on the image's PATH, or a path.
-        name: The user's name of the image.
+        run_id: The run's id, which labels the container.
+        python: The interpreter: a name on the image's PATH, or a path.
+        name: The image's name as the user gave it.
         mounts: Further mounts.
         say: Called with each line of output.
 

@@ -52,7 +52,7 @@ def main(argv: "list[str]") -> None:
 
 
 def given(environment: "dict[str, str]") -> "dict[str, str]":
-    """Rename the prefixed variables to their names without the prefix."""
+    """Remove Paceline's prefixes from the names of variables."""
     # Iterate over a copy, because the loop removes names.
     for name in list(environment):
         if name.startswith(DEFAULT):
@@ -65,9 +65,10 @@ def given(environment: "dict[str, str]") -> "dict[str, str]":
 
 
 def home(images: str, others: "list[str]") -> str:
-    """Return the image's HOME if it is writable, else a new folder.
+    """Return the image's HOME if it is writable, else a new folder in one of `others`.
 
-    Caches of libraries in it are removed with the container: they don't fill the run's folder, or mix with the host's caches.
+    Caches of libraries in it are removed with the container. So they don't fill the run's folder, or mix with the host's
+    caches.
     """
     # Engines set HOME to "/" for a user that the image's /etc/passwd does not have.
     if images != "/" and os.path.isdir(images) and os.access(images, os.W_OK | os.X_OK):

@@ -1,12 +1,12 @@
-"""Layers: pip packages on top of an image, installed in a container and stored outside.
+"""Layers: pip packages on top of a container image, installed in a container and stored on the host.
 
     <folder>/<key>.json      marks a complete layer, with its content
     <folder>/<key>.lock      held during a build
     <folder>/<key>/layer/    the complete environment
     <folder>/<key>/<token>/  an environment being built, with a new token per attempt
 
-Each attempt to build has a separate folder, because the container of a killed attempt may go on writing for a moment. The
-container sees the folder as `layer`: the files contain this path, which must be equal on all nodes of a run.
+Each attempt to build has a separate folder, because the container of a killed attempt may continue writing for a moment. The
+container sees that folder as `layer`: the files contain this path, which must be equal on all nodes of a run.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ _SETTINGS = (".config/pip/pip.conf", ".pip/pip.conf", ".netrc")
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """A pip environment on top of an image.
+    """A pip environment on top of a container image.
 
-    packages: "name==version" of the installed packages.
+    packages: The installed packages, as "name==version".
     """
 
     prefix: str
@@ -79,20 +79,20 @@ def ensure_layer(
 ) -> Layer:
     """Return the layer with these packages. Build it if it is missing.
 
-    pip inside sees the user's configuration, indexes, cache, and local files of the lines. Credentials are passed only in
-    variables and files.
+    In the container pip sees the user's configuration, indexes, cache, and local files that the lines name. Credentials are
+    passed only in variables and files.
 
     Args:
-        folder: `<workspace>/environments/images`, to be mounted into the workers' containers.
-        engine: The engine.
+        folder: `<workspace>/environments/images`, which is also mounted into the workers' containers.
+        engine: The container engine.
         image: The image.
-        run_id: The run.
+        run_id: The run's id, which labels the container.
         python: The image's Python, from `probe`.
         requirements: Lines of a requirements file.
-        is_exact: The lines are a complete lock.
+        is_exact: Whether the lines are a complete lock.
         mounts: Further mounts.
         say: Called with each line of output.
-        environment: Variables that have pip's settings; default: those of this process.
+        environment: Variables that have pip's settings. None: those of this process.
 
     Raises:
         EnvironmentBuildError: pip failed, or no container could be started.
@@ -159,9 +159,9 @@ def ensure_layer(
 
 
 def _of_pip(environment: Mapping[str, str], requirements: Sequence[str]) -> tuple[dict[str, str], list[Mount]]:
-    """Return the variables and files that pip in the container needs.
+    """Return the variables and mounts that pip in the container needs.
 
-    The files are pip's configuration, its cache, and the files that the configuration or the requirements name.
+    The mounts are pip's configuration, its cache, and the files that the configuration or the requirements name.
     """
     home = Path(environment.get("HOME") or os.path.expanduser("~"))
     cache = Path(environment.get("PIP_CACHE_DIR") or Path(environment.get("XDG_CACHE_HOME") or home / ".cache") / "pip")
@@ -185,9 +185,9 @@ def _of_pip(environment: Mapping[str, str], requirements: Sequence[str]) -> tupl
 
 
 def named_files(text: str) -> Iterator[Mount]:
-    """Yield a mount for each absolute path or `file://` URL in the text.
+    """Yield a mount for each existing absolute path or `file://` URL in the text.
 
-    A project's folder is mounted writable, because building the project writes files into it.
+    A Python project's folder is mounted writable, because building the project writes files into it.
     """
     for word in re.split(r"file://|[\s=@;\[\]\"']+", text):
         # Try the word as it is first, because a file name may contain a "%" or "#".
@@ -200,7 +200,7 @@ def named_files(text: str) -> Iterator[Mount]:
 
 
 def _is_the_systems(path: Path) -> bool:
-    """Return whether mounting this path would hide a part of the image's system."""
+    """Return whether a mount at this path would hide a part of the image's system."""
     path = Path(os.path.normpath(path))
     if path in _TOPS or any(path.is_relative_to(top) for top in _KERNELS):
         return True
@@ -208,9 +208,10 @@ def _is_the_systems(path: Path) -> bool:
 
 
 def _states(requirements: Sequence[str]) -> list[tuple[str, int, str]]:
-    """Return path, size and hash of the local files that the lines name.
+    """Return path, size and hash of each local file that the lines name.
 
-    Changed files mean other packages. Times are left out: files sent to two nodes must give the same layer.
+    They are part of the layer's key, because changed files give other packages. Times of modification are not: files copied to
+    two nodes must give the same layer.
     """
     states = []
     for mount in (mount for line in requirements for mount in named_files(line)):
@@ -287,7 +288,7 @@ def key_of(layer: Layer) -> str:
 
 
 def all_layers(folder: Path) -> list[KeptLayer]:
-    """Return all layers in the folder, sorted by last use, the latest first."""
+    """Return all complete layers in the folder, most recently used first."""
     layers = []
     for path in folder.glob("*.json"):
         layer = read_layer(folder, path.stem)
@@ -298,7 +299,7 @@ def all_layers(folder: Path) -> list[KeptLayer]:
 
 @contextlib.contextmanager
 def hold_layer(folder: Path, key: str) -> Iterator[None]:
-    """Protect the layer from `prune_layers`, until the `with` block or the process ends.
+    """Within the block, protect the layer from `prune_layers`.
 
     Raises:
         EnvironmentBuildError: The layer has been pruned. The next build makes it again.
@@ -315,13 +316,13 @@ def hold_layer(folder: Path, key: str) -> Iterator[None]:
 def prune_layers(
     folder: Path, *, unused_for_s: float = 0.0, only: Collection[str] | None = None, dry_run: bool = False
 ) -> list[KeptLayer]:
-    """Remove unused layers, and return the removed layers.
+    """Remove unused layers. Return the removed layers.
 
     Args:
         folder: `<workspace>/environments/images`.
-        unused_for_s: Least time since the last use.
+        unused_for_s: Remove only layers whose last use is at least this long ago.
         only: If given, remove only layers with these keys.
-        dry_run: Remove nothing.
+        dry_run: Return the layers, but do not remove them.
     """
     removed = []
     for kept in all_layers(folder):
@@ -348,7 +349,7 @@ def prune_layers(
 
 
 def _sweep(folder: Path) -> None:
-    """Remove the files of failed or killed builds."""
+    """Remove files that failed or killed builds left."""
     for path in folder.glob("*/"):
         # In Python 3.10 the pattern also returns files.
         if (

@@ -1,12 +1,12 @@
-"""Runs in a container with the image's Python: create an environment and run pip in it.
+"""Create an environment and run pip in it, inside a container, with the image's Python.
 
     python3 .../paceline/containers/layer_inside.py PREFIX PIP RESULT pip's arguments ...
 
 PREFIX: path of the environment. PIP: folder of a pip package, which the image may lack. RESULT: JSON file for the installed
 names and versions.
 
-A `.pth` file adds the packages of this Python to the environment. The venv option for that would skip an interpreter that is a
-venv itself, as in many images, and use the one below it.
+A `.pth` file makes the environment see the packages of the image's Python. The venv option for that would skip an interpreter
+that is itself in a venv, as in many images, and use that venv's base interpreter.
 """
 
 from __future__ import annotations

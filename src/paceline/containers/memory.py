@@ -1,8 +1,8 @@
 """Share one /dev/shm of a given size between a node's workers in several containers.
 
-With a size, an engine gives each container its own /dev/shm, so NCCL finds no shared memory between workers and uses the
-network. Therefore an idle container holds the memory, and the workers join it. The first worker can't hold it: it may end
-before the last one starts.
+An engine that gets a size gives each container its own /dev/shm, so NCCL finds no shared memory between workers and uses the
+network. Therefore one more, idle container owns the memory, and the workers' containers join it. The first worker's container
+can't own it: that worker may end before the last one starts.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def wrap_all(
     mounts: Sequence[Mount] = (),
     shell: Mapping[str, str] | None = None,
 ) -> list[Command]:
-    """Wrap the commands of all workers of an attempt.
+    """Wrap the commands of all workers of an attempt, to run in containers.
 
-    With `shm_size`, start on each node with several workers a container that holds the memory. `remove` ends it after the
+    With `shm_size`, start on each node with several workers a container that owns the shared memory. `remove` ends it after the
     attempt.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Remove the containers that a run has left, after their clients were killed."""
+"""Remove the containers that a run has left after their clients were killed."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def remove(engine: ContainerEngine, run_id: str, *, settle_s: float = SETTLE_S) 
     Call this only when all workers of the run have ended or may be killed.
 
     Args:
-        engine: The engine.
-        run_id: The run.
+        engine: The container engine.
+        run_id: The run's id, which labels its containers.
         settle_s: Seconds to wait for a container that docker's daemon is still creating; 0 if no client was killed.
     """
     if not engine.keeps_containers:
@@ -53,7 +53,7 @@ def remove(engine: ContainerEngine, run_id: str, *, settle_s: float = SETTLE_S) 
 
 
 def _delete(runtime: Sequence[str], container: str) -> None:
-    """Delete a container from the runtime, with retries while killed processes disappear."""
+    """Delete a container by its OCI runtime. Retry until killed processes have disappeared."""
     for _ in range(_TRIES):
         _output([*runtime, "delete", "--force", container])
         if not _output([*runtime, "state", container]):
@@ -74,10 +74,11 @@ def _containers(engine: ContainerEngine, run_id: str) -> list[str]:
 
 
 def _runtimes(engine: ContainerEngine, containers: Sequence[str]) -> list[list[str]]:
-    """Return the runtime programs with which podman runs these containers.
+    """Return the OCI runtime programs of podman's containers, such as crun.
 
-    If podman is killed between the runtime's first step and its own record, it removes the container without telling the
-    runtime, and state and control group stay until the next boot. Docker's daemon is not affected.
+    A podman that was killed between the runtime's first step and its own record later removes the container without telling the
+    runtime. The runtime's state and the control group would then stay until the next boot. Docker's daemon does not have this
+    problem.
     """
     if engine.kind != "podman":
         return []

@@ -1,6 +1,6 @@
 """Python environments, built from a job's packages and cached by content.
 
-The public names are loaded on first use: nodes load parts of this package without the resolvers and their
+Python loads the public names on first use, because nodes import parts of this package without the resolvers and their
 libraries.
 """
 

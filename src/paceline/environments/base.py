@@ -47,7 +47,7 @@ def facts():
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """The facts about a base interpreter.
+    """Facts about a base interpreter, from which environments are made.
 
     Attributes:
         site_folders: Folders of the interpreter's packages, in search order.
@@ -64,12 +64,12 @@ class Base:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """All existing folders that have packages of the interpreter."""
+        """The existing folders with packages of the interpreter, in search order."""
         user = () if self.user_folder is None or os.environ.get("PYTHONNOUSERSITE") else (self.user_folder,)
         return tuple(Path(folder) for folder in dict.fromkeys((*user, *self.site_folders)) if os.path.isdir(folder))
 
     def identity(self) -> dict[str, str]:
-        """Return the facts about the interpreter that are part of an environment's key."""
+        """Return the facts that are part of an environment's cache key."""
         return {
             "python": self.python,
             "version": self.version,
@@ -79,9 +79,9 @@ class Base:
         }
 
     def installed(self) -> list[str]:
-        """List the installed distributions by their folders' names, without reading files.
+        """List the installed distributions by the names of their metadata folders.
 
-        An editable package's time of modification is added, because its folder's name stays when its requirements change.
+        An editable package has its time of modification added, because its folder's name stays when its requirements change.
         """
         distributions = []
         for folder in self.folders:
@@ -96,7 +96,7 @@ class Base:
 
 
 def base(python: str, cache_dir: Path) -> Base:
-    """Return the facts about an interpreter, from the cache if they are there.
+    """Return the facts about an interpreter, from a cache in `cache_dir` if possible.
 
     Raises:
         EnvironmentSpecError: The interpreter does not exist, or does not run.
@@ -137,7 +137,7 @@ def _made(values: dict[str, object]) -> Base:
 
 
 def _stamp(path: str) -> str:
-    """Return a text that changes if the interpreter or the user's home changes."""
+    """Return a text that changes if the interpreter or the user's package folder changes."""
     # These two variables determine the folder of the user's packages.
     stamps = [os.environ.get("PYTHONUSERBASE", ""), os.path.expanduser("~")]
     for each in (path, os.path.join(os.path.dirname(os.path.dirname(path)), "pyvenv.cfg")):

@@ -18,7 +18,7 @@ from paceline.system.files import gone_is_fine
 
 
 def check(environment: EnvironmentSpec, base: Base) -> None:
-    """Raise EnvironmentSpecError if the environment can't be built with this base."""
+    """Raise EnvironmentSpecError if this base interpreter can't be used for the environment."""
     if environment.user_managed:
         raise EnvironmentSpecError("a user-managed environment is never built: its interpreter has its packages.")
     if environment.uses_conda:
@@ -32,12 +32,12 @@ def check(environment: EnvironmentSpec, base: Base) -> None:
 
 
 def build(key: str, environment: EnvironmentSpec, base: Base, prefix: Path, say: Say, lock_fd: int) -> Built:
-    """Build the environment at `prefix`, which does not exist yet.
+    """Build the environment at the new folder `prefix`.
 
-    lock_fd: descriptor of the environment's lock, which the build's programs inherit.
+    lock_fd: The descriptor of the environment's lock, which the build's programs inherit.
 
     Raises:
-        EnvironmentBuildError: The build failed. The incomplete environment stays, and is never used.
+        EnvironmentBuildError: The build failed. The incomplete environment stays, but is never used.
     """
     started = time.monotonic()
     variables = venv.build_environment()

@@ -20,16 +20,16 @@ class Built:
     """A completely built environment.
 
     Attributes:
-        python: The environment's interpreter.
-        bin_dir: The folder of the environment's programs, first on PATH.
-        variables: Further variables that processes in the environment get.
+        python: The path of the environment's interpreter.
+        bin_dir: The folder of the environment's programs, which comes first on PATH.
+        variables: Further variables for processes in the environment.
         base_python: The interpreter from which the environment was made.
         is_layered: Whether the environment also sees the packages of `base_python`.
-        environment: The request.
+        environment: The requested environment.
         locked: The request with the installed versions.
         pip, conda: Installed packages, "name==version" and "name=version=build".
-        size_bytes: On disk; shared files count once.
-        last_used_utc: Last time when a run found or held the environment.
+        size_bytes: The size on disk, where hard-linked files count once.
+        last_used_utc: The last time when a run found or held the environment.
     """
 
     key: str
@@ -49,7 +49,6 @@ class Built:
     last_used_utc: str
 
     def to_json(self) -> dict[str, object]:
-        """Return the JSON form."""
         return plain_fields(self)
 
     @classmethod
@@ -64,11 +63,11 @@ class Built:
         )
 
     def asked_as(self, environment: EnvironmentSpec) -> Built:
-        """Return the record for a request that differs only in name and variables."""
+        """Return this record for another request, which differs only in name and variables."""
         locked = replace(environment, locked_pip=self.locked.locked_pip, locked_conda=self.locked.locked_conda)
         return replace(self, environment=environment, locked=locked)
 
 
 def utc(seconds: float) -> str:
-    """Format seconds since 1970 as a UTC time, as records of environments have it."""
+    """Format seconds since 1970 as UTC, such as "2026-11-29T12:00:00Z"."""
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")

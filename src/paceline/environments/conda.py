@@ -30,7 +30,7 @@ _ANSWER = "conda-answer.json"
 def check(environment: EnvironmentSpec) -> None:
     """Raise EnvironmentSpecError if the conda packages can't be solved.
 
-    The reasons: py-rattler is missing, a spec is invalid, or a channel's folder does not exist.
+    This happens if py-rattler is missing, a spec is invalid, or a channel's folder does not exist.
     """
     if importlib.util.find_spec("rattler") is None:
         raise EnvironmentSpecError(
@@ -58,13 +58,13 @@ def check(environment: EnvironmentSpec) -> None:
 def install(
     environment: EnvironmentSpec, prefix: Path, variables: Mapping[str, str], say: Say, lock_fd: int
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Install the packages at `prefix`.
+    """Install the conda packages at `prefix`.
 
     Returns:
         "name=version=build" and "URL#sha256" of each package.
 
     Raises:
-        EnvironmentBuildError: No solution, a package can't be fetched or has a wrong hash, or the disk is full.
+        EnvironmentBuildError: There is no solution, a package can't be fetched or has a wrong hash, or the disk is full.
     """
     answer = prefix / "paceline" / _ANSWER
     answer.parent.mkdir(parents=True, exist_ok=True)
@@ -164,7 +164,7 @@ async def _solve_and_install(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_hash(record: Any) -> None:
-    """Verify the hash of a local archive, because rattler verifies only downloads."""
+    """Verify the hash of a local archive: rattler verifies only downloads."""
     import hashlib
 
     folder = channel_folder(record.url)

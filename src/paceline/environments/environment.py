@@ -32,7 +32,7 @@ Examples:
             name: Name of the environment.
             file_path: The requirements file.
             python: Base interpreter; default: the interpreter of this process.
-            layered: Add the packages to those of the base interpreter.
+            layered: Whether the environment also sees the packages of the base interpreter.
 
         Raises:
             EnvironmentSpecError: A file is missing or not UTF-8, or pip can't parse a line.
@@ -67,9 +67,9 @@ Examples:
         return cls(name=name, python=registry.existing(python), user_managed=True)
 
     def register(self, workspace: Workspace) -> Environment:
-        """Register this environment in the workspace, and return it with its version.
+        """Register this environment in the workspace. Return it with its version.
 
-        If the latest version is equal, return that version.
+        If the latest version is equal, no new version is made.
 
         Raises:
             EnvironmentSpecError: The environment has no name.

@@ -30,7 +30,7 @@ def described(
 ) -> EnvironmentSpec:
     """Return the environment that the parameters or options describe.
 
-    Files are searched in source_directory, then in the working directory.
+    Relative paths are looked up in source_directory, then in the working directory.
 
     Raises:
         JobError: Values contradict each other, or a file does not exist.
@@ -103,7 +103,7 @@ def _check_types(given: Mapping[str, object], layered: object) -> None:
 
 
 def _check_sense(given: Mapping[str, object]) -> None:
-    """Raise JobError for options that would have no effect together with the others."""
+    """Raise JobError for options that have no effect together with the other options."""
     image, shm_size, channels = given["custom_docker_image"], given["shm_size"], given["conda_channels"]
     if shm_size is not None and image is None:
         raise JobError(

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class Visible:
-    """The distributions in some folders. If several have the same name, the first is used.
+    """The distributions that are installed in some folders.
 
-    base: the interpreter for which environment markers are evaluated.
+    If several have the same name, the first one counts. base: The interpreter for which environment markers are evaluated.
     """
 
     def __init__(self, folders: Sequence[Path], base: Base) -> None:
@@ -40,11 +40,11 @@ class Visible:
     def missing(
         self, requirements: Iterable[Requirement], constraints: Sequence[Requirement] = (), *, urls_too: bool = True
     ) -> list[Requirement]:
-        """Return unmet requirements, including those of dependencies.
+        """Return the requirements that are not met, including those of dependencies.
 
         If a requirement is met but a dependency is missing, return only the dependency. Returned requirements have no markers.
 
-        urls_too: treat every requirement with a URL as missing.
+        urls_too: Return every requirement with a URL, even if a distribution of that name is installed.
         """
         limits: dict[str, list[Requirement]] = {}
         for limit in constraints:
@@ -75,11 +75,11 @@ class Visible:
         return [lacking[text] for text in sorted(lacking)]
 
     def required_by(self, names: Iterable[str]) -> list[Requirement]:
-        """Return the requirements of these distributions that apply to this Python."""
+        """Return the requirements of these distributions, if their markers apply."""
         return [each for name in sorted(names) if name in self.found for each in self._requires(self.found[name], ())]
 
     def broken(self, names: Iterable[str]) -> list[tuple[str, Requirement]]:
-        """Return (distribution's name, requirement) for each unmet requirement of these distributions."""
+        """Return (distribution's name, requirement) for each requirement that is not met."""
         return [
             (name, requirement)
             for name in sorted(names)
@@ -88,7 +88,7 @@ class Visible:
         ]
 
     def locks(self, versions: Iterable[str]) -> tuple[str, ...]:
-        """Return requirements that install these "name==version" again from the same origins."""
+        """Return requirements that install the given "name==version" from the same origins."""
         return tuple(sorted(_lock(name, self.found[name]) for name in (text.split("==")[0] for text in versions)))
 
     def _requires(self, distribution: Distribution, extras: Iterable[str]) -> list[Requirement]:
@@ -118,7 +118,7 @@ class Visible:
 
 
 def bare(requirement: Requirement) -> Requirement:
-    """Return the requirement without its marker, which may be false for another interpreter."""
+    """Return the requirement without its marker."""
     from copy import copy
 
     plain = copy(requirement)
@@ -127,7 +127,7 @@ def bare(requirement: Requirement) -> Requirement:
 
 
 def name_of_project(folder: Path) -> str | None:
-    """Return the distribution name that a source folder declares, or None."""
+    """Return the distribution name in a source folder's pyproject.toml or setup.cfg, or None."""
     import configparser
 
     try:
@@ -148,7 +148,7 @@ def name_of_project(folder: Path) -> str | None:
 
 
 def canonical(name: str) -> str:
-    """Normalize the name of a distribution, as PyPI does."""
+    """Return a distribution's name in the normalized form of PyPI."""
     from packaging.utils import canonicalize_name
 
     return canonicalize_name(name)

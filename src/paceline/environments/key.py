@@ -1,4 +1,4 @@
-"""Compute the content keys of environments, and find their local packages, folders and channels."""
+"""Compute the cache keys of environments, and find their local packages, folders and channels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FIND_LINKS = re.compile(r"(?:-f|--find-links)(?:\s+|=)(/.*)")
 
 
 def key(environment: EnvironmentSpec, base: Base) -> str:
-    """Return the key of an environment's content, 20 hex digits.
+    """Return the cache key of an environment's content, 20 hex digits.
 
     The environment's name, version, variables and image are not part of the key.
 
@@ -91,7 +91,7 @@ def _content(local: LocalPath) -> str:
 
 
 def source_files(top: Path) -> Iterator[tuple[str, Path]]:
-    """Yield (relative name, file) of the sources of a local package, in a stable order.
+    """Yield (relative name, file) for each source file of a local package, in a stable order.
 
     Raises:
         OSError: A folder can't be read.
@@ -127,7 +127,7 @@ def _add(digest: hashlib._Hash, path: Path, name: str) -> None:
 
 
 def paths_of(environment: EnvironmentSpec) -> list[Path]:
-    """Return all local paths of an environment in order, whether they exist or not."""
+    """Return all local paths of an environment, even missing ones."""
     paths: list[Path] = []
 
     def note(path: Path) -> Path:

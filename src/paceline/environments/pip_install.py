@@ -1,8 +1,9 @@
 """Install pip packages, by uv if possible, else by pip.
 
-A layered environment sees the packages of its base, but uv does not. So uv gets only the requirements that the base does not
-meet, and must not install any package of the base. Then Paceline checks the metadata of all visible packages, as `pip check`
-does, and requests unmet requirements by name. If some remain after several rounds, pip, which sees the base, installs all.
+A layered environment sees the packages of its base interpreter, but uv does not. So uv gets only the requirements that the base
+does not meet, and must not install any package of the base. Then Paceline checks the metadata of all visible packages, as `pip
+check` does, and requests unmet requirements by name. If some remain after several rounds, pip, which sees the base, installs
+all packages.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class Installer:
     """An installer of pip packages into the environment at `prefix`.
 
     Attributes:
-        python: Interpreter of the environment.
-        seen: Package folders of the base that the environment sees.
+        python: The interpreter of the environment.
+        seen: Package folders of the base interpreter that the environment sees.
     """
 
     prefix: Path
@@ -68,7 +69,7 @@ class Installer:
     _added: dict[str, str] = field(default_factory=dict)
 
     def install(self, environment: EnvironmentSpec) -> None:
-        """Install the packages of the environment, or of its lock if it has one.
+        """Install the environment's packages, or those of its lock.
 
         Raises:
             EnvironmentBuildError: uv or pip failed; the message has the reason.
@@ -98,7 +99,7 @@ class Installer:
     def locks(self, own: Visible, versions: Sequence[str]) -> tuple[str, ...]:
         """Return requirements that install exactly these versions again: a lock.
 
-        A requested URL keeps its variables, whose values are secret.
+        Variables in a requested URL, whose values are secret, stay variables.
         """
         requested_urls = {
             canonical(line.requirement.name): line.value
@@ -146,7 +147,7 @@ class Installer:
         self._pip(wanted)
 
     def _warn(self, now: Visible, before: Visible) -> None:
-        """Warn about packages of the base whose requirements the layer's versions do not meet."""
+        """Warn about packages of the base that need other versions than the layer's."""
         own = set(self.own().found)
         for name, requirement in now.broken(set(before.found) - own):
             if canonical(requirement.name) in own:
@@ -186,7 +187,7 @@ class Installer:
         raise EnvironmentBuildError(_sentence(of_uv(output)))
 
     def _settings_of_pip(self) -> PipSettings:
-        """Return the user's pip settings, read only once, with this environment's options."""
+        """Return the user's pip settings, with the options of the requirements file."""
         if self._settings is None:
             self._settings = pip_settings.read(build_environment())
             self._settings.add(self._options)
@@ -233,7 +234,7 @@ def _line(requirement: Requirement) -> RequirementLine:
 
 
 def _check_variables(lines: Sequence[RequirementLine]) -> None:
-    """Raise EnvironmentBuildError for an unset `${NAME}`. Otherwise the request would fail later and elsewhere."""
+    """Raise EnvironmentBuildError if a variable `${NAME}` in the lines is not set."""
     names = [(line.text, name) for line in lines for name in re.findall(r"\$\{([A-Z0-9_]+)\}", line.text)]
     for text, name in names:
         if not os.environ.get(name):
@@ -271,7 +272,7 @@ def _name_of(line: RequirementLine) -> str | None:
 
 
 def _extras_of(lines: Sequence[RequirementLine]) -> list[Requirement]:
-    """Return the requested extras of local packages, as requirements by name."""
+    """Return requirements such as `name[extra]` for local packages with extras."""
     from packaging.requirements import Requirement
 
     return [
@@ -284,7 +285,7 @@ def _extras_of(lines: Sequence[RequirementLine]) -> list[Requirement]:
 def _refreshed(lines: Sequence[RequirementLine]) -> list[str]:
     """Return the options that make uv build source folders again.
 
-    uv compares only the times of pyproject.toml and setup.py.
+    Without these, uv notices only changes of pyproject.toml and setup.py.
     """
     folders = [line for line in lines if line.path is not None and line.path.path.is_dir()]
     names = [_name_of(line) for line in folders]
@@ -295,7 +296,7 @@ def _refreshed(lines: Sequence[RequirementLine]) -> list[str]:
 
 
 def _for_uv(environment: Mapping[str, str], translated: Mapping[str, str]) -> dict[str, str]:
-    """Return uv's variables: the user's uv settings, else translated pip settings."""
+    """Return uv's environment variables: the user's, else translated pip settings."""
     kept = {name: value for name, value in environment.items() if name.startswith("UV_")}
     return {**environment, **translated, **kept, "UV_NO_PROGRESS": "1"}
 
@@ -316,7 +317,7 @@ def _sentence(reason: str) -> str:
 
 
 def of_uv(lines: Sequence[str]) -> str:
-    """Return the first error in uv's output, in a sentence or two."""
+    """Return the first error in uv's output."""
     for number, line in enumerate(lines):
         match = re.match(r"\s*(?:error:|×)\s*(.*)", line)
         if match is None:
@@ -339,7 +340,7 @@ def of_uv(lines: Sequence[str]) -> str:
 
 
 def of_pip(lines: Sequence[str]) -> str:
-    """Return the error lines and the conflicts in pip's output."""
+    """Return the errors and conflicts in pip's output."""
     reasons: list[str] = []
     for number, line in enumerate(lines):
         # The indented lines below an error may name the package.

@@ -44,14 +44,14 @@ _VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
 class PipSettings:
     """The user's pip configuration, with the options of a requirements file.
 
-    for_pip: the reason why uv can't be used with these settings, or "".
+    for_pip: The reason why only pip, not uv, can be used with these settings, or "".
     """
 
     values: dict[str, list[str]] = field(default_factory=dict)
     for_pip: str = ""
 
     def add(self, lines: Iterable[RequirementLine]) -> None:
-        """Add an option of a requirements file to the configuration, as pip does."""
+        """Add the options of a requirements file to the configuration, as pip does."""
         for line in lines:
             value = _filled_in(line.value)
             match (line.option or "").lstrip("-"):
@@ -73,7 +73,10 @@ class PipSettings:
                     self.values[name] = [*self.values.get(name, []), value]
 
     def uv_variables(self) -> dict[str, str]:
-        """Return the settings as uv's variables. If uv has no variable for a setting, set `for_pip`."""
+        """Return the settings as uv's variables.
+
+        If uv has no variable for a setting, set `for_pip`.
+        """
         # Let uv take the best version of all indexes, as pip does, not the first index with the package.
         variables: dict[str, str] = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
         for name, values in self.values.items():
@@ -83,12 +86,12 @@ class PipSettings:
 
     @property
     def no_index(self) -> bool:
-        """Whether pip uses only the folders and pages of `find-links`, and no index."""
+        """Whether pip uses only `find-links`, and no index."""
         value = (self.values.get("no-index") or ["0"])[-1]
         return self._flag("no-index", value)
 
     def secrets(self) -> list[str]:
-        """Return the users, passwords and tokens that logs must not show."""
+        """Return the user names, passwords and tokens that logs must not show."""
         parts = [secret for values in self.values.values() for secret in credentials_in(" ".join(values))]
         return [*parts, *map(unquote, parts)]
 
@@ -156,7 +159,7 @@ class PipSettings:
 
 
 def read(environment: Mapping[str, str]) -> PipSettings:
-    """Read the settings that `pip install` with this interpreter would use."""
+    """Read the settings that `pip install` with this interpreter uses."""
     # Run pip only if needed, because it takes 0.3 s. Only pip knows which files count; variables are read here.
     if not _has_files(environment):
         return PipSettings(values=_merged({":env:": _variables(environment)}))
@@ -168,7 +171,10 @@ def read(environment: Mapping[str, str]) -> PipSettings:
 
 
 def parse(listed: str) -> dict[str, list[str]]:
-    """Parse the output of `pip config list`. Section `install` overrides `global`; variables override both sections."""
+    """Parse the output of `pip config list`.
+
+    Section `install` overrides `global`; variables override both sections.
+    """
     sections: dict[str, dict[str, list[str]]] = {"global": {}, "install": {}, ":env:": {}}
     for line in listed.splitlines():
         left, equals, right = line.partition("=")
@@ -207,7 +213,6 @@ def _merged(sections: Mapping[str, Mapping[str, list[str]]]) -> dict[str, list[s
 
 
 def _has_files(environment: Mapping[str, str]) -> bool:
-    """Return whether pip would read any configuration file."""
     if named := environment.get("PIP_CONFIG_FILE"):
         # If the variable names the null device, pip reads no file: https://pip.pypa.io/en/stable/topics/configuration/.
         return named != os.devnull
@@ -231,7 +236,7 @@ def _is_number(text: str) -> bool:
 
 
 def encoded_variables(text: str, environment: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Percent-encode the values of variables `${NAME}` that are passwords in URLs.
+    """Percent-encode variables `${NAME}` that are user names or passwords in URLs.
 
     Return the text with new names for these variables, and the new variables with the encoded values.
     """

@@ -1,4 +1,4 @@
-"""Run the programs of a build: stream their output, mask secrets, and end them with their parent."""
+"""Run the programs of a build: pass on their output, mask secrets, and end them with their parent."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def run(
     secrets: Iterable[str] = (),
     stdin: str | None = None,
 ) -> tuple[int, list[str]]:
-    """Run a program, and return (exit code, output lines).
+    """Run a program. Return its exit code and output lines.
 
     Args:
         command: Program and arguments.
         environment: Variables of the program.
         say: Called with each line.
         lock_fd: A locked file that the program and its children inherit, so the lock is free once all have ended.
-        secrets: Values to mask beside credentials in URLs.
+        secrets: Values to mask in the output, besides credentials in URLs.
         stdin: Text for the program's standard input.
 
     Raises:

@@ -19,9 +19,9 @@ from paceline.system.registry import Versions
 
 
 def register(environment: Spec, workspace_dir: Path) -> Spec:
-    """Register an environment in a workspace, and return it with its version.
+    """Register an environment in a workspace. Return it with its version.
 
-    If the latest version is equal, return that version.
+    If the latest version is equal, no new version is made.
 
     Raises:
         EnvironmentSpecError: The environment has no name, a variable looks like a secret, or the disk can't be written.
@@ -52,7 +52,9 @@ def register(environment: Spec, workspace_dir: Path) -> Spec:
 
 
 def get(kind: type[Spec], workspace_dir: Path, name: str, version: int | None = None) -> Spec:
-    """Return a registered environment, by default its latest version, as an instance of class `kind`.
+    """Return a registered environment, by default its latest version.
+
+    The result is an instance of the class `kind`.
 
     Raises:
         EnvironmentSpecError: The environment does not exist. The message lists those that exist.

@@ -1,6 +1,6 @@
 """Parse requirements files, as strictly as pip, and conda environment files.
 
-The lines of an included file replace the line that includes it, so that one text is complete.
+The lines of an included file replace the line that includes it, so that one text has all requirements.
 """
 
 from __future__ import annotations
@@ -51,10 +51,12 @@ class RequirementLine:
     """A parsed line of a requirements file.
 
     Attributes:
-        option: Name such as "--index-url", whose value is `value`; None for a requirement.
+        where: The file and line, for messages.
+        value: The option's value, or the text of the requirement or URL.
+        option: The name of an option, such as "--index-url". None for a requirement.
         path: A local folder or archive.
         requirement: A requirement on a package. For a plain URL, `path` and `requirement` are None.
-        tail: `--hash=...` and similar options.
+        tail: Options of one requirement, such as `--hash=...`.
     """
 
     where: str
@@ -66,7 +68,7 @@ class RequirementLine:
 
     @property
     def text(self) -> str:
-        """The line's text, in a form that pip and uv read."""
+        """The line in a form that pip and uv can read."""
         if self.option:
             return f"{self.option} {self.value}".rstrip()
         return self.path.line() if self.path is not None else f"{self.value} {self.tail}".rstrip()
@@ -123,7 +125,9 @@ def constraints_of(environment: EnvironmentSpec) -> list[RequirementLine]:
 
 
 def parse(text: str, source: str, folder: Path | None, *, numbered: bool = True) -> Iterator[RequirementLine]:
-    """Parse the text of a requirements file. folder: base of relative paths.
+    """Parse the text of a requirements file, line by line.
+
+    folder: The folder to which relative paths refer.
 
     Raises:
         EnvironmentSpecError: pip can't parse a line; the message names source, line and reason.
@@ -177,7 +181,10 @@ def read_text(path: Path, what: str) -> str:
 
 
 def logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield (first line number, line): continuations joined, without comments and empty lines."""
+    """Yield (first line number, line) without comments and empty lines.
+
+    Lines that end with a backslash are joined with the next line.
+    """
     joined, first = "", 0
     # The additional empty line ends a last line that has a backslash at its end.
     for number, line in enumerate([*text.splitlines(), ""], start=1):
@@ -254,7 +261,7 @@ def _local(path: LocalPath, line: str, where: str) -> RequirementLine:
 
 
 class CondaFile(TypedDict):
-    """The content of an environment file, as fields of an `EnvironmentSpec`."""
+    """The content of a conda environment file, as fields of an `EnvironmentSpec`."""
 
     conda_packages: tuple[str, ...]
     conda_channels: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Remove the Azure SDK's packages from environments, because Paceline provides their names.
+"""Remove the Azure SDK's packages from environments, because Paceline provides modules of the same names.
 
 If they were installed, they would add 60 outdated packages, and log to a service that does not exist.
 """
@@ -17,7 +17,7 @@ _INSTEAD = {"azureml-mlflow": ("mlflow-skinny",), "azureml-dataset-runtime": (),
 
 
 def without_sdk_packages(environment: Spec) -> tuple[Spec, list[str]]:
-    """Return the environment without the Azure SDK's packages, which a shim replaces, and notices about them."""
+    """Return the environment without the Azure SDK's packages, and notices about removed ones."""
     notices: dict[str, str] = {}
     lines = environment.pip_requirements
     if lines is not None:

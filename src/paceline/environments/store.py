@@ -1,9 +1,9 @@
-"""The environments of a workspace, by key; each is built only once.
+"""The environments of a workspace, by cache key. Each environment is built only once.
 
 <folder>/<key>/                      the environment, complete with its paceline-environment.json
-<folder>/<key>.lock                  exclusive for a build, shared for use; its modification time is the last use
+<folder>/<key>.lock                  held exclusively by a build, shared by a run; its modification time is the last use
 <folder>/<key>.log                   output of the last failed build
-<folder>/aliases/<key>               key of the environment whose lock is the environment <key>
+<folder>/aliases/<key>               the key of the environment that has the environment <key> as its lock
 <folder>/bases/                      cached facts about other interpreters
 """
 
@@ -28,13 +28,13 @@ from paceline.system.files import changed_at, gone_is_fine, names_in, read_json,
 
 
 class EnvironmentStore:
-    """The environments below `<workspace>/environments`."""
+    """The built environments below `<workspace>/environments`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = Path(os.path.abspath(folder))
 
     def find(self, environment: EnvironmentSpec, base_python: str) -> Built | None:
-        """Return the environment if it is already built for this base, else None.
+        """Return the environment if it is already built for this base interpreter, else None.
 
         Raises:
             EnvironmentSpecError: A requirement can't be parsed, or the interpreter does not exist.
@@ -43,10 +43,10 @@ class EnvironmentStore:
         return None if built is None else built.asked_as(environment)
 
     def ensure(self, environment: EnvironmentSpec, base_python: str, say: Say) -> Built:
-        """Return the environment, and build it if necessary.
+        """Return the built environment. Build it if it is missing.
 
         Args:
-            environment: The request.
+            environment: The requested environment.
             base_python: The base interpreter.
             say: Called with each line of the build's output.
 
@@ -72,7 +72,7 @@ class EnvironmentStore:
         return built.asked_as(environment)
 
     def all(self) -> list[Built]:
-        """Return all complete environments, sorted by last use, the latest first."""
+        """Return all built environments, most recently used first."""
         environments = [built for name in names_in(self._folder) if (built := self._read(name)) is not None]
         return sorted(environments, key=lambda built: (built.last_used_utc, built.key), reverse=True)
 
@@ -96,9 +96,10 @@ class EnvironmentStore:
 
     @contextlib.contextmanager
     def hold(self, built: Built) -> Iterator[int]:
-        """Protect the environment from `prune`, until the `with` block or the process ends.
+        """Within the block, protect the environment from `prune`.
 
-        Yields the descriptor of the lock, for a process that calls exec (`os.set_inheritable`).
+        Yield the descriptor of the lock. A process that keeps it open by `os.set_inheritable` protects the environment even
+        after exec.
 
         Raises:
             EnvironmentBuildError: The environment has been pruned. `ensure` builds it again.
@@ -113,12 +114,12 @@ class EnvironmentStore:
     def prune(
         self, *, unused_for_s: float = 0.0, only: Collection[str] | None = None, dry_run: bool = False
     ) -> list[Built]:
-        """Remove unused environments and the files of interrupted builds. Return the removed environments.
+        """Remove unused environments and files of interrupted builds. Return the removed environments.
 
         Args:
-            unused_for_s: Least time since the last use.
+            unused_for_s: Remove only environments whose last use is at least this long ago.
             only: If given, remove only environments with these keys.
-            dry_run: Remove nothing.
+            dry_run: Return the environments, but do not remove them.
         """
         removed = []
         now = time.time()
@@ -138,7 +139,7 @@ class EnvironmentStore:
         return removed
 
     def log_path(self, key: str) -> Path:
-        """Return the file with the output of a failed build."""
+        """Return the path of the output of the last failed build."""
         return self._folder / f"{key}.log"
 
     def _base(self, python: str) -> Base:
@@ -205,7 +206,6 @@ class EnvironmentStore:
         return EnvironmentBuildError(f"the environment could not be built: {reason}{more}")
 
     def _lock(self, key: str) -> Path:
-        """Return the path of the lock file, which remains after the environment is removed."""
         self._folder.mkdir(parents=True, exist_ok=True)
         return self._folder / f"{key}.lock"
 

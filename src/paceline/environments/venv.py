@@ -1,4 +1,4 @@
-"""Create empty virtual environments, which may see the packages of their base."""
+"""Create empty virtual environments, which may see the packages of their base interpreter."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def make(
 ) -> None:
     """Create the virtual environment at `prefix`, without pip.
 
-    over: whether to keep content that the folder at `prefix` already has.
+    over: Whether to keep files that are already in the folder `prefix`.
 
     Raises:
         EnvironmentBuildError: uv and the interpreter's venv module both failed.
@@ -87,7 +87,7 @@ def make(
 
 
 def site_packages(prefix: Path) -> Path:
-    """Return the site-packages folder of an environment."""
+    """Return the site-packages folder of the environment at `prefix`."""
     folders = sorted(prefix.glob("lib/*/site-packages"))
     if not folders:
         raise EnvironmentBuildError(
@@ -97,7 +97,7 @@ def site_packages(prefix: Path) -> Path:
 
 
 def show(folders: Sequence[Path], prefix: Path) -> None:
-    """Make an environment see the packages in these folders, including their .pth files."""
+    """Make an environment see the packages in these folders, by a .pth file."""
     # `site` runs a line that begins with `import` at each start (https://docs.python.org/3/library/site.html).
     lines = [f"import site; site.addsitedir({os.fspath(folder)!r})" for folder in folders]
     (site_packages(prefix) / LAYER_FILE).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -88,24 +88,23 @@ def main(argv: "list[str]") -> None:
 
 
 def _offer_mpi_to_torch() -> None:
-    """Provide a backend for `init_process_group("mpi")`, which torch's wheels lack, once torch is loaded."""
+    """Register the backend "mpi" of `init_process_group`, once torch is loaded."""
     from paceline.torch_mpi import install_when_loaded
 
     install_when_loaded()
 
 
 def _keep_store_to_its_network() -> None:
-    """Let the first rank's store listen at MASTER_ADDR only, once torch is loaded."""
     from paceline.collectives import keep_to_master_address
 
     keep_to_master_address()
 
 
 def _import_from_copy() -> None:
-    """Redirect imports of the user's editable installs to the run's copy, also in child processes.
+    """Redirect imports of editable installs to the run's snapshot, also in child processes.
 
-    The install points to the user's folder, which may have been edited since. A path in a run's `work` is `work` followed by
-    the user's path (`paceline.runs.work_dir`), unless a link is on the way.
+    An editable install points to the user's folder, which may have been edited since the submission. The run's copy has the
+    same path below the run's folder `work` (`paceline.runs.work_dir`), unless there is a link in the path.
     """
     top = os.path.join(os.path.realpath(os.environ.get("PACELINE_RUN_DIR") or "/nowhere"), "work")
     if not os.getcwd().startswith(f"{top}/"):
@@ -135,7 +134,7 @@ def _import_from_copy() -> None:
 
 
 def _offer_names() -> None:
-    """Make Paceline's `horovod` importable if Horovod is missing, and Paceline's `azureml` always.
+    """Make Paceline's `azureml` importable, and its `horovod` if Horovod is missing.
 
     Paceline's `azureml` comes before an installed one, which would log to a service that no longer exists.
     """
@@ -150,14 +149,13 @@ def _offer_names() -> None:
 
 
 def _listen_to_trackers() -> None:
-    """Record values that the script logs with other libraries, once these libraries are loaded."""
     from paceline.trackers import hooks
 
     hooks.install()
 
 
 def _set_old_variables() -> None:
-    """Set variables of older Azure scripts: the inputs' folders, and Batch AI's rank."""
+    """Set variables that old Azure scripts read: input folders, and Batch AI's rank."""
     for word in os.environ.get("AZUREML_DATASET_ENVIRONMENT_VARS", "").split(","):
         name = word.partition(":")[0]
         if (folder := os.environ.get(f"PACELINE_INPUT_{name}")) is not None:
@@ -167,7 +165,7 @@ def _set_old_variables() -> None:
 
 
 def _with_variables(word: str) -> str:
-    """Expand `$NAME` and `${NAME}` in an argument, such as `$RANK`. Unknown variables stay unchanged."""
+    """Expand variables in an argument, such as `$RANK`. Unknown ones stay."""
     return os.path.expandvars(word) if "$" in word else word
 
 

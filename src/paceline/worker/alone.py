@@ -1,7 +1,7 @@
 """Detect at a script's end that a worker has trained alone although the run has other workers.
 
-The state of the loaded libraries shows this when the script ends. Doubtful cases are not reported: the worker has another
-way to reach its peers, made no optimizer (it may evaluate its part of the data), or exited by `os._exit`.
+The state of the loaded libraries shows this. Doubtful cases are not reported: the worker has another way to communicate, has no
+optimizer (it may evaluate its part of the data), or exits by `os._exit`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _JAX_TRAINERS = ("optax", "flax", "equinox", "haiku")
 
 
 def note() -> None:
-    """Write `alone_<rank>.json` with the library's name if this worker has trained alone."""
+    """Write the report `alone_<rank>.json` if this worker has trained alone."""
     if int(os.environ.get("PACELINE_WORLD_SIZE", "1")) < 2 or os.environ.get(SEPARATE):
         return
     try:
@@ -39,9 +39,9 @@ def note() -> None:
 
 
 def trained_alone(modules: dict[str, ModuleType]) -> str | None:
-    """Return the library that has trained a model in this process alone, or None.
+    """Return the library that has trained a model in this process alone.
 
-    The library is "lightning", "torch", "tensorflow" or "jax". None also means that the case is doubtful.
+    The result is "lightning", "torch", "tensorflow", "jax", or None if no library has or the case is doubtful.
     """
     if any(name in modules for name in _OTHER_WAYS) or _joined_ours(modules) or _joined_torch(modules):
         return None
@@ -57,7 +57,7 @@ def trained_alone(modules: dict[str, ModuleType]) -> str | None:
 
 
 def _joined_ours(modules: dict[str, ModuleType]) -> bool:
-    """Return whether Horovod's calls or Paceline's collectives have created a world of several ranks."""
+    """Return whether Horovod's calls or Paceline's collectives have connected several ranks."""
     return bool(getattr(modules.get("paceline.collectives.world"), "_generations", None))
 
 
@@ -91,7 +91,7 @@ def _joined_jax(modules: dict[str, ModuleType]) -> bool:
 
 
 def _has_torch_optimizer(module: ModuleType | None) -> bool:
-    """Return whether an optimizer was created, which marks the `step` of its class."""
+    """Return whether any torch optimizer was created, which wraps its class's `step`."""
     optimizer = getattr(module, "Optimizer", None)
     return optimizer is not None and any(
         getattr(vars(kind).get("step"), "hooked", False) for kind in (optimizer, *_below(optimizer))
@@ -99,7 +99,7 @@ def _has_torch_optimizer(module: ModuleType | None) -> bool:
 
 
 def _has_keras_optimizer(modules: dict[str, ModuleType]) -> bool:
-    """Return whether an optimizer has variables, which its first step creates."""
+    """Return whether any Keras optimizer has made a step, which creates its variables."""
     found = [
         getattr(modules.get(name), kind, None)
         for name, kind in (

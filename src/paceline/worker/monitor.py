@@ -1,7 +1,7 @@
-"""Under mpirun or srun, give a worker its own log, and report the script's end from a parent process.
+"""Under mpirun or srun: give a worker its own log, and report the script's end from a parent process.
 
-mpirun, the parent of this process, does not report exit codes of its children. So this process stays the script's
-parent, writes down the script's end, and reports success to mpirun, which would otherwise kill the other workers early.
+mpirun started this process, and does not report the exit codes of its children. So this process forks the worker that runs the
+script, reports the script's end in a file, and exits with 0, because mpirun would otherwise kill the other workers early.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ def redirect_output() -> None:
 
 
 def wait_for_child(*, under_srun: bool = False) -> None:
-    """Fork. The child returns as the worker; the parent waits, reports its end and exits.
+    """Fork the worker. In the child return; in the parent wait, report the end, and exit.
 
-    under_srun: The parent holds the worker's connection to PMIx, and forwards no signals: Slurm signals every process.
+    under_srun: The parent also relays the worker's connection to PMIx. It forwards no signals, because Slurm signals every
+    process.
     """
     relay = None
     if under_srun:

@@ -1,7 +1,7 @@
 """Detect ranks that a program inside a run starts, and give each of them its own log.
 
-A launcher's variables reveal the rank when the interpreter starts; without them, joining a torch process group does
-(`mp.spawn`, `ddp_spawn`). Metrics of such a rank are logged as that rank of the run. From then on its output goes to
+Some ranks find a launcher's variables when their interpreter starts. Others show themselves when they join a torch process
+group (`mp.spawn`, `ddp_spawn`). From then on Paceline logs their metrics under their own rank, and writes their output to
 `rank_<n>.log` instead of the worker's log, unless a launcher redirects it.
 """
 
@@ -25,7 +25,7 @@ _worker_pid = 0
 
 
 def begin_worker(environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
-    """Prepare a worker to detect ranks that its script may start."""
+    """Let a worker detect ranks that its script starts."""
     global _worker_pid
     _worker_pid = os.getpid()
     environ[OUTPUT_VARIABLE] = _file(1)
@@ -36,7 +36,10 @@ def begin_worker(environ: dict[str, str] | os._Environ[str] = os.environ) -> Non
 
 
 def begin_below() -> None:
-    """Prepare a Python process below a worker: hook trackers and detect its rank. Called by `sitecustomize`."""
+    """Let a Python process that a worker has started detect its own rank.
+
+    `sitecustomize` calls this. It also records values that the process logs with other libraries.
+    """
     from paceline.trackers import hooks
 
     hooks.install()
@@ -47,9 +50,9 @@ def begin_below() -> None:
 
 
 def _be_live() -> None:
-    """Flush each line at once, and print the stack when native code crashes.
+    """Flush output after each line, and print the stack when native code crashes.
 
-    Set no environment variables for this: the script and its children would inherit them.
+    Environment variables would have the same effect, but the script and its children would inherit them.
     """
     if "PYTHONUNBUFFERED" not in os.environ and (reconfigure := getattr(sys.stdout, "reconfigure", None)):
         reconfigure(line_buffering=True)
@@ -90,7 +93,7 @@ def _joined(rank: int, size: int) -> None:
 
 
 def _is_worker(rank: int, size: int) -> bool:
-    """Return whether this is the worker, or its Python script within a shell script."""
+    """Return whether this process is the worker itself, or a Python script that its shell script runs."""
     from multiprocessing import process
 
     own = os.environ.get("PACELINE_RANK"), os.environ.get("PACELINE_WORLD_SIZE")
@@ -98,7 +101,7 @@ def _is_worker(rank: int, size: int) -> bool:
 
 
 def _take_log() -> None:
-    """Redirect output to this rank's own log, also for native code and child processes."""
+    """Redirect output, also of native code and child processes, to this rank's log."""
     found = nested_rank()
     if found is None or str(found[0]) == os.environ["PACELINE_RANK"]:
         return

@@ -1,8 +1,8 @@
 """Under srun, relay a worker's connection to Slurm's PMIx server, to keep it open after the worker's end.
 
-Slurm treats a connection that ends without MPI_Finalize as a crash and kills all workers of the step at once, even in their
-grace period, during a checkpoint or before their error reports. So the process that waits for a worker relays the connection,
-and closes it when all workers have ended:
+Slurm treats a connection that ends without MPI_Finalize as a crash, and kills all workers of the step at once. This would also
+happen in their grace period, during a checkpoint, or before they report errors. So the process that waits for a worker relays
+the connection, and closes it when all workers have ended:
 
     worker ──tcp── the process that waits for it ──tcp── PMIx server in slurmstepd
 """
@@ -24,7 +24,7 @@ _LOOK_S = 0.1
 
 
 class PmixRelay:
-    """A relay between a worker and its PMIx server, if the environment names one.
+    """A relay between a worker and its PMIx server, if the environment names a server.
 
     Create it before forking the worker: it changes the environment so that the worker connects to the relay.
     """
@@ -46,19 +46,19 @@ class PmixRelay:
         return int(self._listeners[server].getsockname()[1])
 
     def leave(self) -> None:
-        """Close the worker's copies of the parent's sockets. The worker calls this after the fork."""
+        """Close the worker's copies of the relay's sockets, in the forked worker."""
         # Open copies would accept connections after the end of the parent.
         for listener in self._listeners.values():
             listener.close()
 
     def start(self, worker: int) -> None:
-        """Relay connections of this child process. The parent calls this after the fork."""
+        """Relay connections of this child process, in the parent."""
         self._worker = worker
         for server, listener in self._listeners.items():
             _in_thread(self._accept, listener, server)
 
     def hold(self, folder: str, world_size: int) -> None:
-        """Keep the worker's connections open until each worker's end is reported in this folder."""
+        """Keep the connections open until all workers have reported their end in `folder`."""
         while self._servers and _ends(folder) < world_size:
             time.sleep(_LOOK_S)
 
@@ -106,7 +106,7 @@ def _shut(end: socket.socket) -> None:
 
 
 def _is_ending(pid: int) -> bool:
-    """Return whether a child has ended or is exiting, even before its files are closed."""
+    """Return whether a child has ended or is exiting, even if its files are still open."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()

@@ -1,8 +1,8 @@
-"""Take a worker's ranks and node from the variables of mpirun, or of srun and its PMIx plugin.
+"""Set a worker's rank variables from those of mpirun, or of srun and its PMIx plugin.
 
-Then remove Slurm's variables: workers have the same environment on every target, and some frameworks would take their ranks
-from SLURM_ variables. Open MPI 5 needs only PMIx's variables. For an older Open MPI, the option `--keep` of this program
-names Slurm's variables to keep.
+Afterwards Slurm's variables are removed: workers have the same environment on every compute target, and some frameworks would
+read their ranks from SLURM_ variables. Open MPI 5 needs only PMIx's variables. For an older Open MPI the option `--keep` names
+Slurm's variables to keep.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _SRUN_HINT = (
 
 
 def from_open_mpi(environment: MutableMapping[str, str], starter: str = "mpirun") -> None:
-    """Set RANK and related variables from Open MPI's, checked against the job's world size.
+    """Set RANK and related variables from Open MPI's, and check the world size.
 
     starter: The program that started the workers, for messages.
 
     Raises:
-        RunContextError: A variable is missing, or the number of workers differs.
+        RunContextError: A variable is missing, or the number of workers differs from the job's.
     """
     rank = needed(environment, "OMPI_COMM_WORLD_RANK", _HINT)
     size = needed(environment, "OMPI_COMM_WORLD_SIZE", _HINT)
@@ -67,12 +67,12 @@ def from_open_mpi(environment: MutableMapping[str, str], starter: str = "mpirun"
 
 
 def needed(environment: Mapping[str, str], name: str, hint: str) -> str:
-    """Return a variable whose value is a number.
+    """Return a variable's value, which must be a number.
 
-    hint: Which program sets the variable, and why it may be missing.
+    hint: Which program sets the variable, and why it may be missing, for the message.
 
     Raises:
-        RunContextError: The value is not a number; the message has the value and the hint.
+        RunContextError: The value is missing or not a number.
     """
     value = environment.get(name)
     if value is None or not value.isdigit():
@@ -81,10 +81,10 @@ def needed(environment: Mapping[str, str], name: str, hint: str) -> str:
 
 
 def take_place(environment: MutableMapping[str, str], options: Sequence[str]) -> list[str]:
-    """Set the variables that mpirun would set, and remove Slurm's. Return this worker's `--set` options.
+    """Under srun, set the variables that mpirun would set, and remove Slurm's.
 
-    options: `--set NAME=VALUE` after `--for FIRST-LAST --on NODE` is for these ranks on that node. `--keep NAME` keeps a
-    variable that Slurm sets.
+    Return this worker's `--set` options. In `options`, `--set NAME=VALUE` after `--for FIRST-LAST --on NODE` is for these ranks
+    on that node, and `--keep NAME` keeps a variable of Slurm.
 
     Raises:
         RunContextError: A variable of srun is missing, or the worker is on another node than planned.
@@ -126,7 +126,7 @@ def _own(options: Sequence[str], rank: int, node: str | None) -> list[str]:
 
 
 def check_when_loaded(world_size: int) -> None:
-    """Let the import of mpi4py's MPI fail unless its world has all workers.
+    """Make `from mpi4py import MPI` fail unless MPI's world has all workers.
 
     An MPI that does not find Slurm's PMIx silently gives each worker a separate world of size 1.
     """
@@ -134,12 +134,12 @@ def check_when_loaded(world_size: int) -> None:
 
 
 def check(mpi: Any, world_size: int) -> None:
-    """Refuse an initialised MPI whose world has another size than the run.
+    """Raise unless MPI's world has as many processes as the run has workers.
 
     mpi: The module mpi4py.MPI.
 
     Raises:
-        RunContextError: The sizes differ; the message has both sizes and the library.
+        RunContextError: The sizes differ; the message has both sizes and the MPI library.
     """
     # mpi4py initialises MPI on import, unless the script has disabled that (mpi4py.rc.initialize).
     if not mpi.Is_initialized() or (size := mpi.COMM_WORLD.Get_size()) == world_size:

@@ -1,4 +1,4 @@
-"""Write a worker's reports: on its start, on its end, and on the exception that ended it."""
+"""Write a worker's reports for the supervisor: on its start, its end, and the exception that ended it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _rank: str | None = None
 
 
 def started() -> None:
-    """Report that this rank's process exists, and its pid."""
+    """Write `start_<rank>.json` with the worker's pid."""
     global _rank
     _rank = os.environ["PACELINE_RANK"]
     hold_space(f"error_{_rank}.json")
@@ -29,7 +29,7 @@ def started() -> None:
 
 
 def ended(exit_code: int, peak_bytes: int = 0) -> None:
-    """Report the end of the script's process. The process that waited for it calls this.
+    """Write `end_<rank>.json`, in the process that has waited for the script's process.
 
     peak_bytes: Peak memory of the script's process.
     """
@@ -40,14 +40,14 @@ def ended(exit_code: int, peak_bytes: int = 0) -> None:
 
 
 def note_alone(library: str) -> None:
-    """Report that this worker has trained a model with `library` without any other worker."""
+    """Write `alone_<rank>.json`: this worker has trained a model alone with `library`."""
     write(f"alone_{os.environ['PACELINE_RANK']}.json", {"library": library})
 
 
 def failed(error: BaseException) -> None:
-    """Write the exception as it leaves the script, possibly long before the process ends.
+    """Write the exception that leaves the script, possibly long before the process ends.
 
-    The format is that of torchelastic's error files, at the place where its `record` decorator writes them.
+    Place and format of the file are those of the `record` decorator of torchelastic.
     """
     line, last, text = _texts(error)
     now = time.time()
@@ -92,7 +92,7 @@ def _exit_code(error: BaseException) -> int:
 
 
 def hold_space(name: str) -> None:
-    """Reserve space for a report in case the disk fills up; the run's end frees it."""
+    """Reserve disk space for a report of this name, in case the disk fills up."""
     try:
         with open(_path(name) + HELD, "wb") as file:
             file.write(b" " * _HELD_BYTES)
@@ -101,7 +101,7 @@ def hold_space(name: str) -> None:
 
 
 def write(name: str, value: dict[str, object], text: str | None = None) -> None:
-    """Write a report into the attempt's folder atomically.
+    """Write a report into the attempt's folder atomically. Errors are only printed.
 
     text: The value as JSON, if the caller has it already.
     """
@@ -122,7 +122,7 @@ def write(name: str, value: dict[str, object], text: str | None = None) -> None:
 
 
 def _write_held(path: str, data: bytes, value: dict[str, object]) -> None:
-    """Write a report into its reserved block, without a traceback that does not fit.
+    """Write a report into its reserved space. If it is too long, leave out the traceback.
 
     On a copy-on-write file system (btrfs, ZFS) this may fail, because each write needs a new block.
     """
@@ -137,7 +137,7 @@ def _write_held(path: str, data: bytes, value: dict[str, object]) -> None:
 
 
 def _json(value: dict[str, object]) -> str:
-    """Return the value as JSON, even if the script's folder has a json.py."""
+    """Return the value as JSON, even if the script has a module json.py."""
     # json is loaded only now, when the script's folder, which may have a json.py, may be first on the path.
     path, theirs = sys.path[:], {name: sys.modules.pop(name) for name in _json_modules()}
     sys.path[:] = [os.path.dirname(os.__file__)]

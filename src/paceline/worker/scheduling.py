@@ -1,8 +1,8 @@
-"""Give a worker the scheduling policy for computation, so that waking threads don't interrupt it.
+"""Set a worker's Linux scheduling policy to SCHED_BATCH, so that waking threads don't interrupt the computation.
 
-Under the default policy, a thread that sends gradients preempts the computing thread at each wakeup, which then moves to
-another core with cold caches. Under SCHED_BATCH (sched(7)) the sending thread waits for a pause or the end of a time slice, a
-few milliseconds. The worker's share of CPU time stays the same. Child processes inherit the policy.
+Under the default policy, a thread that sends gradients preempts the computing thread at each wakeup. The computing thread then
+moves to another core with cold caches. Under SCHED_BATCH (sched(7)) the sending thread waits for a pause or the end of a time
+slice, a few milliseconds. The worker's share of CPU time stays the same. Child processes inherit the policy.
 """
 
 from __future__ import annotations
@@ -24,12 +24,10 @@ _GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
 
 
 def begin(environ: Mapping[str, str] = os.environ) -> None:
-    """Set the policy for this thread and later threads; existing threads keep their policy.
+    """Set the policy for this thread and all threads that it starts later.
 
-    environ: The environment variables of the worker.
-
-    Do nothing off Linux, under another policy than the default (`chrt --idle 0 paceline run ...`), and for a worker that may
-    use a GPU, whose thread has to run as soon as it wakes up.
+    Nothing changes off Linux, if the process already has another policy than the default (`chrt --idle 0 paceline run ...`), or
+    for a worker that may use a GPU, whose threads must run as soon as they wake up.
     """
     wanted = environ.get(VARIABLE) or "batch"
     if wanted not in _VALUES:

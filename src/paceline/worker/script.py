@@ -24,7 +24,7 @@ _IS_SAFE_PATH = getattr(sys.flags, "safe_path", False)
 
 
 def run(path: str, arguments: list[str], *, is_module: bool = False) -> None:
-    """Run a file, or with is_module a module as `python -m` does, as `__main__`.
+    """Run a file as `__main__`, or with `is_module` a module as `python -m` does.
 
     An exception is reported and printed without Paceline's frames, and ends the process with Python's exit code.
     """
@@ -57,7 +57,7 @@ def _end_well(worker: int) -> None:
 
 
 def become(path: str, arguments: list[str]) -> NoReturn:
-    """Replace this process by the program `path`, which then is the worker."""
+    """Replace this process by the program `path`, which is then the worker."""
     if "/" not in path and not os.path.isfile(path):
         _become_one_on_path(path, arguments)
     # exec keeps the pid, so the parent that waits for this worker gets the program's exit code.
@@ -85,7 +85,7 @@ def _become_one_on_path(name: str, arguments: list[str]) -> NoReturn:
 
 
 def _file(path: str, arguments: list[str]) -> tuple[ModuleType, CodeType]:
-    """Return the main module of a file, installed in sys.modules, and its code."""
+    """Return a file's `__main__` module, already in sys.modules, and its code."""
     # Keep `..` in the path, as Python does.
     absolute = os.path.join(os.getcwd(), path)
     sys.argv = [path, *arguments]
@@ -99,10 +99,10 @@ def _file(path: str, arguments: list[str]) -> tuple[ModuleType, CodeType]:
 
 
 def _module(name: str, arguments: list[str]) -> tuple[ModuleType, CodeType]:
-    """Return the main module of `python -m name`, installed in sys.modules, and its code.
+    """Return the `__main__` module of `python -m name`, already in sys.modules, and its code.
 
-    The main module of a package is its `__main__`. The working directory is first on the path, and sys.argv[0] is the
-    module's file: https://docs.python.org/3/using/cmdline.html#cmdoption-m
+    As in Python, a package's `__main__` is run, the working directory comes first on the path, and sys.argv[0] is the module's
+    file: https://docs.python.org/3/using/cmdline.html#cmdoption-m
     """
     sys.argv = ["-m", *arguments]
     if not _IS_SAFE_PATH:
@@ -125,7 +125,6 @@ def _module(name: str, arguments: list[str]) -> tuple[ModuleType, CodeType]:
 
 
 def _found(name: str) -> ModuleSpec | None:
-    """Return the module's spec, or None if it or a parent package is missing."""
     from importlib.util import find_spec
 
     try:
@@ -140,8 +139,7 @@ def _let_gloo_finish() -> None:
     """Give torch's Gloo threads time to finish before the interpreter exits.
 
     A thread that still holds a tensor of the last collective aborts the process: "terminate called without an active
-    exception", in 3 of 20 runs of a plain script on torch 2.13, under any launcher
-    (https://github.com/pytorch/pytorch/pull/179291).
+    exception", in 3 of 20 runs of a plain script on torch 2.13 (https://github.com/pytorch/pytorch/pull/179291).
     """
     if "torch.distributed" in sys.modules:
         time.sleep(_GLOO_S)
@@ -163,7 +161,7 @@ def _main_module(path: str) -> ModuleType:
 
 
 def _abandon_mpi() -> None:
-    """Let a failing worker end without waiting for the other workers in MPI's exit handler."""
+    """Let a failed worker exit without MPI's finalization, which waits for all workers."""
     mpi = sys.modules.get("paceline.collectives.mpi")
     if mpi is not None:
         mpi.abandon()
@@ -193,7 +191,7 @@ def _fail(error: BaseException, worker: int) -> NoReturn:
 
 
 def without_ours(traceback: TracebackType | None) -> TracebackType | None:
-    """Return the traceback without the frames of Paceline that called the script or function."""
+    """Return the traceback without Paceline's frames before the script's first frame."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     ours = tuple(os.path.join(package, folder, "") for folder in ("worker", "functions"))
     while traceback is not None and os.path.abspath(traceback.tb_frame.f_code.co_filename).startswith(ours):

@@ -1,12 +1,13 @@
-"""A warm spare: a process that has loaded the modules of the first workers, and forks later workers.
+"""A warm spare: a process that has imported the modules of the first workers, and forks later workers.
 
-    worker      `record`: appends each library module that it imports to <spare>.modules
+    worker      `record`: appends the name of each library module that it imports to <spare>.modules
     spare       `serve`: imports these modules, listens at <spare>.socket, and forks a worker for each request
     agent, or the process that mpirun starts      `paceline.system.spare_client.ask`, `hand_over`
 
-Forks of a process with threads at work, sockets or an open GPU are broken, and a module that reads a worker's rank while it
-loads would give all workers the same rank. So a child tries each package first, and the spare leaves out packages that do any of
-that. If a package does it later, the spare replaces itself by one without it. It never loads the user's own modules.
+A fork of a process with running threads, sockets or an open GPU is broken. A module that reads a worker's rank on import would
+give all workers the same rank. So a child process tries to import each package first, and the spare leaves out packages that do
+any of this. If a package does so later, the spare replaces itself by a new one without that package. It never imports the
+user's own modules.
 
 Each fork is adopted by the agent or supervisor, which is a subreaper, so that it reaps the worker as if it had started it.
 """
@@ -78,7 +79,7 @@ _is_fork = False
 
 
 def record() -> None:
-    """Record this worker's imports, if the run has spares."""
+    """Record this worker's imports for the warm spare, if the run has one."""
     path = path_here()
     if not path or os.environ.get("LOCAL_RANK", "0") != "0":
         return
@@ -93,7 +94,7 @@ def record() -> None:
 
 
 class _Recorder:
-    """A meta path finder that records the modules that are imported."""
+    """A meta path finder that records the names of imported modules."""
 
     def __init__(self, fd: int) -> None:
         self._fd, self._pid = fd, os.getpid()
@@ -120,11 +121,10 @@ class _Recorder:
 
 
 def hand_over(argv: list[str]) -> None:
-    """Let the node's spare fork this worker, wait for the fork, and exit when it ends.
+    """Let the node's warm spare fork this worker, and exit when the fork ends.
 
-    mpirun has started this process, and regards its end as the worker's end.
-
-    Return only in the fork, or if there is no spare.
+    mpirun has started this process, and takes its end for the worker's end. The function returns only in the fork, or if there
+    is no spare.
     """
     path = path_here()
     if _is_fork or not path or not os.path.exists(socket_of(path)):
@@ -143,7 +143,7 @@ def hand_over(argv: list[str]) -> None:
 
 
 def forward_signals(pid: int | None) -> None:
-    """Forward signals to a process; with None, ignore them."""
+    """Forward signals to the process `pid`. With None ignore signals."""
 
     def forward(number: int, frame: FrameType | None) -> None:
         try:
@@ -157,7 +157,6 @@ def forward_signals(pid: int | None) -> None:
 
 
 def let_go() -> None:
-    """Close the connection in `held`."""
     global held
     if held is not None:
         held.close()
@@ -165,7 +164,7 @@ def let_go() -> None:
 
 
 def serve() -> list[str]:
-    """Load modules and fork workers. Return the worker's arguments in each fork."""
+    """Run the spare's loop. Return only in forked workers, with their arguments."""
     parent = os.getppid()
     path = path_here()
     why = "" if sys.platform.startswith("linux") else "it needs Linux"
@@ -199,7 +198,7 @@ def serve() -> list[str]:
 
 
 class UnsafeImportError(Exception):
-    """A package's import makes forks unsafe; the error has the reason."""
+    """A package makes later forks unsafe, for this reason."""
 
     def __init__(self, package: str, reason: str) -> None:
         super().__init__(package, reason)
@@ -207,7 +206,7 @@ class UnsafeImportError(Exception):
 
 
 class _Library:
-    """The loaded modules of the list in file `path`, and the seconds of loading."""
+    """The modules that the spare must load, from the list in the file `path`."""
 
     def __init__(self, path: str) -> None:
         self._path, self._read, self._size, self._since = path, 0, 0, time.monotonic()
@@ -219,12 +218,12 @@ class _Library:
         lazy_import.load_triton_before_tensorflow()
 
     def load(self, listener: socket.socket | None) -> bool:
-        """Load new modules of the list. Return whether all of them are loaded now.
+        """Load listed modules that are not loaded yet. Return whether all are loaded.
 
-        Load nothing before the list has stopped growing: it grows while workers start.
+        Nothing is loaded while the list still grows, because workers are starting then.
 
         Raises:
-            UnsafeImportError: A module must not be loaded here.
+            UnsafeImportError: A module has made forks unsafe.
         """
         now = time.monotonic()
         try:
@@ -264,7 +263,7 @@ class _Library:
         return of_paceline or installed or origin.startswith(f"{os.path.dirname(os.__file__)}/")
 
     def _is_safe(self, name: str, origin: str) -> bool:
-        """Return whether forks are safe after a package's import. Try an unknown package in a child first."""
+        """Return whether forks are safe after importing a package, by a trial in a child."""
         package = name.partition(".")[0]
         if package in self._tried:
             return True
@@ -290,7 +289,6 @@ class _Library:
         os.environ[_SKIP_VARIABLE] = json.dumps(self.skipped)
 
     def _load(self, name: str, origin: str) -> str | None:
-        """Import a module. Return why a fork is unsafe after it, or None if it is safe."""
         refuser = _Refuser(("mpi4py.MPI", *self.skipped))
         sys.meta_path.insert(0, refuser)  # type: ignore[arg-type,unused-ignore]
         try:
@@ -302,7 +300,7 @@ class _Library:
 
 
 class _Refuser:
-    """A finder that lets imports of some modules fail, although a search for them succeeds."""
+    """A meta path finder that finds some modules, but makes their import fail."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names, self.refused = names, ""
@@ -323,7 +321,7 @@ class _Refuser:
 
 
 def _load(name: str, origin: str) -> str | None:
-    """Import a module. Return why a fork is unsafe after it, or None if it is safe."""
+    """Import a module. Return why forks are unsafe afterwards, or None."""
     asked: set[str] = set()
     environ: Any = type(os.environ)
     getter = environ.__getitem__
@@ -375,7 +373,7 @@ def _threads() -> int:
 
 
 def _start_over(unsafe: UnsafeImportError, path: str) -> None:
-    """Replace this spare by a new one that does not load the unsafe package."""
+    """Replace this spare by a new process that does not load the unsafe package."""
     skipped: dict[str, str] = json.loads(os.environ.get(_SKIP_VARIABLE) or "{}")
     skipped[unsafe.package] = unsafe.reason
     if len(skipped) > _MOST:
@@ -423,7 +421,7 @@ def _listen(path: str) -> socket.socket:
 
 
 def _answer(connection: socket.socket, listener: socket.socket) -> list[str] | None:
-    """Fork for a request. Return the worker's arguments in the fork, None in the spare."""
+    """Answer a request. Return the worker's arguments in a fork, None in the spare."""
     connection.settimeout(2.0)
     fds: list[int] = []
     what = "fork"
@@ -478,7 +476,7 @@ def _request(connection: socket.socket) -> tuple[list[int], dict[str, Any]]:
 
 
 def _fork() -> int:
-    """Fork a process that the supervisor or agent adopts. Return its pid; 0 in it."""
+    """Fork a process that the supervisor or agent adopts. Return its pid, or 0 in the fork."""
     read, write = os.pipe()
     middle = os.fork()
     if middle == 0:
@@ -503,7 +501,7 @@ def _fork() -> int:
 
 
 def _take_over(request: dict[str, Any], fds: list[int], connection: socket.socket) -> list[str]:
-    """Turn this fork into the worker of a request. Return its arguments."""
+    """Turn this fork into the requested worker. Return the worker's arguments."""
     global held, _is_fork
     _is_fork = True
     _states.close()

@@ -2,13 +2,13 @@
 
     <PACELINE_WATCH_DIR>/stacks_<rank>    faulthandler's output for each signal
     <PACELINE_WATCH_DIR>/worker_<rank>    the signal's number, the pid, and the descriptor of the file for the stacks
-    <PACELINE_WATCH_DIR>/board_<rank>     `paceline.system.collective_state`, once there is a collective
-    <PACELINE_WATCH_DIR>/ask_<rank>       `paceline.collectives.recorder`, once there is a process group of torch
-    <PACELINE_WATCH_DIR>/steps_<rank>     `paceline.system.step_clock`
+    <PACELINE_WATCH_DIR>/board_<rank>     running collectives (`paceline.system.collective_state`), once there are any
+    <PACELINE_WATCH_DIR>/ask_<rank>       requests to torch's flight recorder (`paceline.collectives.recorder`)
+    <PACELINE_WATCH_DIR>/steps_<rank>     the steps' times (`paceline.system.step_clock`)
 
-The signal is SIGURG, which is ignored without a handler, for example by a program that the script becomes. faulthandler runs
-in its C signal handler, so it also works while the main thread is in native code or waits for a lock. A script that handles
-SIGURG loses the stacks; PACELINE_STACKS_SIGNAL selects another signal.
+The signal is SIGURG, which a program without a handler ignores, such as one that the script becomes by exec. faulthandler runs
+in its C signal handler, so it also works while the main thread is in native code or waits for a lock. If a script handles
+SIGURG itself, there are no stacks; PACELINE_STACKS_SIGNAL selects another signal.
 """
 
 from __future__ import annotations
