@@ -294,7 +294,6 @@ def _agreed(asked: str | None, rank: int) -> str | None:
 
 
 def _await_all(rank: int, size: int) -> None:
-    """Wait until every rank has written its part."""
     store = leaving.default_store()
     if store is None:
         return

@@ -308,7 +308,6 @@ class GlooTransport:
 
 
 def _star(meeting: Meeting) -> dict[int, PeerLink]:
-    """Connect rank 0 with each other rank by TCP."""
     if meeting.size == 1:
         return {}
     store = meeting.signed("links")

@@ -96,7 +96,6 @@ class Performer:
                 complete(task, result)
 
     def _fill_parts(self, parts: list[Part], task: CollectiveTask, request: Request) -> list[Array]:
-        """Append the task's arrays to `parts`. Return the output arrays."""
         import numpy
 
         op, prescale, postscale = request.op, request.prescale, request.postscale

@@ -349,7 +349,6 @@ def prune_layers(
 
 
 def _sweep(folder: Path) -> None:
-    """Remove files that failed or killed builds left."""
     for path in folder.glob("*/"):
         # In Python 3.10 the pattern also returns files.
         if (

@@ -377,7 +377,6 @@ def _apart(grad: Tensor | None, plain: Tensor | None, largest: float) -> float:
 
 
 def _far(one: Number, other: Number | None) -> float:
-    """Return the relative difference of two values in a loss's state."""
     match one, other:
         case Tensor(), Tensor():
             return _apart(one.double(), other.double(), largest_magnitude(other.double()))

@@ -237,5 +237,4 @@ def _events(executor: Pipelined, microbatches: int, layout: Layout) -> list[Even
 
 
 def _rounded(microbatches: int, layout: Layout) -> list[Event]:
-    """Simulate a step with forward passes of 1 and backward passes of 2."""
     return simulate(layout.schedule, layout.pipe, microbatches, layout.chunks, backward=lambda stage: 2.0)

@@ -115,7 +115,6 @@ class Layers:
     """
 
     def __init__(self, model: nn.Module, held: nn.Module) -> None:
-        """Watch the user's `model`; `held` is the part of it on this rank."""
         self._names = weakref.WeakKeyDictionary({module: name for name, module in model.named_modules()})
         self._is_whole = held is model
         self._held = held

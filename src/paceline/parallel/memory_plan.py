@@ -202,7 +202,6 @@ def _held(optimizer: torch.optim.Optimizer | None) -> int:
 
 
 def _report(own: MemoryPlan, rank: int) -> None:
-    """Write the plan to a file, for the failure report of the run."""
     with contextlib.suppress(OSError, KeyError):
         run_dir, attempt = os.environ["PACELINE_RUN_DIR"], os.environ["PACELINE_ATTEMPT"]
         write_json(Path(run_dir, "attempts", attempt, f"memory_{rank}.json"), asdict(own))

@@ -84,7 +84,6 @@ def adopt(
 
 
 def _cut(value: object, before: Tensor, after: nn.Parameter) -> object:
-    """Split an optimizer's state tensor in the way that its parameter is split."""
     if not is_part(after) or not isinstance(value, Tensor) or value.shape != before.shape:
         return value
     from torch.distributed.tensor import distribute_tensor

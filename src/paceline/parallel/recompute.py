@@ -93,7 +93,6 @@ def _computed_again(kind: type[nn.Module], block: nn.Module, /, *args: object, *
 
 
 def _copied(value: _T) -> _T:
-    """Copy the containers, but not the tensors in them."""
     return map_tensors(value, lambda tensor: tensor)
 
 

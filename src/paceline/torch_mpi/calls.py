@@ -238,7 +238,6 @@ def barrier() -> Call:
 
 
 def _all_reduce_sparse(tensor: Tensor, op: Operation, size: int) -> Call:
-    """All-reduce a sparse COO tensor by SUM or AVG."""
     kind = buffers.kind_of(op)
     if kind not in (torch.distributed.ReduceOp.SUM, torch.distributed.ReduceOp.AVG):
         raise CollectivesError(f"ReduceOp.{kind.name} of a sparse tensor: the backend 'mpi' has SUM and AVG for them.")

@@ -37,8 +37,6 @@ Tensors: TypeAlias = "list[Tensor]"
 
 
 class _Options(Protocol):
-    """The attributes that all option classes of torch's collectives have."""
-
     asyncOp: bool  # noqa: N815 - torch's name
     timeout: timedelta
 

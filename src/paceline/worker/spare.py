@@ -389,7 +389,6 @@ def _tell(path: str, **values: object) -> None:
 
 
 def _memory_bytes() -> int:
-    """Return the private memory of this process, or 0."""
     try:
         with open("/proc/self/smaps_rollup", encoding="ascii") as file:
             lines = [line.split() for line in file]

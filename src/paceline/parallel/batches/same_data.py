@@ -138,7 +138,6 @@ def are_alike(first: Summary, second: Summary) -> bool:
 
 @contextmanager
 def _seeded() -> Iterator[None]:
-    """Within the block, seed torch, Python and numpy equally on all ranks."""
     with generators_kept(), generators(0, torch.device("cpu")):
         random.seed(0)
         for generator in numpys_random():

@@ -177,7 +177,6 @@ class Save:
     """
 
     def __init__(self, world: World, folder: Path, saving: Saving | None, record: bytes) -> None:
-        """Prepare the save. Only rank 0 passes `saving` and a record."""
         self.rank, self._size = world.rank, world.size
         self._folder, self._saving, self._record = folder, saving, record
         self._path = folder / part_name(world.rank, world.size)

@@ -98,7 +98,6 @@ def encoded(pieces: Sequence[TensorPiece]) -> tuple[object, list[DenseArray], di
 
 
 def _storable(tensor: Tensor) -> Tensor:
-    """Return the tensor, or its bytes (uint8) if safetensors lacks the dtype."""
     return tensor if is_storable(tensor) else tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 

@@ -205,7 +205,6 @@ def _recorders(model: nn.Module, unknown: dict[str, Tensor]) -> list[Recorder]:
 
 
 def _reset(model: nn.Module, owners: Iterable[str]) -> Recorder:
-    """Record the `reset_parameters` of the modules with these names, and the model's `_init_weights`."""
     recorder, wanted = Recorder(), set(owners)
     with recorder, noted(recorder), torch.no_grad():
         modules = [module for name, module in model.named_modules() if name in wanted]

@@ -118,10 +118,6 @@ class Plain:
         return [(name, param) for name, param in self._module.named_parameters() if own is None or id(param) in own]
 
     def _sizes_written(self, versions: Mapping[str, int]) -> dict[str, float]:
-        """Return name -> size of each parameter that the forward pass changed in place.
-
-        `versions` has the parameters' versions before the pass.
-        """
         sizes = {name: size_of(param) for name, param in self._plain_parameters() if param._version != versions[name]}
         for written in self._units_written:
             sizes |= written.sizes

@@ -187,10 +187,6 @@ def cut(model: nn.Module, mesh: DeviceMesh, plan: TensorPlan, *, copies: bool = 
 
 
 def _cut_gradient(param: DTensor) -> None:
-    """Split a parameter's gradient in the same way as the parameter.
-
-    The gradient of a tied tensor is whole if the layers that share the tensor are cut in different ways.
-    """
     if isinstance(param.grad, DTensor) and param.grad.placements != param.placements:
         param.grad = param.grad.redistribute(placements=param.placements)
 

@@ -410,7 +410,6 @@ def _as_function(kind: type, apply: Callable[..., object]) -> Callable[..., obje
 
 @functools.cache
 def _methods() -> dict[object, str]:
-    """Return Tensor method -> its name."""
     methods: dict[object, str] = {}
     for name in dir(Tensor):
         method = getattr(Tensor, name, None)
@@ -421,7 +420,6 @@ def _methods() -> dict[object, str]:
 
 
 def _is_data(value: object) -> bool:
-    """Return whether a value is plain: tensors, numbers and texts in containers."""
     leaves, _ = flatten(value, lambda item: not isinstance(item, (tuple, list)) and type(item) is not dict)
     return all(isinstance(leaf, (Tensor, *_PLAIN)) for leaf in leaves)
 
