@@ -63,7 +63,7 @@ def folder_of(folder: str | os.PathLike[str] | None) -> Path:
 
 @dataclass(frozen=True)
 class CheckpointPart:
-    """A file of a checkpoint: the whole state, or one rank's part of it.
+    """A checkpoint file: the whole state, or one rank's part.
 
     Attributes:
         of: The number of parts; 1 for a whole state, which rank 0 has saved.
@@ -172,7 +172,6 @@ def _write_all(fd: int, data: memoryview, offset: int | None, moves: Callable[[]
 
 @contextlib.contextmanager
 def _replacing(path: Path, *, durable: bool) -> Iterator[int]:
-    """Yield the descriptor of a temporary file, which is renamed to `path` after the block."""
     beside = path.with_name(f".{path.name}.saving-{secrets.token_hex(4)}")
     try:
         with open(beside, "xb", buffering=0) as file:
@@ -216,7 +215,7 @@ class CheckpointFile:
             raise CheckpointError(self._unreadable(f"{type(error).__name__}: {error}")) from error
 
     def array(self, name: str, of: values.Library) -> object:
-        """Read the array of this name, as a torch tensor or a numpy array (`of`)."""
+        """Read an array of the library `of`, "torch" or "numpy"."""
         entry = self._entries[name]
         begin, end = entry["data_offsets"]
         data = bytearray(end - begin)

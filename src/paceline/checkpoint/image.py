@@ -141,7 +141,7 @@ class Camera:
         self._is_prepared = False
 
     def prepare(self, arrays: Sequence[DenseArray]) -> None:
-        """On the first call, allocate memory for images of these arrays in a thread."""
+        """Allocate memory for these arrays in a thread, on the first call."""
         if not self._is_prepared and _bytes_of(arrays) >= _LEAST_FORKED and not _danger(_mappings()):
             threading.Thread(target=self._prepare, args=(_bytes_of(arrays),), daemon=True).start()
         self._is_prepared = True
@@ -201,7 +201,7 @@ class Camera:
         return (resident - shared) * mmap.PAGESIZE <= _MOST_TIMES * size
 
     def _fork(self, image: StateImage, placed: list[tuple[DenseArray, int]]) -> list[tuple[DenseArray, int]]:
-        """Fork a child that copies arrays. Return the arrays in shared memory, which it cannot copy."""
+        """Fork a child that copies arrays. Return those it cannot copy."""
         mappings = _mappings()
         if why := self._refused or _danger(mappings):
             if not self._refused:
@@ -273,7 +273,7 @@ class _Child:
                 gc.enable()
 
     def wait(self) -> float:
-        """Wait until the child has copied all arrays. Return the seconds since the fork.
+        """Wait for the child's copies. Return the seconds since the fork.
 
         Raises:
             OSError: The child failed, was killed, or hangs.
@@ -359,7 +359,6 @@ def _danger(mappings: _Mappings) -> str:
 
 
 def _copy_by_stream(memory: SharedMemory, placed: Sequence[tuple[DenseArray, int]]) -> list[Callable[[], None]]:
-    """Start copies of arrays on GPUs into the memory. Return functions that wait for them."""
     if not placed:
         return []
     import torch
@@ -393,7 +392,7 @@ def _copy_by_stream(memory: SharedMemory, placed: Sequence[tuple[DenseArray, int
 
 
 def _enlarge_pages() -> None:
-    """Move this process's memory to pages of 2 MiB if possible, to speed up forks."""
+    """Use pages of 2 MiB if possible, to speed up forks."""
     # Let malloc keep memory that a step frees: memory from the kernel would have small pages.
     _libc.mallopt(_TRIM_THRESHOLD, (1 << 31) - 1)
     begin = end = 0

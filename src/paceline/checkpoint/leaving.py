@@ -135,7 +135,7 @@ def follow() -> None:
 
 
 def _hear_in_collectives() -> None:
-    """Start a thread that handles SIGTERM while the main thread is in a collective.
+    """Start a thread that handles SIGTERM during collectives.
 
     Python runs a handler in the main thread only after the collective has returned. The thread reads the pipe of
     `signal.set_wakeup_fd`. It does not start if the script uses that function.
@@ -232,7 +232,7 @@ class TimeLimit:
         self._is_said = False
 
     def asked(self, now: float | None = None) -> str | None:
-        """Return LIMIT once, when the time limit is near, else None. Call this in each save()."""
+        """Return LIMIT once, near the time limit, else None."""
         now = time.time() if now is None else now
         self._longest_s = max(self._longest_s, now - self._last)
         self._last = now

@@ -104,7 +104,7 @@ class Neighbour:
 
 
 def has_shared_spare(environ: Mapping[str, str]) -> bool:
-    """Return whether all ranks share one spare, so that all resume from the same step."""
+    """Return whether all ranks share one spare."""
     path = environ.get(VARIABLE, "")
     is_one = "%" not in path or environ.get("LOCAL_WORLD_SIZE", "1") == environ.get("WORLD_SIZE", "1")
     return bool(path) and is_one

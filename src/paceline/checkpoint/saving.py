@@ -181,7 +181,7 @@ def _save(
     *,
     goes_on: bool,
 ) -> CheckpointError | None:
-    """Save the state, or start a thread that does. Return the logged error, or None."""
+    """Save the state, perhaps in a thread. Return the logged error, or None."""
     global _last, _writing
     try:
         if not _settled(SAVE_S):
@@ -264,7 +264,7 @@ def _warn_of_newer(place: Path, step: int) -> None:
 
 
 def _token() -> str:
-    """Return a word that is the same on all ranks of one attempt, for file names."""
+    """Return a word for file names that an attempt's ranks share."""
     names = ("PACELINE_RUN_ID", "PACELINE_ATTEMPT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
     values = [os.environ.get(name, "") for name in (*names, "MASTER_ADDR", "MASTER_PORT")]
     return hashlib.sha256("\n".join(values).encode()).hexdigest()[:8]

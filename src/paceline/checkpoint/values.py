@@ -117,7 +117,6 @@ def _encoded(value: Any, path: tuple[str, ...], arrays: dict[str, object]) -> ob
 
 
 def _encoded_array(value: object, path: tuple[str, ...], arrays: dict[str, object]) -> object:
-    """Return the JSON that stands for a tensor or array, or None for another value."""
     if is_tensor(value):
         return {"$": "tensor", "at": _kept(value, path, arrays)}
     numpy = sys.modules.get("numpy")
@@ -256,7 +255,7 @@ class DenseArray:
 
     @cached_property
     def address(self) -> int:
-        """The address of the bytes in CPU memory, to which a GPU's tensor is copied first."""
+        """The bytes' address in CPU memory, to which GPU tensors are copied."""
         if hasattr(self, "tensor"):
             self._on_cpu = self.tensor.cpu()
             return self._on_cpu.data_ptr()

@@ -342,7 +342,7 @@ class BackgroundLoop:
 
 
 class _BoardTexts:
-    """A cache of the descriptions of a set's last `limit` requests, for status reports."""
+    """A cache of the texts of recent requests, for status reports."""
 
     def __init__(self, number: int, ranks: Sequence[int], limit: int) -> None:
         self._set, self._ranks, self._limit = f"process set {number}", ranks_text(ranks), max(1, limit)

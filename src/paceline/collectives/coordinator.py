@@ -60,7 +60,7 @@ class Response(NamedTuple):
 
 
 class Late(NamedTuple):
-    """An overdue operation, with the ranks that have submitted it and those that have not.
+    """An overdue operation, which only some ranks have submitted.
 
     Ranks that have joined count neither as missing nor as submitted.
     """
@@ -203,7 +203,6 @@ class Coordinator:
     def _fold(
         self, results: list[tuple[int, bytes]], begin: int, requests: Iterable[Request], wrong: Collection[int] = ()
     ) -> None:
-        """Append the results of small reductions for which all ranks have sent their arrays."""
         for place, request in enumerate(requests, begin):
             payloads = self._payloads.pop(request.key, None)
             if payloads is not None and len(payloads) == self._size and place not in wrong:
@@ -345,7 +344,7 @@ class ResponseCache:
 
 
 def inline_payload(task: CollectiveTask) -> bytes | None:
-    """Return the scaled array that travels with a request for a small reduction, else None."""
+    """Return the array that travels with a small reduction's request, else None."""
     request = task.request
     if (
         request.kind != ALLREDUCE

@@ -50,7 +50,7 @@ def streams_of(device: torch.device) -> ModuleType | None:
 
 
 def ready(device: torch.device) -> torch.cuda.Event | None:
-    """Record an event in the caller's CUDA stream, or return None on the CPU."""
+    """Record an event in the caller's CUDA stream, None on the CPU."""
     streams = streams_of(device)
     if streams is None:
         return None
@@ -62,7 +62,7 @@ def ready(device: torch.device) -> torch.cuda.Event | None:
 def join(
     environ: Mapping[str, str], generation: int, number: int, members: Sequence[int], rank: int, device: torch.device
 ) -> DeviceGroup:
-    """Create the NCCL group of a process set on this device. Every member calls it."""
+    """Create a process set's NCCL group on this device. Collective."""
     import torch.distributed as dist
 
     name = f"device/{generation}"
@@ -169,7 +169,6 @@ class DeviceGroup:
 
 
 def _prepared(source: Tensor, op: str, prescale: float) -> tuple[Tensor, str]:
-    """Return a scaled copy of the tensor, and the name of NCCL's operation."""
     import torch
 
     if source.dtype == torch.bool:

@@ -126,7 +126,7 @@ class Fusion:
             self._flush(buffer[:filled], pieces, op, dtype)
 
     def _factor(self, part: Part, op: str, kind: DType) -> tuple[float, bool]:
-        """Return the factor for copying into the buffer, and whether it includes the result's factor.
+        """Return the copy's factor, and whether it includes the result's factor.
 
         It includes a power of two, which saves a pass over the memory and changes no result, except denormal numbers in the
         last bit.

@@ -153,7 +153,7 @@ def own_address(host: str, port: int) -> str:
 
 
 def _greeted(connected: socket.socket, key: bytes) -> int:
-    """Read a peer's greeting. Return its rank, or -1 if the proof is wrong."""
+    """Return the rank in a peer's greeting, or -1 without proof."""
     end_s = time.monotonic() + _HELLO_S
     hello = b""
     with contextlib.suppress(OSError):

@@ -208,7 +208,6 @@ class Negotiation:
 
 
 def _zeros(request: Request) -> CollectiveTask:
-    """Return a task with arrays of 0, for a rank that has joined."""
     import numpy
 
     dtypes = ["uint16" if dtype == "bfloat16" else dtype for dtype in request.dtypes]

@@ -44,7 +44,7 @@ def divisor(op: str, dtype: str, size: int) -> int:
 
 
 def summand(array: Array, dtype: str, factor: float) -> Array:
-    """Return a flat copy of the array times `factor`, in the type of the sum."""
+    """Return a flat copy times `factor`, in the sum's type."""
     import numpy
 
     made: Array = numpy.empty(array.size, sum_type(dtype))

@@ -242,7 +242,7 @@ class Reducer:
 
 
 def scatter_rows(rows: int, size: int) -> list[int]:
-    """Return the number of rows for each rank. The first ranks get one more."""
+    """Return each rank's number of rows. First ranks get one more."""
     return [rows // size + (rank < rows % size) for rank in range(size)]
 
 

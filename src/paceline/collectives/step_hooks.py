@@ -32,7 +32,7 @@ _last_query: tuple[float, int] | None = None
 
 
 def count_steps() -> None:
-    """Install the hooks once torch is loaded, if the launcher requested the step clock."""
+    """Install the hooks, if the launcher requested the step clock."""
     from paceline.system import step_clock
     from paceline.system.lazy_import import when_loaded
 

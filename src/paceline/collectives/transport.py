@@ -59,7 +59,7 @@ class Transport(Protocol):
         """Replace the flat array of bytes by the root's array."""
 
     def alltoall(self, array: Array, sent: Sequence[int], result: Array, received: Sequence[int]) -> None:
-        """Fill `result` with the rows that the ranks send here. `sent[k]` rows of `array` go to rank k."""
+        """Exchange rows. `sent[k]` rows of `array` go to rank k."""
 
     def exchange(self, array: Array, other: Array, partner: int) -> None:
         """Send the flat `array` to the partner, and fill `other` with the partner's."""
@@ -134,7 +134,7 @@ class Alone:
 
 
 class SharedSegments:
-    """Two segments of shared memory for each rank, A and B, used in turn.
+    """Two segments of shared memory per rank, used in turn.
 
         rank 0   fill A0 | meet | read A0 A1, fill B0 | meet | read B0 B1, fill A0 | meet
         rank 1   fill A1 | meet | read A0 A1, fill B1 | meet | read B0 B1, fill A1 | meet

@@ -22,7 +22,7 @@ _NO_PROGRAM = re.compile(r"executable file not found|executable file .* not foun
 def call(
     argv: Sequence[str], *, say: Callable[[str], None] = lambda line: None, environment: Mapping[str, str] | None = None
 ) -> tuple[int, list[str]]:
-    """Run a container engine's client. Return its exit code and its last lines of output.
+    """Run an engine's client. Return its exit code and last lines.
 
     say: Called with each line. If it raises an exception, the client is killed.
 

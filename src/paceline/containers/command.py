@@ -213,7 +213,6 @@ def for_client(engine: ContainerEngine, values: Mapping[str, str]) -> dict[str, 
 
 
 def _library(library_dir: Path) -> list[Path]:
-    """Return the targets of the links in the PYTHONPATH folder, which need mounts too."""
     links = sorted(library_dir.iterdir()) if library_dir.is_dir() else []
     package = Path(INSIDE).parent.parent
     # Skip a broken link: engines refuse to mount a missing path.

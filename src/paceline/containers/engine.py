@@ -139,7 +139,7 @@ def _podman(path: str, version: str, variables: Mapping[str, str], to_start: boo
 
 
 def is_rootless(engine: ContainerEngine) -> bool:
-    """Return whether the engine runs without root. Return False if it does not answer."""
+    """Return whether the engine runs without root, False if unknown."""
     if engine.is_rootless is None:
         try:
             answer = _podman(engine.path, engine.version, os.environ, to_start=True)
@@ -160,7 +160,7 @@ def _docker(path: str, variables: Mapping[str, str]) -> ContainerEngine | str:
 
 
 def _output(argv: list[str], variables: Mapping[str, str]) -> tuple[int, str]:
-    """Run a program. Return its exit code, and its standard error followed by its output.
+    """Run a program. Return its exit code, standard error and output.
 
     Raises:
         subprocess.TimeoutExpired: The program timed out.

@@ -43,7 +43,7 @@ def check_shm_size(shm_size: str) -> None:
 
 
 def check_image(engine: ContainerEngine, image: str, say: Callable[[str], None]) -> str:
-    """Return the image's id, which is equal for all workers. Pull a missing image.
+    """Return the image's id. Pull a missing image.
 
     `say` gets each line of the pull's output. For apptainer the result is the name, because apptainer fetches and converts an
     image when it first runs it.

@@ -185,7 +185,7 @@ def _of_pip(environment: Mapping[str, str], requirements: Sequence[str]) -> tupl
 
 
 def named_files(text: str) -> Iterator[Mount]:
-    """Yield a mount for each existing absolute path or `file://` URL in the text.
+    """Yield a mount for each existing path or `file://` URL.
 
     A Python project's folder is mounted writable, because building the project writes files into it.
     """
@@ -200,7 +200,7 @@ def named_files(text: str) -> Iterator[Mount]:
 
 
 def _is_the_systems(path: Path) -> bool:
-    """Return whether a mount at this path would hide a part of the image's system."""
+    """Return whether a mount here hides a part of the image's system."""
     path = Path(os.path.normpath(path))
     if path in _TOPS or any(path.is_relative_to(top) for top in _KERNELS):
         return True

@@ -137,7 +137,6 @@ def _made(values: dict[str, object]) -> Base:
 
 
 def _stamp(path: str) -> str:
-    """Return a text that changes if the interpreter or the user's package folder changes."""
     # These two variables determine the folder of the user's packages.
     stamps = [os.environ.get("PYTHONUSERBASE", ""), os.path.expanduser("~")]
     for each in (path, os.path.join(os.path.dirname(os.path.dirname(path)), "pyvenv.cfg")):

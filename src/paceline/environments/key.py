@@ -91,7 +91,7 @@ def _content(local: LocalPath) -> str:
 
 
 def source_files(top: Path) -> Iterator[tuple[str, Path]]:
-    """Yield (relative name, file) for each source file of a local package, in a stable order.
+    """Yield (relative name, file) of a local package's sources, in order.
 
     Raises:
         OSError: A folder can't be read.

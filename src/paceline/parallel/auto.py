@@ -125,7 +125,7 @@ def _ms(one: Forecast) -> str:
 def measure(
     task: Task, optimizer: torch.optim.Optimizer | None, sample: object, place: WorldPlace, bandwidth_bytes_s: float
 ) -> Measured:
-    """Measure the model's blocks on one microbatch, and on one replica's share of it.
+    """Measure the model's blocks on a microbatch and on a replica's share.
 
     The model is left unchanged.
     """
@@ -151,7 +151,6 @@ def available_bytes(device: torch.device) -> int:
 
 
 def _left_of_limit() -> int:
-    """Return the bytes that this process may still allocate under its `ulimit -d`."""
     limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
     if limit == resource.RLIM_INFINITY:
         return 2**63

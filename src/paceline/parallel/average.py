@@ -62,7 +62,6 @@ class _Follower:
         self.count += 1
 
     def _update(self, keep: float) -> None:
-        """Set each averaged value to keep * value + (1 - keep) * source."""
         raise NotImplementedError
 
 
@@ -208,7 +207,7 @@ def _is_averaged(tensor: Tensor) -> bool:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """Copy a tensor in float32 at least: bf16 rounds a decay of 0.999 to 1."""
+    """Copy a tensor in float32 at least, because bf16 rounds decays to 1."""
     is_narrow = tensor.is_floating_point() and tensor.dtype.itemsize < 4
     return tensor.clone().to(torch.float32) if is_narrow else tensor.clone()
 

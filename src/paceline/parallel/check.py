@@ -199,7 +199,7 @@ def compare(
 
 
 def _trained(par: ParallelHandle, micros: Sequence[Microbatch]) -> tuple[Tensor, float]:
-    """Run one step. Return its loss, and the factor by which to multiply it.
+    """Run one step. Return its loss, and a factor for the loss.
 
     The gradients, already multiplied, stay in the parameters. A failed step raises CannotComputeError.
     """
@@ -332,7 +332,6 @@ def _verdict(
 
 
 def _beyond(apart: Mapping[str, float], limit: Callable[[str], float]) -> list[str]:
-    """Return the names with a distance above their limit, the largest distance first."""
     return sorted((name for name in apart if not apart[name] <= limit(name)), key=lambda name: -apart[name])
 
 

@@ -69,7 +69,7 @@ class Comparison:
         return _Observed(request)
 
     def prepare(self, model: nn.Module) -> None:
-        """Convert the model's dtype. With N workers, load the other run's initial values."""
+        """Set the model's dtype and, with N workers, its initial values."""
 
     def strategy(self, chosen: Chosen) -> Chosen:
         """Return the script's strategy, or DataParallel() in the run of one process."""
@@ -94,7 +94,7 @@ class Comparison:
         return contextlib.nullcontext()
 
     def stepped(self, par: PlannedHandle, loss: Tensor) -> None:
-        """Record a step's loss. After the last step to compare, end the process."""
+        """Record a step's loss. After the last step, end the process."""
 
 
 class _Observed(Comparison):
@@ -191,7 +191,7 @@ class _Observed(Comparison):
         (self._asked.folder / OUTCOME).write_text(json.dumps(outcome))
 
     def _compared(self, one: _Values, state: Mapping[str, Tensor]) -> dict[str, object]:
-        """Return how this run differs from the run of one process, as JSON entries.
+        """Return the difference from the run of one process, for the report.
 
         `one` has that run's values, and `state` this run's final parameters and buffers.
         """

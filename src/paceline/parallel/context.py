@@ -41,7 +41,7 @@ _LISTS = (nn.ModuleList, nn.Sequential)
 
 
 def apply(model: nn.Module, world: World) -> list[str]:
-    """Make blocks compute this rank's part of each sequence. Return notes for `explain`.
+    """Make blocks compute parts of each sequence. Return notes for `explain`.
 
     Raises:
         ParallelError: The model has no list of blocks, or no list with the given name.
@@ -79,7 +79,7 @@ def _lists(model: nn.Module, prefix: str = "") -> list[str]:
 
 
 class _List(SharedByCopies):
-    """A list of blocks, each of which computes a part of the sequence."""
+    """A list of blocks that compute parts of the sequence."""
 
     def __init__(self, name: str, blocks: list[nn.Module], world: World, dim: int) -> None:
         self._name, self._blocks, self._dim = name, blocks, dim
@@ -297,7 +297,7 @@ def _refusal(what: str) -> ParallelError:
 
 
 class Places:
-    """The assignment of a sequence's positions to the ranks of a context group.
+    """The assignment of a sequence's positions to ranks.
 
     Attributes:
         length: The length of the whole sequence.
@@ -339,7 +339,7 @@ class Places:
         return whole.index_select(dim, self._mine)
 
     def together(self, part: Tensor, dim: int) -> Tensor:
-        """Gather the whole sequence along `dim`. The backward pass sums all ranks' gradients."""
+        """Gather the sequence along `dim`. The backward pass sums all gradients."""
         whole: Tensor = apply_function(_Together, part, self, dim)
         return whole
 

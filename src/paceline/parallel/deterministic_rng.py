@@ -40,7 +40,7 @@ class RandomState(TypedDict, total=False):
 
 
 class Streams:
-    """The random number streams of this rank, each with a seed of its own.
+    """This rank's random number streams, each with its own seed.
 
     If `active` is False (a single process), the methods leave torch's generators alone.
     """
@@ -73,7 +73,7 @@ class Streams:
         return state
 
     def load_state_dict(self, state: RandomState) -> None:
-        """Restore the seed, and in a single process the states of torch's generators."""
+        """Restore the seed, and in a single process torch's generators."""
         self.seed = int(state["seed"])
         if not self._active and "cpu" in state:
             torch.set_rng_state(state["cpu"])
@@ -190,7 +190,6 @@ def states(device: torch.device) -> tuple[Hashable, ...]:
 
 @cache
 def _known(func: Operation) -> tuple[str, int | None]:
-    """Return an operation's name, and the index of its argument `dropout_p` or None."""
     names = [argument.name for argument in func._schema.arguments]
     return str(func.overloadpacket), names.index("dropout_p") if "dropout_p" in names else None
 

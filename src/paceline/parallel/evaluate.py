@@ -85,7 +85,7 @@ def evaluating(executor: Executor) -> Iterator[None]:
 
 
 class _Means:
-    """A callable for `Executor.predict` that returns a microbatch's weighted metrics and its weight.
+    """A callable for `Executor.predict` that returns weighted metrics.
 
     The result is [weight * metric, ..., weight], so that sums over microbatches give the mean.
     """
@@ -99,7 +99,6 @@ class _Means:
         *,
         is_loss: bool,
     ) -> None:
-        """Wrap a metric. `is_loss` marks the training loss, whose graph gives its weight."""
         self._metric = metric
         self._weight = weight
         self._autocast = autocast
@@ -131,7 +130,7 @@ class _Means:
         return torch.tensor([*shares, weight], dtype=torch.float64, device="cpu")
 
     def names_of(self, world: World, count: int) -> list[str] | None:
-        """Return the keys of the metric's dict on every rank, or None for a number.
+        """Return the metric's dict keys on every rank, None for a number.
 
         Only the last pipeline stage has called the metric, so it sends the names to the others.
         """

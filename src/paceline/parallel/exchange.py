@@ -36,7 +36,7 @@ _T = TypeVar("_T")
 
 
 class NotPlainError(ParallelError):
-    """A rank's value has a type that messages cannot hold. All ranks raise this.
+    """A value has a type that messages cannot hold. All ranks raise this.
 
     `kind` is the name of that type.
     """
@@ -78,7 +78,7 @@ def gather(value: _T, group: dist.ProcessGroup | None = None) -> list[_T]:
 
 
 def from_first(value: _T, kinds: Sequence[type] = ()) -> _T:
-    """Return rank 0's value on every rank, whose own values are ignored. Collective.
+    """Return rank 0's value on every rank. Collective.
 
     `value` is as for `gather`; `kinds` are dataclasses that it may contain too.
 

@@ -55,7 +55,7 @@ class Executor(Protocol):
         ...
 
     def train_step(self, micros: Sequence[Microbatch]) -> Tensor:
-        """Run forward and backward passes. Return the replica's sum of weight * loss.
+        """Run forward and backward passes. Return the sum of weight * loss.
 
         All ranks of the replica get the same sum. Before the call every `.grad` must be None. After `finish_gradients` each
         `.grad` is the gradient of the global mean loss.
@@ -79,13 +79,13 @@ class Executor(Protocol):
         ...
 
     def begin_anew(self) -> None:
-        """Forget which parameters earlier steps used: the next step is treated as the first."""
+        """Treat the next step as the first: forget which parameters were used."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Progress:
-    """The position of training: finished steps, current epoch and consumed samples of the epoch."""
+    """The position of training, with the consumed samples of the epoch."""
 
     steps: int = 0
     epoch: int = 0
@@ -107,7 +107,7 @@ class SavedAverage(Protocol):
 
 
 class ParallelHandle(Protocol):
-    """The interface of a model in its layout that checks and checkpoints use.
+    """The interface of a model in its layout.
 
     `training.Parallel` implements it, and documents each member.
     """

@@ -163,7 +163,6 @@ def _of_indices(
 
 @contextlib.contextmanager
 def _local(module: nn.Module) -> Iterator[None]:
-    """Within the block, replace the module's DTensor parameters by this rank's plain tensors."""
     held: dict[str, Any] = module._parameters
     before = dict(held)
     try:
@@ -188,7 +187,7 @@ def _same_numbers_after(training: bool) -> Iterator[None]:
 
 
 def _copied(arguments: _T, group: dist.ProcessGroup | None) -> tuple[_T, tuple[Tensor, ...]]:
-    """Copy tensors so that the backward pass sums their gradients over the group.
+    """Copy tensors so that their gradients are summed over the group.
 
     Return the arguments with the copies, and the copies.
     """

@@ -118,7 +118,6 @@ _line: ErrorLine | None = None
 
 
 def _line_of(world: World) -> ErrorLine | None:
-    """Return this process's ErrorLine for the world, or None in a world of one."""
     global _line
     if world.store is None:
         return None
@@ -198,7 +197,7 @@ class ErrorLine:
         self._say_seen()
 
     def wait_for_root(self) -> bool:
-        """Wait up to `GRACE_S` seconds for the first failed rank's report. Return whether it came."""
+        """Wait for the first failed rank's report. Return whether it came."""
         deadline = time.monotonic() + GRACE_S
         while self._root is None and time.monotonic() < deadline and not leaving.asked():
             try:
@@ -224,7 +223,7 @@ class ErrorLine:
         )
 
     def lost(self, error: BaseException) -> WorkerError:
-        """Return a WorkerError for a communication error whose cause no rank has reported."""
+        """Return a WorkerError without a known cause."""
         for rank in self._others:
             if self._has_ended(rank):
                 return WorkerError(
@@ -249,7 +248,7 @@ class ErrorLine:
             return False
 
     def close(self) -> None:
-        """Stop the polling thread. Rank 0, which serves the store, first awaits the others."""
+        """Stop the polling thread. Rank 0 first waits for the others."""
         atexit.unregister(self.close)
         if self._over.is_set():
             return
@@ -316,7 +315,7 @@ class ErrorLine:
                 os._exit(1)
 
     def _compare_calls(self) -> None:
-        """End the process if it has waited long while another rank waits in a different call."""
+        """End the process if two ranks have long waited in different calls."""
         if not self.is_inside or time.monotonic() - self._since < STUCK_S:
             return
         own = dict(self._calls)
@@ -338,7 +337,7 @@ class ErrorLine:
                 os._exit(1)
 
     def _read(self) -> None:
-        """Read another rank's error of the last three rounds, if there is one."""
+        """Read another rank's error of the last three rounds, if any."""
         with self._reading:
             now = self._round
             # Ranks may be a call or two apart: one that has sent its part of a collective goes on while others receive.

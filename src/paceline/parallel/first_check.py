@@ -42,7 +42,7 @@ SHARE = 0.5
 
 
 def first_check(par: ParallelHandle, batch: object, micros: Sequence[Microbatch]) -> str:
-    """Compare the first rows with the plain model. Return the result in words. Collective.
+    """Compare the first rows with the plain model. Collective.
 
     `batch` is the argument of `step`, and `micros` are this rank's microbatches of it. The result is "" in a single process.
 

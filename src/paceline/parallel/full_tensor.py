@@ -23,7 +23,7 @@ def is_part(tensor: object) -> TypeGuard[DTensor]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return the whole tensor: gather a DTensor, or return any other as it is."""
+    """Gather a DTensor. Return any other tensor unchanged."""
     if not is_part(tensor):
         return tensor
     # A filter, because setting a level clears the caches of all loggers, of which torch has a thousand.
@@ -44,7 +44,7 @@ def cut_as(whole: DTensor, part: Tensor) -> DTensor:
 
 
 def axes_of(tensor: Tensor) -> set[str]:
-    """Return the names of the mesh's axes along which a tensor is split."""
+    """Return the mesh's axes along which a tensor is split."""
     if not is_part(tensor):
         return set()
     assert not any(placement.is_partial() for placement in tensor.placements), "it has to be summed first"

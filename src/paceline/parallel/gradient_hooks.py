@@ -14,7 +14,7 @@ _BEFORE, _AFTER = "_backward_hooks", "_post_accumulate_grad_hooks"
 
 
 class Hooks:
-    """The user's gradient hooks on one parameter, which several tensors may stand for.
+    """The user's gradient hooks on one parameter.
 
     After `remove()` of its handle, a hook is no longer called.
     """
@@ -26,7 +26,7 @@ class Hooks:
         self._later: list[Tensor] = []
 
     def also(self, tensor: Tensor) -> Hooks:
-        """Add the hooks that are or will be registered on another tensor. Return self."""
+        """Add the present and future hooks of another tensor. Return self."""
         self._later.append(tensor)
         return self
 

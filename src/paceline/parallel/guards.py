@@ -37,7 +37,7 @@ class KeptTensors:
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Explain errors in the block that converting or moving the model has caused.
+        """Explain errors that converting or moving the model has caused.
 
         Raises:
             ParallelError: The dtype or device of a parameter has changed; the message names it.
@@ -60,7 +60,7 @@ class KeptTensors:
 
 
 class _Taken(NamedTuple):
-    """The training to which a module belongs: the whole model and its layout."""
+    """The model and the layout to which a module belongs."""
 
     root: weakref.ref[nn.Module]
     layout: Layout
@@ -77,7 +77,7 @@ def take(model: nn.Module, layout: Layout) -> None:
 
 
 def refuse_shared(model: nn.Module, layout: Layout | None = None) -> None:
-    """Refuse a model that shares a module with another training, unless both keep modules whole.
+    """Refuse a model that shares a module with another training.
 
     `layout` is the model's future layout, None if unknown.
 
@@ -205,7 +205,6 @@ def check_fits(
 
 
 def _unfit(layout: Layout, microbatches: int) -> Iterator[tuple[bool, Callable[[nn.Module], bool], str]]:
-    """Yield (whether a rule applies, function that finds modules that break it, error text)."""
     yield (
         max(layout.replicas, layout.tensor, layout.context) > 1,
         lambda module: _learns(module) and bool(module.sparse),

@@ -73,7 +73,7 @@ def description(task: Task, optimizer: torch.optim.Optimizer | None) -> list[str
 
 
 def first_difference(everyone: list[list[str]]) -> str:
-    """Return a sentence about the first line in which the ranks' descriptions differ."""
+    """Describe the first line in which the ranks' descriptions differ."""
     lines = next(lines for lines in zip_longest(*everyone, fillvalue="nothing more") if len(set(lines)) > 1)
     # If only some ranks have a parameter, name the parameter: on these ranks all later lines are shifted.
     sets = [set(own) for own in everyone]

@@ -102,7 +102,6 @@ def _read(node: Any, left: list[int]) -> MeanOver:
 
 
 def _read_quotient(other: Tensor | float, above: Any, left: list[int]) -> MeanOver:
-    """Read the division of the node `above` by a divisor without a gradient."""
     if isinstance(other, Tensor) and other.numel() != 1:
         return MeanOver()
     divisor = float(other.detach() if isinstance(other, Tensor) else other)
@@ -135,7 +134,7 @@ def _is_sum(node: Any) -> bool:
 
 
 def _mean_size(node: Any, name: str) -> float | None:
-    """Return how many values this node averages, or None if it is no mean."""
+    """Return how many values this node averages, or None."""
     if name == "MeanBackward" and node.next_functions:
         size = getattr(node, "_saved_self_sym_numel", None)
         return None if size is None else float(size)
@@ -145,7 +144,7 @@ def _mean_size(node: Any, name: str) -> float | None:
 
 
 def _is_of_chosen(node: Any, left: list[int]) -> bool:
-    """Return whether the node depends on values selected by a mask or index."""
+    """Return whether the node depends on values selected by an index."""
     left[0] -= 1
     if left[0] < 0:
         return False
@@ -159,7 +158,7 @@ def _close(one: float, other: float) -> bool:
 
 @dataclass
 class StepMeans:
-    """Sums over the losses of a step, from which `factor` computes their scale.
+    """Sums over the losses of a step, for their scale.
 
     Attributes:
         weight: The sum over microbatches of (share of the batch) * (count per row).
@@ -183,16 +182,16 @@ class StepMeans:
     has_hidden: bool = False
 
     def begin(self, *, checks: bool = False) -> None:
-        """Reset all sums before a step. With `checks`, keep a sample of the step."""
+        """Reset all sums. With `checks`, keep a sample of the step."""
         self.fill([0.0] * 6)
         self.checks, self.sample, self.has_hidden = checks, None, False
 
     def numbers(self) -> list[float]:
-        """Return the six sums as a list, to be summed over the ranks."""
+        """Return the six sums, to be summed over the ranks."""
         return [self.weight, self.known, self.unclear, self.rows, self.ratios, self.squares]
 
     def fill(self, numbers: list[float]) -> None:
-        """Set the six sums from a list, such as one summed over the ranks."""
+        """Set the six sums, for example to sums over the ranks."""
         self.weight, self.known, self.unclear, self.rows, self.ratios, self.squares = numbers
 
     def add(self, over: MeanOver, weight: float, rows: int) -> float:
@@ -244,7 +243,7 @@ class StepMeans:
 
 
 def is_due(steps: int) -> bool:
-    """Return True for steps 1, 2, 4, 8 and every 16th. `steps` counts earlier ones."""
+    """Return True for steps 1, 2, 4, 8, and every 16th step."""
     return (steps < 16 and (steps + 1) & steps == 0) or steps % 16 == 15
 
 
@@ -257,7 +256,7 @@ def scale_gradients(params: dict[str, nn.Parameter], factor: float) -> None:
 
 
 def few_rows(output: object, target: object) -> tuple[object, object] | None:
-    """Copy a few rows of output and target, or return None if impossible.
+    """Copy a few rows of output and target, or return None.
 
     The rows have the smallest and the largest targets: a target that the loss ignores, such as -100, is mostly an extreme.
     """
@@ -278,14 +277,13 @@ def few_rows(output: object, target: object) -> tuple[object, object] | None:
 def wider_sample(
     known: tuple[object, object] | None, found: tuple[object, object] | None
 ) -> tuple[object, object] | None:
-    """Merge two samples from `few_rows` into one with the most extreme targets of both."""
+    """Merge two samples, and keep the most extreme targets."""
     if known is None or found is None or not can_join((known, found)):
         return known or found
     return few_rows(*join_rows((known, found)))
 
 
 def _chosen(target: object, rows: int, count: int) -> list[int]:
-    """Choose rows so that each half of the sample has an extreme target."""
     keys = [
         x for x in tensors_in(target) if x.dim() and len(x) == rows and not x.is_floating_point() and not x.is_complex()
     ]
@@ -301,7 +299,7 @@ def _chosen(target: object, rows: int, count: int) -> list[int]:
 def no_mean(
     loss: LossFunction, model: nn.Module, sample: tuple[object, object] | None, loss_weight: WeightFunction | None
 ) -> str:
-    """Return why two parts' weighted losses do not add up to the whole loss, or "".
+    """Return why two weighted parts do not give the whole loss, or "".
 
     `sample` has a few rows from `few_rows`. The state of the loss is restored. "" may also mean that the test has no result.
     """

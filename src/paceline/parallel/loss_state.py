@@ -191,7 +191,7 @@ def _is_of_script(kind: type) -> bool:
 
 
 class LossReads(TorchFunctionMode):
-    """A torch function mode that records which tensors of the model a loss reads.
+    """A torch function mode that records a loss's reads of the model.
 
     Attributes:
         state: Name of a parameter or buffer -> the line of code that reads it.
@@ -200,7 +200,6 @@ class LossReads(TorchFunctionMode):
     """
 
     def __init__(self, model: nn.Module, before: Iterable[Tensor] = ()) -> None:
-        """Watch `model`. `before` has the tensors in its attributes before the forward pass."""
         super().__init__()
         self.state: dict[str, Line | None] = {}
         self.left: dict[str, Line | None] = {}

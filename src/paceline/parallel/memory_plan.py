@@ -72,7 +72,7 @@ class MemoryPlan:
 
 
 class PlannedHandle(ParallelHandle, Protocol):
-    """A model in its layout with a memory plan, None before there is an executor."""
+    """A model in its layout, with a memory plan or None."""
 
     memory: MemoryPlan | None
 
@@ -107,7 +107,7 @@ def plan(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
 def refuse_too_large(
     model: nn.Module, optimizer: torch.optim.Optimizer, layout: Layout, place: WorldPlace, memory_bytes: int | None
 ) -> None:
-    """Raise if the parts of the model will not fit in memory. Collective.
+    """Raise if the parts of the model will not fit. Collective.
 
     Every rank calls it before the model is copied or cut.
 
@@ -137,7 +137,7 @@ def refuse_too_large(
 
 
 def check(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
-    """Return this worker's plan, or raise if a worker's plan does not fit. Collective.
+    """Return this worker's plan. Raise if any plan does not fit. Collective.
 
     Raises:
         ParallelError: On every rank, if one lacks memory for gradients and optimizer: the kernel would kill it in the first
@@ -154,7 +154,7 @@ def check(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
 
 
 def _refuse(own: MemoryPlan, name: str, layout: Layout, size: int) -> tuple[int, MemoryPlan]:
-    """Return the rank with least memory left, and its plan. Raise if it does not fit."""
+    """Return the tightest rank and its plan, or raise."""
     plans = [MemoryPlan(**one) for one in gather(asdict(own))]
     rank = max(range(len(plans)), key=lambda rank: plans[rank].coming - plans[rank].free - plans[rank].spare)
     worst = plans[rank]
@@ -173,7 +173,6 @@ def _refuse(own: MemoryPlan, name: str, layout: Layout, size: int) -> tuple[int,
 
 
 def _room(device: torch.device, held: int, memory_bytes: int | None) -> tuple[int, str, int]:
-    """Return the free bytes, a description of their limit, and the free swap."""
     if memory_bytes is not None:
         return max(0, memory_bytes - held), f"memory_bytes={memory_bytes}", 0
     if device.type == "cuda":
@@ -208,7 +207,7 @@ def _report(own: MemoryPlan, rank: int) -> None:
 
 
 def share_of(model: nn.Module, layout: Layout) -> float:
-    """Return the fraction of the parameters' bytes that each worker holds in this layout."""
+    """Return the fraction of the parameters' bytes on each worker."""
     parts = layout.shard * layout.pipe * layout.tensor
     if layout.expert == 1:
         return 1 / parts

@@ -46,7 +46,7 @@ class WorldPlace:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class World(WorldPlace):
-    """This process's place in the world, with the process groups of its layout.
+    """This process's place, with the process groups of its layout.
 
     Attributes:
         mesh: A mesh of the axes in `AXES` that have more than one rank. None in a world of one process.
@@ -60,12 +60,12 @@ class World(WorldPlace):
     groups: dict[frozenset[str], dist.ProcessGroup | None] = field(default_factory=dict)
 
     def axes(self, *names: str) -> DeviceMesh:
-        """Return the part of the mesh with these axes, each of several ranks."""
+        """Return the sub-mesh of these axes, each of several ranks."""
         assert self.mesh is not None
         return self.mesh[names]
 
     def group(self, *axes: str) -> dist.ProcessGroup | None:
-        """Return this rank's group along these axes, or None if it is alone there."""
+        """Return this rank's group along these axes, None if alone."""
         active = frozenset(axis for axis in axes if self.extent(axis) > 1)
         return self.groups[active] if active else None
 
@@ -79,7 +79,7 @@ class World(WorldPlace):
 
     @property
     def replicas(self) -> int:
-        """The number of replicas, each of which computes a part of each batch."""
+        """The number of replicas, which share each batch."""
         return self.layout.replicas
 
     @property
@@ -89,7 +89,7 @@ class World(WorldPlace):
 
     @property
     def replica_group(self) -> dist.ProcessGroup | None:
-        """The ranks that compute different rows with the same part of the model."""
+        """The ranks with the same part of the model and different rows."""
         return self.group("data", "shard")
 
     @property
@@ -109,7 +109,7 @@ class World(WorldPlace):
 
 
 def coordinates(layout: Layout, rank: int) -> dict[str, int]:
-    """Return axis -> index of the rank along this axis of the layout."""
+    """Return axis -> index of the rank in the layout."""
     indices: dict[str, int] = {}
     for axis in reversed(AXES):
         rank, indices[axis] = divmod(rank, int(getattr(layout, axis)))
@@ -194,7 +194,7 @@ def _mesh_and_groups(
 
 
 def group_over(layout: Layout, axes: frozenset[str], ranks: Iterable[int]) -> dist.ProcessGroup | None:
-    """Make groups of the `ranks` that differ only along `axes`. Return this rank's group.
+    """Group the ranks that differ only along `axes`. Return this rank's group.
 
     Every rank of the world calls this, in the same order. The result is None if this rank is not in `ranks`.
     """

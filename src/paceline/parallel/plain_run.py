@@ -107,7 +107,6 @@ class PlainRun:
             )
 
     def _cut(self, replicas: int) -> tuple[list[Parts], list[float]]:
-        """Return the pieces of each microbatch for each replica, and their weights."""
         rows, task = Rows(self._parts), self._task
         pieces, weights = [], []
         sizes = piece_sizes(rows.count, task.microbatches, replicas)
@@ -256,7 +255,6 @@ def warn_of_parts(par: ParallelHandle, parts: Parts, microbatches: int) -> None:
 
 @contextlib.contextmanager
 def _shaken(model: nn.Module, by: float) -> Iterator[None]:
-    """Within the block, change parameters by a fraction of at most `by`."""
     params = [param for param in model.parameters() if param.is_floating_point()]
     before = [param.detach().clone() for param in params]
     try:

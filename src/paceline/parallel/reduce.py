@@ -124,7 +124,6 @@ def _gradient_or_zeros(param: nn.Parameter) -> Tensor:
 
 
 def _buckets(tensors: Sequence[_TensorT], bucket_bytes: int) -> Iterator[list[_TensorT]]:
-    """Split the tensors into lists of one dtype and device and about `bucket_bytes`."""
     kinds: dict[tuple[torch.dtype, torch.device], list[_TensorT]] = {}
     for tensor in tensors:
         kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)

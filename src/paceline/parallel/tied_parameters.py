@@ -96,7 +96,6 @@ def held_tensors(model: nn.Module, names: frozenset[str]) -> list[str]:
 
 
 def _group(members: frozenset[int], world: World) -> dist.ProcessGroup | None:
-    """Return this replica's ranks at the positions `members` along the pipeline."""
     if len(members) == world.extent("pipe"):
         return world.group("pipe")
     ranks = [rank for rank in range(world.size) if coordinates(world.layout, rank)["pipe"] in members]

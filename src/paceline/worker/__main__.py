@@ -101,7 +101,7 @@ def _keep_store_to_its_network() -> None:
 
 
 def _import_from_copy() -> None:
-    """Redirect imports of editable installs to the run's snapshot, also in child processes.
+    """Redirect imports of editable installs to the run's copy.
 
     An editable install points to the user's folder, which may have been edited since the submission. The run's copy has the
     same path below the run's folder `work` (`paceline.runs.work_dir`), unless there is a link in the path.

@@ -36,7 +36,7 @@ def begin_worker(environ: dict[str, str] | os._Environ[str] = os.environ) -> Non
 
 
 def begin_below() -> None:
-    """Let a Python process that a worker has started detect its own rank.
+    """Let a worker's child process detect its own rank.
 
     `sitecustomize` calls this. It also records values that the process logs with other libraries.
     """
@@ -93,7 +93,7 @@ def _joined(rank: int, size: int) -> None:
 
 
 def _is_worker(rank: int, size: int) -> bool:
-    """Return whether this process is the worker itself, or a Python script that its shell script runs."""
+    """Return whether this is the worker, or its shell script's Python script."""
     from multiprocessing import process
 
     own = os.environ.get("PACELINE_RANK"), os.environ.get("PACELINE_WORLD_SIZE")

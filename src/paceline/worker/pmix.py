@@ -24,7 +24,7 @@ _LOOK_S = 0.1
 
 
 class PmixRelay:
-    """A relay between a worker and its PMIx server, if the environment names a server.
+    """A relay between a worker and its PMIx server.
 
     Create it before forking the worker: it changes the environment so that the worker connects to the relay.
     """
@@ -106,7 +106,7 @@ def _shut(end: socket.socket) -> None:
 
 
 def _is_ending(pid: int) -> bool:
-    """Return whether a child has ended or is exiting, even if its files are still open."""
+    """Return whether a child has ended or is exiting."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()

@@ -45,7 +45,7 @@ def note_alone(library: str) -> None:
 
 
 def failed(error: BaseException) -> None:
-    """Write the exception that leaves the script, possibly long before the process ends.
+    """Write the exception that leaves the script.
 
     Place and format of the file are those of the `record` decorator of torchelastic.
     """
@@ -66,7 +66,6 @@ def failed(error: BaseException) -> None:
 
 
 def _texts(error: BaseException) -> tuple[str, str, str]:
-    """Return the exception's first line, its whole text, and its text with the traceback."""
     try:
         import traceback
 
@@ -92,7 +91,7 @@ def _exit_code(error: BaseException) -> int:
 
 
 def hold_space(name: str) -> None:
-    """Reserve disk space for a report of this name, in case the disk fills up."""
+    """Reserve disk space for a report of this name."""
     try:
         with open(_path(name) + HELD, "wb") as file:
             file.write(b" " * _HELD_BYTES)
@@ -122,7 +121,7 @@ def write(name: str, value: dict[str, object], text: str | None = None) -> None:
 
 
 def _write_held(path: str, data: bytes, value: dict[str, object]) -> None:
-    """Write a report into its reserved space. If it is too long, leave out the traceback.
+    """Write a report into its reserved space, shortened if necessary.
 
     On a copy-on-write file system (btrfs, ZFS) this may fail, because each write needs a new block.
     """
@@ -137,7 +136,6 @@ def _write_held(path: str, data: bytes, value: dict[str, object]) -> None:
 
 
 def _json(value: dict[str, object]) -> str:
-    """Return the value as JSON, even if the script has a module json.py."""
     # json is loaded only now, when the script's folder, which may have a json.py, may be first on the path.
     path, theirs = sys.path[:], {name: sys.modules.pop(name) for name in _json_modules()}
     sys.path[:] = [os.path.dirname(os.__file__)]

@@ -24,7 +24,7 @@ _IS_SAFE_PATH = getattr(sys.flags, "safe_path", False)
 
 
 def run(path: str, arguments: list[str], *, is_module: bool = False) -> None:
-    """Run a file as `__main__`, or with `is_module` a module as `python -m` does.
+    """Run a file as `__main__`, or a module as `python -m` does.
 
     An exception is reported and printed without Paceline's frames, and ends the process with Python's exit code.
     """
@@ -99,7 +99,7 @@ def _file(path: str, arguments: list[str]) -> tuple[ModuleType, CodeType]:
 
 
 def _module(name: str, arguments: list[str]) -> tuple[ModuleType, CodeType]:
-    """Return the `__main__` module of `python -m name`, already in sys.modules, and its code.
+    """Return the `__main__` module of `python -m name`, and its code.
 
     As in Python, a package's `__main__` is run, the working directory comes first on the path, and sys.argv[0] is the module's
     file: https://docs.python.org/3/using/cmdline.html#cmdoption-m

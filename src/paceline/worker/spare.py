@@ -121,7 +121,7 @@ class _Recorder:
 
 
 def hand_over(argv: list[str]) -> None:
-    """Let the node's warm spare fork this worker, and exit when the fork ends.
+    """Let the node's spare fork this worker. Exit when it ends.
 
     mpirun has started this process, and takes its end for the worker's end. The function returns only in the fork, or if there
     is no spare.
@@ -206,8 +206,6 @@ class UnsafeImportError(Exception):
 
 
 class _Library:
-    """The modules that the spare must load, from the list in the file `path`."""
-
     def __init__(self, path: str) -> None:
         self._path, self._read, self._size, self._since = path, 0, 0, time.monotonic()
         self.skipped: dict[str, str] = json.loads(os.environ.get(_SKIP_VARIABLE) or "{}")
@@ -218,7 +216,7 @@ class _Library:
         lazy_import.load_triton_before_tensorflow()
 
     def load(self, listener: socket.socket | None) -> bool:
-        """Load listed modules that are not loaded yet. Return whether all are loaded.
+        """Load listed modules. Return whether all are loaded.
 
         Nothing is loaded while the list still grows, because workers are starting then.
 
@@ -263,7 +261,7 @@ class _Library:
         return of_paceline or installed or origin.startswith(f"{os.path.dirname(os.__file__)}/")
 
     def _is_safe(self, name: str, origin: str) -> bool:
-        """Return whether forks are safe after importing a package, by a trial in a child."""
+        """Try a package's import in a child. Return whether forks stay safe."""
         package = name.partition(".")[0]
         if package in self._tried:
             return True
@@ -373,7 +371,7 @@ def _threads() -> int:
 
 
 def _start_over(unsafe: UnsafeImportError, path: str) -> None:
-    """Replace this spare by a new process that does not load the unsafe package."""
+    """Replace this spare by one that does not load the package."""
     skipped: dict[str, str] = json.loads(os.environ.get(_SKIP_VARIABLE) or "{}")
     skipped[unsafe.package] = unsafe.reason
     if len(skipped) > _MOST:
@@ -420,7 +418,7 @@ def _listen(path: str) -> socket.socket:
 
 
 def _answer(connection: socket.socket, listener: socket.socket) -> list[str] | None:
-    """Answer a request. Return the worker's arguments in a fork, None in the spare."""
+    """Answer a request. Return a fork's arguments, None in the spare."""
     connection.settimeout(2.0)
     fds: list[int] = []
     what = "fork"
@@ -475,7 +473,6 @@ def _request(connection: socket.socket) -> tuple[list[int], dict[str, Any]]:
 
 
 def _fork() -> int:
-    """Fork a process that the supervisor or agent adopts. Return its pid, or 0 in the fork."""
     read, write = os.pipe()
     middle = os.fork()
     if middle == 0:

@@ -23,7 +23,7 @@ _FIRST_FD = 200
 
 
 def begin(kind: str = "script") -> None:
-    """Expose this worker's state if the environment asks for it. Failures never affect the worker."""
+    """Expose this worker's state if requested. Never raise."""
     folder, rank = os.environ.get("PACELINE_WATCH_DIR"), os.environ.get("PACELINE_RANK")
     if not folder or not rank:
         return

@@ -28,7 +28,7 @@ WeightFunction = Callable[[Any], Any]
 
 
 class Parts(NamedTuple):
-    """A batch as arguments: the model gets (*args, **kwargs), the loss (output, target)."""
+    """A batch as the model's arguments and the loss's target."""
 
     args: tuple[object, ...]
     kwargs: dict[str, object]
@@ -69,13 +69,13 @@ def with_rows(micros: Sequence[Microbatch]) -> Sequence[Microbatch]:
 
 @dataclass(frozen=True)
 class Whole:
-    """A wrapper for a value of the whole batch, which is never cut by rows."""
+    """A wrapper for a value that belongs to the whole batch."""
 
     value: object
 
 
 def default_split(batch: object) -> Parts:
-    """Split a batch (x, ..., y), or a dict with a usual target key, into `Parts`."""
+    """Split (x, ..., y), or a dict with a usual target key, into `Parts`."""
     if isinstance(batch, Mapping):
         targets = [name for name in TARGETS if name in batch]
         if len(targets) != 1:
@@ -95,7 +95,7 @@ def default_split(batch: object) -> Parts:
 
 
 def piece_sizes(rows: int, microbatches: int, replicas: int) -> list[list[int]]:
-    """Return the number of rows of each replica's piece of each microbatch, as [microbatch][replica].
+    """Return the number of rows per microbatch and replica, as [microbatch][replica].
 
     The totals of the microbatches, of the pieces and of the replicas each differ by at most one row.
     """

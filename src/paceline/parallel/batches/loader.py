@@ -61,10 +61,10 @@ def feed(loader: object, task: Task, world: World) -> Feed:
 
 
 class Feed:
-    """A source of one rank's batches: its own rows, or whole global batches."""
+    """A source of one rank's batches."""
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[OwnBatch | GlobalBatch]:
-        """Yield the epoch's batches, without its first `start` samples. Every rank calls it."""
+        """Yield the epoch's batches after its first `start` samples. Collective."""
         raise NotImplementedError
 
     def sample(self) -> object:
@@ -79,7 +79,7 @@ class Feed:
 
 
 class _MapFeed(Feed):
-    """A feed from a DataLoader over a map-style dataset, which reads only this rank's rows."""
+    """A feed from a map-style dataset, which reads only this rank's rows."""
 
     def __init__(self, loader: DataLoader[object], task: Task, world: World) -> None:
         self._given = loader
@@ -207,7 +207,6 @@ class _OwnRows:
 def _rebuilt(
     loader: DataLoader[object], sampler: Iterable[list[object]], generator: torch.Generator | None
 ) -> DataLoader[object]:
-    """Return a DataLoader with the same settings, but another batch sampler and generator."""
     options: dict[str, Any] = {
         "num_workers": loader.num_workers,
         "collate_fn": loader.collate_fn,
@@ -243,7 +242,7 @@ class Order:
         self._seed = _agreed(self._seed, f"{_length(loader.dataset)} samples in batches of {size or 'any size'}", world)
 
     def batches(self, epoch: int, start: int) -> Iterator[list[object]]:
-        """Yield the dataset indices of each batch, without the epoch's first `start` samples."""
+        """Yield each batch's dataset indices, after the first `start` samples."""
         batch_sampler = self._loader.batch_sampler
         if type(batch_sampler) is not BatchSampler:
             done = 0

@@ -136,7 +136,7 @@ def cut(batch: object, task: Task, world: World) -> list[Microbatch]:
 
 
 def cut_parts(parts: Parts, task: Task, world: World) -> list[Microbatch]:
-    """Return this replica's microbatches of a global batch that is already split into `Parts`."""
+    """Return this replica's microbatches of a global batch given as `Parts`."""
     return cut(GlobalBatch(data=parts, epoch=0, consumed=0), replace(task, split=lambda parts: parts), world)
 
 
@@ -167,7 +167,7 @@ def global_parts(batch: object, task: Task, world: World) -> list[Parts]:
 
 
 def first_rows(batch: object, task: Task, world: World, rows: int) -> Microbatch:
-    """Return at most `rows` of this rank's first rows as a single microbatch."""
+    """Return up to `rows` of this rank's rows as a single microbatch."""
     parts = Rows(split(batch, task))
     count = min(rows, parts.count)
     return sole(parts, count, world.device, count)
@@ -258,7 +258,7 @@ def tags(place: tuple[int, ...]) -> tuple[int, int]:
 
 
 def agree_on_place(sums: Tensor, place: tuple[int, int, int], program: int, world: World) -> None:
-    """Raise if the ranks of a replica group are at different steps or batches.
+    """Raise if a replica group's ranks are at different steps or batches.
 
     The check sends no message if the positions agree, and does nothing on a GPU.
 
@@ -328,7 +328,7 @@ def agree_on_written(sums: Tensor, names: Sequence[str], world: World) -> None:
 
 
 def fingerprint(batch: object) -> int:
-    """Hash the shapes and sampled values of the batch's tensors to 32 bits."""
+    """Hash shapes and sampled values of the batch's tensors to 32 bits."""
     digest = 0
     for tensor in tensors_in(batch):
         flat = in_reals(sampled(tensor, SAMPLED))

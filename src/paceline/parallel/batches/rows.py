@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 
 class Rows(Generic[_T]):
-    """A batch whose rows can be taken out, in the batch's own containers.
+    """A batch from which rows can be taken.
 
     Attributes:
         count: The number of rows: the first dimension of the first tensor, which all others must share.
@@ -46,7 +46,7 @@ class Rows(Generic[_T]):
         return self._of_rows(lambda leaf: leaf[start:stop])
 
     def pick(self, rows: list[int]) -> _T:
-        """Return a copy of the batch with only these rows, in this order."""
+        """Return a copy of the batch with only these rows."""
         return self._of_rows(lambda leaf: leaf[rows] if isinstance(leaf, Tensor) else [leaf[row] for row in rows])
 
     def _of_rows(self, chosen: Callable[[Any], object]) -> _T:
@@ -81,7 +81,7 @@ class Rows(Generic[_T]):
 
 
 def join_rows(pieces: Sequence[_T]) -> _T:
-    """Join the rows of all pieces. Values that are not per row come from the first piece."""
+    """Join the rows of all pieces. Other values come from the first piece."""
     opened = [flatten(piece, _is_taken_whole) for piece in pieces]
     counts = [next((len(tensor) for tensor in tensors_in(piece) if tensor.dim()), None) for piece in pieces]
 
@@ -150,7 +150,7 @@ def gather_parts(own: Sequence[Parts | None], like: Parts, group: dist.ProcessGr
 
 
 def most_rows(own: Parts, like: Parts, group: dist.ProcessGroup | None) -> Parts:
-    """Return, on every rank, the piece of the replica with the most rows. Collective.
+    """Return the piece of the replica with the most rows. Collective.
 
     Use this if the replicas' pieces cannot be joined, because their rows have different lengths.
     """
@@ -159,7 +159,7 @@ def most_rows(own: Parts, like: Parts, group: dist.ProcessGroup | None) -> Parts
 
 
 def sendable(piece: Parts) -> list[list[object]]:
-    """Return each value of a piece as [value], or [] if it cannot be sent."""
+    """Return each value as [value], or [] if it cannot be sent."""
     # A list with one plain value per row is one leaf, because its length may differ between replicas.
     return [[leaf] if isinstance(leaf, (list, *_PLAIN)) else [] for leaf in flatten(piece, is_plain_list)[0]]
 

@@ -67,7 +67,7 @@ def agree_on_data(loader: DataLoader[object], world: World) -> None:
 
 
 def read_twice(loader: DataLoader[object]) -> dict[int, Summary | None]:
-    """Return index -> summary of the first and the last sample, None if readings differ.
+    """Return index -> summary of the first and the last sample.
 
     If the loader has worker processes, a worker process reads the samples.
     """
@@ -98,7 +98,7 @@ def _as_it_is(value: _T) -> _T:
 
 
 class _Probe(torch.utils.data.Dataset[Summary | None]):
-    """A dataset of summaries, which are None if two readings of a sample differ."""
+    """A dataset of summaries, None if two readings of a sample differ."""
 
     def __init__(self, dataset: Any, collate: Callable[[list[object]], object]) -> None:
         self._dataset = dataset
@@ -116,7 +116,7 @@ class _Probe(torch.utils.data.Dataset[Summary | None]):
 
 
 def summarise(sample: object) -> Summary:
-    """Return the shape of each tensor in `sample`, with some of its numbers."""
+    """Return the shape and some numbers of each tensor in `sample`."""
     summary: Summary = []
     for tensor in tensors_in(sample):
         flat = in_reals(sampled(tensor, SAMPLED)[:SAMPLED])

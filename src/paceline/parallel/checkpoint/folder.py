@@ -63,7 +63,7 @@ def step_path(folder: Path, step: int) -> Path:
 
 
 def newest(folder: Path) -> Path | None:
-    """Return the path of the complete checkpoint with the most steps, or None."""
+    """Return the path of the newest complete checkpoint, or None."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -229,11 +229,11 @@ class Save:
         self._writing = BackgroundWrite(lambda moves: self._explained(work, moves))
 
     def settle(self, patience_s: float) -> bool:
-        """Wait for the background write. Return False if it makes no progress for `patience_s`."""
+        """Wait for the background write. Return False after `patience_s` without progress."""
         return self._writing is None or self._writing.settle(patience_s)
 
     def give_up(self) -> None:
-        """Make rank 0 stop waiting for parts of failed ranks, and wait for this rank's thread."""
+        """Stop waiting for parts of failed ranks."""
         self._is_given_up = True
         if self._writing is None:
             self.abandon()

@@ -87,7 +87,7 @@ def part_name(rank: int, size: int) -> str:
 
 
 def encoded(pieces: Sequence[TensorPiece]) -> tuple[object, list[DenseArray], dict[str, str]]:
-    """Return a part's header state, its arrays, and the header's metadata for torch's reader."""
+    """Return a part's header state, arrays, and metadata for torch's reader."""
     about = {
         piece.key: [list(piece.whole), list(piece.corner), list(piece.tensor.shape), str(piece.tensor.dtype)]
         for piece in pieces
@@ -131,7 +131,7 @@ class SavedParts:
                 raise CheckpointError(unreadable(folder, f"{file.path.name} says what no save() writes")) from error
 
     def read_into(self, buffers: Mapping[str, Tensor]) -> None:
-        """Fill each buffer, or this rank's part of a DTensor, with the saved values.
+        """Fill each buffer, or this rank's part of it, with saved values.
 
         `buffers` maps a tensor's key in the checkpoint to its buffer.
 

@@ -110,7 +110,7 @@ class HeldState:
         return {name: first.setdefault(id(tensor), name) for name, tensor in self._tensors().items()}
 
     def model_values(self) -> dict[str, object]:
-        """Return name -> extra state (`get_extra_state`) of each module that has such state."""
+        """Return name -> extra state (`get_extra_state`) of modules that have one."""
         return {name: value for name, value in self._state_dict().items() if not isinstance(value, Tensor)}
 
     def optimizer_states(self) -> dict[str, tuple[nn.Parameter, dict[str, object]]]:
@@ -134,7 +134,7 @@ class HeldState:
 
 
 def tensors(held: HeldState) -> dict[str, Tensor]:
-    """Return this rank's tensors by their keys in the checkpoint, without a copy."""
+    """Return this rank's tensors by key in the checkpoint, without a copy."""
     of_model = {f"model.{name}": tensor.detach() for name, tensor in held.model_tensors().items()}
     of_optimizer = {
         f"optimizer.{name}.{key}": value.detach()
@@ -174,7 +174,7 @@ def merge_records(records: list[OwnRecord]) -> OwnRecord:
 
 
 def targets(held: HeldState, saved: Mapping[str, tuple[torch.Size, torch.dtype]]) -> dict[str, Tensor]:
-    """Return key -> empty buffer for each tensor that this rank must read.
+    """Return key -> empty buffer for each tensor to read.
 
     `saved` maps a key to the shape and dtype of the whole tensor in the checkpoint.
     """
@@ -198,7 +198,7 @@ def targets(held: HeldState, saved: Mapping[str, tuple[torch.Size, torch.dtype]]
 def mismatch(
     held: Mapping[str, torch.Size], optimizer: str, record: CheckpointRecord, saved: Mapping[str, torch.Size]
 ) -> str:
-    """Describe how the checkpoint differs from the model. Return "" if it fits.
+    """Describe how the checkpoint differs from the model, or return "".
 
     Args:
         held: First name -> shape of each whole tensor in the model, from all ranks.
@@ -220,7 +220,7 @@ def mismatch(
 
 
 def groups_mismatch(held: HeldState, record: CheckpointRecord) -> str:
-    """Describe how this rank's optimizer groups differ from the checkpoint's, or return ""."""
+    """Describe how the optimizer's groups differ from the checkpoint's, or return ""."""
     if held.optimizer is None:
         return ""
     own = own_record(held)["groups"]
@@ -272,13 +272,12 @@ def put_back(held: HeldState, saved: Mapping[str, Tensor], record: CheckpointRec
 
 
 def _device_steps(optimizer: torch.optim.Optimizer) -> set[int]:
-    """Return ids of the parameters whose step number is on the parameter's device."""
     groups = [group for group in optimizer.param_groups if group.get("fused") or group.get("capturable")]
     return {id(param) for group in groups for param in group["params"]}
 
 
 def full_state_dict(held: HeldState, world: World) -> dict[str, Tensor]:
-    """Return every parameter and persistent buffer by name, whole and on the CPU. Collective.
+    """Return all whole parameters and persistent buffers on the CPU. Collective.
 
     Tied names share one tensor.
     """

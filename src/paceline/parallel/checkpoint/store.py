@@ -120,7 +120,7 @@ def save(
 
 
 class _Pace:
-    """The state of one training's saves: the last return, and the save in progress.
+    """The state of one training's saves.
 
     It also stores which rank writes each piece, because that rarely changes.
     """
@@ -135,7 +135,7 @@ class _Pace:
         return None if self.returned is None else time.monotonic() - self.returned
 
     def writers(self, boxes: list[Box], digests: list[str]) -> dict[Box, int]:
-        """Return the rank that writes each box. Collective if a rank's boxes have changed."""
+        """Return box -> rank that writes it. Collective if boxes have changed."""
         if digests != self._digests:
             self._writers = writers([[_box(*box) for box in of_rank] for of_rank in gather(boxes)])
             self._digests = digests
@@ -334,7 +334,7 @@ def _unchanged(read: Callable[[], _T]) -> _T:
 
 
 def _read_about(folder: Path) -> tuple[CheckpointRecord, SavedParts | None, dict[str, tuple[torch.Size, torch.dtype]]]:
-    """Return a checkpoint's record, parts (None in format 1), and key -> (shape, dtype)."""
+    """Return a checkpoint's record, parts, and key -> (shape, dtype)."""
     if not (folder / RECORD).exists():
         raise ParallelError(
             f"{str(folder)!r} has no {RECORD}: save() did not write it, or it is not visible on every rank. "
@@ -391,7 +391,6 @@ def _compare(
 
 
 def _read_tensors(world: World, folder: Path, buffers: dict[str, Tensor]) -> None:
-    """Fill the buffers from a checkpoint of format 1, whose tensors torch wrote."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load as read
@@ -416,7 +415,7 @@ def _gather_records(held: HeldState, digest: str) -> list[tuple[OwnRecord, str]]
 
 
 def begin(world: World, target: Path, what: str) -> tuple[Saving | None, Path]:
-    """Make a save's temporary folder on rank 0. Return its path on all ranks.
+    """Make a save's temporary folder. Return its path on all ranks.
 
     The first result is the `Saving` object, None on other ranks. `what` describes the save in error messages.
     """
@@ -425,7 +424,7 @@ def begin(world: World, target: Path, what: str) -> tuple[Saving | None, Path]:
 
 
 def on_rank_0(world: World, action: Callable[[], _T], what: str) -> _T | None:
-    """Call `action` on rank 0. If it fails, raise its error on every rank.
+    """Call `action` on rank 0. Raise its error on every rank.
 
     Return the action's result on rank 0, None elsewhere. `what` begins the message of an OSError.
     """
@@ -440,7 +439,7 @@ def on_rank_0(world: World, action: Callable[[], _T], what: str) -> _T | None:
 
 
 def on_all(action: Callable[[], _T]) -> _T:
-    """Call `action` on every rank. If one fails, raise its error on all."""
+    """Call `action` on every rank. Raise one rank's error on all."""
     try:
         result = action()
     except Exception as error:

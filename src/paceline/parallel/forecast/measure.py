@@ -41,7 +41,7 @@ def measured(
     *,
     bandwidth_bytes_s: float = BANDWIDTH_BYTES_S,
 ) -> Measured:
-    """Measure time and memory of the model's blocks for one or two microbatches.
+    """Measure time and memory of the model's blocks.
 
     Without microbatches only the sizes of the parameters are measured. The model is left unchanged.
     """
@@ -118,7 +118,7 @@ def _whole(task: Task, micro: Microbatch, device: torch.device) -> Block:
 
 
 def _tried(optimizer: torch.optim.Optimizer | None, device: torch.device, numbers: int) -> tuple[int, float] | None:
-    """Time steps of the optimizer's class on a new parameter of this many numbers.
+    """Time the optimizer's class on a parameter of this many numbers.
 
     Return (numbers of state per number of the parameter, seconds per byte), or None if a step fails.
     """
@@ -146,7 +146,7 @@ def _tried(optimizer: torch.optim.Optimizer | None, device: torch.device, number
 
 
 def state_numbers(optimizer: torch.optim.Optimizer | None, device: torch.device) -> int:
-    """Return how many numbers of state the optimizer keeps per number of a parameter.
+    """Return the optimizer's numbers of state per number of a parameter.
 
     The result is 2, as for Adam, if a trial step fails.
     """
@@ -155,7 +155,7 @@ def state_numbers(optimizer: torch.optim.Optimizer | None, device: torch.device)
 
 
 def tried_state_numbers(optimizer: torch.optim.Optimizer | None, device: torch.device) -> int | None:
-    """Return the optimizer's numbers of state per number of a parameter, or None if unknown."""
+    """Return `state_numbers`, or None if a trial step fails."""
     numbers = _tried(optimizer, device, 1024)
     return None if numbers is None else numbers[0]
 

@@ -36,7 +36,7 @@ WHOLE_BLOCKS = 5.5
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Measurements of a model's blocks, from which steps in other layouts are predicted.
+    """Measurements of a model's blocks, for predictions of other layouts.
 
     Attributes:
         rows: The rows of the microbatch that was measured.
@@ -93,7 +93,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """The predicted time and memory of a step, for the worker with most memory.
+    """The predicted time and memory of a step.
 
     Attributes:
         together_bytes: The memory of the whole blocks that FullyShard has gathered at one time.
@@ -161,7 +161,6 @@ def forecast(measured: Measured, layout: Layout, microbatches: int, at_once: int
 
 
 def _replicas(measured: Measured, whole: float, layout: Layout, microbatches: int) -> float:
-    """Return the bytes that a worker sends to other replicas in a step."""
     data = 2 * (layout.data - 1) / layout.data * whole * measured.trained_share / layout.shard
     # For each microbatch: parameters gathered in the forward pass and in the backward pass, and gradients reduce-scattered.
     shard = 3 * microbatches * (layout.shard - 1) / layout.shard * whole

@@ -62,7 +62,7 @@ def give_memory(device: torch.device, *modules: nn.Module) -> None:
 
 
 def return_memory() -> None:
-    """Make glibc return freed memory to the kernel earlier. Elsewhere this does nothing.
+    """Make glibc return freed memory to the kernel earlier.
 
     Otherwise freed blocks of up to 32 MiB stay in a fragmented heap. With FSDP2, which gathers and frees blocks in turn, a
     worker took three times the memory of its parts.
@@ -73,7 +73,7 @@ def return_memory() -> None:
 
 
 def is_empty(module: nn.Module) -> bool:
-    """Return whether any parameter or buffer of the module is on the meta device."""
+    """Return whether the module has tensors on the meta device."""
     return any(tensor.is_meta for tensors in (module.parameters(), module.buffers()) for tensor in tensors)
 
 
@@ -89,7 +89,7 @@ def move(model: nn.Module, device: torch.device) -> None:
 def stand_ins(
     model: nn.Module, device: torch.device, *, names: Collection[str] | None = None, dense: bool = False
 ) -> Iterator[None]:
-    """Within the block, give parameters on the meta device equal random values on all ranks.
+    """Within the block, give parameters on the meta device random values.
 
     An n x m weight is a view of n + m - 1 random numbers, in which each row is shifted by one. Like a trained weight it has
     full rank, so wrong results are not hidden. Kernels copy such a view, so use `dense` to measure times.

@@ -35,7 +35,7 @@ _WRITES = frozenset((torch.ops.aten.fill_, torch.ops.aten.zero_, torch.ops.aten.
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Ref:
-    """A tensor on the meta device, as an argument of a recorded operation.
+    """A tensor without memory, as an argument of a recorded operation.
 
     `key` identifies its storage. `done` is the number of earlier recorded operations on that storage.
     """
@@ -69,7 +69,7 @@ class _Entry:
 
 
 class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
-    """A torch dispatch mode that records operations on tensors of the meta device."""
+    """A torch dispatch mode that records operations on meta tensors."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -196,7 +196,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
         return int(storage._cdata)
 
     def value(self, tensor: Tensor, name: str, seed: int, names: Mapping[int, str]) -> Tensor:
-        """Replay the tensor's operations, and return the tensor with its values on the CPU.
+        """Replay the tensor's operations. Return its values on the CPU.
 
         `name` and `seed` select its random numbers. `names` has the names of all recorded tensors by storage address, because
         the operations may read other tensors.

@@ -52,7 +52,7 @@ class Folder:
         return list(self._entries)
 
     def find(self, names: Iterable[str]) -> str | None:
-        """Return the first of these tensor names that the files contain, or None."""
+        """Return the first of these names that a file contains, or None."""
         return next((name for name in names if name in self._entries), None)
 
     def check(self, name: str, shape: tuple[int, ...], wanted: str) -> None:
@@ -132,7 +132,6 @@ class Folder:
 
 
 def _entries(file: Path) -> tuple[int, dict[str, TensorEntry]]:
-    """Return the file position of the first tensor, and the header's entries by name."""
     with file.open("rb") as opened:
         try:
             entries, _, start, size = read_header(opened)
@@ -175,7 +174,7 @@ class Writer:
 
 
 def type_name(name: str, dtype: torch.dtype) -> str:
-    """Return the name of `dtype` in safetensors. `name` is the tensor's, for the error.
+    """Return the name of `dtype` in safetensors files.
 
     Raises:
         ParallelError: Safetensors files cannot hold this dtype.

@@ -54,7 +54,7 @@ _BLANK = frozenset(
 
 
 def initialise(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Give a model on the meta device its initial values, in one process.
+    """Give a model on the meta device its initial values.
 
     The values are those that `parallelize(seed=seed)` would give it. `model` was built under `paceline.parallel.empty()`, or on
     the meta device. A model that already has values is left unchanged.
@@ -130,7 +130,7 @@ class TensorValues:
         }
 
     def fill_buffers(self, device: torch.device) -> None:
-        """Give the model's buffers their initial values. Every worker has all buffers, whole."""
+        """Give the model's buffers their initial values."""
         for name, buffer in self._buffers.items():
             value = self.whole(name)
             if not buffer.is_meta:
@@ -157,7 +157,7 @@ class TensorValues:
 
     @property
     def source(self) -> str:
-        """A sentence about the values' source, or "" if the model already had values."""
+        """A sentence about the values' source; "" for values of the model."""
         if self._folder is not None:
             return f"weights of {self._folder.path}: each worker has read its own part"
         if not self.empty:
@@ -283,7 +283,7 @@ def empty() -> Iterator[None]:
 
 @contextlib.contextmanager
 def noted(recorder: Recorder) -> Iterator[None]:
-    """Within the block, record `nn.init` functions, which do nothing on the meta device."""
+    """Within the block, record `nn.init` functions."""
     functions = {name: getattr(nn.init, name) for name in _SILENT if hasattr(nn.init, name)}
 
     def noting(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -134,7 +134,6 @@ class _Run:
         return map_tensors(result, Tensor.detach), saved_bytes
 
     def time(self) -> tuple[float, float]:
-        """Return the shortest seconds of the forward and of the backward pass."""
         try:
             return self._timed()
         except RuntimeError as error:
@@ -199,7 +198,6 @@ def _modules(model: nn.Module, segment: Segment) -> list[nn.Module]:
 
 
 def _named(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Parameter]:
-    """Return the parameters with these names, or in modules with these names."""
     params: dict[str, nn.Parameter] = {}
     for name in names:
         owner, last = owner_of(model, name)

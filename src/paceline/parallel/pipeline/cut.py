@@ -184,7 +184,6 @@ class _Table:
         )
 
     def solve_memory(self) -> int:
-        """Return the memory of the largest stage, in the cut that makes it smallest."""
         count, stages = len(self._blocks), self._stages
         best = [[float("inf")] * (count + 1) for _ in range(stages + 1)]
         best[0][0] = 0

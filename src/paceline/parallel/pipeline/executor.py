@@ -248,7 +248,6 @@ class Pipelined:
         return self._task.autocast(self._world.device)
 
     def _from_last(self, value: Tensor) -> Tensor:
-        """Return on every rank the tensor of the rank that has the last stage."""
         dist.broadcast(value, group=self._group, group_src=(self.plan.stages - 1) % self._workers)
         return value
 

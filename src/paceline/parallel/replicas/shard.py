@@ -191,7 +191,6 @@ def _elements(module: nn.Module, prefix: str = "") -> list[str]:
 
 
 def _shared_outside(module: nn.Module, names: list[str]) -> set[str]:
-    """Return those of the named modules that share a parameter with another module."""
     uses: dict[int, set[str]] = {}
     for name, param in module.named_parameters(remove_duplicate=False):
         uses.setdefault(id(param), set()).add(name)

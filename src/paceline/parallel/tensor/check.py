@@ -253,7 +253,6 @@ def gradients_of(
 
 
 def _weighted(index: int, tensor: Tensor) -> Tensor:
-    """Return a sum of all elements with different weights, so that each element has a gradient."""
     tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     weights = normal(tensor.shape, "tensor check", index).to(tensor.device, tensor.dtype)
     return (tensor * weights).sum()
@@ -282,7 +281,6 @@ def _first_difference(expected: _Pass, actual: _Pass, room: _Room | None = None)
 
 
 def _as_held(plain: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """Cut the plain tensor as `other` is cut. Return both as plain tensors."""
     if not is_part(other):
         return plain, other
     if any(placement.is_partial() for placement in other.placements):

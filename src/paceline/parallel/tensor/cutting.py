@@ -211,7 +211,6 @@ def _check_ties(model: nn.Module, plan: TensorPlan, ties: Sequence[tuple[str, ..
 
 
 def _way(model: nn.Module, plan: TensorPlan, name: str) -> str:
-    """Describe how the plan cuts a tensor: "whole", "by rows" or "by columns"."""
     owner, _, own = name.rpartition(".")
     placement = plan.placements.get(owner)
     if placement is None:

@@ -176,7 +176,6 @@ def _sources(node: Node, made: Mapping[Node, str]) -> set[str]:
 
 
 def _reached(roots: Iterable[Node], ends: Container[Node] = ()) -> Iterator[Node]:
-    """Yield the graph nodes reachable from `roots`, but not those behind `ends`."""
     waiting = list(roots)
     seen = set(waiting)
     while waiting:
@@ -188,7 +187,6 @@ def _reached(roots: Iterable[Node], ends: Container[Node] = ()) -> Iterator[Node
 
 
 def _direct(model: nn.Module, record: _Record, edges: Mapping[int, int]) -> frozenset[str]:
-    """Return the parameters that the graph uses more often than their layer is called."""
     expected: dict[int, int] = {}
     names: dict[int, list[str]] = {}
     for prefix, module in model.named_modules():

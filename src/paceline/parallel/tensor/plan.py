@@ -151,7 +151,6 @@ def _lone(model: nn.Module, seen: Seen, tied: set[str], parts: int) -> dict[str,
 
 
 def _has_pair(name: str, chosen: set[str], usable: Mapping[str, nn.Module]) -> bool:
-    """Return whether `chosen` has both an embedding and a head of this module's size."""
     sizes = {other: usable[other].get_parameter("weight").shape[0] for other in chosen}
     alike = [usable[other] for other in chosen if sizes[other] == sizes[name]]
     return len({isinstance(module, nn.Embedding) for module in alike}) == 2

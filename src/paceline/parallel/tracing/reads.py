@@ -226,7 +226,6 @@ def _content(cell: types.CellType) -> object:
 
 
 def _is_fixed(value: object) -> bool:
-    """Return whether the value is a function, class or module, which training does not change."""
     if isinstance(value, type):
         module = sys.modules.get(value.__module__)
         file = getattr(module, "__file__", None)

@@ -313,7 +313,6 @@ class GraphRecorder(TorchFunctionMode):
         }
 
     def _argument(self, value: object) -> Any:
-        """Convert a value to an argument of a graph node: each tensor becomes its node."""
         kind = type(value)
         match value:
             case Tensor():
@@ -399,8 +398,6 @@ def recording(recorder: GraphRecorder) -> Iterator[None]:
 
 
 def _as_function(kind: type, apply: Callable[..., object]) -> Callable[..., object]:
-    """Wrap a custom autograd function's `apply` as a function with the class's name."""
-
     def call(*args: object, **kwargs: object) -> object:
         return apply(*args, **kwargs)
 

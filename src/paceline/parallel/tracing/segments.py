@@ -80,7 +80,6 @@ def joined(model: nn.Module, stages: Iterable[tuple[nn.Module, frozenset[str]]])
 
 
 def _filled(top: _Module, model: nn.Module, held: Sequence[tuple[nn.Module, frozenset[str]]]) -> _Module:
-    """Put modules and tensors into `top`. `held` has pairs (source, names)."""
     top.training = model.training
     # Keep the model's order, in which all replicas sum gradients. Put modules first, which bring their parameters.
     ordered = [name for name, _ in model.named_modules(remove_duplicate=False)]
