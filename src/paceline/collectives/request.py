@@ -128,7 +128,6 @@ _COMPARED = {
 
 
 def _difference(first: Request, other: Request) -> tuple[str, object, object] | None:
-    """Return the name and both values of the first differing field, or None."""
     if first == other:
         return None
     values: list[tuple[str, object, object]] = [

@@ -244,7 +244,6 @@ def _ipc(shm_size: str | None, memory: str | None) -> tuple[str, ...]:
 
 
 def _mount_word(mount: Mount) -> str:
-    """Format a mount as a CSV line: paths may contain colons, commas and quotes."""
     # A CSV line can't contain a line break, so such paths are refused.
     for path in (str(mount.path), str(mount.target)):
         if not path.startswith("/") or "\n" in path or "\r" in path:

@@ -200,7 +200,6 @@ def named_files(text: str) -> Iterator[Mount]:
 
 
 def _is_the_systems(path: Path) -> bool:
-    """Return whether a mount here hides a part of the image's system."""
     path = Path(os.path.normpath(path))
     if path in _TOPS or any(path.is_relative_to(top) for top in _KERNELS):
         return True

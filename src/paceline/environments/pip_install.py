@@ -272,7 +272,6 @@ def _name_of(line: RequirementLine) -> str | None:
 
 
 def _extras_of(lines: Sequence[RequirementLine]) -> list[Requirement]:
-    """Return requirements such as `name[extra]` for local packages with extras."""
     from packaging.requirements import Requirement
 
     return [
@@ -296,7 +295,6 @@ def _refreshed(lines: Sequence[RequirementLine]) -> list[str]:
 
 
 def _for_uv(environment: Mapping[str, str], translated: Mapping[str, str]) -> dict[str, str]:
-    """Return uv's environment variables: the user's, else translated pip settings."""
     kept = {name: value for name, value in environment.items() if name.startswith("UV_")}
     return {**environment, **translated, **kept, "UV_NO_PROGRESS": "1"}
 

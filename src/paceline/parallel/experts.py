@@ -175,7 +175,6 @@ def _local(module: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _same_numbers_after(training: bool) -> Iterator[None]:
-    """Seed all workers equally after the block, which may draw different amounts."""
     seed = int(torch.randint(2**62, ())) if training else None
     try:
         yield

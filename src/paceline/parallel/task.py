@@ -107,7 +107,6 @@ class Task:
 
 
 def _has_ignored(batch: object) -> bool:
-    """Return whether the batch has targets of -100, which many losses ignore."""
     return any(x.dtype in (torch.int64, torch.int32) and bool((x == -100).any()) for x in tensors_in(batch))
 
 

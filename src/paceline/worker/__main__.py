@@ -165,7 +165,6 @@ def _set_old_variables() -> None:
 
 
 def _with_variables(word: str) -> str:
-    """Expand variables in an argument, such as `$RANK`. Unknown ones stay."""
     return os.path.expandvars(word) if "$" in word else word
 
 

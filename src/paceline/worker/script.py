@@ -161,7 +161,6 @@ def _main_module(path: str) -> ModuleType:
 
 
 def _abandon_mpi() -> None:
-    """Let a failed worker exit without MPI's finalization, which waits for all workers."""
     mpi = sys.modules.get("paceline.collectives.mpi")
     if mpi is not None:
         mpi.abandon()

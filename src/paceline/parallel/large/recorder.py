@@ -215,7 +215,6 @@ class _Replay:
         return self._state(ref).as_strided(ref.size, ref.stride, ref.offset)
 
     def _state(self, ref: _Ref) -> Tensor:
-        """Return the contents of a storage after its first `ref.done` operations."""
         if (known := self._states.get((ref.key, ref.done))) is not None:
             return known
         whose = self._names.get(ref.key) or f"{self._name} / {len(self._states)}"

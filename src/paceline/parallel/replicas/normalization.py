@@ -123,7 +123,6 @@ class _Synchronised(BatchNorm):
         return output
 
     def _follow(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
-        """Update the running statistics with this batch's mean and (biased) variance."""
         if self.running_mean is None or self.running_var is None:
             return
         factor = self.momentum or 0.0

@@ -154,7 +154,6 @@ def plain_attributes(module: nn.Module) -> dict[str, object]:
 
 
 def _attribute(module: nn.Module, name: str) -> object:
-    """Return a module's attribute without running a property, or `_ABSENT`."""
     if name in vars(module):
         return vars(module)[name]
     value = next((vars(kind)[name] for kind in type(module).__mro__ if name in vars(kind)), _ABSENT)
