@@ -61,10 +61,7 @@ _GRACE_S = 3.0
 
 
 class _Caller(threading.local):
-    """A context in which the submitting thread waits for each operation at once.
-
-    A submission then does not wake the loop's thread: the wait itself sends the request to the other ranks.
-    """
+    """A context in which the submitting thread waits for each operation at once."""
 
     waits_at_once = False
 

@@ -159,10 +159,7 @@ def ensure_layer(
 
 
 def _of_pip(environment: Mapping[str, str], requirements: Sequence[str]) -> tuple[dict[str, str], list[Mount]]:
-    """Return the variables and mounts that pip in the container needs.
-
-    The mounts are pip's configuration, its cache, and the files that the configuration or the requirements name.
-    """
+    """Return the variables and mounts that pip in the container needs."""
     home = Path(environment.get("HOME") or os.path.expanduser("~"))
     cache = Path(environment.get("PIP_CACHE_DIR") or Path(environment.get("XDG_CACHE_HOME") or home / ".cache") / "pip")
     # Mount the cache only if it exists: a user who has never run pip has none.

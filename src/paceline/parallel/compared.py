@@ -229,14 +229,7 @@ def _distance(one: Tensor, other: Tensor) -> float:
 
 
 class _Values(TypedDict):
-    """The results of the run of one process.
-
-    Attributes:
-        first: The initial parameters and buffers.
-        losses: The loss of each step.
-        after: The parameters and buffers after the last step.
-        eps: The largest rounding error of the dtypes in which the steps computed.
-    """
+    """The results of the run of one process, as saved in a file."""
 
     first: dict[str, Tensor]
     losses: list[float]

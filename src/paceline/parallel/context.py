@@ -199,11 +199,7 @@ _TORCHS = F.scaled_dot_product_attention
 
 
 class _Attending(TorchFunctionMode):
-    """A torch function mode that replaces torch's attention under any imported name.
-
-    A mode does not see calls within torch's Python functions, such as nn.MultiheadAttention. These look up the function in
-    torch.nn.functional, where `attending_to_all` puts `attend`.
-    """
+    """A torch function mode that replaces torch's attention under any imported name."""
 
     def __init__(self, places: Places) -> None:
         super().__init__()

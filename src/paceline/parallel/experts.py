@@ -186,10 +186,6 @@ def _same_numbers_after(training: bool) -> Iterator[None]:
 
 
 def _copied(arguments: _T, group: dist.ProcessGroup | None) -> tuple[_T, tuple[Tensor, ...]]:
-    """Copy tensors so that their gradients are summed over the group.
-
-    Return the arguments with the copies, and the copies.
-    """
     learning = [tensor for tensor in tensors_in(arguments) if tensor.requires_grad]
     if not learning or not torch.is_grad_enabled():
         return arguments, ()

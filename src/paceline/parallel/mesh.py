@@ -295,10 +295,7 @@ _stores: list[tuple[object, Store, Store]] = []
 
 
 def _message_store(place: WorldPlace) -> Store:
-    """Return a separate connection to the world's key-value store.
-
-    While one thread waits on a connection, other threads could not use it.
-    """
+    """Return a separate connection to the world's key-value store."""
     for group, known, _ in _stores:
         if group is dist.group.WORLD:
             return known
@@ -340,11 +337,8 @@ def _leave() -> None:
 
 
 def _let_gloo_finish() -> None:
-    """Wait until Gloo's threads have finished, before the process exits.
-
-    A thread that still holds the last collective's tensor aborts the process: "terminate called without an active exception",
-    in 2 of 60 programs on torch 2.13 (https://github.com/pytorch/pytorch/pull/179291).
-    """
+    """Wait for Gloo's threads: one that holds a tensor at exit aborts the process."""
+    # Seen on torch 2.13: https://github.com/pytorch/pytorch/pull/179291
     time.sleep(0.05)
 
 

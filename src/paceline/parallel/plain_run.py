@@ -200,10 +200,7 @@ class PlainRun:
         return float(share.detach())
 
     def _check_put_back(self, before: LossState, loss: Tensor, output: object, target: object) -> None:
-        """Refuse a loss whose state cannot be restored.
-
-        `before` is the loss's state before the call that returned `loss` for `output` and `target`.
-        """
+        """Refuse a loss whose state cannot be restored to the snapshot `before`."""
         if self._task.loss is own_loss:
             return  # a loss in the model keeps its state in the model's attributes, which are restored elsewhere
         given, drawn = loss.detach(), states(self._device)
@@ -232,10 +229,7 @@ class PlainRun:
             )
 
     def _loss_of_more(self, before: LossState, there: Parts, output: object, times: int) -> Tensor:
-        """Return the loss of a batch in which each row appears `times` times.
-
-        `before` is the loss's state to start from, `there` the batch, and `output` the model's output for it.
-        """
+        """Return the loss of a batch in which each row appears `times` times."""
         before.put_back()
         if self._task.loss is not own_loss:
             with self._task.autocast(self._device):
@@ -272,10 +266,7 @@ def _shaken(model: nn.Module, by: float) -> Iterator[None]:
 
 
 def _check_mean(loss: Tensor, of_more: Callable[[int], Tensor]) -> None:
-    """Refuse a loss that is a sum over rows: it grows if rows are repeated.
-
-    `of_more(times)` returns the loss of the rows repeated this often.
-    """
+    """Refuse a loss that is a sum over rows: it grows if rows are repeated."""
     try:
         with torch.no_grad():
             one = float(loss)

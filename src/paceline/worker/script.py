@@ -136,11 +136,8 @@ def _found(name: str) -> ModuleSpec | None:
 
 
 def _let_gloo_finish() -> None:
-    """Give torch's Gloo threads time to finish before the interpreter exits.
-
-    A thread that still holds a tensor of the last collective aborts the process: "terminate called without an active
-    exception", in 3 of 20 runs of a plain script on torch 2.13 (https://github.com/pytorch/pytorch/pull/179291).
-    """
+    """Wait for Gloo's threads: one that holds a tensor at exit aborts the process."""
+    # Seen on torch 2.13: https://github.com/pytorch/pytorch/pull/179291
     if "torch.distributed" in sys.modules:
         time.sleep(_GLOO_S)
 

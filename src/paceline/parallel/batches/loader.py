@@ -283,10 +283,7 @@ class Order:
 
 
 def _agreed(seed: int, about: str, world: World) -> int:
-    """Return rank 0's seed. Raise if the ranks' loaders differ.
-
-    `about` describes this rank's loader in words: the length of its dataset, and its batch size.
-    """
+    """Return rank 0's seed. Raise if the loaders, described by `about`, differ."""
     everyone = gather((seed, about))
     loaders = by_value(text for _, text in everyone)
     if len(loaders) > 1:

@@ -290,11 +290,7 @@ def hold(par: ParallelHandle) -> HeldState:
 
 
 def _pack(record: CheckpointRecord) -> bytes:
-    """Serialize a checkpoint's record.
-
-    Raises:
-        ParallelError: The record has an object that torch could not load without running code.
-    """
+    """Serialize a checkpoint's record. Raise ParallelError if it is not plain data."""
     file = io.BytesIO()
     try:
         torch.save(record, file)

@@ -174,10 +174,7 @@ class TensorValues:
 
 
 def _recorders(model: nn.Module, unknown: dict[str, Tensor]) -> list[Recorder]:
-    """Return the recorders whose logs initialise the tensors in `unknown`.
-
-    Raise ParallelError if there is none for a tensor.
-    """
+    """Return recorders that initialise these tensors, or raise ParallelError."""
     if not unknown:
         return []
     own_ones = (getattr(tensor, RECORDER, None) for _, tensor in tied_parameters.all_names(model))

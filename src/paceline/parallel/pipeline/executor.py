@@ -209,10 +209,7 @@ class Pipelined:
     def _begin(
         self, micros: Sequence[Microbatch], finish: Callable[[object, Microbatch], Tensor] | None = None
     ) -> None:
-        """Prepare this rank's stages for the microbatches of a step.
-
-        `finish` computes the loss in the last stage. None means a prediction.
-        """
+        """Prepare this rank's stages for the microbatches of a step or a prediction."""
         turns = [self._turns(micro, finish) for micro in micros]
         for stage, own in zip(self._stages, zip(*turns, strict=True), strict=True):
             stage.begin(own, trains=finish is not None)

@@ -125,10 +125,7 @@ def _decide(task: Task, world: World, sample: Microbatch, programs: Programs, me
 
 
 def _check_loss(reads: LossReads, changed: set[str]) -> None:
-    """Refuse a loss that reads tensors stored by the forward pass.
-
-    In a pipeline these tensors may be in another stage's process.
-    """
+    """Refuse a loss that reads tensors stored by other stages' forward passes."""
     left = reads.left | {name: line for name, line in reads.state.items() if name in changed}
     for name, line in left.items():
         raise ParallelError(
@@ -163,10 +160,7 @@ def _tied(blocks: tuple[Block, ...]) -> list[frozenset[int]]:
 
 
 def _uses(task: Task, sample: Microbatch, programs: Programs, marks: tuple[Mark, ...]) -> tuple[frozenset[str], ...]:
-    """Return the names of the tensors and modules that each stage holds.
-
-    The first stage also holds tensors that no stage uses.
-    """
+    """Return the names of the tensors and modules that each stage holds."""
     used: list[set[str]] = [set() for _ in range(len(marks) + 1)]
     # Trace training and evaluation mode: the forward may call different modules, and each module needs a stage.
     for training in (None, False, True):

@@ -102,12 +102,7 @@ class Stage:
         return made
 
     def _checked(self, result: tuple[Tensor, ...], segment: Segment) -> tuple[Tensor, ...]:
-        """Return the stage's results, contiguous, after a comparison with the trace.
-
-        Raises:
-            ParallelError: The shape or dtype of a result differs from the trace, or it has a gradient that the next stage would
-                not send back.
-        """
+        """Return contiguous results. Raise ParallelError if they differ from the trace."""
         for tensor, value in zip(result, segment.sends, strict=True):
             if tensor.requires_grad and not value.requires_grad:
                 raise ParallelError(

@@ -190,10 +190,7 @@ class Plain:
 
 
 class _Replicated:
-    """Data parallelism by DDP, which takes over after the first step.
-
-    The DDP wrapper is private, because calling it would train on one replica's gradients only.
-    """
+    """Data parallelism by DDP, which takes over after the first step."""
 
     def __init__(self, model: nn.Module, world: World, find_unused: bool | None) -> None:
         self._model = model

@@ -76,10 +76,7 @@ def _counting_as(counts: bool, somewhere: bool) -> Iterator[None]:
 
 
 class _Shared(SharedByCopies):
-    """A holder of a layer's process group, which copies of the layer share.
-
-    A pickle omits the group. `group` is None while the layer must not communicate.
-    """
+    """A holder of a process group, which copies and pickles of a layer do not copy."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.group = group
@@ -148,10 +145,7 @@ class SynchronisedBatchNorm3d(_Synchronised, nn.BatchNorm3d):
 
 
 class _FollowsAll(InstanceNorm):
-    """torch's InstanceNorm with running statistics over all replicas' rows.
-
-    InstanceNorm normalises each row alone, but its running statistics follow the mean over all rows.
-    """
+    """torch's InstanceNorm, whose running statistics follow all replicas' rows."""
 
     _paceline_group: _Shared | None
 
@@ -202,11 +196,7 @@ _SYNCHRONISED: dict[type, type] = {
 
 
 class _Normalise(torch.autograd.Function):
-    """The autograd function of batch normalisation over all ranks' rows, without padding.
-
-    The forward pass all-reduces two sums, the backward pass one. The gradients of weight and bias are only this rank's: the
-    layout sums them with all other gradients. See Ioffe and Szegedy, "Batch Normalization", 2015, section 3.
-    """
+    """Batch normalisation over all ranks' rows, without padding, for autograd."""
 
     @staticmethod
     def forward(

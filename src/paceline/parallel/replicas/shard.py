@@ -85,11 +85,7 @@ def shard_stage(module: nn.Module, world: World) -> list[Written]:
 
 
 def _keep_recurrent_weights_apart(module: nn.Module) -> None:
-    """Stop recurrent layers from flattening their weights for cuDNN.
-
-    Flattening would move the weights to memory that FSDP2 does not fill, so the layer would silently keep the values of its
-    first step.
-    """
+    """Stop recurrent layers from moving their weights to memory that FSDP2 does not fill."""
     recurrent = [part for part in module.modules() if isinstance(part, nn.RNNBase)]
     for part in recurrent:
         vars(part)["flatten_parameters"] = _leave_apart

@@ -102,10 +102,7 @@ class Reference:
             )
 
     def _room_for_rounding(self) -> _Room:
-        """Measure how much rounding errors change the plain model's results.
-
-        The change is large if the model computes in a narrower dtype (autocast), or divides by values near 0.
-        """
+        """Measure how much rounding errors change the plain model's results."""
         try:
             other = self._pass(is_cut=False, is_shaken=True)
         except Exception as error:

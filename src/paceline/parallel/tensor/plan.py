@@ -88,10 +88,7 @@ def plan_from_table(
 
 
 def _plan(placements: Mapping[str, str], seen: Seen, verdicts: Sequence[Verdict], others: str) -> TensorPlan:
-    """Make a plan of these placements and of the groups with a good verdict.
-
-    `others` describes for the notes what happens to the other groups.
-    """
+    """Make a plan of these placements and of the groups with a good verdict."""
     good = [verdict for verdict in verdicts if not verdict.reason]
     return TensorPlan(
         placements=placements,

@@ -116,11 +116,7 @@ def _try(
 
 
 class _Stage:
-    """Within the block, replace the groups' layers to compare the inputs of the rows.
-
-    `part` is the part of their outputs that the columns return. With None they return whole outputs, and the rows' inputs are
-    stored.
-    """
+    """Within the block, replace the groups' layers to compare the inputs of the rows."""
 
     def __init__(self, modules: Mapping[str, nn.Module], groups: Sequence[Group], parts: int) -> None:
         self.part: int | None = None

@@ -173,10 +173,7 @@ def _note_attribute(reads: Reads, module: nn.Module, name: str, name_of: Callabl
 def _note_names(
     reads: Reads, own: dict[str, object], names: Iterable[str], attributes: tuple[str, ...], depth: int = 3
 ) -> None:
-    """Record reads of these global names, and of attributes of imported modules.
-
-    `attributes` are the attribute names in the function's code. Only these are recorded for a module among the globals.
-    """
+    """Record reads of these global names, and of attributes of imported modules."""
     for name in names:
         match own.get(name, _ABSENT):
             case types.ModuleType() as module:

@@ -133,10 +133,7 @@ def _segment(boundaries: Boundaries, first: int, last: int) -> Segment:
 
 
 def _emit(graph: fx.Graph, traced: Traced, made: dict[fx.Node, fx.Node], wanted: set[fx.Node], uses: list[str]) -> None:
-    """Copy the wanted calls to `graph`, with gradients switched off as in the trace.
-
-    `made` maps a traced node to its copy. Names of used modules are appended to `uses`.
-    """
+    """Copy the wanted calls to `graph`, with gradients switched off as in the trace."""
     before: fx.Node | None = None
     for node in traced.order:
         if node not in wanted or node in made:

@@ -248,11 +248,7 @@ class Tracer:
             return self._twice(model, record, put_back)
 
     def _twice(self, model: nn.Module, record: Record, put_back: Callable[[], None]) -> Traced:
-        """Trace the model twice, and raise ParallelError unless both traces are equal.
-
-        A stage repeats the calls of the trace, so each call of the model must do the same. `put_back` restores the model's
-        attributes.
-        """
+        """Trace the model twice. Raise ParallelError unless both traces are equal."""
         cannot = f"{type(model).__name__} can't be cut into stages"
 
         def line_where(probe: Callable[[], Hashable]) -> Line | None:
@@ -306,10 +302,7 @@ class Tracer:
         return traced
 
     def _settles(self, model: nn.Module, key: tuple[int, str], traced: Traced, record: Record) -> bool:
-        """Return whether a second call of the model leaves the attribute unchanged.
-
-        A model may set an attribute in its first call only, such as the kind of its problem, which it infers from the labels.
-        """
+        """Return whether a second call of the model leaves the attribute unchanged."""
         owner = next(module for module in model.modules() if id(module) == key[0])
         value = vars(owner).get(key[1])
         if tensors_in([value, getattr(value, "__dict__", None)]):
