@@ -1,4 +1,4 @@
-"""What a target may do beyond the least: six parts, each whole or not there."""
+"""What a target may do beyond the least: seven parts, each whole or not there."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from paceline.targets.base import PARTS, Alike, Controlling, EarlyStart, Elastic, Examined, Queued
+from paceline.targets.base import PARTS, Alike, Cleared, Controlling, EarlyStart, Elastic, Examined, Queued
 from paceline.targets.configured import OWN, kind_class
 from paceline.testing.ending import missing_members
 from tests.targets.toy import ToyTarget
@@ -17,7 +17,7 @@ HAS = {
     "ssh": {EarlyStart, Elastic, Examined},
     "slurm": {Queued, Alike, Controlling, Elastic, Examined},
     "ray": {Queued, Controlling, Elastic, Examined},
-    "kubernetes": {Queued, Elastic, Examined},
+    "kubernetes": {Queued, Elastic, Examined, Cleared},
     "sim": set(),
 }
 

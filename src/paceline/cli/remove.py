@@ -22,7 +22,7 @@ from paceline.runs.trash import DeletedRun
 from paceline.system.files import tree_size
 from paceline.system.names import counted, some
 from paceline.targets import configured
-from paceline.targets.base import Examined
+from paceline.targets.base import Cleared, Examined
 from paceline.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def _deleted_json(run: DeletedRun) -> DeletedRunJson:
     VerbOption("--models", "Only files that no version of a model uses, and other kinds that are named.", type=bool),
     VerbOption(
         "--compute",
-        "Files of ended runs on this target's nodes. Files that exist only there are fetched first.",
+        "What ended runs left on this target. Files that exist only on its nodes are fetched first.",
         "NAME",
         complete="targets",
     ),
@@ -234,18 +234,21 @@ def prune(
 
 
 def _prune_nodes(name: str, *, yes: bool, dry_run: bool, as_json: bool) -> int:
-    """Move the files of ended runs from a target's nodes to here. Return the exit code."""
-    from paceline.remote.link.copies import clear_node
-
+    """Fetch, then remove, what ended runs left on a target's nodes or in its engine. Return the exit code."""
     workspace = Workspace.from_config(create=False)
     described = configured.read(workspace.path, name)
     target = described.make()
-    if not isinstance(target, Examined):
+    if not isinstance(target, (Cleared, Examined)):
         raise TargetError(f"compute target {name!r} is of kind {described.kind!r}, which gives no access to its nodes.")
-    with target.examine() as links:
+    with contextlib.ExitStack() as held:
+        links = [] if isinstance(target, Cleared) else held.enter_context(target.examine())
         lost = [link for link in links if link.lost]
 
         def cleared(is_trial: bool) -> list[LeftBehind]:
+            if isinstance(target, Cleared):
+                return list(target.clear(workspace.runs_dir, dry_run=is_trial))
+            from paceline.remote.link.copies import clear_node
+
             living = (link for link in links if not link.lost)
             return [
                 left
@@ -257,7 +260,8 @@ def _prune_nodes(name: str, *, yes: bool, dry_run: bool, as_json: bool) -> int:
         if found and not dry_run:
             if not as_json:
                 _print_left(found, will_be=True)
-            if not confirmed(f"Remove {counted(len(found), 'folder')} there?", yes=False, as_json=as_json):
+            what = "object" if isinstance(target, Cleared) else "folder"
+            if not confirmed(f"Remove {counted(len(found), what)} there?", yes=False, as_json=as_json):
                 return _DECLINED
         if not dry_run and (found or yes):
             found = cleared(False)

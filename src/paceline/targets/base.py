@@ -3,7 +3,7 @@
     Target    checks a job, queues it, starts its supervisor: used by the submitting program
     Nodes     the machines that a run holds: used by its supervisor, wherever that runs
 
-Six optional protocols, each implemented completely or not at all (the conformance suite checks):
+Seven optional protocols, each implemented completely or not at all (the conformance suite checks):
 
     EarlyStart    loads a supervisor while the job is checked
     Queued        the engine has a queue, and runs the supervisor in its job
@@ -11,6 +11,7 @@ Six optional protocols, each implemented completely or not at all (the conforman
     Controlling   the engine runs the controller of a sweep in a small job
     Examined      `paceline compute` and the doctor can query it
     Elastic       gives a run as many nodes as are available, between a minimum and a maximum
+    Cleared       runs leave things in the engine that `paceline prune --compute` removes
 
 Some members are optional. A target may have `OPTIONS` and `settings` if its kind is configurable, `login` if a password is
 needed, and `script_python(links)` if nodes have their own interpreters; see docs/compute.md. `Nodes` may have:
@@ -35,7 +36,7 @@ needed, and `script_python(links)` if nodes have their own interpreters; see doc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
@@ -47,6 +48,7 @@ from paceline.runs.folder import RunFolder
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from paceline.remote.link.copies import LeftBehind
     from paceline.runs.record import RunRecord
     from paceline.runs.remote_status import Channel, JobStatus
     from paceline.targets.status import Status
@@ -265,5 +267,17 @@ class Elastic(Protocol):
         """
 
 
+@runtime_checkable
+class Cleared(Protocol):
+    """A target whose engine keeps things that ended runs have left."""
+
+    def clear(self, runs_dir: Path, *, dry_run: bool = False) -> Iterator[LeftBehind]:
+        """Remove things that no run needs. Yield each, also with `dry_run`, which removes nothing.
+
+        Raises:
+            EngineError: The engine does not answer.
+        """
+
+
 #: Optional protocols of a target.
-PARTS: tuple[type, ...] = (EarlyStart, Queued, Alike, Controlling, Examined, Elastic)
+PARTS: tuple[type, ...] = (EarlyStart, Queued, Alike, Controlling, Examined, Elastic, Cleared)

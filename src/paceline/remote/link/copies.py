@@ -240,9 +240,10 @@ class Copies:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftBehind:
-    """A copy of an ended run that an agent or supervisor left when it was killed.
+    """A copy of an ended run, or another thing, that a killed process left.
 
     Attributes:
+        run_id: "" for a thing of no single run.
         missing: Names of files in the copy that the run's own folder lacks.
         stays: The reason why the copy was not removed; "" if it was removed, or would be without `dry_run`.
         is_foreign: Whether the run belongs to another workspace.
@@ -261,12 +262,12 @@ class LeftBehind:
         files = f"{counted(len(self.missing), 'file')} ({size_text(self.missing_bytes)})" if self.missing else ""
         if self.stays:
             only = f", with {files} that only this node has" if files else ""
-            return visible(f"{self.path} of run {self.run_id} stays{only}: {self.stays}")
+            of = f" of run {self.run_id}" if self.run_id else ""
+            return visible(f"{self.path}{of} stays{only}: {self.stays}")
         verb = "would bring" if will_be else "brought"
         home = f"; {verb} home {files}: {some(self.missing, 5)}" if files else ""
-        return visible(
-            f"{'would remove' if will_be else 'removed'} {self.path} of run {self.run_id}, which has ended{home}"
-        )
+        why = f" of run {self.run_id}, which has ended" if self.run_id else ", which no run needs"
+        return visible(f"{'would remove' if will_be else 'removed'} {self.path}{why}{home}")
 
 
 def clear_node(

@@ -34,7 +34,7 @@ _SETTLE_S = 2.0
 
 
 class PodGathering:
-    """The pods that have connected to the supervisor's pod, in all attempts of a run."""
+    """The pods that have connected to the supervisor's pod."""
 
     def __init__(self, ticket: PodTicket) -> None:
         self._ticket = ticket

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TypeVar, cast
 
 import httpx2
@@ -46,6 +46,12 @@ _PATHS = {
 }
 _TIMEOUT_S = 10.0
 _PAGE = 500
+#: Media types of answers with objects' metadata only: of an object, and of a list.
+_METADATA, _METADATA_LIST = (
+    f"application/json;as=PartialObjectMetadata{suffix};g=meta.k8s.io;v=v1" for suffix in ("", "List")
+)
+#: Seconds after which the API ends a watch.
+_WATCH_S = 120
 #: Time limit in seconds of a credential plug-in without a terminal, on which it can't ask a person.
 _PLUGIN_S = 60.0
 
@@ -78,22 +84,52 @@ class Cluster:
         return _unless_missing(lambda: self._json("GET", self.path(kind, name)))
 
     def annotations(self, kind: str, name: str) -> dict[str, str] | None:
-        """Return an object's annotations, without fetching its content; None if the object does not exist."""
-        accept = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
-        found = _unless_missing(lambda: self.request("GET", self.path(kind, name), {}, headers={"accept": accept}))
+        """Return an object's annotations, or None if it does not exist."""
+        accept = {"accept": _METADATA}
+        found = _unless_missing(lambda: self.request("GET", self.path(kind, name), {}, headers=accept))
         return None if found is None else dict(found.json().get("metadata", {}).get("annotations") or {})
 
-    def items(self, kind: str, **params: str) -> list[Json]:
+    def items(self, kind: str, *, only_metadata: bool = False, **params: str) -> list[Json]:
         """Return all objects of a kind that match the selectors in `params`."""
+        return self.listed(kind, only_metadata=only_metadata, **params)[0]
+
+    def listed(self, kind: str, *, only_metadata: bool = False, **params: str) -> tuple[list[Json], str]:
+        """Return `items`, and their version, after which `watch` continues."""
         found: list[Json] = []
         params = {**params, "limit": str(_PAGE)}
+        headers = {"accept": _METADATA_LIST} if only_metadata else None
         while True:
-            page = cast("dict[str, Json]", self._json("GET", self.path(kind), params))
+            page = cast("dict[str, Json]", self._json("GET", self.path(kind), params, headers))
             found += cast("list[Json]", page.get("items") or [])
-            token = cast("dict[str, Json]", page.get("metadata") or {}).get("continue")
-            if not token:
-                return found
-            params["continue"] = str(token)
+            about = cast("dict[str, Json]", page.get("metadata") or {})
+            if not about.get("continue"):
+                return found, str(about.get("resourceVersion"))
+            params["continue"] = str(about["continue"])
+
+    def watch(self, kind: str, version: str, **params: str) -> Iterator[tuple[str, Manifest]]:
+        """Yield type and object of each event after a version until the API ends the watch.
+
+        Raises:
+            EngineError: The connection broke, or the API does not know the version any more.
+            ApiRefusedError: The user may not watch these objects.
+        """
+        params |= {"watch": "1", "resourceVersion": version, "timeoutSeconds": str(_WATCH_S)}
+        params["allowWatchBookmarks"] = "true"
+        timeout = httpx2.Timeout(_TIMEOUT_S, read=_WATCH_S + _TIMEOUT_S)
+        try:
+            with self._http.stream("GET", self.path(kind), params=params, timeout=timeout) as response:
+                if not response.is_success:
+                    response.read()
+                    raise self._refusal(response, f"watch {kind}")
+                for line in response.iter_lines():
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        raise EngineError(
+                            f"{self.title}: the watch of {kind} failed: {event['object'].get('message')}."
+                        )
+                    yield event["type"], event["object"]
+        except (httpx2.HTTPError, OSError, ValueError) as error:
+            raise self._away(error) from error
 
     def create(self, kind: str, body: Manifest, *, dry_run: bool = False) -> tuple[Manifest, list[str]]:
         """Create an object. Return it and the API's warnings.
@@ -106,6 +142,14 @@ class Cluster:
         # A header Warning has the form `299 - "text"` (RFC 7234).
         warnings = [text.partition(' "')[2].rstrip('"') for text in response.headers.get_list("warning")]
         return cast("Manifest", response.json()), warnings
+
+    def ensure(self, kind: str, body: Manifest) -> None:
+        """Create an object unless it exists."""
+        try:
+            self.create(kind, body)
+        except ApiRefusedError as error:
+            if error.code != 409:
+                raise
 
     def delete(self, kind: str, name: str) -> None:
         """Delete an object and the objects that it owns, if it exists."""
@@ -207,8 +251,14 @@ class Cluster:
             return response
         raise self._refusal(response, f"{method} {path.rpartition('/')[2]}")
 
-    def _json(self, method: str, path: str, params: Mapping[str, str] | None = None) -> Json:
-        response = self.request(method, path, params or {})
+    def _json(
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Json:
+        response = self.request(method, path, params or {}, headers=headers)
         try:
             return cast("Json", response.json())
         except ValueError as error:

@@ -70,7 +70,7 @@ def role_text(namespace: str) -> str:
 
 
 def status_of(cluster: Cluster) -> Status:
-    """Return the cluster's nodes; one entry for the namespace if the user may not list nodes.
+    """Return the cluster's nodes, or one entry for the namespace.
 
     Raises:
         TargetError: The user lacks rights; the message has these rights, and the Role to ask for.

@@ -124,7 +124,7 @@ class Hub:
         return max(told, default=(0, 0))
 
     def end(self, *, is_over: bool, is_preempted: bool = False) -> None:
-        """Tell the other pods to exit, with a code that tells Kubernetes whether to replace them."""
+        """Tell the other pods to exit, and whether Kubernetes has to replace them."""
         with self._guard:
             self._answer = {"over": True} if is_over else {"give_back": True} if self.gives_back else None
             if self._answer is None and is_preempted:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from paceline.errors import EngineError, PacelineError
@@ -15,8 +15,8 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.record import Attempt
 from paceline.runs.remote_status import GONE, QUEUED, RUNNING, UNREACHABLE, JobStatus
 from paceline.runs.store import replace_state, stored
-from paceline.targets.kubernetes import readers, reasons
-from paceline.targets.kubernetes.manifests import SECRETS_ANNOTATION, WORKSPACE_LABEL, port_of
+from paceline.targets.kubernetes import readers, reasons, watch
+from paceline.targets.kubernetes.manifests import port_of
 from paceline.targets.kubernetes.objects import BatchJob, ClusterEvent, Pod, condition_of
 from paceline.targets.kubernetes.ticket import Noted
 
@@ -28,12 +28,27 @@ Note = Callable[..., None]
 _WAITING = (states.NOT_STARTED, states.QUEUED)
 #: Prefix of the reason that the supervisor records for a preempted attempt.
 _PREEMPTED = "preempted: "
-#: Seconds for which an answer about a run is reused: for a new run, and for one submitted more than `_OLD_S` ago.
-_NEW_S, _FRESH_S, _OLD_S = 0.3, 3.0, 60.0
+#: Seconds for which a reason why a run waits is reused: for a new run, and for one submitted more than `_FRESH_S` ago.
+_NEW_S, _FRESH_S = 3.0, 60.0
 
 
-#: Name of a Job -> time of the last answer about it in this process, the Job, or None if it does not exist, and its pods.
-_answers: dict[str, tuple[float, BatchJob | None, Sequence[Pod]]] = {}
+@dataclass(frozen=True, kw_only=True)
+class _Reason:
+    """The events or Kueue's text about a Job.
+
+    Attributes:
+        asked: Time at which this process asked for them.
+        versions: Versions of the Job and its pods at that time.
+    """
+
+    asked: float
+    versions: tuple[str, ...]
+    events: Sequence[ClusterEvent] = ()
+    queue: str = ""
+
+
+#: Name of a Job -> this process's last request for the reason why it waits.
+_reasons: dict[str, _Reason] = {}
 
 
 def look(cluster: Cluster, folder: RunFolder, noted: Noted, note: Note) -> JobStatus:
@@ -51,7 +66,7 @@ def look(cluster: Cluster, folder: RunFolder, noted: Noted, note: Note) -> JobSt
         else:
             if stored(folder).status not in _WAITING or readers.has_all(folder):
                 return JobStatus(state=RUNNING)
-    job, pods = _seen(cluster, str(noted["job_id"]), float(noted["submitted"]))
+    job, pods = watch.job_and_pods(cluster, str(noted["workspace"]), str(noted["job_id"]))
     if job is None:
         return _without_job(folder, noted)
     _note_ends(noted, pods, note)
@@ -68,7 +83,7 @@ def look(cluster: Cluster, folder: RunFolder, noted: Noted, note: Note) -> JobSt
             away = error
     if readers.has_all(folder):
         return JobStatus(state=RUNNING)
-    return _status(cluster, folder, job, pods, away)
+    return _status(cluster, folder, job, pods, away, time.time() - float(noted["submitted"]))
 
 
 def _note_ends(noted: Noted, pods: Sequence[Pod], note: Note) -> None:
@@ -111,7 +126,12 @@ def _explained(attempts: Sequence[Attempt], ends: list[str]) -> Iterator[Attempt
 
 
 def _status(
-    cluster: Cluster, folder: RunFolder, job: BatchJob, pods: Sequence[Pod], away: PacelineError | None
+    cluster: Cluster,
+    folder: RunFolder,
+    job: BatchJob,
+    pods: Sequence[Pod],
+    away: PacelineError | None,
+    age_s: float,
 ) -> JobStatus:
     record = stored(folder)
     conditions = job.get("status", {}).get("conditions", [])
@@ -133,19 +153,26 @@ def _status(
         )
     if reasons.running_index_0(pods) is not None and record.status not in _WAITING:
         return JobStatus(state=RUNNING)
-    return JobStatus(state=QUEUED, message=_waits_for(cluster, job, pods))
+    return JobStatus(state=QUEUED, message=_waits_for(cluster, job, pods, _NEW_S if age_s < _FRESH_S else _FRESH_S))
 
 
-def _waits_for(cluster: Cluster, job: BatchJob, pods: Sequence[Pod]) -> str:
-    count, events, queue = job.get("spec", {}).get("completions", 1), [], ""
-    with contextlib.suppress(PacelineError):
-        if job.get("spec", {}).get("suspend"):
-            queue = _queue_text(cluster, job)
-        elif len(pods) < count:
-            selector = f"involvedObject.uid={job['metadata']['uid']}"
-            events = cast("list[ClusterEvent]", cluster.items("events", fieldSelector=selector))
-            events.sort(key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
-    return reasons.waits_for(job, pods, events, queue)
+def _waits_for(cluster: Cluster, job: BatchJob, pods: Sequence[Pod], fresh_s: float) -> str:
+    """Return why a run waits. Ask again after `fresh_s`, or after a change."""
+    versions = tuple(sorted(one["metadata"].get("resourceVersion", "") for one in (job, *pods)))
+    name, now = job["metadata"]["name"], time.monotonic()
+    found = _reasons.get(name)
+    if found is None or found.versions != versions or now - found.asked > fresh_s:
+        found = _Reason(asked=now, versions=versions)
+        with contextlib.suppress(PacelineError):
+            if job.get("spec", {}).get("suspend"):
+                found = replace(found, queue=_queue_text(cluster, job))
+            elif len(pods) < job.get("spec", {}).get("completions", 1):
+                selector = f"involvedObject.uid={job['metadata']['uid']}"
+                events = cast("list[ClusterEvent]", cluster.items("events", fieldSelector=selector))
+                events.sort(key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
+                found = replace(found, events=events)
+        _reasons[name] = found
+    return reasons.waits_for(job, pods, found.events, found.queue)
 
 
 def _queue_text(cluster: Cluster, job: BatchJob) -> str:
@@ -195,32 +222,8 @@ def cancel_in_pod(cluster: Cluster, folder: RunFolder, noted: Noted, request: No
 
 def connected(cluster: Cluster, folder: RunFolder, noted: Noted) -> Connection | None:
     """Return a connection to the run's index 0, or None while no such pod runs."""
-    pod = reasons.running_index_0(_seen(cluster, str(noted["job_id"]), time.time())[1])
+    pod = reasons.running_index_0(watch.job_and_pods(cluster, str(noted["workspace"]), str(noted["job_id"]))[1])
     return None if pod is None else _connected(cluster, folder, pod)
-
-
-def remove_sources(cluster: Cluster, workspace: str, job: str, names: Sequence[str]) -> None:
-    """Delete the Secrets of a source unless another Job of the workspace uses them."""
-    if not names:
-        return
-    used: set[str] = set()
-    for item in cast("list[BatchJob]", cluster.items("jobs", labelSelector=f"{WORKSPACE_LABEL}={workspace}")):
-        if item["metadata"]["name"] != job:
-            used |= set(item["metadata"].get("annotations", {}).get(SECRETS_ANNOTATION, "").split(","))
-    for name in names:
-        if name not in used:
-            cluster.delete("secrets", name)
-
-
-def _seen(cluster: Cluster, name: str, submitted: float) -> tuple[BatchJob | None, Sequence[Pod]]:
-    now = time.time()
-    told, job, pods = _answers.get(name, (0.0, None, ()))
-    if not 0 <= now - told < (_NEW_S if now - submitted < _OLD_S else _FRESH_S):
-        job = cast("BatchJob | None", cluster.get("jobs", name))
-        selector = f"batch.kubernetes.io/job-name={name}"
-        pods = cast("list[Pod]", cluster.items("pods", labelSelector=selector)) if job is not None else []
-        _answers[name] = (now, job, pods)
-    return job, pods
 
 
 def _connected(cluster: Cluster, folder: RunFolder, pod: Pod) -> Connection:

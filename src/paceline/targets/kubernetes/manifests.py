@@ -30,6 +30,9 @@ SECRET_BYTES = 900 << 10
 #: Labels: a run's workspace, a Secret's kind. Annotations: a run's id, its Secrets by content, their number.
 WORKSPACE_LABEL, KIND_LABEL = "paceline/workspace", "paceline/kind"
 RUN_ANNOTATION, SECRETS_ANNOTATION, PARTS_ANNOTATION = "paceline/run-id", "paceline/secrets", "paceline/parts"
+_MANAGED = "app.kubernetes.io/managed-by"
+#: Selects all objects of Paceline.
+MANAGED_SELECTOR = f"{_MANAGED}=paceline"
 
 #: Variables with the pod's address, and with the number of earlier pods of its index that have failed.
 ADDRESS_VARIABLE, FAILURES_VARIABLE = "PACELINE_POD_IP", "PACELINE_POD_FAILURES"
@@ -79,7 +82,7 @@ def workspace_label(path: str) -> str:
 
 
 def port_of(run_id: str) -> int:
-    """Return a port for index 0, different for each run, since pods may share a host."""
+    """Return the port of index 0. Runs have different ports, since pods may share a host."""
     return _PORTS[zlib.crc32(run_id.encode()) % len(_PORTS)]
 
 
@@ -243,7 +246,7 @@ def _pod(job: Job, settings: KubernetesSettings, names: ObjectNames) -> Manifest
 
 
 def _labels(settings: KubernetesSettings, workspace: str) -> dict[str, str]:
-    return {**settings.label, "app.kubernetes.io/managed-by": "paceline", WORKSPACE_LABEL: workspace}
+    return {**settings.label, _MANAGED: "paceline", WORKSPACE_LABEL: workspace}
 
 
 def _owned(settings: KubernetesSettings, names: ObjectNames, owner: str) -> Manifest:

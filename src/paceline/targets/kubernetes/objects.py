@@ -10,6 +10,7 @@ class ObjectMeta(TypedDict, total=False):
 
     name: str
     uid: str
+    resourceVersion: str
     labels: dict[str, str]
     annotations: dict[str, str]
     creationTimestamp: str

@@ -103,6 +103,11 @@ def submit(
     program, run = Path(boot.__file__).read_bytes(), b"" if is_uploaded else archive
     uid = create(cluster, job, settings, names, {"boot.py": program, "run": run}, ticket)
     cluster.create("services", manifests.service_manifest(settings, names, uid))
+    # `leftovers.remove_unused` may have deleted a Secret before the Job existed.
+    if any(cluster.annotations("secrets", name) is None for name in content.values()):
+        library_secrets(cluster, settings, library, workspace, anew=True)
+        if source and snapshot is not None:
+            _source(cluster, settings, snapshot, workspace, anew=True)
     folder.secrets.unlink(missing_ok=True)  # the supervisor in the pod has the secrets now
     return Sent(names=names, uid=uid, upload_bytes=ticket.upload_bytes)
 
@@ -145,27 +150,38 @@ def preview(job: Job, settings: KubernetesSettings) -> list[Manifest]:
     return [manifests.job_manifest(job, settings, names), manifests.service_manifest(settings, names, "UID")]
 
 
-def library_secrets(cluster: Cluster, settings: KubernetesSettings, library: Path, workspace: str) -> dict[str, str]:
+def library_secrets(
+    cluster: Cluster, settings: KubernetesSettings, library: Path, workspace: str, *, anew: bool = False
+) -> dict[str, str]:
     """Create the library's Secrets unless they exist. Return {file in the pod: Secret}."""
     name = f"paceline-library-{library_digest(library)}"
-    return _ensured(cluster, settings, name, workspace, lambda: packed_library(library), most=100) or {}
+    return _ensured(cluster, settings, name, workspace, lambda: packed_library(library), most=100, anew=anew) or {}
 
 
-def _source(cluster: Cluster, settings: KubernetesSettings, snapshot: Path, workspace: str) -> dict[str, str] | None:
+def _source(
+    cluster: Cluster, settings: KubernetesSettings, snapshot: Path, workspace: str, *, anew: bool = False
+) -> dict[str, str] | None:
     # Include the workspace in the names: no other workspace uses these Secrets, so this one can delete them.
     name = f"paceline-source-{workspace[:10]}-{snapshot.name[:20].lower()}"
-    return _ensured(cluster, settings, name, workspace, lambda: _packed_source(snapshot), most=_SOURCE_PARTS)
+    return _ensured(cluster, settings, name, workspace, lambda: _packed_source(snapshot), most=_SOURCE_PARTS, anew=anew)
 
 
 def _ensured(
-    cluster: Cluster, settings: KubernetesSettings, name: str, workspace: str, pack: Callable[[], bytes], *, most: int
+    cluster: Cluster,
+    settings: KubernetesSettings,
+    name: str,
+    workspace: str,
+    pack: Callable[[], bytes],
+    *,
+    most: int,
+    anew: bool,
 ) -> dict[str, str] | None:
     """Create the Secrets for the parts of some data. Return {file in the pod: Secret}.
 
-    Return None if there are more than `most` parts.
+    Return None if there are more than `most` parts. `anew`: look at each part, since some may be missing.
     """
     kind = name.split("-")[1]
-    about = cluster.annotations("secrets", f"{name}-0")
+    about = None if anew else cluster.annotations("secrets", f"{name}-0")
     if about is not None and about.get(manifests.PARTS_ANNOTATION, "").isdigit():
         count = int(about[manifests.PARTS_ANNOTATION])
     else:
@@ -176,11 +192,7 @@ def _ensured(
         # Create the first part's Secret last: if it exists, all others exist.
         for number in reversed(range(count)):
             body = manifests.content_manifest(settings, f"{name}-{number}", kind, workspace, parts[number], count)
-            try:
-                cluster.create("secrets", body)
-            except TargetError as error:
-                if getattr(error, "code", 0) != 409:  # another submission has created it
-                    raise
+            cluster.ensure("secrets", body)
     return {f"{kind}.{number}": f"{name}-{number}" for number in range(count)}
 
 

@@ -30,6 +30,7 @@ from paceline.targets.polling import answers_dir, keep, kept
 
 if TYPE_CHECKING:
     from paceline.remote.link import Link
+    from paceline.remote.link.copies import LeftBehind
     from paceline.runs.remote_status import Channel
     from paceline.targets.kubernetes.allocate import PodGathering
     from paceline.targets.kubernetes.api import Cluster
@@ -111,7 +112,9 @@ class KubernetesTarget:
         forwards = self._may_forward(cluster, run_dir.parent.parent)
         workspace = _workspace(run_dir.parent.parent)
         # If an answer was lost, the repeated request fails because the Job exists; `release` then deletes the Job.
-        note_engine(folder, self.kind, job_id=job_name(folder.run_id), server=cluster.server, forwards=forwards)
+        # Another host may read the run, with another label of its own.
+        told = {"server": cluster.server, "forwards": forwards, "workspace": workspace}
+        note_engine(folder, self.kind, job_id=job_name(folder.run_id), **told)
         sent = cluster.patiently(
             lambda: submit(cluster, self._job, settings, folder, library_dir, workspace, live=not forwards),
             _PATIENCE_S,
@@ -131,7 +134,7 @@ class KubernetesTarget:
 
     def release(self, run_dir: Path) -> None:
         """Delete the Job of a failed submission."""
-        noted = engine(RunFolder(run_dir))
+        noted = _noted(RunFolder(run_dir))
         if TICKET_VARIABLE not in os.environ and noted.get("job_id"):
             with contextlib.suppress(TargetError, EngineError):
                 self._remove(RunFolder(run_dir), noted)
@@ -143,7 +146,7 @@ class KubernetesTarget:
 
         if settle(folder):
             return JobStatus(state=RUNNING)
-        noted = engine(folder)
+        noted = _noted(folder)
         if not noted.get("submitted"):
             return self._look_unsubmitted(folder, noted)
         cluster = self._cluster()
@@ -162,7 +165,7 @@ class KubernetesTarget:
     def cancel(self, folder: RunFolder, record: RunRecord) -> None:
         from paceline.targets.kubernetes import look
 
-        noted = engine(folder)
+        noted = _noted(folder)
         if is_over(folder) or not noted.get("job_id"):
             return
         cluster = self._cluster()
@@ -177,7 +180,7 @@ class KubernetesTarget:
 
         if not is_copy(folder):
             return None
-        connection = look.connected(self._cluster(), folder, engine(folder))
+        connection = look.connected(self._cluster(), folder, _noted(folder))
         if connection is None:
             raise EngineError(f"run {folder.run_id} has no pod that runs at the moment. `paceline status` says why.")
         return readers.PodChannel(connection)
@@ -201,6 +204,12 @@ class KubernetesTarget:
 
         with examined(self._cluster(), self._checked, node_count or 2, "doctor") as links:
             yield links
+
+    def clear(self, runs_dir: Path, *, dry_run: bool = False) -> Iterator[LeftBehind]:
+        """Remove Secrets that no run needs, and Jobs of ended runs."""
+        from paceline.targets.kubernetes.leftovers import clear
+
+        return clear(self._cluster(), _workspace(runs_dir.parent), runs_dir, dry_run=dry_run)
 
     # --- for the supervisor, inside index 0
 
@@ -249,12 +258,17 @@ class KubernetesTarget:
 
     def _remove(self, folder: RunFolder, noted: Noted) -> None:
         from paceline.targets.kubernetes import readers
-        from paceline.targets.kubernetes.look import remove_sources
+        from paceline.targets.kubernetes.leftovers import remove_unused
 
         readers.keep_mirror(folder, None)
         cluster = self._cluster()
         cluster.delete("jobs", str(noted["job_id"]))
-        remove_sources(cluster, _workspace(folder.path.parent.parent), str(noted["job_id"]), noted.get("secrets") or [])
+        remove_unused(cluster, noted.get("secrets") or (), but=str(noted["job_id"]))
+
+
+def _noted(folder: RunFolder) -> Noted:
+    """Return the notes on a run. Those of earlier versions lack the workspace's label."""
+    return {"workspace": _workspace(folder.path.parent.parent), **engine(folder)}
 
 
 def _workspace(path: Path) -> str:

@@ -1,0 +1,91 @@
+"""Remove objects that no run needs: Secrets of the library and of sources, and Jobs of ended runs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from paceline.errors import RunNotFoundError
+from paceline.remote.link.copies import LeftBehind
+from paceline.runs import read
+from paceline.runs.folder import RunFolder
+from paceline.targets.kubernetes.api import ApiRefusedError
+from paceline.targets.kubernetes.manifests import (
+    KIND_LABEL,
+    MANAGED_SELECTOR,
+    RUN_ANNOTATION,
+    SECRETS_ANNOTATION,
+    WORKSPACE_LABEL,
+)
+from paceline.targets.kubernetes.objects import BatchJob, ObjectMeta
+
+if TYPE_CHECKING:
+    from paceline.targets.kubernetes.api import Cluster
+    from paceline.targets.kubernetes.settings import Manifest
+
+
+def clear(cluster: Cluster, workspace: str, runs_dir: Path, *, dry_run: bool) -> Iterator[LeftBehind]:
+    """Remove Secrets that no Job uses, and Jobs of ended runs. Yield each.
+
+    Secrets of all workspaces in the namespace are removed, and Jobs of this workspace. Jobs of runs outside `runs_dir` stay.
+    """
+    where, over = f"namespace {cluster.namespace}", set()
+    for job in _jobs(cluster, f"{WORKSPACE_LABEL}={workspace}"):
+        name, run_id = job["metadata"]["name"], job["metadata"].get("annotations", {}).get(RUN_ANNOTATION, "")
+        found = LeftBehind(host=where, run_id=run_id, path=f"job/{name}")
+        try:
+            # The reader of a run that has ended fetches its files, and removes its objects.
+            if not read.record(RunFolder(runs_dir / run_id)).is_terminal:
+                continue
+        except (RunNotFoundError, PermissionError):
+            yield replace(found, stays=f"its run is not in {runs_dir}", is_foreign=True)
+            continue
+        if not dry_run:
+            cluster.delete("jobs", name)
+        over.add(name)
+        yield found
+    try:
+        secrets = cast("list[BatchJob]", cluster.items("secrets", only_metadata=True, labelSelector=KIND_LABEL))
+    except ApiRefusedError as error:
+        if error.code != 403:
+            raise
+        why = "this user may not list secrets in the namespace. The role `edit` has this right"
+        yield LeftBehind(host=where, run_id="", path="each Secret of Paceline's library and of sources", stays=why)
+        return
+    used = _used(cluster, over)
+    # A submission takes all parts for present if the first one is, which comes first here.
+    for name in sorted(secret["metadata"]["name"] for secret in secrets):
+        if name not in used:
+            if not dry_run:
+                remove_unused(cluster, [name])
+            yield LeftBehind(host=where, run_id="", path=f"secret/{name}")
+
+
+def remove_unused(cluster: Cluster, names: Iterable[str], *, but: str = "") -> None:
+    """Delete these Secrets unless a Job other than `but` uses them.
+
+    A submission can find a Secret that is deleted before its Job exists. Then the Job is in the second list, which restores
+    the Secret; or the submission, which looks at its Secrets after it has created the Job, creates the Secret again.
+    """
+    used, gone = _used(cluster, {but}) if names else set(), dict[str, "Manifest"]()
+    for name in sorted({*names} - used):
+        found = cast("Manifest | None", cluster.get("secrets", name))
+        if found is not None:
+            cluster.delete("secrets", name)
+            gone[name] = found
+    for name in gone.keys() & (_used(cluster, {but}) if gone else set()):
+        about = cast("ObjectMeta", gone[name]["metadata"])
+        kept = {"name": name, "labels": about.get("labels", {}), "annotations": about.get("annotations", {})}
+        cluster.ensure("secrets", {**gone[name], "metadata": cast("Manifest", kept)})
+
+
+def _used(cluster: Cluster, but: Collection[str]) -> set[str]:
+    """Return the names of the Secrets that other Jobs use."""
+    jobs = [job["metadata"] for job in _jobs(cluster, MANAGED_SELECTOR) if job["metadata"]["name"] not in but]
+    return {name for about in jobs for name in about.get("annotations", {}).get(SECRETS_ANNOTATION, "").split(",")}
+
+
+def _jobs(cluster: Cluster, selector: str) -> list[BatchJob]:
+    return cast("list[BatchJob]", cluster.items("jobs", only_metadata=True, labelSelector=selector))

@@ -1,0 +1,90 @@
+"""A process's copy of Jobs and pods follows a watch, and begins again with a list when the watch breaks."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from paceline.errors import EngineError
+from paceline.targets.kubernetes import watch
+from paceline.targets.kubernetes.api import Cluster
+from tests.helpers import wait_until
+
+
+def thing(name: str, version: int) -> dict[str, Any]:
+    return {"metadata": {"name": name, "resourceVersion": str(version)}}
+
+
+class Objects:
+    """A cluster with the lists of `pages`, each used once, and the events that a test puts into `events`."""
+
+    def __init__(self, *pages: list[dict[str, Any]]) -> None:
+        self._pages = list(pages)
+        self.listed_count = 0
+        self.watched_from: list[str] = []
+        self.events: queue.Queue[tuple[str, dict[str, Any]] | Exception | None] = queue.Queue()
+
+    def listed(self, kind: str, **params: str) -> tuple[list[dict[str, Any]], str]:
+        self.listed_count += 1
+        return self._pages.pop(0), str(100 * self.listed_count)
+
+    def watch(self, kind: str, version: str, **params: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        self.watched_from.append(version)
+        while (event := self.events.get(timeout=30)) is not None:
+            if isinstance(event, Exception):
+                raise event
+            yield event
+
+
+def watched(objects: Objects, monkeypatch: pytest.MonkeyPatch) -> watch.Watched:
+    monkeypatch.setattr(watch, "_NEW_S", 0.0)
+    monkeypatch.setattr(watch, "_FRESH_S", 0.0)
+    return watch.Watched(cast("Cluster", objects), "pods", "a=b")
+
+
+def test_first_read_lists_and_later_reads_follow_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = Objects([thing("a", 1)], [thing("a", 1), thing("b", 2)])
+    found = watched(objects, monkeypatch)
+    assert list(found.read()) == ["a"]
+    assert objects.watched_from == []
+    assert sorted(found.read()) == ["a", "b"]
+    objects.events.put(("ADDED", thing("c", 3)))
+    objects.events.put(("DELETED", thing("a", 4)))
+    objects.events.put(("MODIFIED", thing("b", 5)))
+    objects.events.put(("BOOKMARK", thing("", 6)))
+    objects.events.put(None)  # the API ends the watch
+
+    wait_until(lambda: objects.watched_from == ["200", "6"], "the watch goes on after its last version")
+
+    assert {name: one["metadata"]["resourceVersion"] for name, one in found.read().items()} == {"b": "5", "c": "3"}
+    assert objects.listed_count == 2
+    objects.events.put(EngineError("the test ends"))
+
+
+def test_broken_watch_is_followed_by_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = Objects([thing("a", 1)], [thing("a", 1)], [thing("b", 9)])
+    found = watched(objects, monkeypatch)
+    found.read()
+    found.read()
+
+    objects.events.put(EngineError("too old resource version"))
+
+    wait_until(lambda: list(found.read()) == ["b"], "the list replaces the copy")
+    wait_until(lambda: objects.watched_from == ["200", "300"], "a watch follows the list")
+    objects.events.put(EngineError("the test ends"))
+
+
+def test_watch_that_no_reader_uses_is_not_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = Objects([], [], [thing("a", 9)])
+    found = watched(objects, monkeypatch)
+    monkeypatch.setattr(watch, "_IDLE_S", -1.0)
+    found.read()
+    found.read()
+
+    wait_until(lambda: not found._is_watching, "the watch ends")
+
+    assert objects.watched_from == []
+    assert list(found.read()) == ["a"]
