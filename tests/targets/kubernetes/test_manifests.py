@@ -66,6 +66,13 @@ def test_shared_memory_is_as_large_as_the_memory_limit():
     assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "3072Mi"}} in pod["volumes"]
 
 
+def test_pods_mount_the_volume_of_the_claim():
+    pod = pod_of(job_manifest(job(), settings(volume="shared"), NAMES))
+
+    assert {"name": "volume", "persistentVolumeClaim": {"claimName": "shared"}} in pod["volumes"]
+    assert {"name": "volume", "mountPath": "/paceline/volume"} in pod["containers"][0]["volumeMounts"]
+
+
 def test_gpu_pods_tolerate_the_taint_of_the_gpu_resource():
     pod = pod_of(job_manifest(job(use_gpu=True), settings(gpu_resource="amd.com/gpu"), NAMES))
 

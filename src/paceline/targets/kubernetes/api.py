@@ -39,6 +39,7 @@ _PATHS = {
     "pods": "api/v1",
     "services": "api/v1",
     "secrets": "api/v1",
+    "persistentvolumeclaims": "api/v1",
     "events": "api/v1",
     "resourcequotas": "api/v1",
     "workloads": "apis/kueue.x-k8s.io/v1beta1",

@@ -68,7 +68,8 @@ def look(cluster: Cluster, folder: RunFolder, noted: Noted, note: Note) -> JobSt
                 return JobStatus(state=RUNNING)
     job, pods = watch.job_and_pods(cluster, str(noted["workspace"]), str(noted["job_id"]))
     if job is None:
-        return _without_job(folder, noted)
+        said = f"Its Job {noted['job_id']} does not exist any more: somebody deleted it, or its time to live was over."
+        return JobStatus(state=GONE, message=said)
     _note_ends(noted, pods, note)
     if (digest := reasons.last_digest(pods)) is not None and noted.get("image_digest") != digest:
         note(image_digest=digest)
@@ -182,13 +183,6 @@ def _queue_text(cluster: Cluster, job: BatchJob) -> str:
             found = condition_of(item.get("status", {}).get("conditions", []), "QuotaReserved", "False")
             return reasons.first_sentence(found.get("message", "")) if found else f"Kueue has room for {name}"
     return "Kueue has not seen its Job yet"
-
-
-def _without_job(folder: RunFolder, noted: Noted) -> JobStatus:
-    if time.time() - float(noted["submitted"]) < 1.0:
-        return JobStatus(state=QUEUED, message="was given to Kubernetes just now")
-    said = f"Its Job {noted['job_id']} does not exist any more: somebody deleted it, or its time to live was over."
-    return JobStatus(state=GONE, message=said)
 
 
 def _update(cluster: Cluster, folder: RunFolder, pod: Pod, noted: Noted) -> None:

@@ -21,8 +21,8 @@ from paceline.targets.kubernetes.settings import Json, KubernetesSettings, Manif
 
 #: The name of the container that runs the workers, in each pod.
 CONTAINER = "paceline"
-#: Folder of the run and its workspace in a pod, and folders of the Secrets.
-TOP, START, CODE = "/paceline", "/etc/paceline/start", "/etc/paceline/code"
+#: Folder of the run and its workspace in a pod, of the volume, and of the Secrets.
+TOP, VOLUME, START, CODE = "/paceline", "/paceline/volume", "/etc/paceline/start", "/etc/paceline/code"
 #: Seconds after the workers' grace period that the supervisor has to write the end of the run.
 END_S = 30
 #: The most bytes of a Secret's data, below the API's limit of 1 MiB, which includes names.
@@ -194,6 +194,9 @@ def _pod(job: Job, settings: KubernetesSettings, names: ObjectNames) -> Manifest
         # /dev/shm in memory: the default of 64 MB is too small for workers of a DataLoader.
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": amounts["memory"]}},
     ]
+    if settings.volume:
+        mounts.append({"name": "volume", "mountPath": VOLUME})
+        volumes.append({"name": "volume", "persistentVolumeClaim": {"claimName": settings.volume}})
     tolerations: list[Json] = [
         {"key": f"node.kubernetes.io/{why}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _LOST_S}
         for why in ("not-ready", "unreachable")

@@ -41,7 +41,7 @@ from paceline.system.links import entries
 from paceline.system.listening import accept_each, keep_alive
 from paceline.targets.kubernetes import ticket as messages
 from paceline.targets.kubernetes.hub import Hub, Pulled, listen
-from paceline.targets.kubernetes.manifests import ADDRESS_VARIABLE, CODE, FAILURES_VARIABLE, START, TOP
+from paceline.targets.kubernetes.manifests import ADDRESS_VARIABLE, CODE, FAILURES_VARIABLE, START, TOP, VOLUME
 from paceline.targets.kubernetes.ticket import Noted, PodTicket
 
 _TICK_S = 0.1
@@ -64,6 +64,8 @@ def main(path: str, library: str) -> int:
     processes.become_subreaper()
     os.makedirs(f"{TOP}/home", exist_ok=True)
     try:
+        if ticket.volume:
+            link_to_volume(TOP, VOLUME)
         if not ticket.run_id:
             return serve_agents(ticket)
         if index:
@@ -72,6 +74,17 @@ def main(path: str, library: str) -> int:
     except (OSError, tarfile.TarError) as error:
         print(f"{messages.COMPLAINT}{error}", flush=True)
         return messages.EXIT_COMPLAINT
+
+
+def link_to_volume(top: str, volume: str) -> None:
+    """Let built environments and the home's caches be folders of the volume.
+
+    Raises:
+        OSError: The pod's user can't write there.
+    """
+    for name in ("environments", "home/.cache"):
+        os.makedirs(f"{volume}/{name}", exist_ok=True)
+        os.symlink(f"{volume}/{name}", f"{top}/{name}")
 
 
 class PodLeader:
@@ -86,6 +99,9 @@ class PodLeader:
         self._supervisor: int | None = None
         self._told_to_end = False
         self._part = 0
+        #: Copy of the user's files on the volume, if there is one. Whether the files of this pod are in it.
+        self._kept = Path(VOLUME) / "runs" / ticket.run_id if ticket.volume else None
+        self._is_kept = False
 
     def run(self) -> int:
         signal.signal(signal.SIGTERM, self._forward)
@@ -100,7 +116,11 @@ class PodLeader:
         self._watch(pulled)
         status = (read_json(self._folder.state) or {}).get("status")
         has_ended = status in states.TERMINAL
+        if has_ended:
+            self._keep()  # before readers get the final record
         self._hub.end(is_over=has_ended, is_preempted=self._told_to_end)
+        if not has_ended:
+            self._keep()
         if has_ended or self._ticket.live:
             self._print_rest(pulled)
         if has_ended:
@@ -131,7 +151,33 @@ class PodLeader:
                 if not (self._workspace / name / path.name).exists():
                     path.rename(self._workspace / name / path.name)
         shutil.rmtree(incoming, ignore_errors=True)
+        if self._kept is not None and (self._kept / "checkpoints").is_dir():
+            shutil.copytree(self._kept / "checkpoints", self._folder.checkpoints, symlinks=True, dirs_exist_ok=True)
         return True
+
+    def _keep(self) -> None:
+        """Copy the user's files to the volume. Another index 0 begins with these checkpoints."""
+        if self._kept is None:
+            return
+        new, old = (self._kept.with_name(f".{self._kept.name}.{word}") for word in ("new", "old"))
+        try:
+            for path in (new, old):
+                shutil.rmtree(path, ignore_errors=True)
+            new.mkdir(parents=True)
+            for name in LARGE:
+                if (self._folder.path / name).is_dir():
+                    shutil.copytree(self._folder.path / name, new / name, symlinks=True)
+            if self._kept.exists():
+                self._kept.rename(old)
+            new.rename(self._kept)
+            self._is_kept = True
+        except OSError as error:
+            self._warn(f"The run's files could not be copied to the volume {self._ticket.volume}: {error}.")
+        shutil.rmtree(old, ignore_errors=True)
+
+    def _warn(self, text: str) -> None:
+        record = store.stored(self._folder)
+        store.replace_state(self._folder, replace(record, warnings=(*record.warnings, text)))
 
     def _note_lost_attempts(self) -> None:
         """Record the attempts of earlier pods of index 0, whose records were lost.
@@ -204,16 +250,15 @@ class PodLeader:
         over = frame({"over": True})
         if self._print((*pulled.frames(is_final=True), over), messages.LOG_BYTES):
             return
-        if not self._ticket.live:
+        if not (self._ticket.live or self._is_kept):
             print(f"large files wait for a reader: paceline show {self._ticket.run_id}", flush=True)
             self._hub.wait_for_copy(_LINGER_S, lambda: self._told_to_end)
-        record = store.stored(self._folder)
         names = [entry.name for top in LARGE for entry in entries(str(self._folder.path), top) if entry.kind == "file"]
-        text = (
+        where = f"They are in runs/{self._ticket.run_id} of the volume {self._ticket.volume}."
+        self._warn(
             f"{len(names)} files of the run did not come back, such as {names[0]!r}: they do not fit into the pod's log, and no "
-            "reader fetched them in time. Store large files in a datastore."
+            f"reader fetched them in time. {where if self._is_kept else 'Store large files in a datastore.'}"
         )
-        store.replace_state(self._folder, replace(record, warnings=(*record.warnings, text)))
         self._print((*Pulled(self._folder).frames(is_final=True, with_files=False), over))
 
     def _forward(self, number: int, frame: object) -> None:

@@ -38,6 +38,7 @@ OPTIONS = (
     Option("label", "label for every object, as KEY=VALUE", type=list),
     Option("annotation", "annotation for every object, as KEY=VALUE", type=list),
     Option("pod_template", "YAML or JSON file of a pod, which is merged over Paceline's", type=Path),
+    Option("volume", "PersistentVolumeClaim for built environments, caches, outputs, and checkpoints of a lost pod"),
     Option("user_id", "user number of the containers; 0 for the image's own user", type=int, default=1000, least=0),
     Option("keep_entrypoint", "run the image's ENTRYPOINT with Paceline as its arguments", type=bool, default=False),
     Option(
@@ -95,6 +96,7 @@ class KubernetesSettings:
     label: Mapping[str, str] = field(default_factory=dict)
     annotation: Mapping[str, str] = field(default_factory=dict)
     template: Mapping[str, Json] = field(default_factory=dict)
+    volume: str | None = None
     user_id: int = 1000
     keep_entrypoint: bool = False
     gang_wait_s: float = 300.0

@@ -96,6 +96,7 @@ def submit(
         node_count=job.node_count,
         upload_bytes=len(archive) if is_uploaded else 0,
         source_parts=len(source or {}),
+        volume=settings.volume or "",
         live=live,
         gang_wait_s=settings.gang_wait_s,
         silence_s=settings.silence_s,

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from paceline.errors import EngineError, TargetError
 from paceline.job.job import Job
@@ -70,6 +70,8 @@ class KubernetesTarget:
         )
         manifest = job_manifest(job, settings, names)
         cluster = self._cluster()
+        if settings.volume:
+            self._check_volume(cluster, settings.volume, job.node_count)
         _, warnings = cluster.patiently(lambda: cluster.create("jobs", manifest, dry_run=True), 20.0)
         for warning in warnings:
             # The API accepts a Job although it will refuse the Job's pods, and only warns.
@@ -245,6 +247,23 @@ class KubernetesTarget:
             found = {"told": time.time(), "context": self._checked.context, "forwards": may}
             keep(path, found)
         return bool(found["forwards"])
+
+    def _check_volume(self, cluster: Cluster, name: str, node_count: int) -> None:
+        try:
+            claim = cluster.get("persistentvolumeclaims", name)
+        except TargetError:
+            return  # the smallest Role can't read claims
+        if not isinstance(claim, dict):
+            raise TargetError(
+                f"{self._checked.title}: the namespace {self._checked.namespace!r} has no PersistentVolumeClaim {name!r}. "
+                "`kubectl get pvc` lists them."
+            )
+        modes = cast("dict[str, list[str]]", claim["spec"])["accessModes"]
+        if node_count > 1 and "ReadWriteMany" not in modes:
+            raise TargetError(
+                f"{self._checked.title}: volume {name!r} can be mounted on one node ({', '.join(modes)}), and the job has "
+                f"{node_count}. Name a claim with the access mode ReadWriteMany."
+            )
 
     def _look_unsubmitted(self, folder: RunFolder, noted: Noted) -> JobStatus:
         since = float(noted.get("submitting") or 0.0)

@@ -50,6 +50,7 @@ class PodTicket:
         library: Digest of the library, whose parts are files `library.N`.
         source_parts: Number of files `source.N`, which together are a tar.gz of the source.
         upload_bytes: Size of the archive with the run's folder that a reader uploads; 0 if the file `run` is this archive.
+        volume: Name of the claim whose volume the pods have; "" without one.
         live: Whether the pod writes changes into its log during the run, for readers who may not forward ports.
     """
 
@@ -64,6 +65,7 @@ class PodTicket:
     silence_s: float
     upload_bytes: int = 0
     source_parts: int = 0
+    volume: str = ""
     live: bool = False
 
     def to_json(self) -> Noted:
