@@ -41,7 +41,7 @@ _TRIES = 3
 
 @dataclass(frozen=True)
 class KeptFile:
-    """A stored file. is_new: whether no blob had the same content before."""
+    """A stored file. is_new: whether no stored file had the same content."""
 
     sha256: str
     size_bytes: int

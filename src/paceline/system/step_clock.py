@@ -37,7 +37,7 @@ class Counts:
     """The totals of a worker's step clock.
 
     Attributes:
-        steps: Number of optimizer steps, else of values of one metric; 0 if neither is known.
+        steps: Number of optimizer steps. Without an optimizer, number of values of the most logged metric.
         data_s, wait_s, eval_s, save_s: Seconds spent on waiting for data and other ranks, on evaluations and checkpoints.
     """
 

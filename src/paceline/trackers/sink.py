@@ -87,8 +87,8 @@ class Sink:
         """Return the prefix for metrics of a log folder, such as "" or "fold1/validation/".
 
         The first folder gets no prefix, and other folders the part of their path that differs from it. A folder below a known
-        folder gets its relative path. Names such as `train` always stay in the prefix. All processes of a rank, and later
-        attempts, use the same prefix for a folder.
+        folder gets that folder's prefix and its relative path. Names such as `train` always stay in the prefix. All processes
+        of a rank, and later attempts, use the same prefix for a folder.
         """
         path = os.path.abspath(folder)
         with self._lock:

@@ -145,7 +145,7 @@ def is_registered(workspace_dir: Path, name: str) -> bool:
 
 
 def write_record(workspace_dir: Path, record: StoreRecord) -> None:
-    """Register the store, replacing one of the same name."""
+    """Register a store, replacing a store of the same name."""
     registry = _registry(workspace_dir)
     try:
         registry.put(check_store_name(str(record.name)), record.to_json())
