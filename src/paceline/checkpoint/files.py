@@ -67,7 +67,7 @@ class CheckpointPart:
 
     Attributes:
         of: The number of parts; 1 for a whole state, which rank 0 has saved.
-        token: A random word that all parts of one checkpoint share; "" for a whole state.
+        token: A word that all parts of one checkpoint share; "" for a whole state.
     """
 
     step: int
@@ -215,7 +215,7 @@ class CheckpointFile:
             raise CheckpointError(self._unreadable(f"{type(error).__name__}: {error}")) from error
 
     def array(self, name: str, of: values.Library) -> object:
-        """Read an array of the library `of`, "torch" or "numpy"."""
+        """Read the array `name` for the library `of`, "torch" or "numpy"."""
         entry = self._entries[name]
         begin, end = entry["data_offsets"]
         data = bytearray(end - begin)
@@ -236,7 +236,7 @@ def unreadable(path: Path, why: str) -> str:
 
 
 def remove_old(folder: Path, keep: int, rank: int, size: int, but: CheckpointPart | None = None) -> None:
-    """Remove this rank's files of old checkpoints, but the newest `keep` and `but`.
+    """Remove this rank's old checkpoint files, except the newest `keep` and `but`.
 
     If each rank has a separate folder, no folder ever has all parts of a checkpoint. Then this rank's newest `keep` + 2 parts
     stay, because another rank may be two saves behind.

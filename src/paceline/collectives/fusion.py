@@ -126,10 +126,10 @@ class Fusion:
             self._flush(buffer[:filled], pieces, op, dtype)
 
     def _factor(self, part: Part, op: str, kind: DType) -> tuple[float, bool]:
-        """Return the copy's factor, and whether it includes the result's factor.
+        """Return the factor for the copy, and whether it includes the result's factor.
 
-        It includes a power of two, which saves a pass over the memory and changes no result, except denormal numbers in the
-        last bit.
+        Including a result's factor saves a pass over the memory. This is done for powers of two, which change no result except
+        the last bit of denormal numbers.
         """
         after = part.postscale / part.divisor
         # frexp splits into a fraction and a power of two: the fraction is 0.5 for powers of two alone.

@@ -2,9 +2,8 @@
 
     steps           each optimizer's step, by torch's own hook
     data            the time until a DataLoader returns the next batch
-    other ranks     waits for a collective of torch.distributed, by the script or a library. DistributedDataParallel waits in
-    C++,
-                    so its own figures are used: from its last gradient to the end of its last message
+    other ranks     waits for a collective of torch.distributed, by the script or a library; DistributedDataParallel waits in
+                    C++, so its own figures are used: from its last gradient to the end of its last message
 
 On GPUs the main thread does not wait in collectives, so only steps and data are measured.
 """

@@ -59,7 +59,7 @@ class Transport(Protocol):
         """Replace the flat array of bytes by the root's array."""
 
     def alltoall(self, array: Array, sent: Sequence[int], result: Array, received: Sequence[int]) -> None:
-        """Exchange rows. `sent[k]` rows of `array` go to rank k."""
+        """Send `sent[k]` rows to rank k. Fill `result` with the received rows."""
 
     def exchange(self, array: Array, other: Array, partner: int) -> None:
         """Send the flat `array` to the partner, and fill `other` with the partner's."""

@@ -55,7 +55,7 @@ Examples:
 
     @classmethod
     def from_existing(cls, name: str | None, python: str | os.PathLike[str]) -> Environment:
-        """Use an existing interpreter, without installing any packages.
+        """Create an environment from an existing interpreter, without installing packages.
 
         Args:
             name: Name of the environment.

@@ -201,7 +201,8 @@ def compare(
 def _trained(par: ParallelHandle, micros: Sequence[Microbatch]) -> tuple[Tensor, float]:
     """Run one step. Return its loss, and a factor for the loss.
 
-    The gradients, already multiplied, stay in the parameters. A failed step raises CannotComputeError.
+    The caller must multiply the loss by the factor; the gradients in the parameters are already multiplied. A failed step
+    raises CannotComputeError.
     """
     means, group = par.task.means, par.world.replica_group
     try:

@@ -61,7 +61,10 @@ class Comparison:
 
     @classmethod
     def begin(cls) -> Comparison:
-        """Return an active comparison for the first training under `paceline check`."""
+        """Return an active comparison for the first training under `paceline check`.
+
+        For any other training, return a comparison without effect.
+        """
         request = StepsAsked.from_environment()
         if request is None or cls._begun:
             return Comparison()
@@ -94,7 +97,7 @@ class Comparison:
         return contextlib.nullcontext()
 
     def stepped(self, par: PlannedHandle, loss: Tensor) -> None:
-        """Record a step's loss. After the last step, end the process."""
+        """Record a step's loss. After the last compared step, end the process."""
 
 
 class _Observed(Comparison):
@@ -271,8 +274,9 @@ class StepsAsked:
 class Wide(TorchFunctionMode):
     """A torch function mode that keeps float64 tensors in float64.
 
-    A conversion returns a copy, so that in-place changes do not reach the original. One use is Muon, whose Newton-Schulz
-    iteration converts each matrix to bfloat16: its rounding errors would hide a difference in a float64 comparison.
+    A conversion to a narrower float returns a float64 copy instead, so that in-place changes do not reach the original. One use
+    is Muon, whose Newton-Schulz iteration converts each matrix to bfloat16: the rounding errors would hide a difference in a
+    float64 comparison.
     """
 
     def __torch_function__(

@@ -305,7 +305,7 @@ class Places:
         """Split `length` positions over the ranks of `group`.
 
         Raises:
-            ParallelError: There are fewer positions than pieces.
+            ParallelError: There are fewer than two positions for each rank.
         """
         self.length, self.group = length, group
         self._ranks, rank = dist.get_world_size(group), dist.get_rank(group)

@@ -17,7 +17,7 @@ class ParallelError(UserError):
 
 
 class WorkerError(PacelineError, RuntimeError):
-    """A failure of another rank, without which this rank cannot go on.
+    """Another rank has failed, so this rank cannot continue.
 
     Attributes:
         rank: The rank that failed first, or -1 if no rank could report its failure.

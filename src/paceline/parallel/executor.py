@@ -85,7 +85,7 @@ class Executor(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Progress:
-    """The position of training, with the consumed samples of the epoch."""
+    """The position of training: finished steps, epoch, and consumed samples."""
 
     steps: int = 0
     epoch: int = 0
@@ -100,7 +100,7 @@ class TrainingState(TypedDict):
 
 
 class SavedAverage(Protocol):
-    """An average or a twin, as checkpoints store it."""
+    """A weight average or a `Twin`, as checkpoints store it."""
 
     tensors: dict[str, Tensor]
     state: list[int]

@@ -223,7 +223,7 @@ class ErrorLine:
         )
 
     def lost(self, error: BaseException) -> WorkerError:
-        """Return a WorkerError without a known cause."""
+        """Return a WorkerError for a communication error without a known cause."""
         for rank in self._others:
             if self._has_ended(rank):
                 return WorkerError(

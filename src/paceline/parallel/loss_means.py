@@ -158,7 +158,7 @@ def _close(one: float, other: float) -> bool:
 
 @dataclass
 class StepMeans:
-    """Sums over the losses of a step, for their scale.
+    """Sums over a step's losses, from which `factor` computes their scale.
 
     Attributes:
         weight: The sum over microbatches of (share of the batch) * (count per row).
@@ -243,7 +243,10 @@ class StepMeans:
 
 
 def is_due(steps: int) -> bool:
-    """Return True for steps 1, 2, 4, 8, and every 16th step."""
+    """Return whether to check the loss after `steps` earlier steps.
+
+    The check is due in steps 1, 2, 4 and 8, and in every 16th step.
+    """
     return (steps < 16 and (steps + 1) & steps == 0) or steps % 16 == 15
 
 
@@ -258,7 +261,8 @@ def scale_gradients(params: dict[str, nn.Parameter], factor: float) -> None:
 def few_rows(output: object, target: object) -> tuple[object, object] | None:
     """Copy a few rows of output and target, or return None.
 
-    The rows have the smallest and the largest targets: a target that the loss ignores, such as -100, is mostly an extreme.
+    The rows have the smallest and the largest targets: a target that the loss ignores, such as -100, is mostly an extreme. None
+    means that output and target have no rows in common.
     """
     try:
         outputs, targets = Rows(output), Rows(target)
@@ -277,7 +281,7 @@ def few_rows(output: object, target: object) -> tuple[object, object] | None:
 def wider_sample(
     known: tuple[object, object] | None, found: tuple[object, object] | None
 ) -> tuple[object, object] | None:
-    """Merge two samples, and keep the most extreme targets."""
+    """Merge two samples from `few_rows`, and keep the most extreme targets."""
     if known is None or found is None or not can_join((known, found)):
         return known or found
     return few_rows(*join_rows((known, found)))

@@ -107,7 +107,7 @@ def plan(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
 def refuse_too_large(
     model: nn.Module, optimizer: torch.optim.Optimizer, layout: Layout, place: WorldPlace, memory_bytes: int | None
 ) -> None:
-    """Raise if the parts of the model will not fit. Collective.
+    """Raise if the parts of the model will not fit in memory. Collective.
 
     Every rank calls it before the model is copied or cut.
 
@@ -154,7 +154,10 @@ def check(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
 
 
 def _refuse(own: MemoryPlan, name: str, layout: Layout, size: int) -> tuple[int, MemoryPlan]:
-    """Return the tightest rank and its plan, or raise."""
+    """Raise if any rank's plan does not fit in its memory. Collective.
+
+    Return the rank with the least memory left, and its plan.
+    """
     plans = [MemoryPlan(**one) for one in gather(asdict(own))]
     rank = max(range(len(plans)), key=lambda rank: plans[rank].coming - plans[rank].free - plans[rank].spare)
     worst = plans[rank]
@@ -219,7 +222,9 @@ def share_of(model: nn.Module, layout: Layout) -> float:
 def refuse_no_room(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, world: World, memory_bytes: int | None
 ) -> None:
-    """Raise if the parts of a model without values will not fit. Collective.
+    """Raise if the parts of a model without values will not fit in memory.
+
+    This is a collective.
 
     Raises:
         ParallelError: On every rank, before an allocation fails or the kernel kills a process.

@@ -46,7 +46,7 @@ class WorldPlace:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class World(WorldPlace):
-    """This process's place, with the process groups of its layout.
+    """This process's rank and device, with the process groups of its layout.
 
     Attributes:
         mesh: A mesh of the axes in `AXES` that have more than one rank. None in a world of one process.

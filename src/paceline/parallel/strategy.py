@@ -235,7 +235,10 @@ def shown(strategy: object) -> str:
 
 
 def parts_of(strategy: object) -> tuple[_Part, ...]:
-    """Return the parts that `@` has joined. Raise ParallelError if it is no strategy."""
+    """Return a strategy's parts, which `@` has joined.
+
+    Raise ParallelError for any other object.
+    """
     match strategy:
         case Strategy():
             return strategy.parts

@@ -198,7 +198,7 @@ def serve() -> list[str]:
 
 
 class UnsafeImportError(Exception):
-    """A package makes later forks unsafe, for this reason."""
+    """The import of a package makes later forks unsafe, for the given reason."""
 
     def __init__(self, package: str, reason: str) -> None:
         super().__init__(package, reason)

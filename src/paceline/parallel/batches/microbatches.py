@@ -200,7 +200,7 @@ def split(batch: object, task: Task) -> Parts:
 
 
 def weigh(weight: WeightFunction | None, target: object, rows: int) -> float:
-    """Return weight(target), or the number of rows without such a function.
+    """Return weight(target), or the number of rows if `weight` is None.
 
     Raises:
         ParallelError: The weight is not a number of at least 0.

@@ -81,7 +81,7 @@ class Rows(Generic[_T]):
 
 
 def join_rows(pieces: Sequence[_T]) -> _T:
-    """Join the rows of all pieces. Other values come from the first piece."""
+    """Join the rows of all pieces. Values that are not per row come from the first piece."""
     opened = [flatten(piece, _is_taken_whole) for piece in pieces]
     counts = [next((len(tensor) for tensor in tensors_in(piece) if tensor.dim()), None) for piece in pieces]
 
@@ -139,10 +139,11 @@ def _is_taken_whole(value: object) -> bool:
 def gather_parts(own: Sequence[Parts | None], like: Parts, group: dist.ProcessGroup | None) -> list[list[Parts | None]]:
     """Return all replicas' pieces on the CPU, as [replica][piece]. Collective.
 
-    `like` is any piece of this rank. Replicas send tensors, numbers and strings. Other objects are copied from `like`.
+    `own` has this replica's pieces of a batch, and `like` is any piece of this rank. Replicas send tensors, numbers and
+    strings. Other objects are copied from `like`.
 
     Raises:
-        NotPlainError: On every rank: the batch has a list with one such other object for each row.
+        NotPlainError: On every rank: the batch has a list with another object for each row, which cannot be sent.
     """
     # A replica without rows takes part too, because each rank of the group must join each collective.
     everyone = gather([None if piece is None else sendable(piece) for piece in own], group)
@@ -159,7 +160,7 @@ def most_rows(own: Parts, like: Parts, group: dist.ProcessGroup | None) -> Parts
 
 
 def sendable(piece: Parts) -> list[list[object]]:
-    """Return each value as [value], or [] if it cannot be sent."""
+    """Return each value of a piece as [value], or [] if it cannot be sent."""
     # A list with one plain value per row is one leaf, because its length may differ between replicas.
     return [[leaf] if isinstance(leaf, (list, *_PLAIN)) else [] for leaf in flatten(piece, is_plain_list)[0]]
 

@@ -69,7 +69,8 @@ def agree_on_data(loader: DataLoader[object], world: World) -> None:
 def read_twice(loader: DataLoader[object]) -> dict[int, Summary | None]:
     """Return index -> summary of the first and the last sample.
 
-    If the loader has worker processes, a worker process reads the samples.
+    A summary is None if two readings of the sample differ. If the loader has worker processes, a worker process reads the
+    samples.
     """
     dataset: Any = loader.dataset
     indices = sorted({0, len(dataset) - 1})

@@ -233,7 +233,7 @@ class Save:
         return self._writing is None or self._writing.settle(patience_s)
 
     def give_up(self) -> None:
-        """Stop waiting for parts of failed ranks."""
+        """Make rank 0 stop waiting for parts of failed ranks."""
         self._is_given_up = True
         if self._writing is None:
             self.abandon()

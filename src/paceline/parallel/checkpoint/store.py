@@ -122,7 +122,7 @@ def save(
 class _Pace:
     """The state of one training's saves.
 
-    It also stores which rank writes each piece, because that rarely changes.
+    It has the time when `save` last returned, the save in progress, and the rank that writes each piece.
     """
 
     def __init__(self) -> None:
@@ -330,7 +330,7 @@ def _unchanged(read: Callable[[], _T]) -> _T:
 
 
 def _read_about(folder: Path) -> tuple[CheckpointRecord, SavedParts | None, dict[str, tuple[torch.Size, torch.dtype]]]:
-    """Return a checkpoint's record, parts, and key -> (shape, dtype)."""
+    """Return a checkpoint's record, parts (None in format 1), and key -> (shape, dtype)."""
     if not (folder / RECORD).exists():
         raise ParallelError(
             f"{str(folder)!r} has no {RECORD}: save() did not write it, or it is not visible on every rank. "

@@ -157,7 +157,7 @@ class TensorValues:
 
     @property
     def source(self) -> str:
-        """A sentence about the values' source; "" for values of the model."""
+        """A sentence about the source of new values, or "" without any."""
         if self._folder is not None:
             return f"weights of {self._folder.path}: each worker has read its own part"
         if not self.empty:
@@ -280,7 +280,7 @@ def empty() -> Iterator[None]:
 
 @contextlib.contextmanager
 def noted(recorder: Recorder) -> Iterator[None]:
-    """Within the block, record `nn.init` functions."""
+    """Within the block, record calls of `nn.init` functions on meta tensors."""
     functions = {name: getattr(nn.init, name) for name in _SILENT if hasattr(nn.init, name)}
 
     def noting(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

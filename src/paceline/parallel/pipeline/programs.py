@@ -120,7 +120,8 @@ def opened_modules(model: nn.Module, *, level: int = 0, cut: Iterable[str] = ())
     """Return the names of the modules inside which the model may be cut.
 
     These are `nn.Sequential`, modules that contain a list of modules, and the parents of these and of the modules in `cut`. A
-    module in a list with other modules of its class is a block, which is not cut inside up to `level` nested lists.
+    module in a list with other modules of its class is a block. The model is cut inside blocks only up to `level` levels of
+    nested blocks.
     """
     found = {parent for name in cut for parent in _parents(name)}
     depths: dict[str, int] = {"": 0}

@@ -4,10 +4,9 @@ torch's `PipelineStage` is not used for these reasons:
 
     metadata   Without metadata torch's stage runs the model once on uninitialised memory to learn shapes, which corrupts
                BatchNorm's running statistics. Paceline's shapes come from the trace.
-    buffers    torch's stage has receive buffers for all microbatches, of the first one's shape. Here each microbatch has
-    buffers
-               of its own shape, which are freed after its backward pass.
-    eval       A traced torch stage ignores `.eval()`. Here a stage calls the model's own modules.
+    buffers    torch's stage has receive buffers for all microbatches, of the first one's shape. In Paceline each microbatch
+               has buffers of its own shape, which are freed after its backward pass.
+    eval       A traced torch stage ignores `.eval()`. A stage of Paceline calls the model's own modules.
     privates   With given shapes a torch stage must override private methods, which three releases of torch have changed.
 """
 

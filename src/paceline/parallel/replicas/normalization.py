@@ -76,7 +76,7 @@ def _counting_as(counts: bool, somewhere: bool) -> Iterator[None]:
 
 
 class _Shared(SharedByCopies):
-    """A holder of a process group, which copies and pickles of a layer do not copy."""
+    """A holder of a process group: copies of a layer share it, pickles omit it."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.group = group

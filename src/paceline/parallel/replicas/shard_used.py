@@ -37,13 +37,13 @@ class Used:
         self._begin(self._trained())
 
     def follow(self) -> None:
-        """Start again with a first step if parameters were frozen or unfrozen."""
+        """Treat the next step as the first if parameters were frozen or unfrozen."""
         trained = self._trained()
         if trained != set(self._names.values()):
             self._begin(trained)
 
     def begin_anew(self) -> None:
-        """Start again with a first step."""
+        """Treat the next step as the first."""
         self._begin(self._trained())
 
     def _begin(self, trained: set[str]) -> None:

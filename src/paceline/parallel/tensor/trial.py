@@ -116,7 +116,7 @@ def _try(
 
 
 class _Stage:
-    """Within the block, replace the groups' layers to compare the inputs of the rows."""
+    """A context that replaces the groups' layers, to compare the inputs of rows."""
 
     def __init__(self, modules: Mapping[str, nn.Module], groups: Sequence[Group], parts: int) -> None:
         self.part: int | None = None

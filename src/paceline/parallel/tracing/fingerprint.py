@@ -52,7 +52,7 @@ class Same:
 
 
 class Fingerprint:
-    """A function from values to fingerprints, with a limit on their size.
+    """An object that computes fingerprints of values.
 
     Args:
         by_content: Use the class of opaque values, not the identity, to compare runs or ranks.
