@@ -191,7 +191,7 @@ class _Notes:
             self._file.close()
 
     def cut(self, ends: Mapping[int, int], rank: int, offset: int) -> dict[int, int]:
-        """Ignore the notes behind a byte of a rank's log. Return all logs' sizes before it.
+        """Ignore `log_order` lines behind a byte of a rank's log. Return all logs' sizes before it.
 
         ends: For each rank, the size of its log.
         """
@@ -239,7 +239,7 @@ class _Notes:
             end, want = begin, min(want * 8, _MOST_NOTES)
 
     def offsets(self, ranks: Sequence[int], end: int) -> dict[int, int]:
-        """Return each rank's log size in its last note before the offset `end`; 0 without one."""
+        """Return the size of each rank's log by its last `log_order` line before `end`, or 0."""
         # Use a cached note only if it is before `end`.
         missing = {rank for rank in ranks if rank not in self._seen or self._seen[rank][0] > end}
         at = end
@@ -264,14 +264,14 @@ class _Notes:
         return self._line_start(bisect.bisect_left(lines, time_s, key=self._time_at))
 
     def _time_at(self, place: int) -> float:
-        """Return the time in the first whole note at or after this offset."""
+        """Return the time in the first whole `log_order` line at or after this offset."""
         begin = self._line_start(place)
         for _, time_s, _, _ in self._between(begin, min(self.size, begin + 4 * _NOTE_BYTES)):
             return time_s
         return float("inf")
 
     def _line_start(self, place: int) -> int:
-        """Return the offset of the first note at or after this offset."""
+        """Return the offset of the first `log_order` line at or after this offset."""
         if place <= 0:
             return 0
         data = self._read(place - 1, min(self.size, place + 4 * _NOTE_BYTES))
@@ -279,7 +279,7 @@ class _Notes:
         return self.size if end < 0 else min(self.size, place + end)
 
     def _between(self, begin: int, end: int) -> Iterator[tuple[int, float, int, int]]:
-        """Yield (offset, time, rank, log size) of each whole note between two offsets."""
+        """Yield (offset, time, rank, log size) of each whole `log_order` line in a range."""
         place = begin
         *lines, _ = self._read(begin, end).split(b"\n")
         for line in lines:
@@ -296,7 +296,7 @@ class _Notes:
 
 
 def _last_offset(data: bytes, rank: int) -> tuple[int, int] | None:
-    """Return the offset behind a rank's last note and the log size in it, or None."""
+    """Return the offset behind a rank's last `log_order` line, and the log size in it, or None."""
     # Search for the rank between spaces, so that 1 matches neither 11 nor the size, which a newline follows.
     word, end = b" %d " % rank, len(data)
     while (at := data.rfind(word, 0, end)) >= 0:

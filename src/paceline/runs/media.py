@@ -291,7 +291,7 @@ def file_name(name: str, entry: MediaEntry) -> str:
 
 
 def put(folder: RunFolder, metric: str, name: str, source: Source) -> None:
-    """Copy the file of a metric's value into the run, or write it there.
+    """Copy the file of a metric's value, or write the value as a file, into the run.
 
     Raises:
         MetricError: The file is too large.

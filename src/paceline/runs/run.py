@@ -551,8 +551,8 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     def pace(self) -> RunPace:
         """Return each rank's seconds per step, and its shares of computing and waiting.
 
-        Only the last attempt counts. `straggler` has the ranks that clearly hold up the others, or None. Without counted steps
-        there are no ranks (docs/when-it-is-slow.md).
+        Only the last attempt counts. `straggler` has the ranks that clearly hold up the others, or None. If the script counts
+        no steps (docs/when-it-is-slow.md), the result has no ranks.
         """
         from paceline.observe import loads
 

@@ -352,7 +352,7 @@ def close_deserted(
 def remove_scratch(folder: RunFolder, record: RunRecord) -> None:
     """Remove the run's scratch folder, if Paceline made it for this run and user.
 
-    The record names the folder, and another user may have written the record: any other path stays.
+    The record names the folder, and another user may have written the record. So a folder with any other path stays.
     """
     path = Path(record.scratch_dir or "")
     if path.name != folder.scratch.name:

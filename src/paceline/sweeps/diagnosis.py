@@ -1,4 +1,4 @@
-"""Explanations of failed trials, and warnings about strange metrics."""
+"""Explanations of failed trials, and warnings about metrics that look wrong, such as NaN."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _text(report: FailureReport) -> str:
 
 
 def warn_of(sweep: SweepState, trial: Trial) -> None:
-    """Warn about strange metrics of a trial, once for each kind of warning."""
+    """Warn about a trial's metrics that look wrong, once for each kind of warning."""
     for kind, text in _remarks(sweep, trial):
         if not any(kind in warning for warning in sweep.record.warnings):
             sweep.warn(text)

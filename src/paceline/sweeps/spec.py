@@ -40,7 +40,7 @@ class SweepSpec:
         stop: The policy, or None.
         points: Points to try first, each as a dict of names to values.
         max_failures: Failed trials that end the sweep; None for no limit.
-        max_duration_seconds: From the sweep's start; None for no limit.
+        max_duration_seconds: Seconds from the sweep's start until the sweep must end; None for no limit.
         repeats: Whether a point of a finite space may be tried twice.
         pass_as: How the script gets the values: one of `points.WAYS`, or the name of a JSON file.
         switches: Arguments without a value, `--amp` or `--amp/--no-amp`: true gives the first word, false the second or none.

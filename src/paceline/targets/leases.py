@@ -491,7 +491,7 @@ def write(path: str, value: "Any") -> None:
 
 
 def read_json(path: str, uid: "int | None") -> "tuple[Any, os.stat_result] | None":
-    """Return the JSON value and status of a file, or None if it is invalid.
+    """Return the JSON value and the `os.stat_result` of a file, or None if it is invalid.
 
     uid: The owner that the file must have; None for any owner.
     """

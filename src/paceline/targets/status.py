@@ -96,7 +96,7 @@ class JobUse:
     Attributes:
         run_id: The run, or the name of another program's job.
         node: The node or nodes; "" if the run waits, or if the engine does not report it.
-        cores: None if the engine does not report it.
+        cores: Number of cores; None if the engine does not report it.
         gpus: Names of the held GPUs, or the number of GPUs that the run waits for, as text.
         reason: Why the run waits, or a remark on a running run; a text for people.
         priority: Priority that the run's user has asked for; "" if unknown.

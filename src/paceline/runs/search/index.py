@@ -153,7 +153,7 @@ class RunIndex:
         return time.monotonic() - self._looked_at >= max(_FRESH_S, rest_s)
 
     def refresh_notes(self, shown: Iterable[str], wait_s: float) -> None:
-        """Read the changed notes of these ended runs, for at most `wait_s`."""
+        """Read the changed tags, names and descriptions of these ended runs, for up to `wait_s`."""
         until = time.monotonic() + wait_s
         if self._lock.acquire(timeout=wait_s):
             try:

@@ -228,7 +228,7 @@ class PodLeader:
             time.sleep(_TICK_S)
 
     def _print(self, frames: Iterable[bytes], most: float = math.inf) -> bool:
-        """Print frames as one part of the log. Return False if it exceeds `most` bytes."""
+        """Print changes as one part of the pod's log. Return False above `most` bytes."""
         packing, packed, size = zlib.compressobj(1), [], 0
         for one in frames:
             packed.append(packing.compress(one))

@@ -131,7 +131,7 @@ class PodMirror:
 
 
 def read_log(cluster: Cluster, folder: RunFolder, pod: Pod) -> None:
-    """Update the local copy of the run's folder from the parts in a pod's log.
+    """Update the local copy of the run's folder from the changes in a pod's log.
 
     Raises:
         EngineError, ApiRefusedError: The log can't be read.

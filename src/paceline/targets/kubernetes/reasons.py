@@ -194,7 +194,7 @@ def last_digest(pods: Sequence[Pod]) -> str | None:
 
 
 def running_index_0(pods: Sequence[Pod]) -> Pod | None:
-    """Return the newest pod of index 0 whose container runs and that Kubernetes does not end."""
+    """Return the newest pod of index 0 that runs and that Kubernetes is not ending."""
     return _newest(pod for pod in _pods_of_index_0(pods, "running") if "deletionTimestamp" not in pod["metadata"])
 
 

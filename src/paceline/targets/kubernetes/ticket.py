@@ -77,7 +77,7 @@ class PodTicket:
 
 
 def log_lines(number: int, packed: bytes) -> Iterator[str]:
-    """Yield the lines of a pod's log for a part that zlib has compressed."""
+    """Yield the lines of a pod's log that carry one compressed part of a run's changes."""
     text = base64.b64encode(packed).decode()
     for at in range(0, len(text), _LINE):
         yield f"{_MARK} {number} {text[at : at + _LINE]}"
@@ -85,7 +85,7 @@ def log_lines(number: int, packed: bytes) -> Iterator[str]:
 
 
 def parts_in(lines: Iterable[str]) -> Iterator[tuple[int, bytes]]:
-    """Yield (number, data) of each complete part in a pod's log."""
+    """Yield (number, data) of each complete part of a run's changes in a pod's log."""
     found: dict[str, list[str]] = {}
     for line in lines:
         words = line.split(" ")

@@ -36,7 +36,7 @@ class DeltaRecorder:
         self._changes.skip([*small_names(self._top), RECORD])
 
     def part(self, *, is_final: bool = False) -> bytes | None:
-        """Return a part with changes since the last part, limited by `part_bytes`; None without changes.
+        """Return a part with the changes since the last call, up to `part_bytes`; None without changes.
 
         is_final: Whether the files no longer change. Then None means that all changes are recorded.
         """
@@ -77,12 +77,12 @@ class DeltaRecorder:
 
 
 def end_part() -> bytes:
-    """Return the last part of a sequence, {"over": true}."""
+    """Return the part that ends a sequence of recorded changes, {"over": true}."""
     return frame({"over": True})
 
 
 def ends(part: bytes) -> bool:
-    """Return whether a part is the last part of its sequence.
+    """Return whether a part ends its sequence of recorded changes.
 
     Raises:
         ValueError: The part is invalid.
@@ -91,7 +91,7 @@ def ends(part: bytes) -> bool:
 
 
 def replay(part: bytes, replica: Replica) -> bool:
-    """Apply a part's changes to a run's folder. Return whether it was the last part.
+    """Apply the changes in a part to a run's folder. Return whether it was the last part.
 
     Raises:
         ValueError: The part is invalid, or has a forbidden change.

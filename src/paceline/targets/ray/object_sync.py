@@ -283,7 +283,7 @@ def part_name(run_id: str, number: int) -> str:
 
 
 def signed_part(part: bytes, key: str, run_id: str, number: int) -> bytes:
-    """Return a part with its signature, valid for this run and number only."""
+    """Return recorded changes with a signature that is valid for this run and number only."""
     return tag(bytes.fromhex(key), f"part {part_name(run_id, number)}", part) + part
 
 
@@ -305,7 +305,7 @@ def _unsigned(store: Store, folder: RunFolder, number: int, signed: bytes) -> by
 
 
 def _next_part(store: Store, folder: RunFolder, told: Mapping[str, Any]) -> bytes | None:
-    """Return the next part, or None if it is not stored."""
+    """Return the next recorded changes of a run, or None if they are not stored."""
     deadline = time.monotonic() + _END_S
     while True:
         part = get(store, part_name(folder.run_id, told["next"]))

@@ -148,7 +148,7 @@ def _insist(journal: _Journal, deadline: float) -> None:
 
 
 class _Journal:
-    """A queue of parts (recorded changes of the run's folder) that wait to be stored.
+    """A queue of recorded changes (parts) of the run's folder that wait to be stored.
 
     key: The key that signs the parts, in hexadecimal.
     """
@@ -162,14 +162,14 @@ class _Journal:
 
     @property
     def waits(self) -> bool:
-        """Whether a part is not stored yet."""
+        """Whether some recorded changes are not stored yet."""
         return bool(self._waiting)
 
     def add(self, part: bytes) -> None:
         self._waiting.append(part)
 
     def store(self) -> None:
-        """Store all waiting parts.
+        """Store all waiting changes.
 
         Raises:
             PacelineError: The store fails; the part waits for the next call.

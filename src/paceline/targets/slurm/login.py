@@ -1,6 +1,6 @@
 """Transfer a run's folder to a cluster through its login host, mirror it, and run commands there.
 
-    here     <workspace>/runs/<run id>         the readers' copy, state.json its last file
+    here     <workspace>/runs/<run id>         the copy for readers; state.json arrives last
     there    <folder>/runs/<run id>            the original, where the supervisor and the workers write
              <folder>/snapshots, <folder>/lib, <folder>/carried    stored by content, sent once
 

@@ -227,7 +227,7 @@ class Gathering:
         return sorted(members, key=tickets)[: self._demand.count]
 
     def _take(self, member: HostMember, *, at_once: bool) -> HeldHosts | LeaseAnswer | None:
-        """Request a share of a host. Return it or the runs before, or None."""
+        """Request a share of a host. Return it, the tickets to wait for, or None on an error."""
         hello = member.link.hello
         ticket = {
             "key": self._demand.key,

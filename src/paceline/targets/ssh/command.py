@@ -168,7 +168,7 @@ class Ssh:
         return program
 
     def _common(self) -> Iterator[str]:
-        """Yield the options of all connections, such as the end when the host is silent."""
+        """Yield the options of all connections, such as those that end a silent connection."""
         yield f"ServerAliveInterval={math.ceil(self.silence_s / _ALIVE_COUNT)}"
         yield f"ServerAliveCountMax={_ALIVE_COUNT}"
         yield from ("ForwardX11=no", "RemoteCommand=none", "RequestTTY=no", "EscapeChar=none")

@@ -35,7 +35,7 @@ class HostMember:
 
     @property
     def identity(self) -> tuple[str, str]:
-        """A sort key of the machine, the same for all users and names."""
+        """A sort key of the machine, which depends on neither the user nor the host's name."""
         return self.link.hello.boot_id, self.link.hello.host
 
     @property
