@@ -131,7 +131,7 @@ class StateImage:
 
 
 class Camera:
-    """A maker of images of training states, which reuses their memory."""
+    """A maker of images: copies of training states in reused shared memory."""
 
     def __init__(self) -> None:
         self._memory: SharedMemory | None = None

@@ -42,7 +42,7 @@ class Neighbour:
         self._failures = 0
 
     def is_due(self, step: int) -> bool:
-        """Return whether to send the state of this step."""
+        """Return whether to send the state of this step to the spare now."""
         if step % self._every or self._failures >= _MOST_FAILURES or time.monotonic() < self._next_s:
             return False
         if not has_shared_spare(os.environ):

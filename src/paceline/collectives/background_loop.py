@@ -165,8 +165,8 @@ class BackgroundLoop:
     def forsake(self, error: ShutDownError) -> None:
         """Make all operations fail with this error in a forked child.
 
-        The child has no loop thread, and locks that other threads held at the fork stay held in the child. So _wake is
-        replaced, and `wait` does not touch the other two locks.
+        The child has no loop thread, and locks that other threads held at the fork stay held in the child. So this replaces the
+        lock `_wake`, and `wait` does not touch the other two locks.
         """
         self._wake = threading.Condition()
         self._is_forked, self.ended = True, error
@@ -310,8 +310,8 @@ class BackgroundLoop:
     def _sleep(self, pause_s: float) -> bool:
         """Sleep for `pause_s`, or until there is work.
 
-        Return True after a sleep without a time limit. Tasks that callers submit during the pause wait for its end, so that
-        many small arrays are negotiated and reduced together.
+        Return False if the loop must go on polling, and True if it was idle. Tasks that callers submit during the pause wait
+        for its end, so that many small arrays are negotiated and reduced together.
         """
         with self._wake:
             # No wake-up is lost: every thread that submits, stops leading, leaves or fails takes _wake too. If it did
@@ -329,7 +329,7 @@ class BackgroundLoop:
             return True
 
     def _step(self) -> bool:
-        """Send new requests and receive agreements. The caller holds _turn."""
+        """Send new requests and receive agreements. The caller holds the lock `_turn`."""
         news: list[CollectiveTask] = []
         if self._news or (self._leaving and not self.negotiation.has_left):
             with self._wake:

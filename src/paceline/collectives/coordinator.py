@@ -34,6 +34,7 @@ class Message(NamedTuple):
 
     Attributes:
         epoch: The version of the slot numbering.
+        slots: Numbers that stand for exact repetitions of earlier requests.
         leaving: Whether the rank shuts down.
         payload: The rank's array, in a request for one small reduction.
     """
@@ -48,8 +49,9 @@ class Message(NamedTuple):
 class Response(NamedTuple):
     """The next operations, which all ranks perform in this order.
 
-    Operations with slot numbers come first. A new `epoch` makes all slot numbers invalid after this response. `end` is the
-    reason why no further operation follows. `results` has the positions of small reductions in the list, with their results.
+    `slots` has numbers that stand for agreements that were repeated. These come first. A new `epoch` makes all numbers invalid
+    after this response. `end` is the reason why no further operation follows. `results` has (position in the list, result) of
+    small reductions.
     """
 
     epoch: int
@@ -222,7 +224,7 @@ class Coordinator:
         self._check(key, requests)
 
     def _to_open(self, key: Key, requests: dict[int, Request]) -> None:
-        """Replace the ranks' requests by slot number with full requests."""
+        """Replace requests that ranks have sent as slot numbers by full requests."""
         slot = self._slot_of.get(key, -1)
         if slot >= 0 and self._requested[slot]:
             mask, self._requested[slot] = self._requested[slot], 0
@@ -264,7 +266,7 @@ class Coordinator:
             yield agreement
 
     def _slot(self, key: Key, requests: dict[int, Request]) -> int:
-        """Return the slot number of the agreed requests, or -1 without one."""
+        """Return the number that stands for repetitions of these requests, or -1."""
         # A name that was seen only once gets no slot, so that names that are new in each step do not fill the cache. No
         # name gets a slot once the cache is full.
         slot = self._slot_of.get(key, -1)
@@ -298,7 +300,7 @@ class Coordinator:
 
 
 class ResponseCache:
-    """A rank's record of agreements, by slot number."""
+    """A rank's record of agreements, by the number that stands for repetitions."""
 
     def __init__(self) -> None:
         self._epoch = 0

@@ -193,7 +193,10 @@ class Reducer:
             self._fusion.allreduce(small, op, dtype)
 
     def polled_bytes(self, multiplied: bool) -> int:
-        """Return the array size in bytes below which a reduction never blocks in MPI."""
+        """Return the array size in bytes below which a reduction never blocks in MPI.
+
+        `multiplied` says whether the reduction also scales the arrays.
+        """
         return self._small_bytes(multiplied) if self._fusion.has_shared_memory else 0
 
     def _small_bytes(self, multiplied: bool) -> int:

@@ -48,7 +48,7 @@ def apply_function(function: type[torch.autograd.Function], *args: object) -> An
 
 
 class SharedByCopies:
-    """A base class of objects that are not duplicated by deep copies."""
+    """A base class of objects that deep copies share."""
 
     def __deepcopy__(self, memo: object) -> object:
         return self

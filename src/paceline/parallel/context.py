@@ -180,7 +180,7 @@ def _in_parts(kind: type[nn.Module], block: nn.Module, /, *args: object, **kwarg
 
 @contextlib.contextmanager
 def attending_to_all(places: Places) -> Iterator[None]:
-    """Within the block, let torch's attention use keys of whole sequences."""
+    """Within the `with` block, let torch's attention use keys of whole sequences."""
     was_fast = torch.backends.mha.get_fastpath_enabled()
     # Disable the fused kernel of nn.MultiheadAttention in evaluation mode, which would see only this worker's keys.
     torch.backends.mha.set_fastpath_enabled(False)

@@ -33,7 +33,7 @@ Changeable = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
 
 @dataclass(frozen=True)
 class Container:
-    """A container without its values.
+    """The class and the keys of a container, without its values.
 
     Attributes:
         kind: The class of the container.

@@ -69,7 +69,7 @@ def with_rows(micros: Sequence[Microbatch]) -> Sequence[Microbatch]:
 
 @dataclass(frozen=True)
 class Whole:
-    """A wrapper for a value that belongs to the whole batch."""
+    """A wrapper for a value of the whole batch, which has no rows to cut."""
 
     value: object
 

@@ -110,13 +110,13 @@ def can_join(pieces: Sequence[object]) -> bool:
 
 
 def move(value: _T, device: torch.device) -> _T:
-    """Return the same structure on `device`, including the values of `Whole`."""
+    """Copy all tensors in nested containers to `device`, also those in `Whole`."""
     # A copy to the CPU must block, because its values are read immediately.
     return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=device.type != "cpu"))
 
 
 def unwrap(value: _T) -> _T:
-    """Return the same structure with each `Whole` replaced by its value."""
+    """Replace each `Whole` in nested containers by its value."""
     return map_leaves(value, lambda leaf: leaf.value if isinstance(leaf, Whole) else leaf, _is_whole)
 
 

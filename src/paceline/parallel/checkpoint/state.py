@@ -86,7 +86,7 @@ class HeldState:
     averages: Sequence[Mapping[str, Tensor]] = ()
 
     def average_tensors(self) -> dict[str, Tensor]:
-        """Return this rank's averaged tensors by their keys in the checkpoint."""
+        """Return this rank's weight averages by their keys in the checkpoint."""
         return {
             f"average.{number}.{name}": tensor
             for number, average in enumerate(self.averages)

@@ -447,7 +447,10 @@ def on_all(action: Callable[[], _T]) -> _T:
 
 
 def raise_agreed(error: Exception | None) -> None:
-    """Raise the first failed rank's error on all ranks. Others pass None."""
+    """Raise the first failed rank's error on all ranks.
+
+    Every rank calls this. Ranks without an error pass None.
+    """
     described = None if error is None else (isinstance(error, ParallelError), _text(error))
     for is_users, text in filter(None, gather(described)):
         kind = ParallelError if is_users else CheckpointError

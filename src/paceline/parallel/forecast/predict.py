@@ -120,7 +120,7 @@ class Forecast:
 
 
 def candidates(workers: int) -> list[Joinable]:
-    """Return all strategies of one or two parts for this number of workers."""
+    """Return all single strategies, and pairs of them, for this number of workers."""
     single = DataParallel(workers), FullyShard(workers), PipelineParallel(workers), TensorParallel(workers)
     pairs = [(size, workers // size) for size in range(2, workers) if workers % size == 0]
     outer, inner = (DataParallel, FullyShard), (PipelineParallel, TensorParallel)

@@ -109,7 +109,7 @@ def _failed(action: Callable[[], None]) -> OSError | None:
 
 
 def _roots(par: ParallelHandle, held: HeldState) -> dict[str, int]:
-    """Return name -> writing rank, for tensors that this rank gathers.
+    """Return tensor's name -> rank that writes it, for tensors that this rank gathers.
 
     Of a tied tensor's copies in several stages, only the first stage's is written.
     """

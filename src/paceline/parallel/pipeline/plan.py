@@ -55,7 +55,7 @@ class _Options(TypedDict):
 
 
 def agree(task: Task, world: World, sample: Microbatch, programs: Programs, memory_bytes: int | None) -> StagePlan:
-    """Return the first rank's plan, on every rank. Collective.
+    """Return the first rank's plan of the stages, on every rank. Collective.
 
     Raises:
         ParallelError: On every rank, with the first rank's reason.

@@ -36,7 +36,7 @@ class _Latest(dict[Hashable, _Value]):
 
 
 class Programs:
-    """The traces of a model, each cut at the same marks.
+    """The traces of a model, all cut at the same module calls (marks).
 
     All ranks of a pipeline make the same cuts without communication, because each has its replica's whole batch and so knows
     all shapes. Modules are opened, which means that their forward is traced too, level by level until there are marks for all
@@ -63,7 +63,7 @@ class Programs:
                 break
 
     def trace(self, micro: Microbatch, training: bool | None = None) -> Traced:
-        """Return the trace of the outer forward for this microbatch's shapes.
+        """Return the traced graph of the model for this microbatch's shapes.
 
         `training` is the mode. None takes the mode that the model had at first.
         """
@@ -76,7 +76,10 @@ class Programs:
         return traced
 
     def segments(self, micro: Microbatch, training: bool | None, marks: Sequence[Mark]) -> tuple[Segment, ...]:
-        """Return the parts of the model between the marks, for this microbatch's shapes."""
+        """Return the parts of the model between the marks (module calls).
+
+        The parts are made for this microbatch's shapes. `training` is as for `trace`.
+        """
         key = self._key(micro, training)
         segments = self._known.get(key)
         if segments is None:

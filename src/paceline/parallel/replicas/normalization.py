@@ -133,15 +133,15 @@ class _Synchronised(BatchNorm):
 
 
 class SynchronisedBatchNorm1d(_Synchronised, nn.BatchNorm1d):
-    """nn.BatchNorm1d over all replicas."""
+    """nn.BatchNorm1d with statistics of all replicas' batches."""
 
 
 class SynchronisedBatchNorm2d(_Synchronised, nn.BatchNorm2d):
-    """nn.BatchNorm2d over all replicas."""
+    """nn.BatchNorm2d with statistics of all replicas' batches."""
 
 
 class SynchronisedBatchNorm3d(_Synchronised, nn.BatchNorm3d):
-    """nn.BatchNorm3d over all replicas."""
+    """nn.BatchNorm3d with statistics of all replicas' batches."""
 
 
 class _FollowsAll(InstanceNorm):

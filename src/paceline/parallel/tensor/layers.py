@@ -87,12 +87,12 @@ def cut_turned(module: nn.Module, mesh: DeviceMesh, placement: str, keeps: bool,
 
 
 def deal(module: nn.Module, pieces: int, group: dist.ProcessGroup | None) -> None:
-    """Make a cut layer return this rank's part of each piece of its outputs."""
+    """Make a cut layer return this rank's part of each piece, such as q, k and v."""
     module.register_forward_hook(lambda layer, args, output: apply_function(_Deal, output, pieces, group))
 
 
 def part_of(whole: Tensor, pieces: int, part: int, parts: int) -> Tensor:
-    """Return part number `part` of `parts` of each piece of the outputs."""
+    """Return part number `part` of `parts` of each piece, such as q, k and v."""
     if pieces == 1:
         size = whole.shape[-1] // parts
         return whole.narrow(-1, part * size, size)
@@ -111,7 +111,7 @@ class _Deal(torch.autograd.Function):
 
 
 def _exchanged(own: Tensor, pieces: int, group: dist.ProcessGroup | None, *, back: bool) -> Tensor:
-    """Exchange outputs between ranks, so that each rank gets its part of each piece.
+    """Exchange outputs so that each rank gets its part of each piece, such as q, k and v.
 
     With `back` exchange gradients the other way: from parts of each piece to contiguous columns.
     """

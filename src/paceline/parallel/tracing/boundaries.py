@@ -27,7 +27,7 @@ class Mark:
 
 
 class Boundaries:
-    """The positions in a trace where the model can be cut."""
+    """The positions in a traced graph at which the model can be cut."""
 
     def __init__(self, traced: Traced) -> None:
         self.traced = traced
@@ -37,7 +37,7 @@ class Boundaries:
         self._last_use = {node: self._find_last_use(node) for node in traced.order}
 
     def marks(self) -> list[tuple[Mark, int]]:
-        """Return (mark, number of nodes before it) of each position where the model can be cut."""
+        """Return (mark, number of graph nodes before it) for each possible cut."""
         seen: dict[str, int] = {}
         marks: list[tuple[Mark, int]] = []
         for name, index in self.traced.entries:
@@ -49,7 +49,7 @@ class Boundaries:
         return marks
 
     def find(self, mark: Mark) -> int:
-        """Return the number of nodes before the mark in this trace.
+        """Return how many graph nodes come before the mark's module call.
 
         Raises:
             ParallelError: The trace does not contain the mark, or the model cannot be cut there.
@@ -74,7 +74,7 @@ class Boundaries:
         return index
 
     def live(self, index: int) -> tuple[fx.Node, ...]:
-        """Return the values that are sent across a cut before node number `index`."""
+        """Return the graph nodes whose values are sent across a cut before node number `index`."""
         return tuple(
             node
             for node in self.traced.order[:index]
@@ -82,7 +82,7 @@ class Boundaries:
         )
 
     def obstacle(self, index: int) -> str | None:
-        """Return why the model cannot be cut before node number `index`, or None."""
+        """Return why the model cannot be cut before graph node number `index`, or None."""
         live = self.live(index)
         for node in live:
             if "shape" not in node.meta:
@@ -107,11 +107,11 @@ class Boundaries:
         return None
 
     def written_after(self, node: fx.Node, index: int) -> bool:
-        """Return whether a node from number `index` on changes the value in place."""
+        """Return whether any graph node from number `index` on changes this value in place."""
         return any(node.meta["storage"] in later.meta["writes"] for later in self.traced.order[index:])
 
     def _find_recomputed(self) -> frozenset[fx.Node]:
-        """Return the nodes that each stage can compute from the batch alone."""
+        """Return the graph nodes that each stage can compute from the batch alone."""
         own: set[fx.Node] = set(self.traced.inputs)
         for node in self.traced.order:
             constant = node.op == "get_attr" and str(node.target) in self.traced.constants

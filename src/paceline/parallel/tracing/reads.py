@@ -38,7 +38,7 @@ _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """A variable or attribute that the outer forward has read.
+    """A variable or attribute that the model's code outside of its blocks has read.
 
     Attributes:
         text: A description for messages, such as "self.alpha".
@@ -92,11 +92,11 @@ class Reads:
 
 @contextlib.contextmanager
 def noting(reads: Reads, is_outer: Callable[[], bool], name_of: Callable[[nn.Module], str | None]) -> Iterator[None]:
-    """Within the block, record all reads of the user's functions.
+    """Within the `with` block, record all reads of the user's functions.
 
     Args:
         reads: The reads are added to this object.
-        is_outer: Returns whether the outer forward runs now, and not a block.
+        is_outer: Returns whether code outside of the model's blocks runs now.
         name_of: A module -> its name in the model, or None.
     """
     plain = nn.Module.__dict__.get("__getattribute__")

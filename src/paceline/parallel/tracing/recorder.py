@@ -53,7 +53,7 @@ _Options = dict[str, object]
 
 
 class CannotRecordError(Exception):
-    """The outer forward does something that a graph cannot contain."""
+    """The model's code outside of its blocks does something that a graph cannot contain."""
 
     def __init__(self, message: str, line: Line | None = None) -> None:
         super().__init__(message)
@@ -76,7 +76,7 @@ Ran = dict[tuple[str, Hashable, bool, tuple[bool, ...]], _Ran]
 
 
 class GraphRecorder(TorchFunctionMode):
-    """A torch function mode that records the outer forward as a torch.fx graph.
+    """A torch function mode that records a model's calls as a torch.fx graph.
 
     Attributes:
         order: The nodes in the order of the calls.
@@ -126,7 +126,7 @@ class GraphRecorder(TorchFunctionMode):
 
     @property
     def is_outer(self) -> bool:
-        """Whether code of the outer forward runs now, not code of a block."""
+        """Whether code outside of the model's blocks runs now."""
         return self.inside is None and not self._paused
 
     def add_input(self, name: str, tensor: Tensor) -> fx.Node:
@@ -374,7 +374,7 @@ class GraphRecorder(TorchFunctionMode):
 
 @contextlib.contextmanager
 def recording(recorder: GraphRecorder) -> Iterator[None]:
-    """Within the block, send all module calls through the recorder."""
+    """Within the `with` block, send all module calls through the recorder."""
     original: Any = nn.Module.__call__
     plain_apply: Any = vars(torch.autograd.Function)["apply"]
 

@@ -42,7 +42,7 @@ class Value:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Segment:
-    """One part of a cut model, for one signature of the batch.
+    """One part of a cut model, for batches of given shapes.
 
     Attributes:
         receives, sends: The tensors that the part gets from the previous part, and those that it returns for the next one.
@@ -64,7 +64,7 @@ class Segment:
 
 
 def split(boundaries: Boundaries, places: Sequence[int]) -> tuple[Segment, ...]:
-    """Cut a traced model at these places, which are increasing numbers of nodes."""
+    """Cut a traced model before the graph nodes with these increasing numbers."""
     ends = [0, *places, len(boundaries.traced.order)]
     return tuple(_segment(boundaries, first, last) for first, last in pairwise(ends))
 

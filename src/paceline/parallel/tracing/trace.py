@@ -49,7 +49,7 @@ _REMEMBERED = 64
 
 @dataclass(kw_only=True, eq=False)
 class Traced:
-    """The calls of the outer forward for one signature, as a graph.
+    """A graph of a model's calls outside of its blocks, for arguments of given shapes.
 
     Attributes:
         order: The graph's nodes, without placeholders and output.
@@ -108,7 +108,7 @@ class Traced:
 
 
 class Record(Protocol):
-    """A function that runs the outer forward and returns its trace.
+    """A function that runs a model and returns the trace of its calls.
 
     It calls `begin` with the recorder first. `with_reads` also records reads of variables, which is slow.
     """
@@ -143,12 +143,13 @@ class Tracer:
         self._model = None
 
     def trace(self, args: tuple[object, ...], kwargs: dict[str, object], *, training: bool | None = None) -> Traced:
-        """Return the graph for microbatches of this signature.
+        """Return the graph of the model's calls, for arguments of these shapes.
 
         `training` is the mode. None leaves it.
 
         Raises:
-            ParallelError: The outer forward cannot be recorded, or differs between two calls. The message names the line.
+            ParallelError: The code outside of blocks cannot be recorded, or differs between two calls. The message names the
+                line.
         """
         if training is not None:
             self._fake.train(training)
