@@ -3,9 +3,9 @@
     words ── run id ──┬── what a submission imports ── check, copy ──┐
                       └── supervisor: interpreter, imports ──────────┴── begins
 
-A run on this machine waits for two interpreters that import about as much. The second needs only the run's folder, so the
-supervisor starts as soon as that is known, if the workspace exists. If the submission fails, the supervisor ends with this
-program.
+A run on this machine waits for two interpreters, this program's and the supervisor's, which import about as much. The
+supervisor needs only the run's folder, so it starts as soon as the run's id is known, if the workspace exists. If the
+submission fails, the supervisor ends with this program.
 """
 
 from __future__ import annotations

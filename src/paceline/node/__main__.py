@@ -1,9 +1,9 @@
 """Run `python -m paceline.node prepare|check|store|remove|clean RUN_DIR NODE_RANK [--apart] [--nodes N]`.
 
---apart: the node has its own folder for the run, and creates the workers' folder from the snapshot in it. --nodes: the number
-of nodes of this attempt of an elastic run.
+--apart: the node has its own folder for the run, and creates the workers' folder from the snapshot in it. --nodes: the
+number of nodes of this attempt of an elastic run.
 
-Prints progress to standard output; writes the result or the failure to a JSON file in the run's folder.
+The program prints progress to standard output, and writes the result or the failure to a JSON file in the run's folder.
 """
 
 from __future__ import annotations

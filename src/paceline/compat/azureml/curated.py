@@ -1,4 +1,4 @@
-"""Azure's curated environments: here, the packages installed for this interpreter."""
+"""Azure's curated environments, replaced by the packages that this interpreter has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run of a script outside any run, and the SDK's methods that it shares with real runs."""
+"""The object that a script gets as its run outside a run, and the SDK's methods of all runs."""
 
 from __future__ import annotations
 

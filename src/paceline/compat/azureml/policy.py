@@ -1,7 +1,7 @@
 """The policy for Azure features that other machines lack (docs/from-azureml.md).
 
-The job uses a replacement where the result is of the same kind. A note reports each replacement: shown once at
-submission, and stored in the run's `warnings`. With PACELINE_AZUREML=strict each note is an error.
+Paceline uses a replacement if the job's result stays of the same kind. A note reports each replacement. The submission shows
+the note once, and the run's `warnings` have it. With PACELINE_AZUREML=strict each note is an error.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The mini-batches of a step's inputs.
 
-The first rank creates them; each rank reads the named files and rows from its own copy of the input.
+The first rank creates the mini-batches. Each rank reads their files and rows from its own copy of the input.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     computing         returns gradients reduced, as in Horovod, so that a script can clip them
     apply_gradients   reduces gradients from elsewhere (tape.gradient), before Keras clips them
 
-The next `apply_gradients` of the same graph, or of eager execution, does not reduce computed gradients again. A
+`apply_gradients` does not reduce gradients again that were computed in the same graph, or in eager execution. A
 LossScaleOptimizer around the optimizer calls the same methods.
 """
 

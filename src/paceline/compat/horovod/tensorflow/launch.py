@@ -230,7 +230,7 @@ def _parts(counts: Sequence[int]) -> list[slice]:
 
 
 def as_written(function: Callable[P, T]) -> Callable[P, T]:
-    """Return the function, which AutoGraph then does not convert, nor its callees."""
+    """Wrap a function so that AutoGraph converts neither it nor its callees."""
     written: Callable[P, T] = tf.autograph.experimental.do_not_convert(function)
     return written
 
@@ -354,7 +354,7 @@ def translated() -> Iterator[None]:
 
 
 def aware(call: Callable[P, T]) -> Callable[P, T]:
-    """Wrap a method so that a graph's errors have this module's classes."""
+    """Wrap a method so that errors in a graph are raised as the classes of this module."""
 
     @functools.wraps(call)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
