@@ -49,7 +49,7 @@ class Messenger:
 
 
 class MetricAlerts:
-    """The conditions on metrics in a run's `notify_on`. Each sends one message, once it holds."""
+    """The conditions on metrics in `notify_on`. Each sends one message when it is first met."""
 
     def __init__(self, folder: RunFolder, messenger: Messenger, notify_on: Iterable[str]) -> None:
         self._folder, self._messenger = folder, messenger
@@ -57,7 +57,10 @@ class MetricAlerts:
         self._next_s = 0.0
 
     def look(self, record: RunRecord, *, is_last: bool = False) -> None:
-        """Test the conditions, at most once in 5 s. is_last: the run has ended, so test them in any case."""
+        """Test the conditions on the current metrics, at most once in 5 s.
+
+        is_last: Whether the run has ended. Then the conditions are tested in any case.
+        """
         if not self._waiting or (time.monotonic() < self._next_s and not is_last):
             return
         self._next_s = time.monotonic() + _LOOK_S
@@ -85,7 +88,7 @@ def parsed_alert(condition: str) -> Node:
     """Return a condition of `notify_on` as a query.
 
     Raises:
-        JobError: It is not a query, or has a field other than metrics and duration.
+        JobError: The text is not a query, or the query has other fields than metrics and duration.
     """
     from paceline.runs.search.query import parse
 
@@ -103,7 +106,7 @@ def parsed_alert(condition: str) -> Node:
 
 
 def _fields(node: Node) -> Iterator[RunField | None]:
-    """Yield the fields of a query, and None for a word."""
+    """Yield the fields in a query. Yield None for each search for a text."""
     from paceline.runs.search import query
 
     match node:

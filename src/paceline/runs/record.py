@@ -140,19 +140,19 @@ class RunRecord:
         target: Name of the compute target.
         source_directory: The folder that was copied.
         snapshot_id: Id of the copy.
-        git: The folder's commit, branch, dirty and repository_uri.
-        job: What the run executes.
+        git: The folder's "commit", "branch", "dirty" and "repository_uri".
+        job: The job that the run executes.
         program: The command line of a program that logs an interactive run.
         owner: Process id, host and boot id of the process that writes the record.
         scratch_dir: A folder outside the run's folder, removed at the run's end.
         waiting_for: Why the run is queued.
         attempts: Launches of its workers.
-        size: For an elastic run, such as "nodes 3 of 2..4", with its pending change.
+        size: Size of an elastic run, such as "nodes 3 of 2..4", with its pending change.
         exit_code: Exit code of `paceline run`; None before the end.
         failure: The report of a failed run.
         canceled_by: User name.
         warnings: Sentences on probable mistakes, such as workers that trained alone or a disk that fills up.
-        hang: {"since_utc", "text", "report"}: time of the last progress, the reason, and the report's file name.
+        hang: The current hang as {"since_utc", "text", "report"} (`Hang`), or None.
         left_out: {"name", "why"} of at most 100 files that are neither stored nor fetched, such as links out of the folder.
         left_out_count: Number of such files.
 

@@ -269,10 +269,10 @@ class Elastic(Protocol):
 
 @runtime_checkable
 class Cleared(Protocol):
-    """A target whose engine keeps things that ended runs have left."""
+    """A target whose engine keeps objects of ended runs until somebody removes them."""
 
     def clear(self, runs_dir: Path, *, dry_run: bool = False) -> Iterator[LeftBehind]:
-        """Remove things that no run needs. Yield each, also with `dry_run`, which removes nothing.
+        """Remove objects that no run needs, and yield each. With `dry_run`, only yield them.
 
         Raises:
             EngineError: The engine does not answer.

@@ -79,7 +79,7 @@ def budget(policy: object, rung: int = 0) -> dict[str, int]:
 
 
 def check_budget(policy: str, budget: object, last: int | None) -> None:
-    """Raise SweepError unless `budget` is a script's argument and `last` is given, or it is None."""
+    """Raise SweepError for a `budget` that is no script argument, or that lacks `last`."""
     if budget is None:
         return
     if not isinstance(budget, str) or not budget.strip("-") or any(c.isspace() or c == "=" for c in budget):

@@ -95,7 +95,7 @@ class Cluster:
         return self.listed(kind, only_metadata=only_metadata, **params)[0]
 
     def listed(self, kind: str, *, only_metadata: bool = False, **params: str) -> tuple[list[Json], str]:
-        """Return `items`, and their version, after which `watch` continues."""
+        """Return `items` and their resource version, from which `watch` continues."""
         found: list[Json] = []
         params = {**params, "limit": str(_PAGE)}
         headers = {"accept": _METADATA_LIST} if only_metadata else None
@@ -108,10 +108,10 @@ class Cluster:
             params["continue"] = str(about["continue"])
 
     def watch(self, kind: str, version: str, **params: str) -> Iterator[tuple[str, Manifest]]:
-        """Yield type and object of each event after a version until the API ends the watch.
+        """Yield (type, object) of each event after a resource version, until the API ends the watch.
 
         Raises:
-            EngineError: The connection broke, or the API does not know the version any more.
+            EngineError: The connection broke, or the version is too old for the API.
             ApiRefusedError: The user may not watch these objects.
         """
         params |= {"watch": "1", "resourceVersion": version, "timeoutSeconds": str(_WATCH_S)}

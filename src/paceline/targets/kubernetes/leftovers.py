@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
 
 def clear(cluster: Cluster, workspace: str, runs_dir: Path, *, dry_run: bool) -> Iterator[LeftBehind]:
-    """Remove Secrets that no Job uses, and Jobs of ended runs. Yield each.
+    """Remove Secrets that no Job uses, and Jobs of ended runs. Yield each removed object.
 
-    Secrets of all workspaces in the namespace are removed, and Jobs of this workspace. Jobs of runs outside `runs_dir` stay.
+    The Secrets may be of any workspace in the namespace, the Jobs only of this workspace. A Job stays if its run is not in
+    `runs_dir`.
     """
     where, over = f"namespace {cluster.namespace}", set()
     for job in _jobs(cluster, f"{WORKSPACE_LABEL}={workspace}"):
@@ -66,8 +67,9 @@ def clear(cluster: Cluster, workspace: str, runs_dir: Path, *, dry_run: bool) ->
 def remove_unused(cluster: Cluster, names: Iterable[str], *, but: str = "") -> None:
     """Delete these Secrets unless a Job other than `but` uses them.
 
-    A submission can find a Secret that is deleted before its Job exists. Then the Job is in the second list, which restores
-    the Secret; or the submission, which looks at its Secrets after it has created the Job, creates the Secret again.
+    A submission may find a Secret here just before it is deleted, and create its Job afterwards. So the Jobs are listed again
+    after the deletion, and a Secret that is now used is restored. The submission also checks its Secrets after it has created
+    the Job.
     """
     used, gone = _used(cluster, {but}) if names else set(), dict[str, "Manifest"]()
     for name in sorted({*names} - used):
@@ -82,7 +84,7 @@ def remove_unused(cluster: Cluster, names: Iterable[str], *, but: str = "") -> N
 
 
 def _used(cluster: Cluster, but: Collection[str]) -> set[str]:
-    """Return the names of the Secrets that other Jobs use."""
+    """Return the names of the Secrets that Jobs use, except the Jobs of these names."""
     jobs = [job["metadata"] for job in _jobs(cluster, MANAGED_SELECTOR) if job["metadata"]["name"] not in but]
     return {name for about in jobs for name in about.get("annotations", {}).get(SECRETS_ANNOTATION, "").split(",")}
 

@@ -34,10 +34,10 @@ _NEW_S, _FRESH_S = 3.0, 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class _Reason:
-    """The events or Kueue's text about a Job.
+    """The events of a Job, or Kueue's text about it, which explain why the Job waits.
 
     Attributes:
-        asked: Time at which this process asked for them.
+        asked: Monotonic time at which this process asked for the events or the text.
         versions: Versions of the Job and its pods at that time.
     """
 
@@ -158,7 +158,7 @@ def _status(
 
 
 def _waits_for(cluster: Cluster, job: BatchJob, pods: Sequence[Pod], fresh_s: float) -> str:
-    """Return why a run waits. Ask again after `fresh_s`, or after a change."""
+    """Return why a run waits, from an answer that is up to `fresh_s` old if nothing has changed."""
     versions = tuple(sorted(one["metadata"].get("resourceVersion", "") for one in (job, *pods)))
     name, now = job["metadata"]["name"], time.monotonic()
     found = _reasons.get(name)

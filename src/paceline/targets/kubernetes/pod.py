@@ -77,7 +77,7 @@ def main(path: str, library: str) -> int:
 
 
 def link_to_volume(top: str, volume: str) -> None:
-    """Let built environments and the home's caches be folders of the volume.
+    """Link the folders of built environments and of the home's caches to the volume.
 
     Raises:
         OSError: The pod's user can't write there.
@@ -156,7 +156,7 @@ class PodLeader:
         return True
 
     def _keep(self) -> None:
-        """Copy the user's files to the volume. Another index 0 begins with these checkpoints."""
+        """Copy the user's files, such as checkpoints, to the volume for the next pod of index 0."""
         if self._kept is None:
             return
         new, old = (self._kept.with_name(f".{self._kept.name}.{word}") for word in ("new", "old"))

@@ -286,7 +286,7 @@ class KubernetesTarget:
 
 
 def _noted(folder: RunFolder) -> Noted:
-    """Return the notes on a run. Those of earlier versions lack the workspace's label."""
+    """Return the content of `engine.json` of a run, with the workspace's label."""
     return {"workspace": _workspace(folder.path.parent.parent), **engine(folder)}
 
 

@@ -1,4 +1,4 @@
-"""This process's copy of a workspace's Jobs and pods: lists at first, then watches while somebody reads the copy."""
+"""Copies of a workspace's Jobs and pods in this process, which watches keep up to date."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _JOB_LABEL = "batch.kubernetes.io/job-name"
 
 
 def job_and_pods(cluster: Cluster, workspace: str, name: str) -> tuple[BatchJob | None, Sequence[Pod]]:
-    """Return a Job, or None if it does not exist, and its pods.
+    """Return (a Job, or None if it does not exist; the Job's pods).
 
     Raises:
         EngineError: The API does not answer.
@@ -48,8 +48,8 @@ def _watched(cluster: Cluster, workspace: str) -> tuple[Watched, Watched]:
 class Watched:
     """A copy of selected objects of one kind. Thread-safe.
 
-    The first read lists the objects. A later read lists them again and starts a watch, which a program that reads only once
-    does not need. When a watch breaks, the next read begins with a list.
+    The first read only lists the objects, which suffices for a program that reads once. The second read lists them again and
+    starts a watch. After a watch has broken, the next read begins with a list.
     """
 
     def __init__(self, cluster: Cluster, kind: str, selector: str) -> None:

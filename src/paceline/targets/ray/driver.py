@@ -144,7 +144,7 @@ class Driver:
                     self._say({"is": "ended", "rank": rank, "why": f"Ray says: node {homes[rank][:12]} is dead"})
 
     def _place(self, bundles: list[dict[str, float]], limit_s: float | None = None) -> list[dict[str, float]] | None:
-        """Return the bundles once they are placed; None after `limit_s`, without the group."""
+        """Return the bundles once they are placed. After `limit_s`, remove the group and return None."""
         groups = importlib.import_module("ray.util.placement_group")
         self._group = groups.placement_group(bundles, strategy="STRICT_SPREAD", name=self._request["name"])
         begun = told = time.monotonic()
