@@ -22,7 +22,7 @@ _SLOW_S = 0.15
 
 
 class RunWatch:
-    """A reader of a run's record, which reads changed files only."""
+    """A reader of a run's record, which reads again after a change or some seconds."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder

@@ -330,8 +330,8 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             model_path: Name of the file or folder in the run, such as "outputs/model"; default: the model's name.
             tags: Tags of the version, which can be changed later.
             properties: Properties of the version. Later calls can only add properties.
-            model_framework: Default: detected from the files.
-            model_framework_version: Default: the version in the run's environment.
+            model_framework: Framework of the model; default: detected from the files.
+            model_framework_version: Version of the framework; default: the version in the run's environment.
             description: Text for people.
             datasets: Pairs of a purpose and a dataset; default: the run's inputs.
 

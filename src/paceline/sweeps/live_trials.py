@@ -277,7 +277,7 @@ def follow(folder: RunFolder, stream: IO[str], line: Callable[[str], None], *, s
     A notebook or terminal shows a live table of trials. Any other stream gets the controller's log.
 
     `line`: Called for each line of the log.
-    `stays`: Leave the last table on the terminal.
+    `stays`: Whether the last table stays on the terminal.
     """
     if runs_notebook.is_here():
         return follow_in_notebook(folder)

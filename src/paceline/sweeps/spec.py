@@ -39,7 +39,7 @@ class SweepSpec:
         sampler: A name, or "module:function" in the sweep's source: a function that makes an Optuna sampler from a seed.
         stop: The policy, or None.
         points: Points to try first, each as a dict of names to values.
-        max_failures: Failed trials that end the sweep; None for no limit.
+        max_failures: Number of failed trials that ends the sweep; None for no limit.
         max_duration_seconds: Seconds from the sweep's start until the sweep must end; None for no limit.
         repeats: Whether a point of a finite space may be tried twice.
         pass_as: How the script gets the values: one of `points.WAYS`, or the name of a JSON file.

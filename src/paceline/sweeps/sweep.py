@@ -48,8 +48,8 @@ class Sweep:
             that pauses trials and continues them from checkpoints: `ASHA(promote=True)`, `PopulationBasedTraining`.
         seed: Determines the proposals, with the trial's number and earlier results. Default: random, and recorded.
         points: Points to try first, each as a dict of names to values.
-        max_failures: Failed trials that end the sweep.
-        max_duration_seconds: Seconds, or text such as "2h".
+        max_failures: Number of failed trials that ends the sweep; None for no limit.
+        max_duration_seconds: Seconds until the sweep must end, or text such as "2h"; None for no limit.
         repeats: Whether a point of a finite space may be tried twice.
         pass_as: How the script gets the values: "arguments" (`--lr 0.1`, or the form that the script certainly reads),
             "equals" (`--lr=0.1`), "words" (`--sizes 1 2`), "repeated" (`--size=1 --size=2`), "commas" (`--sizes=1,2`),

@@ -1,6 +1,6 @@
 """An index of a workspace's runs: each record is read once, and again after a change.
 
-Only the notes of an ended run can change, so the index checks only their stamp: at each refresh for the runs that a
+Only the notes of an ended run can change, so the index checks only the file of the notes: at each refresh for the runs that a
 page shows, and in turns for the other runs. Facts are small: those of 100,000 runs need less than a hundred megabytes.
 
 A file in the user's own state folder caches the facts of ended runs. No other user can change this file, and a shared

@@ -124,7 +124,7 @@ class Compare:
 
 @dataclass(frozen=True)
 class Not:
-    """The opposite of a query."""
+    """A search for the runs that another query does not match."""
 
     node: Node
 

@@ -179,7 +179,7 @@ def _ensured(
 ) -> dict[str, str] | None:
     """Create the Secrets for the parts of some data. Return {file in the pod: Secret}.
 
-    Return None if there are more than `most` parts. `anew`: look at each part, since some may be missing.
+    Return None if there are more than `most` parts. `anew`: Whether to check each part, because some parts may be missing.
     """
     kind = name.split("-")[1]
     about = None if anew else cluster.annotations("secrets", f"{name}-0")

@@ -1,7 +1,7 @@
 """A program that supervises a run on a cluster without a shared folder (`python -m ... TICKET`).
 
-Fetches the run from the datastore into a workspace of its own, starts the supervisor there, and stores changes of the run's
-folder in parts until the supervisor has ended.
+The program fetches the run from the datastore into a new workspace and starts the supervisor in it. It stores the changes of
+the run's folder in parts until the supervisor has ended.
 
     <folder>/away/<run id>/runs/<run id>/, snapshots/, datastores/      removed at the end
 """

@@ -1,7 +1,7 @@
 """A program, sent as text to a login host, that stores a run's folder there and returns its changes.
 
-Python 3.6 and its standard library only, since login hosts may have nothing else. Three modules precede it in the text:
-`system.links`, `remote.wire` and `remote.replica.changes`.
+It needs only Python 3.6 and the standard library, since login hosts may have nothing else. Three modules precede it in the
+text: `system.links`, `remote.wire` and `remote.replica.changes`.
 
     in     the request as a line of JSON; for "push" followed by a tar.gz
     out    MARK on a line of its own, then frames (`wire`); the last has "over" or "error"
