@@ -200,8 +200,8 @@ class BackgroundLoop:
     def wait(self, handle: Handle, timeout_s: float | None) -> None:
         """Wait until the handle is done or `timeout_s` has passed.
 
-        The caller does the loop's work for up to `_LEAD_S` seconds. It leaves operations that block until other ranks come to
-        the loop's thread, so that it notices when a rank dies.
+        The caller does the loop's work for up to `_LEAD_S` seconds. It leaves to the loop's thread all operations that block
+        until other ranks arrive, so that the caller notices when a rank dies.
         """
         if self._is_forked and self.ended is not None:
             raise self.ended
@@ -329,7 +329,10 @@ class BackgroundLoop:
             return True
 
     def _step(self) -> bool:
-        """Send new requests and receive agreements. The caller holds the lock `_turn`."""
+        """Send new requests and receive agreements. Return whether there were any.
+
+        The caller holds the lock `_turn`.
+        """
         news: list[CollectiveTask] = []
         if self._news or (self._leaving and not self.negotiation.has_left):
             with self._wake:

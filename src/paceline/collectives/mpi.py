@@ -192,7 +192,7 @@ def _check_family(library: str, environ: Mapping[str, str]) -> None:
 
 
 def _check_size(size: int, library: str, environ: Mapping[str, str]) -> None:
-    """Raise CollectivesError if the launcher has started another number of processes."""
+    """Raise CollectivesError if the launcher's number of processes is not MPI's."""
     for name in (*(name for name, _ in _LAUNCHERS if name != "MPI_LOCALNRANKS"), "WORLD_SIZE"):
         text = environ.get(name, "")
         if text.isdigit() and int(text) != size:

@@ -245,7 +245,7 @@ class Reducer:
 
 
 def scatter_rows(rows: int, size: int) -> list[int]:
-    """Return each rank's number of rows. First ranks get one more."""
+    """Return each rank's number of rows. The first ranks get the remainder."""
     return [rows // size + (rank < rows % size) for rank in range(size)]
 
 

@@ -220,7 +220,7 @@ def _library(library_dir: Path) -> list[Path]:
 
 
 def distinct(mounts: Iterable[Mount]) -> list[Mount]:
-    """Drop mounts that are inside other mounts, and sort outer folders first."""
+    """Return the mounts without those inside other mounts, outer folders first."""
     by_target: dict[Path, Mount] = {}
     for mount in mounts:
         # Engines allow one mount per target. It is writable if one of the requests is.

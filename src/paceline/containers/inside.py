@@ -52,7 +52,7 @@ def main(argv: "list[str]") -> None:
 
 
 def given(environment: "dict[str, str]") -> "dict[str, str]":
-    """Remove Paceline's prefixes from the names of variables."""
+    """Remove Paceline's prefixes from the variables' names, in place."""
     # Iterate over a copy, because the loop removes names.
     for name in list(environment):
         if name.startswith(DEFAULT):

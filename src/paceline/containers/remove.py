@@ -18,7 +18,7 @@ SETTLE_S = 2.0
 
 
 def remove(engine: ContainerEngine, run_id: str, *, settle_s: float = SETTLE_S) -> int:
-    """Kill and remove every container of a run.
+    """Kill and remove every container of a run. Return their number.
 
     Call this only when all workers of the run have ended or may be killed.
 

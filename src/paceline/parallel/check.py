@@ -77,7 +77,7 @@ class Checked:
 
 
 def check(par: ParallelHandle, batch: object, limit: float | None = None) -> Checked:
-    """Compare one step with the plain model. Collective.
+    """Return the comparison of one step with the plain model. Collective.
 
     If the replicas have padded their rows to different lengths, each replica is compared separately, and the result has the
     largest difference.

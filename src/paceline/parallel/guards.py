@@ -82,7 +82,7 @@ def refuse_shared(model: nn.Module, layout: Layout | None = None) -> None:
     `layout` is the model's future layout, None if unknown.
 
     Raises:
-        ParallelError: A module is shared; the message has its name.
+        ParallelError: A module is shared, and one of the two layouts cuts modules. The message has the module's name.
     """
     for name, module in model.named_modules():
         taken = _taken.get(module)

@@ -281,7 +281,10 @@ def few_rows(output: object, target: object) -> tuple[object, object] | None:
 def wider_sample(
     known: tuple[object, object] | None, found: tuple[object, object] | None
 ) -> tuple[object, object] | None:
-    """Merge two samples from `few_rows`, and keep the most extreme targets."""
+    """Merge two samples from `few_rows`, and keep the most extreme targets.
+
+    If one sample is None, return the other one.
+    """
     if known is None or found is None or not can_join((known, found)):
         return known or found
     return few_rows(*join_rows((known, found)))

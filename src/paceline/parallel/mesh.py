@@ -89,17 +89,17 @@ class World(WorldPlace):
 
     @property
     def replica_group(self) -> dist.ProcessGroup | None:
-        """The ranks with the same part of the model and different rows."""
+        """The ranks that compute different rows with the same model part; None if alone."""
         return self.group("data", "shard")
 
     @property
     def gradient_group(self) -> dist.ProcessGroup | None:
-        """The ranks over which gradients are summed."""
+        """The ranks over which gradients are summed; None if this rank is alone."""
         return self.group("data", "shard", "context")
 
     @property
     def model_group(self) -> dist.ProcessGroup | None:
-        """The ranks that together hold one copy of all parameters."""
+        """The ranks that together hold one copy of all parameters; None if alone."""
         return self.group("pipe", "shard", "expert", "tensor")
 
     @property

@@ -322,7 +322,7 @@ class Parallel:
         schedulers: Sequence[Resumable] = (),
         every: int | None = None,
     ) -> Path | None:
-        """Write a checkpoint that any layout can load; see `checkpoint.save`."""
+        """Save a checkpoint for any layout, and return its path; see `checkpoint.save`."""
         with self.watch.guard("save()"), step_clock.counted(step_clock.SAVE):
             self._refuse_averaged("save()")
             from paceline.parallel.checkpoint import store
@@ -337,7 +337,7 @@ class Parallel:
             store.wait(self)
 
     def load(self, path: str | Path | None = None, *, schedulers: Sequence[Resumable] = ()) -> bool:
-        """Resume from a checkpoint of any layout; see `checkpoint.load`."""
+        """Resume from a checkpoint. Return whether there was one; see `checkpoint.load`."""
         with self.watch.guard("load()"):
             self._refuse_averaged("load()")
             from paceline.parallel.checkpoint import store
@@ -356,7 +356,7 @@ class Parallel:
             return store.full_state_dict(self)
 
     def save_safetensors(self, path: str | Path) -> Path:
-        """Write the model in Hugging Face's layout; see `large.saved`."""
+        """Write the model in Hugging Face's layout, and return the folder; see `large.saved`."""
         with self.watch.guard("save_safetensors()"):
             from paceline.parallel.large.saved import save_safetensors
 

@@ -98,7 +98,7 @@ class Lane:
         return future
 
     def finish(self, call: Call, timeout_s: float | None = None) -> object:
-        """Run the call to its end, in this thread if the queue is empty."""
+        """Run the call, in this thread if the queue is empty. Return its outputs."""
         if threading.get_ident() == self._worker:
             # A future's callback calls this: its operation has released `_turn`, but a caller's thread may hold it by now.
             with self._turn:

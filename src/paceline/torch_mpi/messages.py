@@ -36,7 +36,10 @@ class Messages:
         return self._follow(MessageWork(self._lane, self._lane.comm.Isend(_bytes(tensor), to, tag), tensor, None, text))
 
     def receive(self, tensors: list[torch.Tensor], source: int | None, tag: int) -> MpiWork:
-        """Receive into the tensors. With `source` None accept a message of any rank."""
+        """Receive into the tensors. Return the handle of the message.
+
+        A `source` of None accepts a message of any rank.
+        """
         into = self._one(tensors, tag)
         tensor = buffers.room(into)
         sender = "any rank" if source is None else f"rank {source} of the group"

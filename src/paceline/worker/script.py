@@ -187,7 +187,10 @@ def _fail(error: BaseException, worker: int) -> NoReturn:
 
 
 def without_ours(traceback: TracebackType | None) -> TracebackType | None:
-    """Return the traceback without Paceline's frames before the script's first frame."""
+    """Return the traceback without Paceline's frames before the script's first frame.
+
+    Return None if the script has no frame in it.
+    """
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     ours = tuple(os.path.join(package, folder, "") for folder in ("worker", "functions"))
     while traceback is not None and os.path.abspath(traceback.tb_frame.f_code.co_filename).startswith(ours):

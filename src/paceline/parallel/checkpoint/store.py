@@ -435,7 +435,10 @@ def on_rank_0(world: World, action: Callable[[], _T], what: str) -> _T | None:
 
 
 def on_all(action: Callable[[], _T]) -> _T:
-    """Call `action` on every rank. Raise one rank's error on all."""
+    """Call `action` on every rank. Raise one rank's error on all.
+
+    Return the result of this rank's call.
+    """
     try:
         result = action()
     except Exception as error:

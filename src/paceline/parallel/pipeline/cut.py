@@ -151,8 +151,8 @@ class _Table:
     def solve(self, limit: int | None, allowed: Callable[[int], bool]) -> Plan | None:
         """Return the cut with the fastest slowest stage, then with the least traffic.
 
-        `limit` is a stage's memory in bytes, and `allowed` tells whether a stage may begin with a block. None: no cut is
-        possible.
+        `limit` is a stage's memory in bytes, and `allowed` tells whether a stage may begin with a block. Return None if no cut
+        is possible.
         """
         count, stages = len(self._blocks), self._stages
         nothing = (float("inf"), float("inf"), -1)
@@ -198,7 +198,10 @@ class _Table:
 def plan_by_hand(
     blocks: Sequence[Block], starts: Sequence[int], *, schedule: str, workers: int, microbatches: int
 ) -> Plan:
-    """Return a given cut's costs; `starts` has each later stage's first block."""
+    """Return the predicted costs of a given cut.
+
+    `starts` has the index of each stage's first block, except for the first stage.
+    """
     stages = len(starts) + 1
     table = _Table(blocks, schedule, stages, workers, microbatches, BANDWIDTH_BYTES_S)
     return table.plan([0, *starts, len(blocks)])

@@ -235,7 +235,7 @@ def _loss_alone(outcome: _Pass) -> _Pass:
 def gradients_of(
     model: nn.Module, total: object, most_numbers: int | None = None, *, again: bool = False
 ) -> dict[str, Tensor | None]:
-    """Return name -> gradient of `total` for each trained parameter.
+    """Return name -> gradient of `total`, or None, for each trained parameter.
 
     The parameters' hooks are not called. Parameters with more than `most_numbers` numbers are left out. `again` keeps the graph
     for another backward pass.

@@ -158,7 +158,7 @@ def apply(
 def cut(model: nn.Module, mesh: DeviceMesh, plan: TensorPlan, *, copies: bool = False) -> None:
     """Cut the layers of the plan in place. Afterwards the caller must tie tied parameters again.
 
-    `copies` makes layers return copies of whole outputs. FSDP2 needs this, because these outputs are views.
+    `copies` makes layers return copies of whole outputs, because FSDP2 does not accept these outputs, which are views.
     """
     keep_lookups_apart()
     modules = dict(model.named_modules())

@@ -57,7 +57,10 @@ class Seen:
 
 
 def observe(model: nn.Module, run: Callable[[], object]) -> Seen:
-    """Run the model by `run` and collect facts about its layers. The model is left unchanged."""
+    """Run the model by `run`, and return facts about its layers.
+
+    The model is left unchanged.
+    """
     record = _Record()
     names = {id(module): name for name, module in model.named_modules()}
     handles = []

@@ -139,7 +139,7 @@ class Tracer:
         self._changed = ""
 
     def forget(self) -> None:
-        """Release the real model and its memory."""
+        """Release the traced model and its memory."""
         self._model = None
 
     def trace(self, args: tuple[object, ...], kwargs: dict[str, object], *, training: bool | None = None) -> Traced:
