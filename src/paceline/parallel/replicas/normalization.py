@@ -60,7 +60,7 @@ def counting(micro: Microbatch) -> Iterator[None]:
 
 
 def counting_as_now() -> contextlib.AbstractContextManager[None]:
-    """Return a context manager that repeats the current `counting`, for a later second pass."""
+    """Return a context manager that applies the present state of `counting` later."""
     return _counting_as(_counts, _somewhere)
 
 
