@@ -425,9 +425,9 @@ def _state_in(path: Path) -> object:
 
 
 def latest(folder: str | os.PathLike[str] | None = None) -> Checkpoint | None:
-    """Return the newest complete checkpoint, or None. Collective.
+    """Return the newest complete checkpoint, or None.
 
-    Call it before training. Loading never runs code from a checkpoint's file. `folder` is as for `save`.
+    Every rank must call this before training. Loading never runs code from a checkpoint's file. `folder` is as for `save`.
 
     Raises:
         UserError: `folder` is a URL or a file.

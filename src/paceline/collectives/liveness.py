@@ -44,7 +44,7 @@ class PeerPlace:
 
     @classmethod
     def of_all(cls, transport: Transport, environ: Mapping[str, str]) -> list[PeerPlace]:
-        """Return the machine and process of each rank. Collective."""
+        """Return the machine and process of each rank. Every rank must call this."""
         namespace = ""
         with contextlib.suppress(OSError):
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -65,16 +65,16 @@ class Transport(Protocol):
         """Send the flat `array` to the partner, and fill `other` with the partner's."""
 
     def share_segments(self, size: int) -> SharedSegments | None:
-        """Open memory that all ranks share, or return None. Collective.
+        """Open memory that all ranks share, or return None.
 
-        Each rank has a segment of `size` bytes.
+        Every rank must call this. Each rank has a segment of `size` bytes.
         """
 
     def gather_objects(self, value: object) -> list[Any]:
-        """Return every rank's value, by rank. Collective."""
+        """Return every rank's value, by rank. Every rank must call this."""
 
     def split(self, members: Sequence[int], number: int) -> Transport | None:
-        """Return a transport between these ranks, None on other ranks. Collective."""
+        """Return a transport between these ranks, None on other ranks. Every rank must call this."""
 
     def watched(self) -> dict[int, int]:
         """Return file descriptor -> rank. A hang-up means that the rank has ended.
@@ -179,10 +179,10 @@ class SharedSegments:
 def share_segments(
     rank: int, ranks: int, gather: Callable[[object], list[Any]], barrier: Callable[[], object], size: int
 ) -> SharedSegments | None:
-    """Open segments of memory that all ranks share. Collective.
+    """Open segments of memory that all ranks share.
 
-    Return None unless all ranks are on one machine and have a core each. `gather` returns every rank's value, and `barrier`
-    returns when every rank has called it.
+    Every rank must call this. Return None unless all ranks are on one machine and have a core each. `gather` returns every
+    rank's value, and `barrier` returns when every rank has called it.
     """
     if ranks > MOST_RANKS:
         return None

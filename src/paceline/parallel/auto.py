@@ -56,9 +56,9 @@ class LayoutChoice:
 def choose(
     task: Task, optimizer: torch.optim.Optimizer | None, sample: object, place: WorldPlace, memory_bytes: int | None
 ) -> LayoutChoice:
-    """Return the fastest strategy that fits in memory. Collective.
+    """Return the fastest strategy that fits in memory.
 
-    `sample` is a global batch to measure. If it is None, activations and computing times count as 0.
+    Every rank must call this. `sample` is a global batch to measure. If it is None, activations and computing times count as 0.
 
     Raises:
         ParallelError: No layout fits on the workers.

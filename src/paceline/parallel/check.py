@@ -77,10 +77,10 @@ class Checked:
 
 
 def check(par: ParallelHandle, batch: object, limit: float | None = None) -> Checked:
-    """Return the comparison of one step with the plain model. Collective.
+    """Return the comparison of one step with the plain model.
 
-    If the replicas have padded their rows to different lengths, each replica is compared separately, and the result has the
-    largest difference.
+    Every rank must call this. If the replicas have padded their rows to different lengths, each replica is compared separately,
+    and the result has the largest difference.
 
     Args:
         par: The model in its layout.
@@ -114,7 +114,9 @@ def compare(
     *,
     is_short: bool = False,
 ) -> Checked:
-    """Compare this rank's share of a global batch with the plain model. Collective.
+    """Compare this rank's share of a global batch with the plain model.
+
+    Every rank must call this.
 
     Args:
         par: The model in its layout.

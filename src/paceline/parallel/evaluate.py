@@ -30,9 +30,10 @@ from paceline.parallel.tracing.fake_model import modes_kept
 def evaluate(
     executor: Executor, loader: object, metric: MetricFunction, weight: WeightFunction | None, task: Task, world: World
 ) -> float | dict[str, float]:
-    """Return the metric's mean over all samples. Collective.
+    """Return the metric's mean over all samples.
 
-    The model computes in evaluation mode, without gradients. If the metric returns a dict, so does this function.
+    Every rank must call this. The model computes in evaluation mode, without gradients. If the metric returns a dict, so does
+    this function.
 
     Args:
         executor: The executor that computes the model's outputs.

@@ -49,9 +49,10 @@ class NotPlainError(ParallelError):
 
 
 def gather(value: _T, group: dist.ProcessGroup | None = None) -> list[_T]:
-    """Return the values of all ranks, tensors on the CPU. Collective.
+    """Return the values of all ranks, tensors on the CPU.
 
-    In a world of one process the result has the value itself, of any type. A numpy number arrives as a Python number.
+    Every rank of the group must call this. In a world of one process the result has the value itself, of any type. A numpy
+    number arrives as a Python number.
 
     Args:
         value: None, numbers, strings, bytes, torch dtypes and devices, tensors, and lists, tuples, sets and dicts of these.
@@ -78,9 +79,9 @@ def gather(value: _T, group: dist.ProcessGroup | None = None) -> list[_T]:
 
 
 def from_first(value: _T, kinds: Sequence[type] = ()) -> _T:
-    """Return rank 0's value on every rank. Collective.
+    """Return rank 0's value on every rank.
 
-    `value` is as for `gather`; `kinds` are dataclasses that it may contain too.
+    Every rank must call this. `value` is as for `gather`; `kinds` are dataclasses that it may contain too.
 
     Raises:
         NotPlainError, ParallelError: As `gather` does.

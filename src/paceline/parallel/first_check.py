@@ -42,10 +42,10 @@ SHARE = 0.5
 
 
 def first_check(par: ParallelHandle, batch: object, micros: Sequence[Microbatch]) -> str:
-    """Compare the first rows with the plain model. Collective.
+    """Compare the first rows with the plain model.
 
-    `batch` is the argument of `step`, and `micros` are this rank's microbatches of it. Return a sentence about the result, or
-    "" in a single process.
+    Every rank must call this. `batch` is the argument of `step`, and `micros` are this rank's microbatches of it. Return a
+    sentence about the result, or "" in a single process.
 
     Raises:
         ParallelError: On every rank: the layout has other results than the plain model, or cannot be trained.

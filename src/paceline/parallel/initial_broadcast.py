@@ -21,9 +21,9 @@ from paceline.parallel.task import Task
 def check(
     task: Task, optimizer: torch.optim.Optimizer | None, place: WorldPlace, settings: Mapping[str, object] | None = None
 ) -> None:
-    """Raise unless all ranks have the same model, loss and optimizer. Collective.
+    """Raise unless all ranks have the same model, loss and optimizer.
 
-    `settings` maps names to further values that must be equal on all ranks.
+    Every rank must call this. `settings` maps names to further values that must be equal on all ranks.
 
     Raises:
         ParallelError: On every rank, with the first difference and the ranks' values.
@@ -37,7 +37,7 @@ def check(
 
 
 def share(model: nn.Module) -> None:
-    """Overwrite parameters and buffers with rank 0's values. Collective."""
+    """Overwrite parameters and buffers with rank 0's values. Every rank must call this."""
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return
     seen: dict[int, Tensor] = {

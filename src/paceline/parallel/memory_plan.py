@@ -107,7 +107,7 @@ def plan(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
 def refuse_too_large(
     model: nn.Module, optimizer: torch.optim.Optimizer, layout: Layout, place: WorldPlace, memory_bytes: int | None
 ) -> None:
-    """Raise if the parts of the model will not fit in memory. Collective.
+    """Raise if the parts of the model will not fit in memory.
 
     Every rank calls it before the model is copied or cut.
 
@@ -137,7 +137,9 @@ def refuse_too_large(
 
 
 def check(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
-    """Return this worker's plan. Raise if any plan does not fit. Collective.
+    """Return this worker's plan. Raise if any plan does not fit.
+
+    Every rank must call this.
 
     Raises:
         ParallelError: On every rank, if one lacks memory for gradients and optimizer: the kernel would kill it in the first
@@ -154,9 +156,9 @@ def check(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
 
 
 def _refuse(own: MemoryPlan, name: str, layout: Layout, size: int) -> tuple[int, MemoryPlan]:
-    """Raise if any rank's plan does not fit in its memory. Collective.
+    """Raise if any rank's plan does not fit in its memory.
 
-    Return the rank with the least memory left, and its plan.
+    Every rank must call this. Return the rank with the least memory left, and its plan.
     """
     plans = [MemoryPlan(**one) for one in gather(asdict(own))]
     rank = max(range(len(plans)), key=lambda rank: plans[rank].coming - plans[rank].free - plans[rank].spare)
@@ -224,7 +226,7 @@ def refuse_no_room(
 ) -> None:
     """Raise if the parts of a model without values will not fit in memory.
 
-    This is a collective.
+    Every rank must call this.
 
     Raises:
         ParallelError: On every rank, before an allocation fails or the kernel kills a process.

@@ -136,13 +136,15 @@ def start(device: torch.device | str | None = None) -> WorldPlace:
 
 
 def joined(place: WorldPlace) -> World:
-    """Return the world before a layout is chosen, without groups. Collective."""
+    """Return the world before a layout is chosen, without groups. Every rank must call this."""
     store = _message_store(place) if place.size > 1 else None
     return World(**vars(place), layout=Layout(data=place.size), store=store)
 
 
 def build(place: WorldPlace, layout: Layout) -> World:
-    """Return the world with the process groups of this layout. Collective.
+    """Return the world with the process groups of this layout.
+
+    Every rank must call this.
 
     Raises:
         ParallelError: The script's own process group does not support this layout on GPUs.
@@ -343,9 +345,9 @@ def _let_gloo_finish() -> None:
 
 
 def decide(world: WorldPlace, find: Callable[[], _T], kinds: Sequence[type] = (), what: str = "") -> _T:
-    """Call `find` on rank 0 and return its result on every rank. Collective.
+    """Call `find` on rank 0 and return its result on every rank.
 
-    Measurements and rounding may differ between machines, so one rank decides.
+    Every rank must call this. Measurements and rounding may differ between machines, so one rank decides.
 
     Args:
         world: This rank and the world size.

@@ -105,7 +105,7 @@ def sum_number(value: float, group: dist.ProcessGroup | None, device: torch.devi
 
 
 def anywhere(flag: bool, world: World) -> bool:
-    """Return whether `flag` is True on any rank. Collective."""
+    """Return whether `flag` is True on any rank. Every rank must call this."""
     if world.size == 1:
         return flag
     most = torch.tensor(float(flag), device=world.device)
@@ -152,7 +152,7 @@ class Clipper:
         self._owned = _owned(self._params, world)
 
     def norm(self) -> Tensor:
-        """Return the 2-norm of all gradients as a 0-dim tensor. Collective."""
+        """Return the 2-norm of all gradients as a 0-dim tensor. Every rank must call this."""
         group = self._world.model_group
         if group is None:
             return torch.nn.utils.get_total_norm([p.grad for p in self._params.values() if p.grad is not None])
@@ -165,9 +165,9 @@ class Clipper:
         return squares.sqrt()
 
     def clip(self, max_norm: float) -> Tensor:
-        """Scale all gradients down so that their norm is at most `max_norm`. Collective.
+        """Scale all gradients down so that their norm is at most `max_norm`.
 
-        Return the norm before clipping.
+        Every rank must call this. Return the norm before clipping.
         """
         if self._world.model_group is None:
             # In one process torch's own function gives exactly the same result as in a plain loop.

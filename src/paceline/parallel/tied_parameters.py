@@ -84,7 +84,7 @@ class StageTies:
                     self._own.append((group, [name for name, own in ranks.items() if own == members]))
 
     def sum_gradients(self, params: Mapping[str, nn.Parameter]) -> None:
-        """Sum the gradients of each parameter's copies, and give each copy the sum. Collective."""
+        """Sum the gradients of each parameter's copies, and give each copy the sum. Every rank must call this."""
         for group, names in self._own:
             reduce.sum_gradients([params[name] for name in names], group)
 

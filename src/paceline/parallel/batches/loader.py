@@ -64,7 +64,7 @@ class Feed:
     """A source of one rank's batches."""
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[OwnBatch | GlobalBatch]:
-        """Yield the epoch's batches after its first `start` samples. Collective."""
+        """Yield the epoch's batches after its first `start` samples. Every rank must call this."""
         raise NotImplementedError
 
     def sample(self) -> object:

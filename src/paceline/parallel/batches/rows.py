@@ -137,10 +137,10 @@ def _is_taken_whole(value: object) -> bool:
 
 
 def gather_parts(own: Sequence[Parts | None], like: Parts, group: dist.ProcessGroup | None) -> list[list[Parts | None]]:
-    """Return all replicas' pieces on the CPU, as [replica][piece]. Collective.
+    """Return all replicas' pieces on the CPU, as [replica][piece].
 
-    `own` has this replica's pieces of a batch, and `like` is any piece of this rank. Replicas send tensors, numbers and
-    strings. Other objects are copied from `like`.
+    Every rank of the group must call this. `own` has this replica's pieces of a batch, and `like` is any piece of this rank. Replicas send
+    tensors, numbers and strings. Other objects are copied from `like`.
 
     Raises:
         NotPlainError: On every rank: the batch has a list with another object for each row, which cannot be sent.
@@ -151,9 +151,9 @@ def gather_parts(own: Sequence[Parts | None], like: Parts, group: dist.ProcessGr
 
 
 def most_rows(own: Parts, like: Parts, group: dist.ProcessGroup | None) -> Parts:
-    """Return the piece of the replica with the most rows. Collective.
+    """Return the piece of the replica with the most rows.
 
-    Use this if the replicas' pieces cannot be joined, because their rows have different lengths.
+    Every rank of the group must call this. It serves pieces that cannot be joined, because their rows have different lengths.
     """
     pieces = [piece for pieces in gather_parts([own], like, group) for piece in pieces if piece is not None]
     return max(pieces, key=lambda piece: Rows(piece).count)

@@ -277,9 +277,9 @@ def _device_steps(optimizer: torch.optim.Optimizer) -> set[int]:
 
 
 def full_state_dict(held: HeldState, world: World) -> dict[str, Tensor]:
-    """Return all whole parameters and persistent buffers on the CPU. Collective.
+    """Return all whole parameters and persistent buffers on the CPU.
 
-    Tied names share one tensor.
+    Every rank must call this. Tied names share one tensor.
     """
     own = {name: _whole(tensor.detach()) for name, tensor in held.model_tensors().items()}
     names = held.first_names()

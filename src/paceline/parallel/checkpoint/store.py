@@ -209,9 +209,9 @@ def wait(par: ParallelHandle) -> None:
 
 
 def _settled(par: ParallelHandle, patience_s: float) -> str:
-    """Wait for the save in progress. Return why it failed, or "". Collective.
+    """Wait for the save in progress. Return why it failed, or "".
 
-    A save that makes no progress for `patience_s` counts as failed.
+    Every rank must call this. A save that makes no progress for `patience_s` counts as failed.
     """
     pace = _paces.setdefault(par, _Pace())
     job = pace.running

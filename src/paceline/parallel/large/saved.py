@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 
 
 def save_safetensors(par: ParallelHandle, path: str | Path) -> Path:
-    """Write parameters and persistent buffers. Return the folder. Collective.
+    """Write parameters and persistent buffers. Return the folder.
 
-    `path` is a new or empty folder, on a file system that all ranks share. The folder gets its name once it is complete. It
-    contains `model-0000k-of-0000n.safetensors` of each worker, `model.safetensors.index.json`, and for a Hugging Face model
-    `config.json`, so that `from_pretrained(path)` loads it. Tied tensors are stored once. The optimizer's state is not stored.
+    Every rank must call this. `path` is a new or empty folder, on a file system that all ranks share. The folder gets its name
+    once it is complete. It contains `model-0000k-of-0000n.safetensors` of each worker, `model.safetensors.index.json`, and for
+    a Hugging Face model `config.json`, so that `from_pretrained(path)` loads it. Tied tensors are stored once. The optimizer's
+    state is not stored.
 
     Raises:
         ParallelError: The path exists and is not an empty folder, or safetensors cannot hold a dtype.

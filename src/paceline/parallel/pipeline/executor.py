@@ -39,7 +39,9 @@ TAGS = 2**20
 
 
 def build(task: Task, world: World, sample: Microbatch, *, memory_bytes: int | None = None) -> Pipelined:
-    """Cut the model, and return the executor of this rank's stages. Collective.
+    """Cut the model, and return the executor of this rank's stages.
+
+    Every rank must call this.
 
     Args:
         task: The model and its loss.

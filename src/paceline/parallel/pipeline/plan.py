@@ -55,7 +55,9 @@ class _Options(TypedDict):
 
 
 def agree(task: Task, world: World, sample: Microbatch, programs: Programs, memory_bytes: int | None) -> StagePlan:
-    """Return the first rank's plan of the stages, on every rank. Collective.
+    """Return the first rank's plan of the stages, on every rank.
+
+    Every rank must call this.
 
     Raises:
         ParallelError: On every rank, with the first rank's reason.

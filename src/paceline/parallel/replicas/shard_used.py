@@ -91,7 +91,9 @@ class Used:
                 held.register_post_accumulate_grad_hook(lambda _, name=name: self._seen.add(name))
 
     def finish(self) -> None:
-        """Remove the gradients of unused parameters at the end of a step. Collective.
+        """Remove the gradients of unused parameters at the end of a step.
+
+        Every rank must call this.
 
         Raises:
             ParallelError: A parameter that the first step used has no gradient now.

@@ -173,9 +173,9 @@ def reference(
     loss: Callable[[object, Microbatch], Tensor] | None,
     most_numbers: int | None,
 ) -> Reference:
-    """Compute the reference for the first of the samples that all ranks can compute. Collective.
+    """Compute the reference for the first of the samples that all ranks can compute.
 
-    All ranks need the same sample, because their messages must have equal sizes.
+    Every rank must call this. All ranks need the same sample, because their messages must have equal sizes.
     """
     *fewer, last = samples
     for sample in fewer:

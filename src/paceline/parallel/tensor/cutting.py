@@ -77,9 +77,9 @@ def apply(
     loss: Callable[[object, Microbatch], Tensor] | None = None,
     few: Microbatch | None = None,
 ) -> Applied:
-    """Find the layers to cut, cut them in place, and compare the results. Collective.
+    """Find the layers to cut, cut them in place, and compare the results.
 
-    Call it before any sharding. Tied tensors stay tied.
+    Every rank must call this before any sharding. Tied tensors stay tied.
 
     Args:
         model: Changed in place.
