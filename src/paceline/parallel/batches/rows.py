@@ -139,8 +139,8 @@ def _is_taken_whole(value: object) -> bool:
 def gather_parts(own: Sequence[Parts | None], like: Parts, group: dist.ProcessGroup | None) -> list[list[Parts | None]]:
     """Return all replicas' pieces on the CPU, as [replica][piece].
 
-    Every rank of the group must call this. `own` has this replica's pieces of a batch, and `like` is any piece of this rank. Replicas send
-    tensors, numbers and strings. Other objects are copied from `like`.
+    Every rank of the group must call this. `own` has this replica's pieces of a batch, and `like` is any piece of this rank.
+    Replicas send tensors, numbers and strings. Other objects are copied from `like`.
 
     Raises:
         NotPlainError: On every rank: the batch has a list with another object for each row, which cannot be sent.
