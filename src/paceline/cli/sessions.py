@@ -31,7 +31,7 @@ from paceline.runs.tunnel import Tunnel
 from paceline.runs.visible import visible
 from paceline.sessions import KEY_VARIABLE, TOKEN_VARIABLE, Serving, serving
 from paceline.submit import submit
-from paceline.system.files import read_json
+from paceline.system.files import PRIVATE, write_whole
 from paceline.system.signals import handled
 from paceline.targets import configured
 from paceline.workspace import Workspace
@@ -147,13 +147,16 @@ def _submit(kind: str, given: Given) -> RunFolder:
             variables = {**job.environment_variables, KEY_VARIABLE: _public_key(key)}
             job = dataclasses.replace(job, environment_variables=variables)
         elif kind == "jupyter":
-            values[TOKEN_VARIABLE] = secrets.token_hex(24)
+            values[TOKEN_VARIABLE] = token = secrets.token_hex(24)
             job = dataclasses.replace(job, secrets={**job.secrets, TOKEN_VARIABLE: f"env:{TOKEN_VARIABLE}"})
 
         def fill(hidden: RunFolder) -> None:
+            hidden.session.mkdir(mode=0o700)
             if kind == "ssh":
-                hidden.session.mkdir(mode=0o700)
                 shutil.copy2(key, hidden.session / "key")
+            elif kind == "jupyter":
+                # The run's own copy is a secret, which leaves this machine with a run on a cluster.
+                write_whole(hidden.session / "token", token, mode=PRIVATE)
 
         return submit(
             job,
@@ -199,11 +202,12 @@ def _when_it_serves(folder: RunFolder) -> Serving:
 
 def _jupyter(folder: RunFolder, port: int, local: object) -> None:
     """Print the address of JupyterLab, and keep a tunnel to it open until the session ends."""
-    token = (read_json(folder.secrets) or {}).get(TOKEN_VARIABLE)
-    if token is None:
+    try:
+        token = (folder.session / "token").read_text()
+    except OSError:
         raise RunStateError(
             f"the token of session {folder.run_id} is not here: open it as its user, on the machine that submitted it."
-        )
+        ) from None
     with contextlib.ExitStack() as stack:
         tunnel = None
         # A session on this machine needs no tunnel: the browser reaches the server's port.

@@ -47,7 +47,7 @@ from paceline.targets.ray.settings import RaySettings
 from paceline.targets.ray.store_objects import decrypted, encrypted, exists, get, put, remove, tree_sha256
 
 #: Files of a run's folder that are not in `start.tar.gz`: the cluster does not need them, or gets them otherwise.
-_NOT_SENT = frozenset({"lock", "ballast", "snapshot", "home.json", "secrets.json", "exec_key"})
+_NOT_SENT = frozenset({"lock", "ballast", "snapshot", "home.json", "secrets.json", "exec_key", "session"})
 _LOOK_S = 1.0
 #: Seconds to wait for the last part after the final record, since readers never fetch an ended run again.
 _END_S = 2.0
