@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import secrets
 import shlex
 import shutil
@@ -20,14 +21,14 @@ from paceline.cli.common import folder_of, warn
 from paceline.cli.options import DETACH, JSON, NAMED_RUN, Duration, Given, VerbOption, takes
 from paceline.cli.run_options import RUN, words
 from paceline.cli.summary import print_submitted
-from paceline.errors import JobError, RunStateError
+from paceline.errors import EngineError, JobError, RunStateError, TransferError
 from paceline.job_files.description import asked
-from paceline.runs import read
+from paceline.runs import read, states
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import state_text
 from paceline.runs.record import user_name
 from paceline.runs.remote_status import refresh
-from paceline.runs.tunnel import Tunnel
+from paceline.runs.tunnel import Tunnel, listen
 from paceline.runs.visible import visible
 from paceline.sessions import KEY_VARIABLE, TOKEN_VARIABLE, Serving, serving
 from paceline.submit import submit
@@ -38,6 +39,8 @@ from paceline.workspace import Workspace
 
 #: Seconds between two looks at a session that starts, and at one that runs.
 _START_LOOK_S, _LOOK_S = 0.05, 0.5
+#: Seconds in which an attempt ends after its tunnel: the supervisor waits for the worker's grace period.
+_LOST_S = 60.0
 #: The shell of the user on the node.
 _SHELL = ["/bin/sh", "-c", 'exec "${SHELL:-/bin/sh}"']
 #: Options of `run` that a session does not have: it has one worker, and its own program and limits.
@@ -100,6 +103,9 @@ def dev(**given: object) -> int | None:
     if given["shell"] and given["ssh"]:
         raise JobError("--shell and --ssh: a session is of one kind. Leave one out.")
     kind = "shell" if given["shell"] else "ssh" if given["ssh"] else "jupyter"
+    if isinstance(given["local"], int):
+        # Refuse a port that is taken before the session waits for a node, perhaps for hours.
+        listen(given["local"]).close()
     if given["run"] is not None:
         folder = folder_of(str(given["run"]))
         if not _is_session(folder):
@@ -111,16 +117,23 @@ def dev(**given: object) -> int | None:
     if given["detach"]:
         hints = f"Open it:  paceline dev --run {folder.run_id}\nEnd it:   paceline cancel {folder.run_id}"
         return print_submitted(folder, hints, as_json=bool(given["as_json"]))
-    with _until_interrupted():
+    with _until_interrupted(), contextlib.ExitStack() as stack:
+        if given["shell"] and given["run"] is None:
+            stack.callback(_end_with_shell, folder)
+        else:
+            again = f"Open it again: paceline dev --run {folder.run_id}. End it: paceline cancel {folder.run_id}"
+            warn(f"Ctrl-C leaves the session. {again}")
         found = _when_it_serves(folder)
         if given["shell"] or found.kind == "shell":
-            return _shell(folder, ends=given["run"] is None)
+            return execute(run_id=folder.run_id, command=_SHELL, rank=0, no_terminal=False)
         if found.kind == "ssh":
             _tell_ssh(folder, found)
             return None
-        _jupyter(folder, int(found.at), given["local"])
+        _jupyter(folder, found, given["local"])
+    if given["shell"]:
+        return 128 + signal.SIGINT
     record = read.record(folder)
-    print(f"Session {folder.run_id} is {record.status}.", file=sys.stderr)
+    print(f"Session {folder.run_id} is {record.status}. {record.failure or ''}".strip(), file=sys.stderr)
     return None
 
 
@@ -191,40 +204,65 @@ def _when_it_serves(folder: RunFolder) -> Serving:
         if record.is_terminal:
             raise RunStateError(f"session {folder.run_id} is {record.status}. {record.failure or ''}".strip())
         refresh(folder)
-        with contextlib.suppress(OSError):
-            if (found := serving(folder.live_log(0).read_text(errors="replace"))) is not None:
-                return found
+        # Between two attempts, the last log is of a server that has ended.
+        if record.status == states.RUNNING:
+            log = folder.rank_log(record.attempts[-1].number, 0)
+            with contextlib.suppress(OSError):
+                if (found := serving(log.read_text(errors="replace"))) is not None:
+                    return found
         if (text := state_text(record)) != told:
             told = text
             warn(text)
         time.sleep(_START_LOOK_S)
 
 
-def _jupyter(folder: RunFolder, port: int, local: object) -> None:
-    """Print the address of JupyterLab, and keep a tunnel to it open until the session ends."""
+def _jupyter(folder: RunFolder, found: Serving, local: object) -> None:
+    """Print the address of JupyterLab, and keep a tunnel to it open until the session ends.
+
+    Each attempt of the session has another server, and the same address.
+    """
     try:
         token = (folder.session / "token").read_text()
     except OSError:
         raise RunStateError(
             f"the token of session {folder.run_id} is not here: open it as its user, on the machine that submitted it."
         ) from None
-    with contextlib.ExitStack() as stack:
-        tunnel = None
-        # A session on this machine needs no tunnel: the browser reaches the server's port.
-        if local is not None or not _is_here(folder):
-            tunnel = stack.enter_context(Tunnel(folder, port, local_port=int(str(local)) if local is not None else 0))
-            port = tunnel.local_port
-        print(f"http://127.0.0.1:{port}/lab?token={token}", flush=True)
-        again = f"Open it again: paceline dev --run {folder.run_id}. End it: paceline cancel {folder.run_id}"
-        warn(f"Ctrl-C leaves the session. {again}")
-        with contextlib.suppress(RunStateError):
-            while not read.record(folder).is_terminal:
-                if tunnel is None:
-                    time.sleep(_LOOK_S)
-                    continue
-                looked = time.monotonic()
-                while time.monotonic() - looked < _LOOK_S:
-                    tunnel.step()
+    # A session on this machine needs no tunnel: the browser reaches the server's port.
+    is_direct = local is None and _is_here(folder)
+    port, told = local if isinstance(local, int) else 0, 0
+    while True:
+        with contextlib.nullcontext() if is_direct else Tunnel(folder, int(found.at), local_port=port) as tunnel:
+            port = int(found.at) if tunnel is None else tunnel.local_port
+            if port != told:
+                told = port
+                print(f"http://127.0.0.1:{port}/lab?token={token}", flush=True)
+            _hold(folder, tunnel)
+        try:
+            found = _when_it_serves(folder)
+        except RunStateError:
+            return
+
+
+def _hold(folder: RunFolder, tunnel: Tunnel | None) -> None:
+    """Pass on data of the tunnel until the session's attempt ends, or its node can't be reached.
+
+    Raises:
+        RunStateError: The tunnel has ended, but not the attempt.
+    """
+    attempt, lost, deadline = len(read.record(folder).attempts), None, math.inf
+    try:
+        if tunnel is not None:
+            tunnel.serve()
+    except (EngineError, TransferError) as error:
+        warn(str(error))
+        time.sleep(_LOOK_S)
+        return
+    except RunStateError as error:
+        lost, deadline = error, time.monotonic() + _LOST_S
+    while (record := read.record(folder)).status == states.RUNNING and len(record.attempts) == attempt:
+        if lost is not None and time.monotonic() > deadline:
+            raise lost
+        time.sleep(_LOOK_S)
 
 
 def _is_here(folder: RunFolder) -> bool:
@@ -232,13 +270,9 @@ def _is_here(folder: RunFolder) -> bool:
     return configured.read(folder.path.parents[1], str(record.target)).kind == configured.LOCAL
 
 
-def _shell(folder: RunFolder, *, ends: bool) -> int:
-    """Open a shell in the session. With `ends`, end the session afterwards."""
-    try:
-        return execute(run_id=folder.run_id, command=_SHELL, rank=0, no_terminal=False)
-    finally:
-        if ends and not read.record(folder).is_terminal:
-            read.request_cancel(folder, by=user_name(), reason="its shell has ended")
+def _end_with_shell(folder: RunFolder) -> None:
+    if not read.record(folder).is_terminal:
+        read.request_cancel(folder, by=user_name(), reason="its shell has ended")
 
 
 def _tell_ssh(folder: RunFolder, found: Serving) -> None:
@@ -248,11 +282,13 @@ def _tell_ssh(folder: RunFolder, found: Serving) -> None:
             f"the key of session {folder.run_id} is not here: open it on the machine that submitted it."
         )
     file = folder.session / "ssh_config"
+    # Each attempt has its own host key.
+    (folder.session / "known_hosts").unlink(missing_ok=True)
     file.write_text(ssh_config(folder, found), encoding="utf-8")
     print(f"ssh -F {shlex.quote(str(file))} {folder.run_id}")
     warn(
         f"For VS Code (Remote-SSH), add this line to ~/.ssh/config and connect to the host {folder.run_id}:\n    Include "
-        f'"{visible(str(file))}"\nEnd the session: paceline cancel {folder.run_id}'
+        f'"{visible(str(file))}"'
     )
 
 

@@ -90,7 +90,7 @@ class RunFolder:
     relays = PathAttribute("relays")
     #: The arguments of a function's run that are too long for its command line (`paceline.functions.calls`).
     call = PathAttribute("call")
-    #: The key by which ssh logs in to a session, for its owner alone (`paceline.cli.sessions`).
+    #: The key or token that opens a session, for its owner alone (`paceline.cli.sessions`). It stays on this machine.
     session = PathAttribute("session")
     #: Exists after a request to end the run; holds the user and the reason.
     cancel_request = PathAttribute("cancel.json")

@@ -25,6 +25,20 @@ _BUSY_S, _IDLE_PAUSE_S = 2.0, 0.1
 _MOST_WAITING = 64
 
 
+def listen(local_port: int) -> socket.socket:
+    """Return a socket that listens on the loopback address of this machine.
+
+    Raises:
+        UserError: The port is taken.
+    """
+    try:
+        return listening.listen_at("127.0.0.1", local_port, backlog=64)
+    except OSError as error:
+        raise UserError(
+            f"port {local_port} of this machine can't be taken: {error.strerror}. Name another one."
+        ) from error
+
+
 class Tunnel:
     """A listening port of this machine, whose connections reach a port beside a worker.
 
@@ -43,12 +57,7 @@ class Tunnel:
 
     def __init__(self, folder: RunFolder, port: int, *, rank: int = 0, local_port: int = 0) -> None:
         self._folder, self._port = folder, port
-        try:
-            self._listener = listening.listen_at("127.0.0.1", local_port, backlog=64)
-        except OSError as error:
-            raise UserError(
-                f"port {local_port} of this machine can't be taken: {error.strerror}. Name another one."
-            ) from error
+        self._listener = listen(local_port)
         self.local_port: int = self._listener.getsockname()[1]
         self._is_closed = False
         self._numbers = itertools.count(1)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 #: The log line by which a session's worker reports what it serves, and its port (jupyter) or the command for a connection (ssh).
 _SERVES = re.compile(r"^paceline: this session serves (jupyter|ssh|shell) at (\S.*)$", re.MULTILINE)
@@ -34,3 +37,8 @@ def serving(log: str) -> Serving | None:
     """Return what the last `serving_line` of a log reports, or None without such a line."""
     lines = _SERVES.findall(log)
     return Serving(kind=lines[-1][0], at=lines[-1][1].strip()) if lines else None
+
+
+def private_folder() -> Path:
+    """Make a folder for this user alone on the worker's node, which the run's end removes even after a kill."""
+    return Path(tempfile.mkdtemp(prefix="session-", dir=Path(os.environ["PACELINE_WATCH_DIR"]).parent))

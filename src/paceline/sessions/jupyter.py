@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from paceline.errors import JobError
-from paceline.sessions import TOKEN_VARIABLE, Serving, serving_line
+from paceline.sessions import TOKEN_VARIABLE, Serving, private_folder, serving_line
 
 #: Seconds in which JupyterLab must answer.
 _START_S = 120.0
@@ -41,10 +41,16 @@ class Jupyter:
         words += ["--ServerApp.local_hostnames=127.0.0.1", "--ServerApp.root_dir=" + os.getcwd()]
         if os.geteuid() == 0:
             words.append("--allow-root")
-        self._process = subprocess.Popen([sys.executable, "-m", "jupyterlab", *words], stdin=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "jupyterlab", *words],
+            stdin=subprocess.DEVNULL,
+            # A home that several nodes share would keep the files of the server and of its kernels after a kill.
+            env={**os.environ, "JUPYTER_RUNTIME_DIR": str(private_folder())},
+        )
         self._last = ""
         deadline = time.monotonic() + _START_S
-        while self._asked("/api/status") is None:
+        # Another user's program could take the port first, and would learn the token from a request.
+        while not _is_mine(self._port) or self._asked("/api/status") is None:
             self.check()
             if time.monotonic() > deadline:
                 raise JobError(f"JupyterLab has not answered within {_START_S:g} s. Its log above says why.")
@@ -91,3 +97,11 @@ class Jupyter:
                 return json.load(answer)
         except (OSError, ValueError):
             return None
+
+
+def _is_mine(port: int) -> bool:
+    """Return whether a program of this user listens at a port of this machine."""
+    with open("/proc/net/tcp", encoding="ascii") as file:
+        rows = [line.split() for line in file]
+    # 0A: the socket listens.
+    return any(row[1].endswith(f":{port:04X}") and row[3] == "0A" and int(row[7]) == os.geteuid() for row in rows[1:])

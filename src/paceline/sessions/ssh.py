@@ -11,12 +11,10 @@ import os
 import shlex
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 from paceline.errors import JobError
-from paceline.runs.folder import RunFolder
-from paceline.sessions import KEY_VARIABLE, Serving, serving_line
+from paceline.sessions import KEY_VARIABLE, Serving, private_folder, serving_line
 
 _PLACES = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"))
 
@@ -52,9 +50,7 @@ class SshServer:
             raise JobError(
                 "this node has no sshd, which a session with --ssh needs. Install openssh-server, or use --shell."
             )
-        # The run's end removes its scratch folder, also after a kill.
-        scratch = RunFolder(Path(os.environ["PACELINE_RUN_DIR"])).scratch
-        self._folder = Path(tempfile.mkdtemp(prefix="session-", dir=scratch if scratch.is_dir() else None))
+        self._folder = private_folder()
         subprocess.run(
             [keygen, "-q", "-t", "ed25519", "-N", "", "-f", str(self._folder / "host_key")],
             check=True,
