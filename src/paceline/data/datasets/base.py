@@ -55,7 +55,7 @@ class AnyDataset:
 
     @classmethod
     def from_folder(cls: type[D], reference: DataReference, path: str | os.PathLike[str]) -> D:
-        """Create the dataset that a script gets for an input with files at `path`."""
+        """Create the dataset that a script gets for the input `reference`, with its files at `path`."""
         # Dataset names contain no colon, so this splits "digits:3".
         name, _, version = (reference.dataset or "").rpartition(":")
         return cls(
@@ -230,7 +230,7 @@ class AnyDataset:
         )
 
     def as_reference(self) -> DataReference:
-        """Return `as_mount()`, which a job uses for a dataset among its inputs."""
+        """Return the job's input of `as_mount()`, the default for a dataset."""
         return self.as_mount()
 
     def as_mount(self) -> DataReference:
@@ -242,7 +242,7 @@ class AnyDataset:
         return self.as_named_input(self._input_name()).as_download(path_on_compute)
 
     def as_partition(self, by: Literal["node", "rank"] = "node") -> DataReference:
-        """Return a job's input that splits the files among the nodes or ranks."""
+        """Return a job's input that gives each node or rank (`by`) its own part of the files."""
         return self.as_named_input(self._input_name()).as_download().as_partition(by)
 
     def _with(self: D, step: Step) -> D:
@@ -296,7 +296,6 @@ class AnyDataset:
         return f"input_{hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
 
     def _list_or_none(self) -> Sequence[FileInfo]:
-        """Return the current files, ignoring sources that no longer exist."""
         from paceline.data.transfer.listing import list_files
 
         files: dict[tuple[str, str], FileInfo] = {}

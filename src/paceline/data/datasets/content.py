@@ -32,7 +32,7 @@ _BUSY_S = 30.0
 
 
 def with_content(infos: Sequence[FileInfo], workspace_dir: Path) -> list[FileInfo]:
-    """Return the files, the version of each local file being its content hash.
+    """Return the files, with the content hash of each local file as its version.
 
     Raises:
         TransferError: A file can't be read.

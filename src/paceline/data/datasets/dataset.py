@@ -254,7 +254,7 @@ class Dataset:
 
 
 def opened(reference: DataReference, path: str | os.PathLike[str]) -> FileDataset | TabularDataset:
-    """Return the dataset that a script gets for an input with files at `path`."""
+    """Return the dataset that a script gets for the input `reference`, with its files at `path`."""
     return (TabularDataset if reference.table else FileDataset).from_folder(reference, path)
 
 
@@ -301,7 +301,7 @@ def _target(target: Any) -> tuple[Any, str]:
 
 
 def check_registration(reference: DataReference) -> None:
-    """Raise DataError if a run's output has an invalid dataset name."""
+    """Raise DataError if a run's output shall become a dataset with an invalid name."""
     if reference.registered is not None:
         check_dataset_name(json.loads(reference.registered)["name"])
 

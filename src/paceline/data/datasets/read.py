@@ -171,7 +171,7 @@ def mask(table: pandas.DataFrame, condition: Step) -> pandas.Series:
 
 
 def typed(frame: pandas.DataFrame, reading: Reading) -> pandas.DataFrame:
-    """Convert columns to types; values that can't be converted become missing.
+    """Convert columns to the types of `set_column_types`, invalid values to missing ones.
 
     Raises:
         DataError: A column does not exist.
@@ -210,7 +210,9 @@ def _check_columns(frame: pandas.DataFrame, names: Sequence[str], what: str) -> 
 
 
 def with_path(frame: pandas.DataFrame, file: LocalFile, reading: Reading) -> pandas.DataFrame:
-    """Add the column Path and those of the partition_format, if `reading` has them.
+    """Add the columns that `include_path` and `partition_format` ask for.
+
+    They hold the file's path, and parts of the path such as city and day.
 
     Raises:
         DataError: The path does not match the partition_format.
@@ -228,12 +230,12 @@ def with_path(frame: pandas.DataFrame, file: LocalFile, reading: Reading) -> pan
 
 
 def path_parts(form: str, relative: str, path: Path) -> dict[str, str]:
-    """Return the text for each `{name}` of a partition_format in a path.
+    """Return the text of each `{name}` of a partition_format in a file's path.
 
     Args:
-        form: A partition_format.
-        relative: The path below the dataset's folder.
-        path: The full path.
+        form: A partition_format, such as "/{city}/{day:yyyy/MM/dd}/data.csv".
+        relative: The file's path below the dataset's folder.
+        path: The file's full path.
 
     Raises:
         DataError: The path does not match the partition_format.

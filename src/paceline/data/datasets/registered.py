@@ -44,9 +44,9 @@ class DatasetRecord:
 
     Attributes:
         kind: "file" or "tabular".
-        reading: "format" and the options of a table, or the partition_format of files.
+        reading: How to read the files, such as {"format": "parquet"}; None for files without partition_format.
         fingerprint, file_count, size_bytes: Content hash, number and total size of the files at registration.
-        frozen: Where the frozen copy of the files is, which runs read instead; None if not frozen.
+        frozen: Folder of the frozen copies, which runs read instead of the files; None if not frozen.
         frozen_fingerprint: Content hash of the frozen copy, or "".
     """
 
@@ -68,7 +68,7 @@ class DatasetRecord:
 
     @property
     def definition(self) -> tuple[object, ...]:
-        """The fields that are equal in two records of the same data."""
+        """The fields that decide whether two records describe the same data."""
         return self.kind, self.sources, self.reading, self.steps, self.fingerprint
 
     @classmethod
@@ -201,7 +201,7 @@ def frozen_files(workspace_dir: Path, name: str, version: int) -> FrozenFiles:
 
 
 def keep_frozen(workspace_dir: Path, record: DatasetRecord, content: FrozenFiles) -> DatasetRecord:
-    """Save the place and hashes of a version's frozen files, and return its record."""
+    """Save the folder and hashes of a version's frozen files. Return the changed record."""
     registry = _registry(workspace_dir)
     with registry.locked():
         # Description and tags may have changed meanwhile.
@@ -287,7 +287,7 @@ def _number(version: object) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ContentCheck:
-    """The files in which two dataset states differ; true if none differs."""
+    """The paths in which a dataset's files differ from its registration; true if none."""
 
     dataset: str
     added: tuple[str, ...] = ()
@@ -309,11 +309,11 @@ class ContentCheck:
 
 
 def compare(dataset: str, then: Then, now: Sequence[FileInfo]) -> ContentCheck:
-    """Compare the files at registration with the current ones.
+    """Return the differences of a dataset's current files from those at registration.
 
     Args:
-        dataset: Name for messages.
-        then: Maps (datastore, path) to (size, version).
+        dataset: Name of the dataset, for messages.
+        then: The files at registration, as (datastore, path) -> (size, version).
         now: The current files.
     """
     there = {(info.datastore, info.path): (info.size, info.version) for info in now}

@@ -21,7 +21,7 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def sources_of(path: object) -> Where:
-    """Return the sources that `path` names, and their workspace's folder or None.
+    """Return the sources that `path` names, and their workspace's folder (None without datastore).
 
     Args:
         path: A URL, a local path (folder, file, or pattern with `*`, `?` or `**`), a pair (datastore, path), a

@@ -1,6 +1,6 @@
 """Steps that select rows or files when a dataset is read.
 
-A step is a tuple that goes to JSON: ("take", 100), ("skip", 10), ("split", share, seed, 0 or 1), ("sample", share, seed),
+A step is a tuple that goes to JSON: ("take", 100), ("skip", 10), ("split", share, seed, part 0 or 1), ("sample", share, seed),
 ("keep", columns), ("drop", columns) or ("filter", condition).
 
 A condition is ("<", column, value) or another comparison, ("null", column), ("and", left, right), ("or", left, right) or
@@ -22,7 +22,7 @@ Steps: TypeAlias = "tuple[Step, ...]"
 
 
 class Reading(TypedDict, total=False):
-    """The options that a dataset's files are read with."""
+    """How a dataset's files are read, such as the separator of CSV files."""
 
     format: str
     separator: str

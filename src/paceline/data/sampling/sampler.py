@@ -52,8 +52,8 @@ class DistributedSampler:
         world_size: Number of ranks.
         seed: Seed of the order, equal on every rank.
         shuffle: False keeps the order of the data set.
-        drop_last: Leave out the last samples if there is not one for each rank.
-        pad: Fill the last round with the first samples of the epoch. With neither drop_last nor pad, some ranks have one
+        drop_last: Leave out the last samples if their number does not divide evenly among the ranks.
+        pad: Repeat first samples of the epoch until all ranks have equally many. With neither drop_last nor pad, some have one
             sample more, and maybe one batch more: wrap the loop in DDP's `join()`, or the last step waits forever.
 
     Raises:
@@ -114,7 +114,7 @@ class DistributedSampler:
         return chain.from_iterable(self._pieces())
 
     def advance(self, samples: int) -> None:
-        """Count these samples of this rank as used by the training loop.
+        """Report that the training loop has used this number of this rank's samples.
 
         Raises:
             DataError: The count is not an integer, or exceeds the samples of this iteration.

@@ -51,7 +51,7 @@ class Secrets:
         raise TypeError("secrets are not pickled")
 
     def options(self) -> dict[str, str]:
-        """Return option -> secret value. Only the store's library may get it."""
+        """Return each option's secret value, for the store's library only."""
         return dict(self._values)
 
     def add(self, name: str, value: str) -> None:
@@ -72,7 +72,7 @@ class Secrets:
 
 
 def resolve(credentials: Mapping[str, str] | None, where: str) -> Secrets:
-    """Read a store's secrets from places such as "env:LAB_SECRET".
+    """Read and return a store's secrets from places such as "env:LAB_SECRET".
 
     Args:
         credentials: Maps an option to a place, or None.

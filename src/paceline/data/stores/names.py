@@ -68,7 +68,7 @@ def is_pattern(path: str) -> bool:
 
 
 def pattern_base(pattern: str) -> str:
-    """Return the folders of a pattern before its first wildcard, or ""."""
+    """Return the part of a pattern before its first wildcard: "a/b" for "a/b/*.csv"."""
     parts = pattern.split("/")
     fixed = 0
     # The last part always names a file, not a folder.

@@ -30,9 +30,9 @@ _AT_ONCE = 16
 
 
 def parse_place(text: str, default_path: str) -> Source | None:
-    """Return the source for STORE, STORE:PATH, a URL or an absolute path; None for other text.
+    """Return the `Source` that a text names, or None for other text.
 
-    default_path: The path in the datastore if the text is STORE alone.
+    text: STORE, STORE:PATH, a URL or an absolute path. default_path: Path in the datastore if `text` is STORE alone.
     """
     if "://" in text or text.startswith("/"):
         return Source(path=text)
@@ -74,7 +74,7 @@ def hash_stored(store: Store, reader: Reader, info: FileInfo) -> str:
 
 
 class Blobs:
-    """The content-addressed files in a folder of a store, at the last `refresh`."""
+    """The content-addressed files in a folder of a store, as listed at the last `refresh`."""
 
     def __init__(self, store: Store, place: Source, path: str) -> None:
         self._store, self._place, self._path = store, place, path.rstrip("/")
@@ -110,7 +110,7 @@ class Blobs:
         return hash_stored(self._store, self._reader, info) == sha256
 
     def damaged(self, sizes: Mapping[str, int]) -> list[str]:
-        """Return the hashes of contents (hash -> size) that are missing or damaged."""
+        """Return those keys of `sizes` (hash -> bytes) whose contents are missing or damaged."""
         with self._pool() as pool:
             whole = pool.map(lambda item: self.has(*item, verify=True), sizes.items())
             return [sha256 for sha256, is_whole in zip(sizes, whole, strict=True) if not is_whole]
@@ -132,9 +132,9 @@ class Blobs:
             put_files(self._store, self._path, files, progress, are_plain=are_plain, by_content=True)
 
     def fetch(self, sizes: Mapping[str, int], folder: Path, progress: Progress | None = None) -> None:
-        """Fetch contents into a folder, each under its hash.
+        """Download the contents whose hashes are keys of `sizes` to files named by hash.
 
-        The caller must verify the hashes. A second call resumes an interrupted one.
+        The caller must verify the hashes. A second call resumes an interrupted download.
 
         Raises:
             DataError, TransferError: The store can't be read.

@@ -46,7 +46,7 @@ _MOMENT_S = 0.03
 
 @dataclass(frozen=True)
 class CacheUse:
-    """The size of the cache and of its linked files."""
+    """Number and total size of the cached files, and size of those that runs link to."""
 
     files: int
     bytes: int
@@ -139,7 +139,7 @@ class DataCache:
     # --- size
 
     def use(self) -> CacheUse:
-        """Return the number and sizes of the cached files."""
+        """Return the number and total sizes of the cached files."""
         files = size = linked = 0
         for _, status in self._all():
             files, size = files + 1, size + status.st_size
@@ -214,7 +214,7 @@ class DataCache:
     def is_unheld(self, run_id: str) -> bool:
         """Return whether no process of this machine holds the lock of `hold_view`.
 
-        If so, the run's supervisor is on another machine.
+        For a run that has not ended, True means that its supervisor is on another machine.
         """
         assert self.view_dir(run_id, 0)
         # A run holds the lock throughout; the removal of dead views only for a moment.
@@ -226,7 +226,7 @@ class DataCache:
     def note_unheld(self, fd: int) -> None:
         """Keep a run's links to cached files after the fd of `hold_view` is closed.
 
-        The links count as in use for a day, and as long as a process of the run is on this machine.
+        The links stay at least for a day, and longer while a process of the run is on this machine.
         """
         os.pwrite(fd, b"node\n", 0)
 

@@ -65,13 +65,13 @@ def fetch(
     say: Say = lambda text: None,
     progress: Progress | None = None,
 ) -> Fetched:
-    """Create `view_dir/<name>` with this node's files of an input.
+    """Create the folder `view_dir/<name>` with this node's files of an input.
 
     If the input is partitioned by rank, each rank of the node gets a folder `view_dir/<name>/rank_<r>`. An input that can be
     read in place gets no folder. An error leaves no folder either.
 
     Raises:
-        DataError: A source does not exist or is empty, two files have one name, or the store exists in one process only.
+        DataError: A source does not exist or is empty, two files have one name, or a store is memory://.
         TransferError: A store or file can't be read.
     """
     places = [place_of(source, workspace_dir) for source in reference.sources]
@@ -127,7 +127,7 @@ def _refuse_memory(reference: DataReference, records: Sequence[StoreRecord]) -> 
 
 
 def _place_itself(places: Sequence[tuple[StoreRecord, str]]) -> Path | None:
-    """Return the real path of an input's only source, else None."""
+    """Return the real path of an input with one local source, or None for several or a pattern."""
     [(record, path), *others] = places
     if others or is_pattern(path):
         return None

@@ -171,7 +171,7 @@ class _Work:
             wait(reads)
 
     def _read(self, job: FileToFetch, partial: Partial, start: int, end: int) -> None:
-        """Read one range into the partial file; retry while bytes arrive."""
+        """Read one range into the partial file; give up after `_TRIES` tries without new bytes."""
         position = marked = start
         idle = 0
 
@@ -239,7 +239,7 @@ class _StoppedError(Exception):
 
 
 def _first_error(futures: Sequence[Future[None]], stop: threading.Event) -> None:
-    """Wait for all futures, or set `stop` and raise the first error."""
+    """Wait for all futures. If one fails, set `stop` at once and raise its error."""
     done, _ = wait(futures, return_when=FIRST_EXCEPTION)
     errors = [error for future in done if (error := future.exception()) is not None]
     # Cancellations say nothing about the cause.
