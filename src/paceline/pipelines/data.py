@@ -127,8 +127,8 @@ class PipelineParameter:
 
     Examples:
         >>> lr = pl.PipelineParameter("lr", 0.1)
-        >>> pipeline = pl.Pipeline([pl.Step("train", pl.Estimator(entry_script="train.py", script_params={"--lr":
-        lr}))])
+        >>> train = pl.Estimator(entry_script="train.py", script_params={"--lr": lr})
+        >>> pipeline = pl.Pipeline([pl.Step("train", train)])
         >>> pipeline.parameters
         {'lr': 0.1}
     """
