@@ -83,6 +83,7 @@ def look(cluster: Cluster, folder: RunFolder, noted: Noted, note: Note) -> JobSt
         except PacelineError as error:
             away = error
     if readers.has_all(folder):
+        _reasons.pop(str(noted["job_id"]), None)
         return JobStatus(state=RUNNING)
     return _status(cluster, folder, job, pods, away, time.time() - float(noted["submitted"]))
 

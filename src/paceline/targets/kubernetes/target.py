@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from paceline.targets.kubernetes.api import Cluster
     from paceline.targets.status import Status
 
-#: Seconds for which a submission waits for an API that can't be reached.
-_PATIENCE_S = 120.0
+#: Seconds for which a submission and the checks before it wait for an API that can't be reached.
+_PATIENCE_S, _CHECK_S = 120.0, 20.0
 #: Seconds for which the answer whether the user may forward ports is reused.
 _RIGHTS_S = 3600.0
 #: Seconds after which a run without a Job counts as never submitted.
@@ -72,7 +72,7 @@ class KubernetesTarget:
         cluster = self._cluster()
         if settings.volume:
             self._check_volume(cluster, settings.volume, job.node_count)
-        _, warnings = cluster.patiently(lambda: cluster.create("jobs", manifest, dry_run=True), 20.0)
+        _, warnings = cluster.patiently(lambda: cluster.create("jobs", manifest, dry_run=True), _CHECK_S)
         for warning in warnings:
             # The API accepts a Job although it will refuse the Job's pods, and only warns.
             if "would violate PodSecurity" in warning:
@@ -250,7 +250,7 @@ class KubernetesTarget:
 
     def _check_volume(self, cluster: Cluster, name: str, node_count: int) -> None:
         try:
-            claim = cluster.get("persistentvolumeclaims", name)
+            claim = cluster.patiently(lambda: cluster.get("persistentvolumeclaims", name), _CHECK_S)
         except TargetError:
             return  # the smallest Role can't read claims
         if not isinstance(claim, dict):
