@@ -29,13 +29,13 @@ class Inlined:
 
 @cache
 def styles(*names: str) -> Inlined:
-    """Return these style sheets of the page as one style."""
+    """Return the page's style sheets with these names as one text."""
     return Inlined(_closed("\n".join(_source(name) for name in names)))
 
 
 @cache
 def classic(*names: str) -> Inlined:
-    """Return these scripts of the page, which must not be modules, as one script."""
+    """Return the page's scripts with these names, none a module, as one text."""
     return Inlined(_closed("\n".join(_source(name) for name in names)))
 
 

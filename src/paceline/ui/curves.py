@@ -54,7 +54,7 @@ class Key:
 class Curve:
     """The values of a curve.
 
-    steps: Complete only if `has_steps`. times: Seconds since 1970; empty unless `RunCurves.has_times`.
+    steps: Valid only if each value has a step (`has_steps`). times: Seconds since 1970; empty unless `RunCurves.has_times`.
     """
 
     ys: array[float] = field(default_factory=lambda: array("d"))
@@ -167,9 +167,9 @@ class _Log:
         self._take_lines(plain, into)
 
     def _take_columns(self, found: Mapping[bytes, list[tuple[bytes, ...]]], into: RunCurves) -> bool:
-        """Store the lines of a few metrics, given as columns (values, times, steps) of each.
+        """Add values to the curves of a few metrics, given as (values, times, steps) of each.
 
-        Return False, and store nothing, if a value is not a number.
+        Return False, and add nothing, if a value is not a number.
         """
         taken = []
         for name, lines in found.items():
@@ -194,9 +194,9 @@ class _Log:
         return True
 
     def _take_lines(self, lines: list[tuple[bytes, ...]], into: RunCurves) -> bool:
-        """Store lines (name, value, time if kept, step or nothing).
+        """Add values to the curves, given as (name, value, time if kept, step or b"").
 
-        Return False, and store nothing, if a value is not a number.
+        Return False, and add nothing, if a value is not a number.
         """
         try:
             ys = [float(line[1]) for line in lines]
@@ -263,7 +263,7 @@ class RunCurves:
         self.size = 0
 
     def look(self) -> bool:
-        """Read the lines that were appended to the run's logs. Return True if there were any."""
+        """Read new lines of the run's metric logs. Return False if there are none."""
         self._list()
         came = False
         for log in self._logs.values():

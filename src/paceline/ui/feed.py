@@ -45,7 +45,7 @@ _MOST_WAITING = 300
 
 
 def message(event: str, data: object, place: str = "") -> bytes:
-    """Return the bytes of a server-sent event. place: its id, if any."""
+    """Return a server-sent event as bytes. place: the event's id, if any."""
     head = f"id: {place}\n" if place else ""
     return f"{head}event: {event}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
 
@@ -259,7 +259,7 @@ class RunFeeds:
 
 
 def state_json(record: RunRecord, slow: SlowRanks | None = None) -> dict[str, object]:
-    """Return the facts whose change makes a run's page reload its header."""
+    """Return the facts at whose change a run's page reloads its header."""
     return {
         "shown": shown_state(record),
         "slow": slow.text if slow else "",

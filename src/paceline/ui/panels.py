@@ -50,7 +50,7 @@ class Item(TypedDict, total=False):
 
 
 class Panel(TypedDict):
-    """The values logged under one name at one position.
+    """The images, tables or texts logged under one name at one position.
 
     count: Number of positions. at: Index of the shown position. label: The position as text, such as "step 30".
     more: Number of values that are left out.
@@ -67,7 +67,7 @@ class Panel(TypedDict):
 
 
 class Panels(TypedDict):
-    """The panels of a run. more: number of names that are not shown."""
+    """A run's panels of images, tables and texts. more: number of names without a panel."""
 
     panels: list[Panel]
     more: int
@@ -80,13 +80,13 @@ class _Position:
 
 
 def panels_of(curves: RunCurves) -> Panels:
-    """Return all panels, each at its last position."""
+    """Return a panel for each name of logged media, tables and texts, at its latest position."""
     names = [*curves.others]
     return {"panels": [panel_of(curves, name) for name in names[:_PANELS]], "more": max(0, len(names) - _PANELS)}
 
 
 def panel_of(curves: RunCurves, name: str, at: int = -1, rank: float | None = None) -> Panel:
-    """Return the panel of values logged under a name.
+    """Return the panel of the media, table or texts logged under a name.
 
     at: Index of the position, or -1 for the last position. rank: Return only values of this rank; None for all.
     """

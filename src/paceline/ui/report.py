@@ -217,7 +217,7 @@ def _sketch(folder: RunFolder, record: RunRecord, *, anonymous: bool) -> Sketch:
 
 
 class _Curves:
-    """A selection of metrics by name patterns."""
+    """A filter of metrics by name patterns, which selects the curves of a report."""
 
     def __init__(self, patterns: Collection[str], most: int | None = None, points: int = _POINTS) -> None:
         self._patterns, self._most, self._points = patterns, most, points
@@ -226,7 +226,7 @@ class _Curves:
         return not self._patterns or any(fnmatchcase(name, pattern) for pattern in self._patterns)
 
     def of(self, records: Sequence[RunRecord], logs: Sequence[RunCurves]) -> ReportCurves:
-        """Return a run's curves, or those of the lowest rank of each of several runs.
+        """Return the curves of all ranks of one run, or of each run's lowest rank.
 
         Raises:
             UserError: No metric matches the patterns.

@@ -126,7 +126,7 @@ class CurveJson(TypedDict):
 
 
 class BandJson(CurveJson):
-    """The mean (`y`), least (`lo`) and greatest (`hi`) value of `of` ranks."""
+    """A band over `of` ranks: the mean (`y`), least (`lo`) and greatest (`hi`) values."""
 
     lo: list[float | None]
     hi: list[float | None]
@@ -309,7 +309,7 @@ def _curve_json(curves: RunCurves, key: Key, query: CurveQuery, origin_s: float)
 
 
 def _bands(curves: RunCurves, keys: Sequence[Key], query: CurveQuery, origin_s: float) -> Iterator[BandJson]:
-    """Yield a band for each attempt, with -1 as its rank."""
+    """Yield one metric's band over the ranks for each attempt; its `rank` is -1."""
     for attempt in sorted({key.attempt for key in keys}):
         mine = [key for key in keys if key.attempt == attempt and len(curves.curves[key].ys)]
         if not mine:

@@ -24,7 +24,7 @@ _STATE = "paceline.state"
 
 
 def tensors(file: BinaryIO, _: str) -> FilePreview:
-    """Return the tensors and metadata of a safetensors file."""
+    """Return the preview of a safetensors file: its tensors and metadata."""
     found, metadata = safetensors.read_header(file)[:2]
     entries = [*found.items()]
     rows = [
@@ -50,13 +50,13 @@ def tensors(file: BinaryIO, _: str) -> FilePreview:
 
 
 def numpy_header(file: BinaryIO, _: str) -> FilePreview:
-    """Return the shape and type of a NumPy array."""
+    """Return the preview of a NumPy file: the array's shape and type."""
     shape, dtype, order = _npy(file)
     return {"blocks": [_pairs("Array", {"Shape": shape, "Type": dtype, "Order": order})], "notes": []}
 
 
 def archive(file: BinaryIO, name: str) -> FilePreview:
-    """Return the entries of a zip archive, such as `.npz` or `.pt`."""
+    """Return the preview of a zip archive, such as `.npz` or `.pt`: its entries."""
     if not zipfile.is_zipfile(file):
         return {"blocks": [], "notes": ["The page can't show this binary file, and never unpickles one. Download it."]}
     is_numpy = name.lower().endswith(".npz")
@@ -76,7 +76,7 @@ def archive(file: BinaryIO, name: str) -> FilePreview:
 
 
 def _torch(source: zipfile.ZipFile) -> FilePreview:
-    """Return the tensors and other values in an archive of `torch.save`, else no block."""
+    """Return the preview of a file of `torch.save`, without blocks if it is none."""
     entry = next(
         (one for one in source.infolist() if one.filename.count("/") == 1 and one.filename.endswith("/data.pkl")), None
     )
@@ -102,7 +102,7 @@ def _torch(source: zipfile.ZipFile) -> FilePreview:
 
 
 def parquet(file: BinaryIO, _: str) -> FilePreview:
-    """Return the schema and the first rows of a Parquet file."""
+    """Return the preview of a Parquet file: its schema and first rows."""
     try:
         from pyarrow import parquet as arrow
     except ImportError:

@@ -172,7 +172,7 @@ def events(request: Request, stream: AsyncGenerator[bytes, None]) -> EventStream
 
 
 def pieces(request: Request, look: Look, look_s: float | None = None) -> EventStream:
-    """Stream the changes of a page's pieces.
+    """Stream the changes of a page's pieces, which `look` returns every `look_s` seconds.
 
     All readers who see the same forms share one poll. Readers with a share link, and each member, see other forms.
     """

@@ -119,7 +119,7 @@ def page(request: Request) -> Response:
 def table(request: Request) -> Response:
     """Return the table of compared runs as JSON.
 
-    Each row is `[kind, name, part, values]`, with a single value if it is the same in all runs.
+    Each row is `[kind, name, part, values]` of one fact, such as a parameter; one value if it is the same in all runs.
     """
     chosen = requested_runs(request)
     facts = compact_facts(run_table(chosen.folders, _facts_of(request)))
@@ -127,7 +127,7 @@ def table(request: Request) -> Response:
 
 
 def curves(request: Request) -> Response:
-    """Return the curve of each run and metric, of the lowest rank in all attempts.
+    """Return the curves of each run's lowest rank as JSON.
 
     A request without metrics gets the names of all metrics, and the curves of the first metrics of the first run.
     """
@@ -176,7 +176,7 @@ def changes(request: Request) -> Response:
 def pictures(request: Request) -> Response:
     """Render pictures of the runs.
 
-    Query: `y` and `x`, each "parameters/NAME" or "metrics/NAME"; `part`, one of `PARTS`.
+    Query: `y` and `x`, each "parameters/NAME" or "metrics/NAME"; `part`, the metrics' "last", "best", "min" or "max".
     """
     chosen, query = requested_runs(request), request.query_params
     part = query.get("part", "last")
@@ -235,7 +235,7 @@ def report(request: Request) -> Response:
 
 
 def names(request: Request) -> Response:
-    """Return runs that match the query `q`, or its words if it is invalid."""
+    """Return suggestions of runs for the query `q`, or for its words if it is invalid."""
     index: RunIndex = request.app.state.index
     index.refresh_within(PATIENCE_S)
     text = request.query_params.get("q", "")[:LONGEST]
@@ -274,7 +274,7 @@ def requested_runs(request: Request) -> ChosenRuns:
 
 
 def _facts_of(request: Request) -> FactsOf:
-    """Return a function that returns a run's facts, from the index if the run has ended."""
+    """Return a function that finds a run's facts, in the index if the run has ended."""
     index: RunIndex = request.app.state.index
 
     def facts_of(folder: RunFolder) -> RunFacts | None:
@@ -286,7 +286,6 @@ def _facts_of(request: Request) -> FactsOf:
 
 
 def _axes(found: RunTable, part: str) -> dict[str, Sequence[object]]:
-    """Return "kind/name" -> each run's value, for parameters and metrics that can be axes."""
     return {
         f"{fact.kind}/{fact.name}": fact.values
         for fact in found.facts

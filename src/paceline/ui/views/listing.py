@@ -117,7 +117,7 @@ class ColumnHeading:
 
 @dataclass(frozen=True)
 class RunOverview:
-    """Facts about all runs that every list needs. top: unarchived runs without a parent."""
+    """Facts about a workspace's runs for its lists. top: the unarchived runs without a parent."""
 
     entries: Sequence[RunFacts]
     top: list[RunFacts]
@@ -129,7 +129,7 @@ _latest: RunOverview | None = None
 
 
 def overview(entries: Sequence[RunFacts]) -> RunOverview:
-    """Return the overview of these runs, cached for the same list object."""
+    """Return the facts for lists of these runs, cached for the same list object."""
     global _latest
     found = _latest
     if found is None or found.entries is not entries:
@@ -310,7 +310,7 @@ async def _changes(
 
 
 def _selected_now(index: RunIndex, query: RunQuery) -> list[RunFacts]:
-    """Return the matching runs, after reading the notes of the shown runs again.
+    """Return the matching runs, with tags and names of the shown runs read again.
 
     Raises:
         QueryError: The query's text is wrong.
@@ -329,7 +329,6 @@ def _place(rows: dict[str, Markup], total: int) -> str:
 def _rows(
     made: RunRows, matching: list[RunFacts], query: RunQuery, root: str, link: Link
 ) -> tuple[dict[str, Markup], int]:
-    """Return the page's rows by run id or group value, and the number of all rows."""
     fields = [(name, None if name in _NO_FIELDS else field_of(name)) for name in query.columns]
     place = slice((query.page - 1) * ROWS, query.page * ROWS)
     if not query.group:
@@ -359,7 +358,6 @@ def _rows(
 
 
 def _more(group: RunGroup, by: RunField, query: RunQuery, link: Link) -> str:
-    """Return the URL of the list of a group's runs, or "" without such a query."""
     if group.value in (None, "") or by.kind not in _NAMED_KINDS:
         return ""
     named = str(Compare(by, "=", (str(group.value),)))
@@ -367,7 +365,7 @@ def _more(group: RunGroup, by: RunField, query: RunQuery, link: Link) -> str:
 
 
 def _group_cell(group: RunGroup, name: str, field: RunField | None) -> list[tuple[str, str]]:
-    """Return (metric's name or "", text) of each value in a group's cell."""
+    """Return the texts in a group's cell, each with its metric's name or ""."""
     if name == "latest":
         names = [metric for metric, _ in headline(group.runs[0].metrics, _NAMES)]
         spreads = ((metric, group.spread(field_of(f"metrics.{quoted(metric)}"))) for metric in names)
@@ -444,7 +442,7 @@ class RunRows:
         fields: Sequence[tuple[str, RunField | None]] = (),
         pinned: tuple[str, ...] = (),
     ) -> dict[str, Markup]:
-        """Return run id -> HTML of the row.
+        """Return the rendered table row of each run, keyed by run id.
 
         Args:
             entries: The runs.

@@ -102,7 +102,7 @@ def _live(request: Request) -> Response:
 
 
 def _load(request: Request) -> Response:
-    """Return the points of the service's load after the time `after` (seconds), as JSON."""
+    """Return a service's request rates and latencies after the time `after`, as JSON."""
     folder = _folder(request)
     watched = _load_of(request, folder)
     after = number(request, "after") or 0.0

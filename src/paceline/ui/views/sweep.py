@@ -118,7 +118,7 @@ def _head(folder: RunFolder) -> run_page.RunHead:
 
 
 def _stamp(standing: Standing) -> str:
-    """Return a text that changes with the page, but not with running trials' durations."""
+    """Return a text that changes with the page, except for durations of running trials."""
     trials = [
         (trial.number, trial.shown, len(trial.curve), *map(len, trial.further), trial.started_utc)
         for trial in standing.trials
@@ -146,7 +146,7 @@ def _shown(state: Any, standing: Standing) -> render.TemplateValues:
 
 
 def _shares(state: Any, standing: Standing) -> draw.Shares:
-    """Return the importance of each hyperparameter, cached until the next trial ends."""
+    """Return each hyperparameter's importance in a sweep, cached until the next trial ends."""
     kept: dict[tuple[str, int], draw.Shares] = state.__dict__.setdefault("shares", {})
     run_id, ended = standing.record.run_id, sum(trial.is_over for trial in standing.trials)
     if (run_id, ended) not in kept:
