@@ -95,7 +95,7 @@ _SKLEARN_VERSION = re.compile(
 
 
 def format_of(path: Path, name: str | None = None) -> str:
-    """Return a file's format, a key of `TITLES`, or "".
+    """Return a file's format, such as "torch" (a key of `TITLES`); "" if unknown.
 
     name: the file's original name, if `path` has another name.
 
@@ -260,7 +260,7 @@ class Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """The tensors of a file, sorted by name, and its metadata."""
+    """The tensors of a safetensors file, sorted by name, and its metadata."""
 
     tensors: tuple[Tensor, ...]
     metadata: Mapping[str, str] = field(default_factory=dict)

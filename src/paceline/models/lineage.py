@@ -102,7 +102,6 @@ def _environment(folder: RunFolder, record: RunRecord) -> RunEnvironment:
 
 
 def _is_own(record: RunRecord) -> bool:
-    """Return whether this process belongs to the run."""
     if record.kind == "interactive" and store.was_here(record) and record.owner.get("pid") == os.getpid():
         return True
     return os.environ.get("PACELINE_RUN_ID") == record.run_id
@@ -144,7 +143,7 @@ def add_with_lineage(
     progress: Progress | None,
     **more: Any,
 ) -> ModelRecord:
-    """Register a source as a model's next version, with the lineage of its run."""
+    """Register files as a model's next version, with the lineage of their run."""
     used = [_training_data(pair) for pair in datasets or ()]
     run = None if came_from is None else of_run(came_from, read.record(came_from))
     meter = Meter(progress, source.size_bytes, len(source.files))

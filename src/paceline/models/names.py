@@ -78,7 +78,9 @@ def parse(text: object) -> ModelReference:
 
 
 def reference(name: object, version: int | str | None, alias: str | None) -> ModelReference:
-    """Combine a name, or a reference as text, with a separate version or alias.
+    """Return the reference for a name with an optional version or alias.
+
+    `name` may be a whole reference, such as "digits:3", if `version` and `alias` are None.
 
     Raises:
         ModelError: A value is invalid, or two values name a version.

@@ -44,7 +44,7 @@ class Pushed:
 
 
 def place(text: str) -> Source:
-    """Return the source for STORE, STORE:PATH, a URL or an absolute path.
+    """Return the `Source` that STORE, STORE:PATH, a URL or an absolute path names.
 
     Raises:
         ModelError: The text is none of these.
@@ -166,7 +166,7 @@ def _check_same(record: ModelRecord, content: bytes, store: Store) -> None:
 
 
 def _read(content: bytes, store: Store) -> tuple[ModelRecord, dict[str, dict[str, object]]]:
-    """Return the record and notes in a stored model.json, or raise ModelError if invalid."""
+    """Check and return a stored model.json's record, and its notes such as tags."""
     try:
         data = json.loads(content)
         record = ModelRecord.from_json(data)

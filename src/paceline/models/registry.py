@@ -81,7 +81,7 @@ def add(
     description: str | None = None,
     on_read: Callable[[int], object] = lambda size: None,
 ) -> ModelRecord:
-    """Register a source as the next version of a model, and return its record.
+    """Register files as the next version of a model, and return its record.
 
     By default, framework and version are detected from the files and the run. on_read: Called with the number of bytes read.
 
@@ -124,7 +124,7 @@ def add(
 
 
 def add_pulled(workspace_dir: Path, record: ModelRecord, folder: Path) -> None:
-    """Rename a staged folder to the version that its record names.
+    """Turn a folder of downloaded files into the version that `record` describes.
 
     Raises:
         ModelError: A different model of this name and version exists by now, or the version can't be written.

@@ -46,7 +46,7 @@ def staged(parts: Path) -> Iterator[Path]:
 
 
 def ready(files: Path) -> Path:
-    """Return the staging folder of `files`, without its lock, to rename it to a version."""
+    """Remove the lock file of a staging folder, and return the folder, ready to rename."""
     (files.parent / _LOCK).unlink(missing_ok=True)
     return files.parent
 

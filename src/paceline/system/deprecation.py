@@ -38,7 +38,7 @@ def deprecated(
 
 
 def experimental(since: str) -> Callable[[_Class], _Class]:
-    """Return a decorator that notes in a class's docstring that it may change.
+    """Return a decorator that adds "may change" to a class's docstring.
 
     Args:
         since: The version that introduces the class, such as "0.1".

@@ -160,7 +160,7 @@ def _gap_of(log: str, fd: int) -> Gap | None:
 
 
 def apply(path: str) -> None:
-    """Cut a log's copy as the original was cut. path: the copied description of the gap."""
+    """Cut a copy of a log like the original. path: the copied gap file (`path_of`)."""
     log = log_of(path)
     gap = read(log) if log is not None else None
     if log is None or gap is None or gap.is_closed:

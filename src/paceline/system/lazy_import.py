@@ -37,12 +37,12 @@ _HANDED_DOWN: dict[str, str] = {}
 
 
 def hand_down(name: str, home: str) -> None:
-    """Let lower layers get the function `name` of module `home` by `from_above`."""
+    """Register a function that lower layers, which can't import `home`, get by `from_above`."""
     _HANDED_DOWN[name] = home
 
 
 def from_above(name: str) -> object:
-    """Return the function that a higher layer registered with `hand_down`."""
+    """Return a function of a higher layer that was registered by `hand_down`."""
     from importlib import import_module
 
     found: object = getattr(import_module(_HANDED_DOWN[name]), name)
@@ -70,7 +70,7 @@ _taken: set[str] = set()
 
 
 def take_loaded() -> None:
-    """Let `when_loaded` also call functions for modules that are loaded now."""
+    """Make `when_loaded` also apply to the modules that are loaded now."""
     _taken.update(sys.modules)
 
 

@@ -282,7 +282,7 @@ def file_of(snapshot: Path, source: Path) -> Path:
 
 
 def files_of(snapshot: Path) -> list[Path]:
-    """Return the paths of a snapshot's lists, one for each source folder that shares it."""
+    """Return the paths of the lists for a snapshot, one for each of its source folders."""
     return list((snapshot.parent / ".linked").glob(f"{snapshot.name}-*.json"))
 
 
@@ -292,7 +292,7 @@ def write(path: Path, found: Iterable[NotCopied]) -> None:
 
 
 def read(path: Path) -> list[NotCopied]:
-    """Return the files in a list of `write`, or none without a valid list.
+    """Return the files in a list of `write`; [] if the list is missing or invalid.
 
     Another user may have written the list in a shared workspace, so paths that lead out of the source folder are ignored.
     """

@@ -11,7 +11,7 @@ from types import FrameType
 
 @contextlib.contextmanager
 def handled(handler: Callable[[int, FrameType | None], object], *numbers: int) -> Iterator[None]:
-    """Install a signal handler during a `with` block, then restore the previous ones.
+    """Handle the signals `numbers` in a `with` block, then restore the previous handlers.
 
     Outside the main thread, where Python can't handle signals, do nothing.
     """

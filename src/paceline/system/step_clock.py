@@ -66,7 +66,7 @@ class StepClock:
         self._is_inside = False
 
     def step(self, optimizer: object) -> None:
-        """Count a step of an optimizer. `steps` is the highest count of an optimizer."""
+        """Count a step of an optimizer. Of several optimizers, the one with most steps counts."""
         made = self._optimizers.get(id(optimizer), 0) + 1
         if made > 1 or len(self._optimizers) < _MOST:
             self._optimizers[id(optimizer)] = made
@@ -76,11 +76,11 @@ class StepClock:
 
     @property
     def steps(self) -> int:
-        """Return the number of steps."""
+        """Return the number of optimizer steps in this process."""
         return self._steps
 
     def tick(self, metric: str) -> None:
-        """Count a value of a metric. Without optimizers, the highest count is the steps."""
+        """Count a logged value of a metric as a step, for scripts without optimizers."""
         logged = self._metrics.get(metric, 0) + 1
         if logged > 1 or len(self._metrics) < _MOST:
             self._metrics[metric] = logged

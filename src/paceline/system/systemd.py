@@ -13,7 +13,7 @@ def unit_path(name: str) -> Path:
 
 
 def plain(value: str) -> str:
-    """Return a value with escaped percent signs, for the end of a line."""
+    """Return a value with doubled percent signs, for unquoted use in a unit file."""
     return value.replace("%", "%%")
 
 

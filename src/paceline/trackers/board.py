@@ -99,7 +99,7 @@ class FollowedRun:
         self._there: dict[str, int] = {}
 
     def look(self) -> None:
-        """Link new event folders of the run, and write new values of its other metrics."""
+        """Bring the links and event files that TensorBoard reads up to date."""
         tags = set[str]()
         for place in event_folders(self._run):
             # Skip folders below a linked folder, which TensorBoard searches itself.

@@ -27,7 +27,7 @@ _Place = tuple[int | None, int | float | str, float, int, int]
 
 
 def rows(folders: Sequence[RunFolder]) -> Iterator[tuple[int | float | str | None, ...]]:
-    """Yield a row of `COLUMNS` for each number or text of a metric."""
+    """Yield a table row for each logged number or text, with the columns `COLUMNS`."""
     for folder in folders:
         for name, metric in series.read(folder.metrics).items():
             for place in _places(metric):
@@ -97,7 +97,7 @@ def to_tensorboard(folders: Sequence[RunFolder], top: Path) -> list[Path]:
 
 
 def event_writer(place: Path) -> Callable[[str | None, int, float, float], None]:
-    """Return a function that writes (tag, step, value, time) to a new event file.
+    """Return a writer of (tag, step, value, time) to a new event file in folder `place`.
 
     A call with None as tag closes the file.
 

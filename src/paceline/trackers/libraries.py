@@ -100,7 +100,7 @@ def _number(value: _Value) -> float | None:
 
 @dataclass(frozen=True)
 class Converted(Media):
-    """Media that a tracker has already converted."""
+    """Media that a tracker has already converted to an entry of the metric log."""
 
     converted: MediaEntry
 

@@ -68,9 +68,10 @@ class CutError(Exception):
 
 
 class RelayServer(Protocol):
-    """A run on the server of a tracker. After CutError, the caller may repeat a call.
+    """A client that stores one run on a tracker's server.
 
     to: The server as the option `--to` names it. look_s: Seconds between two readings of the run's logs.
+    After CutError, the caller may repeat a call.
     """
 
     to: str
@@ -83,7 +84,7 @@ class RelayServer(Protocol):
         """
 
     def send(self, values: list[SentValue], line: int, *, is_doubtful: bool) -> int:
-        """Store values on the server, and return the number of its new lines.
+        """Store values on the server, and return the number of lines added.
 
         line: Number of lines that the server has already. is_doubtful: An earlier call may have stored some of the values.
         """
@@ -235,7 +236,7 @@ def _values(line: bytes, counts: dict[str, int]) -> Iterator[SentValue]:
 
 
 class MlflowServer:
-    """A run on an MLflow server."""
+    """A client that stores one run on an MLflow server."""
 
     look_s = 2.0
 

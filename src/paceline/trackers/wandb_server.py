@@ -74,7 +74,7 @@ class _Upserted(TypedDict):
 
 
 class WandbServer:
-    """A run on the W&B server WANDB_BASE_URL, by default https://api.wandb.ai."""
+    """A client that stores one run on the W&B server WANDB_BASE_URL (default: https://api.wandb.ai)."""
 
     #: The interval of W&B's own client, which the server's limit on requests allows for.
     look_s = 15.0

@@ -102,7 +102,7 @@ def _start_ms(facts: RunFacts) -> int:
 
 
 def _test(clause: _Clause) -> Predicate | None:
-    """Return a test by which a run's facts exclude runs that don't match a clause.
+    """Return a test that excludes runs whose facts contradict a clause.
 
     Return None for a clause that the facts can't decide.
     """
@@ -125,7 +125,7 @@ def _test(clause: _Clause) -> Predicate | None:
 
 
 def _param_test(name: str, value: str) -> Predicate:
-    """Return a test of a run's parameter, which passes if the facts are not sure."""
+    """Return a test of a parameter that passes runs whose facts can't decide."""
     test = Compare(field_of(f"params.{quoted(name)}"), "=", (value,)).test(0)
 
     def passes(facts: RunFacts) -> bool:

@@ -105,7 +105,7 @@ def _numbers(run_id: str, metric: series.MetricSeries) -> list[Metric]:
 
 
 def history(folder: RunFolder, name: str) -> list[Metric]:
-    """Return all numbers that all ranks logged of a metric."""
+    """Return all values of a metric, of all ranks, as MLflow's metrics."""
     return [
         number
         for metric in series.read(folder.metrics, name=name).values()

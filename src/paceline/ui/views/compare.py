@@ -174,7 +174,7 @@ def changes(request: Request) -> Response:
 
 
 def pictures(request: Request) -> Response:
-    """Render pictures of the runs.
+    """Render plots of the runs' parameters and metrics.
 
     Query: `y` and `x`, each "parameters/NAME" or "metrics/NAME"; `part`, the metrics' "last", "best", "min" or "max".
     """
