@@ -118,7 +118,7 @@ def _texts(values: Mapping[str, object]) -> dict[str, str]:
 
 
 def signature(folder: Path, record: ModelRecord) -> dict[str, str]:
-    """Return the type of each input and output, such as {"input x": "double"}; {} without a signature.
+    """Return the type of each input and output, such as {"input x": "double"}, or {}.
 
     Args:
         folder: The folder of the version's files.

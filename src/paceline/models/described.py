@@ -36,7 +36,7 @@ def summary(model: Model) -> dict[str, Any]:
 
 
 def details(model: Model) -> dict[str, Any]:
-    """Return the JSON object of a version for `show`, with the keys of `summary` and more."""
+    """Return the JSON object of a version for `show`: more than `summary`."""
     record = model.record
     return {
         **summary(model),

@@ -106,7 +106,7 @@ def drop(blob: Path) -> int:
 
 
 def blob_path(blobs: Path, size_bytes: int, sha256: str) -> Path:
-    """Return the path for a stored file of this size and hash, which may not exist."""
+    """Return the path for a stored file, which may not exist."""
     return blobs / str(size_bytes) / sha256
 
 
@@ -273,7 +273,7 @@ def _link(blob: Path, target: Path, size: int, whole: Path | None = None) -> boo
 
 
 def _share(blob: Path, copy: Path, size: int) -> bool:
-    """Turn a new copy into a blob. Return False if an equal blob existed and replaced it."""
+    """Turn a new copy into a blob. Return False if an equal one replaced it."""
     beside = copy.with_name(f".{copy.name[:100]}.{os.urandom(4).hex()}")
     for name in _names(blob) * _TRIES:
         try:

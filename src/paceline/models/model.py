@@ -382,7 +382,7 @@ class Model:
         aliases.move(registry.versions_of(self._dir), self.name, alias, None)
 
     def alias_history(self, alias: str | None = None) -> _Changes:
-        """Return the changes of one alias, or of all aliases of the model, oldest first."""
+        """Return the changes of one alias, or of all, oldest first."""
         return aliases.history(registry.versions_of(self._dir), self.name, alias)
 
     def delete(self) -> None:

@@ -32,7 +32,7 @@ _ABANDONED_S = 3600.0
 
 @contextlib.contextmanager
 def staged(parts: Path) -> Iterator[Path]:
-    """Yield the folder `files` of a new staging folder, which is removed after the block.
+    """Yield the folder `files` of a new staging folder, removed after the block.
 
     The caller may rename the staging folder to a version before that.
     """
@@ -46,7 +46,7 @@ def staged(parts: Path) -> Iterator[Path]:
 
 
 def ready(files: Path) -> Path:
-    """Remove the lock file of a staging folder, and return the folder, ready to rename."""
+    """Unlock a staging folder, and return its path for renaming it."""
     (files.parent / _LOCK).unlink(missing_ok=True)
     return files.parent
 

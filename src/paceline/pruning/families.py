@@ -101,7 +101,7 @@ def _but_the_last(families: Iterable[Family], count: int) -> list[Family]:
 
 
 def _is_kept(folders: Iterable[RunFolder], makers: Container[str]) -> bool:
-    """Return whether a run in `folders` has the tag `keep` or has made a model."""
+    """Return whether a run has the tag `keep` or has made a model."""
     return any(folder.run_id in makers or KEEP_TAG in tags_and_properties.read(folder.notes).tags for folder in folders)
 
 

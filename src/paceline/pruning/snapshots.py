@@ -37,7 +37,7 @@ def unused(workspace_dir: Path, without: Collection[str] = ()) -> list[tuple[str
 
 
 def remove(workspace_dir: Path, name: str) -> bool:
-    """Remove a snapshot. Return False if a submission has just used it, or on an error."""
+    """Remove a snapshot. Return False if it was just used, or on an error."""
     path = workspace_dir / "snapshots" / name
     gone = path.with_name(f"{_GONE}{name[:16]}-{secrets.token_hex(4)}")
     # Check the age: a submission touches its snapshot before the run's record names it.
@@ -83,7 +83,7 @@ def _used(runs_dir: Path) -> Iterator[tuple[str, str]]:
 
 
 def _sizes(paths: list[Path]) -> list[int]:
-    """Return the bytes that each folder frees if the folders are removed in this order."""
+    """Return the bytes that each folder frees, if removed in this order."""
     names: dict[tuple[int, int], int] = {}
     sizes = []
     for path in paths:

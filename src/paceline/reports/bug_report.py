@@ -49,7 +49,7 @@ _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+), in (.+)$', re.MULTILINE)
 
 
 class BugReport(TypedDict, total=False):
-    """The facts of a bug report. `run` is missing if the report is not about a run."""
+    """The facts of a bug report, without `run` if no run is named."""
 
     versions: dict[str, str]
     platform: str

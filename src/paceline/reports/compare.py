@@ -104,7 +104,7 @@ class RunTable:
         }
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return a pandas frame with a column for each run, indexed by kind, name and part.
+        """Return a pandas frame: a column for each run, indexed by kind, name and part.
 
         Raises:
             UserError: pandas is not installed.

@@ -246,7 +246,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_if_possible(path: Path) -> None:
-    """Flush a file or folder to the disk, unless its file system cannot sync folders."""
+    """Flush a file or folder to the disk, if its file system can."""
     with contextlib.suppress(OSError):
         sync_file(path)
 
@@ -299,7 +299,7 @@ def _is_above(folder: str, path: str) -> bool:
 
 
 def make_own(path: Path) -> None:
-    """Create a folder in a public folder such as /tmp, or accept this user's existing one.
+    """Create a folder in a public one such as /tmp, or accept the existing one.
 
     Raises:
         PermissionError: The path is a link or a file, belongs to another user, or others may write to it.
@@ -349,7 +349,7 @@ def append_line(path: Path, value: Any) -> None:
 
 
 def json_lines(path: Path) -> Iterator[Any]:
-    """Yield the values of the complete lines of a JSON lines file, if it exists."""
+    """Yield the values of a JSON lines file's complete lines, if it exists."""
     try:
         data = path.read_bytes()
     except OSError:

@@ -160,7 +160,7 @@ def _gap_of(log: str, fd: int) -> Gap | None:
 
 
 def apply(path: str) -> None:
-    """Cut a copy of a log like the original. path: the copied gap file (`path_of`)."""
+    """Cut a log's copy like the original. path: the copied gap file (`path_of`)."""
     log = log_of(path)
     gap = read(log) if log is not None else None
     if log is None or gap is None or gap.is_closed:

@@ -122,7 +122,7 @@ def _names(found: Sequence[NotCopied]) -> str:
 
 
 def is_secret(name: str, *, is_folder: bool = False) -> bool:
-    """Return whether a name is that of a file or folder of passwords or keys."""
+    """Return whether a name is that of a file or folder of secrets."""
     return (not is_folder or name.startswith(".")) and re.fullmatch(_SECRET, name) is not None
 
 
@@ -274,7 +274,7 @@ def _is_environment(path: str) -> bool:
 
 
 def file_of(snapshot: Path, source: Path) -> Path:
-    """Return the path of the list of files of `source` that are not in `snapshot`."""
+    """Return the path of the list of `source`'s files that `snapshot` lacks."""
     import hashlib  # imported here because a supervisor does not need it
 
     key = hashlib.sha256(os.fsencode(os.path.realpath(source))).hexdigest()[:16]
@@ -282,7 +282,7 @@ def file_of(snapshot: Path, source: Path) -> Path:
 
 
 def files_of(snapshot: Path) -> list[Path]:
-    """Return the paths of the lists for a snapshot, one for each of its source folders."""
+    """Return the paths of a snapshot's lists, one for each source folder."""
     return list((snapshot.parent / ".linked").glob(f"{snapshot.name}-*.json"))
 
 
@@ -292,7 +292,7 @@ def write(path: Path, found: Iterable[NotCopied]) -> None:
 
 
 def read(path: Path) -> list[NotCopied]:
-    """Return the files in a list of `write`; [] if the list is missing or invalid.
+    """Return the files in a list of `write`; [] if missing or invalid.
 
     Another user may have written the list in a shared workspace, so paths that lead out of the source folder are ignored.
     """

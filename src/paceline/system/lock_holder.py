@@ -25,7 +25,7 @@ def holder(path: "str | os.PathLike[str]") -> str:
 
 
 def user_name(uid: int) -> str:
-    """Return the name of a user, or the number if the user has no name."""
+    """Return a user's name, or the number if there is no name."""
     import pwd
 
     try:

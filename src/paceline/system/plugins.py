@@ -7,7 +7,7 @@ from importlib import import_module
 
 
 def load(group: str, own: Mapping[str, str], name: str) -> object | None:
-    """Return an instance of the class with this name, or None without such a class.
+    """Return an instance of the class with this name, or None if unknown.
 
     own: Built-in names -> "module:class". A built-in name takes precedence over a plug-in's name.
     group: The entry-point group of plug-ins.

@@ -165,7 +165,7 @@ class Versions:
         return sorted(map(int, self.of(name).names()))
 
     def read(self, name: str, version: int) -> Any:
-        """Return the document of a version, or None if it is missing or not JSON."""
+        """Return a version's document, or None if it is missing or not JSON."""
         return self.of(name).read(str(version))
 
     def add(self, name: str, make: Callable[[int], Any]) -> int:
@@ -235,11 +235,11 @@ class VersionFolders(Versions):
         return sorted(int(one) for one in found if (folder / one / self.document).exists())
 
     def read(self, name: str, version: int) -> Any:
-        """Return the document of a version, or None if it is missing or not JSON."""
+        """Return a version's document, or None if it is missing or not JSON."""
         return read_json(self.path(name, version) / self.document)
 
     def add_folder(self, name: str, folder: Path, make: Callable[[int], Any]) -> int:
-        """Rename a folder to the next version, in a block of `locked`. Return its number.
+        """Rename a folder to the next version, and return its number, in a block of `locked`.
 
         folder: A folder on the same file system.
         make: Called with the version number; returns the document, which is then written into the folder.
@@ -250,7 +250,7 @@ class VersionFolders(Versions):
         return self._take_number(name, lambda version: self._put(name, version, folder, make(version)))
 
     def put_folder(self, name: str, version: int, folder: Path, document: Any) -> None:
-        """Rename a folder to a version with a given number, in a block of `locked`.
+        """Rename a folder to a given version, in a block of `locked`.
 
         Versions that are added later get higher numbers.
 

@@ -97,7 +97,7 @@ def to_tensorboard(folders: Sequence[RunFolder], top: Path) -> list[Path]:
 
 
 def event_writer(place: Path) -> Callable[[str | None, int, float, float], None]:
-    """Return a writer of (tag, step, value, time) to a new event file in folder `place`.
+    """Return a writer of (tag, step, value, time) to an event file in `place`.
 
     A call with None as tag closes the file.
 

@@ -136,7 +136,7 @@ class _Log:
         self._curves: dict[bytes, Curve] = {}
 
     def read_on(self, into: RunCurves) -> bool:
-        """Read the lines that were appended to the log. Return True if there were any."""
+        """Read the log's new lines. Return False if there are none."""
         came = False
         with contextlib.suppress(OSError):
             for data in self._tail.chunks(_CHUNK):
@@ -167,7 +167,7 @@ class _Log:
         self._take_lines(plain, into)
 
     def _take_columns(self, found: Mapping[bytes, list[tuple[bytes, ...]]], into: RunCurves) -> bool:
-        """Add values to the curves of a few metrics, given as (values, times, steps) of each.
+        """Add values to a few metrics' curves, as (values, times, steps) of each.
 
         Return False, and add nothing, if a value is not a number.
         """
@@ -194,7 +194,7 @@ class _Log:
         return True
 
     def _take_lines(self, lines: list[tuple[bytes, ...]], into: RunCurves) -> bool:
-        """Add values to the curves, given as (name, value, time if kept, step or b"").
+        """Add values to curves, as (name, value, time if kept, step or b"").
 
         Return False, and add nothing, if a value is not a number.
         """

@@ -52,7 +52,7 @@ class MembersFile:
         self.role("")
 
     def role(self, name: str) -> str | None:
-        """Return the role of a user, or None for a user who is not a member."""
+        """Return a user's role, or None if the user is not a member."""
         try:
             fd = _open_own(self._path)
         except OSError as error:

@@ -80,7 +80,7 @@ class _Position:
 
 
 def panels_of(curves: RunCurves) -> Panels:
-    """Return a panel for each name of logged media, tables and texts, at its latest position."""
+    """Return the latest panel of each name of logged media, tables and texts."""
     names = [*curves.others]
     return {"panels": [panel_of(curves, name) for name in names[:_PANELS]], "more": max(0, len(names) - _PANELS)}
 
@@ -88,7 +88,7 @@ def panels_of(curves: RunCurves) -> Panels:
 def panel_of(curves: RunCurves, name: str, at: int = -1, rank: float | None = None) -> Panel:
     """Return the panel of the media, table or texts logged under a name.
 
-    at: Index of the position, or -1 for the last position. rank: Return only values of this rank; None for all.
+    at: Index of the step or logging call to show, or -1 for the latest. rank: Return only values of this rank; None for all.
     """
     logged = curves.others.get(name, [])
     # If a name was logged in several ways, the last one counts.
@@ -117,7 +117,7 @@ def panel_of(curves: RunCurves, name: str, at: int = -1, rank: float | None = No
 
 
 def _positions(logged: Sequence[Other]) -> list[_Position]:
-    """Group values by step, or by the number of the logging call for values without step."""
+    """Group values by step, or by logging call if they have no step."""
     groups: dict[tuple[int, int], list[Other]] = {}
     calls = Counter[tuple[int, int]]()
     for one in logged:

@@ -222,7 +222,7 @@ def ranks_of_nodes(folder: RunFolder) -> list[NodeRanks]:
 
 
 def details(folder: RunFolder, record: RunRecord) -> TemplateValues:
-    """Return the data of the page of details: the run's job, environment, code and data."""
+    """Return the data of a run's details: job, environment, code and data."""
     environment = read_json(folder.environment) or {}
     return {
         "shown_job": record.job.shown() if record.job else None,
@@ -291,7 +291,7 @@ def _metric_json(curves: RunCurves, keys: Sequence[Key]) -> MetricJson:
 
 
 def _chosen_ranks(query: CurveQuery, there: Sequence[int], name: str, *, is_node: bool) -> tuple[Collection[int], bool]:
-    """Return the ranks or nodes to draw of a metric, and whether to draw them as a band."""
+    """Return a metric's ranks or nodes to draw, and whether as a band."""
     of_name: Collection[int] | None = query.ranks
     if is_node:
         of_name = None if query.node_ranks is None else query.node_ranks[name.startswith("rank_")]

@@ -170,7 +170,7 @@ def _listen(config: UiConfig) -> socket.socket:
 
 
 def _listen_at(path: str, *, for_members: bool) -> socket.socket:
-    """Return a Unix socket that listens at `path`, for this user only or for all members."""
+    """Return a Unix socket at `path`, for this user only or for all members."""
     folder = Path(path).parent
     try:
         if for_members:

@@ -216,7 +216,7 @@ def owner_of(folder: RunFolder, record: RunRecord | None, workspace_dir: Path) -
 
 
 def permit(request: Request, form: Mapping[str, str], folder: RunFolder | None) -> None:
-    """Write a member's change to the log, or raise if the member may not make it.
+    """Log a member's change, or raise if the member may not make it.
 
     folder: The run in the request's path, or None.
 

@@ -84,7 +84,7 @@ def picture_of_hang(folder: RunFolder, attempt: int) -> WaitPicture | None:
 
 
 def wait_picture(told: WorkersReport) -> WaitPicture:
-    """Return the picture of which ranks wait for which, from stack dumps of all ranks."""
+    """Return the picture of waiting ranks from stack dumps of all ranks."""
     waits = wait_graph.waits(told)
     groups = _groups(told, waits)
     boxes = [_box(ranks, place) for ranks, place in groups]

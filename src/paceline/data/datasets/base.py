@@ -55,7 +55,7 @@ class AnyDataset:
 
     @classmethod
     def from_folder(cls: type[D], reference: DataReference, path: str | os.PathLike[str]) -> D:
-        """Create the dataset that a script gets for the input `reference`, with its files at `path`."""
+        """Create a script's dataset for the input `reference` with files at `path`."""
         # Dataset names contain no colon, so this splits "digits:3".
         name, _, version = (reference.dataset or "").rpartition(":")
         return cls(
@@ -242,7 +242,7 @@ class AnyDataset:
         return self.as_named_input(self._input_name()).as_download(path_on_compute)
 
     def as_partition(self, by: Literal["node", "rank"] = "node") -> DataReference:
-        """Return a job's input that gives each node or rank (`by`) its own part of the files."""
+        """Return a job's input whose files are divided among nodes or ranks (`by`)."""
         return self.as_named_input(self._input_name()).as_download().as_partition(by)
 
     def _with(self: D, step: Step) -> D:

@@ -254,7 +254,7 @@ class Dataset:
 
 
 def opened(reference: DataReference, path: str | os.PathLike[str]) -> FileDataset | TabularDataset:
-    """Return the dataset that a script gets for the input `reference`, with its files at `path`."""
+    """Return a script's dataset for the input `reference` with files at `path`."""
     return (TabularDataset if reference.table else FileDataset).from_folder(reference, path)
 
 

@@ -114,7 +114,7 @@ class TabularDataset(AnyDataset):
 
     @classmethod
     def from_folder(cls, reference: DataReference, path: str | os.PathLike[str]) -> TabularDataset:
-        """Create the dataset that a script gets for the input `reference`, with its files at `path`.
+        """Create a script's dataset for the input `reference` with files at `path`.
 
         If the input has no format, the file extensions decide.
 

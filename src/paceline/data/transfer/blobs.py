@@ -52,7 +52,7 @@ def opened(workspace_dir: Path, place: Source) -> Iterator[tuple[Store, str]]:
 
 
 def found_below(store: Store, place: Source, path: str) -> list[FileInfo]:
-    """Return the files below a path of the store, or [] if it does not exist."""
+    """Return the files below a path of the store, [] if it does not exist."""
     try:
         return list_source(store, place, path)
     except DataError:
@@ -74,7 +74,7 @@ def hash_stored(store: Store, reader: Reader, info: FileInfo) -> str:
 
 
 class Blobs:
-    """The content-addressed files in a folder of a store, as listed at the last `refresh`."""
+    """The content-addressed files in a store's folder, as listed by `refresh`."""
 
     def __init__(self, store: Store, place: Source, path: str) -> None:
         self._store, self._place, self._path = store, place, path.rstrip("/")

@@ -46,7 +46,7 @@ _MOMENT_S = 0.03
 
 @dataclass(frozen=True)
 class CacheUse:
-    """Number and total size of the cached files, and size of those that runs link to."""
+    """Number and size of the cached files, and size of those linked by runs."""
 
     files: int
     bytes: int

@@ -127,7 +127,7 @@ def _refuse_memory(reference: DataReference, records: Sequence[StoreRecord]) -> 
 
 
 def _place_itself(places: Sequence[tuple[StoreRecord, str]]) -> Path | None:
-    """Return the real path of an input with one local source, or None for several or a pattern."""
+    """Return the real path of an input with one local source, else None."""
     [(record, path), *others] = places
     if others or is_pattern(path):
         return None
@@ -161,7 +161,7 @@ def _parts(
 
 @contextlib.contextmanager
 def _held(cache: DataCache, view_dir: Path) -> Iterator[None]:
-    """Protect a run's folder of data from removal by other processes while it is filled."""
+    """Protect a run's data folder from removal by other processes while it is filled."""
     if cache.views not in view_dir.parents:
         yield
         return

@@ -61,7 +61,7 @@ def list_files(sources: Sequence[Source], workspace_dir: Path) -> list[FileInfo]
 
 
 def list_source(store: Store, source: Source, path: str) -> list[FileInfo]:
-    """Return the files of one source, unsorted. `path` is the source's path in the store.
+    """Return a source's files, unsorted. `path` is the source's path in the store.
 
     Raises:
         DataError, TransferError: For the reasons that `list_files` gives.
@@ -171,7 +171,7 @@ def _local(store: Store, base: str) -> Iterator[_Entry]:
 
 
 def _check_seen(entry: os.DirEntry[str]) -> None:
-    """Raise OSError if an entry is unreadable, unless it is a broken or circular link."""
+    """Raise OSError for an unreadable entry, except a broken or circular link."""
     try:
         entry.stat()
     except OSError as error:

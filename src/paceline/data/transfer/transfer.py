@@ -239,7 +239,7 @@ class _StoppedError(Exception):
 
 
 def _first_error(futures: Sequence[Future[None]], stop: threading.Event) -> None:
-    """Wait for all futures. If one fails, set `stop` at once and raise its error."""
+    """Wait for all futures, or set `stop` and raise the first error."""
     done, _ = wait(futures, return_when=FIRST_EXCEPTION)
     errors = [error for future in done if (error := future.exception()) is not None]
     # Cancellations say nothing about the cause.

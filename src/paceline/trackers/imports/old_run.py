@@ -16,7 +16,7 @@ UNFINISHED = "Unfinished"
 
 
 class Problems(Counter[str]):
-    """Counts of messages about parts of a run that were left out, with an example each."""
+    """Counts of messages about omitted parts of a run, with an example each."""
 
     def __init__(self) -> None:
         super().__init__()

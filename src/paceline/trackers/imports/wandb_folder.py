@@ -39,7 +39,7 @@ _MEDIA = "_type"
 
 
 def runs(path: Path) -> Iterator[OldRun | BrokenRun]:
-    """Yield the runs of the folder `wandb`, of its parent, or of a single run's folder."""
+    """Yield the runs of the folder `wandb`, its parent, or one run's folder."""
     places = [place for place in (path, path / "wandb", path / ".wandb") if place.is_dir()]
     patterns = ("*.wandb", "run-*/*.wandb", "offline-run-*/*.wandb")
     logs = [log for place in places for pattern in patterns for log in place.glob(pattern)]

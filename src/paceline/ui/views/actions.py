@@ -47,7 +47,7 @@ def routes() -> list[Route]:
 
 
 def _changing(change: Callable[[RunFolder, Mapping[str, str]], object]) -> Callable[[Request], object]:
-    """Return a view that calls `change` with a run and a form, and shows the run again."""
+    """Return a view that calls `change` with a run and a form."""
 
     async def view(request: Request) -> Response:
         form, folder = await common.form_of(request), common.folder_of(request)
@@ -198,7 +198,7 @@ def _change_all(
 
 
 def deleted_page(request: Request) -> Response | None:
-    """Return the page of a deleted run, or None if the trash has no such run."""
+    """Return a deleted run's page, or None if it is not in the trash."""
     run = _deleted(request) if "text/html" in request.headers.get("accept", "") else None
     if run is None:
         return None

@@ -234,7 +234,7 @@ async def fields_of(request: Request) -> dict[str, list[str]]:
 
 
 def refuse_unknown_fields(form: Iterable[str], known: Iterable[str]) -> None:
-    """Raise HTTPException (400) if a form has a field that its page does not have."""
+    """Raise HTTPException (400) if a form has an unknown field."""
     if unknown := sorted({*form} - {"form_key", *known}):
         raise HTTPException(400, f"The form has an unknown field {unknown[0]!r}. Reload the page.")
 
@@ -246,7 +246,7 @@ def digits(text: str) -> int | None:
 
 
 def whole_number(form: Mapping[str, str], name: str) -> int | None:
-    """Return the whole number in a form's field, or None if the field is empty.
+    """Return the whole number in a form's field; None if empty.
 
     Raises:
         HTTPException: The text is not a whole number (400).
@@ -259,7 +259,7 @@ def whole_number(form: Mapping[str, str], name: str) -> int | None:
 
 
 def tag_of(form: Mapping[str, str]) -> tuple[str, str | None, str]:
-    """Return a form's new tag (key, value) and the key of the tag to remove.
+    """Return a form's new tag (key, value), and the key to remove.
 
     Raises:
         HTTPException: The key or the value is too long (400).
@@ -271,7 +271,7 @@ def tag_of(form: Mapping[str, str]) -> tuple[str, str | None, str]:
 
 
 def routes(name: str, find: Find) -> list[Route]:
-    """Return the routes of a run's page `name` and of the stream of its changes.
+    """Return the routes of a run's page `name` and its changes.
 
     find: Return the values of the page's template for a run.
     """

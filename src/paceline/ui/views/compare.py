@@ -235,7 +235,7 @@ def report(request: Request) -> Response:
 
 
 def names(request: Request) -> Response:
-    """Return suggestions of runs for the query `q`, or for its words if it is invalid."""
+    """Return suggested runs for the query `q`, or its words if it is invalid."""
     index: RunIndex = request.app.state.index
     index.refresh_within(PATIENCE_S)
     text = request.query_params.get("q", "")[:LONGEST]
@@ -274,7 +274,7 @@ def requested_runs(request: Request) -> ChosenRuns:
 
 
 def _facts_of(request: Request) -> FactsOf:
-    """Return a function that finds a run's facts, in the index if the run has ended."""
+    """Return a function that finds a run's facts, if possible in the index."""
     index: RunIndex = request.app.state.index
 
     def facts_of(folder: RunFolder) -> RunFacts | None:

@@ -34,7 +34,7 @@ _Answer = Callable[[Request], Response]
 
 
 def routes() -> list[Route]:
-    """Return the routes of each page: the page, the stream of its changes, and its forms."""
+    """Return the routes of the pages, of their changes and of their forms."""
     pages: list[tuple[str, str, _Find]] = [
         ("/models", "models", models.listed),
         ("/models/{name}/{version:int}", "model", models.version),
