@@ -45,8 +45,8 @@ def choose(machines: Sequence[Machine], interface: str | None = None) -> list[tu
 
     With `interface`, this is the machine's address on that interface. Otherwise it is the address at which ssh or Slurm
     reaches the machine, if those addresses share a network; else an address in the first network common to all
-    machines; else the best guess for each machine. The returned interface is None if the machine has no interface with
-    that address.
+    machines; else the address or name that ssh or Slurm uses. The returned interface is None if the machine has no
+    interface with that address.
 
     Raises:
         TargetError: A machine lacks `interface`; the message lists its interfaces.

@@ -97,5 +97,5 @@ class Frames:
 
 
 def ping_s(silence_s: float) -> float:
-    """Return the seconds between pings: one late ping must not count as silence."""
+    """Return the seconds between two pings, a fifth of `silence_s`."""
     return silence_s / 5

@@ -198,7 +198,7 @@ def wait(
 
 
 def end(folder: ServiceFolder, state: str) -> None:
-    """Request that the service stops (DOWN) or is deleted (GONE). Return once this is done."""
+    """Stop a service (DOWN) or delete it (GONE). Return once its processes have ended."""
     # Open the lock file now: it stays locked until the supervisor's last process has ended, even without its folder.
     fd = os.open(folder.lock, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -309,7 +309,11 @@ def _checked_tls(tls: tuple[str, str] | None) -> tuple[str | None, str | None]:
 
 
 def _check_target(workspace_dir: Path, target: str) -> bool:
-    """Return whether other machines can reach the target's nodes. Raise if it can't serve."""
+    """Return whether other machines can reach the target's nodes.
+
+    Raises:
+        ServiceError: Services can't run on this target.
+    """
     config = configured.read(workspace_dir, target)
     if config.kind == configured.LOCAL:
         return False

@@ -36,9 +36,9 @@ _OPERATIONS = ("/score", "infer")
 
 
 class LoadPoint(TypedDict):
-    """The load in the period between two samples of a server's counters.
+    """The rates and latencies of a service's requests between two samples.
 
-    Latencies are in milliseconds, and None if there was no request.
+    Latencies are None without a request in between. `waiting` and `running` are numbers of requests at the end.
     """
 
     t: float
@@ -53,7 +53,7 @@ class LoadPoint(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSample:
-    """The counters of a server at one time. They start at 0 with each new server.
+    """The request counters of a server at one time. Each new server starts them at 0.
 
     buckets: Upper bound of the latency in seconds -> number of requests up to this bound.
     """
@@ -70,7 +70,7 @@ class ServerSample:
 
 
 class LoadHistory:
-    """The writer of a service's load history. The service's supervisor uses it."""
+    """The supervisor's writer of `load.jsonl`, a history of request rates and latencies."""
 
     def __init__(self, folder: ServiceFolder) -> None:
         self._folder = folder
@@ -79,7 +79,7 @@ class LoadHistory:
         self._thread: threading.Thread | None = None
 
     def look(self, record: ServiceRecord) -> None:
-        """Take a sample if one is due, in a thread because the server may answer late."""
+        """Sample the server's counters every 30 s, in a thread since the answer may be late."""
         if time.monotonic() >= self._next and not (self._thread and self._thread.is_alive()):
             self._next = time.monotonic() + HISTORY_S
             self._thread = threading.Thread(target=self._add, args=(record,), daemon=True)
@@ -110,7 +110,7 @@ class LoadHistory:
 
 
 def read_history(folder: ServiceFolder) -> list[LoadPoint]:
-    """Return the points of a service's history of load, oldest first."""
+    """Return a service's past request rates and latencies (`load.jsonl`), oldest first."""
     return _history_at(folder, stamp_of(folder.load))
 
 
@@ -132,7 +132,7 @@ def _is_point(value: object) -> bool:
 
 
 class ServiceLoad:
-    """The recent load of one service, which is sampled only while a user watches it."""
+    """The recent request rates of a service, sampled only while a user watches them."""
 
     def __init__(self, folder: ServiceFolder) -> None:
         self._folder = folder
@@ -142,11 +142,11 @@ class ServiceLoad:
 
     @property
     def last(self) -> ServerSample | None:
-        """The last sample, or None before the first sample."""
+        """The newest sample of the server's counters, or None before the first."""
         return self._samples[-1] if self._samples else None
 
     def points(self, record: ServiceRecord) -> list[LoadPoint]:
-        """Return the load history. Take a sample first if one is due.
+        """Return request rates and latencies, oldest first. Take a sample first if one is due.
 
         Samples of this object are more frequent than the history, and replace its points of the same period.
         """
@@ -230,7 +230,7 @@ def parse(text: str, at: float) -> ServerSample:
 
 
 def point(before: ServerSample, now: ServerSample) -> LoadPoint:
-    """Return the load between two samples of a service."""
+    """Return request rates and latencies between two samples of a server's counters."""
     if now.requests < before.requests:
         # The counters have decreased, so the server was restarted in between.
         before = ServerSample(at=before.at)
@@ -287,7 +287,7 @@ class ModelReplica:
 def replicas(folder: ServiceFolder, sample: ServerSample | None) -> list[ModelReplica]:
     """Return the model processes of a server on this machine.
 
-    sample: The server's last sample, which has the memory of each process, or None.
+    sample: The newest sample, from which the memory of each process comes; None if unknown.
     """
     state = read_state(folder.server)
     memory: Mapping[int, int] = sample.memory_bytes if sample is not None else {}

@@ -15,7 +15,7 @@ _PAUSE_S = 0.1
 
 
 def shorten(folder: ServiceFolder, most_bytes: int = _MOST_BYTES) -> None:
-    """Move a log that exceeds `most_bytes` to `old_log`, replacing the previous old log."""
+    """Move the log to `folder.old_log` if it exceeds `most_bytes`. Replace the old log."""
     try:
         if folder.log.stat().st_size <= most_bytes:
             return

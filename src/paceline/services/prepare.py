@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
 
 
 def prepare(workspace_dir: Path, environment: EnvironmentSpec, say: Callable[[str], None]) -> tuple[Built, NodeSetup]:
-    """Build an environment if necessary. Return it, and the setup of its processes.
+    """Build an environment if necessary. Return it, and how to start processes in it.
 
     say: Called with each line of progress.
     """
@@ -61,7 +61,7 @@ def prepare(workspace_dir: Path, environment: EnvironmentSpec, say: Callable[[st
 
 
 class Preparation:
-    """A build in progress. Call `poll` until `setup` or `failure` is set.
+    """The build of a revision's environment. Call `poll` until `setup` or `failure` is set.
 
     is_here: Whether the service runs on this machine. A remote run builds the environment itself.
     held: Locks that keep `paceline env prune` from removing the environment.

@@ -52,7 +52,7 @@ class _Served:
     tag: A text that identifies the revision and its settings.
     keys_time: Time of the keys that the run has (`keys.changed_ns`).
     port: The server's port on its node, or None while unknown.
-    address: An address of the node that this machine reaches, or "-".
+    address: An address of the node that this machine can reach, or "-" if there is none.
     forward: The ssh process that forwards connections to the server.
     """
 

@@ -85,7 +85,7 @@ def _fill(
 
 
 def spec_of(folder: ServiceFolder, revision: Revision) -> RevisionSpec:
-    """Return the spec from which this revision could be written again."""
+    """Return a spec that would make a new revision with the content of this one."""
     return RevisionSpec(
         models=tuple(
             model.id or folder.revision(revision.number).model(index) / str(model.file)

@@ -63,7 +63,7 @@ def make_spec(
 
 
 def changed_spec(before: RevisionSpec, *, settings: Mapping[str, object] | None = None, **changes: Any) -> RevisionSpec:
-    """Return the spec with `changes`. Settings that are not named keep their values."""
+    """Return a spec with `changes` of its fields. Other fields and settings stay."""
     both = {**before.settings, **(settings or {})}
     return replace(before, settings=as_settings(both), **changes)
 

@@ -299,7 +299,7 @@ class Supervisor:
             self._note(state=STOPPED, settled=target.serial, failure=None, server_pid=None)
 
     def _close(self, *, keeps_up: bool = False) -> None:
-        """Stop the server, but leave a remote one to the next supervisor if `keeps_up`."""
+        """Stop the server. With `keeps_up`, leave a remote server to the next supervisor."""
         self._drop()
         if keeps_up:
             self.server.leave()

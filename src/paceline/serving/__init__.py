@@ -17,7 +17,7 @@ _flag: mmap.mmap | None = None
 
 
 def watch_client(fd: int) -> None:
-    """Map the first byte of a file into memory: 1 means that the client has disconnected."""
+    """Let `is_client_disconnected` read the first byte of a file, 1 after a disconnect."""
     global _flag
     _flag = mmap.mmap(fd, 1)
 

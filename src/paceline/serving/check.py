@@ -26,7 +26,7 @@ from paceline.system.files import remove_tree
 class CheckResult:
     """The result of checking a configuration.
 
-    problem: The reason why the configuration can't be served, in one sentence, or None.
+    problem: The reason why the configuration can't be served, in one sentence; None if it can.
     log: Output of the model process.
     kind: Kind of the model, such as "script".
     load_s, answer_s: Seconds for loading the model, and for the response to the sample.
@@ -94,7 +94,7 @@ def _ask(started: StartedModel, config: ServerConfig, sample: bytes | None, outp
 
 
 def _next(started: StartedModel, limit_s: float, doing: str) -> tuple[int, bytes] | str:
-    """Return the next frame of the model process, or the reason why none arrived."""
+    """Return (kind, payload) of the model process's next frame, or why none arrived."""
     started.link.settimeout(limit_s)
     try:
         frame = wire.receive(started.link)

@@ -56,7 +56,7 @@ class ModelSetup:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """The payload of READY: the attributes of the model's `Servable`."""
+    """The payload of READY: facts about the loaded model, as in `Servable`."""
 
     kind: str
     wants_head: bool
@@ -106,7 +106,7 @@ def json_frame(kind: int, value: object) -> bytes:
 def receive(link: socket.socket) -> tuple[int, bytes] | None:
     """Return the next frame as (kind, payload), or None once the socket is closed.
 
-    The socket must be blocking. The other process must send its next frame only after an answer.
+    The socket must be blocking. Its sender must not send a frame before the previous frame is answered.
 
     Raises:
         TimeoutError: The socket's timeout has passed.

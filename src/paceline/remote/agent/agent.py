@@ -221,7 +221,7 @@ class Agent:
         return {"left": self._kill(lambda: [pid for pid in self._ours() if pid not in self._commands.spares])}
 
     def _op_adopt(self, header: Header, data: bytes) -> Header:
-        """Begin to manage processes of a run that an engine will start."""
+        """Kill leftovers of a run, and manage the processes that an engine will start for it."""
         self._run_id = header["run_id"]
         return {"left": self._kill(self._adopted)}
 
@@ -235,7 +235,7 @@ class Agent:
         return [] if self._run_id is None else processes.belonging("PACELINE_RUN_ID", self._run_id)
 
     def _kill(self, which: Callable[[], list[int]]) -> int:
-        """Kill the processes that `which` returns. Return how many remain after `_GONE_S`."""
+        """Kill the processes that `which` returns. Return how many are left after `_GONE_S` seconds."""
         deadline = time.monotonic() + _GONE_S
         while (left := which()) and time.monotonic() < deadline:
             for pid in left:

@@ -75,8 +75,8 @@ def boot(settings: "Dict[str, Any]") -> None:  # noqa: UP006
 def digest_in(folder: str, is_ours: bool = False) -> "Optional[str]":  # noqa: UP045
     """Return the `digest` of the package `paceline` in a folder, or None.
 
-    The digest is cached in a file (`known_digest`) if `is_ours`, or if `paceline` is a link, as in workspaces. Nothing
-    is written beside an installed package.
+    The digest is cached in a file in the folder if Paceline has made the folder: if `is_ours`, or if `paceline` is a
+    link. Nothing is written beside an installed package.
     """
     package = os.path.join(folder, "paceline")
     return known_digest(folder) if is_ours or os.path.islink(package) else digest(package)
@@ -116,7 +116,7 @@ def known_digest(folder: str) -> "Optional[str]":  # noqa: UP045
 
 
 def state_of(package: str) -> "Tuple[str, float]":  # noqa: UP006
-    """Return a text that changes with any file of the package, and the last change's time."""
+    """Return a text that differs after a change of any file, and the time of the last change."""
     lines, last = [], 0.0
     for path in files_of(package):
         about = os.stat(path)

@@ -73,7 +73,7 @@ class CommandFiles:
             self._written += self._output.write(line)
 
     def let_go(self) -> None:
-        """Stop waiting for the client to read the output."""
+        """Write further output without limit, even if the client does not read it."""
         self._is_over = True
 
     def heard(self) -> list[dict[str, Any]]:
@@ -130,7 +130,7 @@ class _Run:
         self._readers: list[_Reader] = []
 
     def code(self) -> int | None:
-        """Return the exit code as in a shell, or None while the command runs."""
+        """Return the command's exit code as in a shell, or None while it runs."""
         code = self.process.poll()
         return None if code is None else processes.shell_code(code)
 

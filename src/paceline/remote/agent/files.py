@@ -160,7 +160,7 @@ class AtomicWrite:
             remove(self._top)
 
     def drop(self) -> None:
-        """Remove what has arrived, except a tree that is complete."""
+        """Remove the pieces that have arrived, unless the file or folder is complete."""
         if self._file is not None:
             self._file.close()
             with contextlib.suppress(OSError):

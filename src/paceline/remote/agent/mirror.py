@@ -75,10 +75,10 @@ class Mirror(threading.Thread):
         self._keepers: dict[str, Keeper] = {}
 
     def tell(self, header: Header) -> None:
-        """Queue a frame, to be sent after the logs and other small files.
+        """Send the supervisor a frame, after the logs and other small files.
 
-        header: The frame's header. If it has `all`, checkpoints and outputs are sent before the frame too. If it also
-            has `last`, the script's working directory is cleaned up, and the files left in it are sent.
+        header: The frame's header. With the key `all`, checkpoints and outputs are sent before the frame too. With
+            `all` and `last`, the script's working directory is cleaned up, and its remaining files are sent too.
         """
         with self._changed:
             self._jobs.append(header)
@@ -113,7 +113,7 @@ class Mirror(threading.Thread):
             self.step()
 
     def step(self) -> None:
-        """Send new lines of logs, queued frames, and one piece of a large file."""
+        """Send the supervisor new lines of logs, frames of `tell`, and a piece of a large file."""
         with self._changed:
             jobs = list(self._jobs)
             self._jobs.clear()

@@ -71,7 +71,7 @@ class AgentConnection:
         return self.answer(self.send(op, values, data), op, timeout_s)
 
     def send(self, op: str, values: Mapping[str, object], data: bytes = b"") -> Pending:
-        """Send a request, and return at once."""
+        """Send a request without waiting. Return the pending request, for `answer`."""
         pending = self.requests.new()
         self.out.put({"op": op, "id": pending.number, **values}, data)
         return pending

@@ -240,12 +240,12 @@ class Copies:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftBehind:
-    """A copy of an ended run, or another thing, that a killed process left.
+    """A folder on a node that a killed process has left, such as the copy of an ended run.
 
     Attributes:
-        run_id: "" for a thing of no single run.
+        run_id: The run that the folder belongs to; "" if it belongs to no single run.
         missing: Names of files in the copy that the run's own folder lacks.
-        stays: The reason why the copy was not removed; "" if it was removed, or would be without `dry_run`.
+        stays: The reason why the folder was not removed; "" if it was removed, or would be without `dry_run`.
         is_foreign: Whether the run belongs to another workspace.
     """
 
@@ -343,7 +343,7 @@ def _is_of(link: Link, path: str, folder: RunFolder) -> bool:
 
 
 def _only_there(there: Mapping[str, Stamp], folder: RunFolder, *, is_single: bool) -> dict[str, int]:
-    """Return {name: bytes} of files that the run's own folder lacks, or has in an older version.
+    """Return {name: missing bytes} of files that the run's own folder lacks or has older.
 
     there: The files of the node's copy, as {name: stamp}.
     is_single: Whether the run had one attempt. Only then do metrics count, since all attempts append to the same files.

@@ -112,7 +112,10 @@ class Link(LinkFiles):
         timeout_s: float = 30.0,
         silence_s: float = SILENCE_S,
     ) -> Link:
-        """Open a link over existing `ends`. The other arguments are as for `open`."""
+        """Open a link over streams that already lead to a Python on the node (`bootstrap_words`).
+
+        The other arguments are as for `open`.
+        """
         link = cls(ends, name, silence_s)
         settings = {
             "shared": str(library_dir) if shared_library else None,
@@ -212,7 +215,7 @@ class Link(LinkFiles):
         return int(answer["pid"]), str(answer["cold"])
 
     def send(self, op: str, values: Mapping[str, object]) -> Pending:
-        """Send a request and return at once. Pass the result to `answer`."""
+        """Send a request without waiting. Return the pending request, for `answer`."""
         return self._connection.send(op, values)
 
     def answer(self, pending: Pending, op: str, timeout_s: float) -> Header:
@@ -260,7 +263,7 @@ class Link(LinkFiles):
         self._connection.ask("kill_session", timeout_s=5.0, pid=pid)
 
     def adopt(self, run_id: str) -> None:
-        """Prepare the agent for processes of a run that an engine will start."""
+        """Kill leftovers of a run, and manage the processes that an engine will start for it."""
         self._connection.ask("adopt", timeout_s=10.0, run_id=run_id)
 
     def end_run(self, run_id: str) -> int:

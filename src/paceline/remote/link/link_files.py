@@ -142,10 +142,10 @@ class LinkFiles:
         log_limit: int = 0,
         have: Mapping[str, list[int]] | None = None,
     ) -> Pending:
-        """Start to mirror the files that a run writes on the node to `folder`.
+        """Start to copy each file that a run writes on the node to the local `folder`.
 
         remote_run_dir: The run's folder on the node.
-        replica: The writer of mirrored files, shared by all links of a run; None to create one.
+        replica: The writer of the copies, shared by all links of a run; None to create one.
         rank: The node's rank.
         group: A number that is equal for nodes that share a file system.
         takes_files: Whether to mirror checkpoints and outputs too.

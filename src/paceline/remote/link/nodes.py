@@ -155,7 +155,7 @@ class AgentNodes:
     def start_all(
         self, commands: Sequence[Command], work_dir: Path, shells: Mapping[int, Mapping[str, str]]
     ) -> list[StartedCommand | OSError]:
-        """Start commands with one request to each node. Return results or errors in order.
+        """Start commands, by one request to each node. Return pids or errors in order.
 
         shells: Node rank -> environment variables of the node's shell. The commands' own variables override them.
         """
@@ -277,9 +277,9 @@ class AgentNodes:
             raise OSError(errno.EHOSTUNREACH, str(error)) from error
 
     def loads(self, workers: Mapping[int, Mapping[str, object]]) -> dict[int, dict[str, object]]:
-        """Return {node rank: load of node and workers} for the nodes that answer.
+        """Return {node rank: its use of CPU, memory, GPUs and network} of nodes that answer.
 
-        workers: Node rank -> the node's workers whose load is wanted.
+        workers: Node rank -> the workers on this node whose use to return too.
         """
         asked = [
             (node, link) for node, link in zip(self.nodes, self._links, strict=True) if not (link.lost or link.is_stuck)

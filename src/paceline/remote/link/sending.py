@@ -43,7 +43,10 @@ def ask_each(
 
 
 def answers(links: Sequence[Link], sent: Sequence[Pending], op: str, timeout_s: float) -> list[Header | Exception]:
-    """Return the answers to requests that were sent to these links, as `ask_each` does."""
+    """Wait for the answers to the `sent` requests, one for each link.
+
+    Return answers or exceptions in order.
+    """
     deadline = time.monotonic() + timeout_s
     found: list[Header | Exception] = []
     for link, pending in zip(links, sent, strict=True):

@@ -34,9 +34,9 @@ class ReplicaError(ValueError):
 class Replica:
     """A copy of a run's folder, to which other machines send changes. Thread-safe.
 
-    take_record: Stores an arrived record of a run that is supervised elsewhere. None if the run's nodes send the
-        changes to their supervisor here. Then, of two nodes' files with one name, the newer is kept (if equally old,
-        that of the lower rank), and files that nodes excluded are recorded.
+    take_record: Stores the run's record, which a remote supervisor has sent. None if the run is supervised here, and
+        its nodes send the changes. If two nodes send a file of one name, this copy keeps the newer file; of two
+        equally old files, that of the lower node rank.
     known: Name -> stamp of the files that have arrived, updated by `apply`. The sender derives changes from it.
     removed: Names of the user's files that were removed here because the sender has removed them, updated by `apply`.
     """

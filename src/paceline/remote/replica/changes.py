@@ -76,7 +76,7 @@ class Changes:
             self.known[name] = stamp_of(os.path.join(self.top, name)) or [0, 0, 0]
 
     def small(self, names: "Iterator[str]") -> "Iterator[Frame]":
-        """Yield changes of the small files with these names, even of files that have just changed."""
+        """Yield changes of logs, metrics and reports with these names, even of new changes."""
         for name in names:
             path = os.path.join(self.top, name)
             stamp = stamp_of(path)
@@ -218,7 +218,7 @@ class Changes:
 def small_names(
     top: str, folders: "Sequence[str]" = SMALL, files: "Sequence[str]" = FILES, hidden: "Sequence[str]" = (COMMANDS,)
 ) -> "Iterator[str]":
-    """Yield the names of the small files below `folders`, then the names `files`.
+    """Yield the names of logs, metrics and reports below `folders`, then the names `files`.
 
     The description of a log's truncation (`gap_0.json`) precedes the log (`rank_0.log`).
 

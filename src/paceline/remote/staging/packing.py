@@ -49,7 +49,7 @@ class Packed:
 
 
 def pack_run(folder: RunFolder, *, reached: str | None = None) -> Packed | None:
-    """Return the result of `pack` for a run's job, or None without files to send."""
+    """Find all local files that a run's job needs, as `pack` does; None if it needs none."""
     job = stored(folder).job
     if job is None or not (job.inputs or job.environment.needs_build or any(_sent(folder))):
         return None

@@ -42,7 +42,7 @@ _TAKEN = (
 
 
 def expect(folder: RunFolder, outputs: Sequence[str]) -> None:
-    """Check that this machine can store a run's outputs, and record that it will.
+    """Check that this machine can store a run's outputs, and record this task in `home.json`.
 
     Call this before the run is sent.
     """
@@ -256,7 +256,7 @@ def _end(folder: RunFolder, now: RunRecord, end: RunRecord, failure: FailureRepo
 
 
 def _registered(folder: RunFolder, record: RunRecord) -> list[str]:
-    """Register those outputs as datasets for which the job asks this. Return error messages."""
+    """Register as datasets the outputs that the job wants registered. Return error messages."""
     references = record.job.inputs if record.job else ()
     if not any(reference.registered for reference in references) or os.stat(folder.path).st_uid != os.geteuid():
         return []

@@ -45,7 +45,7 @@ def server_versions() -> PackageVersions:
 def of_environment(
     environment: EnvironmentSpec | None, packages: Collection[str], framework: str | None, source: Path | None
 ) -> PackageVersions:
-    """Return the packages that the model's script needs.
+    """Return the exact versions of the packages that the model's script needs.
 
     environment: The environment of the run that made the model. If Paceline has built it, all its packages are needed.
     packages: "name==version" of all packages in its interpreter. If the environment was not built, only the packages

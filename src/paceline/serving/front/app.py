@@ -99,7 +99,7 @@ class App:
         self._ids, self._id_prefix = 0, os.urandom(8).hex().encode()
 
     def serve(self, config: ServerConfig, keys: tuple[bytes, ...]) -> None:
-        """Take requests for the models of this configuration, whose processes are ready."""
+        """Use this configuration for requests from now on. Its model processes must be ready."""
         self._config, self.keys = config, keys
         process = self.pool.ready
         if process is None:

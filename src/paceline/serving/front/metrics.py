@@ -102,7 +102,7 @@ class AccessLog:
     """A buffered access log, with a line for each request.
 
     fd: The file descriptor to which the log is written.
-    is_on: Whether anything is written.
+    is_on: Whether requests are logged at all.
     """
 
     def __init__(self, fd: int, is_on: bool) -> None:

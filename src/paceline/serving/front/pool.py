@@ -162,7 +162,7 @@ class Pool:
     # Processes
 
     def begin(self, config: ServerConfig, model_dir: str | None, started: Sequence[StartedModel] = ()) -> Generation:
-        """Start a new generation of processes, which includes the `started` ones."""
+        """Start the model processes of a configuration, except those already `started`."""
         generation = Generation(config, model_dir)
         if self.current is None:
             self.current = generation
@@ -206,7 +206,7 @@ class Pool:
             self._start(generation)
 
     def cut_off(self) -> None:
-        """Answer queued requests with an error, and kill the processes of running requests."""
+        """Answer queued requests with status 503, and kill processes that run requests."""
         self.is_closing = True
         for waiting in self.queue:
             waiting.answer(error(503, "the server ends."))

@@ -229,10 +229,10 @@ def ending(code: int) -> str:
 
 
 def _placed(config: ServerConfig, folder: Path) -> ServerConfig:
-    """Return the configuration, changed so that the script runs in a folder as in the SDK.
+    """Return the configuration, with the working directory that the Azure SDK gives scripts.
 
-    This is done only with the variable SOURCE_VARIABLE. The folder has a link to the script's source folder, so that
-    the script can open `./<source>/file`.
+    It is a new folder with a link to the script's source folder, so the script can open `./<source>/file`. Without the
+    variable SOURCE_VARIABLE, the configuration is returned unchanged.
     """
     name = config.environment.get(SOURCE_VARIABLE)
     if not name or config.source_dir is None or config.working_dir is not None:

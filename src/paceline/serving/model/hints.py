@@ -171,7 +171,7 @@ def _wrong(value: object, where: str, wanted: str) -> InputError:
 
 
 def _only(kind: type, title: str, name: str) -> Hint:
-    """Return the hint for values of exactly this type, without its subclasses."""
+    """Return a conversion that accepts only values of exactly this type, no subclasses."""
 
     def read(value: object, where: str) -> object:
         if type(value) is not kind:
