@@ -62,7 +62,7 @@ class BackupEntry(NamedTuple):
 
     @property
     def unit(self) -> str:
-        """The run, snapshot, model or the like to which the entry belongs, such as "models/digits"."""
+        """The folder to which the entry belongs, such as "runs/ID" or "models/digits"."""
         return "/".join(self.name.split("/")[:2])
 
 
@@ -75,7 +75,7 @@ class Backup:
         workspace: Name of the workspace's folder.
         files, size_bytes: Number and size of the files that the backup restores.
         left_out: Number of files that are not in the backup.
-        manifest: SHA-256 of the list of its files, which is stored like a file's content.
+        manifest: SHA-256 of the backup's list of files, which is stored like a file's content.
     """
 
     id: str
@@ -126,7 +126,7 @@ def is_kept(name: str) -> bool:
 
 
 def link_target(name: str, target: str) -> str | None:
-    """Return the normalized target of a link; None if it is not in a backup.
+    """Return the normalized target of a link; None if backups never include the target.
 
     Normalized targets climb first and then only descend, so no chain of such links leads out of the workspace.
     """

@@ -99,7 +99,7 @@ class Backups:
         """Return the checked list of a backup's files.
 
         Raises:
-            DataError: The list is damaged, or has an entry that no backup has.
+            DataError: The list is damaged, or has an entry that is not allowed in backups.
         """
         data = read_bytes(self.store, f"{self.path}contents/{backup.manifest}") or b""
         if hashlib.sha256(data).hexdigest() != backup.manifest:
@@ -148,7 +148,7 @@ class Backups:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[Callable[[], None]]:
-        """Hold the lock of this place. Yield a function that raises DataError once it is lost."""
+        """Lock the backups' folder. Yield a function that raises DataError if the lock is lost."""
         path, pid = f"{self.path}lock.json", os.getpid()
         mine = {"host": socket.gethostname(), "pid": pid, "started": _start_of(pid), "boot_id": processes.boot_id()}
         text = json.dumps({**mine, "by": user_name(), "time_utc": utc_now(), "token": secrets.token_hex(8)}).encode()

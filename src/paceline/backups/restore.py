@@ -78,8 +78,8 @@ def restore(
         progress: Called with the progress.
 
     Raises:
-        DataError: The backup is missing or damaged, or the workspace already has files of its names. Nothing is
-            restored.
+        DataError: The backup is missing or damaged, or the workspace already has a file that would be restored. Nothing
+            is restored.
         TransferError: The datastore can't be read. A second call continues where this one has stopped.
     """
     top = workspace_dir if into is None else into
@@ -157,7 +157,11 @@ def _stage(top: Path) -> Iterator[Path]:
 
 
 def _without_existing(entries: Sequence[BackupEntry], top: Path) -> tuple[list[BackupEntry], list[str]]:
-    """Return the entries to restore, and the names of existing things that stay unchanged."""
+    """Return the entries to restore, and the names in the workspace that stay unchanged.
+
+    Raises:
+        DataError: The workspace already has a run, model or other folder of the backup.
+    """
     units = {entry.unit for entry in entries if "/" in entry.unit}
     there = sorted(unit for unit in units if os.path.lexists(top / unit))
     kept = [unit for unit in there if unit.partition("/")[0] in _STAY or unit in _STAY]

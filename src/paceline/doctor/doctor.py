@@ -141,7 +141,7 @@ def examine(
 
     A target without the methods of `Examined` is reported as skipped.
 
-    node_count: Number of nodes; None for the kind's default.
+    node_count: Number of nodes to examine; None for the default of the target's kind.
     nodes_s: Time limit in seconds for getting the nodes.
     python: The scripts' interpreter; None for the target's `script_python(links)`, else each agent's interpreter.
     interface: The nodes' network interface.

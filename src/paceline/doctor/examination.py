@@ -108,7 +108,7 @@ class Examination:
         interface: Network interface to use.
         workspace_dir: Folder of the workspace on this machine.
         facts: Node -> facts about it, once known.
-        places: Node -> its address in the chosen network; None until then.
+        places: Node -> its address in the network that all nodes share; None until `check_network` has found it.
     """
 
     patients: Sequence[Patient]
@@ -314,7 +314,7 @@ def common_network(nodes: Mapping[str, Interfaces], wanted: str | None = None) -
 
 
 def same_machine(nodes: Mapping[str, Interfaces]) -> list[str]:
-    """Return the names of nodes that have equal addresses; [] if there are no such nodes."""
+    """Return names of nodes that are one machine: their addresses are equal. [] if none are."""
     alike: dict[frozenset[str], list[str]] = {}
     for name, interfaces in nodes.items():
         alike.setdefault(addresses_of(interfaces), []).append(name)

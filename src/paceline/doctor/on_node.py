@@ -130,7 +130,7 @@ def open_mpi(python: str, library_dir: str) -> Answer:
 
 
 def listen(asked: Asked) -> Answer:
-    """Accept `count` connections that send the token, and answer them."""
+    """Answer `count` connections that send the token. Return {"answered": their number}."""
     deadline = time.monotonic() + asked["timeout_s"]
     answered = 0
     with socket.socket() as server:
@@ -153,7 +153,7 @@ def listen(asked: Asked) -> Answer:
 
 
 def connect(asked: Asked) -> Answer:
-    """Connect to all peers at the same time. Return {peer: result}."""
+    """Connect to all peers at once. Return {node: {"ms", "host"} or {"error"}}."""
     results: Answer = {}
     # Connect in parallel: if a firewall drops packets, all connections run into the time limit at the same time.
     threads = [threading.Thread(target=_connect, args=(asked, *peer, results), daemon=True) for peer in asked["peers"]]
@@ -220,10 +220,10 @@ def marked(text: str, error: str) -> Answer:
 
 
 def stacks(python: str) -> Answer:
-    """Return whether py-spy may read processes on this node.
+    """Return the path of py-spy, and whether it may read processes on this node.
 
-    The value "refused" is py-spy's error message for a process that it has not started, such as a worker; "" if it
-    works.
+    The value "refused" is py-spy's error message for a process that it has not started, such as a worker; "" if py-spy
+    can read the process, or is not installed.
     """
     spy = shutil.which("py-spy", path=os.pathsep.join((os.path.dirname(python), os.environ.get("PATH", ""))))
     return {

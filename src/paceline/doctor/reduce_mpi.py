@@ -22,7 +22,7 @@ _POLL_S = 0.1
 
 
 def open_mpi_of(examination: Examination) -> tuple[str, int] | None:
-    """Return the path of the mpirun that all nodes have, and its major version."""
+    """Return (path, major version) of the mpirun that all nodes have, or None."""
     mpis = [facts.get("open_mpi", {}) for facts in examination.facts.values()]
     installed = {(mpi["path"], int(mpi["version"].split(".")[0])) if "version" in mpi else None for mpi in mpis}
     return installed.pop() if len(installed) == 1 else None
@@ -35,7 +35,11 @@ def over_mpi(
     mpirun: tuple[str, int],
     elements: int,
 ) -> dict[str, object]:
-    """Return rank 0's measurement {"ms", "size"}. Raise NoAnswerError if mpirun failed."""
+    """Time an all-reduce by mpirun. Return {"ms": milliseconds, "size": number of ranks}.
+
+    Raises:
+        NoAnswerError: mpirun failed.
+    """
     patients = ranks if ranks[0] is not ranks[-1] else ranks[:1]
     scratch = f"/tmp/paceline-{secrets.token_hex(4)}"
     # The program must exit normally, since MPI finalizes at the exit.

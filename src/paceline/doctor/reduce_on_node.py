@@ -21,7 +21,7 @@ _ROUNDS = 3
 
 
 def gloo(asked: dict[str, Any]) -> dict[str, Any]:
-    """Return the fastest of several all-reduces by Gloo, as {"ms", "size", "hosts"}."""
+    """Time all-reduces by Gloo. Return the fastest as {"ms", "size": world size, "hosts"}."""
     # Set the variable before the import of torch, which reads it.
     os.environ["OMP_NUM_THREADS"] = "1"
     if asked["interface"]:
@@ -45,7 +45,7 @@ def gloo(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def mpi(asked: dict[str, object]) -> dict[str, object] | None:
-    """Return, on rank 0, the fastest of several all-reduces by mpi4py; else None."""
+    """Time all-reduces by mpi4py. Return the fastest as `gloo` does; None unless rank is 0."""
     module = importlib.import_module("mpi4py.MPI")
     numbers = importlib.import_module("array")
     # mpi4py initializes MPI on import, and finalizes it when the program ends.

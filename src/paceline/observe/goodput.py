@@ -68,7 +68,7 @@ class Goodput:
     Attributes:
         run_id: The run's id.
         seconds: Seconds from the submission to the end, or to now.
-        core_s: Core-seconds by class, such as {"computing": 120.0}.
+        core_s: Core-seconds by class of use, such as {"computing": 120.0}; the classes are `CLASSES`.
         gpu_s: GPU-seconds by class; all 0 without GPUs.
         energy_kwh: Energy in kWh while the run held its nodes.
         energy_source: How the energy was measured, or assumed by a model.
@@ -112,7 +112,7 @@ class Goodput:
 
 
 class Interval(NamedTuple):
-    """A period of one rank, with the share of each class in its core- and GPU-seconds."""
+    """A period of one rank, and how it divides into classes such as computing and waiting."""
 
     start: float
     end: float
@@ -188,7 +188,7 @@ def goodput(folder: RunFolder, record: RunRecord) -> Goodput:
 
 
 class _Attempt:
-    """A division of one attempt's time into classes."""
+    """A division of one attempt's time into classes such as starting, computing and idle."""
 
     def __init__(self, folder: RunFolder, number: int, span: Span, running: float, redone_s: float) -> None:
         self._begin, self._end = span
@@ -264,7 +264,6 @@ def _classified(start: float, sample: _Sample, cores: float, *, trains: bool) ->
 
 
 def _divided(shares: Shares, rest: float, used: float | None) -> Shares:
-    """Return the shares, with `rest` divided into computing, at most `used`, and idle."""
     if used is None:
         return {**shares, UNKNOWN: rest}
     return {**shares, COMPUTING: min(rest, used), IDLE: rest - min(rest, used)}

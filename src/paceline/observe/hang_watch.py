@@ -36,7 +36,7 @@ _SHOWN = 3
 class HangWatch:
     """A hang detector for one attempt.
 
-    note: Called with a hang, and with None at its end.
+    note: Called with each detected hang, and with None once the hang has ended.
     """
 
     def __init__(self, launch: Launch, folder: RunFolder, looks: Looks, note: Callable[[Hang | None], None]) -> None:
@@ -56,7 +56,7 @@ class HangWatch:
         self.failure: FailureReport | None = None
 
     def look(self) -> None:
-        """Check whether a log or metric has grown. After a long silence, examine the workers."""
+        """Check for new output or metrics. After `hang_seconds` without any, dump all stacks."""
         now = time.monotonic()
         if not self._limit_s or now < self._next_sizes:
             return

@@ -1,4 +1,4 @@
-"""Sample the load of a run's nodes and workers every few seconds.
+"""Sample how a run's nodes and workers use CPU, memory, disks, networks and GPUs.
 
 metrics/node_<n>.jsonl, load_<rank>.jsonl     series, as metric logs with seconds since 1970 as steps
 attempts/<k>/load.json                        the last sample, and the ranks' pace (`paceline.observe.stragglers`)
@@ -42,16 +42,16 @@ _RECENT, _MOST, _OLD = 12, 240, 200
 
 
 def merged_samples(passed_s: float) -> int:
-    """Return how many samples are merged into one, `passed_s` seconds after the start."""
+    """Return how many samples to average into one, `passed_s` seconds after the start."""
     return max((count for after_s, count in THINNED if passed_s > after_s), default=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """The load of nodes and workers at one moment.
+    """The use of CPU, memory, disks, networks and GPUs by nodes and workers at one moment.
 
     at_s: Time in seconds since 1970.
-    nodes, ranks: Load by node rank and by worker rank, as in `paceline.observe.node.load`.
+    nodes, ranks: Values by node rank and by worker rank, such as {"cpu_percent": 87.5} (`paceline.observe.node.load`).
     """
 
     at_s: float
@@ -60,10 +60,10 @@ class Sample:
 
 
 class LoadWatch:
-    """A sampler of the load of nodes and workers.
+    """A writer of samples (`Sample`) every few seconds during an attempt.
 
     pids: Returns the known pids of workers by rank.
-    look_where: Called with the ranks of a new straggler. It may later call `note_place`.
+    look_where: Finds out where in the code the ranks of a new straggler are. It may later call `note_place`.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class LoadWatch:
         return self.pace().end_text if self._windows else None
 
     def note_place(self, ranks: tuple[int, ...], place: str, share: float) -> None:
-        """Store a straggler's most frequent position, and the share of its time there."""
+        """Store the line of code where a straggler most often is, and the share of its time there."""
         self._place = (ranks, place, share)
 
     def close(self) -> None:

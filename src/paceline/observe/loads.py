@@ -1,4 +1,4 @@
-"""The load of a run's nodes and workers, read from the samples of `paceline.observe.load_watch`."""
+"""Read how a run's nodes and workers use CPU, memory and GPUs, sampled by `observe.load_watch`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RANK_HEADER = (
 
 
 def last(folder: RunFolder) -> dict[str, Any] | None:
-    """Return the newest load sample of a run, or None before the first."""
+    """Return the newest sample of CPU, memory and GPU use of a run, or None before any."""
     attempts = (int(path.name) for path in folder.attempt(1).parent.glob("[0-9]*") if path.name.isdigit())
     for number in sorted(attempts, reverse=True):
         found: dict[str, Any] | None = read_json(folder.load(number))
@@ -41,9 +41,9 @@ def pace(folder: RunFolder, record: RunRecord) -> RunPace:
 
 
 def series(folder: RunFolder) -> dict[str, dict[int, dict[str, MetricSeries]]]:
-    """Return {"nodes": {node rank: {name: series}}, "ranks": {rank: {name: series}}}.
+    """Return all samples of a run as series, such as of "cpu_percent".
 
-    The steps of the series are seconds since 1970.
+    The result is {"nodes": {node rank: {name: series}}, "ranks": {rank: {name: series}}}. Steps are seconds since 1970.
     """
     return {
         "nodes": {number: _series(path, number, "") for number, path in sorted(node_logs(folder.metrics).items())},
@@ -52,9 +52,9 @@ def series(folder: RunFolder) -> dict[str, dict[int, dict[str, MetricSeries]]]:
 
 
 def whole(folder: RunFolder, sample: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a sample with each value's mean over the run, and for memory the maximum.
+    """Return a sample whose values are means over the whole run, and for memory maximums.
 
-    Ranks that the sample lacks are left out: the last attempt of an elastic run did not have them.
+    The result has only the nodes and ranks of `sample`: an elastic run may have had more in earlier attempts.
     """
     found = {**sample}
     for kind, logs in series(folder).items():

@@ -45,7 +45,7 @@ class FunctionTime:
 
 @dataclass(frozen=True)
 class RunProfile:
-    """The samples of a run's workers. `told` has them as plain JSON values."""
+    """The stacks sampled from a run's workers. `told` has them as plain JSON values."""
 
     told: WorkersReport
 
@@ -87,10 +87,10 @@ class RunProfile:
         ]
 
     def place(self, rank: int) -> tuple[str, float] | None:
-        """Return the rank's most frequent position, and its share of the time.
+        """Return the rank's most frequent line of code, and its share of the time.
 
-        The position is a text such as "data.py:41, `load`". Return None without samples. For a rank that waits for its
-        DataLoader, the position is that of the DataLoader's process.
+        The line is a text such as "data.py:41, `load`". Return None without samples. For a rank that waits for its
+        DataLoader, the line is that of the DataLoader's process.
         """
         found = self.ranks.get(rank, {})
         places, below = Counter[tuple[str, str, int]](), Counter[tuple[str, str, int]]()
@@ -203,7 +203,7 @@ _Shares = tuple[dict[tuple[str, str], float], dict[tuple[str, str], float], dict
 
 
 def _shares(one: WorkerFacts, *, below: bool) -> _Shares:
-    """Return each function's own share of time, its whole share, and its most frequent line."""
+    """Return shares of time by function, without and with called functions, and its main line."""
     own, whole, lines = Counter[tuple[str, str]](), Counter[tuple[str, str]](), Counter[tuple[tuple[str, str], int]]()
     total = 0
     for where, stack, count in _stacks(one):

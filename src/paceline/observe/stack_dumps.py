@@ -25,7 +25,7 @@ LIMIT_S = 20.0
 
 @dataclass
 class _Look:
-    """A request to examine workers, whose result `done` receives."""
+    """A request for stacks or profiles of workers, whose result `done` receives."""
 
     number: int
     done: Callable[[WorkersReport], None]
@@ -43,8 +43,8 @@ class Looks:
     """The requests for stacks of one attempt's workers.
 
     shells: The environment of each node for its workers.
-    about: Returns facts that the supervisor adds for a rank.
-    command_of: Returns the command that runs a program with words beside a rank's worker.
+    about: Returns a rank's facts that only the supervisor knows, such as its node.
+    command_of: Returns the command that runs a program in the environment of a rank's worker.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ class RunStacks:
 
     @property
     def places(self) -> list[str]:
-        """Sentences on where ranks are, with ranks at equal positions together."""
+        """Sentences on the line of code that each rank runs, one for all ranks at a line."""
         found: dict[str, list[int]] = {}
         for rank in self.ranks:
             found.setdefault(wait_graph.stands(rank, self.told), []).append(rank)

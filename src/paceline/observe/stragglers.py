@@ -30,7 +30,7 @@ DATA_MORE = 0.2
 
 @dataclass(frozen=True)
 class Counted:
-    """The counts of one rank in a window, in seconds. `others_s` is waiting for other ranks."""
+    """A rank's steps in a window, and its seconds: all, for data, and for other ranks."""
 
     passed_s: float
     steps: float
@@ -48,11 +48,11 @@ class Counted:
 
 @dataclass(frozen=True, kw_only=True)
 class RankPace:
-    """The way in which one rank spent its time during training.
+    """The time that one rank spent in training, by what the rank did.
 
     step_s: Seconds per step.
-    compute, data, others: Shares of its time, 0 to 1, spent computing, waiting for the next batch, and waiting for
-        other ranks.
+    compute, data, others: Shares of the time, 0 to 1, in which the rank computed, waited for the next batch, and
+        waited for other ranks.
     """
 
     rank: int
@@ -72,8 +72,8 @@ class Straggler:
     own_s, others_s: Own seconds per step of these ranks, and of the other ranks.
     lost_s: Seconds that the other ranks have waited so far.
     why: "data" if the straggler waits for batches, else "compute".
-    place, place_share: Its most frequent position, such as "data.py:41, `load`", and the share of its time there. None
-        if unknown.
+    place, place_share: The straggler's most frequent line of code, such as "data.py:41, `load`", and the share of its
+        time there. None if unknown.
     since_utc: When Paceline first found these ranks slow, if they are slow now.
     """
 
@@ -106,7 +106,7 @@ class Straggler:
 
 @dataclass(frozen=True, kw_only=True)
 class RunPace:
-    """The way in which a run's ranks spent an attempt's training.
+    """The time that the ranks of an attempt spent in training, and the straggler.
 
     straggler: None if no rank is clearly slower.
     seconds: How long the ranks were observed.
@@ -166,8 +166,9 @@ def lines(pace: RunPace) -> list[str]:
 def pace_of(windows: Sequence[Mapping[int, Counted]], nodes: Mapping[int, str], *, recent: int = 0) -> RunPace:
     """Return how the ranks spent their time over all windows, and the straggler.
 
+    windows: Rank -> its counts, for each period between two samples, oldest first.
     nodes: Rank -> its node's name.
-    recent: The number of last windows that determine the straggler; 0 for all.
+    recent: How many of the newest windows determine the straggler; 0 for all.
     """
     trained = [window for window in windows if is_training(window)]
     if not trained:
@@ -217,7 +218,7 @@ def straggler_of(windows: Sequence[Mapping[int, Counted]], nodes: Mapping[int, s
 
 
 def is_training(window: Mapping[int, Counted]) -> bool:
-    """Return whether every rank made a step in the window."""
+    """Return whether every rank made a training step in the window."""
     return bool(window) and all(one.steps >= 1 and one.passed_s > 0 for one in window.values())
 
 

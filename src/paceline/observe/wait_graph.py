@@ -50,7 +50,7 @@ _IO = 16_000
 
 @dataclass
 class Op:
-    """An open collective.
+    """A collective that some ranks have entered and that has not completed.
 
     ages: Rank -> seconds since the rank entered it.
     """
@@ -64,7 +64,7 @@ class Op:
 
 
 def sentences(told: WorkersReport) -> list[str]:
-    """Return sentences on why workers wait, the cause first; [] if no worker waits."""
+    """Return sentences on why workers in a stack dump wait, the cause first; [] if none."""
     ranks = {int(rank): found for rank, found in told["ranks"].items()}
     found, explained = [], set[int]()
     blocked = ops(told)
@@ -96,7 +96,7 @@ class Wait:
 
 
 def waits(told: WorkersReport) -> list[Wait]:
-    """Return which ranks wait for which, the oldest wait first.
+    """Return which ranks of a stack dump wait for which, the oldest wait first.
 
     Ranks that call their collectives in different orders wait for each other.
     """
@@ -121,7 +121,7 @@ def _wait(entry: Collective, ages: Mapping[int, float], for_ranks: Iterable[int]
 
 
 def ops(told: WorkersReport) -> list[Op]:
-    """Return the open collectives in a report, the oldest first."""
+    """Return the collectives in a stack dump that have not completed, the oldest first."""
     ranks = {int(rank): found for rank, found in told["ranks"].items()}
     found: dict[tuple[object, ...], Op] = {}
     for rank, one in ranks.items():
@@ -155,7 +155,7 @@ def entries(one: WorkerFacts) -> list[Collective]:
 
 
 def where(one: ProcessFacts, told: WorkersReport) -> str | None:
-    """Return the main thread's position, such as "data.py:41, `__getitem__`", or None."""
+    """Return the main thread's line of code, such as "data.py:41, `load`", or None."""
     frames = _main(one)
     if not frames:
         return None
@@ -214,7 +214,7 @@ def in_debugger(one: WorkerFacts) -> str | None:
 
 
 def stands(rank: int, told: WorkersReport) -> str:
-    """Return what a rank does, to follow "it", such as "is in train.py:41, `step`"."""
+    """Return what a rank does, as the end of "it ...", such as "is in train.py:41, `step`"."""
     one = told["ranks"][str(rank)]
     if (text := trouble(one, told)) is not None:
         return text.removeprefix("it ") if text.startswith("it ") else text
@@ -357,7 +357,7 @@ def _last_two(file: str) -> str:
 
 
 def gets_on(first: WorkersReport, second: WorkersReport) -> str | None:
-    """Return why the run progresses between two reports, such as "rank 0 computes", or None."""
+    """Return why a run has progressed between two dumps, such as "rank 0 computes", or None."""
     passed_s = max(0.1, float(second["time"]) - float(first["time"]))
     for rank, after in second["ranks"].items():
         before = first["ranks"].get(rank, {})

@@ -88,11 +88,11 @@ class Occurrences:
         return True
 
     def keep(self, occurrence: Occurrence) -> None:
-        """Write the present state of an open occurrence."""
+        """Store the new state of an occurrence that is not over."""
         self._open.put(occurrence.key, occurrence.to_json())
 
     def finish(self, occurrence: Occurrence) -> None:
-        """Write the last state of an occurrence."""
+        """Store the final state of an occurrence, and move its file to `done`."""
         self.keep(occurrence)
         self._done.folder.mkdir(exist_ok=True)
         os.replace(self._open.path(occurrence.key), self._done.path(occurrence.key))
@@ -107,7 +107,7 @@ class Occurrences:
         return sorted(found, key=_age, reverse=True)[:count]
 
     def prune(self) -> None:
-        """Remove old occurrences of times, and files that killed processes have not finished.
+        """Remove all but the newest occurrences of times, and unfinished temporary files.
 
         The caller holds the lock.
         """

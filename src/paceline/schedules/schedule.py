@@ -104,7 +104,7 @@ class Schedule:
 
 
 def since(schedule: Schedule, occurrences: Occurrences) -> dt.datetime:
-    """Return the latest time that has an occurrence, or when the schedule was added."""
+    """Return the time up to which due times are handled, at first the schedule's creation."""
     keys = occurrences.keys(TIME)
     return max([parse_utc(schedule.created_utc), *(_time_of(key) for key in keys)])
 

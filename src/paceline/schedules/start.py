@@ -36,9 +36,9 @@ def check_job(schedule: Schedule, workspace_dir: Path) -> None:
 
 
 def start(workspace_dir: Path) -> Callable[[Schedule, Occurrence, Callable[[str], None]], None]:
-    """Return a function that submits the run of an occurrence.
+    """Return a function that submits a schedule's run for an occurrence.
 
-    The function passes the run's id to its argument `keep` before it submits the run.
+    Its last argument is called with the run's id before the submission.
     """
 
     def submit(schedule: Schedule, occurrence: Occurrence, keep: Callable[[str], None]) -> None:

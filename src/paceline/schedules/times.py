@@ -32,12 +32,12 @@ MOST = 20_000
 
 @dataclass(frozen=True)
 class Due:
-    """The times of a schedule that have passed since an earlier time.
+    """The times at which a schedule was due since its last check.
 
     Attributes:
-        last: The latest of them.
-        earlier: The first and the last of those before `last`, or None.
-        count: The number of those before `last`, at most `MOST`.
+        last: The latest due time.
+        earlier: The first and the last due time before `last`, or None.
+        count: The number of due times before `last`, at most `MOST`.
     """
 
     last: dt.datetime

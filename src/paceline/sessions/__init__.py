@@ -18,7 +18,7 @@ KEY_VARIABLE = "PACELINE_SESSION_KEY"
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """The way to reach what a session serves.
+    """The address of a session's JupyterLab, ssh server or shell.
 
     kind: "jupyter", "ssh" or "shell".
     at: The port of JupyterLab, or the command that starts the ssh server for a connection.
@@ -29,12 +29,12 @@ class Serving:
 
 
 def serving_line(found: Serving) -> str:
-    """Return the log line by which a worker reports that its session can be reached."""
+    """Return the line that a session's worker logs once users can connect to the session."""
     return f"paceline: this session serves {found.kind} at {found.at}"
 
 
 def serving(log: str) -> Serving | None:
-    """Return what the last `serving_line` of a log reports, or None without such a line."""
+    """Return a session's address from the last `serving_line` of its log, or None."""
     lines = _SERVES.findall(log)
     return Serving(kind=lines[-1][0], at=lines[-1][1].strip()) if lines else None
 

@@ -56,8 +56,8 @@ def main(kind: str, idle_s: float) -> None:
 def _served(kind: str) -> tuple[Callable[[], None], Callable[[], bool], Callable[[], None]]:
     """Start the server of a session. Return functions to check, watch and end it.
 
-    The first raises if the server has ended. The second returns whether it was used since the last call. The third ends
-    it.
+    The first function raises if the server has ended. The second returns whether the server was used since the last
+    call. The third ends the server.
     """
     if kind == "jupyter":
         from paceline.sessions.jupyter import Jupyter
@@ -74,7 +74,7 @@ def _served(kind: str) -> tuple[Callable[[], None], Callable[[], bool], Callable
 
 
 def attached() -> bool:
-    """Return whether a client of `paceline exec` is connected, as a shell or over ssh."""
+    """Return whether a user is connected to this session, by a shell or over ssh."""
     for pid in processes.with_variable("PACELINE_RUN_ID", os.environ["PACELINE_RUN_ID"]):
         words = processes.command_of(pid)
         if any(word.endswith("remote/agent/execute.py") for word in words):

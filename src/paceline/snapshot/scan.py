@@ -46,7 +46,7 @@ class Tree:
         links: Path -> target of the link.
         directories: All folders, including empty ones.
         hashes: Path -> hash of a file that is unchanged since the last scan.
-        not_copied: Parts of the source that are not copied: a run's working folder links to them, or they are results
+        not_copied: Excluded files and folders. The run's working directory has links to them, unless they are results
             of runs.
     """
 
@@ -65,7 +65,7 @@ class Tree:
         return sum(stamp[0] for stamp in self.files.values())
 
     def to_cache(self, snapshot_id: str) -> dict[str, object]:
-        """Return the data that the next scan reads, once all hashes are known."""
+        """Return this scan as JSON for the cache of the next scan. All hashes must be known."""
         return {
             "id": snapshot_id,
             "ignore": self.ignore_key,
@@ -95,10 +95,11 @@ def scan(
         cache_file: The cache of the last scan.
         leave_out: The workspace, which may lie inside the tree.
         files_out: Files and folders to exclude.
-        opened: Paths of the script, its folder, the working directory and their parents, relative to `source`. A run
-            links to what is not copied. None: nothing can be linked, so a file that can't be copied is an error.
-        wanted: Folders with results of earlier runs that the run needs, relative to `source`.
-        is_whole: Ignore limits and ignore files.
+        opened: Paths that are copied despite the rules: the script, its folder, the working directory and their
+            parents, relative to `source`. The run gets links to excluded files. None: the run can't have links, so a
+            file that can't be copied is an error.
+        wanted: Folders with results of earlier runs to which the run gets links, relative to `source`.
+        is_whole: Whether to include files beyond the limits, and files that ignore files exclude.
 
     Raises:
         SnapshotError: A file can't be read; or, without `opened`, the tree exceeds the limits, or contains a link out

@@ -42,7 +42,7 @@ _LOOK_S = 0.05
 
 @dataclass
 class _Running:
-    """A running command.
+    """A command of `paceline exec` that runs on a node.
 
     folder: The folder of its request.
     sent: Number of the client's messages that were forwarded to a node that does not see `folder`.

@@ -74,7 +74,7 @@ class NewFiles:
 
 
 class LogWatch:
-    """The writer of an index of the workers' logs, which also keeps them within their limit.
+    """The writer of `log_order.txt`, which also keeps the workers' logs within their limit.
 
     keeps_limits: False if the nodes have the logs on other disks and limit them there.
     grown: Returns the names of logs that grew since the last call, or None if that is not known.
@@ -100,7 +100,10 @@ class LogWatch:
         self._order = open(folder.log_order(launch.attempt), "ab", buffering=0)  # noqa: SIM115
 
     def look(self, new: Iterable[str]) -> None:
-        """Write index entries for logs that have grown. `new` has the names of new files."""
+        """Write lines of `log_order.txt` for logs that have grown.
+
+        new: Names of files that are new in the attempt's folder.
+        """
         for name in new:
             if (found := _RANK_LOG.fullmatch(name)) and (rank := int(found[1])) not in self._paths:
                 self._add(rank)
@@ -135,7 +138,7 @@ class LogWatch:
         return f"{time.time():.3f} {rank} {size}\n"
 
     def close(self) -> None:
-        """Write index entries for the last lines, and close the index."""
+        """Write the last lines of `log_order.txt`, and close the file."""
         self._next_s = 0.0
         self.look(())
         self._order.close()
@@ -156,7 +159,7 @@ class LogWatch:
 
 
 def shorten_logs(folder: RunFolder, attempt: int) -> None:
-    """Remove the holes in the truncated logs of an ended attempt, and correct the index."""
+    """Remove holes from an ended attempt's truncated logs, and correct `log_order.txt`."""
     closed = {}
     for path in folder.attempt(attempt).glob("gap_*.json"):
         if (

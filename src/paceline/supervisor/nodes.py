@@ -41,7 +41,7 @@ class NodeOutcome:
 
     results: The result of each node, if all succeeded.
     failure: The report of the first failure, or None.
-    stopped: The reason to stop that came from outside, or None.
+    stopped: Why the run had to stop meanwhile, such as "cancel", or None.
     """
 
     results: tuple[dict[str, Any], ...] = ()
@@ -60,8 +60,8 @@ def on_nodes(
     """Run a command of `paceline.node` on these nodes in parallel, and wait for its end.
 
     verb: The command, such as "prepare", a key of `_VERBS`.
-    seen: The paths that the nodes see.
-    stop: Polled for a reason to stop.
+    seen: Paths of the run's folder and the workspace on the nodes.
+    stop: Polled for a reason to stop the run, such as "cancel".
 
     The first failed or lost node ends the processes on the others.
     """
@@ -163,7 +163,7 @@ def send_signals(nodes: Nodes, pids: Mapping[int, Sequence[int]], numbers: Seque
 
 
 def from_here(run: Supervision, verb: str) -> NodeOutcome:
-    """Run "check" or "store" of `paceline.node` on this machine, for remote nodes."""
+    """Check or store the outputs of remote nodes, by `paceline.node` on this machine."""
     nodes = ThisHost()
     seen = nodes.send(run.folder, library_dir(run.folder.path.parent.parent))
     return on_nodes(run, verb, [0], nodes, seen, run.cancel_reason)

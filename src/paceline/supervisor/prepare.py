@@ -72,9 +72,9 @@ def hold_nodes(run: Supervision) -> Outcome | None:
 
 
 def _sent(run: Supervision, seen: RemotePaths) -> dict[str, Path | None]:
-    """Return {path in the source: file to send} for files that remote nodes can't link to.
+    """Return {path in the source folder: local file} of files to send to remote nodes.
 
-    The file is None for an empty folder.
+    These are files outside the snapshot that the nodes can't link to. The file is None for an empty folder.
     """
     if run.folder.carried.exists():
         # The import is slow, and only runs that came from another machine need it.

@@ -75,7 +75,9 @@ class WarmSpares:
 
 
 def spare_path(launch: Launch, seen: RemotePaths, *, is_here: bool) -> tuple[str, str]:
-    """Return the path of the spares' sockets, or "" and the reason to have no spares.
+    """Return the path of the warm spares' sockets, and a warning.
+
+    The path is "" if the run has no spares. The warning is "" unless the job wants spares that are not possible.
 
     is_here: Whether all nodes are this machine, which then has one spare.
     """

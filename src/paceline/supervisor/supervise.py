@@ -146,7 +146,7 @@ def _attempts(run: Supervision) -> Outcome:
 
 
 def _as_told(run: Supervision, outcome: Outcome) -> Outcome:
-    """Remove a failure from the outcome if the engine caused it by ending the run."""
+    """Return the outcome, as stopped instead of failed if the engine has ended the run."""
     failure = outcome.failure
     if failure is None or (failure.cause not in NODES_GONE and failure.exit_code not in _KILLED):
         return outcome
@@ -157,7 +157,7 @@ def _as_told(run: Supervision, outcome: Outcome) -> Outcome:
 
 
 def _told_to_end(run: Supervision) -> str | None:
-    """Wait a moment for the engine's signal. Return why the run must end, or None."""
+    """Wait briefly for the engine's signal. Return why the run must end, or None."""
     if not run.folder.engine.exists():
         return None
     deadline = time.monotonic() + _SIGNAL_S

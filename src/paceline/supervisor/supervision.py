@@ -58,7 +58,7 @@ class Supervision:
 
     most: Present maximum number of nodes of an elastic run; None for the job's maximum.
     reason: Why the next attempt starts, such as "restart after node_lost".
-    nodes, seen, prepared: The nodes that the run holds now, the paths on them, and their environments.
+    nodes, seen, prepared: The nodes that the run holds now, the run's paths on them, and their environments.
     held: Locks on an environment and on views of the data, until the run's end.
     left_out: {"name", "why"} of files that outputs exclude.
     """
@@ -111,7 +111,7 @@ class Supervision:
         self.record = store.change(self.folder, self.record, status, **changes)
 
     def waiting(self, text: str) -> bool:
-        """Record what the run waits for. Return True if it must stop waiting."""
+        """Record what the queued run waits for. Return True if it must end instead."""
         if text != self.record.waiting_for:
             was_over_quota = OVER_QUOTA in (self.record.waiting_for or "")
             self.record = replace(self.record, waiting_for=text)
@@ -144,7 +144,7 @@ class Supervision:
         store.write(self.folder, self.record)
 
     def owner(self) -> Owner:
-        """Return this process and the engine's job, by which readers see whether the run is alive."""
+        """Return the pid and the engine's job that tell readers whether the run is alive."""
         owner, known = store.owner(), self.record.owner
         if "engine" in known:
             owner["engine"] = known["engine"]

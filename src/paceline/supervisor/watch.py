@@ -226,7 +226,7 @@ class WorkerWatch:
     # --- watching
 
     def _watch(self) -> str | None:
-        """Watch the workers until they must be ended. Return the reason from outside, or None."""
+        """Watch the workers, then end them. Return why the run must stop, or None."""
         while True:
             began_s = time.monotonic()
             self._look()
@@ -322,7 +322,7 @@ class WorkerWatch:
         return self._nodes.shell(0) is None and 128 + signal.SIGKILL in self._exit_codes.values()
 
     def _look(self) -> None:
-        """Process all events since the last call.
+        """Process exits, lost nodes, reports and log lines since the last call.
 
         Exits come first. A remote node reports an exit after it has sent all files of that process, so the supervisor
         never sees an exit code before the report of its exception.
@@ -358,7 +358,7 @@ class WorkerWatch:
         self._wake.sleep(max(least_s, pause_s))
 
     def _take_report(self, kind: str, rank: int) -> bool:
-        """Read a worker's report of its start, end or exception. Return False to try again."""
+        """Read the file `kind` of a worker. Return False if it must be read again later."""
         attempt = self._launch.attempt
         if rank not in self._places:
             return True

@@ -173,9 +173,9 @@ class FailingChecks:
 
 
 def missing_members(target: object) -> dict[str, list[str]]:
-    """Return {part of the target: its missing members}, for incomplete parts.
+    """Return {optional protocol: missing members} of protocols that a target half implements.
 
-    The parts are those of `paceline.targets.base.PARTS`.
+    The optional protocols are `paceline.targets.base.PARTS`.
     """
     found = {}
     for part in PARTS:

@@ -1,9 +1,9 @@
-"""Measure the load of this machine and of a run's workers, from kernel and GPU driver.
+"""Measure how this machine and a run's workers use CPU, memory, disks, networks and GPUs.
 
 A sample reads one file for the processors, one each for disks and networks, and three for each process of a worker. It
 seldom searches for child processes, because the search reads all processes of the machine.
 
-Load of a rank:
+Values of a rank:
 
     cpu_percent                      since the last sample; 100 is one core
     memory_gib                       memory; pages shared with forked children count once
@@ -46,7 +46,7 @@ _SHARED = 0.2
 
 
 class LoadMeter:
-    """A meter of the load between two samples.
+    """A meter of the machine's use of CPU, memory, disks, networks and GPUs.
 
     devices: The GPUs to measure; None for all.
     """
@@ -60,14 +60,14 @@ class LoadMeter:
         self._workers: WorkerLoads | None = None
 
     def look(self, workers: WatchedWorkers | None = None) -> dict[str, object]:
-        """Return the machine's load since the last call, as far as the machine reports it.
+        """Return how the machine was used since the last call, without unknown values.
 
         cpu_percent: Use of all cores together.
         memory_gib, memory_total_gib: Used and installed memory.
         disk_read_mib_s, disk_write_mib_s: All disks together.
         net_in_mib_s, net_out_mib_s: All networks without loopback.
         gpu0_percent, gpu0_memory_gib, gpu0_memory_total_gib: GPU 0; further GPUs likewise.
-        ranks: Load of the requested ranks.
+        ranks: Rank -> its values, for the ranks of `workers`.
         """
         found: dict[str, object] = {}
         now = _ticks()
@@ -196,7 +196,7 @@ def _number(path: str) -> int:
 
 
 class WorkerLoads:
-    """A meter of the load of workers between two samples."""
+    """A meter of the workers' use of CPU, memory, disks, networks and GPUs."""
 
     def __init__(self) -> None:
         self._below: dict[int, list[int]] = {}
@@ -214,7 +214,7 @@ class WorkerLoads:
         self._tcp = TcpCounts()
 
     def look(self, workers: WatchedWorkers, gpus: Sequence[Gpu]) -> dict[str, dict[str, float]]:
-        """Return {rank: its load since the last call}."""
+        """Return {rank: its values since the last call}, such as {"cpu_percent": 87.5}."""
         ranks = {str(rank): int(pid) for rank, pid in workers["ranks"].items()}
         now = time.monotonic()
         if missing := [rank for rank, pid in ranks.items() if not pid]:
@@ -273,9 +273,9 @@ class WorkerLoads:
         return found
 
     def _memory(self, held: Mapping[int, int], now: float) -> float:
-        """Return the bytes of memory that processes use together, with shared pages once.
+        """Return the bytes that a worker and its children use together, shared pages once.
 
-        The kernel computes exact shares (PSS) page by page, so read them seldom, and only if much memory may be shared.
+        held: Pid -> resident bytes, the worker first. The exact sum is slow, so it is computed only now and then.
         """
         worker, *below = held
         if sum(held[pid] for pid in below) <= _SHARED * held[worker]:

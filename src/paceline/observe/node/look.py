@@ -135,10 +135,7 @@ class Worker:
         return not self._is_asked or since_s - self._asked_s > _ANSWER_S
 
     def look_at_children(self) -> None:
-        """Read the worker's stacks, then request those of its forked children one by one.
-
-        All of them write into one file.
-        """
+        """Store the worker's stacks, then request those of its child processes one by one."""
         self._take(self._dump, self.found)
         self.found["children"] = children = []
         if "pid" not in self.found:
@@ -162,7 +159,11 @@ class Worker:
             os.truncate(self._stacks, 0)
 
     def look_with(self, spy: str | None, *, native: bool, notes: list[str]) -> None:
-        """Get missing stacks from py-spy; with `native` all stacks, including frames of C."""
+        """Get the stacks that the worker has not written itself, from py-spy.
+
+        spy: py-spy's path, or None if it is not installed.
+        native: Get all stacks from py-spy, with frames of C.
+        """
         if "pid" not in self.found:
             return
         for one in (self.found, *self.found["children"]):
@@ -183,7 +184,7 @@ class Worker:
                 notes.append(why_not(str(error)))
 
     def asked_of(self, pid: int, found: ProcessFacts, *, only_main: bool = False) -> Dump | None:
-        """Request a stack dump from a process. If that is impossible, return None.
+        """Request a stack dump from a process. Return the dump, or None if impossible.
 
         found: Facts about the process, to which the reason is added.
         only_main: Request only the main thread.
@@ -242,7 +243,7 @@ class Worker:
 
 
 class Dump:
-    """The stacks of one process, which its threads append to a file one after the other."""
+    """A stack dump of one process, whose threads write their stacks to a file in turn."""
 
     def __init__(self, path: str, pid: int, number: int, limit_s: float, *, only_main: bool = False) -> None:
         # A sampler asks only for main threads. It samples often, so it must not wait long for the end of a dump.
@@ -258,7 +259,7 @@ class Dump:
         self._is_taken = False
 
     def is_done(self) -> bool:
-        """Read the answer of a thread, or request the next. Return True after the last."""
+        """Read a thread's stack, or request the next one. Return True after the last."""
         now = time.monotonic()
         if self._thread:
             if not self._has_answered(now):

@@ -1,4 +1,4 @@
-"""Define the messages in which a node reports on its workers: stack dumps, profiles and load."""
+"""Define the messages in which a node reports stack dumps, profiles and use of its workers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Collective(TypedDict):
 class Recorded(TypedDict):
     """The open collectives in torch's flight recorder.
 
-    last: Process group -> number of its last collective.
+    last: Process group -> number of the newest collective that this rank has started in it.
     """
 
     entries: list[Collective]
@@ -100,7 +100,7 @@ class WorkersReport(NodeReport):
 
 
 class WatchedWorkers(TypedDict):
-    """The workers whose load a node measures. A pid in `ranks` is 0 if it is unknown."""
+    """The workers whose use of CPU, memory and GPUs a node measures; pid 0 is unknown."""
 
     folder: str
     run_id: str

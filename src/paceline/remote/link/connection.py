@@ -194,7 +194,6 @@ class AgentConnection:
     # --- the end
 
     def _end_program(self, wait_s: float) -> None:
-        """Wait `wait_s` seconds for the local program to exit, then kill it."""
         process = self._ends.process
         if process is None:
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._ends.read_fd)) as mine:

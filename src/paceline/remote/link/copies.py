@@ -97,8 +97,7 @@ class Copies:
     def _even_out(self) -> None:
         """Copy checkpoints that only some groups of nodes have to all groups.
 
-        A group that was lost and has returned may have a checkpoint that the other groups lack. Without this copy, its
-        ranks would resume from another step than the other ranks.
+        A group that was lost and has returned may have a newer checkpoint, from which only its ranks would resume.
         """
         leaders = [self._links[rank] for rank in self._leaders().values()]
         here, there = self._folder.checkpoints, f"{self.path}/checkpoints"

@@ -252,7 +252,6 @@ class Replica:
         return os.path.join(path, last)
 
     def _put(self, beside: str, path: str) -> None:
-        """Move a complete file from the path `beside` to its final path."""
         if stat.S_ISDIR(_mode(path)):
             # A folder has this name. Another node's files may be in it; a single source has removed the folder.
             os.rmdir(path) if self._of_nodes else shutil.rmtree(path)

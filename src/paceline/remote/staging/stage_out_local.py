@@ -110,7 +110,6 @@ def _checked(folder: RunFolder, data: bytes) -> RunRecord:
 
 
 def _fits(value: object, hint: Any) -> bool:
-    """Return whether a JSON value has the type `hint`."""
     origin, inner = get_origin(hint), get_args(hint)
     if hint is Any:
         return True
@@ -270,10 +269,7 @@ def _registered(folder: RunFolder, record: RunRecord) -> list[str]:
 def _by_whom(
     folder: RunFolder, record: RunRecord, told: Mapping[str, Any], left: Sequence[DataReference]
 ) -> str | None:
-    """Return why this process can't store the outputs, or None if it can.
-
-    Other users may share the workspace, but lack the datastore's folder, or have another folder at its path.
-    """
+    """Return why this user or machine can't store the outputs, or None if it can."""
     if os.stat(folder.path).st_uid != os.geteuid():
         return f"waits for a look at the run by {record.submitted_by or 'the submitting user'}"
     folders = told.get("folders", {})

@@ -142,10 +142,7 @@ def _closure(names: Iterable[str]) -> list[str]:
 
 
 def _public(line: str) -> str:
-    """Return "torch==2.5.0" for "torch==2.5.0+cpu".
-
-    Versions with a label such as "+cpu" are often only in a special index. A version without label matches any label.
-    """
+    """Return "torch==2.5.0" for "torch==2.5.0+cpu", which may be only in a special index."""
     return line.partition("+")[0]
 
 

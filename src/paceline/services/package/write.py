@@ -222,10 +222,7 @@ def _python_version(known: Mapping[str, object], environment: EnvironmentSpec | 
 
 
 def dockerfile(base: str) -> str:
-    """Return the Dockerfile, which installs packages before it copies the model.
-
-    Packages change less often, so that a build after a change of the model reuses their layer.
-    """
+    """Return the Dockerfile, which installs packages first: they change less than the model."""
     return f"""\
 FROM {base}
 WORKDIR /service

@@ -171,8 +171,6 @@ def _wrong(value: object, where: str, wanted: str) -> InputError:
 
 
 def _only(kind: type, title: str, name: str) -> Hint:
-    """Return a conversion that accepts only values of exactly this type, no subclasses."""
-
     def read(value: object, where: str) -> object:
         if type(value) is not kind:
             raise _wrong(value, where, title)

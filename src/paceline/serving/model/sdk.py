@@ -87,10 +87,7 @@ class SdkScript(Script):
 
 
 def _is_of_the_input(raised: Exception) -> bool:
-    """Return whether inference-schema refused the input before it called run().
-
-    The traceback shows this, since inference-schema raises exceptions of any type.
-    """
+    """Return whether inference-schema refused the input before it called run()."""
     return any(
         frame.f_code.co_name == "_deserialize_input_argument" and frame.f_globals.get("__name__") == _DECORATORS
         for frame, _ in traceback.walk_tb(raised.__traceback__)

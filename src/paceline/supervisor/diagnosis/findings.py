@@ -51,7 +51,7 @@ class Findings:
     asked: Rank -> Unix time at which the supervisor sent SIGTERM.
     lost: Node rank -> a text that says how the supervisor found that the node is lost.
     driver_from: Position in the driver's log where the attempt begins.
-    samples: Samples of the load of nodes and workers, the newest last.
+    samples: Samples of the nodes' and workers' use of CPU, memory and GPUs, the newest last.
     peaks: Rank -> peak memory in bytes.
     """
 
@@ -322,11 +322,11 @@ _INSTALL_PMIX = (
 
 
 def _noticed(driver: tuple[str, ...]) -> tuple[int, int] | None:
-    """Return the rank and signal of a killed worker that mpirun reports, or None."""
+    """Return (rank, signal) of a killed worker that mpirun has reported in its output, or None."""
     found = re.search(r"process rank (\d+) with PID \d+ on node \S+ exited on\s+signal (\d+)", "\n".join(driver))
     return (int(found[1]), int(found[2])) if found else None
 
 
 def how_lost(how: str, name: str) -> str:
-    """Return the target's text about a lost node, without the node's name and the full stop."""
+    """Return how a node was lost, without the node's name and the full stop."""
     return how.removeprefix(f"{name}: ").rstrip(".")

@@ -141,7 +141,7 @@ _MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 def with_hints(
     report: FailureReport, job: Job, stalled: str | None = None, missing: str | None = None
 ) -> FailureReport:
-    """Return the report with hints in its message: what to do about the failure.
+    """Return the failure report, with hints on how to fix the failure in its message.
 
     stalled: A sentence on the collectives that ranks waited for at the end, or None.
     missing: A sentence on where a missing file is, or None.
@@ -245,12 +245,12 @@ def missing_text(
     is_shared: bool,
     exists: Callable[[str], bool] = os.path.lexists,
 ) -> str | None:
-    """Return a sentence that says where a missing file is, or None.
+    """Return a sentence on where a file that the script did not find is, or None.
 
-    The sentence has the option that makes the run see the file.
+    The sentence names the option with which a new run finds the file.
 
     exception: The exception's last line.
-    at: Where the copy of the source is, and the folder that it was copied from.
+    at: The run's working directory, and the folder on the submitting machine from which it was copied.
     not_copied: Files of the original folder that were not copied.
     is_shared: Whether the nodes have the user's own folders, to which the copy links.
     """

@@ -40,7 +40,7 @@ def memory_text(
     """Return sentences on a rank's memory, and on what may reduce it.
 
     node_ranks: Rank -> rank of its node.
-    plan: The bytes that `paceline.parallel` planned, by what uses them.
+    plan: Planned bytes by their use, such as parameters, from `paceline.parallel`; None without a plan.
     now_s: Unix time; None for the present.
     peak_bytes: The process's peak memory, or 0 if unknown.
     by_kernel: Whether the kernel killed the process. Otherwise the process's own request for memory failed.
@@ -86,9 +86,9 @@ def _held(rank: int, series: Sequence[tuple[float, Mapping[str, float]]], now_s:
 
 
 def _growth(series: Sequence[tuple[float, Mapping[str, float]]]) -> tuple[float, float] | None:
-    """Return (seconds, first GiB) of a steady growth of memory, or None.
+    """Return how many seconds a worker's memory has grown steadily, and its GiB before.
 
-    The first third of the series does not count.
+    Return None without steady growth. The first third of the samples is ignored.
     """
     later = series[len(series) // 3 :]
     if len(later) < 4 or later[-1][0] - later[0][0] < _GROWN_S:

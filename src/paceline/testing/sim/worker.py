@@ -36,10 +36,10 @@ class WorkersNode(Protocol):
         """Return how many seconds the next worker takes to start."""
 
     def note_written(self) -> None:
-        """Let the mirror look soon for new lines, because a file has grown."""
+        """Send the supervisor new lines of the run's files soon, because a file has grown."""
 
     def note_end(self) -> None:
-        """Let the agent report that a process has ended."""
+        """Let the node's agent report that a simulated process has ended."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -166,7 +166,7 @@ class SimWorker:
         self._append(log, "")
 
     def start(self) -> None:
-        """Report the worker's start, then schedule its events."""
+        """Write the worker's start report, then schedule the events of its script."""
         if self._has_ended:
             return
         attempt = self._folder.attempt(self._attempt)
@@ -197,7 +197,7 @@ class SimWorker:
         self._on_end(code)
 
     def facts(self) -> dict[str, object]:
-        """Return what a stack dump and a profile report about the worker."""
+        """Return invented facts about the worker for stack dumps and profiles."""
         place, _, function = self._stack.partition(" ")
         file, _, line = (place or f"{self._script}:1").rpartition(":")
         number = int(line) if line.isdigit() else 1
