@@ -164,7 +164,7 @@ def _units(top: Path) -> Iterator[str]:
 
 
 class _Copy:
-    """A new backup in progress, with the entries of the files stored so far.
+    """A backup in progress, with the files stored so far.
 
     left_out: Name of a file that is not in the backup -> the reason.
     stored, stored_bytes: Number and size of the contents that were new to the datastore.
@@ -185,7 +185,7 @@ class _Copy:
         self._originals: dict[str, tuple[Path, tuple[int, int, int] | None]] = {}
 
     def add_unit(self, unit: str) -> None:
-        """Store a folder of the workspace, such as a run's, with all files below it."""
+        """Store a folder of the workspace, such as a run's, recursively."""
         is_live = unit.startswith("runs/") and not runs_store.has_ended(RunFolder(self._top / unit))
         for attempt in range(_TRIES):
             # The state of a run must be its oldest file.

@@ -126,7 +126,7 @@ def is_kept(name: str) -> bool:
 
 
 def link_target(name: str, target: str) -> str | None:
-    """Return the normalized target of a link; None if backups never include the target.
+    """Return a link's normalized target; None if backups exclude the target.
 
     Normalized targets climb first and then only descend, so no chain of such links leads out of the workspace.
     """

@@ -157,11 +157,7 @@ def _stage(top: Path) -> Iterator[Path]:
 
 
 def _without_existing(entries: Sequence[BackupEntry], top: Path) -> tuple[list[BackupEntry], list[str]]:
-    """Return the entries to restore, and the names in the workspace that stay unchanged.
-
-    Raises:
-        DataError: The workspace already has a run, model or other folder of the backup.
-    """
+    """Return the entries to restore, and the names in the workspace that stay unchanged."""
     units = {entry.unit for entry in entries if "/" in entry.unit}
     there = sorted(unit for unit in units if os.path.lexists(top / unit))
     kept = [unit for unit in there if unit.partition("/")[0] in _STAY or unit in _STAY]

@@ -314,7 +314,7 @@ def common_network(nodes: Mapping[str, Interfaces], wanted: str | None = None) -
 
 
 def same_machine(nodes: Mapping[str, Interfaces]) -> list[str]:
-    """Return names of nodes that are one machine: their addresses are equal. [] if none are."""
+    """Return names of nodes with equal addresses, which are one machine, or []."""
     alike: dict[frozenset[str], list[str]] = {}
     for name, interfaces in nodes.items():
         alike.setdefault(addresses_of(interfaces), []).append(name)

@@ -220,7 +220,7 @@ def marked(text: str, error: str) -> Answer:
 
 
 def stacks(python: str) -> Answer:
-    """Return the path of py-spy, and whether it may read processes on this node.
+    """Return whether py-spy may read processes on this node, and its path.
 
     The value "refused" is py-spy's error message for a process that it has not started, such as a worker; "" if py-spy
     can read the process, or is not installed.

@@ -112,7 +112,7 @@ class Goodput:
 
 
 class Interval(NamedTuple):
-    """A period of one rank, and how it divides into classes such as computing and waiting."""
+    """A rank's period, divided into classes such as computing and waiting."""
 
     start: float
     end: float
@@ -188,7 +188,7 @@ def goodput(folder: RunFolder, record: RunRecord) -> Goodput:
 
 
 class _Attempt:
-    """A division of one attempt's time into classes such as starting, computing and idle."""
+    """A division of an attempt's time into classes such as computing."""
 
     def __init__(self, folder: RunFolder, number: int, span: Span, running: float, redone_s: float) -> None:
         self._begin, self._end = span

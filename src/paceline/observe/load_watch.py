@@ -1,4 +1,4 @@
-"""Sample how a run's nodes and workers use CPU, memory, disks, networks and GPUs.
+"""Sample the resource use of a run's nodes and workers.
 
 metrics/node_<n>.jsonl, load_<rank>.jsonl     series, as metric logs with seconds since 1970 as steps
 attempts/<k>/load.json                        the last sample, and the ranks' pace (`paceline.observe.stragglers`)
@@ -42,13 +42,13 @@ _RECENT, _MOST, _OLD = 12, 240, 200
 
 
 def merged_samples(passed_s: float) -> int:
-    """Return how many samples to average into one, `passed_s` seconds after the start."""
+    """Return how many samples to average into one after `passed_s` seconds."""
     return max((count for after_s, count in THINNED if passed_s > after_s), default=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """The use of CPU, memory, disks, networks and GPUs by nodes and workers at one moment.
+    """The resource use of nodes and workers at one moment.
 
     at_s: Time in seconds since 1970.
     nodes, ranks: Values by node rank and by worker rank, such as {"cpu_percent": 87.5} (`paceline.observe.node.load`).
@@ -119,7 +119,7 @@ class LoadWatch:
         return self.pace().end_text if self._windows else None
 
     def note_place(self, ranks: tuple[int, ...], place: str, share: float) -> None:
-        """Store the line of code where a straggler most often is, and the share of its time there."""
+        """Store a straggler's most frequent line of code, and its share of time."""
         self._place = (ranks, place, share)
 
     def close(self) -> None:

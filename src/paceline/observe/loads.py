@@ -1,4 +1,4 @@
-"""Read how a run's nodes and workers use CPU, memory and GPUs, sampled by `observe.load_watch`."""
+"""The resource use of a run, read from the samples of `observe.load_watch`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RANK_HEADER = (
 
 
 def last(folder: RunFolder) -> dict[str, Any] | None:
-    """Return the newest sample of CPU, memory and GPU use of a run, or None before any."""
+    """Return the newest sample of a run's resource use, or None."""
     attempts = (int(path.name) for path in folder.attempt(1).parent.glob("[0-9]*") if path.name.isdigit())
     for number in sorted(attempts, reverse=True):
         found: dict[str, Any] | None = read_json(folder.load(number))
@@ -52,7 +52,7 @@ def series(folder: RunFolder) -> dict[str, dict[int, dict[str, MetricSeries]]]:
 
 
 def whole(folder: RunFolder, sample: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a sample whose values are means over the whole run, and for memory maximums.
+    """Return a sample with means over the whole run, for memory maximums.
 
     The result has only the nodes and ranks of `sample`: an elastic run may have had more in earlier attempts.
     """

@@ -203,7 +203,7 @@ _Shares = tuple[dict[tuple[str, str], float], dict[tuple[str, str], float], dict
 
 
 def _shares(one: WorkerFacts, *, below: bool) -> _Shares:
-    """Return shares of time by function, without and with called functions, and its main line."""
+    """Return each function's share of time, without and with callees, and its top line."""
     own, whole, lines = Counter[tuple[str, str]](), Counter[tuple[str, str]](), Counter[tuple[tuple[str, str], int]]()
     total = 0
     for where, stack, count in _stacks(one):

@@ -39,7 +39,7 @@ class RunStacks:
 
     @property
     def places(self) -> list[str]:
-        """Sentences on the line of code that each rank runs, one for all ranks at a line."""
+        """Sentences on the lines of code that ranks run, and which ranks."""
         found: dict[str, list[int]] = {}
         for rank in self.ranks:
             found.setdefault(wait_graph.stands(rank, self.told), []).append(rank)

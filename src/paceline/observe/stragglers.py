@@ -30,7 +30,7 @@ DATA_MORE = 0.2
 
 @dataclass(frozen=True)
 class Counted:
-    """A rank's steps in a window, and its seconds: all, for data, and for other ranks."""
+    """A rank's steps in a window, its duration, and the seconds of waiting."""
 
     passed_s: float
     steps: float

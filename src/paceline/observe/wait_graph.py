@@ -64,7 +64,7 @@ class Op:
 
 
 def sentences(told: WorkersReport) -> list[str]:
-    """Return sentences on why workers in a stack dump wait, the cause first; [] if none."""
+    """Return sentences on why workers wait, the cause first; [] if none wait."""
     ranks = {int(rank): found for rank, found in told["ranks"].items()}
     found, explained = [], set[int]()
     blocked = ops(told)
@@ -121,7 +121,7 @@ def _wait(entry: Collective, ages: Mapping[int, float], for_ranks: Iterable[int]
 
 
 def ops(told: WorkersReport) -> list[Op]:
-    """Return the collectives in a stack dump that have not completed, the oldest first."""
+    """Return the collectives that have not completed, the oldest first."""
     ranks = {int(rank): found for rank, found in told["ranks"].items()}
     found: dict[tuple[object, ...], Op] = {}
     for rank, one in ranks.items():
@@ -214,7 +214,7 @@ def in_debugger(one: WorkerFacts) -> str | None:
 
 
 def stands(rank: int, told: WorkersReport) -> str:
-    """Return what a rank does, as the end of "it ...", such as "is in train.py:41, `step`"."""
+    """Return what a rank does, such as "is in train.py:41, `step`"."""
     one = told["ranks"][str(rank)]
     if (text := trouble(one, told)) is not None:
         return text.removeprefix("it ") if text.startswith("it ") else text
@@ -357,7 +357,7 @@ def _last_two(file: str) -> str:
 
 
 def gets_on(first: WorkersReport, second: WorkersReport) -> str | None:
-    """Return why a run has progressed between two dumps, such as "rank 0 computes", or None."""
+    """Return the progress between two dumps, such as "rank 0 computes", or None."""
     passed_s = max(0.1, float(second["time"]) - float(first["time"]))
     for rank, after in second["ranks"].items():
         before = first["ranks"].get(rank, {})

@@ -92,7 +92,7 @@ class Occurrences:
         self._open.put(occurrence.key, occurrence.to_json())
 
     def finish(self, occurrence: Occurrence) -> None:
-        """Store the final state of an occurrence, and move its file to `done`."""
+        """Store the final state of an occurrence."""
         self.keep(occurrence)
         self._done.folder.mkdir(exist_ok=True)
         os.replace(self._open.path(occurrence.key), self._done.path(occurrence.key))

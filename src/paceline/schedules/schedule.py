@@ -104,7 +104,7 @@ class Schedule:
 
 
 def since(schedule: Schedule, occurrences: Occurrences) -> dt.datetime:
-    """Return the time up to which due times are handled, at first the schedule's creation."""
+    """Return the time up to which due times have been handled."""
     keys = occurrences.keys(TIME)
     return max([parse_utc(schedule.created_utc), *(_time_of(key) for key in keys)])
 

@@ -105,7 +105,7 @@ def resume(schedules: Schedules, name: str) -> int:
 
 
 class _Look:
-    """One check of a schedule for new events, and for runs to start."""
+    """One check of a schedule for new events."""
 
     def __init__(self, schedules: Schedules, schedule: Schedule, now: dt.datetime | None = None) -> None:
         self.now = now or dt.datetime.now(dt.timezone.utc)
@@ -181,7 +181,7 @@ class _Look:
         return now
 
     def _going(self) -> list[str]:
-        """Return the ids of the schedule's active runs, and record the ends of its other runs."""
+        """Return ids of the schedule's active runs, and record its ended runs."""
         going = []
         for one in self.kept.open():
             if one.status == occurrences.STARTED and (status := self._end(one)) is not None:

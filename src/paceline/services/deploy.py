@@ -309,11 +309,7 @@ def _checked_tls(tls: tuple[str, str] | None) -> tuple[str | None, str | None]:
 
 
 def _check_target(workspace_dir: Path, target: str) -> bool:
-    """Return whether other machines can reach the target's nodes.
-
-    Raises:
-        ServiceError: Services can't run on this target.
-    """
+    """Return whether other machines reach the target. Raise ServiceError if it can't serve."""
     config = configured.read(workspace_dir, target)
     if config.kind == configured.LOCAL:
         return False

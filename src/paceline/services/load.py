@@ -53,7 +53,7 @@ class LoadPoint(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSample:
-    """The request counters of a server at one time. Each new server starts them at 0.
+    """The request counters of a server at one time. Each server starts at 0.
 
     buckets: Upper bound of the latency in seconds -> number of requests up to this bound.
     """
@@ -70,7 +70,7 @@ class ServerSample:
 
 
 class LoadHistory:
-    """The supervisor's writer of `load.jsonl`, a history of request rates and latencies."""
+    """The writer of `load.jsonl`, a history of request rates and latencies."""
 
     def __init__(self, folder: ServiceFolder) -> None:
         self._folder = folder
@@ -79,7 +79,7 @@ class LoadHistory:
         self._thread: threading.Thread | None = None
 
     def look(self, record: ServiceRecord) -> None:
-        """Sample the server's counters every 30 s, in a thread since the answer may be late."""
+        """Sample the server's counters every 30 s, in a thread."""
         if time.monotonic() >= self._next and not (self._thread and self._thread.is_alive()):
             self._next = time.monotonic() + HISTORY_S
             self._thread = threading.Thread(target=self._add, args=(record,), daemon=True)
@@ -132,7 +132,7 @@ def _is_point(value: object) -> bool:
 
 
 class ServiceLoad:
-    """The recent request rates of a service, sampled only while a user watches them."""
+    """The recent request rates of a service that a user watches."""
 
     def __init__(self, folder: ServiceFolder) -> None:
         self._folder = folder
@@ -146,7 +146,7 @@ class ServiceLoad:
         return self._samples[-1] if self._samples else None
 
     def points(self, record: ServiceRecord) -> list[LoadPoint]:
-        """Return request rates and latencies, oldest first. Take a sample first if one is due.
+        """Return request rates and latencies, oldest first. Sample first if due.
 
         Samples of this object are more frequent than the history, and replace its points of the same period.
         """

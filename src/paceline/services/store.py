@@ -103,10 +103,7 @@ def stored(folder: ServiceFolder) -> ServiceRecord:
 
 
 def change(folder: ServiceFolder, record: ServiceRecord, **changes: Any) -> ServiceRecord:
-    """Write the record with `changes`, and log a new state. Return the new record.
-
-    The caller holds the service's lock.
-    """
+    """Write the record with `changes`, and log a new state. The caller holds the lock."""
     now = utc_now()
     new = dataclasses.replace(record, **changes)
     if new == record:
@@ -190,10 +187,7 @@ def editing(folder: ServiceFolder) -> Iterator[None]:
 
 
 def set_desired(folder: ServiceFolder, **changes: Any) -> DesiredState:
-    """Write the desired state with `changes` and a new serial. Return the new state.
-
-    The caller holds the lock of `editing`.
-    """
+    """Write the desired state with `changes`. The caller holds the lock of `editing`."""
     last = desired(folder)
     new = dataclasses.replace(
         last, serial=last.serial + 1, by=user_name(), time_utc=utc_now(), **{"why": "", **changes}

@@ -1,4 +1,4 @@
-"""A load test of a server, whose clients each wait for a response before the next request."""
+"""A load test of a server. Clients await each response before the next request."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def _served(kind: str) -> tuple[Callable[[], None], Callable[[], bool], Callable
 
 
 def attached() -> bool:
-    """Return whether a user is connected to this session, by a shell or over ssh."""
+    """Return whether a user is connected by a shell or over ssh."""
     for pid in processes.with_variable("PACELINE_RUN_ID", os.environ["PACELINE_RUN_ID"]):
         words = processes.command_of(pid)
         if any(word.endswith("remote/agent/execute.py") for word in words):

@@ -46,7 +46,7 @@ class Ignore:
         self._texts[directory] = text if directory else self._excluded + text
 
     def key(self) -> list[list[str]]:
-        """Return a hash of each ignore file, by which the next scan detects changed rules."""
+        """Return hashes of the ignore files, to detect changed rules."""
         import hashlib
 
         return [[directory, hashlib.sha256(text).hexdigest()] for directory, text in sorted(self._texts.items())]

@@ -65,7 +65,7 @@ class Tree:
         return sum(stamp[0] for stamp in self.files.values())
 
     def to_cache(self, snapshot_id: str) -> dict[str, object]:
-        """Return this scan as JSON for the cache of the next scan. All hashes must be known."""
+        """Return JSON of this scan for `cache_file`. All hashes must be known."""
         return {
             "id": snapshot_id,
             "ignore": self.ignore_key,

@@ -146,7 +146,7 @@ def _attempts(run: Supervision) -> Outcome:
 
 
 def _as_told(run: Supervision, outcome: Outcome) -> Outcome:
-    """Return the outcome, as stopped instead of failed if the engine has ended the run."""
+    """Return the outcome, as stopped if the engine has ended the run."""
     failure = outcome.failure
     if failure is None or (failure.cause not in NODES_GONE and failure.exit_code not in _KILLED):
         return outcome

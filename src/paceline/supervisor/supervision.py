@@ -144,7 +144,7 @@ class Supervision:
         store.write(self.folder, self.record)
 
     def owner(self) -> Owner:
-        """Return the pid and the engine's job that tell readers whether the run is alive."""
+        """Return the pid and engine's job that show whether the run lives."""
         owner, known = store.owner(), self.record.owner
         if "engine" in known:
             owner["engine"] = known["engine"]

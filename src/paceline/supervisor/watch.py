@@ -358,7 +358,7 @@ class WorkerWatch:
         self._wake.sleep(max(least_s, pause_s))
 
     def _take_report(self, kind: str, rank: int) -> bool:
-        """Read the file `kind` of a worker. Return False if it must be read again later."""
+        """Read a worker's report, such as "end". Return False to read it again later."""
         attempt = self._launch.attempt
         if rank not in self._places:
             return True

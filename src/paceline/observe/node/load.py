@@ -1,4 +1,4 @@
-"""Measure how this machine and a run's workers use CPU, memory, disks, networks and GPUs.
+"""Measure the resource use of this machine and of a run's workers.
 
 A sample reads one file for the processors, one each for disks and networks, and three for each process of a worker. It
 seldom searches for child processes, because the search reads all processes of the machine.
@@ -46,7 +46,7 @@ _SHARED = 0.2
 
 
 class LoadMeter:
-    """A meter of the machine's use of CPU, memory, disks, networks and GPUs.
+    """A meter of the machine's resource use between two samples.
 
     devices: The GPUs to measure; None for all.
     """
@@ -196,7 +196,7 @@ def _number(path: str) -> int:
 
 
 class WorkerLoads:
-    """A meter of the workers' use of CPU, memory, disks, networks and GPUs."""
+    """A meter of the workers' resource use between two samples."""
 
     def __init__(self) -> None:
         self._below: dict[int, list[int]] = {}
@@ -273,7 +273,7 @@ class WorkerLoads:
         return found
 
     def _memory(self, held: Mapping[int, int], now: float) -> float:
-        """Return the bytes that a worker and its children use together, shared pages once.
+        """Return the bytes of a worker and its children, shared pages once.
 
         held: Pid -> resident bytes, the worker first. The exact sum is slow, so it is computed only now and then.
         """

@@ -135,7 +135,7 @@ class Worker:
         return not self._is_asked or since_s - self._asked_s > _ANSWER_S
 
     def look_at_children(self) -> None:
-        """Store the worker's stacks, then request those of its child processes one by one."""
+        """Store the worker's stacks, then those of its child processes."""
         self._take(self._dump, self.found)
         self.found["children"] = children = []
         if "pid" not in self.found:
@@ -184,7 +184,7 @@ class Worker:
                 notes.append(why_not(str(error)))
 
     def asked_of(self, pid: int, found: ProcessFacts, *, only_main: bool = False) -> Dump | None:
-        """Request a stack dump from a process. Return the dump, or None if impossible.
+        """Request a process's stack dump. Return None if that is impossible.
 
         found: Facts about the process, to which the reason is added.
         only_main: Request only the main thread.
@@ -243,7 +243,7 @@ class Worker:
 
 
 class Dump:
-    """A stack dump of one process, whose threads write their stacks to a file in turn."""
+    """A stack dump of one process, whose threads write it in turn."""
 
     def __init__(self, path: str, pid: int, number: int, limit_s: float, *, only_main: bool = False) -> None:
         # A sampler asks only for main threads. It samples often, so it must not wait long for the end of a dump.

@@ -1,4 +1,4 @@
-"""Define the messages in which a node reports stack dumps, profiles and use of its workers."""
+"""Define the messages in which a node reports on its workers."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class WorkersReport(NodeReport):
 
 
 class WatchedWorkers(TypedDict):
-    """The workers whose use of CPU, memory and GPUs a node measures; pid 0 is unknown."""
+    """The workers whose resource use a node measures; pid 0 is unknown."""
 
     folder: str
     run_id: str

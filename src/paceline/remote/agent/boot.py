@@ -113,7 +113,7 @@ def known_digest(folder: str) -> "Optional[str]":  # noqa: UP045
 
 
 def state_of(package: str) -> "Tuple[str, float]":  # noqa: UP006
-    """Return a text that differs after a change of any file, and the time of the last change."""
+    """Return a text that changes with any file of the package, and the last change's time."""
     lines, last = [], 0.0
     for path in files_of(package):
         about = os.stat(path)

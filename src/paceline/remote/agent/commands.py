@@ -15,7 +15,7 @@ from paceline.system import processes, spare_client
 
 
 class Waited(NamedTuple):
-    """A running command of a `run` request, whose output is sent once the command ends."""
+    """A command of a `run` request, whose output is sent at its end."""
 
     # Not a dataclass: importing `dataclasses` takes a fifth of an agent's start, for which each run waits.
 

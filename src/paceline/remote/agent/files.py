@@ -160,7 +160,7 @@ class AtomicWrite:
             remove(self._top)
 
     def drop(self) -> None:
-        """Remove the pieces that have arrived, unless the file or folder is complete."""
+        """Remove incomplete pieces of the file or folder."""
         if self._file is not None:
             self._file.close()
             with contextlib.suppress(OSError):

@@ -52,10 +52,7 @@ def be_agent(read_fd: int, write_fd: int, settings: dict[str, object]) -> None:
 
 
 def _guard(agent: int, agents: socket.socket) -> int:
-    """Wait until the process `agent` ends, then kill its processes and remove its folders.
-
-    agents: A socket from which the guardian reads the folders' paths; the agent's end closes it.
-    """
+    """Wait until the process `agent` ends, then kill its processes and remove its folders."""
     heard = b""
     while True:
         data = agents.recv(1 << 16)

@@ -28,7 +28,7 @@ _SAID_BYTES = 1 << 14
 
 @dataclass
 class Ends:
-    """The supervisor's end of a link, such as the streams of a local `process` of ssh."""
+    """The supervisor's end of a link, such as ssh's standard streams."""
 
     read_fd: int
     write_fd: int
@@ -84,12 +84,12 @@ class Ends:
         return wanted in ready
 
     def hear_rest(self, wait_s: float) -> None:
-        """Read the local program's standard error until it is silent for `wait_s` seconds."""
+        """Read the local program's standard error until `wait_s` seconds of silence."""
         while self.stderr_fd is not None and select.select([self.stderr_fd], [], [], wait_s)[0]:
             self.hear_stderr()
 
     def hear_stderr(self) -> None:
-        """Read available standard error of the local program, and keep its last 16 KiB."""
+        """Read the local program's standard error, and keep the last 16 KiB."""
         assert self.stderr_fd is not None
         data = os.read(self.stderr_fd, 1 << 14)
         # Stop polling standard error at its end: `poll` would report it as ready forever.
@@ -99,7 +99,7 @@ class Ends:
         del self.said[:-_SAID_BYTES]
 
     def stderr(self) -> str:
-        """Return the last 16 KiB that were read of the local program's standard error."""
+        """Return the last 16 KiB of the local program's standard error."""
         return self.said.decode(errors="replace").strip()
 
     def exit_code(self, wait_s: float = 0.0) -> int | None:

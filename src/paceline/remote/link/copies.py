@@ -239,7 +239,7 @@ class Copies:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftBehind:
-    """A folder on a node that a killed process has left, such as the copy of an ended run.
+    """Files on a node that a killed process has left.
 
     Attributes:
         run_id: The run that the folder belongs to; "" if it belongs to no single run.
@@ -342,7 +342,7 @@ def _is_of(link: Link, path: str, folder: RunFolder) -> bool:
 
 
 def _only_there(there: Mapping[str, Stamp], folder: RunFolder, *, is_single: bool) -> dict[str, int]:
-    """Return {name: missing bytes} of files that the run's own folder lacks or has older.
+    """Return {name: missing bytes} of files that the run's own folder lacks.
 
     there: The files of the node's copy, as {name: stamp}.
     is_single: Whether the run had one attempt. Only then do metrics count, since all attempts append to the same files.

@@ -112,7 +112,7 @@ class Link(LinkFiles):
         timeout_s: float = 30.0,
         silence_s: float = SILENCE_S,
     ) -> Link:
-        """Open a link over streams that already lead to a Python on the node (`bootstrap_words`).
+        """Open a link over the streams of a Python on the node (`bootstrap_words`).
 
         The other arguments are as for `open`.
         """
@@ -263,7 +263,7 @@ class Link(LinkFiles):
         self._connection.ask("kill_session", timeout_s=5.0, pid=pid)
 
     def adopt(self, run_id: str) -> None:
-        """Kill leftovers of a run, and manage the processes that an engine will start for it."""
+        """Kill a run's leftovers, and manage processes that an engine starts for it."""
         self._connection.ask("adopt", timeout_s=10.0, run_id=run_id)
 
     def end_run(self, run_id: str) -> int:

@@ -142,7 +142,7 @@ class LinkFiles:
         log_limit: int = 0,
         have: Mapping[str, list[int]] | None = None,
     ) -> Pending:
-        """Start to copy each file that a run writes on the node to the local `folder`.
+        """Start to copy a run's files from the node to the local `folder`.
 
         remote_run_dir: The run's folder on the node.
         replica: The writer of the copies, shared by all links of a run; None to create one.

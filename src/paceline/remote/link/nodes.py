@@ -277,7 +277,7 @@ class AgentNodes:
             raise OSError(errno.EHOSTUNREACH, str(error)) from error
 
     def loads(self, workers: Mapping[int, Mapping[str, object]]) -> dict[int, dict[str, object]]:
-        """Return {node rank: its use of CPU, memory, GPUs and network} of nodes that answer.
+        """Return {node rank: its resource use} of nodes that answer.
 
         workers: Node rank -> the workers on this node whose use to return too.
         """

@@ -49,7 +49,7 @@ class Packed:
 
 
 def pack_run(folder: RunFolder, *, reached: str | None = None) -> Packed | None:
-    """Find all local files that a run's job needs, as `pack` does; None if it needs none."""
+    """Find the local files that a run's job needs; None if it needs none."""
     job = stored(folder).job
     if job is None or not (job.inputs or job.environment.needs_build or any(_sent(folder))):
         return None

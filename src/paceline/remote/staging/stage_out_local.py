@@ -42,7 +42,7 @@ _TAKEN = (
 
 
 def expect(folder: RunFolder, outputs: Sequence[str]) -> None:
-    """Check that this machine can store a run's outputs, and record this task in `home.json`.
+    """Check that this machine can store a run's outputs, and create `home.json`.
 
     Call this before the run is sent.
     """
@@ -269,7 +269,7 @@ def _registered(folder: RunFolder, record: RunRecord) -> list[str]:
 def _by_whom(
     folder: RunFolder, record: RunRecord, told: Mapping[str, Any], left: Sequence[DataReference]
 ) -> str | None:
-    """Return why this user or machine can't store the outputs, or None if it can."""
+    """Return why this user or machine can't store the outputs, or None."""
     if os.stat(folder.path).st_uid != os.geteuid():
         return f"waits for a look at the run by {record.submitted_by or 'the submitting user'}"
     folders = told.get("folders", {})

@@ -62,7 +62,7 @@ def _serve(link: socket.socket, setup: wire.ModelSetup) -> bool:
 
 
 def told(error: BaseException) -> str:
-    """Return one line on an error that made the model fail to load, with its location."""
+    """Return one line that says why, and where, the model failed to load."""
     if isinstance(error, PacelineError):
         return str(error)
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

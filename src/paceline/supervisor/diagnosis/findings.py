@@ -322,7 +322,7 @@ _INSTALL_PMIX = (
 
 
 def _noticed(driver: tuple[str, ...]) -> tuple[int, int] | None:
-    """Return (rank, signal) of a killed worker that mpirun has reported in its output, or None."""
+    """Return (rank, signal) of a killed worker from mpirun's output, or None."""
     found = re.search(r"process rank (\d+) with PID \d+ on node \S+ exited on\s+signal (\d+)", "\n".join(driver))
     return (int(found[1]), int(found[2])) if found else None
 

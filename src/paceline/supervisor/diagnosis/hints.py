@@ -141,7 +141,7 @@ _MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 def with_hints(
     report: FailureReport, job: Job, stalled: str | None = None, missing: str | None = None
 ) -> FailureReport:
-    """Return the failure report, with hints on how to fix the failure in its message.
+    """Return the failure report, with hints on a fix in its message.
 
     stalled: A sentence on the collectives that ranks waited for at the end, or None.
     missing: A sentence on where a missing file is, or None.
@@ -245,7 +245,7 @@ def missing_text(
     is_shared: bool,
     exists: Callable[[str], bool] = os.path.lexists,
 ) -> str | None:
-    """Return a sentence on where a file that the script did not find is, or None.
+    """Return a sentence that says where a missing file is, or None.
 
     The sentence names the option with which a new run finds the file.
 

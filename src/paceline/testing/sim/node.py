@@ -33,7 +33,7 @@ _DISK_BYTES = 10**12
 
 
 class Loop:
-    """An event loop of many simulated nodes, which calls functions at given times."""
+    """An event loop, which calls simulated nodes' functions at given times."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.now = clock
@@ -209,7 +209,7 @@ class SimNode:
         self._soon("reap", 0.0, self.agent.reap)
 
     def look_now(self) -> None:
-        """Send the supervisor new log lines and waiting frames of the run's files soon."""
+        """Send the supervisor the run's new log lines and files soon."""
         self._loop.after(0.0, self.agent.look)
 
     def _soon(self, name: str, delay_s: float, work: Callable[[], None]) -> None:
@@ -224,7 +224,7 @@ class SimNode:
             self._loop.after(delay_s, do)
 
     def load(self) -> dict[str, object]:
-        """Return invented values for the use of CPU and memory by the node and its workers."""
+        """Return invented resource use of the node and its workers."""
         workers = self.commands.ranks()
         ranks = {
             str(rank): {"pid": pid, "cpu_percent": round(90 + 10 * self._chance.random(), 1)} for rank, pid in workers
@@ -253,7 +253,7 @@ class SimOut(SendQueue):
 
 
 class SimMirror(Mirror):
-    """A sender of a run's new files (`Mirror`) without a thread: `SimAgent.look` runs it."""
+    """A sender of a run's new files that `SimAgent.look` runs, without a thread."""
 
     def __init__(self, header: Header, out: SendQueue, node: SimNode) -> None:
         super().__init__(

@@ -36,7 +36,7 @@ class WorkersNode(Protocol):
         """Return how many seconds the next worker takes to start."""
 
     def note_written(self) -> None:
-        """Send the supervisor new lines of the run's files soon, because a file has grown."""
+        """Send the supervisor new lines soon, because a file has grown."""
 
     def note_end(self) -> None:
         """Let the node's agent report that a simulated process has ended."""
