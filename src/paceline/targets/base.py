@@ -59,7 +59,7 @@ Waiting: TypeAlias = "Callable[[str], bool]"
 
 @dataclass(frozen=True, kw_only=True)
 class Preview:
-    """Example nodes and ports of a job for display, and the `Starter` of its workers."""
+    """The nodes, ports and `Starter` of workers that `--dry-run` shows for a job."""
 
     nodes: tuple[Node, ...]
     ports: tuple[int, ...]
@@ -67,14 +67,14 @@ class Preview:
 
 
 class Nodes(Protocol):
-    """The nodes that a run holds. No method blocks for long, even if a node hangs."""
+    """The nodes that a run holds. No method blocks for long."""
 
     nodes: tuple[Node, ...]
     #: Free ports on the first node, for the workers of the run.
     ports: tuple[int, ...]
 
     def send(self, folder: RunFolder, library_dir: Path) -> RemotePaths:
-        """Send the run's folder, or those of its files that nodes need, to all nodes.
+        """Send the run's folder to all nodes, or only the files that they need.
 
         Raises:
             TargetError: A node can't store the files; the message names the node and the reason.
@@ -84,7 +84,7 @@ class Nodes(Protocol):
         """Return the node's shell environment, or None to use the submitting program's."""
 
     def begin(self, attempt: int) -> None:
-        """Create the folder of an attempt on the nodes, and begin to mirror its files."""
+        """Create an attempt's folder on the nodes, and begin to mirror it here."""
 
     def start(self, command: Command, work_dir: Path, shell: Mapping[str, str]) -> StartedCommand:
         """Start a command on its node.
@@ -96,19 +96,19 @@ class Nodes(Protocol):
         """
 
     def signal(self, pid: int, node_rank: int, number: int) -> bool:
-        """Send a signal to a process on a node. Return False if the process is gone."""
+        """Signal a process on a node. Return False if the process is gone."""
 
     def is_alive(self, pid: int, node_rank: int) -> bool:
         """Return whether a process exists; False for every process of a lost node."""
 
     def ended(self) -> list[ProcessExit]:
-        """Return the commands that ended since the last call."""
+        """Return the commands on the nodes that have ended since the last call."""
 
     def renew_ports(self) -> None:
         """Choose new ports on the first node, because another program uses the present ones."""
 
     def lost(self) -> dict[int, str]:
-        """Return {node rank: reason} of lost nodes; the reason says how the loss was detected."""
+        """Return {node rank: how the loss was detected} of lost nodes."""
 
     def fetch(self) -> None:
         """Copy the remaining files of the run from the nodes into the run's folder.
@@ -124,17 +124,17 @@ class Nodes(Protocol):
         """Return how many processes the OOM killers of the nodes have killed."""
 
     def is_disk_full(self) -> bool:
-        """Return whether some node lacks the disk space for a worker's report in the run's folder."""
+        """Return whether a node lacks the disk space for a worker's report."""
 
     def close(self) -> None:
         """End the remaining processes, remove temporary files, return the nodes. Idempotent."""
 
 
 class Target(Protocol):
-    """A source of nodes. One object serves one run. Configurable targets take a name and settings."""
+    """A source of nodes. One object serves one run."""
 
     def check(self, job: Job) -> None:
-        """Raise an error if this target can never run the job. Called before a submission.
+        """Raise an error if this target can never run the job.
 
         Raises:
             TargetError: The message has the job's demand and the target's capacity.
@@ -147,7 +147,7 @@ class Target(Protocol):
         """Add the run to the queue, which keeps the order of submission."""
 
     def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
-        """Start the run's supervisor as a detached process that holds the run's lock. Return its pid.
+        """Start the run's supervisor, detached, with the run's lock. Return its pid.
 
         Return 0 if the engine starts the supervisor later, on another machine (`paceline.runs.remote_status`).
         """
@@ -162,7 +162,7 @@ class Target(Protocol):
         """
 
     def release(self, run_dir: Path) -> None:
-        """Give up the queue position and all nodes of a run without a supervisor. Idempotent."""
+        """Give up the queue position and nodes of a run without supervisor. Idempotent."""
 
 
 @runtime_checkable
@@ -170,7 +170,7 @@ class EarlyStart(Protocol):
     """A target that can load a run's supervisor before the job is checked."""
 
     def load_supervisor(self, run_dir: Path, library_dir: Path, python: str) -> None:
-        """Load a supervisor (`supervisors.load`). The caller does this before `check`, when run_dir does not exist yet.
+        """Load a supervisor before `check`, when run_dir does not exist yet.
 
         `start_supervisor` passes the run to this supervisor. `release` ends it if the submission fails; otherwise it
         ends with this program.
@@ -182,13 +182,13 @@ class Queued(Protocol):
     """A target whose engine has a queue and runs the supervisor in its job."""
 
     def look(self, folder: RunFolder, record: RunRecord) -> JobStatus:
-        """Query the engine for the run's status. `paceline.runs.remote_status.Teller` has the details."""
+        """Return the engine's report on the run's job; see `paceline.runs.remote_status.Teller`."""
 
     def cancel(self, folder: RunFolder, record: RunRecord) -> None:
         """Ask the engine to end the run. `paceline.runs.remote_status.Teller` has the details."""
 
     def channel(self, folder: RunFolder) -> Channel | None:
-        """Return a channel to the supervisor for one command; None if it shares this folder."""
+        """Return a channel for one `paceline exec`; None if the supervisor shares this folder."""
 
     def script(self, job: Job) -> str | None:
         """Return the job script for the engine, which --dry-run prints, or None."""
@@ -200,7 +200,7 @@ ALIKE_SPAN = 1000
 
 @runtime_checkable
 class Alike(Protocol):
-    """A target whose engine accepts many similar runs in one call, such as a job array."""
+    """A target whose engine accepts many similar runs at once (a job array)."""
 
     def start_supervisors(
         self, job: Job, run_dirs: Sequence[Path], library_dir: Path, python: str, at_once: int
@@ -243,7 +243,7 @@ class Examined(Protocol):
         """
 
     def examine(self, node_count: int | None = None) -> AbstractContextManager[list[Any]]:
-        """Open links to nodes for a `with` block; an `Unreachable` stands for a failed link.
+        """Link to nodes for a `with` block. `Unreachable` stands for a failed link.
 
         node_count: Number of nodes to link to; None for the kind's default.
 
@@ -261,7 +261,7 @@ class Elastic(Protocol):
     """
 
     def nodes_to_be_had(self, job: Job, run_dir: Path, nodes: Nodes) -> int:
-        """Return how many nodes the run would get if it gave back `nodes` and allocated again.
+        """Return how many nodes the run would get by giving back `nodes` and allocating again.
 
         The supervisor calls this method every second, so the method does not block. The number may be some seconds old.
         """

@@ -1,4 +1,4 @@
-"""The compute targets of a workspace. A small file describes each target, and each run has a copy of it.
+"""The compute targets of a workspace, each described by a small file.
 
     <workspace>/compute/<name>.json    {"name": "lab", "kind": "ssh", "settings": {"hosts": "/home/me/hosts.txt"}}
     <run folder>/target.json           a copy from the time of submission
@@ -67,11 +67,11 @@ class Configured:
 
     @property
     def type(self) -> str:
-        """The target's kind, by the name of this property in the Azure SDK."""
+        """The target's kind, such as "ssh", under its name in the Azure SDK."""
         return self.kind
 
     def get_status(self) -> Status:
-        """Query the engine for nodes, their use and the queue, which may take a while.
+        """Query the engine, perhaps slowly, for nodes, their use and the queue.
 
         Raises:
             EngineError, TargetError: The engine does not answer, or the target's kind reports no status.
@@ -206,12 +206,12 @@ def remove(workspace_dir: Path, name: str) -> None:
 
 
 def keep_copy(run_dir: Path, configured: Configured) -> None:
-    """Store a target's description in a run's folder, for readers of the run."""
+    """Copy a target's description into a run's folder, since the workspace's own may change."""
     write_json(RunFolder(run_dir).target, configured.to_json(), mode=OWNED)
 
 
 def target_of_run(run_dir: Path) -> Target:
-    """Return the target that a run was submitted to, with the settings of that time.
+    """Return the target of a run, with the settings at its submission.
 
     A run of an older Paceline version has no copy of the description, so the name in its record is looked up.
 
@@ -254,7 +254,7 @@ def kind_names() -> list[str]:
 
 
 def kind_class(kind: str) -> Any:
-    """Return the class of a kind, which has OPTIONS and is called with (name, settings).
+    """Return the class of a kind, to be called with (name, settings).
 
     Raises:
         TargetError: The kind does not exist, or its module can't be loaded.

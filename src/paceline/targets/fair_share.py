@@ -1,4 +1,4 @@
-"""The order of a machine's queue: a pure function of tickets, shares file and past use.
+"""The order of a machine's queue, computed from tickets, shares and past use.
 
 `in_order` ranks the waiting runs. It reads no clock, but counts use up to the newest change of a file, so all processes
 that read the same files compute the same order. `plan` decides which of these runs start now, and which running runs
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from paceline.targets.shares import PastUse, SharePolicy, Ticket, TicketId
 
     class Plan(TypedDict):
-        """Decisions about all runs of a machine.
+        """Which runs of a machine start now, keep waiting or have to leave.
 
-        order: All tickets in the order of service. starts: The GPUs of each run that starts now. why: The reason why each
-        other run waits, except for a lack of room. leave: Running runs that have to leave for an urgent run or a reservation.
+        order: Tickets of all runs, the next to be served first. starts: The GPUs of each run that starts now. why: Why a
+        run waits although it would fit. leave: Running runs that have to leave for an urgent run or a reservation.
         """
 
         order: list[Ticket]
@@ -48,7 +48,7 @@ class Room:
 
     Args:
         cores: Cores of the machine, for all runs together; `gpus` are its GPUs.
-        holders: Tickets of the runs that hold a share.
+        holders: Tickets of the runs that hold cores and GPUs.
         blocked: GPUs that are not given to any run.
     """
 
@@ -102,7 +102,7 @@ def in_order(
 
 
 def _by_share(tickets: "Sequence[Ticket]", policy: "SharePolicy", uses: "Mapping[int, PastUse]") -> "list[Ticket]":
-    """Return the tickets by level, then by their users' past use divided by their shares."""
+    """Sort tickets by priority level, then by past use per share of their users."""
     at = newest(tickets, policy, uses)
     ranked = sorted(tickets, key=ident)  # a fixed order, since sums of floats depend on the order
     levels = {ident(ticket): level(ticket, policy, uses, at) for ticket in ranked}
@@ -150,13 +150,13 @@ def _by_share(tickets: "Sequence[Ticket]", policy: "SharePolicy", uses: "Mapping
 
 
 def newest(tickets: "Sequence[Ticket]", policy: "SharePolicy", uses: "Mapping[int, PastUse]") -> float:
-    """Return the Unix time of the newest change of tickets, shares file or past use."""
+    """Return the Unix time at which tickets, shares or past use changed last."""
     times = [float(ticket["changed"]) for ticket in tickets] + [use["changed"] for use in uses.values()]
     return max([policy.changed, *times])
 
 
 def level(ticket: "Ticket", policy: "SharePolicy", uses: "Mapping[int, PastUse]", at: float) -> int:
-    """Return a run's priority, limited by its user's highest and raised while the run waits."""
+    """Return a run's priority level, which its user's limit caps and waiting raises."""
     stated = min(stated_level(ticket), policy.most_priority(ticket["user"]))
     if stated == URGENT:
         limit = policy.limit(ticket["user"], "urgent_gpu_hours_a_week")
@@ -168,7 +168,7 @@ def level(ticket: "Ticket", policy: "SharePolicy", uses: "Mapping[int, PastUse]"
 
 
 def hours_in_week(use: "PastUse | None", at: float) -> "tuple[float, float]":
-    """Return a user's GPU-hours in 7 days: of all runs, and of urgent runs."""
+    """Return a user's (GPU-hours, urgent runs' GPU-hours) in the 7 days before `at`."""
     rows = [row for row in use["hours"] if row[0] > at - _WEEK_S] if use is not None else []
     return math.fsum(row[2] for row in rows) / 3600, math.fsum(row[3] for row in rows) / 3600
 
@@ -330,7 +330,7 @@ def _leaving(
 def expected_starts(
     order: "Sequence[Ticket]", cores: int, gpus: "Sequence[str]", now: float, uses: "Mapping[int, PastUse]"
 ) -> "dict[TicketId, float]":
-    """Return the likely waiting times in seconds of the first waiting runs.
+    """Return {run: seconds until its likely start} for the first waiting runs.
 
     The estimate assumes that runs end at their time limits, or after the typical time of their user's earlier runs.
 

@@ -1,4 +1,4 @@
-"""Report the resources of a host of an `ssh` target, and grant leases of this machine to users' runs.
+"""Report an `ssh` host's resources, and lease shares of this machine to runs.
 
 Paceline sends this file as text to the host's Python, after `targets.leases` (`targets.ssh.probe.host_program`).
 
@@ -56,7 +56,10 @@ _GUARD_S = 8.0
 
 
 def answer(verb: str, given: "Ticket") -> "LeaseAnswer":
-    """Return the result of "look", "take" or "give_back", or {"error": reason}, with this interpreter as "python"."""
+    """Answer a request to this host: "look", "take" or "give_back".
+
+    The answer has this interpreter as "python", and after an OSError the reason as "error".
+    """
     try:
         found: LeaseAnswer = {"look": look, "take": take, "give_back": give_back}[verb](given)
     except OSError as error:
@@ -66,7 +69,7 @@ def answer(verb: str, given: "Ticket") -> "LeaseAnswer":
 
 
 def look(given: "Ticket") -> "LeaseAnswer":
-    """Return the machine's resources and tickets.
+    """Return the machine's cores and GPUs, and the tickets of its runs.
 
     given: Options. With `with_gpus`, the GPUs are listed, which is slow; `gpus` has the machine's GPUs if they are known.
     """
@@ -126,7 +129,9 @@ def describe(queue: Queue, answer: "LeaseAnswer") -> "SharesAnswer":
 
 
 def take(given: "Ticket", free_ports: "Callable[[int, Any], Sequence[int]] | None" = None) -> "LeaseAnswer":
-    """Return {"granted": {"gpus": [...]}} if the run is first and fits, else the tickets before it.
+    """Grant the run its share if its turn has come and it fits.
+
+    Return {"granted": {"gpus": [...]}}, or the tickets of the runs before it.
 
     Args:
         given: The ticket's `key`, `run_id`, `cores` and `gpu_count`, the `pid` of the run's agent, the machine's `all_cores`
@@ -163,21 +168,21 @@ def take(given: "Ticket", free_ports: "Callable[[int, Any], Sequence[int]] | Non
 
 
 def give_back(given: "Ticket") -> "LeaseAnswer":
-    """Remove the run's ticket."""
+    """Remove the run's ticket, which ends its lease."""
     with locked():
         host_queue().remove(given["key"])
     return {}
 
 
 def note(given: "Ticket") -> "LeaseAnswer":
-    """Record in a run's ticket since when it hangs (`hangs_since`), or None."""
+    """Record in a run's ticket since when the run hangs, or None."""
     with locked():
         host_queue().mark(given["key"], hangs_since=given["hangs_since"])
     return {}
 
 
 def leave(given: "Ticket") -> "LeaseAnswer":
-    """Return {"leave": why}: the reason why a run has to return its share, or ""."""
+    """Return {"leave": why the run has to give back its share, or ""}."""
     return {"leave": host_queue().leave_reason(given["key"], given["all_cores"], given["all_gpus"])}
 
 
@@ -226,7 +231,7 @@ def _is_process(ticket: "Ticket", pid_name: str, started_name: str) -> bool:
 
 
 def start_time(pid: int) -> str:
-    """Return the start time of a process, to detect a reused pid; "" if unknown."""
+    """Return the start time of a process, or "". It tells reused pids apart."""
     fields = stat_fields(pid)
     return "" if fields is None or fields[0] in "ZX" else fields[19]
 
@@ -267,7 +272,7 @@ def user_folders() -> "list[Any]":
 
 
 def is_own_folder(path: str, uid: int) -> bool:
-    """Return whether a path is a folder, not a link, that only this user can write to."""
+    """Return whether a path is a folder, not a link, which only this user can change."""
     try:
         found = os.lstat(path)
     except OSError:

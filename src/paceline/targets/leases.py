@@ -1,4 +1,4 @@
-"""The queue of one machine: ticket files of runs that hold a share of it or wait for one.
+"""The queue of one machine, made of its runs' ticket files.
 
 A ticket is valid while its run lives: in a user's queue while a process holds the lock of the run's folder
 (`paceline.targets.local_leases`), in the queue of all users of a host while the run's agent lives there
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         used_hours: float
 
     class SharesAnswer(TypedDict, total=False):
-        """The shares of a machine's users, and the path, owner and error of the shares file."""
+        """The shares of a machine's users, with the shares file's path, owner and error."""
 
         path: str
         owner: str
@@ -56,10 +56,11 @@ if TYPE_CHECKING:
         users: list[UserShare]
 
     class LeaseAnswer(TypedDict, total=False):
-        """The answer of a host: a share, the tickets to wait for, or an error.
+        """A host's answer to a request about leases; its keys depend on the request.
 
-        why: Why the run waits, if not for lack of room. leave: Why the run has to give back its share. shares: The shares of
-        all users. outside: Texts about processes outside Paceline that use the machine.
+        `granted` is the run's share; `ahead` and `holders` are tickets of runs to wait for. `why` is why the run waits although
+        it would fit, and `leave` why it has to give back its share. `shares` has the shares of all users, and `outside` texts
+        about processes outside Paceline that use the machine.
         """
 
         granted: GrantedShare
@@ -104,7 +105,7 @@ _LONGEST, _UTC_LENGTH = 300, len("2026-11-23 06:12:03 UTC")
 
 
 class LeasesError(OSError):
-    """The error that a machine's leases can't be used, with the reason and the next step."""
+    """The error that a machine's leases can't be used; its text says why."""
 
 
 class Queue:
@@ -161,7 +162,7 @@ class Queue:
         return found
 
     def files(self) -> "Iterator[tuple[str, Ticket | None, bool]]":
-        """Yield (path, ticket or None if invalid, whether this user owns it) of each file."""
+        """Yield (path, ticket or None if invalid, whether it is this user's) of each file."""
         known, self._known = self._known, {}
         self._listed = list(self._folders())
         for uid, folder in self._listed:
@@ -310,7 +311,7 @@ class Queue:
     # --- cheap waiting
 
     def stamp(self) -> "tuple[int, ...]":
-        """Return a stamp that differs after each change of a ticket or of the shares file."""
+        """Return a stamp that changes with each ticket and the shares file."""
         return tuple(map(_changed_ns, [*(folder for _, folder in self._listed), *filter(None, [self.shares])]))
 
     def unchanged(self, key: str) -> "LeaseAnswer | None":
@@ -365,7 +366,7 @@ class Queue:
         return "the urgent run %s of %s needs its place" % (urgent[0]["run_id"], urgent[0]["user"])
 
     def mark(self, key: str, **values: "Any") -> None:
-        """Set values in the ticket of one of this user's runs, if it has a ticket."""
+        """Set values in the ticket of this user's run, if it has one."""
         found = read(os.path.join(self.own, key + ".ticket"), None)
         if found is not None:
             self.write(dict(found, **values))
@@ -377,7 +378,7 @@ class Queue:
         write(os.path.join(self.own, ticket["key"] + ".ticket"), ticket)
 
     def remove(self, key: str) -> None:
-        """Delete a ticket of this user, which gives up its lease or its queue position."""
+        """Delete this user's ticket, which ends its lease or queue position."""
         path = os.path.join(self.own, key + ".ticket")
         found = read(path, None)
         if found is not None and found["granted"] is not None:
@@ -407,8 +408,6 @@ class Queue:
 
 
 class _Wait:
-    """The last answer to a waiting run, and the monotonic time of the next check."""
-
     def __init__(self, stamp: "tuple[int, ...]", place: int, answer: "LeaseAnswer") -> None:
         now = time.monotonic()
         self.stamp, self.place, self.answer = stamp, place, answer
@@ -447,7 +446,7 @@ def taken_ports(tickets: "Sequence[Ticket]") -> "set[int]":
 
 
 def gpus_named(ticket: "Ticket") -> "list[str]":
-    """Return all GPUs that a ticket names: the held GPUs, and those that its run sees."""
+    """Return the GPUs that a ticket names: held by its run, or seen by it."""
     seen = ticket.get("all_gpus")
     named = [*held_gpus(ticket), *(seen if isinstance(seen, list) else ())]
     return [gpu for gpu in named[:_COUNT] if isinstance(gpu, str)]
@@ -491,7 +490,7 @@ def write(path: str, value: "Any") -> None:
 
 
 def read_json(path: str, uid: "int | None") -> "tuple[Any, os.stat_result] | None":
-    """Return the JSON value and the `os.stat_result` of a file, or None if it is invalid.
+    """Return a file's JSON value and `os.stat_result`, or None if it is invalid.
 
     uid: The owner that the file must have; None for any owner.
     """
@@ -508,7 +507,7 @@ def read_json(path: str, uid: "int | None") -> "tuple[Any, os.stat_result] | Non
 
 
 def read_use(path: str, uid: "int | None") -> "PastUse | None":
-    """Return a user's record of use, without rows in the future; None if it is invalid."""
+    """Return a user's record of use without future rows; None if it is invalid."""
     found = read_json(path, uid)
     if found is None or not isinstance(found[0], dict) or not isinstance(found[0].get("hours"), list):
         return None
@@ -532,7 +531,7 @@ def _is_amount(value: object) -> bool:
 
 
 def read(path: str, uid: "int | None") -> "Ticket | None":
-    """Return the ticket at `path`; None if it is invalid or not owned by `uid`."""
+    """Return the ticket at `path`; None if invalid or not owned by `uid`."""
     found = read_json(path, uid)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""The target `local`, whose nodes are groups of processes on this machine. Runs share the machine by leases.
+"""The target `local`, whose nodes are groups of processes on this machine.
 
 A run leases the `cores` of each worker (default 1, at most all cores), and with use_gpu=True a GPU or a share of a GPU
 (gpu_share) per worker. Leases are not enforced: a worker may use more threads. OMP_NUM_THREADS suggests a thread count.

@@ -1,4 +1,4 @@
-"""The queue of this machine for runs of `local`, which leases cores, GPUs and ports.
+"""The queue of this machine for runs of `local`, which lease cores, GPUs and ports.
 
 Each user has a queue, a `LocalQueue`:
 
@@ -43,7 +43,7 @@ _GUARD_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """A run's share of a machine, on which an elastic run has `nodes` nodes."""
+    """The cores, GPUs and ports of a machine that a run holds, for `nodes` nodes."""
 
     nodes: int = 1
     cores: int
@@ -53,7 +53,7 @@ class Lease:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalDemand:
-    """The cores and GPUs that a run needs on a machine for a number of nodes."""
+    """The cores and GPUs that a run needs for a number of nodes."""
 
     nodes: int
     cores: int
@@ -90,7 +90,7 @@ def is_shared() -> bool:
 
 
 def lease_key(run_dir: Path) -> str:
-    """Return a run's key in the queue of all users: time of submission and id."""
+    """Return a run's key in the shared queue: time of submission and id."""
     record = read_json(RunFolder(run_dir).job)
     created = record.get("created_utc", "") if isinstance(record, dict) else ""
     return f"{created}_{run_dir.name}"
@@ -135,7 +135,7 @@ class _MachineQueue(ABC):
         self._queue, self._cores, self._gpus = queue, cores, gpus
 
     def most_nodes(self, run_dir: Path, demands: Sequence[LocalDemand]) -> int:
-        """Return the most nodes that would fit if the run gave back its lease, or 0.
+        """Return how many nodes would fit if the run gave back its lease, or 0.
 
         demands: The run's demands for several numbers of nodes, the largest first.
 
@@ -149,7 +149,7 @@ class _MachineQueue(ABC):
         )
 
     def renew_ports(self, run_dir: Path) -> tuple[int, ...]:
-        """Lease other ports to the run. The run keeps its lease of cores and GPUs.
+        """Lease other ports to the run, which keeps its cores and GPUs.
 
         Raises:
             TargetError: The machine has not enough free ports.
@@ -211,7 +211,7 @@ class LocalQueue(_MachineQueue):
             self._queue.write(ticket)
 
     def try_grant(self, run_dir: Path, demands: Sequence[LocalDemand] = ()) -> Lease | list[Ticket]:
-        """Return the run's lease if it is first and fits, else the tickets before it.
+        """Return the run's lease if it is first and fits, else the earlier tickets.
 
         demands: Alternatives that replace the ticket's demand, largest first; the run waits for the last of them.
 
@@ -244,7 +244,7 @@ class LocalQueue(_MachineQueue):
                     self._queue.remove(ticket["key"])
 
     def look(self) -> LeaseAnswer:
-        """Return the tickets of living runs, in the order of service."""
+        """Return the machine's resources, and living runs' tickets in order of service."""
         answer: LeaseAnswer = {"cores": self._cores, "gpus": list(self._gpus)}
         with self._locked():
             answer["tickets"] = self._queue.tickets()
@@ -252,7 +252,7 @@ class LocalQueue(_MachineQueue):
         return answer
 
     def leave_reason(self, run_dir: Path) -> str:
-        """Return why a run has to give back its lease, or "". Record that it lives."""
+        """Record that the run lives. Return why it has to give back its lease, or ""."""
         key = self._keys.get(run_dir)
         return self._queue.leave_reason(key, self._cores, self._gpus) if key is not None else ""
 

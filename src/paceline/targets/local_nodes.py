@@ -1,4 +1,4 @@
-"""The nodes of the target `local`, which are groups of child processes of the supervisor."""
+"""The nodes of the target `local`, which are child processes of the supervisor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline.system.files import make_own
 
 
 class LocalNodes:
-    """Nodes that are groups of child processes of this process.
+    """The nodes of a run on this machine, as child processes of the supervisor.
 
     Args:
         give_back: Called by `close` to give back the run's lease.
@@ -105,7 +105,7 @@ class LocalNodes:
         """Do nothing, because all files of the run are on this machine."""
 
     def kill_all(self) -> None:
-        """Kill all child processes except warm spares; `ended` still reports the exits of commands."""
+        """Kill all child processes except warm spares, loaded in advance for new workers."""
         deadline = time.monotonic() + 10
         # Repeat until nothing is left: a process may fork just before it is killed.
         while (left := self._workers()) and time.monotonic() < deadline:

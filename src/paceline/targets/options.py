@@ -1,4 +1,4 @@
-"""Settings of a kind of compute target, declared once and read from Python, JSON and the command line.
+"""Settings of a kind of compute target, declared once for Python, JSON and the command line.
 
 class SshTarget:
     OPTIONS = (Option("hosts", "file of lines `host slots=N`", type=Path, is_required=True),

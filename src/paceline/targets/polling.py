@@ -1,4 +1,4 @@
-"""Query engines (Slurm, Ray, ...) in the background or within a limit, and share answers between runs.
+"""Query engines such as Slurm in the background, and share their answers between runs.
 
     <workspace>/engines/<name>.json, <name>.lock
 
@@ -32,12 +32,12 @@ def answers_dir(workspace_dir: Path) -> Path:
 
 
 def doctor_path(workspace_dir: Path, name: str) -> Path:
-    """Return the file with the result of the last `paceline compute doctor` of a target."""
+    """Return the file with a target's last result of `paceline compute doctor`."""
     return answers_dir(workspace_dir) / f"{name}.doctor.json"
 
 
 def answer(path: Path, ask: Callable[[], dict[str, Any]], clock: Callable[[], float] = time.time) -> dict[str, Any]:
-    """Return the cached answer if it is fresh (`FRESH_S`), else call `ask` and cache its result."""
+    """Return an engine's cached answer if fresh (`FRESH_S`), else call `ask`."""
     found = kept(path)
     if not _is_fresh(found, clock):
         # Hold the lock during the query, so that other processes wait for this answer instead of querying too.
@@ -50,7 +50,7 @@ def answer(path: Path, ask: Callable[[], dict[str, Any]], clock: Callable[[], fl
 
 
 def kept(path: Path) -> dict[str, object]:
-    """Return the cached answer of any age, or {} without one."""
+    """Return an engine's cached answer of any age; {} without one."""
     found = read_json(path)
     return found if isinstance(found, dict) else {}
 
@@ -63,7 +63,7 @@ def keep(path: Path, found: dict[str, object]) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Exclude other processes from querying during a `with` block.
+    """Prevent other processes from querying the engine during a `with` block.
 
     The lock has no effect if the folder is read-only or its file system has no locks.
     """
@@ -99,7 +99,7 @@ class Lookout(Generic[Result]):
         self._found = first
 
     def found(self) -> Result:
-        """Return the last value, and start the next query when it is due. Never blocks."""
+        """Return the latest value, and start the next query when it is due. Never blocks."""
         is_looking = self._thread is not None and self._thread.is_alive()
         if not is_looking and time.monotonic() >= self._next:
             # A daemon thread, so that an engine that never answers does not keep the supervisor alive.

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     TicketId = tuple[int, str]
 
     class PastUse(TypedDict):
-        """The past use of a machine by one user.
+        """One user's past use of a machine.
 
-        hours: For each hour, its start, weighted seconds, GPU seconds, and GPU seconds of urgent runs. typical_s: Typical
-        duration of a run.
+        `hours` has a row per hour: its Unix time, weighted seconds, GPU seconds, and GPU seconds of urgent runs. `typical_s` is
+        the usual duration of the user's runs.
         """
 
         user: str
@@ -69,7 +69,7 @@ def ident(ticket: "Ticket") -> "TicketId":
 
 
 def stated_level(ticket: "Ticket") -> int:
-    """Return the priority level that a ticket states; the level of "normal" if it is invalid."""
+    """Return the priority level that a ticket states; "normal" if it is invalid."""
     name = ticket.get("priority")
     return PRIORITIES.index(name) if isinstance(name, str) and name in PRIORITIES else NORMAL
 
@@ -92,7 +92,7 @@ def held_gpus(ticket: "Ticket") -> "Sequence[str]":
 
 
 def gpu_count_held(ticket: "Ticket") -> float:
-    """Return how many GPUs a run holds, as the sum of its shares of them."""
+    """Return how many GPUs a run holds; two half GPUs count as 1.0."""
     return len(held_gpus(ticket)) * share_of(ticket)
 
 
@@ -187,7 +187,7 @@ class SharePolicy:
         return group, group_share, share
 
     def limit(self, user: str, name: str) -> "float | None":
-        """Return a user's limit of this name (`_LIMITS`); None if the shares file sets none."""
+        """Return a user's limit, such as "gpus", or None if there is no such limit."""
         found = dict(self._limits.get("*", {}), **self._limits.get(user, {})).get(name)
         return None if found is None else float(found)
 
@@ -197,20 +197,20 @@ class SharePolicy:
         return URGENT if found is None else int(found)
 
     def weight(self, ticket: "Ticket", level: int) -> float:
-        """Return the weighted use that a run is charged for each second."""
+        """Return a run's charge per second, by its GPUs, cores and priority level."""
         default = self.gpu_weights.get("*", 1.0)
         gpus = held_gpus(ticket) or [""] * min(ticket["gpu_count"], 1 << 16)
         gpu_weight = math.fsum(self.gpu_weights.get(gpu, default) for gpu in gpus) * share_of(ticket)
         return (gpu_weight + self.core_weight * int(ticket["cores"])) * self._costs[PRIORITIES[level]]
 
     def decayed(self, use: "PastUse", at: float) -> float:
-        """Return a user's past use, in which the weight of an hour halves with each half-life."""
+        """Return a user's past use in weighted seconds, halved after each half-life."""
         return math.fsum(
             row[1] * math.pow(0.5, (at - row[0]) / self.half_life_s) for row in use["hours"] if row[0] <= at
         )
 
     def over_quota(self, ticket: "Ticket", running: "Sequence[Ticket]", hours: float, now: float) -> str:
-        """Return why a run may not start within its user's limits, or "".
+        """Return why a run would exceed its user's limits if it started now, or "".
 
         running: All runs that hold a share. hours: GPU-hours that the user's ended runs used in the last 7 days.
         """

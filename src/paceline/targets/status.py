@@ -1,4 +1,4 @@
-"""The status of a compute target for `paceline compute list` and `show`: nodes, use and queue."""
+"""The status of a compute target: its nodes, their use and the queue."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class NodeStatus:
 
 
 def host_status(name: str, answer: LeaseAnswer) -> Status:
-    """Return the status of a machine, given the answer of its queue."""
+    """Return the status of a machine from the answer of its queue of leases."""
     tickets, gpus, cores = answer["tickets"], answer["gpus"], answer["cores"]
     shares = answer.get("shares", {})
     granted = [ticket for ticket in tickets if ticket["granted"] is not None]
@@ -91,7 +91,7 @@ def host_status(name: str, answer: LeaseAnswer) -> Status:
 
 @dataclass(frozen=True, kw_only=True)
 class JobUse:
-    """The share of a node or cluster that a run holds or waits for.
+    """The cores and GPUs that a job holds or waits for.
 
     Attributes:
         run_id: The run, or the name of another program's job.
@@ -118,7 +118,10 @@ class JobUse:
 
 
 def uses(node: str, tickets: Sequence[Mapping[str, Any]]) -> list[JobUse]:
-    """Return the use of a node, given its tickets in the order of service (`paceline.targets.leases`)."""
+    """Return what each run holds or waits for on a node.
+
+    tickets: Tickets of the runs in the order of service (`paceline.targets.leases`).
+    """
     found: list[JobUse] = []
     waiting = 0
     for ticket in tickets:

@@ -1,4 +1,4 @@
-"""Query the status of targets in parallel, so that a hanging target delays no other one."""
+"""Query targets in parallel, so that a hanging one delays no other."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def look_at_all(workspace_dir: Path, names: Iterable[str], limit_s: float) -> li
 
 
 def counts_text(total: int | None, used: int | None) -> str:
-    """Return the free part of a total, as "6 of 8"; "8" or "" for unknown numbers."""
+    """Return how many of a total are free, as "6 of 8"; "8" or "" for unknown numbers."""
     if total is None:
         return ""
     return str(total) if used is None else f"{total - used} of {total}"

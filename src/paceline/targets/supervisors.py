@@ -20,10 +20,11 @@ _loading: dict[Path, Early] = {}
 
 
 def load(run_dir: Path, library_dir: Path, python: str, modules: Sequence[str]) -> None:
-    """Begin to load the supervisor of a future run, unless this program has begun already.
+    """Begin to load a supervisor for a future run, unless this program has begun already.
 
-    The supervisor ends at `drop` or with this program, unless `start` passes the run to it. modules: Names of modules
-    that the supervisor imports in advance.
+    The supervisor ends at `drop` or with this program, unless `start` passes the run to it.
+
+    modules: Names of modules that the supervisor imports in advance.
     """
     if run_dir not in _loading:
         # Ignore an error here: `start` tries again, and raises the error if it persists.
@@ -38,7 +39,7 @@ def drop(run_dir: Path) -> None:
 
 
 def start(run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
-    """Start the run's supervisor with the run's open lock. Return its pid."""
+    """Start the run's supervisor, and pass it the locked file `lock_fd`. Return its pid."""
     early = _loading.pop(run_dir, None)
     if early is not None and (pid := early.begin(lock_fd)) is not None:
         return pid

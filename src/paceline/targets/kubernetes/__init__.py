@@ -1,4 +1,4 @@
-"""The target for Kubernetes: each run is an Indexed Job, and needs only rights in one namespace.
+"""The target for Kubernetes, where a run is an Indexed Job in one namespace.
 
 settings.py    the settings of such a target, and the kubeconfig
 target.py      the compute target (both sides)

@@ -1,4 +1,4 @@
-"""Wait for a run's pods, as its supervisor in pod 0, and open a link to an agent in each."""
+"""Wait in a run's pod 0 for its other pods, and link to their agents."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SETTLE_S = 2.0
 
 
 class PodGathering:
-    """The pods that have connected to the supervisor's pod."""
+    """The pods of a run that have connected to its supervisor, to become nodes."""
 
     def __init__(self, ticket: PodTicket) -> None:
         self._ticket = ticket
@@ -122,7 +122,7 @@ def ticket() -> PodTicket:
 def gather(
     gathering: PodGathering, job: Job, settings: KubernetesSettings, library: Path, waiting: Waiting
 ) -> AgentNodes | None:
-    """Wait for the run's pods. Return None once `waiting` returns True.
+    """Return the run's pods as nodes, or None once `waiting` returns True.
 
     Raises:
         EngineError: The agent of this pod does not start.

@@ -1,4 +1,4 @@
-"""Requests to a cluster's API, as the user of a kubeconfig's context, in one namespace.
+"""Requests to a cluster's API in one namespace, as a kubeconfig's user.
 
 Requests and WebSockets use one proxy, one TLS context and one login. The module is loaded on the submitting machine only.
 """
@@ -108,7 +108,7 @@ class Cluster:
             params["continue"] = str(about["continue"])
 
     def watch(self, kind: str, version: str, **params: str) -> Iterator[tuple[str, Manifest]]:
-        """Yield (type, object) of each event after a resource version, until the API ends the watch.
+        """Yield (type, object) of events after a resource version, until the API ends the watch.
 
         Raises:
             EngineError: The connection broke, or the version is too old for the API.
@@ -177,7 +177,7 @@ class Cluster:
         return str(cast("dict[str, Json]", self._json("GET", "/version")).get("gitVersion"))
 
     def websocket(self, path: str, params: Mapping[str, str], protocol: str) -> ClientConnection:
-        """Open a WebSocket.
+        """Open a WebSocket to a path of the API, and return the connection.
 
         Raises:
             EngineError: The API or the pod can't be reached.
@@ -210,7 +210,7 @@ class Cluster:
         return f"/{_PATHS[kind]}/namespaces/{self.namespace}/{kind}{f'/{name}' if name else ''}"
 
     def patiently(self, call: Callable[[], T], limit_s: float, tell: Callable[[str], None] = lambda text: None) -> T:
-        """Repeat a call for `limit_s` while the API can't be reached."""
+        """Return the result of `call`, retried for `limit_s` while the API is unreachable."""
         deadline, pause_s, was_away = time.monotonic() + limit_s, 0.5, False
         while True:
             try:
@@ -343,7 +343,7 @@ class _Login(httpx2.Auth):
         self._status: dict[str, Json] = {}
 
     def certificate(self) -> dict[str, Json]:
-        """Return the program's client certificate as entries of a kubeconfig's user."""
+        """Return the login program's client certificate and key, as a kubeconfig has them."""
         self._ask()
         keys = {"client-certificate-data": "clientCertificateData", "client-key-data": "clientKeyData"}
         return {

@@ -1,4 +1,4 @@
-"""The first program of a pod, in a Python of any version: unpack the library, then run `pod`.
+"""The first program of a pod: unpacks Paceline's library and runs `pod`, in any Python.
 
 This file and `ticket.json` are in the run's own Secret; other Secrets have the library's parts.
 """

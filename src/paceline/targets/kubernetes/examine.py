@@ -1,4 +1,4 @@
-"""Query a user's rights and a cluster's nodes, and open links to pods for `paceline compute doctor`."""
+"""Query a user's rights and a cluster's nodes; link to pods for the doctor."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _nodes(cluster: Cluster) -> Iterator[NodeStatus]:
 
 @contextlib.contextmanager
 def examined(cluster: Cluster, settings: KubernetesSettings, count: int, workspace: str) -> Iterator[list[Link]]:
-    """Open links to `count` pods of a Job that exists only for the `with` block.
+    """Link to `count` pods of a Job that exists for the `with` block.
 
     Raises:
         EngineError: The pods do not start, or can't be reached.
@@ -187,7 +187,6 @@ def _started(cluster: Cluster, name: str, count: int) -> list[str]:
 
 
 def _connected(cluster: Cluster, pod: str, port: int, key: str) -> Connection:
-    """Return a connection to a pod. Retry while the pod's first process does not listen yet."""
     deadline = time.monotonic() + _LINK_S
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Serve the port of index 0 to other pods, whose agents the supervisor uses, and to readers.
+"""The server on the port of index 0, for other pods and for readers.
 
     other pods  ── TCP ──> hub ── Unix socket, passed descriptors ──> supervisor (`allocate`)
     readers     ── port-forward ──> hub ── files of the run's folder
@@ -52,7 +52,7 @@ class Pulled:
         self._changes.known = known
 
     def skip_present(self) -> None:
-        """Treat the present files as known to the reader, except the record and user's files."""
+        """Treat present files as known to the reader, except the record and user's files."""
         self._changes.skip(list(small_names(self._top)))
 
     def frames(self, *, is_final: bool, with_files: bool = True) -> Iterator[bytes]:
@@ -79,7 +79,7 @@ class Pulled:
 
 
 class Hub:
-    """The server on the port of index 0, for the other pods and for readers."""
+    """The server of index 0, to which other pods and readers connect."""
 
     def __init__(self, ticket: PodTicket, folder: RunFolder) -> None:
         self._ticket, self._folder = ticket, folder
@@ -115,7 +115,7 @@ class Hub:
         threading.Thread(target=listening.accept_each, args=(local, self._serve_supervisor), daemon=True).start()
 
     def attempts(self, limit_s: float) -> tuple[int, int]:
-        """Return the numbers of attempts and preemptions that the other pods report."""
+        """Return the run's numbers of attempts and preemptions, as other pods report them."""
         deadline = time.monotonic() + limit_s
         while not self._agents and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
@@ -142,7 +142,7 @@ class Hub:
             time.sleep(_LOOK_S)
 
     def receive(self, archive: Path, size: int) -> None:
-        """Let readers write the run's files into `archive`, up to `size` bytes."""
+        """Accept an upload of the run's files (`size` bytes) into `archive`."""
         self._archive = (archive, size)
 
     def wait_for_readers(self, limit_s: float) -> None:
@@ -152,7 +152,7 @@ class Hub:
             time.sleep(_LOOK_S)
 
     def wait_for_copy(self, limit_s: float, stop: Callable[[], bool]) -> None:
-        """Wait until a reader has fetched all files, or `stop` returns True."""
+        """Wait until a reader has the run's files, or `stop` returns True."""
         deadline = time.monotonic() + limit_s
         while not self._is_copied.wait(0.2) and not stop() and time.monotonic() < deadline:
             pass

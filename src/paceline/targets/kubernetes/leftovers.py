@@ -1,4 +1,4 @@
-"""Remove objects that no run needs: Secrets of the library and of sources, and Jobs of ended runs."""
+"""Remove Secrets that no run needs, and Jobs of ended runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def clear(cluster: Cluster, workspace: str, runs_dir: Path, *, dry_run: bool) -> Iterator[LeftBehind]:
-    """Remove Secrets that no Job uses, and Jobs of ended runs. Yield each removed object.
+    """Remove Secrets without a Job and Jobs of ended runs. Yield each object.
 
     The Secrets may be of any workspace in the namespace, the Jobs only of this workspace. A Job stays if its run is not in
     `runs_dir`.
@@ -84,7 +84,7 @@ def remove_unused(cluster: Cluster, names: Iterable[str], *, but: str = "") -> N
 
 
 def _used(cluster: Cluster, but: Collection[str]) -> set[str]:
-    """Return the names of the Secrets that Jobs use, except the Jobs of these names."""
+    """Return the names of Secrets that Jobs use, except the Jobs `but`."""
     jobs = [job["metadata"] for job in _jobs(cluster, MANAGED_SELECTOR) if job["metadata"]["name"] not in but]
     return {name for about in jobs for name in about.get("annotations", {}).get(SECRETS_ANNOTATION, "").split(",")}
 

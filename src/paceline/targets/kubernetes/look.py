@@ -1,4 +1,4 @@
-"""Query the status of a run in the cluster: fetch its changes, and explain why it waits or how it ended."""
+"""Query a run's status in the cluster: its changes, and why it waits or ended."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NEW_S, _FRESH_S = 3.0, 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class _Reason:
-    """The events of a Job, or Kueue's text about it, which explain why the Job waits.
+    """The cluster's explanation why a Job waits: its events, or Kueue's text.
 
     Attributes:
         asked: Monotonic time at which this process asked for the events or the text.
@@ -53,6 +53,8 @@ _reasons: dict[str, _Reason] = {}
 
 def look(cluster: Cluster, folder: RunFolder, noted: Noted, note: Note) -> JobStatus:
     """Update the local copy of the run's folder, and return the run's status.
+
+    noted: Content of the run's `engine.json`; `note` adds values to it.
 
     Raises:
         EngineError: The cluster does not answer.
@@ -89,7 +91,6 @@ def look(cluster: Cluster, folder: RunFolder, noted: Noted, note: Note) -> JobSt
 
 
 def _note_ends(noted: Noted, pods: Sequence[Pod], note: Note) -> None:
-    """Record how pods have ended, since Kubernetes later deletes them."""
     ends = dict(noted.get("ends") or {})
     for pod in pods:
         uid, end = pod["metadata"]["uid"], reasons.ended(pod)
@@ -159,7 +160,7 @@ def _status(
 
 
 def _waits_for(cluster: Cluster, job: BatchJob, pods: Sequence[Pod], fresh_s: float) -> str:
-    """Return why a run waits, from an answer that is up to `fresh_s` old if nothing has changed."""
+    """Return why a run waits. Unless something changed, the answer may be `fresh_s` old."""
     versions = tuple(sorted(one["metadata"].get("resourceVersion", "") for one in (job, *pods)))
     name, now = job["metadata"]["name"], time.monotonic()
     found = _reasons.get(name)
@@ -202,7 +203,7 @@ def _update(cluster: Cluster, folder: RunFolder, pod: Pod, noted: Noted) -> None
 
 
 def cancel_in_pod(cluster: Cluster, folder: RunFolder, noted: Noted, request: Noted) -> bool:
-    """Write a cancel request into the run's pod. Return False if it can't be reached."""
+    """Write a cancel request into the run's pod, or return False if it is unreachable."""
     if not (noted.get("forwards") and noted.get("submitted")):
         return False
     try:
@@ -216,7 +217,7 @@ def cancel_in_pod(cluster: Cluster, folder: RunFolder, noted: Noted, request: No
 
 
 def connected(cluster: Cluster, folder: RunFolder, noted: Noted) -> Connection | None:
-    """Return a connection to the run's index 0, or None while no such pod runs."""
+    """Return a connection to the run's index 0, or None while it does not run."""
     pod = reasons.running_index_0(watch.job_and_pods(cluster, str(noted["workspace"]), str(noted["job_id"]))[1])
     return None if pod is None else _connected(cluster, folder, pod)
 

@@ -1,4 +1,4 @@
-"""The manifests of a run's objects: pure functions of its job and the target's settings.
+"""The manifests of a run's objects, as pure functions of job and settings.
 
 Job NAME            one pod for each node; index 0 has the supervisor. Owns the next two: its deletion removes them
 Service NAME        headless, so that pods find index 0 as NAME-0.NAME
@@ -82,7 +82,7 @@ def workspace_label(path: str) -> str:
 
 
 def port_of(run_id: str) -> int:
-    """Return the port of index 0. Runs have different ports, since pods may share a host."""
+    """Return index 0's port, which differs between runs, as pods may share a host."""
     return _PORTS[zlib.crc32(run_id.encode()) % len(_PORTS)]
 
 
@@ -139,7 +139,7 @@ def start_manifest(
 def content_manifest(
     settings: KubernetesSettings, name: str, kind: str, workspace: str, data: bytes, count: int
 ) -> Manifest:
-    """Return the manifest of a shared Secret with one of `count` parts of some data."""
+    """Return the manifest of a shared Secret with one of `count` parts of data."""
     annotations = {**settings.annotation, PARTS_ANNOTATION: str(count)}
     labels = {**_labels(settings, workspace), KIND_LABEL: kind}
     return _secret({"name": name, "labels": _json(labels), "annotations": _json(annotations)}, {"part": data})
@@ -156,7 +156,7 @@ def parts_of(data: bytes) -> Sequence[bytes]:
 
 
 def worker_resources(job: Job, settings: KubernetesSettings) -> dict[str, str]:
-    """Return the resources of each pod."""
+    """Return each pod's requests for CPUs, memory and GPUs by resource name."""
     workers = job.process_count_per_node
     memory = int(bytes_of(settings.memory_per_worker, "memory_per_worker")) * workers
     found = {

@@ -105,7 +105,7 @@ def index_of(pod: Pod) -> int:
 
 
 def container_of(pod: Pod, name: str) -> ContainerState:
-    """Return the state of a container of this name; {} before the kubelet has reported it."""
+    """Return a container's state by name; {} before the kubelet has reported it."""
     for status in pod.get("status", {}).get("containerStatuses", []):
         if status.get("name") == name:
             return status.get("state", {})

@@ -1,4 +1,4 @@
-"""The first process of each pod: forwards signals, reaps orphans, ends with a code for Kubernetes.
+"""The first process of each pod, which runs the supervisor or an agent.
 
     index 0     the run's supervisor as its child, and a port (`hub`) for the other pods and the submitting machine
     others      connect to index 0, and become an agent for each attempt
@@ -130,7 +130,7 @@ class PodLeader:
         return 0 if has_ended else messages.EXIT_AGAIN
 
     def _fetch(self) -> bool:
-        """Create the run's workspace in the pod. Return False if the pod has to end."""
+        """Create the run's workspace here. Return False if Kubernetes ends the pod meanwhile."""
         incoming = self._workspace / f".incoming-{os.getpid()}"
         incoming.mkdir(parents=True, exist_ok=True)
         archive, size = incoming / "run.tar.gz", self._ticket.upload_bytes
@@ -156,7 +156,7 @@ class PodLeader:
         return True
 
     def _keep(self) -> None:
-        """Copy the user's files, such as checkpoints, to the volume for the next pod of index 0."""
+        """Copy the user's files to the volume, for the next pod of index 0."""
         if self._kept is None:
             return
         new, old = (self._kept.with_name(f".{self._kept.name}.{word}") for word in ("new", "old"))
@@ -228,7 +228,7 @@ class PodLeader:
             time.sleep(_TICK_S)
 
     def _print(self, frames: Iterable[bytes], most: float = math.inf) -> bool:
-        """Print changes as one part of the pod's log. Return False above `most` bytes."""
+        """Print changes of the run's folder to the log, or return False above `most` bytes."""
         packing, packed, size = zlib.compressobj(1), [], 0
         for one in frames:
             packed.append(packing.compress(one))
@@ -303,7 +303,7 @@ class PodFollower:
         return messages.EXIT_AGAIN
 
     def _connections(self, request: Noted) -> Iterator[Connection]:
-        """Yield a connection with a request to each address of index 0: two during a replacement."""
+        """Yield a connection to each address of index 0; a replacement has a second one."""
         host = f"{self._ticket.job}-0.{self._ticket.job}"
         with contextlib.suppress(OSError):
             for address in {info[4][0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}:

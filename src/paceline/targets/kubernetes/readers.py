@@ -1,4 +1,4 @@
-"""Connect the submitting machine to a run's pod: mirror the folder, run commands, send large files.
+"""Connect the submitting machine to a run's pod.
 
 <run folder>/mirrored.json    {"known": stamps of the arrived files, "pod": uid of the pod whose log was read, "part": N}
 """
@@ -48,7 +48,7 @@ _SILENCE_S = 30
 
 
 def connect(cluster: Cluster, pod: str, port: int, key: str) -> Connection:
-    """Return a connection to a pod's port whose other end has proved the run's key.
+    """Return a connection to a pod's port, which has proved the run's key.
 
     Raises:
         EngineError: The API, the pod or its port can't be reached.
@@ -95,7 +95,7 @@ def _from_pod(sock: socket.socket, opened: ClientConnection) -> None:
 
 
 def has_all(folder: RunFolder) -> bool:
-    """Return whether the final record has arrived. It comes after all files of the run."""
+    """Return whether a run's final record has arrived, which comes after all other files."""
     return is_over(folder) or store.has_ended(folder)
 
 
@@ -107,7 +107,7 @@ class PodMirror:
         connection.send_bytes(message({"what": "pull"}))
 
     def pull(self, folder: RunFolder) -> None:
-        """Fetch the changes since the last update, unless another process does.
+        """Fetch the changes since the last update, unless another process is fetching them.
 
         Raises:
             OSError, EOFError: The connection is broken.
@@ -131,7 +131,7 @@ class PodMirror:
 
 
 def read_log(cluster: Cluster, folder: RunFolder, pod: Pod) -> None:
-    """Update the local copy of the run's folder from the changes in a pod's log.
+    """Update the local copy of the run's folder from a pod's log.
 
     Raises:
         EngineError, ApiRefusedError: The log can't be read.
@@ -179,7 +179,7 @@ def _applying(folder: RunFolder, told: dict[str, Any]) -> Iterator[Replica]:
 
 
 def _apply(replica: Replica, header: Header, data: bytes) -> bool:
-    """Apply a change to the local copy. Return whether it was the last one."""
+    """Apply a pod's change to the local copy. Return True after the last change."""
     if header.get("over"):
         return True
     known = replica.known.get(header.get("file", ""))
@@ -192,7 +192,7 @@ def _apply(replica: Replica, header: Header, data: bytes) -> bool:
 
 
 def send_archive(connection: Connection, archive: Path) -> None:
-    """Send the run's archive to a pod, from the first byte that the pod lacks.
+    """Send the run's archive to a pod, except the bytes that it has.
 
     Raises:
         OSError, EOFError: The connection is broken; another call continues where this call stopped.
@@ -255,7 +255,7 @@ def kept_mirror(folder: RunFolder) -> PodMirror | None:
 
 
 def keep_mirror(folder: RunFolder, mirror: PodMirror | None) -> None:
-    """Keep a connection for later reads, or with None close the kept connection."""
+    """Keep a run's connection open for later reads; with None, close it."""
     with _guard:
         earlier = _mirrors.pop(os.fspath(folder.path), None)
         if mirror is not None:

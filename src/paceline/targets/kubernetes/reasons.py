@@ -1,4 +1,4 @@
-"""Describe why a run waits and how its pods ended, by pure functions of the cluster's objects.
+"""Explain why a run waits and how its pods ended, from the cluster's objects.
 
 Descriptions quote the first sentence of Kubernetes' own messages, which people can search for.
 """
@@ -53,7 +53,7 @@ def first_sentence(text: str) -> str:
 
 
 def waits_for(job: BatchJob, pods: Sequence[Pod], events: Sequence[ClusterEvent], queue: str = "") -> str:
-    """Return why a run waits, such as "3 of 4 pods, 0/3 nodes have nvidia.com/gpu".
+    """Return why a run waits: "3 of 4 pods, 0/3 nodes have nvidia.com/gpu".
 
     events: Events of the Job, oldest first.
     queue: Message of Kueue's Workload.
@@ -194,7 +194,7 @@ def last_digest(pods: Sequence[Pod]) -> str | None:
 
 
 def running_index_0(pods: Sequence[Pod]) -> Pod | None:
-    """Return the newest pod of index 0 that runs and that Kubernetes is not ending."""
+    """Return the newest running pod of index 0 that Kubernetes is not ending."""
     return _newest(pod for pod in _pods_of_index_0(pods, "running") if "deletionTimestamp" not in pod["metadata"])
 
 

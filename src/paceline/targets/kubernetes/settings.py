@@ -144,7 +144,7 @@ def read_settings(name: str, given: SettingValues) -> tuple[dict[str, object], K
 
 
 def bytes_of(text: str, what: str) -> float:
-    """Return the number for a quantity such as 4Gi or 500m.
+    """Return the value of a Kubernetes quantity, such as 4Gi (bytes) or 500m (0.5).
 
     Raises:
         TargetError: The text is not a quantity; the message begins with `what`.

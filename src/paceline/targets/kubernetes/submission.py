@@ -1,4 +1,4 @@
-"""Create a run's objects in the cluster: Secrets by content, the Job, then the Job's own objects.
+"""Create a run's objects in the cluster.
 
 Run as a program, this module uploads a run's files that are too large for Secrets, and outlives the submitting program.
 """
@@ -45,7 +45,7 @@ _RUN_BYTES = manifests.SECRET_BYTES - (32 << 10)
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
-    """The result of a submission. `upload_bytes` is 0 if everything is in Secrets."""
+    """The names and uid of a submitted Job's objects. `upload_bytes` are still to send."""
 
     names: manifests.ObjectNames
     uid: str
@@ -130,7 +130,7 @@ def create(
     files: Mapping[str, bytes],
     ticket: PodTicket,
 ) -> str:
-    """Create a Job, and its Secret with `files` and the ticket. Return the Job's uid."""
+    """Create a Job, and its Secret with `files` and ticket. Return the Job's uid."""
     # Create the Job first: with its uid it can own the other objects, which are then deleted together with the Job.
     created, _ = cluster.create("jobs", manifests.job_manifest(job, settings, names))
     metadata = created["metadata"]
@@ -154,7 +154,10 @@ def preview(job: Job, settings: KubernetesSettings) -> list[Manifest]:
 def library_secrets(
     cluster: Cluster, settings: KubernetesSettings, library: Path, workspace: str, *, anew: bool = False
 ) -> dict[str, str]:
-    """Create the library's Secrets unless they exist. Return {file in the pod: Secret}."""
+    """Create the library's Secrets unless they exist. Return {file in the pod: Secret}.
+
+    anew: Whether to check each part, because some parts may be missing.
+    """
     name = f"paceline-library-{library_digest(library)}"
     return _ensured(cluster, settings, name, workspace, lambda: packed_library(library), most=100, anew=anew) or {}
 
@@ -218,7 +221,7 @@ def _archive(folder: RunFolder, packed: Packed | None, snapshot: Path | None) ->
 
 
 def start_upload(run_dir: Path, library_dir: Path, python: str) -> None:
-    """Start `python -m paceline.targets.kubernetes.submission RUN_DIR`."""
+    """Start a background process that uploads a run's large files to its pod."""
     null = os.open(os.devnull, os.O_RDWR)
     try:
         detached_process.start(

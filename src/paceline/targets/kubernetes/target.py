@@ -1,4 +1,4 @@
-"""The compute target `kubernetes`, for the submitting machine and for a run's supervisor inside its pod."""
+"""The compute target `kubernetes`, used before a run and inside its pod."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _SUBMIT_S = 180.0
 
 
 class KubernetesTarget:
-    """A namespace of a Kubernetes cluster as a compute target. One object serves one run."""
+    """A namespace of a Kubernetes cluster as a compute target, for one run."""
 
     kind: ClassVar[str] = "kubernetes"
     OPTIONS: ClassVar[tuple[Option, ...]] = OPTIONS
@@ -177,7 +177,7 @@ class KubernetesTarget:
             self._remove(folder, noted)
 
     def channel(self, folder: RunFolder) -> Channel | None:
-        """Return a channel to the run's supervisor for one command."""
+        """Return a channel to the run's pod for one command; None in the pod itself."""
         from paceline.targets.kubernetes import look, readers
 
         if not is_copy(folder):
@@ -201,7 +201,7 @@ class KubernetesTarget:
 
     @contextlib.contextmanager
     def examine(self, node_count: int | None = None) -> Iterator[list[Link]]:
-        """Open links to pods that exist only for the `with` block, by default to two."""
+        """Link to pods that exist only for the `with` block, by default two."""
         from paceline.targets.kubernetes.examine import examined
 
         with examined(self._cluster(), self._checked, node_count or 2, "doctor") as links:
@@ -238,7 +238,7 @@ class KubernetesTarget:
         return cluster_of(self._checked)
 
     def _may_forward(self, cluster: Cluster, workspace_dir: Path) -> bool:
-        """Return whether the user may forward ports. Newer API servers require two rights for this."""
+        """Return whether the user may forward ports, which newer API servers tie to two rights."""
         path = answers_dir(workspace_dir) / f"{self.name}.rights.json"
         found = kept(path)
         told = float(str(found.get("told") or 0))

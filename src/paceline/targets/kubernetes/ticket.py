@@ -1,4 +1,4 @@
-"""The description of a run for its pods, and the messages between them and the submitting machine.
+"""The description of a run for its pods, and the messages to and between them.
 
 Connections to index 0 begin with proofs of the run's key (`paceline.system.handshake`), then a JSON request:
 
@@ -77,7 +77,7 @@ class PodTicket:
 
 
 def log_lines(number: int, packed: bytes) -> Iterator[str]:
-    """Yield the lines of a pod's log that carry one compressed part of a run's changes."""
+    """Yield the log lines that carry one compressed part of a run's changes."""
     text = base64.b64encode(packed).decode()
     for at in range(0, len(text), _LINE):
         yield f"{_MARK} {number} {text[at : at + _LINE]}"
@@ -85,7 +85,7 @@ def log_lines(number: int, packed: bytes) -> Iterator[str]:
 
 
 def parts_in(lines: Iterable[str]) -> Iterator[tuple[int, bytes]]:
-    """Yield (number, data) of each complete part of a run's changes in a pod's log."""
+    """Yield (number, data) of each complete part of changes in a pod's log."""
     found: dict[str, list[str]] = {}
     for line in lines:
         words = line.split(" ")

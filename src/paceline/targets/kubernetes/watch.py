@@ -1,4 +1,4 @@
-"""Copies of a workspace's Jobs and pods in this process, which watches keep up to date."""
+"""Copies of a workspace's Jobs and pods, which watches keep current."""
 
 from __future__ import annotations
 

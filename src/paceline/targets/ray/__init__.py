@@ -1,4 +1,4 @@
-"""The target for existing Ray clusters: a Ray job supervises a run, and a placement group provides its nodes.
+"""The target for existing Ray clusters, where a placement group provides a run's nodes.
 
     settings.py           the settings of such a target
     client.py             the cluster's HTTP interface: jobs, nodes, packages (submitting machine)

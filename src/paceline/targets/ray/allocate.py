@@ -1,4 +1,4 @@
-"""Allocate a placement group for a run's supervisor, and open a link to an agent on each node."""
+"""Allocate a placement group, and link to an agent on each of its nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TRIES = 3
 
 
 def gather(asked: GroupRequest, port_count: int, waiting: Waiting) -> RayNodes | None:
-    """Wait until Ray provides the run's nodes, and return them, or None once `waiting` returns True.
+    """Return the run's nodes once Ray provides them, or None once `waiting` returns True.
 
     Raises:
         TargetError: The cluster can't hold the run.
@@ -56,7 +56,7 @@ def _gather(asked: GroupRequest, port_count: int, waiting: Waiting) -> RayNodes 
 
 
 class RayNodes(AgentNodes):
-    """Nodes of a Ray cluster, which may report losses before the links break."""
+    """The nodes of a placement group, whose losses Ray may report before the links."""
 
     holding: Holding
     #: Ray's node ids by rank, and the ids of the nodes that were lost before `close`.

@@ -1,4 +1,4 @@
-"""A channel for `paceline exec` through objects in a datastore, for Ray clusters without a shared folder.
+"""A channel for `paceline exec` through a datastore, for Ray clusters without a shared folder.
 
     <prefix>/exec/knock              announces a command; the cluster's side removes it before it lists commands
     <prefix>/exec/<id>/in_<n>        messages as JSON: the request, then input; after a silence the client is lost
@@ -47,7 +47,10 @@ _AHEAD = 8
 
 
 class Sealed:
-    """The encrypted objects of a command in one direction, "in" or "out" (`way`)."""
+    """A sequence of encrypted objects with the messages of one command.
+
+    way: "in" for messages to the command, "out" for its output.
+    """
 
     def __init__(self, store: Store, run_id: str, key: str, name: str, way: str) -> None:
         self._store, self._run_id, self._key, self._way = store, run_id, bytes.fromhex(key), way
@@ -56,7 +59,7 @@ class Sealed:
         self.count = 0
 
     def put(self, messages: Sequence[ExecRequest | ExecMessage]) -> None:
-        """Store the next object.
+        """Store these messages as the next object.
 
         Raises:
             PacelineError: The store fails; the next call uses the same object name.
@@ -66,7 +69,7 @@ class Sealed:
         self.count += 1
 
     def get(self) -> list[ExecMessage] | None:
-        """Return and remove the next object, or return None if it does not exist.
+        """Take the next object from the store; return its messages, or None without one.
 
         Raises:
             PacelineError: The store fails, or a writer without the key has created the object.
@@ -296,7 +299,7 @@ def _knock(run_id: str) -> str:
 
 
 def names(store: Store, run_id: str) -> list[str]:
-    """Return the ids of announced commands."""
+    """Return the ids of the `paceline exec` commands with messages in the store."""
     top = f"{run_prefix(run_id)}/exec"
     if store.kind == "local":
         with contextlib.suppress(FileNotFoundError):
@@ -310,7 +313,7 @@ def names(store: Store, run_id: str) -> list[str]:
 
 
 def clear(store: Store, run_id: str, name: str, *, keep: int | None = None) -> None:
-    """Remove a command's objects.
+    """Remove the messages of one command from the store.
 
     keep: The number of the input object to keep, because the cluster has still to read it; None to remove all.
     """

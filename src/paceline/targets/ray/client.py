@@ -1,4 +1,4 @@
-"""A client of a Ray cluster's HTTP interface, with the standard library only: jobs, nodes, packages.
+"""A client of a Ray cluster's HTTP interface: jobs, nodes, packages.
 
 Sources: https://docs.ray.io/en/latest/cluster/running-applications/job-submission/openapi.html, and
 ray/dashboard/modules/job/job_head.py for the rest. Tokens: `Authorization: Bearer`; HTTP 401 without one, 403 with a
@@ -255,7 +255,7 @@ class RayClient:
 
 
 class _AnswerError(PacelineError):
-    """The error that the cluster answered with an HTTP error status. It has the cluster's text."""
+    """The error that the cluster answered with an HTTP error status."""
 
     def __init__(self, message: str, status: int, text: str) -> None:
         super().__init__(message)
@@ -328,7 +328,7 @@ def send_library(client: RayClient, library_dir: Path) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Jobs:
-    """The jobs in an answer of the cluster, and the Unix time of the query."""
+    """Ray's jobs by id as of one query, and the query's Unix time."""
 
     time: float
     jobs: dict[str, RayJob] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Record changes of a run's folder as parts in a store of immutable objects, and replay them.
+"""Record the changes of a run's folder as parts in a store, and replay them.
 
 A part is a list of frames (`paceline.remote.wire`) with the changes of `paceline.remote.replica.changes`. The last part is
 {"over": true}. No data is stored twice: of a log, each part has only the new bytes.
@@ -36,7 +36,7 @@ class DeltaRecorder:
         self._changes.skip([*small_names(self._top), RECORD])
 
     def part(self, *, is_final: bool = False) -> bytes | None:
-        """Return a part with the changes since the last call, up to `part_bytes`; None without changes.
+        """Return the changes since the last call, up to `part_bytes`, or None.
 
         is_final: Whether the files no longer change. Then None means that all changes are recorded.
         """
@@ -58,7 +58,7 @@ class DeltaRecorder:
         return None if record[0]["stamp"] == self._changes.known.get(RECORD) else record
 
     def _take_large(self, pieces: list[bytes], is_final: bool) -> bool:
-        """Add changes of the user's files until the part is full. Return whether all are added."""
+        """Fill the part with changes of the user's files. Return whether all fit."""
         size = sum(map(len, pieces))
         while True:
             if self._pass is None:
@@ -91,7 +91,7 @@ def ends(part: bytes) -> bool:
 
 
 def replay(part: bytes, replica: Replica) -> bool:
-    """Apply the changes in a part to a run's folder. Return whether it was the last part.
+    """Apply a part's changes to a run's folder. Return whether it was the last.
 
     Raises:
         ValueError: The part is invalid, or has a forbidden change.

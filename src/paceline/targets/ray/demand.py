@@ -1,4 +1,4 @@
-"""The resources that a run needs on each node, and whether a Ray cluster can provide them now or ever."""
+"""The resources that a run needs on each node, and whether a Ray cluster has them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class NodeResources:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterDemand:
-    """The resources (bundle) that a run needs on each node, by node rank, large bundles first."""
+    """The resources (bundle) of each node of a run, large bundles first."""
 
     bundles: tuple[Mapping[str, float], ...] = field(default_factory=tuple)
 
@@ -95,7 +95,7 @@ def waits_for(demand: ClusterDemand, nodes: Sequence[NodeResources]) -> str:
 
 
 def amounts(resources: Mapping[str, float]) -> str:
-    """Describe amounts: "4 CPU and 1 GPU"."""
+    """Return amounts of resources as text, such as "4 CPU and 1 GPU"."""
     parts = [f"{_number(amount)} {name}" for name, amount in resources.items()]
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 

@@ -1,4 +1,4 @@
-"""The entrypoints of Ray jobs: shell scripts that find the interpreters and start a run's supervisor.
+"""The shell scripts of Ray jobs, which find an interpreter and start a supervisor.
 
 Ray runs the script in the environment of `ray start` on the head, which may have no Python on the PATH. The interpreter that
 has Ray is found in the command line of the raylet, an ancestor of the script.

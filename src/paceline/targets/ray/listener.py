@@ -19,14 +19,14 @@ _HELLO_BYTES = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """A node's connection, and its task's first message (`driver.hold`)."""
+    """A connection from one node of a placement group, and its task's first message (`driver.hold`)."""
 
     sock: socket.socket
     told: Mapping[str, Any]
 
 
 class Reception:
-    """A listening port to which tasks of a placement group connect.
+    """A port to which a task on each node of a placement group connects.
 
     `taken` maps node ranks to connections; tasks need `port` and `token`.
 

@@ -1,4 +1,4 @@
-"""Transfer runs through a datastore to and from clusters that share no folder with the submitting machine.
+"""Transfer runs through a datastore to clusters without a shared folder, and back.
 
     <datastore>/paceline/snapshots/<id>.tar.gz       the source, once for all runs that use it
     <datastore>/paceline/carried/<tree>/             folders and packages of the submitting machine that a job names
@@ -103,7 +103,7 @@ def snapshot_name(snapshot_id: str) -> str:
 def send_run(
     settings: RaySettings, client: RayClient, folder: RunFolder, library_dir: Path
 ) -> tuple[str, dict[str, object]]:
-    """Store a run in the datastore. Return the script and runtime environment of its Ray job.
+    """Store a run in the datastore. Return its Ray job's script and environment.
 
     Raises:
         DataError, TransferError: The datastore can't be written; a file that the job names is missing here or can't be sent;
@@ -228,7 +228,7 @@ def _pack_run(folder: RunFolder, workspace: Path, path: Path, carried: dict[str,
 
 
 def fetch_run(settings: RaySettings, folder: RunFolder) -> bool:
-    """Update the local copy of the run's folder from the datastore, at most once a second.
+    """Update the run's local copy from the datastore, at most once a second.
 
     Return whether another process is updating it, so that more changes may come.
 
@@ -283,7 +283,7 @@ def part_name(run_id: str, number: int) -> str:
 
 
 def signed_part(part: bytes, key: str, run_id: str, number: int) -> bytes:
-    """Return recorded changes with a signature that is valid for this run and number only."""
+    """Return recorded changes behind a signature for this run and part number."""
     return tag(bytes.fromhex(key), f"part {part_name(run_id, number)}", part) + part
 
 
@@ -305,7 +305,7 @@ def _unsigned(store: Store, folder: RunFolder, number: int, signed: bytes) -> by
 
 
 def _next_part(store: Store, folder: RunFolder, told: Mapping[str, Any]) -> bytes | None:
-    """Return the next recorded changes of a run, or None if they are not stored."""
+    """Return a run's next part of changes; None if the store does not have it."""
     deadline = time.monotonic() + _END_S
     while True:
         part = get(store, part_name(folder.run_id, told["next"]))

@@ -1,4 +1,4 @@
-"""Hold a placement group for a supervisor, with a driver and a port for the group's nodes.
+"""Hold a placement group for a supervisor, by a driver process.
 
 supervisor ── driver (has Ray) ~~ Ray ~~> task on each node ── agent
     │ listens  <──────────────────────────────── connects ──────┘
@@ -58,7 +58,7 @@ class GroupRequest:
 
     @property
     def needed(self) -> ClusterDemand:
-        """The demand with the fewest nodes that the run accepts."""
+        """The resources that must be available for the run to start, with its fewest nodes."""
         return self.demand if self.least is None else ClusterDemand(bundles=self.demand.bundles[: self.least])
 
 
@@ -67,7 +67,7 @@ class LostError(EngineError):
 
 
 class Holding:
-    """A driver with a placement group, and the port to which its nodes connect."""
+    """A placement group that a driver process holds, and the port to which its nodes connect."""
 
     def __init__(self, asked: GroupRequest) -> None:
         self._asked = asked

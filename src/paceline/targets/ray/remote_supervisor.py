@@ -1,4 +1,4 @@
-"""A program that supervises a run on a cluster without a shared folder (`python -m ... TICKET`).
+"""Supervise a run on a cluster without a shared folder (`python -m ... TICKET`).
 
 The program fetches the run from the datastore into a new workspace and starts the supervisor in it. It stores the changes of
 the run's folder in parts until the supervisor has ended.
@@ -162,7 +162,6 @@ class _Journal:
 
     @property
     def waits(self) -> bool:
-        """Whether some recorded changes are not stored yet."""
         return bool(self._waiting)
 
     def add(self, part: bytes) -> None:

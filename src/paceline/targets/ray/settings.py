@@ -85,7 +85,7 @@ class RaySettings:
 
     @property
     def is_shared(self) -> bool:
-        """Whether the cluster is expected to see the workspace, which is checked before a run starts."""
+        """Whether the cluster should see the workspace; a run's start checks it."""
         return self.datastore is None
 
 
@@ -127,7 +127,7 @@ def own_folder() -> str:
 
 
 def token(settings: RaySettings) -> str | None:
-    """Return the cluster's token from the configured file or variable, else from Ray's defaults, or None.
+    """Return the cluster's token as configured, else from Ray's defaults, or None.
 
     Raises:
         TargetError: The configured variable or file has no token.

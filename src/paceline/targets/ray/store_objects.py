@@ -1,4 +1,4 @@
-"""Read and write objects of a datastore through which runs travel; encrypt, unpack and check them."""
+"""Read, write, encrypt and check the objects of a datastore through which runs travel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compute target `ray`, for the submitting machine and for a run's supervisor inside the cluster."""
+"""The compute target `ray`, used before a run and inside its cluster."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ class RayTarget:
         return len(nodes.nodes) + (self._held.spare() if self._held is not None else 0)
 
     def _settled(self, folder: RunFolder) -> bool:
-        """Store an ended run's outputs here. Return whether only the final record is missing."""
+        """Store an ended run's outputs here. Return whether all is here but the final record."""
         from paceline.remote.staging.stage_out_local import settle
 
         return not self.settings.is_shared and settle(folder)

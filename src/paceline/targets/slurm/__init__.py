@@ -1,4 +1,4 @@
-"""The target for Slurm clusters: sbatch provides a run's nodes, and the batch script runs its supervisor.
+"""The target for Slurm clusters, where a batch job runs a run's supervisor.
 
 submitting program ── sbatch ──> batch script on the first node: exec python -m paceline.supervisor
   (or ssh LOGIN sbatch)            ├── agent, a process beside it

@@ -167,7 +167,7 @@ def open_nodes(
 
 
 def link_words(allocation: Allocation, node: str, *, python: str | None = None) -> list[str]:
-    """Return the command line that starts the agent of a node."""
+    """Return the command line that starts a node's agent, by srun on other nodes."""
     agent = [python or sys.executable, "-S", "-c", _AGENT]
     # On the node of the batch step, the agent is a child of this process and needs no step.
     job_id = allocation.owners.get(node, allocation.job_id)
@@ -260,10 +260,7 @@ def _open_all(
 
 
 def _starts_on(left: Sequence[str], for_s: float) -> str:
-    """Return the status text of a run whose nodes `left` have not answered for `for_s` seconds.
-
-    A node that was just lost may still be listed: Slurm detects the loss later than the link.
-    """
+    """Return a run's status text while its nodes `left` are silent for `for_s` seconds."""
     shown = ", ".join(left[:4]) + (", ..." if len(left) > 4 else "")
     if not left:
         return "starts"

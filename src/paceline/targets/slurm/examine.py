@@ -1,4 +1,4 @@
-"""Open links to the nodes of a short allocation, with which the doctor examines what a run would get."""
+"""Link to the nodes of a short allocation, for the doctor's checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transfer a run's folder to a cluster through its login host, mirror it, and run commands there.
+"""Transfer and mirror runs through a cluster's login host, and run commands there.
 
     here     <workspace>/runs/<run id>         the copy for readers; state.json arrives last
     there    <folder>/runs/<run id>            the original, where the supervisor and the workers write
@@ -54,7 +54,7 @@ _AHEAD = 64
 
 @dataclass(frozen=True, kw_only=True)
 class There:
-    """The location of a run on the cluster. `user` is the user's uid there."""
+    """The paths of a run and of Paceline on the cluster, and the user's uid."""
 
     folder: str
     user: str

@@ -1,4 +1,4 @@
-"""A program, sent as text to a login host, that stores a run's folder there and returns its changes.
+"""A program, sent as text to a login host, that stores runs and returns changes.
 
 It needs only Python 3.6 and the standard library, since login hosts may have nothing else. Three modules precede it in the
 text: `system.links`, `remote.wire` and `remote.replica.changes`.
@@ -133,7 +133,7 @@ def execute(request: "Header", stdin: IO[bytes], stdout: IO[bytes]) -> None:
 
 
 class Passing:
-    """A writer that passes input lines on to a command.
+    """A writer that passes the client's input lines to a command through files.
 
     `heard` is the monotonic time of the client's last line, or None after the input's end.
     """
@@ -166,7 +166,7 @@ class Passing:
 
 
 def give_back(run_dir: str, folder: str, passing: Passing, stdout: IO[bytes]) -> None:
-    """Send a command's output to the client until the command ends or the client is gone."""
+    """Send a command's output to the client until either has ended."""
     output = None
     read = told = 0
     while True:

@@ -1,4 +1,4 @@
-"""Check whether a cluster supports `srun --mpi=pmix`, and build the command line that starts MPI workers."""
+"""Start MPI workers by `srun --mpi=pmix`, if the cluster supports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Query Slurm once for all runs of a user: squeue every 5 s, sacct for ended jobs.
+"""Query Slurm once for all runs of a user.
 
     <workspace>/engines/slurm-<which>.json     the last answer, for all processes that read runs of this workspace
     <workspace>/engines/slurm-<which>.lock     held during a query; others wait and use its answer
@@ -175,7 +175,7 @@ class Query:
         return None
 
     def job_named(self, name: str, task: int | None = None) -> JobState | None:
-        """Return the state of the newest job of this name in the last answer, or None.
+        """Return the state of the newest job of this name, or None.
 
         task: The number of a task, if the name is that of a job array.
 
@@ -191,7 +191,7 @@ class Query:
         return JobState.from_json(found[-1]) if found else None
 
     def remember(self, *job_ids: str) -> None:
-        """Include these jobs in later queries, so that one query serves many jobs."""
+        """Add jobs to those that each later query asks Slurm about."""
         with polling.locked(self._path):
             data = self._read()
             data["known"] = [*data["known"], *job_ids][-_KEPT:]
@@ -274,7 +274,7 @@ class Query:
         return done.stdout.strip() if done.returncode == 0 else f"user {uid}"
 
     def _best(self, listed: JobState | None, told: JobState | None) -> JobState | None:
-        """Return a job's most detailed end, from squeue, scontrol, or accounting, which may lag."""
+        """Return the more detailed report on a job: squeue's (`listed`) or accounting's (`told`)."""
         if told is not None and has_ended(told) and (listed is None or listed.state == told.state):
             return told
         if listed is not None and listed.state == "FAILED":
@@ -289,12 +289,12 @@ class Query:
 
 
 def _unsigned(ended: Mapping[str, JobState], listed: Mapping[str, JobState]) -> set[str]:
-    """Return ids of canceled jobs whose canceling user accounting has not reported yet."""
+    """Return ids of canceled jobs whose canceling user is still unknown."""
     return {key for key, job in ended.items() if key in listed and job.state == "CANCELLED" and job.by is None}
 
 
 def look_of(job: JobState, *, python: str = "", run_dir: str = "") -> JobStatus:
-    """Return the status of a run from the state of its job."""
+    """Return the status of the run that a job executes."""
     if job.state in _QUEUED:
         return JobStatus(state=QUEUED, message=waits_for(job))
     if job.state not in _ENDED:  # RUNNING, COMPLETING, CONFIGURING, SUSPENDED, ...
@@ -322,7 +322,7 @@ def waits_for(job: JobState) -> str:
 
 
 def job_uses(lines: Iterable[str]) -> list[JobUse]:
-    """Return the use of a cluster by each job, from lines in `QUEUE_FORMAT`."""
+    """Return the nodes, cores and GPUs of each job, from squeue's lines in `QUEUE_FORMAT`."""
     found = []
     for fields in (line.split("|", 8) for line in lines):
         if len(fields) == 9:

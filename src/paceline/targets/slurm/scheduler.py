@@ -69,7 +69,7 @@ class Scheduler:
 
     @property
     def where(self) -> str:
-        """Return a text that identifies the cluster, to name its cached answers."""
+        """Return a text that identifies the cluster and names its cached answers' file."""
         settings = self.settings
         return repr((settings.login, settings.ssh_config, settings.ssh_options, os.environ.get("SLURM_CONF", "")))
 
@@ -171,7 +171,7 @@ class Scheduler:
         return ssh.words(self._login_host(), [command], leave_open=True)
 
     def explain(self, said: str, exit_code: int | None, python: str = "python3") -> str:
-        """Explain why the login host can't be used; for the arguments see `paceline.targets.ssh.command.explain`."""
+        """Explain why the login host can't be used; see `paceline.targets.ssh.command.explain`."""
         from paceline.targets.ssh.command import explain
 
         host = self._login_host()

@@ -52,7 +52,7 @@ def extension_name(run_id: str) -> str:
 
 
 def job_name(run_id: str) -> str:
-    """Return the job name by which a run's job is found if its number is lost."""
+    """Return a run's job name, which finds the job if its number is lost."""
     return f"paceline-{run_id}"
 
 
@@ -171,7 +171,7 @@ def _head(options: list[str]) -> list[str]:
 
 
 def warning_s(job: Job, settings: SlurmSettings) -> int:
-    """Return how many seconds before the time limit to warn the supervisor."""
+    """Return how many seconds before the time limit Slurm warns the supervisor."""
     wanted = math.ceil(job.grace_period_seconds) + _FINALIZE_S
     limit = settings.time_s
     # At most a third of a short job's time: a warning at the start would be useless.
@@ -243,7 +243,7 @@ def _escaped(option: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Array:
-    """Runs `<parent>_<first>` to `<parent>_<last>` as tasks of a job array, at most `at_once` at a time.
+    """Tasks of a job array, one for each run, at most `at_once` at a time.
 
         runs <sweep>_0 ... <sweep>_7          --array=0-7                task n runs <sweep>_<n>
         runs <sweep>_2040 ... <sweep>_2047    --array=40-47              task n runs <sweep>_2<n, three digits>
@@ -295,6 +295,6 @@ class Array:
 
 
 def listed_id(environment: Mapping[str, str]) -> str:
-    """Return this process's job as squeue lists it, `<array>_<task>` for a task; "" outside a job."""
+    """Return this process's job as squeue lists it (`<array>_<task>`), or ""."""
     array, task = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else environment.get("SLURM_JOB_ID", "")

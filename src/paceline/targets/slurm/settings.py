@@ -1,4 +1,4 @@
-"""The checked settings of a compute target of kind `slurm`, and a parser of sbatch's times."""
+"""The checked settings of a `slurm` target, and a parser of sbatch's times."""
 
 from __future__ import annotations
 

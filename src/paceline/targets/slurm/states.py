@@ -1,4 +1,4 @@
-"""Parse the plain output of squeue, sacct, scontrol and sinfo, stable from Slurm 20.11 to 26.05."""
+"""Parse the output of squeue, sacct, scontrol and sinfo (Slurm 20.11 to 26.05)."""
 
 from __future__ import annotations
 

@@ -160,7 +160,9 @@ class Extension:
     _gave_up: bool = False
 
     def look(self, job: Job, held: Collection[str]) -> int:
-        """Return how many nodes the run could have beyond `held`; submit the second job if needed.
+        """Return how many more nodes the run could have. Submit the second job if needed.
+
+        held: Names of the nodes that the run uses now.
 
         Raises:
             EngineError: Slurm does not answer.
@@ -180,11 +182,11 @@ class Extension:
         return len(more)
 
     def begin(self) -> None:
-        """Forget the second job before another attempt."""
+        """Permit another second job at the start of an attempt."""
         self._began, self._gave_up = 0.0, False
 
     def current(self) -> tuple[str, ...]:
-        """Return the current nodes of the second job."""
+        """Return the names of the second job's nodes; empty while the second job waits."""
         if self.job_id:
             with contextlib.suppress(EngineError, TargetError):
                 self._own(self._ask())

@@ -1,4 +1,4 @@
-"""The target for machines reached by `ssh`, on which only sshd and Python have to be installed."""
+"""The target for machines with sshd and Python, reached by `ssh`."""
 
 from paceline.targets.ssh.target import SshTarget
 

@@ -1,4 +1,4 @@
-"""Allocate hosts to a run: all or none, in order of submission, without deadlocks between runs.
+"""Allocate hosts to a run: all or none, without deadlocks between runs.
 
 A run first takes free shares on any hosts. If these are not enough, it returns them and queues on one host after the
 other, in an order that is the same for all submitters: on the next host only once it holds a share of the one before.
@@ -60,7 +60,7 @@ class HostDemand:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldHosts:
-    """A host on which the run holds a share, with the run's GPUs on this host."""
+    """A host of which the run holds a share, with the run's GPUs."""
 
     member: HostMember
     gpus: tuple[str, ...]
@@ -157,7 +157,7 @@ class Gathering:
     # --- shares
 
     def _take_at_once(self, members: Sequence[HostMember], held: list[HeldHosts]) -> list[HeldHosts]:
-        """Lease free shares on more hosts without queueing. Return these and `held`."""
+        """Lease free shares on more hosts without queueing. Return `held` and the new hosts."""
         mine = {item.member.host for item in held}
         left = [member for member in members if member.host not in mine]
         while left and len(held) < self._demand.most:
@@ -213,7 +213,7 @@ class Gathering:
                 self._give_back([item for item in found if item not in held])
 
     def _least_wanted(self, members: Sequence[HostMember]) -> list[HostMember]:
-        """Return as many hosts as needed, those with the fewest leases and waiting runs."""
+        """Return the needed number of hosts, those with the fewest tickets."""
         if len(members) == self._demand.count:
             return list(members)
 
@@ -227,7 +227,7 @@ class Gathering:
         return sorted(members, key=tickets)[: self._demand.count]
 
     def _take(self, member: HostMember, *, at_once: bool) -> HeldHosts | LeaseAnswer | None:
-        """Request a share of a host. Return it, the tickets to wait for, or None on an error."""
+        """Request a share of a host. Return the granted share, the tickets to wait for, or None on an error."""
         hello = member.link.hello
         ticket = {
             "key": self._demand.key,

@@ -1,4 +1,4 @@
-"""Command lines of the system's own `ssh`, so that ~/.ssh/config, an agent and jump hosts apply.
+"""Command lines of the system's own `ssh`, whose configuration then applies.
 
 The first command of a user (a check at submission, a status query, the doctor) leaves its connection open for a few
 seconds, and further commands share it, so that the user types a second factor once. A run's links never leave a
@@ -168,7 +168,7 @@ class Ssh:
         return program
 
     def _common(self) -> Iterator[str]:
-        """Yield the options of all connections, such as those that end a silent connection."""
+        """Yield the ssh options that all connections need, such as keepalive."""
         yield f"ServerAliveInterval={math.ceil(self.silence_s / _ALIVE_COUNT)}"
         yield f"ServerAliveCountMax={_ALIVE_COUNT}"
         yield from ("ForwardX11=no", "RemoteCommand=none", "RequestTTY=no", "EscapeChar=none")
@@ -217,7 +217,7 @@ def _resolve(argv: tuple[str, ...]) -> Mapping[str, str]:
 
 
 def sockets_dir() -> Path | None:
-    """Return a private folder for sockets of shared connections, or None if there can't be one."""
+    """Return a private folder for sockets of shared connections, or None."""
     runtime = os.environ.get("XDG_RUNTIME_DIR") or ""
     for folder in (Path(runtime) / "paceline-ssh" if runtime else None, Path(f"/tmp/paceline-ssh-{os.getuid()}")):
         if folder is None or len(str(folder)) > _LONGEST_FOLDER:
@@ -244,7 +244,7 @@ def _words(*options: str) -> list[str]:
 
 
 def explain(host: SshHost, text: str, exit_code: int | None, login: list[str], python: str = "python3") -> str:
-    """Explain in a sentence or two why a host can't be used, and what to do.
+    """Explain why a host can't be used, and what to do.
 
     text: The output of ssh or the host's shell.
     login: The command line of a plain login.

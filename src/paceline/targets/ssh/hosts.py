@@ -1,4 +1,4 @@
-"""Parse lists of hosts: `gpu1 slots=4` of Open MPI and DeepSpeed, `gpu1:4` of MPICH, plain names.
+"""Parse lists of hosts in the forms of Open MPI, DeepSpeed and MPICH.
 
 # the lab
 gpu1 slots=4

@@ -28,14 +28,14 @@ _AGAIN_S = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class HostMember:
-    """A host, and the link to its agent."""
+    """A host that may become a node, and the link to its agent."""
 
     host: SshHost
     link: Link
 
     @property
     def identity(self) -> tuple[str, str]:
-        """A sort key of the machine, which depends on neither the user nor the host's name."""
+        """A sort key of the machine, which depends on neither user nor host name."""
         return self.link.hello.boot_id, self.link.hello.host
 
     @property
@@ -44,7 +44,7 @@ class HostMember:
         return self.host.slots or self.link.hello.cores
 
     def ask(self, verb: str, given: Ticket) -> LeaseAnswer:
-        """Return the host's answer to a request (`paceline.targets.host_leases`).
+        """Return the host's answer to a request, such as "take" (`paceline.targets.host_leases`).
 
         Raises:
             EngineError: The host did not answer.

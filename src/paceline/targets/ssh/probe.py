@@ -1,4 +1,4 @@
-"""Probe hosts that need not have Paceline: whether they answer, their resources, and the leases on them."""
+"""Probe hosts, which need not have Paceline, for their resources and leases."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MORE_S = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class HostProbe:
-    """The answer of a probed host.
+    """A host's report: its cores and GPUs, and the runs that use it.
 
     Attributes:
         failure: Why the host can't be used, and what to do; the other fields are empty then.
@@ -61,7 +61,7 @@ class HostProbe:
 
     @property
     def answer(self) -> LeaseAnswer:
-        """The host's answer, in which `cores` counts only the cores offered to runs."""
+        """The host's report for `host_status`, with only the cores that the host offers to runs."""
         return {
             "cores": self.offered,
             "gpus": list(self.gpus),
@@ -83,7 +83,7 @@ def look_at(
     """Probe hosts in parallel. Return an answer for each of `hosts`, in the same order.
 
     leave_open: Whether to keep the connections open for a while.
-    enough: Number of good answers after which the other hosts get only `_MORE_S`; None waits for all hosts.
+    enough: Number of usable hosts after which the others get only `_MORE_S` to answer; None waits for all hosts.
 
     Raises:
         TargetError: This machine has no `ssh`.

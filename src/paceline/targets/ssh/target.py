@@ -280,7 +280,7 @@ class SshTarget:
             opening.close()
 
     def login(self) -> None:
-        """Let a person log in where a password, second factor or new host key is needed.
+        """Let a person log in where a password or new host key is needed.
 
         The connections stay open for a while, and longer while they are in use.
         """
