@@ -14,7 +14,7 @@ from paceline.system.files import read_json
 
 
 def summary(model: Model) -> dict[str, Any]:
-    """Return the JSON object of a version for `list` and `register`."""
+    """Return a version's short JSON object, such as for `paceline model list`."""
     record = model.record
     return {
         "id": model.id,
@@ -36,7 +36,7 @@ def summary(model: Model) -> dict[str, Any]:
 
 
 def details(model: Model) -> dict[str, Any]:
-    """Return the JSON object of a version for `show`: more than `summary`."""
+    """Return a version's full JSON object, for `paceline model show`."""
     record = model.record
     return {
         **summary(model),

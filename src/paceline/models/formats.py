@@ -146,7 +146,7 @@ def _of_head(head: bytes, ending: str) -> str:
 
 
 def is_pickle(head: bytes) -> bool:
-    """Return whether the first bytes of a file are a pickle's, of protocol 2 or later."""
+    """Return whether a file's first bytes are a pickle's of protocol 2 or later."""
     return (
         len(head) > 2
         and head[0] == 0x80
@@ -267,7 +267,7 @@ class Header:
 
     @property
     def parameters(self) -> int:
-        """The number of elements of all tensors."""
+        """The number of elements of all tensors in the file."""
         return sum(tensor.parameters for tensor in self.tensors)
 
 

@@ -177,7 +177,7 @@ def _hash(fd: int, on_read: Callable[[int], object]) -> str:
 
 
 def _hash_both(fd: int, blob: Path, on_read: Callable[[int], object]) -> tuple[str, Path | None]:
-    """Return a file's hash, and the blob if it has the same content, else None."""
+    """Return a file's hash, and the blob if its content is equal, else None."""
     kept: list[str] = []
 
     def hash_kept() -> None:

@@ -123,7 +123,7 @@ class Model:
         run_id: str | None = None,
         latest: bool = False,
     ) -> list[Model]:
-        """List versions, newest first.
+        """List model versions, newest first.
 
         Args:
             workspace: Workspace that the models are registered in.
@@ -185,17 +185,17 @@ class Model:
 
     @property
     def version(self) -> int:
-        """The version number, from 1."""
+        """The number of this version of the model, from 1."""
         return self._record.version
 
     @property
     def id(self) -> str:
-        """The reference, such as "digits:3"."""
+        """The version's reference, such as "digits:3"."""
         return self._record.id
 
     @property
     def created_utc(self) -> str:
-        """The time of the registration."""
+        """The time of the version's registration, in UTC."""
         return self._record.created_utc
 
     @property
@@ -224,17 +224,17 @@ class Model:
 
     @property
     def tags(self) -> dict[str, str | None]:
-        """The tags, by name."""
+        """The version's tags, by name."""
         return registry.notes_of(self._dir, self._record).tags
 
     @property
     def properties(self) -> dict[str, str]:
-        """The properties, by name. New properties may be added, and existing ones never change."""
+        """The version's properties, by name. Existing properties never change."""
         return registry.notes_of(self._dir, self._record).properties
 
     @property
     def description(self) -> str | None:
-        """The description, or None."""
+        """The version's description, or None."""
         return registry.notes_of(self._dir, self._record).description
 
     @property
@@ -262,7 +262,7 @@ class Model:
         return self.path / self._record.top
 
     def verify(self) -> None:
-        """Check every byte of every file against the registered hashes.
+        """Check every byte of the version's files against the registered hashes.
 
         Raises:
             ModelChangedError: A file has changed, is missing, or was not registered; the message lists them.
@@ -270,7 +270,7 @@ class Model:
         check.refuse(self._record, check.changes(self._files(), self._record))
 
     def download(self, target_dir: str | os.PathLike[str] = ".", exist_ok: bool = False) -> str:
-        """Copy the registered files to a folder, and verify the copy.
+        """Copy the version's files to a folder, and verify the copy.
 
         Args:
             target_dir: Destination folder.
@@ -302,7 +302,7 @@ class Model:
 
     @staticmethod
     def pull(workspace: Workspace, place: str, name: str, version: int) -> Model:
-        """Fetch a version from a datastore, under the same name and number.
+        """Fetch a model version from a datastore, under the same name and number.
 
         Args:
             workspace: Workspace to register the version in.
@@ -334,15 +334,15 @@ class Model:
         return mlflow_registry.push(self._dir, self._record, uri).version
 
     def add_tags(self, tags: Mapping[str, object]) -> None:
-        """Set tags, replacing existing values."""
+        """Set tags of this version, replacing existing values."""
         tags_and_properties.set_tags(self._notes(), tags)
 
     def remove_tags(self, tags: str | Sequence[str]) -> None:
-        """Remove tags by name."""
+        """Remove tags of this version by name."""
         tags_and_properties.remove_tags(self._notes(), [tags] if isinstance(tags, str) else [*tags])
 
     def add_properties(self, properties: Mapping[str, object]) -> None:
-        """Add properties, which can't be changed later.
+        """Add properties to this version, which can't be changed later.
 
         Raises:
             RunStateError: A property exists already.
@@ -350,7 +350,7 @@ class Model:
         tags_and_properties.add_properties(self._notes(), properties)
 
     def update(self, tags: Mapping[str, object] | None = None, description: str | None = None) -> None:
-        """Set tags, and the description unless it is None."""
+        """Set tags of this version, and its description unless it is None."""
         if tags:
             self.add_tags(tags)
         if description is not None:

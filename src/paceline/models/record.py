@@ -119,7 +119,7 @@ class ModelRecord:
 
     @property
     def id(self) -> str:
-        """The reference, such as "digits:3"."""
+        """The version's reference, such as "digits:3"."""
         return f"{self.name}:{self.version}"
 
     @property
@@ -137,7 +137,7 @@ class ModelRecord:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ModelRecord:
-        """Create a record from its JSON form, ignoring fields of newer versions.
+        """Create a version's record from its JSON form, ignoring fields of newer releases.
 
         Raises:
             KeyError, TypeError: The data is not a record.

@@ -59,7 +59,7 @@ class ModelSource:
 
     @property
     def size_bytes(self) -> int:
-        """The total size of the files that can be read."""
+        """The total size of the source's files that can be read."""
         total = 0
         for file in self.files:
             with contextlib.suppress(OSError):

@@ -35,7 +35,7 @@ class Family:
 
     @property
     def ended_s(self) -> float:
-        """The end time of the last member in seconds since 1970."""
+        """The time when the family's last run ended, in seconds since 1970."""
         # For a run without an end use the time at which it was created.
         return max(parse_utc(record.ended_utc or record.created_utc).timestamp() for record in self.members)
 
@@ -151,10 +151,10 @@ class PrunePolicy:
 
     @property
     def is_for_runs(self) -> bool:
-        """Whether a criterion is set. Without criteria, no run is removed."""
+        """Whether the policy has a criterion for runs; if not, no run is removed."""
         return self.is_for_all or any(value is not None for value in (self.keep_last, self.status, self.experiment))
 
     @property
     def is_for_all(self) -> bool:
-        """Whether a criterion is set that also applies to environments and files."""
+        """Whether the policy has a criterion that also applies to environments and files."""
         return self.older_than_s is not None or self.max_bytes is not None

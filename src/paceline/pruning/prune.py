@@ -43,7 +43,7 @@ class Pruned:
 
     @property
     def size_bytes(self) -> int:
-        """Return the total size of all removals in bytes."""
+        """Return the total size of all removed runs and files in bytes."""
         return (
             self.data_bytes
             + self.models_bytes

@@ -90,11 +90,11 @@ class RunTable:
     facts: tuple[ComparedFact, ...]
 
     def differences(self) -> RunTable:
-        """Return only the facts that differ between the runs."""
+        """Return only the table's facts that differ between the runs."""
         return RunTable(runs=self.runs, facts=tuple(fact for fact in self.facts if fact.differs))
 
     def to_json(self) -> TableJson:
-        """Return plain JSON values; NaN and the infinities become strings."""
+        """Return the table as plain JSON values; NaN and the infinities become strings."""
         return {
             "runs": [*self.runs],
             "facts": [
@@ -156,7 +156,7 @@ def _values(folder: RunFolder, facts: RunFacts | None) -> dict[str, dict[tuple[s
 
 
 def compact_facts(table: RunTable) -> list[list[object]]:
-    """Return each fact as `[kind, name, part, values]`, with one value if all are equal."""
+    """Return facts as `[kind, name, part, values]`, with one value if all are equal."""
     return [
         [fact.kind, fact.name, fact.part, [*map(_cell, fact.values if fact.differs else fact.values[:1])]]
         for fact in table.facts

@@ -35,7 +35,7 @@ _LARGEST_TEXT = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A difference between two runs. A value is None if the run does not have it."""
+    """A difference between two runs. A missing value is None."""
 
     name: str
     a: object
@@ -101,7 +101,7 @@ class RunDiff:
         return next((change for change in self.metrics if change.step is not None), None)
 
     def to_json(self) -> dict[str, object]:
-        """Return plain JSON values; NaN and the infinities become strings."""
+        """Return the differences as plain JSON values; NaN and the infinities become strings."""
         parts: dict[str, object] = json_safe(asdict(self))
         parts["code"] = [
             {

@@ -74,7 +74,7 @@ class Usage:
         return self.failed_gpu_hours + self.canceled_gpu_hours + waited
 
     def to_json(self) -> dict[str, object]:
-        """Return plain JSON values, with the sum of the lost hours."""
+        """Return the hours as plain JSON values, with the sum of the lost hours."""
         lost = {"lost_core_hours": self.lost_core_hours, "lost_gpu_hours": self.lost_gpu_hours}
         return {**asdict(self), **lost}
 

@@ -35,7 +35,7 @@ def state_folder() -> Path:
 def is_mine(path: Path) -> bool:
     """Return whether a file belongs to this user or root; False if it is missing.
 
-    In a group's workspace, each member can replace a file of another member. The new file belongs to that member.
+    In a group's workspace, a file that another member has replaced belongs to that member.
     """
     try:
         return os.lstat(path).st_uid in (os.geteuid(), 0)
@@ -213,7 +213,7 @@ def gone_is_fine() -> contextlib.suppress:
 
 
 def stamp_of(file: Path | str | int) -> tuple[int, int, int] | None:
-    """Return (size, modification time in ns, inode) of a path or fd, or None if gone.
+    """Return (size, modification time in ns, inode) of a path or fd; None if gone.
 
     Of two writes within one clock tick, the inodes differ, because `replacing` creates a new file for each write.
     """

@@ -19,7 +19,7 @@ class FrameBuffer:
         self._bytes = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Append the next bytes of the stream."""
+        """Append the next bytes of the stream to the buffer."""
         self._bytes += data
 
     @property
@@ -28,7 +28,7 @@ class FrameBuffer:
         return len(self._bytes) >= _HEADER.size and len(self._bytes) >= self._end()
 
     def take(self) -> bytes | None:
-        """Remove and return the next message, or None while it is incomplete."""
+        """Remove and return the buffer's next message, or None while it is incomplete."""
         if not self.has_frame:
             return None
         end = self._end()

@@ -40,7 +40,7 @@ class Gap(NamedTuple):
     is_closed: bool = False
 
     def mark(self, since: int | None = None) -> bytes:
-        """Return the line that readers see instead of the gap.
+        """Return the line that readers of the log see instead of the gap.
 
         since: The offset of a reader that read a part of the gap before it was cut.
         """
@@ -118,7 +118,7 @@ class Keeper:
         self.trouble: str | None = None
 
     def look(self) -> None:
-        """Enlarge the gap if the log is over its limit. Call this periodically.
+        """Cut more out of the log if it is over its limit. Call this periodically.
 
         The first quarter of the limit stays before the gap. Between two calls the log may exceed the limit.
         """

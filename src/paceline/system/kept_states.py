@@ -52,7 +52,7 @@ class KeptStates:
         self._states: list[tuple[State, int]] = []
 
     def answer(self, connection: socket.socket, request: dict[str, object], fds: list[int]) -> None:
-        """Answer a worker's request to keep or return states.
+        """Answer a worker's request to keep or return training states.
 
         Raises:
             ValueError: The request is invalid.
@@ -89,7 +89,7 @@ class KeptStates:
         return dropped
 
     def close(self) -> None:
-        """Close the descriptors of all states. A worker forked by the spare does so."""
+        """Close all states' descriptors, in a fork of the spare that runs a worker."""
         for _, fd in self._states:
             os.close(fd)
         self._states = []

@@ -235,7 +235,7 @@ def sent_files(source: Path, path: str, *, named: bool) -> Iterator[tuple[str, P
 
 
 def kept_back(source: Path, path: str, *, named: bool) -> str:
-    """Return why a file or folder must not be sent in any size, or ""."""
+    """Return why a file or folder must not be sent, or ""."""
     parts = path.split("/")
     if any(part in _NEVER_SENT for part in parts):
         return _OWN

@@ -112,7 +112,7 @@ def find(top: str, name: str) -> "Entry | None":
 
 
 def may_be_had(name: str, place: str) -> bool:
-    """Return whether a link may lead from path `name` to `place` in a run's folder."""
+    """Return whether a run's link may lead from path `name` to `place`."""
     tops = ("logs", "attempts") if _top_of(name) == "logs" else ()
     return _top_of(place) in FOLDERS + tops
 

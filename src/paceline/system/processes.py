@@ -198,7 +198,7 @@ def ancestors() -> Iterator[int]:
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """Return the initial environment of a process, or {} if it can't be read."""
+    """Return a process's initial environment, or {} if unreadable."""
     return dict(
         os.fsdecode(name_and_value).split("=", 1)
         for name_and_value in _environment(pid).split(b"\0")
@@ -207,7 +207,7 @@ def environment_of(pid: int) -> dict[str, str]:
 
 
 def command_of(pid: int) -> list[str]:
-    """Return the words of a process's command line, or [] if it can't be read."""
+    """Return the words of a process's command line, or [] if unreadable."""
     return [os.fsdecode(word) for word in _read(pid, "cmdline").split(b"\0")[:-1]]
 
 
@@ -254,7 +254,7 @@ def kill_with_variable(name: str, value: str, *, wait_s: float = 10.0) -> int:
 
 
 def kill_writers(folder: str, *, wait_s: float = 10.0) -> int:
-    """Kill the processes whose stdout or stderr is a file below `folder`. Return their number.
+    """Kill processes whose stdout or stderr is below `folder`. Return their number.
 
     This works on Linux only. It finds daemons that have left their parent, session and environment, but still write there.
     """

@@ -239,7 +239,7 @@ class VersionFolders(Versions):
         return read_json(self.path(name, version) / self.document)
 
     def add_folder(self, name: str, folder: Path, make: Callable[[int], Any]) -> int:
-        """Rename a folder to the next version, and return its number, in a block of `locked`.
+        """Rename a folder to the next version, in a block of `locked`. Return the number.
 
         folder: A folder on the same file system.
         make: Called with the version number; returns the document, which is then written into the folder.

@@ -39,7 +39,7 @@ def header(tensors: Iterable[tuple[str, str, Sequence[int], int]], metadata: Map
 
 
 def read_header(file: BinaryIO) -> tuple[dict[str, TensorEntry], dict[str, str], int, int]:
-    """Return the header's entries and metadata, and the offset and number of the tensors' bytes.
+    """Return a header's entries and metadata, and the tensors' offset and size in bytes.
 
     `file` must be at its start. Only the JSON syntax of the entries was checked.
 

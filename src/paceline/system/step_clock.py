@@ -89,14 +89,14 @@ class StepClock:
             _LONG.pack_into(self._memory, _TICKS, logged)
 
     def waited(self, seconds: float) -> None:
-        """Add seconds that the caller has waited for other ranks."""
+        """Add seconds that the worker has waited for other ranks."""
         self._add(WAIT, seconds)
 
     def begin(self, what: int) -> float:
-        """Record that a period begins: `DATA`, `WAIT` (for ranks), `EVAL` or `SAVE`.
+        """Record the start of a wait, an evaluation or a save.
 
-        Return a value that `end` takes. Periods of other threads and periods inside another period do not count: the value
-        is then 0.
+        what: `DATA`, `WAIT`, `EVAL` or `SAVE`. Return a value that `end` takes: 0 if the period does not count, because it
+        is in another thread or inside another period.
         """
         if self._is_inside or get_ident() != self._main:
             return 0.0
@@ -106,7 +106,7 @@ class StepClock:
         return now
 
     def end(self, what: int, since: float) -> None:
-        """Record that a period ends. since: the value that `begin` returned."""
+        """Record the end of the period `what`. since: the value that `begin` returned."""
         if not since:
             return
         _DOUBLE.pack_into(self._memory, what, 0.0)
@@ -137,7 +137,7 @@ _clock: StepClock | None = None
 
 
 def begin(environ: Mapping[str, str] = os.environ) -> StepClock | None:
-    """Create this process's step clock if the supervisor wants it, and return it or None."""
+    """Create this process's step clock, and return it; None if the supervisor wants none."""
     global _clock
     folder, rank = environ.get("PACELINE_WATCH_DIR"), environ.get("PACELINE_RANK")
     if folder and rank and _clock is None:
@@ -172,7 +172,7 @@ def timed(function: Callable[..., Any], what: int) -> Callable[..., Any]:
 
 
 class counted:  # noqa: N801 - a context manager in the place of contextlib's, which loads slower than this module
-    """A context manager that counts the time of its block as `what`, such as `SAVE`."""
+    """A context manager that counts its block's time as `what`, such as `SAVE`."""
 
     def __init__(self, what: int) -> None:
         self._what = what

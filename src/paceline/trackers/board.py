@@ -49,7 +49,7 @@ class TensorBoard:
         return [self._program, "--logdir", str(self._top), "--port", str(self._port), "--host", "127.0.0.1"]
 
     def run(self) -> int:
-        """Serve until Ctrl-C or SIGTERM, and return TensorBoard's exit code."""
+        """Run TensorBoard until Ctrl-C or SIGTERM, and return its exit code."""
         process = None
         try:
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -69,12 +69,12 @@ class TensorBoard:
             self.close()
 
     def look(self) -> None:
-        """Write the new values of all runs to event files."""
+        """Write the new values of all shown runs to event files for TensorBoard."""
         for feed in self._feeds:
             feed.look()
 
     def close(self) -> None:
-        """Stop writing, and remove the event files that were written."""
+        """Stop following the runs, and remove the event files written for TensorBoard."""
         self._is_over.set()
         if self._thread.is_alive():
             self._thread.join()

@@ -60,7 +60,7 @@ def is_event_file(name: str) -> bool:
 
 
 def event_folders(folder: RunFolder) -> list[Path]:
-    """Return the folders of a run that contain event files."""
+    """Return the folders of a run that contain TensorBoard event files."""
     by_target: dict[str, Path] = {}
     for top in (folder.work, folder.outputs, folder.logs, folder.checkpoints):
         for place, folders, names in os.walk(top):
@@ -72,7 +72,7 @@ def event_folders(folder: RunFolder) -> list[Path]:
 
 
 class EventFile:
-    """An event file that may grow.
+    """A TensorBoard event file that may grow.
 
     Attributes:
         offset: Number of bytes that were read, up to the end of a record.

@@ -78,7 +78,7 @@ class Follower:
                 atexit.register(self.close)
 
     def close(self) -> None:
-        """End the thread and log the values that it has not read yet."""
+        """End the thread, and log the event files' unread values."""
         self._is_over.set()
         thread, self._thread = self._thread, None
         if thread is not None:
@@ -123,7 +123,7 @@ def _names(folder: str) -> list[str]:
 
 
 def take_up(folder: RunFolder, attempt: int, *, since: float, variables: Mapping[str, str]) -> None:
-    """Log the scalars of a run's event files as metrics of rank 0, after an attempt.
+    """Log scalars of a run's event files as rank 0's metrics, after an attempt.
 
     Skip scalars that are logged already: with the same name and step in this attempt, or with the same name, step and time in
     an earlier attempt, because a program may append to its files.

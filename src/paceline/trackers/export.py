@@ -50,7 +50,7 @@ def to_csv(folders: Sequence[RunFolder], out: IO[str]) -> None:
 
 
 def to_parquet(folders: Sequence[RunFolder], path: Path) -> int:
-    """Write the metrics of runs to a Parquet file, and return the number of rows.
+    """Write the metrics of runs to a Parquet file; return the number of rows.
 
     Numbers are in the column `value`, texts in the column `text`.
 

@@ -84,13 +84,13 @@ class RelayServer(Protocol):
         """
 
     def send(self, values: list[SentValue], line: int, *, is_doubtful: bool) -> int:
-        """Store values on the server, and return the number of lines added.
+        """Store metric values on the server, and return the number of lines added.
 
         line: Number of lines that the server has already. is_doubtful: An earlier call may have stored some of the values.
         """
 
     def show_alive(self) -> None:
-        """Tell the server that the run goes on."""
+        """Tell the tracker's server that the run is still running."""
 
     def finish(self) -> None:
         """Store the state and the end time of the run on the server."""
@@ -135,11 +135,11 @@ class MetricRelay:
         self._is_open = False
 
     def close(self) -> None:
-        """Release the lock, so that another process can relay the run."""
+        """Release the relay's lock, so that another process can relay the run."""
         os.close(self._lock)
 
     def run(self) -> None:
-        """Relay until the run has ended and the server has all values."""
+        """Relay metrics until the run has ended and the server has all values."""
         pause_s = _PAUSE_S
         while True:
             try:
@@ -154,7 +154,7 @@ class MetricRelay:
             time.sleep(self._server.look_s)
 
     def look(self) -> bool:
-        """Send all new values. Return whether the run has ended.
+        """Send all new metric values. Return whether the run has ended.
 
         Raises:
             CutError: The server did not answer. The next call sends the values that the server lacks.

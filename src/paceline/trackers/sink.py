@@ -164,7 +164,7 @@ def _of_training(root: str, known: Mapping[str, str], before: Mapping[str, str])
 
 
 def _difference(root: str, others: Mapping[str, str]) -> str:
-    """Return a unique prefix for a folder: the part of its path that differs from others."""
+    """Return a folder's unique prefix: the part of its path unlike the others'."""
     first = next(other for other in (*(one for one in others if not others[one]), *others))
     rest = _behind_common(root.split(os.sep), first.split(os.sep))
     lasting = _behind_common(*(_lasting(one, _TIME).split(os.sep) for one in (root, first)))

@@ -134,7 +134,7 @@ class WandbServer:
         return len(lines)
 
     def show_alive(self) -> None:
-        """Send changes of the description and the summary, or a heartbeat if there are none."""
+        """Send changes of the description and summary, or else a heartbeat."""
         facts = self._facts()
         if (description := self._description(facts)) != self._described:
             self._upsert(description)
@@ -219,7 +219,7 @@ class WandbServer:
 
 
 def _rows(values: list[SentValue]) -> Iterator[dict[str, float]]:
-    """Yield name -> value for each line of history: adjacent values of one step share a line."""
+    """Yield each line of history as name -> value; values of one step share a line."""
     row: dict[str, float] = {}
     for name, value, time_ms, step in values:
         if row and (row["step"] != step or name in row):

@@ -117,5 +117,5 @@ class UiConfig:
 
 
 def ports(asked: int | None) -> list[int]:
-    """Return the ports to try in order for `UiConfig.port`; 0 is any free port."""
+    """Return the ports to try for `UiConfig.port`; 0 is any free port."""
     return [asked] if asked is not None else [*range(PORT, PORT + _TRIED), 0]

@@ -80,7 +80,7 @@ class Curve:
             self.has_nan = not math.isfinite(sum(ys))
 
     def add_one(self, y: float, step: float | None, time_s: float | None) -> None:
-        """Add one value, ten times as fast as `add`."""
+        """Add one value to the curve, ten times as fast as `add`."""
         self.ys.append(y)
         if time_s is not None:
             self.times.append(time_s)
@@ -92,7 +92,7 @@ class Curve:
         self.has_nan = self.has_nan or not math.isfinite(y)
 
     def xs(self, axis: str, origin_s: float) -> Any:
-        """Return the x values for the axis "step", "time" or "relative" (to `origin_s`).
+        """Return the curve's x values for the axis "step", "time" or "relative" (to `origin_s`).
 
         On the axis "step", they are indices if a value has no step.
         """
@@ -104,7 +104,7 @@ class Curve:
 
 
 class Other(NamedTuple):
-    """A row, table, image or text in a metric log, with its place in the log."""
+    """A row, table, image or text in a metric log, and its position there."""
 
     kind: str
     rank: int
@@ -115,7 +115,7 @@ class Other(NamedTuple):
     size: int
 
     def read(self) -> object:
-        """Return the logged value, or None if the log is gone or was replaced."""
+        """Return the logged value, or None if its log was removed or replaced."""
         try:
             with open(self.path, "rb") as file:
                 file.seek(self.start)

@@ -78,7 +78,7 @@ class RunFeed:
         self.is_idle = False
 
     async def watch(self, place: str) -> AsyncGenerator[bytes, None]:
-        """Yield the log's last lines as an event, then the run's new events.
+        """Yield an event with a run's last log lines, then its new events.
 
         place: Id of the last event that this watcher received before it reconnected, or "".
         """
@@ -243,7 +243,7 @@ class RunFeed:
 
 
 class RunFeeds:
-    """The feeds of all runs that are being watched."""
+    """The live changes of all watched runs, one `RunFeed` for each."""
 
     def __init__(self, runs_dir: Path, curves: CurveStore) -> None:
         self._runs_dir, self._curves = runs_dir, curves

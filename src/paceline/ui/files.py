@@ -192,7 +192,7 @@ def opened(folder: RunFolder, name: str) -> tuple[BinaryIO, str]:
 
 
 def download(folder: RunFolder, name: str, asked: Mapping[str, str]) -> Response:
-    """Return a response with a file, or a range of its bytes, as an attachment.
+    """Return a response with a file, or bytes of it, as an attachment.
 
     asked: Headers of the request.
 

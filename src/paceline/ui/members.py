@@ -126,13 +126,13 @@ class Account:
 
 
 class Accounts:
-    """The service accounts of a workspace, each a file of mode 0600 without the token."""
+    """A workspace's service accounts, stored as files of mode 0600 without tokens."""
 
     def __init__(self, workspace_dir: Path) -> None:
         self._folder = workspace_dir / "ui" / "accounts"
 
     def add(self, name: str, role: str, valid_s: float) -> tuple[Account, str]:
-        """Create an account. Return the account and its token, which is stored nowhere.
+        """Create a service account. Return the account and its token, which is stored nowhere.
 
         Raises:
             UserError: The name, role or validity in seconds is invalid, or an account of this name exists.
@@ -152,7 +152,7 @@ class Accounts:
         return account, f"{PREFIX}{name}.{secret}"
 
     def find(self, token: str) -> Account | None:
-        """Return the account with this token, or None. The account may have expired."""
+        """Return the service account with this token, possibly expired, or None."""
         name, _, secret = token.removeprefix(PREFIX).partition(".")
         account = self.get(name)
         return (
@@ -171,12 +171,12 @@ class Accounts:
         return None
 
     def all(self) -> list[Account]:
-        """Return the accounts, sorted by name."""
+        """Return the workspace's service accounts, sorted by name."""
         found = (self.get(name.removesuffix(".json")) for name in sorted(names_in(self._folder)))
         return [account for account in found if account]
 
     def remove(self, name: str) -> None:
-        """Remove an account; its token is invalid from now on.
+        """Remove a service account; its token is invalid from now on.
 
         Raises:
             UserError: No account has this name.
@@ -199,7 +199,7 @@ def log_path(workspace_dir: Path) -> Path:
 
 
 def log_change(workspace_dir: Path, **action: str) -> None:
-    """Append a line with the time and the fields of `action` to the log of changes.
+    """Append the time and the fields of `action` to the log of members' changes.
 
     Raises:
         OSError: The line can't be written, or others can write to the folder.
@@ -209,7 +209,7 @@ def log_change(workspace_dir: Path, **action: str) -> None:
 
 
 def last_changes(workspace_dir: Path, most: int) -> list[dict[str, str]]:
-    """Return the newest lines of the log of changes, newest first."""
+    """Return the newest lines of the log of members' changes, newest first."""
     found = []
     for line in reversed(last_lines(log_path(workspace_dir), most, window=1 << 22)):
         with contextlib.suppress(ValueError):

@@ -53,7 +53,7 @@ _SIGNS = {
 
 @cache
 def static_version() -> str:
-    """Return a hash of the static files for their URLs, so browsers may cache them."""
+    """Return a hash of the static files, for URLs that browsers may cache."""
     digest = hashlib.sha256()
     for path in (*sorted(STATIC.iterdir()), *SHARED.values()):
         digest.update(path.read_bytes())
@@ -144,7 +144,7 @@ def _shown(value: object) -> Any:
 
 
 def time_tag(utc: str | None) -> Markup:
-    """Return HTML for a UTC time, which a script shows in the browser's time zone."""
+    """Return HTML for a UTC time, shown in the browser's time zone."""
     if not utc:
         return Markup("")
     plain = str(utc)[:16].replace("T", " ")

@@ -99,7 +99,7 @@ class CurveQuery:
 
 
 class MetricJson(TypedDict):
-    """A metric in a page's list. node: 1 for a node's metric, such as its load."""
+    """A metric in a page's list. node: 1 for a node's metric."""
 
     name: str
     node: int
@@ -206,7 +206,7 @@ class NodeRanks:
 
 
 def ranks_of_nodes(folder: RunFolder) -> list[NodeRanks]:
-    """Return the nodes in a run's last load sample; [] without a valid sample."""
+    """Return a run's nodes with their ranks, from the last load sample; [] without one."""
     # Don't trust the sample's form: other programs may write to a shared folder.
     try:
         sample = loads.last(folder) or {"nodes": {}, "ranks": {}}

@@ -59,7 +59,7 @@ class Share:
             raise UserError(f"a link shows {MOST_RUNS} runs at most, got {len(self.runs)}.")
 
     def allows(self, path: str) -> bool:
-        """Return whether the link shows the page at this path of the server."""
+        """Return whether the share link shows the page at this path."""
         if path.startswith("/static/"):
             return True
         if not self.runs:
@@ -76,13 +76,13 @@ class Share:
 
 
 class SharedLinks:
-    """The share links of a workspace, each a file of mode 0600 without the token."""
+    """A workspace's share links, stored as files of mode 0600 without tokens."""
 
     def __init__(self, workspace_dir: Path) -> None:
         self._folder = workspace_dir / "ui" / "shares"
 
     def make(self, runs: tuple[str, ...], days: float, origins: tuple[str, ...] = ()) -> tuple[Share, str]:
-        """Create a link. Return the link and its token, which is stored nowhere.
+        """Create a share link. Return the link and its token, which is stored nowhere.
 
         Raises:
             UserError: A value is invalid, or there are too many links.
@@ -103,7 +103,7 @@ class SharedLinks:
         return share, f"{share_id}.{secret}"
 
     def find(self, token: str) -> Share | None:
-        """Return the valid link with this token, or None."""
+        """Return the valid share link with this token, or None."""
         share_id, _, secret = token.partition(".")
         share = self._read(share_id) if _ID.fullmatch(share_id) else None
         if share is None or share.expires <= time.time():
@@ -111,11 +111,11 @@ class SharedLinks:
         return share if hmac.compare_digest(share.digest.encode(), digest_of(secret).encode()) else None
 
     def is_valid(self, share: Share) -> bool:
-        """Return whether the link has neither expired nor been withdrawn."""
+        """Return whether a share link has neither expired nor been withdrawn."""
         return share.expires > time.time() and self._path(share.share_id).exists()
 
     def all(self) -> list[Share]:
-        """Return the links, newest first, and remove expired links."""
+        """Return the share links, newest first, and remove expired links."""
         found = []
         for share in self._shares():
             if share.expires > time.time():
@@ -125,7 +125,7 @@ class SharedLinks:
         return sorted(found, key=lambda share: -share.made)
 
     def withdraw(self, share_id: str) -> None:
-        """Remove a link; its token is invalid from now on.
+        """Remove a share link; its token is invalid from now on.
 
         Raises:
             UserError: No link has this id.

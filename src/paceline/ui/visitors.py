@@ -240,7 +240,7 @@ def permit(request: Request, form: Mapping[str, str], folder: RunFolder | None) 
 
 
 def permit_runs(request: Request, action: str, run_ids: Sequence[str]) -> tuple[list[str], list[dict[str, str]]]:
-    """Return the ids of runs that the member may change, and the others' errors.
+    """Return the ids of runs that the member may change, and other runs' errors.
 
     Each permitted change is written to the log.
     """

@@ -47,14 +47,14 @@ class Box:
 
     @property
     def lines(self) -> list[str]:
-        """Return the text of the box in at most three lines: place and wait."""
+        """Return the box's text in at most three lines: place in the code, and wait."""
         lines = textwrap.wrap(self.place, _CHARS, max_lines=2 if self.waits else 3, placeholder=" …")
         return [*lines, *textwrap.wrap(self.waits, _CHARS, max_lines=1, placeholder=" …")]
 
 
 @dataclass(frozen=True)
 class Arrow:
-    """An arrow from a box to the box for which it waits. path: the SVG path."""
+    """An arrow from a box to the box that it waits for. path: the SVG path."""
 
     sentence: str
     path: str

@@ -175,7 +175,7 @@ class AnyDataset:
         registered.remove(folder, name)
 
     def check(self) -> ContentCheck:
-        """Compare the current files with the files at registration.
+        """Compare the dataset's current files with its files at registration.
 
         For a frozen version, compare its frozen copies instead of the current files.
 
@@ -200,7 +200,7 @@ class AnyDataset:
         )
 
     def list_files(self) -> list[FileInfo]:
-        """Return the current files in their stores, sorted by path.
+        """Return the dataset's current files in their stores, sorted by path.
 
         Raises:
             DataError: A datastore or path does not exist.

@@ -32,7 +32,7 @@ _BUSY_S = 30.0
 
 
 def with_content(infos: Sequence[FileInfo], workspace_dir: Path) -> list[FileInfo]:
-    """Return the files, with the content hash of each local file as its version.
+    """Return the files, with each local file's content hash as version.
 
     Raises:
         TransferError: A file can't be read.
@@ -104,7 +104,7 @@ class Digests:
             ) from error
 
     def of(self, file: IO[bytes]) -> str:
-        """Return the SHA-256 of an open file."""
+        """Return an open file's SHA-256, from the cache if the file is unchanged."""
         # Use the open file: the path may name another file by now.
         status = os.fstat(file.fileno())
         key = _key(status)

@@ -301,7 +301,7 @@ def _target(target: Any) -> tuple[Any, str]:
 
 
 def check_registration(reference: DataReference) -> None:
-    """Raise DataError if a run's output shall become a dataset with an invalid name."""
+    """Raise DataError if a run's output has an invalid name for its dataset."""
     if reference.registered is not None:
         check_dataset_name(json.loads(reference.registered)["name"])
 

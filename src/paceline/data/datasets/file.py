@@ -40,11 +40,11 @@ class FileDataset(AnyDataset):
         return self._selected(super().list_files())
 
     def to_path(self) -> list[str]:
-        """Return the files' paths, each with a leading `/`."""
+        """Return the paths of the dataset's files, each with a leading `/`."""
         return [f"/{info.relative}" for info in self.list_files()]
 
     def download(self, target_path: str | os.PathLike[str] | None = None, overwrite: bool = False) -> list[str]:
-        """Copy the files into a folder and return the paths of the copies.
+        """Copy the dataset's files into a folder, and return the copies' paths.
 
         Args:
             target_path: Destination, created if missing; a new temporary folder by default.
@@ -132,7 +132,7 @@ class TabularDataset(AnyDataset):
         return replace(super().from_folder(reference, path), reading=table.get("reading") or Reading(), steps=taken)
 
     def to_pandas_dataframe(self) -> DataFrame:
-        """Read all rows into one pandas frame.
+        """Read all rows of the dataset into one pandas frame.
 
         Raises:
             DataError: pandas is missing, a file can't be read, or a file lacks a column to keep.

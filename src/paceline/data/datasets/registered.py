@@ -73,7 +73,7 @@ class DatasetRecord:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> DatasetRecord:
-        """Create a record from its JSON form."""
+        """Create the record of a dataset version from its JSON form."""
         sources = tuple(Source(**source) for source in data["sources"])
         frozen = Source(**data["frozen"]) if data.get("frozen") else None
         steps = steps_from_json(data.get("steps"))
@@ -173,7 +173,7 @@ def load_id(workspace_dir: Path, dataset_id: str) -> DatasetRecord:
 
 
 def files_then(workspace_dir: Path, name: str, version: int) -> dict[tuple[str | None, str], tuple[int, str]]:
-    """Return the files at registration, as (datastore, path) -> (size, content hash).
+    """Return a version's files at registration, as (datastore, path) -> (size, content hash).
 
     Raises:
         DataError: The version's file list is missing.
@@ -201,7 +201,7 @@ def frozen_files(workspace_dir: Path, name: str, version: int) -> FrozenFiles:
 
 
 def keep_frozen(workspace_dir: Path, record: DatasetRecord, content: FrozenFiles) -> DatasetRecord:
-    """Save the folder and hashes of a version's frozen files. Return the changed record."""
+    """Save a version's frozen folder and hashes, and return the changed record."""
     registry = _registry(workspace_dir)
     with registry.locked():
         # Description and tags may have changed meanwhile.

@@ -43,7 +43,7 @@ COLUMNS = ("keep", "drop", "filter")
 
 
 def count_step(verb: str, count: Any) -> Step:
-    """Return the step ("take", count) or ("skip", count).
+    """Return the step that takes or skips (`verb`) the first `count` rows or files.
 
     Raises:
         DataError: The count is not an integer of 0 or more.
@@ -69,7 +69,7 @@ def split_steps(percentage: object, seed: int | None) -> tuple[Step, Step]:
 
 
 def sample_step(probability: object, seed: int | None) -> Step:
-    """Return the step ("sample", share, seed). The default seed is random.
+    """Return the step that keeps each row or file with a probability.
 
     Raises:
         DataError: probability is not between 0 and 1.
@@ -89,7 +89,7 @@ def _drawn(seed: int | None) -> int:
 
 
 def columns_step(verb: str, columns: str | Sequence[str]) -> Step:
-    """Return the step ("keep", names) or ("drop", names).
+    """Return the step that keeps or drops (`verb`) these columns.
 
     Raises:
         DataError: The columns are not names.

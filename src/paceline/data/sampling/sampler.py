@@ -92,7 +92,7 @@ class DistributedSampler:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next iteration."""
+        """The epoch over which the next iteration of the sampler goes."""
         return self._order.epoch
 
     @property
@@ -100,7 +100,7 @@ class DistributedSampler:
         return self._order.seed
 
     def set_epoch(self, epoch: int) -> None:
-        """Switch to the start of this epoch."""
+        """Let the next iteration begin at the start of this epoch."""
         if epoch != self.epoch:
             self._to(epoch, self._length if epoch == self._done else 0)
         self._is_set = True

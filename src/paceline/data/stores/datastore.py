@@ -173,12 +173,12 @@ class Datastore:
 
     @property
     def container_name(self) -> str | None:
-        """The bucket or container, or None for other kinds of stores."""
+        """The store's bucket or container, or None for other kinds of stores."""
         return self._record.root.partition("/")[0] if self.kind in ("s3", "azure", "gcs") else None
 
     @property
     def account_name(self) -> str | None:
-        """The Azure account, or None for other kinds of stores."""
+        """The store's Azure account, or None for other kinds of stores."""
         if self.kind != "azure":
             return None
         named = self._record.options.get("account_name")
@@ -205,7 +205,7 @@ class Datastore:
         return DataReference(name=name, sources=(Source(datastore=self.name, path=inside),))
 
     def as_reference(self) -> DataReference:
-        """Return `as_mount()`, which a job uses for a datastore among its inputs."""
+        """Return the job's input of `as_mount()`, the default for a datastore."""
         return self.as_mount()
 
     def as_mount(self) -> DataReference:
@@ -216,7 +216,7 @@ class Datastore:
         """Return a job's input that downloads the whole store to each node.
 
         Args:
-            path_on_compute: A second path for the files, below the script's working directory.
+            path_on_compute: Path below the script's working directory at which the files appear too.
         """
         return self.path().as_download(path_on_compute)
 
@@ -224,7 +224,7 @@ class Datastore:
         """Return a job's output that goes to the top of the store.
 
         Args:
-            path_on_compute: A second path for the folder, below the script's working directory.
+            path_on_compute: Path below the script's working directory at which the folder appears too.
         """
         return self.path().as_upload(path_on_compute)
 
@@ -247,7 +247,7 @@ class Datastore:
         overwrite: bool = False,
         show_progress: bool = True,
     ) -> DataReference:
-        """Store all files of a folder, and return a reference to them.
+        """Store all files of a local folder, and return a reference to them.
 
         Args:
             src_dir: Local folder to upload.
@@ -270,7 +270,7 @@ class Datastore:
         overwrite: bool = False,
         show_progress: bool = True,
     ) -> DataReference:
-        """Store these files, and return a reference to them.
+        """Store these local files, and return a reference to them.
 
         Args:
             files: Local files to upload.
@@ -302,7 +302,7 @@ class Datastore:
         overwrite: bool = False,
         show_progress: bool = True,
     ) -> int:
-        """Copy files into a local folder, and return their number.
+        """Copy files of the store into a local folder, and return their number.
 
         A second call resumes an interrupted download.
 

@@ -71,7 +71,7 @@ class Store:
 
     @property
     def fs(self) -> Any:
-        """The fsspec file system.
+        """The fsspec file system through which Paceline uses the store.
 
         Raises:
             TransferError: The store can't be reached, or refuses the credentials.
@@ -93,7 +93,7 @@ class Store:
             raise own_error from error
 
     def close(self) -> None:
-        """Close connections that would stay open until the process ends."""
+        """Close the store's connections, which would stay open until the process ends."""
         client = getattr(self._fs, "client", None)
         if self.kind == "sftp" and client is not None:
             client.close()

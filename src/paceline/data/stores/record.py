@@ -49,7 +49,7 @@ class StoreRecord:
 
     @property
     def kind(self) -> str:
-        """The kind: "local", "s3", "azure", "gcs", "sftp", "http" or "memory".
+        """The store's kind: "local", "s3", "azure", "gcs", "sftp", "http" or "memory".
 
         Raises:
             DataError: The scheme of the URL is unknown.
@@ -98,13 +98,13 @@ class StoreRecord:
         return json.dumps([self.kind, self.url.rstrip("/"), self.options], sort_keys=True, default=str)
 
     def to_json(self) -> dict[str, object]:
-        """Return the JSON form. It holds places of credentials and no secrets."""
+        """Return the store's JSON form, with places of credentials and no secrets."""
         credentials = dict(self.credentials) if self.credentials else None
         return {"url": self.url, "options": dict(self.options), "credentials": credentials}
 
     @classmethod
     def from_json(cls, name: str | None, data: Mapping[str, Any]) -> StoreRecord:
-        """Create a record from its JSON form."""
+        """Create a store's record from its name and JSON form."""
         return cls(name=name, url=data["url"], options=data.get("options") or {}, credentials=data.get("credentials"))
 
 

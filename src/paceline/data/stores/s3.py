@@ -199,7 +199,7 @@ def put_multipart(fs: Any, file: Path, full: str, stop: threading.Event) -> None
 
 
 def _found(fs: Any, to: dict[str, str]) -> tuple[str | None, dict[int, tuple[str, int]]]:
-    """Return the id of a key's latest unfinished upload, and its parts as number -> (ETag, bytes).
+    """Return the id and parts (number -> (ETag, bytes)) of a key's latest unfinished upload.
 
     Return (None, {}) without an unfinished upload.
     """

@@ -44,7 +44,7 @@ def parse_place(text: str, default_path: str) -> Source | None:
 
 @contextlib.contextmanager
 def opened(workspace_dir: Path, place: Source) -> Iterator[tuple[Store, str]]:
-    """Yield a source's open store and the source's path, "" or with a final "/"."""
+    """Yield a source's open store and its path there, "" or ending in "/"."""
     record, path = place_of(place, workspace_dir)
     with Store(record) as store:
         plain = clean_path(path, store.title).rstrip("/")
@@ -86,7 +86,7 @@ class Blobs:
         self._infos = {info.path.rpartition("/")[2]: info for info in found}
 
     def names(self) -> set[str]:
-        """Return the hashes of all contents."""
+        """Return the SHA-256 hashes of all stored contents."""
         return {name for name in self._infos if SHA256.fullmatch(name)}
 
     def size(self, sha256: str) -> int:

@@ -111,7 +111,7 @@ class DataCache:
         return True
 
     def has(self, key: str, size: int) -> bool:
-        """Return whether the whole file is cached and unmodified."""
+        """Return whether the whole file with this key is cached and unmodified."""
         try:
             return _is_untouched(os.lstat(self._path(key)), size)
         except OSError:

@@ -161,7 +161,7 @@ def _parts(
 
 @contextlib.contextmanager
 def _held(cache: DataCache, view_dir: Path) -> Iterator[None]:
-    """Protect a run's data folder from removal by other processes while it is filled."""
+    """Protect a run's data folder from removal while it is filled."""
     if cache.views not in view_dir.parents:
         yield
         return

@@ -53,7 +53,7 @@ class Partial:
             self.start_over()
 
     def missing(self) -> list[tuple[int, int]]:
-        """Return (start, end) of each missing range of bytes, in order."""
+        """Return (start, end) of each range of bytes not yet downloaded."""
         gaps, position = [], 0
         for start, end in sorted(self._done):
             if start > position:
@@ -68,7 +68,7 @@ class Partial:
         return max(self.size, 0) - sum(end - start for start, end in self.missing())
 
     def start_over(self) -> None:
-        """Discard all downloaded bytes."""
+        """Discard all downloaded bytes of the partial file."""
         # Remove the journal first, so that after a kill it does not list bytes that were discarded.
         self._unlink_ranges()
         self._close_journal()
@@ -76,7 +76,7 @@ class Partial:
         self._done = []
 
     def write(self, data: bytes | memoryview, offset: int) -> None:
-        """Write bytes at their offset in the file."""
+        """Write downloaded bytes at their offset in the partial file."""
         view = memoryview(data)
         while view:
             # An almost full disk writes a part, and fails only at the next call.
@@ -84,7 +84,7 @@ class Partial:
             view, offset = view[written:], offset + written
 
     def mark(self, start: int, end: int) -> None:
-        """Record that the bytes start .. end - 1 are written."""
+        """Record that the bytes start .. end - 1 are in the partial file."""
         if end <= start:
             return
         with self._guard:

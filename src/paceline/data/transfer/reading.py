@@ -234,7 +234,7 @@ def _check_unchanged(path: str, is_unchanged: bool) -> None:
 
 
 def version_of(info: dict[str, object]) -> str:
-    """Return the version of a file from fsspec's info; "" if fsspec reports none."""
+    """Return a file's version from fsspec's info, or ""."""
     # An etag if there is one, else GCS's generation. fsspec's memory store has only a creation time.
     version = next((info[key] for key in ("ETag", "etag", "generation", "created") if info.get(key)), "")
     # fsspec's memory store lists a number, but reports a datetime for one file.

@@ -171,7 +171,7 @@ class _Work:
             wait(reads)
 
     def _read(self, job: FileToFetch, partial: Partial, start: int, end: int) -> None:
-        """Read one range into the partial file; give up after `_TRIES` tries without new bytes."""
+        """Read one range into the partial file, with retries after connection errors."""
         position = marked = start
         idle = 0
 

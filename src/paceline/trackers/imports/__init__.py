@@ -49,7 +49,7 @@ class ImportReport:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of runs of each outcome."""
+        """The number of imported runs of each outcome, such as "new"."""
         return dict(Counter(run["outcome"] for run in self.runs))
 
 

@@ -47,7 +47,7 @@ _TOO_LARGE = 1 << 24
 
 
 def runs(path: Path) -> Iterator[OldRun | BrokenRun]:
-    """Yield the runs of MLflow's `mlruns`, of its parent folder, or of a database file."""
+    """Yield the runs of MLflow's `mlruns`, its parent folder, or a database file."""
     if path.is_file():
         yield from _of_database(path)
         return

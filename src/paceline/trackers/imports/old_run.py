@@ -35,7 +35,7 @@ class Problems(Counter[str]):
 
 
 class Point(NamedTuple):
-    """A value of a metric. kind: None for a scalar, else such as "row" or "image"."""
+    """A metric's value. kind: None for a scalar, else such as "row" or "image"."""
 
     name: object
     value: object

@@ -67,7 +67,7 @@ def runs(path: Path) -> Iterator[OldRun | BrokenRun]:
 
 
 class _Meta:
-    """Name, configuration, state and so on of a run, from all records but its history."""
+    """A run's name, configuration, state and so on, without its history."""
 
     def __init__(self) -> None:
         self.run_id = self.project = self.name = self.notes = self.group = self.job_type = self.sweep = ""
@@ -116,7 +116,7 @@ class _Meta:
 
 
 def _joined(key: str, segments: list[tuple[Path, _Meta]]) -> OldRun:
-    """Combine the folders of a resumed run into one run. segments: (log, facts) of each."""
+    """Combine a resumed run's folders into one run. segments: (log, facts) of each."""
     last = segments[-1][1]
     problems = Problems()
     for _, meta in segments:
@@ -200,7 +200,7 @@ def _leaves(values: Mapping[str, object]) -> Iterator[tuple[str, object]]:
 
 
 def _item(data: bytes) -> tuple[list[str], object] | None:
-    """Return the nested keys and the value of a serialized item, or None if invalid."""
+    """Return the nested keys and value of a serialized item, or None."""
     path: list[str] = []
     value: object = None
     for number, content in fields(data):

@@ -124,7 +124,7 @@ _BULK = {
 
 
 async def _bulk(request: Request) -> Response:
-    """Change many runs (form fields `action` and `run`, and `key` and `value` of a tag).
+    """Change many runs (form fields: `action`, `run`; for a tag `key`, `value`).
 
     If some runs can't be changed, the response names them with the reasons. The other runs are changed.
     """

@@ -181,7 +181,7 @@ def pieces(request: Request, look: Look, look_s: float | None = None) -> EventSt
 
 
 def place_of(request: Request) -> str:
-    """Return the id of the last event that a reconnecting reader has received, or ""."""
+    """Return the id of the last event that a reconnecting reader has, or ""."""
     return request.headers.get("last-event-id") or request.query_params.get("place", "")
 
 
@@ -240,7 +240,7 @@ def refuse_unknown_fields(form: Iterable[str], known: Iterable[str]) -> None:
 
 
 def digits(text: str) -> int | None:
-    """Return a typed number, or None unless the text is 1 to 9 digits."""
+    """Return a typed number of 1 to 9 digits, else None."""
     # Not `isdigit`: int() refuses superscripts, and numbers of more than 4,300 digits.
     return int(text) if re.fullmatch("[0-9]{1,9}", text) else None
 

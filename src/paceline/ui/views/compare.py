@@ -72,7 +72,7 @@ class ChosenRuns:
     missing: tuple[str, ...]
 
     def names(self) -> list[str]:
-        """Return each run's display name, or its id."""
+        """Return the display name of each compared run, or its id."""
         return [tags_and_properties.read(folder.notes).name or folder.run_id for folder in self.folders]
 
 
@@ -224,7 +224,7 @@ def images(request: Request) -> Response:
 
 
 def report(request: Request) -> Response:
-    """Return the report of the runs, as a file to download. Query: `metric` (several), `anonymous=1`."""
+    """Return the report of the runs for download. Query: `metric` (several), `anonymous=1`."""
     given = request.query_params
     text = report_text(
         requested_runs(request).folders,

@@ -117,7 +117,7 @@ class ColumnHeading:
 
 @dataclass(frozen=True)
 class RunOverview:
-    """Facts about a workspace's runs for its lists. top: the unarchived runs without a parent."""
+    """Facts about all runs for lists. top: the unarchived runs without a parent."""
 
     entries: Sequence[RunFacts]
     top: list[RunFacts]
@@ -408,7 +408,7 @@ def _headings(query: RunQuery, link: Link) -> list[ColumnHeading]:
 
 
 def _linker(request: Request, query: RunQuery) -> Link:
-    """Return a function that returns the URL of this page with changed query parameters."""
+    """Return a function that returns this page's URL with changed query parameters."""
     dropped = ("page", "token", "place", "add")
     given = [(key, value) for key, value in request.query_params.multi_items() if key not in dropped and value]
 

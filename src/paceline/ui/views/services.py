@@ -111,7 +111,7 @@ def _load(request: Request) -> Response:
 
 
 async def _call(request: Request) -> Response:
-    """Send the form's `data` to the service, and return the service's response as text."""
+    """Send the form's `data` to the service, and return the response as text."""
     form = await form_of(request)
     service = Service(workspace_of(request), _folder(request).name)
     began = time.perf_counter()

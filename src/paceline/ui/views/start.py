@@ -173,7 +173,7 @@ def _submit_again(request: Request, folder: RunFolder, form: Mapping[str, str]) 
 
 
 def _changed_options(options: list[Parameter], form: Mapping[str, str]) -> dict[str, str | None]:
-    """Return name -> new value of the options that a form changes; None to remove."""
+    """Return a form's changed options as name -> value, or None to remove one."""
     found: dict[str, str | None] = {}
     for option in options:
         # A field is missing if the form is from an older version of the page, which lacked this option.
