@@ -43,6 +43,7 @@ FEATURES = {
     "members": (721, 3),
     "relay to W&B": (297, 1),
     "alerts on metrics": (89, 0),
+    "comments on runs": (113, 0),
 }
 CEILINGS = {
     "lines": 140_940 + sum(lines for lines, _ in FEATURES.values()),

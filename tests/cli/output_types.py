@@ -34,6 +34,7 @@ TYPES = {
     "top": "RunLoad",
     "stacks": "StacksJson",
     "profile": "ProfileJson",
+    "comment": "list[CommentJson]",
     "cancel": "list[CanceledRun]",
     "rm, rm --purge": "list[RemovedRun]",
     "restore": "list[DeletedRunJson] | list[str]",

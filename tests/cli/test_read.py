@@ -369,3 +369,23 @@ def test_list_points_at_the_wrong_place_of_a_query(cli: Cli) -> None:
 )
 def test_many_numbered_files_are_shown_as_one_pattern(names: list[str], shown: list[str]) -> None:
     assert [*_folded(names)] == shown
+
+
+def test_comments_are_added_printed_and_removed(cli: Cli) -> None:
+    cli.script("print('done')\n")
+    cli("run", "--name", "brave", "src/train.py")
+    assert cli("comment", "brave", "Too \x1b[2J fast?\nYes.").stdout.endswith(
+        " UTC\n    Too \\x1b[2J fast?\n    Yes.\n"
+    )
+    cli("comment", "brave", "Lower lr.")
+    first, second = cli.json("comment", "brave")
+    assert (first["text"], second["text"]) == ("Too \x1b[2J fast?\nYes.", "Lower lr.")
+    assert first["author"] == second["author"]
+    printed = cli("comment", "brave", "--remove", first["id"]).stdout
+    assert (
+        printed
+        == f"{second['id']}  {second['author']}  {second['time_utc'][:16].replace('T', ' ')} UTC\n    Lower lr.\n"
+    )
+    assert "there is no comment" in cli("comment", "brave", "--remove", first["id"], code=2).stderr
+    assert "a comment has 1 to 2000 characters" in cli("comment", "brave", "", code=2).stderr
+    assert "Give one of them" in cli("comment", "brave", "text", "--remove", second["id"], code=2).stderr

@@ -4,6 +4,7 @@ import pytest
 
 from paceline.errors import RunStateError, UserError
 from paceline.runs import tags_and_properties
+from paceline.system.files import append_line
 from tests.helpers import start_python
 
 
@@ -81,3 +82,50 @@ print(won)
     started = [start_python(code, path, name) for name in "ab"]
     assert sum(int(process.communicate()[0]) for process in started) == 50
     assert len(tags_and_properties.read(path).properties) == 50
+
+
+def test_comments_are_a_thread_of_authors_and_times(path, monkeypatch):
+    first = tags_and_properties.add_comment(path, "  Too fast?\r\nYes.\n")
+    monkeypatch.setattr(tags_and_properties, "user_name", lambda: "bob")
+    second = tags_and_properties.add_comment(path, "x" * 2000)
+    assert list(tags_and_properties.read(path).comments.values()) == [first, second]
+    assert (first.text, second.author) == ("Too fast?\nYes.", "bob")
+    assert first.time_utc.startswith("20")
+    tags_and_properties.remove_comment(path, first.id)
+    assert list(tags_and_properties.read(path).comments) == [second.id]
+    with pytest.raises(UserError, match=r"there is no comment .* `paceline comment RUN` prints the ids"):
+        tags_and_properties.remove_comment(path, first.id)
+
+
+@pytest.mark.parametrize("text", ["", " \n", "x" * 2001])
+def test_comment_has_1_to_2000_characters(path, text):
+    with pytest.raises(UserError, match="a comment has 1 to 2000 characters, got"):
+        tags_and_properties.add_comment(path, text)
+    assert not path.exists()
+
+
+def test_only_author_owner_and_admin_remove_a_comment(path, monkeypatch):
+    comment = tags_and_properties.add_comment(path, "mine")
+    with monkeypatch.context() as patch:
+        patch.setattr(tags_and_properties, "user_name", lambda: "bob")
+        patch.setattr("os.geteuid", lambda: 54321)
+        with pytest.raises(UserError, match=f"comment {comment.id} is of {comment.author}"):
+            tags_and_properties.remove_comment(path, comment.id)
+        tags_and_properties.remove_comment(path, comment.id, is_admin=True)
+    comment = tags_and_properties.add_comment(path, "mine")
+    monkeypatch.setattr("os.geteuid", lambda: 54321)
+    tags_and_properties.remove_comment(path, comment.id)
+    assert tags_and_properties.read(path).comments == {}
+
+
+def test_damaged_comments_are_left_out(path):
+    good = {"id": "a", "author": "n" * 300, "time_utc": "t" * 300, "text": "x" * 9000}
+    for line in (
+        {"comment": good},
+        {"comment": "text"},
+        {"comment": {**good, "id": 5}},
+        {"comment": {**good, "text": "2"}},
+    ):
+        append_line(path, line)
+    (found,) = tags_and_properties.read(path).comments.values()
+    assert (len(found.author), len(found.time_utc), len(found.text)) == (200, 30, 2000)

@@ -130,7 +130,7 @@ def test_read_only_server_has_no_forms_and_refuses_posts(place: Place) -> None:
     client = place.client(read_only=True)
     assert '<form method="post"' not in client.get(f"/runs/{folder.run_id}").text
     form = {"form_key": Token(place.path).form_key()}
-    for action in ("archive", "cancel", "delete", "notes", "rename", "rerun", "tag"):
+    for action in ("archive", "cancel", "comment", "delete", "notes", "rename", "rerun", "tag", "uncomment"):
         assert client.post(f"/runs/{folder.run_id}/{action}", data=form).status_code == 403
     for path in ("/actions", "/new"):
         assert client.post(path, data=form).status_code == 403
@@ -433,3 +433,34 @@ def test_notes_that_somebody_else_has_changed_meanwhile_stay(place: Place) -> No
     assert tags_and_properties.read(folder.notes).description == "mine"
     assert save("theirs", client.get(f"/runs/{folder.run_id}").text) == 303
     assert tags_and_properties.read(folder.notes).description == "theirs"
+
+
+def test_comments_are_plain_text_on_the_page(place: Place) -> None:
+    folder = place.run()
+    client, form = place.client(), {"form_key": key_of(place, folder)}
+    text = f"**no** markdown\r\n{HOSTILE} [x](javascript:alert(1)) \u202e"
+    assert (
+        client.post(f"/runs/{folder.run_id}/comment", data=form | {"text": text}, follow_redirects=False).status_code
+        == 303
+    )
+    (comment,) = tags_and_properties.read(folder.notes).comments.values()
+    page = client.get(f"/runs/{folder.run_id}").text
+    assert "<p>**no** markdown\n" in page
+    assert HOSTILE not in page
+    assert "\u202e" not in page
+    for wrong in ("", "x" * 2001):
+        assert client.post(f"/runs/{folder.run_id}/comment", data=form | {"text": wrong}).status_code == 409
+    assert client.post(f"/runs/{folder.run_id}/comment", data={"text": "no key"}).status_code == 403
+    client.post(f"/runs/{folder.run_id}/uncomment", data=form | {"comment": comment.id})
+    assert "markdown" not in client.get(f"/runs/{folder.run_id}").text
+    assert client.post(f"/runs/{folder.run_id}/uncomment", data=form | {"comment": comment.id}).status_code == 409
+
+
+def test_page_shows_the_last_100_comments(place: Place) -> None:
+    folder = place.run()
+    for number in range(103):
+        tags_and_properties.add_comment(folder.notes, f"comment {number:03}")
+    page = place.client().get(f"/runs/{folder.run_id}").text
+    assert "comment 102<" in page
+    assert "comment 002<" not in page
+    assert f"3 earlier: <code>paceline comment {folder.run_id}</code>" in page

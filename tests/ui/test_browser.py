@@ -665,13 +665,20 @@ def _deleted_meanwhile(session: Session, first: str) -> None:
 def _noted(session: Session, first: str) -> None:
     page = session.page
     page.click("summary:has-text('Add notes')")
-    page.fill("textarea[name=text]", f"**Best** so far {HOSTILE}\n\n- see [docs](https://example.org)")
+    page.fill("form[action$='/notes'] textarea", f"**Best** so far {HOSTILE}\n\n- see [docs](https://example.org)")
     page.click("button:has-text('Save notes')")
     page.wait_for_selector(".notes strong:has-text('Best')")
     assert page.get_attribute(".notes a", "rel") == "noreferrer noopener nofollow"
     assert "owned" not in page.title()
+    page.click("summary:has-text('Comment')")
+    page.fill("form[action$='/comment'] textarea", f"Too fast? {HOSTILE}\nYes.")
+    page.click("button:has-text('Add comment')")
+    page.wait_for_selector(".comment p:has-text('Too fast?')")
+    assert "owned" not in page.title()
     session.picture("notes")
     assert findings(session, "notes", _ALL) == []
+    page.click("[aria-label^='Remove the comment of']")
+    page.wait_for_selector(".comment", state="detached")
 
 
 def _started(session: Session, second: str) -> None:

@@ -478,3 +478,31 @@ def test_started_run_is_recorded_as_the_members(place: Place, file: Path, monkey
     assert visit(place, BOB).post("/actions", data=body).json()["done"] == [folder.run_id]
     assert names == [str(BOB)]
     assert user_name() != str(BOB)
+
+
+def test_comments_belong_to_their_authors(place: Place, file: Path) -> None:
+    folder = place.run(submitted_by=str(ANN))
+    clients = {uid: visit(place, uid) for uid in (ANN, BOB, VIC)}
+
+    def change(uid: int, verb: str, **fields: str) -> int:
+        address = f"/runs/{folder.run_id}/{verb}"
+        return int(clients[uid].post(address, data=form(place, uid, **fields), follow_redirects=False).status_code)
+
+    assert [change(uid, "comment", text=f"from {uid}") for uid in (ANN, BOB, VIC)] == [303, 303, 403]
+    of_ann, of_bob = tags_and_properties.read(folder.notes).comments.values()
+    assert [of_ann.author, of_bob.author] == [str(ANN), str(BOB)]
+    pages = {uid: clients[uid].get(f"/runs/{folder.run_id}", headers=PAGE).text for uid in clients}
+    assert all(f"from {uid}" in page for page in pages.values() for uid in (ANN, BOB))
+    assert [pages[uid].count("Remove the comment of") for uid in (ANN, BOB, VIC)] == [2, 1, 0]
+    assert [change(uid, "uncomment", comment=of_ann.id) for uid in (BOB, VIC)] == [403, 403]
+    assert len(tags_and_properties.read(folder.notes).comments) == 2
+    assert change(BOB, "uncomment", comment=of_bob.id) == 303
+    change(BOB, "comment", text="again")
+    *_, again = tags_and_properties.read(folder.notes).comments
+    assert change(ANN, "uncomment", comment=again) == 303
+    assert [*tags_and_properties.read(folder.notes).comments] == [of_ann.id]
+    verbs = [(line["member"], line["verb"]) for line in lines(place)]
+    assert verbs == [
+        (str(uid), verb)
+        for uid, verb in ((ANN, "comment"), (BOB, "comment"), (BOB, "uncomment"), (BOB, "comment"), (ANN, "uncomment"))
+    ]

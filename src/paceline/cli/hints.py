@@ -88,7 +88,7 @@ _VERBS = {
     **dict.fromkeys(("rm", "delete", "remove", "del"), "paceline rm RUN"),
     **dict.fromkeys(("undelete", "recover", "trash"), "paceline restore RUN"),
     **dict.fromkeys(("unarchive", "hide"), "paceline archive RUN"),
-    **dict.fromkeys(("notes", "comment", "annotate"), "paceline note RUN TEXT"),
+    **dict.fromkeys(("notes", "annotate"), "paceline note RUN TEXT"),
     **dict.fromkeys(("launch", "start", "train", "torchrun", "mpirun", "srun", "execute"), "paceline run SCRIPT"),
     **dict.fromkeys(("sbatch", "queue_up"), "paceline submit SCRIPT"),
     **dict.fromkeys(("tail", "attach", "follow", "watch"), "paceline logs -f RUN"),

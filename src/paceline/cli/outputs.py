@@ -154,6 +154,7 @@ DeletedRunJson = TypedDict(
         "with_run": str,
     },
 )
+CommentJson = TypedDict("CommentJson", {"id": str, "author": str, "time_utc": str, "text": str})
 CanceledRun = TypedDict("CanceledRun", {"run_id": str, "status": str})
 #: The bytes that a worker needs for model and optimizer, and the free bytes under a memory limit.
 NeededMemory = TypedDict("NeededMemory", {"needed_bytes": int, "free_bytes": int, "limit": str})

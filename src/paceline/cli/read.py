@@ -1,4 +1,4 @@
-"""status, list, show, rename, note, tag, archive: runs, their states and notes."""
+"""status, list, show, rename, note, comment, tag, archive: runs, their states and notes."""
 
 from __future__ import annotations
 
@@ -317,6 +317,30 @@ def note(*, run_id: str | None, text: str | None) -> None:
         print(visible(tags_and_properties.read(folder.notes).description or "", lines=True))
         return
     tags_and_properties.set_name(folder.notes, "description", sys.stdin.read() if text == "-" else text)
+
+
+@takes(
+    LATEST_RUN,
+    VerbOption("text", "The text of a new comment. Default: print all comments.", "[TEXT]"),
+    VerbOption("--remove", "Remove the comment with this id.", "ID"),
+    JSON,
+)
+def comment(*, run_id: str | None, text: str | None, remove: str | None, as_json: bool) -> None:
+    """Comment on a run, or print its comments."""
+    if text is not None and remove is not None:
+        raise UserError("TEXT adds a comment, and --remove removes one. Give one of them.")
+    folder = folder_of(run_id)
+    if remove is not None:
+        tags_and_properties.remove_comment(folder.notes, remove)
+    if text is not None:
+        tags_and_properties.add_comment(folder.notes, text)
+    comments = [*tags_and_properties.read(folder.notes).comments.values()]
+    if as_json:
+        print_json([asdict(comment) for comment in comments])
+        return
+    for comment in comments:
+        print(visible(f"{comment.id}  {comment.author}  {comment.time_utc[:16].replace('T', ' ')} UTC"))
+        print("".join(f"    {line}\n" for line in visible(comment.text, lines=True).splitlines()), end="")
 
 
 @takes(

@@ -120,6 +120,7 @@ EXAMPLES = {
     "azureml uninstall": "paceline azureml uninstall",
     "rename": "paceline rename brave-otter-12 baseline",
     "note": "paceline note brave-otter-12 'Diverges with **fp16**.'",
+    "comment": "paceline comment brave-otter-12 'The learning rate is too high.'",
     "tag": "paceline tag brave-otter-12 best epochs=3",
     "archive": "paceline archive brave-otter-12",
     "rm": "paceline rm brave-otter-12",

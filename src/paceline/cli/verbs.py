@@ -92,6 +92,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "azureml": ("azureml", "Check which parts of a program for the Azure ML SDK run here."),
     "rename": ("read.rename", "Give a run another display name."),
     "note": ("read.note", "Write notes on a run in Markdown, or print them."),
+    "comment": ("read.comment", "Comment on a run, or print its comments."),
     "tag": ("read.tag", "Set or remove tags of a run, and print its tags."),
     "archive": ("read.archive", "Leave runs out of lists."),
     "rm": ("remove.rm", "Move ended runs to the trash, which keeps them for 7 days."),

@@ -169,6 +169,27 @@ class HasNotes(ABC):
     def is_archived(self, is_archived: bool) -> None:
         tags_and_properties.set_archived(self.folder.notes, bool(is_archived))
 
+    @property
+    def comments(self) -> tuple[tags_and_properties.Comment, ...]:
+        """The comments of users, oldest first. The live page shows them too."""
+        return tuple(self._notes().comments.values())
+
+    def comment(self, text: str) -> tags_and_properties.Comment:
+        """Add a comment of the current user, a plain text.
+
+        Raises:
+            UserError: The text is empty or too long.
+        """
+        return tags_and_properties.add_comment(self.folder.notes, text)
+
+    def remove_comment(self, comment_id: str) -> None:
+        """Remove a comment. Its author and the owner of the run may do so.
+
+        Raises:
+            UserError: There is no such comment, or another user wrote it.
+        """
+        tags_and_properties.remove_comment(self.folder.notes, comment_id)
+
     def tag(self, key: str, value: object = None) -> None:
         """Set a tag. A value of any type becomes a string and replaces an earlier one.
 

@@ -1,31 +1,47 @@
-"""Tags, properties, display name and description, which any process may add to a run.
+"""Tags, properties, display name, description and comments, which any process may add to a run.
 
 They are in a file of their own, to which any process may append lines. The last line of a key counts.
 """
 
 from __future__ import annotations
 
+import os
+import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from paceline.errors import RunStateError, UserError
+from paceline.runs.record import user_name, utc_now
 from paceline.system import locks
 from paceline.system.files import append_line, json_lines
 
 #: Seconds to wait for the lock on properties; processes hold it for milliseconds.
 _PATIENCE_S = 30.0
+#: Most characters of a comment, and of its author's name.
+LONGEST_COMMENT, _LONGEST_AUTHOR = 2_000, 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comment:
+    """A comment on a run: a short text of one author."""
+
+    id: str
+    author: str
+    time_utc: str
+    text: str
 
 
 @dataclass
 class Notes:
-    """A run's tags, properties, name and description.
+    """A run's tags, properties, name, description and comments.
 
     Attributes:
         drawn_name: The readable name given at submission (`paceline.runs.ids`).
         display_name: A name that a user or the script's tracker set later.
         description: Notes of people, in Markdown.
         is_archived: Whether lists leave the run out.
+        comments: Comments by id, oldest first.
     """
 
     tags: dict[str, str | None] = field(default_factory=dict)
@@ -34,6 +50,7 @@ class Notes:
     display_name: str | None = None
     description: str | None = None
     is_archived: bool = False
+    comments: dict[str, Comment] = field(default_factory=dict)
 
     @property
     def name(self) -> str | None:
@@ -60,6 +77,11 @@ def read(path: Path) -> Notes:
                 notes.description = text
             case {"archived": bool(is_archived)}:
                 notes.is_archived = is_archived
+            case {"comment": {"id": str(key), "author": str(author), "time_utc": str(time_utc), "text": str(text)}}:
+                author, text = author[:_LONGEST_AUTHOR], text[:LONGEST_COMMENT]
+                notes.comments.setdefault(key, Comment(id=key, author=author, time_utc=time_utc[:30], text=text))
+            case {"uncomment": str(key)}:
+                notes.comments.pop(key, None)
     return notes
 
 
@@ -113,6 +135,37 @@ def set_name(path: Path, field_name: str, text: str) -> None:
 
 def set_archived(path: Path, is_archived: bool) -> None:
     append_line(path, {"archived": is_archived})
+
+
+def add_comment(path: Path, text: str) -> Comment:
+    """Add a comment of the current user.
+
+    Raises:
+        UserError: The text is empty or too long.
+    """
+    # Browsers send the line breaks of a text field as CR LF.
+    text = str(text).replace("\r\n", "\n").strip()
+    if not 0 < len(text) <= LONGEST_COMMENT:
+        raise UserError(f"a comment has 1 to {LONGEST_COMMENT} characters, got {len(text)}. Longer texts are notes.")
+    comment = Comment(id=secrets.token_hex(4), author=user_name(), time_utc=utc_now(), text=text)
+    append_line(path, {"comment": asdict(comment)})
+    return comment
+
+
+def remove_comment(path: Path, comment_id: str, *, is_admin: bool = False) -> None:
+    """Remove a comment.
+
+    is_admin: Whether the user may remove comments of others, as the owner of the run's folder may.
+
+    Raises:
+        UserError: There is no such comment, or it belongs to another user.
+    """
+    found = read(path).comments.get(comment_id)
+    if found is None:
+        raise UserError(f"there is no comment {comment_id[:80]!r}. `paceline comment RUN` prints the ids.")
+    if not is_admin and found.author != user_name() and os.stat(path.parent).st_uid != os.geteuid():
+        raise UserError(f"comment {comment_id} is of {found.author}. Its author and the owner of the run remove it.")
+    append_line(path, {"uncomment": comment_id})
 
 
 def _check_key(what: str, key: object) -> None:

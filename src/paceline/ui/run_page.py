@@ -33,7 +33,7 @@ FIRST = 24
 LISTED = 300
 _REPORT_CHARS = 20_000
 #: Maximum number of tags and properties that a page shows, and of characters of each.
-_MOST_TAGS, _MOST_PROPERTIES, _LONGEST = 200, 2_000, 2_000
+_MOST_TAGS, _MOST_PROPERTIES, _LONGEST, _MOST_COMMENTS = 200, 2_000, 2_000, 100
 
 
 class RunHead(TypedDict):
@@ -61,6 +61,8 @@ class RunHead(TypedDict):
     description: str | None
     #: Stamp of the notes that the form shows, so that it can't overwrite notes that somebody else has changed since.
     description_stamp: str
+    comments: list[tags_and_properties.Comment]
+    more_comments: int
     is_archived: bool
     can_cancel: bool
     can_rerun: bool
@@ -167,6 +169,8 @@ def head(folder: RunFolder) -> RunHead:
         "more_properties": max(0, len(notes.properties) - _MOST_PROPERTIES),
         "description": notes.description,
         "description_stamp": text_stamp(notes.description),
+        "comments": [*notes.comments.values()][-_MOST_COMMENTS:],
+        "more_comments": max(0, len(notes.comments) - _MOST_COMMENTS),
         "is_archived": notes.is_archived,
         "can_cancel": not record.is_terminal and record.status not in (states.CANCEL_REQUESTED, states.FINALIZING),
         "can_rerun": None not in (record.job, record.snapshot_id) and record.sweep is None and record.pipeline is None,

@@ -19,7 +19,7 @@ from starlette.routing import compile_path
 from starlette.types import Scope
 
 from paceline.errors import FileNameError, RunNotFoundError, UserError
-from paceline.runs import store
+from paceline.runs import store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import check_run_id, is_run_id
 from paceline.runs.record import RunRecord, login_name
@@ -37,6 +37,8 @@ WRITES = {
     },
     # These start a new run. `permit` and `permit_runs` also check the forms of `/views` and `/actions`.
     **{f"/runs/{{run_id}}/{verb}": OWN for verb in ("again", "rerun")},
+    # Comments belong to their authors, not to the run. `permit` checks the author.
+    **{f"/runs/{{run_id}}/{verb}": OWN for verb in ("comment", "uncomment")},
     **dict.fromkeys(("/new", "/actions", "/views", "/services/{name}/call"), OWN),
 }
 _RULES = [(compile_path(path)[0], rule) for path, rule in WRITES.items()]
@@ -229,6 +231,10 @@ def permit(request: Request, form: Mapping[str, str], folder: RunFolder | None) 
     if folder is not None:
         if rule_of(path) == MINE and not may_change(request, folder):
             raise HTTPException(403, _not_own(visitor, folder.run_id))
+        if path.endswith("/uncomment") and visitor.role != ADMIN:
+            found = tags_and_properties.read(folder.notes).comments.get(form.get("comment", ""))
+            if found is not None and found.author != visitor.name:
+                raise HTTPException(403, f"This is not a comment of {visitor.name}. Ask its author, or an admin.")
         # Later parts of the view must not find another run by a beginning of an id.
         request.path_params["run_id"] = folder.run_id
     part, _, verb = path.rpartition("/")

@@ -1,4 +1,4 @@
-"""Changes of runs from the page: cancel, tag, rename, note, archive, delete and restore."""
+"""Changes of runs from the page: cancel, tag, rename, note, comment, archive, delete and restore."""
 
 from __future__ import annotations
 
@@ -35,6 +35,11 @@ def routes() -> list[Route]:
         "tag": _tag,
         "rename": _rename,
         "notes": _notes,
+        "comment": lambda folder, form: tags_and_properties.add_comment(folder.notes, form.get("text", "")),
+        # `permit` has checked that the member wrote the comment, or is an admin.
+        "uncomment": lambda folder, form: tags_and_properties.remove_comment(
+            folder.notes, form.get("comment", ""), is_admin=True
+        ),
         "archive": lambda folder, form: tags_and_properties.set_archived(folder.notes, "undo" not in form),
         "delete": lambda folder, form: trash.delete(folder.path.parent, [folder]),
     }
