@@ -175,7 +175,10 @@ class HasNotes(ABC):
         return tuple(self._notes().comments.values())
 
     def comment(self, text: str) -> tags_and_properties.Comment:
-        """Add a comment of the current user, a plain text.
+        """Add a comment of the current user.
+
+        Args:
+            text: Plain text of at most 2,000 characters.
 
         Raises:
             UserError: The text is empty or too long.
@@ -184,6 +187,9 @@ class HasNotes(ABC):
 
     def remove_comment(self, comment_id: str) -> None:
         """Remove a comment. Its author and the owner of the run may do so.
+
+        Args:
+            comment_id: The `id` of a comment in `comments`.
 
         Raises:
             UserError: There is no such comment, or another user wrote it.
