@@ -210,7 +210,7 @@ class _Copy:
         )
 
     def flush(self) -> None:
-        """Store the temporary copies, and remove them."""
+        """Store the temporary copies in the datastore, and remove them."""
         self._blobs.put(sorted(self._copies.items()))
         self.stored += len(self._copies)
         self.stored_bytes += self._copied_bytes

@@ -63,7 +63,7 @@ Span = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Goodput:
-    """The use that a run has made of its cores and GPUs.
+    """The core- and GPU-seconds of a run, by what the run did in them.
 
     Attributes:
         run_id: The run's id.
@@ -143,7 +143,7 @@ class _Sums:
 
 
 def goodput(folder: RunFolder, record: RunRecord) -> Goodput:
-    """Return the use that a run has made of its cores and GPUs.
+    """Return a run's core- and GPU-seconds, by what the run did in them.
 
     Times for which the run's files are damaged count as unknown.
     """

@@ -109,13 +109,13 @@ class LoadWatch:
         self._next = max(self._next, time.monotonic() + 10 * (time.monotonic() - now))
 
     def pace(self) -> RunPace:
-        """Return how the ranks have spent the attempt's time, and the clear straggler."""
+        """Return how the ranks have spent the attempt's time, and who is the straggler."""
         from paceline.observe.stragglers import pace_of
 
         return self._placed(pace_of(self._windows, self._names))
 
     def end_text(self) -> str | None:
-        """Return a sentence on a straggler that cost much time, or None."""
+        """Return a sentence on a straggler that cost the run much time, or None."""
         return self.pace().end_text if self._windows else None
 
     def note_place(self, ranks: tuple[int, ...], place: str, share: float) -> None:

@@ -98,11 +98,11 @@ class Occurrences:
         os.replace(self._open.path(occurrence.key), self._done.path(occurrence.key))
 
     def open(self) -> list[Occurrence]:
-        """Return open occurrences, oldest first."""
+        """Return the occurrences that are not over, oldest first."""
         return _read(self._open, self._open.names())
 
     def latest(self, count: int) -> list[Occurrence]:
-        """Return the last occurrences, newest first."""
+        """Return up to `count` occurrences, newest first."""
         found = [*_read(self._done, self._done.names()), *self.open()]
         return sorted(found, key=_age, reverse=True)[:count]
 

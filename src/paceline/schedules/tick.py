@@ -39,7 +39,7 @@ _PATIENCE_S = 3600.0
 def tick(workspace_dir: Path, start: Start, now: dt.datetime | None = None) -> list[str]:
     """Start the due runs of this user. Return error messages of schedules that failed.
 
-    Return [] at once if another process is already doing this.
+    Return [] at once if another process already checks the schedules.
     """
     schedules = Schedules(workspace_dir)
     if not schedules.lock_path.parent.is_dir() or (fd := locks.take(schedules.lock_path)) is None:
@@ -211,7 +211,7 @@ class _Look:
             self.kept.finish(occurrence)
 
     def _waiting(self) -> list[Occurrence]:
-        """Return the waiting occurrences. Skip all waiting times but the latest."""
+        """Return the waiting occurrences. Of waiting times, keep only the latest."""
         waiting = [one for one in self.kept.open() if one.status == occurrences.WAITING]
         times_now = [one for one in waiting if one.kind == occurrences.TIME and one.run_id is None]
         # A run that takes longer than the interval would never catch up with all of its times.

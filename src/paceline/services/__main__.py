@@ -115,7 +115,7 @@ class Guardian:
         return True
 
     def _listener(self) -> socket.socket | None:
-        """Return the listening socket, or None if the service failed or should stop."""
+        """Return the service's listening socket; None if the service failed or must stop."""
         is_noted = False
         while True:
             record = store.stored(self.folder)

@@ -73,7 +73,7 @@ class ConnectionRelay:
 
     @property
     def open(self) -> int:
-        """The number of open connections."""
+        """The number of client connections that are open now."""
         return len(self._tasks)
 
     def close(self) -> None:

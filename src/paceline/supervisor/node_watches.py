@@ -48,7 +48,7 @@ class ResizeWatch:
         self.requested = 0
 
     def look(self) -> None:
-        """Ask the workers to end if more nodes are available and `not_before_s` has passed."""
+        """Ask the workers to end if more nodes are available, once `not_before_s` is over."""
         now = time.monotonic()
         if self.requested or len(self._launch.nodes) >= self._most or now < self._next:
             return
@@ -76,7 +76,7 @@ class ResizeWatch:
 
 
 class DiskWatch:
-    """A watch on the disks of some folders. `warn` gets a text for each nearly full disk."""
+    """A watch on the nodes' disks at `paths`. `warn` gets a text for each nearly full disk."""
 
     def __init__(self, nodes: Any, paths: Sequence[str], warn: Callable[[str], None]) -> None:
         self._ask = getattr(nodes, "disks", None)

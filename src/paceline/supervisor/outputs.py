@@ -49,7 +49,7 @@ def _note_not_fetched(run: Supervision, text: str) -> None:
 
 
 def settle_links(run: Supervision, outcome: Outcome) -> None:
-    """Replace links that the workers left by their files, and log excluded files.
+    """Replace the workers' links by the linked files, and log excluded files.
 
     Do nothing if another attempt continues in the working directory.
     """

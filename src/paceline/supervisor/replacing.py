@@ -23,7 +23,7 @@ from paceline.targets import Nodes
 
 
 class Replacing:
-    """The replacement of lost workers in one attempt.
+    """A starter of replacements for lost workers in one attempt.
 
     shells: The environment of each node, to which a command adds its variables.
     left: How many replacements `max_restarts` still allows.

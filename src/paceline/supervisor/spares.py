@@ -23,7 +23,7 @@ _AFTER_S = 0.5
 
 
 class WarmSpares:
-    """The warm spares on the nodes of one run, for all its attempts."""
+    """The idle processes of one run from which its attempts fork workers."""
 
     def __init__(self) -> None:
         self._nodes: Nodes | None = None
@@ -36,7 +36,7 @@ class WarmSpares:
         self._at_s = 0.0
 
     def begin(self, launch: Launch, nodes: Nodes, shells: Sequence[Mapping[str, str]]) -> None:
-        """Prepare for the nodes of a new attempt. Spares that run on these nodes stay."""
+        """Prepare for a new attempt. Spares that already run on its nodes stay."""
         if nodes is not self._nodes:
             self._nodes, self._pids, self._begun, self._told = nodes, {}, {}, {}
         self._shells, self._at_s = shells, 0.0

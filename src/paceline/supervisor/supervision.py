@@ -34,11 +34,10 @@ _ASK_S = 1.0
 
 @dataclass
 class Outcome:
-    """The end of an attempt.
+    """The outcome of an attempt.
 
-    stopped: The reason to end it that came from outside, such as "cancel", "time_limit" or "preempted"; None without
-        one.
-    stalled: A sentence on the collectives that its ranks waited for, or None.
+    stopped: Why a user, an engine or a limit ended the attempt, such as "cancel", "time_limit" or "preempted", or None.
+    stalled: A sentence on the collectives that the ranks waited for at the end, or None.
     lost: Number of lost nodes.
     whole: With `on_failure="replace"`, the reason why lost workers were not replaced, so that all workers start again.
     resized: Whether the workers ended at a checkpoint to continue with more nodes.

@@ -19,7 +19,7 @@ _BACKENDS = pytest.mark.parametrize("backend", ["gloo", "mpi"])
 
 
 class EndingChecks:
-    """Checks that a run ended from outside leaves nothing behind, soon after the grace period."""
+    """Checks that a canceled or timed-out run soon leaves nothing behind."""
 
     @WAYS
     def test_a_run_is_canceled_while_it_runs(self, bench: Bench, backend: str | None) -> None:

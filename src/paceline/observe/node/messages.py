@@ -6,7 +6,7 @@ from typing import TypedDict
 
 
 class Frame(TypedDict):
-    """A frame of a stack."""
+    """A function call in a stack."""
 
     file: str
     line: int
@@ -22,7 +22,7 @@ class Thread(TypedDict):
 
 
 class Collective(TypedDict):
-    """An open collective; the fields are those of `paceline.system.collective_state.BoardEntry`."""
+    """A collective that has not completed, with the fields of `paceline.system.collective_state.BoardEntry`."""
 
     channel: str
     kind: str

@@ -48,7 +48,7 @@ def used_gpus(gpus: "Sequence[str]", own: "Collection[int]") -> "dict[str, str]"
 
 
 def used_cores(own: "Collection[int]") -> "dict[int, tuple[float, str]]":
-    """Return {pid: (number of cores, text)} of other processes that use cores for some time."""
+    """Return {pid: (number of cores, owner and name)} of other busy processes."""
     found = {}  # type: dict[int, tuple[float, str]]
     if not os.path.exists("/proc/uptime"):
         return found

@@ -135,7 +135,7 @@ def files_of(package: str) -> "Iterator[str]":
 
 
 def digest(package: str) -> "Optional[str]":  # noqa: UP045
-    """Return a hash of the names and contents of a package's files, or None."""
+    """Return a hash of the names and contents of a package's files; None if unreadable."""
     if not os.path.isdir(package):
         return None
     import hashlib  # imported here because it loads OpenSSL, which few agents need

@@ -37,7 +37,7 @@ class Commands:
         self.spares: set[int] = set()
 
     def start(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None, log: str, tag: str) -> int:
-        """Start a command whose output the kernel appends to the file `log`. Return its pid."""
+        """Start a command that appends its output to the file `log`. Return its pid."""
         file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             pid = _spawn(argv, env, cwd, subprocess.DEVNULL, file, file)
@@ -57,11 +57,11 @@ class Commands:
         log: str,
         tag: str,
     ) -> tuple[int, str]:
-        """Start a worker or a warm spare. With `spare`, fork the worker from that spare.
+        """Start a worker, or a warm spare: an idle process that forks the next attempt's worker.
 
         Returns:
-            The pid, and "". If the spare could not fork, the worker is started cold, and the second value is the
-            reason.
+            The pid, and "". If the spare with the socket `spare` could not fork the worker, a new process is started,
+            and the second value is the reason.
         """
         if not spare:
             pid = self.start(argv, env=env, cwd=cwd, log=log, tag=tag)

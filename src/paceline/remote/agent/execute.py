@@ -47,7 +47,7 @@ _AHEAD_BYTES = 8 << 20
 
 
 class CommandFiles:
-    """The files through which one command is controlled."""
+    """The files through which a client controls one command of `paceline exec`."""
 
     def __init__(self, folder: str, output: str) -> None:
         # Check the folder again: a member of its group could have replaced it since the supervisor's check.
@@ -174,7 +174,7 @@ class _Reader(threading.Thread):
                     self._count += len(data)
 
     def drain(self) -> None:
-        """Wait until the output in the pipe is forwarded, within limits.
+        """Wait for some time until the output in the pipe is forwarded.
 
         A process that outlives the command may keep the pipe open or write without end.
         """

@@ -12,7 +12,7 @@ from paceline.remote.wire import Frame, Header
 
 
 class Pending:
-    """A request that may still get an answer."""
+    """A request to an agent, whose answer may not have arrived yet."""
 
     def __init__(self, number: int, in_order: bool) -> None:
         self.number = number

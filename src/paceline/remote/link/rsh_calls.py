@@ -40,7 +40,7 @@ def make_remote_shell(link: Link, scratch: str, socket: str, python: str) -> tup
 
 
 class _Call:
-    """A command that one node has requested to run on another."""
+    """A command that a program on one node runs on another node."""
 
     def __init__(self, asking: Link, number: int) -> None:
         self.asking, self.number = asking, number

@@ -242,7 +242,7 @@ def stamp_of(path: str) -> "Stamp | None":
 
 
 def next_data(fd: int, offset: int, size: int) -> int:
-    """Return the offset of the first byte from `offset` on outside of holes."""
+    """Return the offset of a sparse file's next data, from `offset` on."""
     try:
         return min(os.lseek(fd, offset, os.SEEK_DATA), size)
     except OSError as error:

@@ -82,7 +82,7 @@ def of_environment(
 
 
 def merged(model: PackageVersions, server: PackageVersions) -> PackageVersions:
-    """Return the packages of model and server. The model's version of a package counts."""
+    """Return the packages of model and server. The model's versions take precedence."""
     own = {_name(line) for line in (*model.requirements, *model.constraints)}
     requirements = [*model.requirements]
     taken = {_name(line) for line in requirements}

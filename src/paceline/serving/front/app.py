@@ -111,7 +111,7 @@ class App:
                 self._operations[f"{base}/infer"] = wire.INFER
 
     def bases(self) -> list[str]:
-        """Return the base paths of the served models in the Open Inference Protocol."""
+        """Return the models' URL paths of the Open Inference Protocol, "/v2/models/NAME"."""
         paths = [(f"/v2/models/{model.name}", model.version) for model in (self._config.models if self._config else ())]
         return [base for path, version in paths for base in (path, f"{path}/versions/{version}")]
 
@@ -209,7 +209,7 @@ class App:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether a model has ever been ready."""
+        """Whether a model has been loaded since the server's start."""
         return self._config is not None
 
     async def _body(self, receive: Receive, given: dict[bytes, bytes]) -> bytes:

@@ -105,7 +105,7 @@ class Pool:
 
     @property
     def ready(self) -> ModelProcess | None:
-        """A model process that is ready, or None."""
+        """A model process that is ready for requests, or None."""
         return next((each for each in self.processes if each.state == process.READY), None)
 
     # Requests
@@ -175,7 +175,7 @@ class Pool:
         return generation
 
     def switch(self) -> None:
-        """Make the next generation the present one. The old processes end after their requests."""
+        """Let the next generation serve. The present processes end after their requests."""
         assert self.current is not None
         assert self.next is not None
         old, self.current, self.next = self.current, self.next, None
@@ -191,7 +191,7 @@ class Pool:
             each.kill("given up")
 
     def adjust(self, config: ServerConfig) -> None:
-        """Apply a changed configuration with the same model to the present processes."""
+        """Apply changed limits and number of processes to the present generation."""
         assert self.current is not None
         generation = self.current
         generation.config = config

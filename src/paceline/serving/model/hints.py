@@ -36,7 +36,7 @@ _DICTS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 
 
 class Hint(NamedTuple):
-    """The conversion that belongs to a type hint.
+    """A conversion from JSON to values of a type hint.
 
     read: Converts a JSON value, or raises InputError with the value's location.
     schema: A JSON Schema of the values.

@@ -62,8 +62,7 @@ class WorkerEnd:
     ended_at: Unix time of the process's end.
     stopped: Whether Paceline ended the worker.
     stack: The worker's calls when a signal such as SIGSEGV ended it.
-    printed: Exception line and traceback at the end of the log. Programs that are not Python scripts write no error
-        file.
+    printed: Exception line and traceback at the end of the log, for programs that write no error file.
     """
 
     rank: int
