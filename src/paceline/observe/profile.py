@@ -56,7 +56,7 @@ class RunProfile:
 
     @property
     def ranks(self) -> dict[int, WorkerFacts]:
-        """Profile by rank: by, rate, frames, stacks (docs/when-it-is-slow.md), or the reason `silent`."""
+        """Rank -> its profile with "by", "rate", "frames" and "stacks", or the reason "silent"."""
         return {int(rank): found for rank, found in self.told["ranks"].items()}
 
     def functions(self, *, below: bool = False, limit: int = SHOWN) -> list[FunctionTime]:

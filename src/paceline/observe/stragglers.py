@@ -195,7 +195,7 @@ def pace_of(windows: Sequence[Mapping[int, Counted]], nodes: Mapping[int, str], 
 
 
 def straggler_of(windows: Sequence[Mapping[int, Counted]], nodes: Mapping[int, str]) -> Straggler | None:
-    """Return the ranks that make the others wait in these windows, or None."""
+    """Return the ranks that make the others wait in these periods, or None."""
     if len(windows) < WINDOWS or len(windows[0]) < 2:
         return None
     total = _summed(windows)
@@ -267,7 +267,7 @@ def _straggler(
 
 
 def _own(window: Mapping[int, Counted]) -> dict[int, float]:
-    """Return each rank's own time in the window, corrected to an equal number of steps."""
+    """Return each rank's seconds without waiting for others, for equally many steps."""
     steps = [one.steps for one in window.values()]
     if max(steps) - min(steps) <= 1:
         return {rank: max(0.0, one.passed_s - one.others_s) for rank, one in window.items()}

@@ -42,7 +42,7 @@ class Tree:
     """The result of a scan. Paths are relative to the source, with `/`.
 
     Attributes:
-        files: Path -> stamp of the file.
+        files: Path -> stamp of the file: its size, times, inode and mode.
         links: Path -> target of the link.
         directories: All folders, including empty ones.
         hashes: Path -> hash of a file that is unchanged since the last scan.

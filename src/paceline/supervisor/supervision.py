@@ -59,7 +59,7 @@ class Supervision:
     reason: Why the next attempt starts, such as "restart after node_lost".
     nodes, seen, prepared: The nodes that the run holds now, the run's paths on them, and their environments.
     held: Locks on an environment and on views of the data, until the run's end.
-    left_out: {"name", "why"} of files that outputs exclude.
+    left_out: Files that the outputs exclude, each as {"name", "why"}.
     """
 
     def __init__(self, folder: RunFolder) -> None:

@@ -21,7 +21,7 @@ class Gpu(NamedTuple):
 
     percent: Share of time in which a kernel ran.
     memory, total: Used and installed memory in bytes.
-    processes: Pid -> bytes.
+    processes: Pid -> its GPU memory in bytes.
     """
 
     number: int

@@ -113,7 +113,7 @@ class Mirror(threading.Thread):
             self.step()
 
     def step(self) -> None:
-        """Send new log lines, frames of `tell` and a piece of a large file."""
+        """Send new log lines, the frames given to `tell`, and a piece of a large file."""
         with self._changed:
             jobs = list(self._jobs)
             self._jobs.clear()

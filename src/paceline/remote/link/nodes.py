@@ -208,7 +208,7 @@ class AgentNodes:
             return link.lost is None  # the node is slow, but the signal may still arrive
 
     def signal_all(self, pids: Mapping[int, Sequence[int]], numbers: Sequence[int]) -> None:
-        """Send signals to processes, given as {node rank: pids}, one frame to each node."""
+        """Send signals to processes, given as {node rank: pids}."""
         run_id = self._folder.run_id if self._folder else ""
         for rank, mine in pids.items():
             left = [pid for pid in mine if (rank, pid) not in self._over]

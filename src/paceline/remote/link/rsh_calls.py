@@ -21,8 +21,8 @@ _ENDING_S = 2.0
 def make_remote_shell(link: Link, scratch: str, socket: str, python: str) -> tuple[str, ...]:
     """Install a remote shell on a node, and return its command line.
 
-    It is called with the words `HOST COMMAND...`. Its path must not have a space, since the MPI launcher PRRTE does not
-    support quotes.
+    mpirun adds the words `HOST COMMAND...`. Paths in the command line must have no space, since mpirun's launcher PRRTE
+    does not support quotes.
 
     scratch: The folder on the node for the shell.
     socket: Path of the agent's socket on the node.

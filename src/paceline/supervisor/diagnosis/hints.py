@@ -252,7 +252,7 @@ def missing_text(
     exception: The exception's last line.
     at: The run's working directory, and the folder on the submitting machine from which it was copied.
     not_copied: Files of the original folder that were not copied.
-    is_shared: Whether the nodes have the user's own folders, to which the copy links.
+    is_shared: Whether the nodes see the user's own folders, so that the run has links to files that were not copied.
     """
     file, module = _FILE.search(exception), _MODULE.search(exception)
     if file is not None:
