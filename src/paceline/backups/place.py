@@ -205,6 +205,6 @@ class Backups:
 
 
 def _start_of(pid: int) -> str | None:
-    """Return a process's start time, which tells it from later processes with its pid, or None."""
+    """Return a process's start time, unequal for a later process with this pid, or None."""
     fields = processes.stat_of(pid)
     return fields[_STARTTIME] if fields else None

@@ -39,7 +39,7 @@ class RunStacks:
 
     @property
     def places(self) -> list[str]:
-        """Sentences on the lines of code that ranks run, and which ranks."""
+        """Sentences that say which line of code each rank runs."""
         found: dict[str, list[int]] = {}
         for rank in self.ranks:
             found.setdefault(wait_graph.stands(rank, self.told), []).append(rank)
@@ -55,7 +55,7 @@ class RunStacks:
 
     @property
     def ranks(self) -> dict[int, WorkerFacts]:
-        """Facts by rank: pid, state, threads, children, open collectives (docs/when-it-hangs.md)."""
+        """Rank -> facts such as "pid", "state" and "threads" (docs/when-it-hangs.md)."""
         return {int(rank): found for rank, found in self.told["ranks"].items()}
 
     def to_json(self) -> dict[str, object]:

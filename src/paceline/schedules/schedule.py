@@ -110,7 +110,7 @@ def since(schedule: Schedule, occurrences: Occurrences) -> dt.datetime:
 
 
 def time_occurrence(due: times.Due, now: dt.datetime, *, late_s: float) -> Occurrence:
-    """Return an occurrence for the latest due time, which also counts the earlier ones."""
+    """Return an occurrence for the latest due time, with the number of missed times."""
     earlier = [one.isoformat() for one in due.earlier or ()]
     return Occurrence(
         key=f"{TIME}-{due.last:%Y%m%dT%H%M%SZ}",

@@ -131,7 +131,7 @@ class CompletingChecks:
 
 
 class ReadingChecks:
-    """Checks of readers of a live run.
+    """Checks that a live run's logs, metrics and files can be read.
 
     If nodes do not share the run's folder, each read copies the files to this machine.
     """

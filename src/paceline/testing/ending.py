@@ -131,7 +131,7 @@ def _has_failed_and_left_nothing(bench: Bench, run: Run) -> None:
 
 
 class FailingChecks:
-    """Checks of error reports."""
+    """Checks of the failure reports of runs whose script fails."""
 
     def test_optional_protocols_of_a_target_are_implemented_completely(self, bench: Bench) -> None:
         target = configured.find_target(bench.target.name, bench.target.workspace_dir)

@@ -91,7 +91,7 @@ class NodeReport(TypedDict):
 
 
 class WorkersReport(NodeReport):
-    """The supervisor's report on all workers of an attempt."""
+    """A stack dump or a profile of all workers of an attempt."""
 
     run_id: str
     attempt: int

@@ -174,7 +174,7 @@ class _Talk:
             os.set_blocking(self._ends.write_fd, True)
 
     def answer(self) -> dict[str, Any]:
-        """Return the next JSON object from `boot`, without output of the login shell."""
+        """Return the next JSON object from `boot`. Skip output of the login shell."""
         while (line := self._line()) is None:
             if self._wait():
                 data = os.read(self._ends.read_fd, 1 << 16)

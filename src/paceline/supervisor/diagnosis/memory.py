@@ -86,7 +86,7 @@ def _held(rank: int, series: Sequence[tuple[float, Mapping[str, float]]], now_s:
 
 
 def _growth(series: Sequence[tuple[float, Mapping[str, float]]]) -> tuple[float, float] | None:
-    """Return how many seconds a worker's memory has grown steadily, and its GiB before.
+    """Return for how many seconds a worker's memory has grown, and the GiB at first.
 
     Return None without steady growth. The first third of the samples is ignored.
     """
