@@ -35,13 +35,13 @@ def files(folder: RunFolder) -> list[tuple[str, Path]]:
 
 
 def files_below(folder: RunFolder, name: str) -> list[tuple[str, Path]]:
-    """Return (name, resolved path) of each file below a folder of the run, such as `work/logs`."""
+    """Return (name, resolved path) of each file below a run's folder such as `work/logs`."""
     entries = links.entries(os.fspath(folder.path), name, follow=True)
     return [(entry.name, folder.path / entry.real) for entry in entries if entry.kind == "file"]
 
 
 def left_out(folder: RunFolder) -> list[str]:
-    """Return the names that `names` excludes, sorted: pipes, broken links and links out of the run."""
+    """Return the sorted names of pipes, broken links and links out of the run."""
     return sorted(_name(folder, entry) for entry in _entries(folder) if entry.kind == "left")
 
 
@@ -90,7 +90,7 @@ def put(folder: RunFolder, name: str, source: str | os.PathLike[str] | IO[bytes]
 
 
 def put_folder(folder: RunFolder, name: str, source: str | os.PathLike[str]) -> list[str]:
-    """Copy every file below the folder `source` to `name/...`, following links. Return their names.
+    """Copy all files below `source` to `name/...` in the run. Return their names.
 
     Raises:
         UserError: As for `put`; or `source` is not a folder, or has a broken link or a pipe in it.
@@ -127,7 +127,7 @@ def get(folder: RunFolder, name: str, target: str | os.PathLike[str] | None = No
 
 
 def copy_out(folder: RunFolder, path: Path, target: Path) -> None:
-    """Copy a file of the run, given by its resolved path, out of the run."""
+    """Copy a file of the run from its resolved path to `target`, outside the run."""
     copy_whole(path, target, top=folder.path)
 
 
@@ -145,7 +145,6 @@ def _name(folder: RunFolder, entry: links.Entry) -> str:
 
 
 def _open_folder(folder: RunFolder, plain: str, name: str) -> int:
-    """Return an fd of a folder of the run, which is created if it is missing."""
     top = os.path.realpath(folder.path)
     place = os.path.relpath(os.path.realpath(os.path.join(top, name)), top)
     # Check the name before creating the folder: through a script's link, it could create a folder outside the run.

@@ -18,7 +18,7 @@ _SUPERVISOR = ["-m", "paceline.supervisor"]
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """A worker's run, its rank in the run, and the number of the attempt.
+    """The run, rank and attempt of a worker process.
 
     A worker may start further processes with ranks of their own, as Lightning does (`paceline.system.run_variables`).
     In them, `rank` and `world_size` are those of these processes.
@@ -31,7 +31,7 @@ class WorkerContext:
 
     @classmethod
     def of_process(cls) -> WorkerContext | None:
-        """Return the context of this process, even if its environment was cleared; None outside a run.
+        """Return this process's context, even if its environment was cleared, or None outside a run.
 
         With an empty PACELINE_RUN_DIR, the process is outside a run. A child process of a program that called
         `paceline.init` belongs to that program's run.
@@ -78,7 +78,7 @@ class WorkerContext:
 
 
 def _of_parents() -> dict[str, str]:
-    """Return the environment of the nearest ancestor process of a run, or an empty dict.
+    """Return the environment of the nearest ancestor in a run, or an empty dict.
 
     The parent of a daemon (double fork) is the run's supervisor if that is on this machine. In another container, or
     without /proc, the function returns an empty dict.

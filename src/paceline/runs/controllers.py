@@ -66,14 +66,14 @@ def start(folder: RunFolder, lock_fd: int, python: str | None = None) -> None:
 
 
 def own(folder: RunFolder) -> RunRecord:
-    """Record this process, which holds the lock, as the run's owner."""
+    """Record this process as the run's owner. The process must hold the run's lock."""
     record = dataclasses.replace(store.stored(folder), owner={**store.owner(), "python": sys.executable})
     store.write(folder, record)
     return record
 
 
 def reopen(folder: RunFolder, record: RunRecord) -> None:
-    """Set an ended sweep to Running again, for more trials. The caller holds the sweep's lock."""
+    """Set an ended sweep to Running for more trials. The caller holds its lock."""
     again = dataclasses.replace(
         record, status=states.RUNNING, ended_utc=None, exit_code=None, failure=None, canceled_by=None
     )
@@ -83,9 +83,9 @@ def reopen(folder: RunFolder, record: RunRecord) -> None:
 
 
 def resume(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder], None]) -> RunRecord:
-    """Start a new controller for a run that lost its own. Return the record.
+    """Start a new controller for a run whose controller is gone. Return the record.
 
-    If no controller can start, the run is recorded as Failed. `give_up` is called before.
+    If no controller can start, record the run as Failed, after a call of `give_up`.
     """
     # Only the machine that ran the controller, and the user who wrote the record, can resume the run.
     if not store.was_here(record) or not has_own_record(folder):
@@ -108,9 +108,9 @@ def resume(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder], 
 
 
 def in_engine(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder], None]) -> RunRecord:
-    """Return the record of a sweep that an engine's job controls. Restart a lost controller.
+    """Return the record of a sweep whose controller is an engine's job; restart a lost controller.
 
-    If no controller can start, the sweep is recorded as Failed. `give_up` is called before.
+    If no controller can start, record the sweep as Failed, after a call of `give_up`.
     """
 
     def goes_on(folder: RunFolder, record: RunRecord, found: remote_status.JobStatus) -> RunRecord | None:
@@ -131,7 +131,7 @@ def in_engine(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder
 def _again(
     folder: RunFolder, record: RunRecord, fd: int, give_up: Callable[[RunFolder], None], why: str = ""
 ) -> RunRecord:
-    """Start another controller, and return the record. The caller holds the run's lock.
+    """Start another controller, and return the record. The caller holds the lock.
 
     why: How the previous controller ended, if known.
     """

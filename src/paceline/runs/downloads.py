@@ -39,7 +39,7 @@ class RunFile:
 
 
 def files(folder: RunFolder, patterns: Sequence[str] = ()) -> list[RunFile]:
-    """Return the run's files that match a pattern, sorted by name; all files without patterns.
+    """Return the run's files that match a pattern, or all files, by name.
 
     A pattern is a name, a folder's name, or has `*`, `?` or `[...]`, which match `/` too. A pattern without `/` also matches the
     last part of names: `*.pt` is any such file. Pipes and links that lead nowhere or out of the run are excluded.
@@ -65,13 +65,16 @@ def files(folder: RunFolder, patterns: Sequence[str] = ()) -> list[RunFile]:
 
 
 def left_out(folder: RunFolder) -> list[str]:
-    """Return the names of pipes, broken links and links out of the run."""
+    """Return the names of the run's pipes, broken links and links out of it."""
     return artifacts.left_out(folder)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Downloaded:
-    """The files of a download: copied, already at the target, or removed from the run meanwhile."""
+    """The result of a download.
+
+    copied: Files that were written. same: Files that the target had already. gone: Files that were removed meanwhile.
+    """
 
     copied: list[RunFile]
     same: list[RunFile]

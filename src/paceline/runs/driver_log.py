@@ -7,7 +7,7 @@ import time
 
 
 def say(text: str) -> None:
-    """Write one line with the time to the driver's log. On a full disk, discard it."""
+    """Write a line with the time to the driver's log, unless the disk is full."""
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
     try:
         print(f"{stamp}Z {text}", flush=True)

@@ -18,7 +18,7 @@ LIMIT = 100
 
 
 def find(folder: RunFolder) -> list[dict[str, str]]:
-    """Return a dict with "name" and "why" for each excluded file, sorted.
+    """Return a dict with "name" and "why" of each file that the run does not keep, sorted.
 
     Outputs, artifacts and checkpoints are scanned; remote nodes report the files that they did not send.
     """
@@ -32,19 +32,19 @@ def find(folder: RunFolder) -> list[dict[str, str]]:
 
 
 def text(one: Mapping[str, str]) -> str:
-    """Describe an excluded file in words that fit into a sentence."""
+    """Return a clause that says why a file is excluded, such as "'outputs/a' is a pipe"."""
     return f"{one['name']!r} is {one['why']}"
 
 
 def lines(record: RunRecord, limit: int = 5) -> list[str]:
-    """Return the excluded files as lines for users; the last line counts the files beyond `limit`."""
+    """Return a line for each excluded file, and one with the number beyond `limit`."""
     shown = [text(one) for one in record.left_out[:limit]]
     more = record.left_out_count - len(shown)
     return shown + ([f"and {more} more: paceline show {record.run_id} --json"] if more > 0 else [])
 
 
 def settle(folder: RunFolder) -> None:
-    """Replace links to files that do not outlive the run by the files themselves.
+    """Replace links in the outputs by their targets, before the targets are removed.
 
     Such links lead from outputs, artifacts and checkpoints into the working directory, or to outputs stored elsewhere.
     Call it when no worker runs. Links through `work` change, since `work` is removed: `work/outputs/a` becomes
@@ -80,7 +80,7 @@ def _inside(found: list[Entry], at: int) -> Iterator[Entry]:
 
 
 def _replace(top: Path, link: Entry, inside: list[Entry]) -> None:
-    """Replace a link by a copy of its target, even if this process is killed."""
+    """Replace a link by a copy of its target, in one step."""
     beside = top / f"{link.name}.{os.urandom(4).hex()}"
     try:
         for entry in (link, *inside):

@@ -45,7 +45,7 @@ _FAR_RECORD_S = 15.0
 
 
 class Files:
-    """A channel through a folder that this program shares with the supervisor."""
+    """A channel to a run's supervisor through files in a folder that both share."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.is_over = False
@@ -198,7 +198,7 @@ class Beside:
         self._channel.send({"size": [rows, columns]})
 
     def heard(self, wait_s: float = _LOOK_S) -> list[tuple[str, bytes]]:
-        """Return the output since the last call as ("out" or "err", bytes). Wait up to `wait_s`.
+        """Return new output as ("out" or "err", bytes), waiting for up to `wait_s`.
 
         Raises:
             RunStateError: The command could not start, or ended with the run.
@@ -234,7 +234,7 @@ class Beside:
 
 
 def execute(folder: RunFolder, argv: Sequence[str], *, rank: int, input: bytes) -> subprocess.CompletedProcess[bytes]:
-    """Run a command beside a worker until it ends, and return its exit code and output."""
+    """Run a command beside a worker. Return its exit code and output."""
     said: dict[str, list[bytes]] = {"out": [], "err": []}
     with Beside(folder, argv, rank=rank) as beside:
         # Send all input first. A pipe would fill up, but files do not, so neither side blocks the other.

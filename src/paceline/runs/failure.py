@@ -126,7 +126,7 @@ class FailureReport:
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """Return the last non-empty line of a log, or a summary of a final error box."""
+    """Return a log's last line that is not empty, or the text of a final error box."""
     found = [line for line in lines if line.strip()]
     if not found:
         return ""
@@ -148,7 +148,7 @@ def signal_name(number: int) -> str:
 
 
 def signal_words(number: int) -> str:
-    """Return a phrase for a signal that ended a worker, such as "interrupted", or ""."""
+    """Return what a signal means for a worker, such as "interrupted", or ""."""
     words: dict[int, str] = {
         signal.SIGKILL: "killed from outside",
         signal.SIGSEGV: "a segmentation fault: an access to memory that is not its own",

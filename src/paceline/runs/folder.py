@@ -18,13 +18,13 @@ _LOAD_LOG = re.compile(r"load_(\d+)\.jsonl", re.ASCII)
 
 
 def node_logs(directory: Path) -> dict[int, Path]:
-    """Return the load logs (CPU, memory and GPU samples) in `directory` by node rank."""
+    """Return the nodes' load logs (CPU, memory, GPU) in `directory` by node rank."""
     found = ((_NODE_LOG.fullmatch(path.name), path) for path in directory.glob("node_*.jsonl"))
     return {int(name[1]): path for name, path in found if name}
 
 
 def load_logs(directory: Path) -> dict[int, Path]:
-    """Return the workers' load logs (CPU, memory and GPU samples) in `directory` by rank."""
+    """Return the workers' load logs (CPU, memory, GPU) in `directory` by rank."""
     found = ((_LOAD_LOG.fullmatch(path.name), path) for path in directory.glob("load_*.jsonl"))
     return {int(name[1]): path for name, path in found if name}
 
@@ -100,7 +100,7 @@ class RunFolder:
     exec_key = PathAttribute("exec_key")
 
     def exec_output(self, attempt: int, name: str) -> Path:
-        """Return the path of an exec command's output, which exists while a client reads it."""
+        """Return the file with an exec command's output, kept while a client reads it."""
         return self.attempt(attempt) / f"exec_{name}.jsonl"
 
     #: The receivers of the run's end, and what they heard: one JSON line each, for the process that closes a killed run.
@@ -109,7 +109,7 @@ class RunFolder:
     closing = PathAttribute("closing")
 
     def passing(self) -> list[Path]:
-        """Return temporary files that a killed supervisor left: partial transfers and probes."""
+        """Return the temporary files that a killed supervisor left in the run's folder."""
         return [path for pattern in (".incoming", ".seen-*") for path in self.path.glob(pattern)]
 
     #: Failure of a rank that a launcher started beside the program that logs the run.
@@ -125,7 +125,7 @@ class RunFolder:
 
     @property
     def scratch(self) -> Path:
-        """A folder outside the run for sockets and shared memory, with a short path."""
+        """A short path of a folder outside the run, for sockets and shared memory."""
         # A Unix socket's path has at most 107 bytes, and a run's folder often has a longer path.
         top = "/dev/shm" if os.access("/dev/shm", os.W_OK) else _temporary_folder()
         return Path(top) / f"paceline-{self.run_id[-8:]}"
@@ -204,7 +204,7 @@ class RunFolder:
         return self.path.joinpath("attempts", str(attempt), f"rank_{rank}.log")
 
     def ranks_with_log(self, attempt: int) -> list[int]:
-        """Return the ranks with a log in this attempt, also those that a script started."""
+        """Return the ranks with a log in this attempt, even beyond the world size."""
         try:
             names = os.listdir(self.attempt(attempt))
         except OSError:
@@ -212,25 +212,25 @@ class RunFolder:
         return sorted(int(found[1]) for name in names if (found := _RANK_LOG.fullmatch(name)))
 
     def ranks(self, world_size: int) -> range:
-        """Return all ranks: those of the world size, and further ranks that logged anything."""
+        """Return the ranks of the world size, and further ranks that logged."""
         attempts = self.path.glob("attempts/*")
         logs = (rank for path in attempts if path.name.isdecimal() for rank in self.ranks_with_log(int(path.name)))
         return range(1 + max((world_size - 1, *logs, *metric_logs(self.metrics))))
 
     def log_order(self, attempt: int) -> Path:
-        """Return the index for merging logs: lines of time, rank and size of the rank's log."""
+        """Return the file with lines of time, rank and log size, which orders merged logs."""
         return self.attempt(attempt) / "log_order.txt"
 
     def worker_start(self, attempt: int, rank: int) -> Path:
-        """Return the file that a worker writes at its start, once it has its rank."""
+        """Return the file that a worker writes once it knows its rank."""
         return self.path.joinpath("attempts", str(attempt), f"start_{rank}.json")
 
     def spare(self, attempt: int, node_rank: int) -> Path:
-        """Return the file with the loaded modules and memory of a node's warm spare."""
+        """Return the file on a node's warm spare: its loaded modules and memory."""
         return self.attempt(attempt) / f"spare_{node_rank}.json"
 
     def worker_group(self, attempt: int, rank: int) -> Path:
-        """Return the file in which a rank reports what a replacement of lost workers needs."""
+        """Return the file with a rank's facts for replacing lost workers (`on_failure="replace"`)."""
         return self.attempt(attempt) / f"group_{rank}.json"
 
     def worker_error(self, attempt: int, rank: int) -> Path:
@@ -238,7 +238,7 @@ class RunFolder:
         return self.path.joinpath("attempts", str(attempt), f"error_{rank}.json")
 
     def worker_end(self, attempt: int, rank: int) -> Path:
-        """Return the file that records a worker's exit where the supervisor is not the worker's parent."""
+        """Return the file with a worker's exit, for supervisors that are not its parent."""
         return self.path.joinpath("attempts", str(attempt), f"end_{rank}.json")
 
     def worker_alone(self, attempt: int, rank: int) -> Path:
@@ -246,7 +246,7 @@ class RunFolder:
         return self.attempt(attempt) / f"alone_{rank}.json"
 
     def load(self, attempt: int) -> Path:
-        """Return the file with the latest load sample of all nodes and workers."""
+        """Return the file with the newest CPU, memory and GPU samples of nodes and workers."""
         return self.attempt(attempt) / "load.json"
 
     def memory_plan(self, attempt: int, rank: int) -> Path:
@@ -254,7 +254,7 @@ class RunFolder:
         return self.attempt(attempt) / f"memory_{rank}.json"
 
     def hang_report(self, attempt: int) -> Path:
-        """Return the hang report. The `.json` file beside it has the stacks of all workers."""
+        """Return the hang report. A `.json` file beside it has all stacks."""
         return self.attempt(attempt) / "hang.txt"
 
     def hangs(self, attempt: int) -> Path:
@@ -266,11 +266,11 @@ class RunFolder:
         return self.attempt(attempt) / "stalled.jsonl"
 
     def held(self, attempt: int) -> list[Path]:
-        """Return the placeholder files that reserve disk space for failure reports."""
+        """Return the placeholder files that reserve disk space for workers' failure reports."""
         return sorted(self.attempt(attempt).glob("*.held"))
 
     def metric_folders(self, rank: int) -> Path:
-        """Return the log of folders that trackers of this rank used, with metric prefixes."""
+        """Return the log of the folders into which this rank's trackers wrote metrics."""
         return self.metrics / f"folders_{rank}.jsonl"
 
     def file(self, name: str) -> Path:

@@ -22,7 +22,10 @@ _SLOW_S = 0.15
 
 
 class RunWatch:
-    """A reader of a run's record, which reads again after a change or some seconds."""
+    """A reader of a live run's record.
+
+    `look` returns the record, which it reads again if the file has changed or after some seconds.
+    """
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -74,7 +77,7 @@ class Show:
         self._follower = LogFollower(folder, ranks, start, last)
 
     def to_the_end(self) -> RunRecord:
-        """Follow the run to its end, and return the final record. May be called again."""
+        """Follow the run to its end, and return its final record."""
         pause = _FAST_S
         while True:
             record = self._watch.look()
@@ -132,19 +135,19 @@ class Show:
 
 
 def prefix(line: LogLine, world_size: int, attempts: int = 1) -> str:
-    """Return the prefix of a log line, such as "[rank 1] " or "[2: rank 1] "."""
+    """Return a log line's prefix: "[rank 1] ", or "[2: rank 1] " from attempt 2."""
     if world_size <= 1:
         return ""
     return f"[rank {line.rank}] " if attempts <= 1 else f"[{line.attempt}: rank {line.rank}] "
 
 
 def node_prefix(said: LogLine, node_count: int) -> str:
-    """Return the prefix of a node's line: indentation, and the node's number if there are several."""
+    """Return the prefix of a node's line: "  ", or "  [node 1] " if there are several nodes."""
     return f"  [node {said.rank}] " if node_count > 1 else "  "
 
 
 def stream(folder: RunFolder, out: IO[str], said: Collection[str] = ()) -> RunRecord:
-    """Print the run to `out` as plain text until its end, and return the final record.
+    """Print the run to `out` until its end, and return its final record.
 
     said: Warnings that the user has already seen. They are not printed again.
     """
@@ -182,7 +185,7 @@ def stream(folder: RunFolder, out: IO[str], said: Collection[str] = ()) -> RunRe
 
 
 def state_text(record: RunRecord) -> str:
-    """Return a state in words, with the reason to wait: "Queued: 1 run ahead"."""
+    """Return a state with the reason to wait, such as "Queued: 1 run ahead"."""
     return f"{hang_status(record)}: {record.waiting_for}" if record.waiting_for else hang_status(record)
 
 

@@ -68,7 +68,7 @@ def plain_experiment_name(name: object) -> str:
 
 
 def is_run_id(text: object) -> TypeGuard[str]:
-    """Return whether a text is a valid id, and not a path to another folder."""
+    """Return whether a text has the form of a run id, so it can't be a path."""
     return isinstance(text, str) and _RUN_ID.fullmatch(text) is not None
 
 
@@ -106,7 +106,7 @@ def age_key(run_id: str) -> tuple[int, str, int, int, int]:
 
 
 def experiment_of(run_id: str) -> str | None:
-    """Return the experiment in an id, or None for an id that a user chose."""
+    """Return the experiment in a run id, or None if a user chose the id."""
     found = _AGE.search(run_id)
     return run_id[: found.start()] if found else None
 
@@ -118,7 +118,7 @@ def is_trial(run_id: str) -> bool:
 
 
 def take_name(workspace_dir: Path, experiment: str, run_id: str) -> str:
-    """Reserve and return a readable name that no other run of the experiment has had."""
+    """Reserve and return a readable name that is new in the experiment."""
     candidates = _candidates(run_id)
     folder = workspace_dir / "names"
     try:

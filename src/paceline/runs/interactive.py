@@ -92,7 +92,7 @@ def begin(folder: RunFolder) -> None:
 
 
 def end(folder: RunFolder, status: str, details: object = None, code: str | None = None) -> None:
-    """Write the run's end and release its lock. Do nothing for a submitted run.
+    """Write the run's end and release its lock, unless the run was submitted.
 
     Raises:
         RunStateError: Another live process owns the run.
@@ -143,7 +143,7 @@ def _report(details: object, code: str | None = None) -> FailureReport:
 
 
 def end_of_program() -> tuple[str, FailureReport | None]:
-    """Return the final state of this program's runs, and their failure or None."""
+    """Return the final state and failure (or None) of the runs that this program logs."""
     # The interpreter stores an uncaught exception here; after sys.exit() it stores nothing.
     error = getattr(sys, "last_value", None)
     # In a notebook or a prompt, an exception ends a cell, not the program.
@@ -186,7 +186,7 @@ def _end_all() -> None:
 
 
 def watch_folders(folder: RunFolder, outputs: Path) -> None:
-    """Create `outputs`, and watch it and `./logs` for files to copy into the run."""
+    """Begin to watch `outputs` and `./logs`, whose new files are copied into the run."""
     if outputs.is_symlink():
         return  # in a worker, `outputs` belongs to the submitted run
     folders = [(outputs.absolute(), "outputs"), (Path("logs").absolute(), "logs")]
@@ -211,7 +211,7 @@ def keep_watched(folder: RunFolder) -> None:
 
 
 def unwatch(folder: RunFolder) -> None:
-    """Copy new and changed files into the run a last time, and stop watching the folders."""
+    """Copy new and changed files a last time, then stop watching the folders."""
     keep_watched(folder)
     _watched.pop(folder, None)
 

@@ -38,7 +38,7 @@ _TRACEBACK = "Traceback (most recent call last)"
 
 
 def level_of(text: str) -> int:
-    """Return the level of a line without colours, 0 if the line has no level.
+    """Return the level of a line without colours, or 0.
 
     Example:
         >>> level_of("2026-11-28 10:00:00 WARNING disk is slow"), level_of("step 1")
@@ -54,14 +54,14 @@ def level_of(text: str) -> int:
 
 
 class LevelFilter:
-    """A filter for log lines of a minimum level. It keeps whole tracebacks."""
+    """A filter for log lines of at least a level, which keeps whole tracebacks."""
 
     def __init__(self, least: int) -> None:
         self._least = least
         self._open: set[object] = set()
 
     def lines(self, writer: object, block: str) -> Iterator[tuple[int, str]]:
-        """Yield (offset in the block, line) of the lines of one rank's text to keep."""
+        """Yield (offset, line) of those lines in a block of a rank's log that pass the filter."""
         lower, at = block.lower(), 0
         # Search for `_HINTS` first, which is far quicker than testing each line. Not if `lower` changes the length.
         is_quick = self._least >= LEVELS["warning"] and len(lower) == len(block)
@@ -81,7 +81,7 @@ class LevelFilter:
             at += len(line) + 1
 
     def keeps(self, writer: object, text: str) -> bool:
-        """Return whether to keep the next line of this rank."""
+        """Return whether a rank's next log line passes the filter."""
         text = COLOUR.sub("", text) if "\x1b" in text else text
         if writer in self._open:
             # After a traceback, the first line without indentation names the exception.

@@ -49,7 +49,7 @@ class LogStart:
     offsets: Mapping[int, int] = field(default_factory=dict)
 
     def later(self, other: LogStart) -> LogStart:
-        """Return the later of two positions in the same log."""
+        """Return, for each log, the later offset of two positions in a run's logs."""
         if self.attempt != other.attempt:
             return max(self, other, key=lambda start: start.attempt)
         ranks = {*self.offsets, *other.offsets}
@@ -60,7 +60,7 @@ class LogStart:
 def last_lines_start(
     folder: RunFolder, attempts: Sequence[int], ranks: Sequence[int], count: int, *, unended: bool = True
 ) -> LogStart:
-    """Return a position at or shortly before the last `count` lines of these attempts and ranks.
+    """Return a position shortly before the last `count` lines of these attempts and ranks.
 
     attempts: Numbers of attempts in order. If there are none, the result is the log's beginning.
     unended: Whether an unfinished last line counts as a line.
@@ -85,7 +85,7 @@ def start_before(folder: RunFolder, attempt: int, ranks: Sequence[int], line: tu
 def moment_start(
     folder: RunFolder, attempts: Sequence[Attempt], ranks: Sequence[int], time_s: float
 ) -> LogStart | None:
-    """Return the position of the first line that was completed at `time_s` or later, or None.
+    """Return the position of the first line completed since `time_s`, or None.
 
     attempts: Numbers of attempts in order. Attempts that ended before `time_s` are skipped. time_s: Seconds since 1970.
     """
@@ -100,7 +100,7 @@ def moment_start(
 
 
 def tail_offset(path: Path, count: int) -> int:
-    """Return the offset at which a file's last `count` lines begin. An unfinished line counts."""
+    """Return the offset of a file's last `count` lines; an unfinished line counts."""
     try:
         with open(path, "rb") as file:
             end = file.seek(0, os.SEEK_END)
@@ -127,7 +127,7 @@ def _from_the_end(
     unended: bool,
     line: tuple[int, int] | None = None,
 ) -> tuple[LogStart, int]:
-    """Return a position `count` lines before the end, and how many lines were found.
+    """Return a position `count` lines before the end, and the number of lines found.
 
     line: The rank and offset of a line in its log. The search starts before this line instead of at the end.
     """
@@ -160,9 +160,9 @@ def _from_the_end(
 
 @dataclass(frozen=True)
 class _Span:
-    """A range of bytes in one rank's log that are adjacent in the merged view.
+    """Adjacent bytes of one rank's log in the merged log, noted by one `log_order` line.
 
-    `place` is the offset of the line in `log_order` that ends the range.
+    `place` is the offset behind that line.
     """
 
     place: int
@@ -191,7 +191,7 @@ class _Notes:
             self._file.close()
 
     def cut(self, ends: Mapping[int, int], rank: int, offset: int) -> dict[int, int]:
-        """Ignore `log_order` lines behind a byte of a rank's log. Return all logs' sizes before it.
+        """Ignore the `log_order` lines behind a byte of a rank's log. Return the logs' sizes before it.
 
         ends: For each rank, the size of its log.
         """
@@ -239,7 +239,7 @@ class _Notes:
             end, want = begin, min(want * 8, _MOST_NOTES)
 
     def offsets(self, ranks: Sequence[int], end: int) -> dict[int, int]:
-        """Return the size of each rank's log by its last `log_order` line before `end`, or 0."""
+        """Return each rank's log size at offset `end` of `log_order`, or 0."""
         # Use a cached note only if it is before `end`.
         missing = {rank for rank in ranks if rank not in self._seen or self._seen[rank][0] > end}
         at = end
@@ -264,7 +264,7 @@ class _Notes:
         return self._line_start(bisect.bisect_left(lines, time_s, key=self._time_at))
 
     def _time_at(self, place: int) -> float:
-        """Return the time in the first whole `log_order` line at or after this offset."""
+        """Return the time in the first `log_order` line from this offset on."""
         begin = self._line_start(place)
         for _, time_s, _, _ in self._between(begin, min(self.size, begin + 4 * _NOTE_BYTES)):
             return time_s
@@ -279,7 +279,7 @@ class _Notes:
         return self.size if end < 0 else min(self.size, place + end)
 
     def _between(self, begin: int, end: int) -> Iterator[tuple[int, float, int, int]]:
-        """Yield (offset, time, rank, log size) of each whole `log_order` line in a range."""
+        """Yield (offset, time, rank, log size) of the `log_order` lines in a range."""
         place = begin
         *lines, _ = self._read(begin, end).split(b"\n")
         for line in lines:
@@ -296,7 +296,7 @@ class _Notes:
 
 
 def _last_offset(data: bytes, rank: int) -> tuple[int, int] | None:
-    """Return the offset behind a rank's last `log_order` line, and the log size in it, or None."""
+    """Return (end of a rank's last `log_order` line, log size in it), or None."""
     # Search for the rank between spaces, so that 1 matches neither 11 nor the size, which a newline follows.
     word, end = b" %d " % rank, len(data)
     while (at := data.rfind(word, 0, end)) >= 0:

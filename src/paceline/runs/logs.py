@@ -56,7 +56,7 @@ def _is_noise(line: bytes) -> bool:
 
 
 class LineAssembler:
-    """A decoder of one rank's bytes into lines of text, with carriage returns resolved.
+    """A decoder of one rank's log into lines, as a terminal shows them.
 
     begin: The offset in the log at which the last yielded line begins.
     """
@@ -68,7 +68,7 @@ class LineAssembler:
         self._shown = b""
 
     def feed(self, data: bytes, at: int = 0) -> Iterator[str]:
-        """Yield the lines that `data` completes. `at` is the offset of `data` in the log."""
+        """Yield the lines that `data`, from offset `at` of the log, completes."""
         # A new line begins, and with it the time that it may stay unfinished.
         if not self._partial:
             self._since, self._begin = time.monotonic(), at
@@ -93,7 +93,7 @@ class LineAssembler:
         self._partial = rest
 
     def feed_blocks(self, data: bytes, at: int = 0) -> Iterator[str]:
-        """Yield the lines of `feed`, but many lines in one text, which is far quicker."""
+        """Yield the lines of `feed` in texts of many lines, which is far quicker."""
         end = data.rfind(b"\n")
         block = self._partial + data[: max(end, 0)]
         is_plain = end >= 0 and not self._shown and b"\r" not in block and b"\r" not in data and _NOISE not in block
@@ -109,14 +109,14 @@ class LineAssembler:
         yield text
 
     def overdue(self) -> Iterator[str]:
-        """Yield the unfinished line if it has waited too long and is not a progress bar."""
+        """Yield an unfinished line that has waited too long, except a progress bar."""
         if self._partial and b"\r" not in self._partial and time.monotonic() - self._since > _PATIENCE_S:
             self.begin = self._begin
             yield _decode(self._partial)
             self._partial = b""
 
     def unfinished(self) -> str | None:
-        """Return a progress bar's state if it has changed, at most once per second."""
+        """Return a progress bar's new state, at most once per second, else None."""
         if b"\r" in self._partial and time.monotonic() - self._since > _PATIENCE_S:
             self._since = time.monotonic()
             state = _last_state(self._partial)
@@ -136,7 +136,7 @@ class LineAssembler:
 
 
 class Tail:
-    """A reader of a growing log file, which reports bytes that were cut out."""
+    """A reader of a growing log, whose oldest or middle bytes may have been deleted."""
 
     def __init__(self, path: Path, position: int = 0) -> None:
         self._path = path
@@ -147,7 +147,7 @@ class Tail:
         self.position = position
 
     def read(self, until: int | None = None) -> Iterator[bytes]:
-        """Yield the bytes since the last call up to the offset `until` or the end."""
+        """Yield the new bytes up to the offset `until` or the end."""
         if self._file is None:
             try:
                 self._file = open(self._path, "rb")  # noqa: SIM115 - stays open while the run is followed
@@ -208,7 +208,7 @@ class Tail:
 
 
 class AttemptLog:
-    """The merged log of one attempt. Each call continues where the last call ended.
+    """A reader of one attempt's merged log; each call continues after the last.
 
     Args:
         folder: The run's folder.
@@ -312,7 +312,7 @@ def lines_of(
 
 
 class LogFollower:
-    """The merged log of a live run. Each call continues where the last call ended.
+    """A reader of a live run's merged log; each call continues after the last.
 
     Args:
         folder: The run's folder.
@@ -356,14 +356,14 @@ class LogFollower:
 
 
 class PrepareFollower:
-    """The lines that nodes print while they prepare the run or store its outputs."""
+    """A reader of the nodes' output while they prepare a run or store outputs."""
 
     def __init__(self, folder: RunFolder, node_count: int) -> None:
         self._tails = {rank: Tail(folder.prepare_log(rank)) for rank in range(node_count)}
         self._lines = {rank: LineAssembler() for rank in self._tails}
 
     def new(self) -> Iterator[LogLine]:
-        """Yield the new lines and states of progress bars, with the node's rank as `rank`."""
+        """Yield new lines and progress bars, with the node's rank as `rank`."""
         for rank, tail in self._tails.items():
             for data in tail.read():
                 for text in self._lines[rank].feed(data):
@@ -377,7 +377,7 @@ class PrepareFollower:
 
 
 def last_lines(path: Path, count: int, *, window: int = 1 << 15) -> list[str]:
-    """Return the last `count` lines of a log, without empty lines at its end."""
+    """Return a log's last `count` lines, not counting empty lines at its end."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)

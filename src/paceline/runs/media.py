@@ -41,7 +41,7 @@ _ENCODER_S = 600
 
 @dataclass(frozen=True)
 class MediaEntry:
-    """A stored value of a metric: JSON, or a file with this suffix."""
+    """A value of a metric in the form that a run stores: JSON, or a file and its suffix."""
 
     kind: str
     value: object = None
@@ -259,7 +259,7 @@ class Table(Media):
 
 
 def media_of(value: object) -> Media | None:
-    """Return an object converted to `Media`, or None for numbers, texts and plain lists."""
+    """Return a value as `Media`, or None for numbers, texts and plain lists."""
     if isinstance(value, Media):
         return value
     if callable(getattr(value, "savefig", None)) or _is_pil(value):
@@ -278,7 +278,7 @@ _noted: set[tuple[str, str]] = set()
 
 
 def note(name: str, text: str) -> None:
-    """Print a note about a metric, at most once per process."""
+    """Print a remark on a metric to stderr, at most once per process."""
     if len(_noted) < 100 and (name, text) not in _noted:
         _noted.add((name, text))
         print(f"paceline: metric {name!r}: {text}", file=sys.stderr)
@@ -291,7 +291,7 @@ def file_name(name: str, entry: MediaEntry) -> str:
 
 
 def put(folder: RunFolder, metric: str, name: str, source: Source) -> None:
-    """Copy the file of a metric's value, or write the value as a file, into the run.
+    """Copy or write the file of a metric's value into the run.
 
     Raises:
         MetricError: The file is too large.

@@ -49,7 +49,7 @@ class Messenger:
 
 
 class MetricAlerts:
-    """The conditions on metrics in `notify_on`. Each sends one message when it is first met."""
+    """The metric conditions in `notify_on`, each notified once, when it is first met."""
 
     def __init__(self, folder: RunFolder, messenger: Messenger, notify_on: Iterable[str]) -> None:
         self._folder, self._messenger = folder, messenger
@@ -106,7 +106,7 @@ def parsed_alert(condition: str) -> Node:
 
 
 def _fields(node: Node) -> Iterator[RunField | None]:
-    """Yield the fields in a query. Yield None for each search for a text."""
+    """Yield each field in a query, and None for each word that is searched for."""
     from paceline.runs.search import query
 
     match node:

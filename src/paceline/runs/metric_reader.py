@@ -30,7 +30,7 @@ class MetricEntry(TypedDict, total=False):
 
 
 class FolderListing:
-    """A check whether a folder of metric logs has to be listed again."""
+    """A check whether a folder of metric logs may have new files."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -38,7 +38,7 @@ class FolderListing:
         self._listed_at = 0.0
 
     def is_due(self) -> bool:
-        """Return whether the folder may have new files since the last call that returned True."""
+        """Return whether to list the folder again, as new files may exist."""
         now = time.monotonic()
         try:
             stamp = os.stat(self._directory).st_mtime_ns
@@ -52,7 +52,7 @@ class FolderListing:
 
 
 class LogTail:
-    """A reader of a growing metric log; each call continues where the last call stopped."""
+    """A reader of a growing metric log; each call continues after the last."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -60,7 +60,7 @@ class LogTail:
         self.position = 0
 
     def chunks(self, chunk_bytes: int = _CHUNK_BYTES) -> Iterator[bytes]:
-        """Yield the appended whole lines in chunks. Leave an unfinished line for the next call.
+        """Yield the appended whole lines in chunks; keep an unfinished line for later.
 
         Raises:
             OSError: The log cannot be read.
@@ -84,14 +84,14 @@ class LogTail:
 
 
 def parsed_lines(path: Path) -> Iterator[Any]:
-    """Yield the JSON value of each whole line. Skip lines that were cut short."""
+    """Yield the JSON value of each line of a file, except lines cut short."""
     # Large chunks parsed as one list are several times faster than single lines.
     for data in LogTail(path).chunks(1 << 21):
         yield from parsed(data)
 
 
 def parsed(data: bytes) -> Iterator[Any]:
-    """Yield the JSON value of each line in a chunk of a log. Skip broken lines."""
+    """Yield the JSON value of each line in a chunk, except broken lines."""
     lines = [line for line in data.split(b"\n") if line]
     try:
         # Parse the whole chunk before the first yield, since after an error all lines are parsed again, one by one.
@@ -105,7 +105,7 @@ def parsed(data: bytes) -> Iterator[Any]:
 
 
 def last_entries(path: Path, tail_bytes: int) -> list[MetricEntry]:
-    """Return the metric entries in the last `tail_bytes` of a log, the oldest first."""
+    """Return the entries in a metric log's last `tail_bytes`, the oldest first."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - tail_bytes))

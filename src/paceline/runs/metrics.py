@@ -34,7 +34,7 @@ logged_here: set[str] = set()
 
 
 class MetricLog:
-    """Writer of one rank's metrics in one attempt. Safe for several threads and forked children.
+    """A writer of one rank's metrics in one attempt, safe for threads and forked children.
 
     of_tracker: Whether the values come from another library's tracker instead of the script's own calls.
     """
@@ -74,7 +74,7 @@ class MetricLog:
         )
 
     def other(self, kind: str, name: str, value: object, step: int | None = None, time_s: float | None = None) -> None:
-        """Append a list, row, table, image or other kind of value, given as plain JSON data."""
+        """Append a metric value that is no scalar, such as a list or table, as plain JSON."""
         if not self._of_tracker and len(logged_here) < _MOST_NAMES:
             logged_here.add(check_name(name))
         at = time.time() if time_s is None else time_s
@@ -175,7 +175,7 @@ def read(directory: Path, *, name: str | None = None, rank: int | None = None) -
 
 
 def _values(path: Path, name: str | None) -> dict[str, Any] | None:
-    """Return the result of `read` for one log, but use only a tenth of the memory.
+    """Return what `read` returns for one log, in a tenth of the memory.
 
     Return None if a name was logged in several ways, or if the log has several attempts.
     """
@@ -219,7 +219,7 @@ def placed_entries_by_name(
     ranks: Collection[int] | None = None,
     attempts: Collection[int] | None = None,
 ) -> dict[str, list[MetricEntry]]:
-    """Return the log entries of each metric, with the keys `rank` and `attempt` added.
+    """Return the log entries of each metric, with `rank` and `attempt` added.
 
     ranks, attempts: Return only entries of these ranks and attempts; None for all.
     """
@@ -247,7 +247,7 @@ def read_by_rank(directory: Path, *, name: str | None = None) -> dict[int, dict[
 
 
 def json_safe(value: Any) -> Any:
-    """Return `value` with NaN and the infinities as strings: JSON has no numbers for them."""
+    """Return `value` with NaN and infinities as strings, which JSON lacks."""
     if isinstance(value, float) and not math.isfinite(value):
         return json.dumps(value)
     if isinstance(value, Mapping):
@@ -269,12 +269,12 @@ def check_name(name: object) -> str:
 
 
 def plain_file_name(metric: object) -> str:
-    """Return a metric's name as a file name: `val/loss` or `..` must not name another folder."""
+    """Return a metric's name as one file name, without `/` and without `..`."""
     return "".join(c if c.isalnum() or c in "-_." else "_" for c in str(metric))
 
 
 def _entries(paths: Mapping[int, Path], name: str | None) -> dict[int, dict[str, list[MetricEntry]]]:
-    """Return the entries of one rank as {attempt: {metric: entries}}, as they were logged."""
+    """Return one rank's entries as {attempt: {metric: entries}}."""
     attempts: dict[int, dict[str, list[MetricEntry]]] = {}
     for attempt, path in paths.items():
         result = attempts.setdefault(attempt, {})
@@ -319,11 +319,11 @@ def _in_sequence(attempts: Mapping[int, dict[str, list[MetricEntry]]]) -> dict[s
 
 
 def _taken_up(before: list[MetricEntry], entries: list[MetricEntry], *, is_last: bool) -> list[MetricEntry]:
-    """Return a metric's entries, the earlier ones replaced where a later attempt logged again.
+    """Return a metric's earlier entries, continued by those of a later attempt.
 
-    The earlier entries from the attempt's first step to its last step are removed. Entries without a step stay.
+    Steps that the later attempt logged again replace the earlier ones. Entries without a step stay.
 
-    is_last: Whether no later attempt logged anything. Then all earlier entries from the first step on are removed. Otherwise a
+    is_last: Whether no later attempt logged anything. Then all earlier entries from its first step on are removed. Otherwise a
     third attempt may continue from them, if it has resumed from a checkpoint of the first attempt.
     """
     steps = [step for entry in entries if (step := _step(entry)) is not None]
@@ -341,10 +341,7 @@ def _step(entry: MetricEntry) -> float | None:
 
 
 def _sortable(series: list[MetricEntry]) -> list[MetricEntry]:
-    """Set attempts and times in place so that they never decrease, and return the entries.
-
-    Callers merge the entries of several ranks by attempt and time.
-    """
+    """Raise attempts and times in place so that they never decrease, for a merge of ranks."""
     attempt, time_s = 0, -math.inf
     for entry in series:
         if entry["attempt"] > attempt:

@@ -36,7 +36,7 @@ def is_here() -> bool:
 
 
 def show(html: Callable[[], str], is_over: Callable[[], bool]) -> threading.Thread:
-    """Display the HTML of `html`, and update it in a thread until `is_over`. Return the thread.
+    """Display the HTML of `html`, updated in a thread until `is_over`. Return the thread.
 
     The thread ends with the run, or with the program.
     """
@@ -63,7 +63,7 @@ def show(html: Callable[[], str], is_over: Callable[[], bool]) -> threading.Thre
 
 
 def run_html(folder: RunFolder) -> str:
-    """Return HTML of the run's current state, or a sentence if the run is gone."""
+    """Return the run's current state as HTML, or a sentence if it can't be read."""
     try:
         record = read.record(folder)
     except PacelineError as error:
@@ -89,7 +89,7 @@ def run_html(folder: RunFolder) -> str:
 
 
 def latest_metrics(folder: RunFolder) -> dict[str, MetricEntry]:
-    """Return the last entry of each metric, of the lowest rank that has the metric."""
+    """Return each metric's last entry, from its lowest rank."""
     found: dict[str, MetricEntry] = {}
     for attempts in metric_logs(folder.metrics).values():
         entries = last_entries(attempts[max(attempts)], _END_BYTES)

@@ -42,7 +42,7 @@ _SENDMAIL = ("/usr/sbin/sendmail", "/usr/lib/sendmail")
 
 
 def tell(folder: RunFolder, record: RunRecord, event: str, digest: str = "") -> list[str]:
-    """Send the notifications of one event of a run, and return a sentence for each failure.
+    """Send the notifications of a run's event. Return a sentence for each failure.
 
     Each receiver gets the notification of the run's end once, even if another process has to close the run. The sentences
     contain no URL.
@@ -73,7 +73,7 @@ def tell(folder: RunFolder, record: RunRecord, event: str, digest: str = "") -> 
 
 
 def send(said: Notification, receivers: Mapping[str, str | None], heard: Callable[[str], object] = bool) -> list[str]:
-    """Send a notification to all receivers at the same time. Return a sentence per failure.
+    """Send a notification to all receivers at once. Return a sentence per failure.
 
     receivers: The URL of each receiver's webhook; None for mail and commands. heard: Called with each receiver that got
     the message.
@@ -133,7 +133,7 @@ class Notification:
 
 
 def of_run(folder: RunFolder, record: RunRecord, event: str, digest: str = "") -> Notification:
-    """Return the notification of a run's event. After a failure, it has the report's first lines."""
+    """Return the notification of a run's event, with the failure report's first lines."""
     name = tags_and_properties.read(folder.notes).name or record.run_id
     words = record.hang["text"] if record.hang and event == "hang" else record.failure or ""
     failure = {"cause": record.failure.cause, "message": record.failure.message} if record.failure else None
@@ -187,7 +187,7 @@ def _news(record: RunRecord, event: str) -> str:
 
 
 def slack_message(said: Notification) -> dict[str, object]:
-    """Return the message in Slack's format, with a bold title and a code block."""
+    """Return the message in Slack's format: a bold title and a code block."""
 
     def plain(text: str) -> str:
         return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
@@ -225,7 +225,7 @@ _MESSAGES: dict[str, Callable[[Notification], object]] = {
 
 
 def _told(one: str, said: Notification, address: str | None) -> str | None:
-    """Send one notification. Return None, or a sentence that explains the failure."""
+    """Send one notification. Return a sentence about the failure, or None."""
     kind, _, rest = one.partition(":")
     try:
         if kind == "mail":

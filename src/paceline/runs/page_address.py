@@ -14,7 +14,7 @@ from paceline.system import locks
 
 
 def announce(workspace_dir: Path, url: str) -> int | None:
-    """Publish the page's address, without its token. Return an fd that must stay open.
+    """Publish the page's address without its token. Return an fd to keep open.
 
     Return None if another server is running, or the file cannot be written.
     """
@@ -30,7 +30,7 @@ def announce(workspace_dir: Path, url: str) -> int | None:
 
 
 def page_of(workspace_dir: Path) -> str | None:
-    """Return the page's address without a trailing slash; None without a server on this machine."""
+    """Return the live page's address without trailing slash, or None if no server runs here."""
     path = _path(workspace_dir)
     try:
         if not locks.is_held(path):

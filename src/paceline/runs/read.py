@@ -71,7 +71,7 @@ def _is_own(folder: RunFolder) -> bool:
 
 
 def raw(folder: RunFolder) -> dict[str, Any] | None:
-    """Return the record's JSON without converting its job; None if there is no record."""
+    """Return the record as JSON without checking its job, or None without a record."""
     state = read_json(folder.state)
     if not isinstance(state, dict):
         return None
@@ -91,7 +91,7 @@ def all_records(runs_dir: Path, *, trials: bool = True) -> Iterator[RunRecord]:
 
 
 def records_of(runs_dir: Path, run_ids: Iterable[str]) -> Iterator[RunRecord]:
-    """Yield the records of these runs in the order of the ids, without unreadable ones."""
+    """Yield the readable records of these runs, in the order of the ids."""
     for run_id in run_ids:
         try:
             yield record(RunFolder(runs_dir / run_id))
@@ -114,7 +114,7 @@ def _has_archived_parent(record: RunRecord, folder: RunFolder) -> bool:
 
 
 def channel(folder: RunFolder) -> Channel | None:
-    """Return a channel to the run's supervisor; None if the supervisor uses this folder.
+    """Return a channel to the run's supervisor, or None if the supervisor shares this folder.
 
     Raises:
         RunStateError: This user cannot reach the supervisor.

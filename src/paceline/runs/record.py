@@ -25,7 +25,7 @@ STATE_FIELDS = (
 
 
 class Owner(TypedDict, total=False):
-    """The process that writes a record, or the engine's job in which the process runs.
+    """The process or engine's job that writes a run's record.
 
     `starts` counts the controllers that were started for the run.
     """
@@ -40,7 +40,7 @@ class Owner(TypedDict, total=False):
 
 
 class Hang(TypedDict):
-    """A hang: the time of the last progress, the reason, and the report's file name."""
+    """A hang of a run: its last progress, the reason, and the report's file name."""
 
     since_utc: str
     text: str
@@ -65,7 +65,7 @@ TrialEntry = TypedDict(
 
 
 class StepEntry(TypedDict, total=False):
-    """A pipeline step in its run's record, with its cache key and the reused run."""
+    """A pipeline's step, its cache key, and the run whose outputs it reuses."""
 
     number: int
     name: str
@@ -74,7 +74,7 @@ class StepEntry(TypedDict, total=False):
 
 
 class Replacement(TypedDict):
-    """A replacement of lost workers: its time, their ranks, and the cause of the loss."""
+    """A replacement of lost workers: its time, their ranks, and the cause."""
 
     started_utc: str
     ranks: list[int]
@@ -120,7 +120,7 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RunRecord:
-    """The record of a run. All times are UTC, in ISO 8601 with milliseconds.
+    """The record of a run, with times in UTC (ISO 8601, milliseconds).
 
     Args:
         run_id: The run's id.
@@ -218,12 +218,12 @@ class RunRecord:
 
     @property
     def duration_s(self) -> float | None:
-        """Seconds from the start to the end, or to now; None before the start."""
+        """Seconds from the start to the end (or now); None before the start."""
         return duration_s(self.started_utc, self.ended_utc)
 
     @property
     def receivers(self) -> dict[str, set[str]]:
-        """The events that each receiver wants; a pipeline includes the receivers of its steps."""
+        """The events that each receiver wants; a pipeline's include its steps'."""
         steps: Any = (self.pipeline or {}).get("steps") or ()
         jobs = [(step["job"].get("notify") or (), step["job"].get("notify_on") or DEFAULT_EVENTS) for step in steps]
         found: dict[str, set[str]] = {}
@@ -294,7 +294,7 @@ def seconds_of(time_utc: object) -> float | None:
 
 
 def duration_s(started_utc: str | None, ended_utc: str | None) -> float | None:
-    """Return the seconds from the start to the end or now; None before the start."""
+    """Return the seconds from start to end (or now); None before the start."""
     if started_utc is None:
         return None
     end = parse_utc(ended_utc) if ended_utc else dt.datetime.now(dt.timezone.utc)
@@ -307,12 +307,12 @@ ACTS_FOR: ContextVar[str] = ContextVar("ACTS_FOR", default="")
 
 
 def user_name() -> str:
-    """Return the user who sends a request to the page, else this process's user."""
+    """Return the user of the page's current request, else this process's user."""
     return ACTS_FOR.get() or login_name()
 
 
 def login_name() -> str:
-    """Return the login name, or "unknown" in a container whose user has no name."""
+    """Return the login name, or "unknown" for a nameless user of a container."""
     try:
         return getpass.getuser()
     # For a uid without a name, Python raises KeyError, from 3.13 on OSError.
@@ -321,7 +321,7 @@ def login_name() -> str:
 
 
 def hang_status(record: RunRecord) -> str:
-    """Return the state, with the time of a hang: "Running, hangs since 2026-11-23 06:12:03 UTC"."""
+    """Return the status, such as "Running, hangs since 2026-11-23 06:12:03 UTC"."""
     if record.status != RUNNING or not record.hang:
         return record.status
     return f"{record.status}, hangs since {str(record.hang['since_utc'])[:19].replace('T', ' ')} UTC"
@@ -335,7 +335,7 @@ def end_text(record: RunRecord) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Return a duration in words: "3.2 s", "2 min 5 s", "3 h 20 min"."""
+    """Return a duration as text: "3.2 s", "2 min 5 s", "3 h 20 min"."""
     # Round before the comparison, or 59.96 would become 60.0 s.
     if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"

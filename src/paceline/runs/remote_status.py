@@ -54,13 +54,13 @@ class Teller(Protocol):
     """The methods by which readers ask a target's engine about a run."""
 
     def look(self, folder: RunFolder, record: RunRecord) -> JobStatus:
-        """Return the engine's report on the run, at most some seconds old, and fetch new files."""
+        """Return the engine's recent report on the run, and fetch the run's new files."""
 
     def cancel(self, folder: RunFolder, record: RunRecord) -> None:
-        """Cancel the run's job in the engine; the supervisor also reads `cancel.json`."""
+        """Cancel the run's job in the engine, besides the supervisor, which reads `cancel.json`."""
 
     def channel(self, folder: RunFolder) -> Channel | None:
-        """Return a channel to the run's supervisor; None if the supervisor uses this folder."""
+        """Return a channel to the run's supervisor, or None if the supervisor shares this folder."""
 
     def start_controller(self, run_dir: Path, library_dir: Path, python: str) -> None:
         """Start a controller, as `paceline.targets.Controlling` does."""
@@ -106,7 +106,7 @@ def read(folder: RunFolder, record: RunRecord, goes_on: GoesOn | None = None) ->
 
 
 def refresh(folder: RunFolder) -> None:
-    """Fetch the run's latest metrics and files, if the run's folder here is a copy.
+    """Fetch a run's new metrics and files, if its folder here is a copy.
 
     Call `refresh` before reading those files. It is as quick as `read`: targets ask at most about once a second. Files
     that cannot be fetched now keep their old content, and `status` says why.
@@ -123,7 +123,7 @@ def refresh(folder: RunFolder) -> None:
 
 
 class HasFolder(Protocol):
-    """A handle on a run that has the run's folder."""
+    """An object with a run's folder, such as `Run`."""
 
     @property
     def folder(self) -> RunFolder: ...
@@ -137,7 +137,7 @@ _Result = TypeVar("_Result")
 def reads(
     method: Callable[Concatenate[_Handle, _Parameters], _Result],
 ) -> Callable[Concatenate[_Handle, _Parameters], _Result]:
-    """Decorate a handle's method that reads a run's files: `refresh` runs first.
+    """Decorate a method that reads a run's files, so that `refresh` fetches them first.
 
     Methods that read only the record do not need it: `paceline.runs.read` asks the engine.
     """
@@ -156,7 +156,7 @@ def is_copy(folder: RunFolder) -> bool:
 
 
 def cancel(folder: RunFolder) -> None:
-    """Tell the engine to end the run.
+    """Ask the engine to end this user's run; for others' runs do nothing.
 
     Raises:
         TargetError: The engine cannot be reached.
@@ -167,7 +167,7 @@ def cancel(folder: RunFolder) -> None:
 
 
 def write_off(folder: RunFolder, by: str) -> RunRecord:
-    """Record a run as Canceled although its engine cannot be asked. Return the record.
+    """Record a run as Canceled without its engine. Return the record.
 
     Raises:
         RunStateError: The run belongs to another user, or another process owns it.
@@ -277,7 +277,7 @@ def note_engine(folder: RunFolder, kind: str, **values: Any) -> None:
 
 
 class ExecRequest(TypedDict, total=False):
-    """A request for a command beside a worker, or for a dump or profile of stacks."""
+    """A request for a command, stack dump or profile beside a worker."""
 
     argv: list[str]
     rank: int
@@ -291,7 +291,7 @@ class ExecRequest(TypedDict, total=False):
 
 
 class ExecMessage(TypedDict, total=False):
-    """A message to or from a command, with one of these keys and bytes in base64."""
+    """A message to or from a command: one of these keys, with bytes in base64."""
 
     data: str
     end: bool
@@ -318,7 +318,7 @@ class Channel(Protocol):
         """Send one message."""
 
     def receive(self) -> list[ExecMessage]:
-        """Return the messages since the last call, without blocking: "out", "err", "exit" or "error".
+        """Return the new messages ("out", "err", "exit" or "error"), without blocking.
 
         Call `receive` at least once a second. The supervisor ends the command of a client that stays silent.
 
@@ -327,4 +327,4 @@ class Channel(Protocol):
         """
 
     def close(self) -> None:
-        """End the command if it is still running, and remove all files of the channel."""
+        """End the command if it runs, and remove the channel's files."""

@@ -32,7 +32,7 @@ _ABANDONED_S = 3600.0
 
 
 def check_removable(record: RunRecord, *, force: bool = False) -> None:
-    """Raise an error if a run has not ended and so cannot be removed.
+    """Raise an error unless the run has ended.
 
     force: Whether to accept a run whose engine does not answer (NotResponding).
 
@@ -112,7 +112,7 @@ def unmark(folder: RunFolder) -> None:
 
 
 def discard(path: Path) -> None:
-    """Delete a folder outside the list of runs. Do nothing if it does not exist.
+    """Delete a folder outside the list of runs, if it exists.
 
     Raises:
         OSError: Parts of it can't be deleted, such as other users' files.

@@ -114,7 +114,6 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         return f"Run(experiment={record.experiment!r}, id={record.run_id!r}, status={record.status!r})"
 
     def _repr_html_(self) -> str:
-        """Return HTML for a notebook with the state, the folder, the failure and curves."""
         return self._table_html() + type(self)._charts_of(self._folder)
 
     def _table_html(self) -> str:

@@ -48,7 +48,7 @@ def unlink_inputs(job: Job, folder: RunFolder) -> None:
 
 
 class OutputData(TypedDict, total=False):
-    """An output's reference and, once it is stored, its number of files and its dataset."""
+    """A stored output: its mode, where its files are, their number, and its dataset."""
 
     name: str
     mode: str
@@ -61,7 +61,7 @@ class OutputData(TypedDict, total=False):
 
 
 class InputData(OutputData, total=False):
-    """An input on one node: its files, and the bytes and seconds that fetching them took."""
+    """An input on one node: its files, and the bytes and seconds of fetching them."""
 
     fingerprint: str
     content: str
@@ -87,7 +87,7 @@ def read_data(folder: RunFolder) -> RunData:
 
 
 def inputs_by_name(folder: RunFolder) -> dict[str, InputData]:
-    """Return each input as the first node reports it; all nodes have the same files."""
+    """Return the inputs by name, as the first node reports them."""
     return {data["name"]: data for data in reversed(read_data(folder)["inputs"])}
 
 
@@ -96,7 +96,7 @@ def write_data(folder: RunFolder, data: RunData) -> None:
 
 
 def note(folder: RunFolder, values_by_output: Mapping[str, OutputData]) -> None:
-    """Merge values into the outputs of `data.json`, for each output by its name."""
+    """Add values to the outputs in a run's `data.json`, by the outputs' names."""
     data = read_data(folder)
     outputs: list[OutputData] = [{**output, **values_by_output.get(output["name"], {})} for output in data["outputs"]]
     write_data(folder, {"inputs": data["inputs"], "outputs": outputs})

@@ -119,7 +119,7 @@ class HasFiles(ABC):
 
 
 class HasNotes(ABC):
-    """The methods for tags and properties, which any process may call at any time. Properties never change."""
+    """The methods for tags and properties, which any process may call."""
 
     @property
     @abstractmethod
@@ -162,7 +162,7 @@ class HasNotes(ABC):
 
     @property
     def is_archived(self) -> bool:
-        """Whether lists leave the run out; set it to archive the run, or to bring it back."""
+        """Whether lists leave the run out. Set it to archive or restore the run."""
         return self._notes().is_archived
 
     @is_archived.setter
@@ -197,7 +197,7 @@ class HasNotes(ABC):
         tags_and_properties.remove_comment(self.folder.notes, comment_id)
 
     def tag(self, key: str, value: object = None) -> None:
-        """Set a tag. A value of any type becomes a string and replaces an earlier one.
+        """Set a tag to a value, which becomes a string.
 
         Args:
             key: Name of the tag.

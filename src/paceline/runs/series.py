@@ -21,7 +21,7 @@ _WIDTH, _HEIGHT = 4.2, 2.8
 
 @dataclass(frozen=True, kw_only=True)
 class MetricSeries:
-    """The values logged under one name, ordered by time, as tuples of one length.
+    """The values logged under one name, ordered by time.
 
     Attributes:
         steps: The step of each value, or None.
@@ -116,7 +116,7 @@ def read(
 
 
 def series_of(name: str, entries: list[MetricEntry]) -> MetricSeries:
-    """Return the series of these log lines, which have a `rank` and an `attempt`."""
+    """Return the series of a metric from its log entries, placed by rank and attempt."""
     kinds = {entry.get("kind") for entry in entries}
     if not kinds <= {None, "list"}:
         kind = entries[-1].get("kind")
@@ -145,7 +145,7 @@ def _several(numbers: int | Collection[int] | None) -> Collection[int] | None:
 
 
 def plot(found: Mapping[str, MetricSeries], title: str) -> Any:
-    """Return a matplotlib figure with a subplot for each numeric metric and a curve for each rank.
+    """Return a matplotlib figure: a subplot per numeric metric, a curve per rank.
 
     The x axis is the step, or the value's index without steps.
 

@@ -47,7 +47,7 @@ def create(
     checkpoints: Path | None = None,
     fill: Callable[[RunFolder], None] | None = None,
 ) -> int:
-    """Create the folder of a new run with its first record, and return its lock's fd.
+    """Create a new run's folder with its first record. Return its lock's fd.
 
     Readers never find an incomplete run: the folder gets its final name once it is complete.
 
@@ -113,7 +113,7 @@ def _fill(folder: RunFolder, record: RunRecord, secrets: Mapping[str, str], chec
 
 
 def owner() -> Owner:
-    """Return this process as the owner of a run."""
+    """Return this process's pid, host and boot id, for the record of a run it owns."""
     return {"pid": os.getpid(), "host": socket.gethostname(), "boot_id": processes.boot_id()}
 
 
@@ -148,7 +148,7 @@ def replace_state(folder: RunFolder, record: RunRecord, *, sync: bool = False) -
 
 
 def record_mode(record: RunRecord) -> int:
-    """Return the file permissions of a record: private if its job has variables or secrets.
+    """Return a record's file permissions, private if its job has variables or secrets.
 
     Only the owner can write to these files, so the owner of the files shows who wrote them (`is_mine`).
     """
@@ -160,7 +160,7 @@ def record_mode(record: RunRecord) -> int:
 
 
 def change(folder: RunFolder, record: RunRecord, status: str, *, digest: str | None = "", **changes: Any) -> RunRecord:
-    """Write the record with its next state, note the change in `events.jsonl`, and return it.
+    """Write the record's next state and an event, and return the record.
 
     At the run's end, notifications are sent before the record is written, because a final record never changes and must
     name the failed notifications.
@@ -196,7 +196,7 @@ def change(folder: RunFolder, record: RunRecord, status: str, *, digest: str | N
 
 
 def failed_by_hand(folder: RunFolder) -> dict[str, Any] | None:
-    """Return the record's changes for a failure that `Run.fail` has requested, or None."""
+    """Return the record's new fields if `Run.fail` has requested a failure, else None."""
     request = read_json(folder.cancel_request) or {}
     if request.get("fail") is None:
         return None
@@ -265,14 +265,14 @@ def ids(runs_dir: Path) -> list[str]:
 
 
 def shown(folder: RunFolder, record: RunRecord) -> RunRecord:
-    """Return a live run's record with the status CancelRequested if a cancel was requested."""
+    """Return the record, as CancelRequested if a live run has a cancel request."""
     if not record.is_terminal and record.status != states.FINALIZING and folder.cancel_request.exists():
         return dataclasses.replace(record, status=states.CANCEL_REQUESTED)
     return record
 
 
 def from_elsewhere(workspace_dir: Path) -> str:
-    """Return why runs of an untrusted workspace don't continue, and the command that trusts it."""
+    """Return why an untrusted workspace's runs don't continue, and the command to trust it."""
     return f"you have not made its workspace on this machine; to let it go on: paceline trust {shlex.quote(str(workspace_dir))}"
 
 
@@ -310,25 +310,25 @@ def _rank_failure(folder: RunFolder) -> FailureReport | None:
 
 
 def mark_closing(folder: RunFolder) -> None:
-    """Tell readers that the run is over while the remaining processes are being ended."""
+    """Create the file that shows readers an ended run whose last processes are being killed."""
     with contextlib.suppress(OSError):
         folder.closing.touch()
 
 
 def deserted(record: RunRecord) -> RunRecord:
-    """Return the Failed record of an abandoned run, which readers show before it is written."""
+    """Return an abandoned run's record as Failed, before it is written so."""
     return dataclasses.replace(
         record, status=states.FAILED, **failure_changes(record, deserted_report(record), utc_now())
     )
 
 
 def failure_changes(record: RunRecord, report: FailureReport, ended_utc: str) -> dict[str, Any]:
-    """Return the changes of a record for a failed run, apart from its status."""
+    """Return the fields, except status, that change when a run fails."""
     return {**end_changes(record, report.cause, ended_utc), "failure": report, "exit_code": report.exit_code}
 
 
 def end_changes(record: RunRecord, cause: str, ended_utc: str) -> dict[str, object]:
-    """Return the changes of a record that end the run and its last attempt."""
+    """Return the fields that change when a run and its last attempt end."""
     attempts = record.attempts
     if attempts and attempts[-1].ended_utc is None:
         attempts = (*attempts[:-1], dataclasses.replace(attempts[-1], ended_utc=ended_utc, cause=cause))
@@ -350,7 +350,7 @@ def close_deserted(
 
 
 def remove_scratch(folder: RunFolder, record: RunRecord) -> None:
-    """Remove the run's scratch folder, if Paceline made it for this run and user.
+    """Remove the run's scratch folder (sockets, shared memory), if Paceline made it.
 
     The record names the folder, and another user may have written the record. So a folder with any other path stays.
     """
@@ -425,7 +425,7 @@ _MOST_KNOWN = 256
 
 
 def _submitted(folder: RunFolder, job: Job | None = None) -> RunRecord | None:
-    """Return the record in `job.json`, validated once in a process; None if there is no file.
+    """Return the record in `job.json`, validated once per process, or None without a file.
 
     job: The run's job, if the caller has it.
     """
@@ -474,7 +474,7 @@ def was_here(record: RunRecord) -> bool:
 
 
 def remove_containers(job: Job | None, run_id: str, *, all_ended: bool = False) -> None:
-    """Remove the run's containers from this machine's engine, if its job has an image. Never raises.
+    """Remove the run's containers, if any, from this machine's engine. Never raises.
 
     all_ended: Whether all container clients (`docker run`) have ended, so that no container is still being created.
     """

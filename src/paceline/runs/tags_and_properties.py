@@ -54,7 +54,7 @@ class Notes:
 
     @property
     def name(self) -> str | None:
-        """The name that lists show; None for a child run, or a run of an older version."""
+        """The name that lists show; None for child runs and old runs."""
         return self.display_name or self.drawn_name
 
 

@@ -28,7 +28,7 @@ KEPT_DAYS = 7
 
 @dataclass(frozen=True, kw_only=True)
 class DeletedRun:
-    """A run in the trash.
+    """A run in the trash, with the time and user of its deletion.
 
     Attributes:
         folder: Its present folder.
@@ -114,7 +114,7 @@ def _move(folder: RunFolder, with_run: str, *, force: bool) -> None:
 
 
 def below(runs_dir: Path, folders: Sequence[RunFolder]) -> list[RunFolder]:
-    """Return all descendants of these runs, the deepest first."""
+    """Return the descendants of these runs (trials, steps), the deepest first."""
     return _below(runs_dir, _parents(runs_dir), folders)
 
 

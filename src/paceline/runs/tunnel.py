@@ -40,7 +40,7 @@ def listen(local_port: int) -> socket.socket:
 
 
 class Tunnel:
-    """A listening port of this machine, whose connections reach a port beside a worker.
+    """A port of this machine whose connections lead to a worker's node.
 
     Attributes:
         local_port: The port of 127.0.0.1 at which it listens.
@@ -101,7 +101,7 @@ class Tunnel:
             raise RunStateError(f"run {self._folder.run_id}: the tunnel to port {self._port} was closed on the node.")
 
     def serve(self) -> None:
-        """Pass on data until the run ends. So the method always ends with an exception.
+        """Pass on data until the run ends, which raises an error.
 
         Raises:
             RunStateError: The run has ended.
@@ -110,7 +110,7 @@ class Tunnel:
             self.step()
 
     def close(self) -> None:
-        """Close all connections, and end the relay on the node. A second call does nothing."""
+        """Close all connections, and end the relay on the node. Idempotent."""
         self._is_closed = True
         listening.close(self._listener)
         self._connections.close()

@@ -43,7 +43,7 @@ def visible(text: str, *, lines: bool = False) -> str:
 
 
 def visible_line(text: str) -> str:
-    """Return a log line for a terminal, with colours but without other control characters."""
+    """Return a log line for a terminal, without control characters except colours."""
     if text.isprintable():
         return text
     text = _SEQUENCE.sub(_colour_or_nothing, text.replace("\b", ""))
@@ -54,7 +54,7 @@ def visible_line(text: str) -> str:
 
 
 class TerminalLines:
-    """A formatter for the lines of several ranks on one terminal, which keeps their colours."""
+    """A formatter that keeps the colours of each rank's lines apart on one terminal."""
 
     def __init__(self) -> None:
         self._set: dict[Hashable, str] = {}

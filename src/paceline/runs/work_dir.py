@@ -45,7 +45,7 @@ ABOVE = "above"
 
 @dataclass(frozen=True)
 class Place:
-    """The position of the source's copy in the working directory `work`.
+    """Where the copy of the source is in the run's working directory `work`.
 
     Attributes:
         copy: The copy's path relative to `work`; "" for `work` itself.
@@ -84,7 +84,7 @@ def place(record: Any, *, is_shared: bool = True) -> Place:
 
 
 def make(folder: RunFolder, *, is_shared: bool = True, sent: Mapping[str, Path | None] | None = None) -> Path:
-    """Copy the snapshot and the job's own files to the working directory, and return its path.
+    """Copy the snapshot and the job's files to the working directory. Return its path.
 
     Args:
         folder: The run's folder.
@@ -143,7 +143,6 @@ def _inside(copy: Path, path: str) -> Path:
 
 
 def _bring(original: Path | None, target: Path) -> None:
-    """Copy a file that was sent to this machine, or make an empty folder for None."""
     if os.path.lexists(target):
         return
     if original is None:
@@ -157,7 +156,7 @@ def _bring(original: Path | None, target: Path) -> None:
 
 
 def _link(folder: RunFolder, top: Path, at: Place) -> None:
-    """Link to source files outside the snapshot, and to all folders around the copy."""
+    """Create the working directory's links: to source files outside the snapshot, and around the copy."""
     for one in linked.read(folder.linked):
         path, original = top / at.copy / one.path, os.path.join(at.source, one.path)
         if one.is_linked and os.path.lexists(original) and not os.path.lexists(path):
@@ -176,7 +175,7 @@ def _link(folder: RunFolder, top: Path, at: Place) -> None:
 
 
 def _link_names(top: Path, name: str, results: frozenset[str]) -> None:
-    """Create links in `top/name` to the entries of `/name`, except to those in `results`."""
+    """Link the entries of `/name`, except `results`, into `top/name`."""
     with contextlib.suppress(OSError), os.scandir(f"/{name}") as found:
         names = [entry.name for entry in islice(found, _NAMES)]
         # Relative to the open folder, creating links takes a third less time.
@@ -204,7 +203,7 @@ def _found(folder: RunFolder, record: Any) -> Place:
 
 
 def clean(folder: RunFolder) -> None:
-    """Remove unchanged files of the snapshot or the job, links that `make` made, and empty folders.
+    """Remove unchanged files of snapshot and job, links of `make`, and empty folders.
 
     If the copy was surrounded by links, its remaining files move to `work` itself.
     """
@@ -245,7 +244,7 @@ def clean(folder: RunFolder) -> None:
 
 
 def _flatten(folder: RunFolder, at: Place) -> None:
-    """Move the copy's remaining files to `work`, and files outside the copy to `work`/`ABOVE`."""
+    """Move the copy's remaining files to `work`, and other files to `work`/`ABOVE`."""
     if not at.copy or not folder.work.is_dir():
         return
     beside = folder.work.with_name(f".{ABOVE}")
@@ -261,7 +260,7 @@ def _flatten(folder: RunFolder, at: Place) -> None:
 
 
 def left_files(folder: RunFolder) -> Iterator[tuple[str, Path]]:
-    """Yield the name ("work/out/model.pt") and path of each file that the script left in `work`.
+    """Yield name ("work/out/model.pt") and path of each file that the script left.
 
     Yield nothing during the run, because `work` then also contains the source.
     """
@@ -273,7 +272,7 @@ def left_files(folder: RunFolder) -> Iterator[tuple[str, Path]]:
 
 
 def rescue_outputs(folder: RunFolder) -> None:
-    """Make `outputs` the run's own folder again, with all files of the script's `outputs`.
+    """Make `outputs` the run's folder again, with the script's `outputs` in it.
 
     Never follow links: a script in a container may not write where the supervisor may.
 
@@ -303,7 +302,7 @@ def rescue_outputs(folder: RunFolder) -> None:
 
 
 def _keep_links(outputs: Path, target: Path) -> None:
-    """Make relative links that lead out of `outputs` valid for its new path `target`."""
+    """Rewrite relative links out of `outputs` for its new path `target`."""
     for directory, folders, files in os.walk(outputs):
         for path in (os.path.join(directory, name) for name in (*folders, *files)):
             if not os.path.islink(path) or os.path.isabs(link := os.readlink(path)):

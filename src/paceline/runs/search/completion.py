@@ -21,7 +21,7 @@ _TIMES = {"-1d": "since a day ago", "-7d": "since a week ago", "today": "", "yes
 
 
 class Suggestion(NamedTuple):
-    """A completion: text to insert from `start` to `end` of the query, and its meaning."""
+    """A completion of a query: text to insert from `start` to `end`, and its meaning."""
 
     text: str
     start: int
@@ -72,10 +72,7 @@ def _candidates(earlier: list[QueryToken], part: str, runs: Sequence[RunFacts]) 
 
 
 def _compared(earlier: list[QueryToken]) -> RunField | None:
-    """Return the field whose value is at the cursor, as in `state = fa`.
-
-    Return None if no value is expected there.
-    """
+    """Return the field that the value at the cursor is compared with, as in `state = fa`, or None."""
     place = len(earlier) - 1
     if place >= 1 and earlier[place].kind == "operator":
         return _field(earlier[place - 1].text)

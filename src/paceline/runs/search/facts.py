@@ -95,7 +95,7 @@ class RunFacts:
 
     @property
     def duration_s(self) -> float | None:
-        """Seconds from the start to the end, or to now; None before the start."""
+        """Seconds from the start to the end (or now); None before the start."""
         return duration_s(self.started_utc, self.ended_utc)
 
     @property
@@ -112,7 +112,7 @@ class RunFacts:
 
 
 def read_facts(folder: RunFolder, known: RunFacts | None = None) -> RunFacts | None:
-    """Return the current facts of a run with its metrics; None without a readable record.
+    """Return a run's current facts with its metrics; None without a readable record.
 
     Args:
         folder: The run's folder.
@@ -162,7 +162,7 @@ def read_metrics(folder: RunFolder, facts: RunFacts, reader: SummaryReader | Non
 
 
 def add_notes(facts: RunFacts, folder: RunFolder, stamp: int | None) -> None:
-    """Set the name, description, tags and tracked parameters of a run from its notes."""
+    """Set a run's name, description, tags and tracked parameters from its notes."""
     facts.notes_stamp = stamp
     noted = tags_and_properties.read(folder.notes)
     facts.name, facts.description = _text(noted.name), _text(noted.description, LONG)
@@ -175,7 +175,7 @@ def add_notes(facts: RunFacts, folder: RunFolder, stamp: int | None) -> None:
 
 
 def stamp_hash(path: Path | str) -> int | None:
-    """Return a number that changes when a file changes; None if the file is missing."""
+    """Return a number that changes with a file, or None if it is missing."""
     stamp = stamp_of(path)
     return None if stamp is None else hash(stamp)
 

@@ -38,7 +38,7 @@ _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"(?:\.(\w+))?|`([^`]*)`(?:\.(\w+))?', r
 
 @dataclass(frozen=True)
 class RunField:
-    """A field of a run, with its name in queries and the kind of its values."""
+    """A field of a run: its name in queries, and its kind of values."""
 
     name: str
     kind: FieldKind
@@ -138,7 +138,7 @@ def field_of(text: str, at: int = 0) -> RunField:
 
 
 def quoted(name: str) -> str:
-    """Return a name as queries contain it: quoted if it is ambiguous or has special characters."""
+    """Return a name for a query, in quotes if ambiguous or with special characters."""
     if _BARE.fullmatch(name) and name.rpartition(".")[2] not in STATISTICS and name.lower() not in KEYWORDS:
         return name
     text = json.dumps(name, ensure_ascii=False)
@@ -164,7 +164,7 @@ def split_fields(text: str) -> list[str]:
 
 
 def cell_text(facts: RunFacts, of: RunField) -> str:
-    """Return a field's value as tables show it, with "-" for a missing value."""
+    """Return a field's value as tables show it; "-" for a missing value."""
     value = of.get(facts)
     match of.kind:
         case "time" if isinstance(value, float):

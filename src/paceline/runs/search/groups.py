@@ -16,7 +16,7 @@ _NUMBERS = ("number", "duration", "any")
 
 @dataclass(frozen=True, slots=True)
 class MeanSpread:
-    """The mean of `count` numbers.
+    """The mean and deviation of `count` numbers, such as a metric over several runs.
 
     `deviation` is the sample standard deviation (n - 1); None for one number.
     """
@@ -36,24 +36,24 @@ class MeanSpread:
 
 @dataclass(frozen=True, slots=True)
 class RunGroup:
-    """The runs that share a field's value; `text` is the value as tables show it."""
+    """The runs with the same value of a field; `text` is that value in tables."""
 
     value: FieldValue
     text: str
     runs: list[RunFacts]
 
     def spread(self, of: RunField) -> MeanSpread | None:
-        """Return the mean and deviation of a numeric field over the runs, or None."""
+        """Return a numeric field's mean and deviation over the runs, or None."""
         return spread(map(of.get, self.runs)) if of.kind in _NUMBERS else None
 
     def common(self, of: RunField) -> FieldValue:
-        """Return the value of a field that all runs of the group share, or None."""
+        """Return the field's value if all runs of the group have it, else None."""
         first = of.get(self.runs[0])
         return first if all(of.get(facts) == first for facts in self.runs) else None
 
 
 def spread(values: Iterable[FieldValue]) -> MeanSpread | None:
-    """Return the mean and sample deviation of numbers; None without numbers or with a text.
+    """Return the numbers' mean and deviation; None without numbers or with a text.
 
     Missing values and NaN do not count.
 
@@ -79,7 +79,7 @@ def spread(values: Iterable[FieldValue]) -> MeanSpread | None:
 
 
 def grouped(runs: Sequence[RunFacts], by: RunField, sort: str = "") -> list[RunGroup]:
-    """Return the runs in groups by a field. Runs without a value come last.
+    """Return the runs grouped by a field. Runs without a value come last.
 
     Args:
         runs: The runs, in their order.

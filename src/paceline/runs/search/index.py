@@ -57,7 +57,7 @@ _PIECE_BYTES, _PIECE_LINES = 1 << 17, 500
 
 
 class RunIndex:
-    """An index of all runs, newest first. `version` increases with each change of a run.
+    """An index of all runs, newest first. Each change of a run increases `version`.
 
     Args:
         runs_dir: The workspace's folder of runs.
@@ -99,7 +99,7 @@ class RunIndex:
         return listed
 
     def get(self, run_id: str) -> RunFacts | None:
-        """Return the facts of a run; None while its record or metrics are unread."""
+        """Return a run's facts; None until its record and metrics have been read."""
         return None if run_id in self._unread else self._entries.get(run_id)
 
     @property
@@ -108,7 +108,7 @@ class RunIndex:
         return len(self._unread)
 
     def refresh_within(self, wait_s: float, shown: Iterable[str] = (), *, is_quick: bool = False) -> None:
-        """Start a refresh and wait up to `wait_s`. A longer refresh continues in a thread."""
+        """Refresh the index, waiting up to `wait_s`. The rest continues in a thread."""
         if not self._is_due():
             return
         going = self._going
@@ -153,7 +153,7 @@ class RunIndex:
         return time.monotonic() - self._looked_at >= max(_FRESH_S, rest_s)
 
     def refresh_notes(self, shown: Iterable[str], wait_s: float) -> None:
-        """Read the changed tags, names and descriptions of these ended runs, for up to `wait_s`."""
+        """Read changed tags, names and descriptions of ended runs for up to `wait_s`."""
         until = time.monotonic() + wait_s
         if self._lock.acquire(timeout=wait_s):
             try:
@@ -182,7 +182,7 @@ class RunIndex:
                     self._fresh[run_id] = known
 
     def _has_ended(self, run_id: str) -> bool:
-        """Update the facts of a run from its record. Return whether the run has ended."""
+        """Update a run's facts from its record. Return whether it has ended."""
         known = self._entries.get(run_id)
         found = read_record_facts(RunFolder(self._runs_dir / run_id), known)
         if found is None:
@@ -312,7 +312,7 @@ def find_runs(
 
 
 def facts_of(runs_dir: Path, ids: Sequence[str]) -> dict[str, RunFacts]:
-    """Return the facts of these runs by id, except of those with unreadable records.
+    """Return the facts of these runs by id, if their records are readable.
 
     Examples:
         >>> facts_of(workspace.runs_dir, ["digits_1700000000_00000001"])["digits_1700000000_00000001"].params["lr"]
@@ -375,7 +375,7 @@ class FactsCache:
                 file.write(b"\n" + _lines(facts))
 
     def _rows(self) -> Iterator[object]:
-        """Yield the JSON value of each line, unless another user can write to the file."""
+        """Yield each line's JSON value, unless another user can change the file."""
         with gone_is_fine(), open(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
             found = os.fstat(file.fileno())
             if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022:

@@ -76,7 +76,7 @@ def params_of(
 
 
 def typed(value: object) -> ParamValue:
-    """Return numbers, and texts that are numbers, as numbers, and other values as texts."""
+    """Return a number for a number or its text, and a text for any other value."""
     match value:
         case bool():
             return str(value).lower()
@@ -99,7 +99,7 @@ _MOST_NAMES = 1_000_000
 
 
 class Names:
-    """A table of names that `PackedMapping` objects with equal names share.
+    """A table of names that equally named `PackedMapping` objects share to save memory.
 
     `at` has the position of each name's value.
     """
@@ -161,7 +161,7 @@ class PackedMapping(Mapping[str, _V]):
 
 
 def packed(values: Mapping[str, _V]) -> PackedMapping[_V]:
-    """Return a packed copy of a mapping. Equal mappings often share one copy."""
+    """Return a copy of a mapping that takes less memory; equal mappings may share one."""
     return cast("PackedMapping[_V]", _packed(tuple(values), *values.values()))
 
 

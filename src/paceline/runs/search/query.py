@@ -61,7 +61,7 @@ class QueryToken(NamedTuple):
 
 @dataclass(frozen=True)
 class Word:
-    """A search for runs whose name, id, experiment, user or tags contain a text."""
+    """A search for a text in name, id, experiment, user and tags."""
 
     text: str
 
@@ -81,7 +81,7 @@ class Word:
 
 @dataclass(frozen=True)
 class Has:
-    """A search for runs that have a value of a field."""
+    """A part of a query that matches runs with any value of a field."""
 
     field: RunField
 
@@ -95,7 +95,7 @@ class Has:
 
 @dataclass(frozen=True)
 class Compare:
-    """A comparison of a field with one value, or with several for "in" and "not in"."""
+    """A comparison of a field with a value, or several values for "in"."""
 
     field: RunField
     operator: Operator
@@ -124,7 +124,7 @@ class Compare:
 
 @dataclass(frozen=True)
 class Not:
-    """A search for the runs that another query does not match."""
+    """A query that matches the runs which another query does not match."""
 
     node: Node
 
@@ -170,7 +170,7 @@ Node: TypeAlias = "Word | Has | Compare | Not | And | Or"
 
 
 def parse(text: str, now: float | None = None) -> Node:
-    """Return the query as a syntax tree. `str(tree)` is a query with the same meaning.
+    """Return a query's syntax tree. `str(tree)` is an equal query.
 
     Args:
         text: The query; an empty one matches every run.
@@ -405,10 +405,7 @@ def _number_test(get: Callable[[RunFacts], FieldValue], operator: str, number: f
 
 
 def _any_test(field: RunField, operator: str, value: str, at: int) -> Predicate:
-    """Return a test of a field that may hold numbers or texts.
-
-    Numbers are compared as numbers, and other values as texts.
-    """
+    """Return a test that compares a field's values with `value`, as numbers or as texts."""
     get, wanted = field.get, typed(value)
     if operator == "=":
         return lambda facts: (found := get(facts)) is not None and (found == value or _typed(found) == wanted)
@@ -427,7 +424,7 @@ def _typed(value: FieldValue) -> float | str:
 
 
 def _span_test(get: Callable[[RunFacts], FieldValue], operator: str, least: float, most: float) -> Predicate:
-    """Return a test of a time against a span; ">" means after its end."""
+    """Return a test that compares a time with a span such as a day; ">" means after it."""
     tests: dict[str, Callable[[float], bool]] = {
         "=": lambda found: least <= found < most or found == least,
         "<": lambda found: found < least,
@@ -464,7 +461,7 @@ def _seconds(value: str, at: int) -> float:
 
 
 def _times(field: RunField, value: str, now: float, at: int) -> tuple[float, float]:
-    """Return the first and last second of a day, or twice the time of another value."""
+    """Return a time value as (first, last second): a whole day, or one moment twice."""
     text = value.lower()
     try:
         today = dt.datetime.fromtimestamp(now).date()

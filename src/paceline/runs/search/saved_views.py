@@ -85,7 +85,7 @@ class SavedView:
 
     @property
     def columns(self) -> list[str]:
-        """The fields of the columns after the first one; None if no user chose columns."""
+        """The fields that the user chose as columns; empty for the default columns."""
         names = (name.strip() for name in split_fields(self._last("columns")))
         # Skip the page's two columns that are no fields.
         return [name for name in names if name and name not in ("latest", "tags")]

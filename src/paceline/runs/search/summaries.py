@@ -73,7 +73,7 @@ class MetricFacts:
 
 @lru_cache(maxsize=2 * MOST_METRICS)
 def goal_of(name: str) -> Goal | None:
-    """Return "minimize" or "maximize" by a word in the metric's name; None for other names.
+    """Return "minimize" or "maximize" by a metric's name, or None.
 
     Examples:
         >>> goal_of("val/top1_acc"), goal_of("train_loss"), goal_of("lr")
@@ -118,7 +118,7 @@ class MetricSummaries(Mapping[str, MetricFacts]):
         return self._goals or {}
 
     def value(self, name: str, statistic: str = "last") -> float | None:
-        """Return one statistic of a metric, such as "last" or "best"; None without a value."""
+        """Return a metric's statistic, such as "last" or "best", or None."""
         place = self._names.at.get(name)
         if statistic == "best":
             statistic = {"minimize": "min", "maximize": "max"}.get(self.goal(name) or "", "")
@@ -128,7 +128,7 @@ class MetricSummaries(Mapping[str, MetricFacts]):
         return cast("float", _NUMBER.unpack_from(self._numbers, _SUMMARY.size * place + offset)[0])
 
     def goal(self, name: str) -> Goal | None:
-        """Return "minimize" or "maximize" as the sweep or the metric's name says, or None."""
+        """Return "minimize" or "maximize" by the sweep or the metric's name, or None."""
         return (self._goals or {}).get(name) or goal_of(name)
 
     def __iter__(self) -> Iterator[str]:
@@ -142,7 +142,7 @@ class MetricSummaries(Mapping[str, MetricFacts]):
         return MetricSummaries(self._names, self._numbers, goals or None)
 
     def to_json(self) -> dict[str, list[float]]:
-        """Return {name: (last, min, max, count)}. If all numbers are NaN, so are min and max."""
+        """Return {name: (last, min, max, count)}. Without a number, min and max are NaN."""
         return dict(zip(self, map(list, _SUMMARY.iter_unpack(self._numbers)), strict=True))
 
     @classmethod
@@ -157,7 +157,7 @@ NO_METRICS = MetricSummaries(names_of(()), b"")
 
 
 def headline(metrics: MetricSummaries, most: int) -> list[tuple[str, float]]:
-    """Return the last values of at most `most` metrics: validation first, then losses."""
+    """Return (name, last value) of the `most` most important metrics, validation first."""
     return [(name, cast("float", metrics.value(name))) for name in _first(metrics.names, most)]
 
 
@@ -172,7 +172,7 @@ def _first(names: Names, most: int) -> list[str]:
 
 
 def main_metric(metrics: MetricSummaries) -> str | None:
-    """Return the name of the most important metric: the sweep's, or the first of `headline`.
+    """Return the most important metric's name: the sweep's, or the first of `headline`.
 
     Examples:
         >>> main_metric(MetricSummaries.of({"loss": (0.1, 0.1, 0.1, 1), "val_acc": (0.9, 0.9, 0.9, 1)}))
@@ -183,7 +183,7 @@ def main_metric(metrics: MetricSummaries) -> str | None:
 
 
 class SummaryReader:
-    """A reader of a run's metric logs; each call reads only the appended lines."""
+    """A reader of a run's metric logs; each call reads only new lines."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -265,7 +265,7 @@ def _add(numbers: dict[str, list[float]], entry: MetricEntry) -> None:
 
 
 def as_float(number: float) -> float:
-    """Return a number as a float; an integer beyond its range becomes infinity."""
+    """Return a number as a float; an integer that is too large becomes infinity."""
     try:
         return float(number)
     except OverflowError:
