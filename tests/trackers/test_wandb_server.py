@@ -27,7 +27,10 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricLog
 from paceline.trackers.relay import CutError, MetricRelay
 from paceline.trackers.wandb_server import WandbServer
+from tests.cli.conftest import Cli, cli
 from tests.helpers import make_job, make_run
+
+__all__ = ["cli"]
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 
@@ -435,3 +438,14 @@ def test_server_understands_the_wandb_package(server: Server, tmp_path: Path) ->
     assert loss["6"] == [1, 3]
     assert json.loads(server.files["wandb-summary.json"][0])["loss"] == 2.0
     assert server.end == 3
+
+
+def test_verb_prints_the_address_of_the_run(server: Server, cli: Cli) -> None:
+    cli.script("import paceline\npaceline.Run.get_context().log('loss', 0.5, step=7)\n")
+    cli("run", "--name", "brave", "src/train.py")
+    env = {"WANDB_BASE_URL": server.uri, "WANDB_API_KEY": KEY}
+    printed = cli("relay", "brave", "--to", "wandb=digits", env=env).stdout
+    (run_id,) = cli.run_ids()
+    assert printed == f"All metrics of {run_id} are at {server.uri}/team/digits/runs/{run_id}.\n"
+    assert server.values() == Counter([("loss", 7, "0.5")])
+    assert server.end == 0
