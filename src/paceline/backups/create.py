@@ -52,7 +52,7 @@ class Created:
 
     Attributes:
         backup: The new backup.
-        stored, stored_bytes: Number and size of the contents that were new to the datastore.
+        stored, stored_bytes: Number and size of the file contents that were new to the datastore.
         left_out: (name, reason) of files that are not in the backup.
         removed: Ids of old backups that were removed because of `keep`.
         freed_bytes: Size of the removed contents.

@@ -54,14 +54,14 @@ def place(text: str) -> Source:
 
 @contextlib.contextmanager
 def open_backups(workspace_dir: Path, source: Source) -> Iterator[Backups]:
-    """Open the backups at a place."""
+    """Yield the backups in a datastore's folder, open during a `with` block."""
     with opened(workspace_dir, source) as (store, path):
         yield Backups(store, source, path)
 
 
 @dataclass(frozen=True)
 class Backups:
-    """The backups in a folder of an open store."""
+    """The backups in a folder of an open datastore."""
 
     store: Store
     source: Source

@@ -40,7 +40,7 @@ class _Look:
 
 
 class Looks:
-    """The requests for stacks of one attempt's workers.
+    """The requests for stack dumps and profiles of one attempt's workers.
 
     shells: The environment of each node for its workers.
     about: Returns a rank's facts that only the supervisor knows, such as its node.

@@ -73,7 +73,7 @@ class Occurrences:
         return {key for key in (*self._open.names(), *self._done.names()) if key.startswith(f"{kind}-")}
 
     def claim(self, occurrence: Occurrence) -> bool:
-        """Claim an occurrence. Return False if it is claimed already."""
+        """Claim an occurrence, so that only this process starts its run; False if claimed."""
         key = occurrence.key
         if self._done.path(key).exists():
             return False

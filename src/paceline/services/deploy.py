@@ -168,7 +168,7 @@ def wait(
     timeout_s: float | None = None,
     on_look: Callable[[ServiceRecord], object] | None = None,
 ) -> ServiceRecord:
-    """Block until the request with this serial is settled, and return the service's record.
+    """Block until the request with this serial is done, and return the service's record.
 
     The wait also ends if a later request has replaced this one.
 

@@ -60,7 +60,7 @@ def on_nodes(
     """Run a command of `paceline.node` on these nodes in parallel, and wait for its end.
 
     verb: The command, such as "prepare", a key of `_VERBS`.
-    seen: Paths of the run's folder and the workspace on the nodes.
+    seen: Paths of the run's folders on the nodes.
     stop: Polled for a reason to stop the run, such as "cancel".
 
     The first failed or lost node ends the processes on the others.

@@ -143,7 +143,7 @@ class Supervision:
         store.write(self.folder, self.record)
 
     def owner(self) -> Owner:
-        """Return the pid and engine's job that show whether the run lives."""
+        """Return the pid and engine's job that show whether the run is alive."""
         owner, known = store.owner(), self.record.owner
         if "engine" in known:
             owner["engine"] = known["engine"]

@@ -101,7 +101,7 @@ class Bench:
     # --- waiting
 
     def wait_until(self, condition: Callable[[], object], what: str, limit_s: float = _WAIT_S) -> None:
-        """Return once `condition` holds. Fail the test after `limit_s` and the target's slack."""
+        """Return once `condition` holds. Fail the test after `limit_s` and the target's `slack_s`."""
         looked = time.monotonic()
         deadline = looked + limit_s + self.target.slack_s
         while not condition():

@@ -79,7 +79,7 @@ class Nvml:
         return found
 
     def processes_by_name(self) -> "dict[str, dict[int, int]]":
-        """Return {number or UUID of a GPU or MIG slice: {pid: bytes}}."""
+        """Return {number or UUID of a GPU or MIG slice: {pid: its GPU memory in bytes}}."""
         import ctypes
 
         found = {}  # type: dict[str, dict[int, int]]

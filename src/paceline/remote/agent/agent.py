@@ -40,7 +40,7 @@ class Agent:
     """The agent of one node.
 
     settings: `silence_s` is the number of seconds without a message after which the supervisor counts as lost.
-    out: The queue of frames that are sent to the supervisor.
+    out: The queue of messages to the supervisor.
     """
 
     def __init__(self, out: SendQueue, guardian: socket.socket, settings: dict[str, Any]) -> None:

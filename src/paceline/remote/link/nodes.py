@@ -279,7 +279,7 @@ class AgentNodes:
     def loads(self, workers: Mapping[int, Mapping[str, object]]) -> dict[int, dict[str, object]]:
         """Return {node rank: its resource use} of nodes that answer.
 
-        workers: Node rank -> the workers on this node whose use to return too.
+        workers: Node rank -> the workers on this node whose resource use is returned too.
         """
         asked = [
             (node, link) for node, link in zip(self.nodes, self._links, strict=True) if not (link.lost or link.is_stuck)

@@ -133,7 +133,7 @@ class Changes:
         return dict(header, stamp=_stamp(found)), data, json.loads(data.decode()).get("status") in ends
 
     def whole(self, entry: "Entry", as_it_is: bool = False) -> "Iterator[Frame]":
-        """Yield the frames of a file, link or folder.
+        """Yield the frames that send a whole file, link or folder.
 
         Frames of a file that changes meanwhile are canceled by a last frame, unless `as_it_is`.
         """

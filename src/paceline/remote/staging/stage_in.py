@@ -62,9 +62,9 @@ class Arrived:
         return moved(environment, self._path) if self.manifest.places else environment
 
     def linked(self) -> dict[str, Path | None]:
-        """Return {path in the source folder: path here} of sent files outside the snapshot.
+        """Return {path in the source folder: local path} of sent files outside the snapshot.
 
-        An empty folder has None as path here. Files that were sent by a datastore are fetched first.
+        The local path of an empty folder is None. Files that were sent by a datastore are fetched first.
         """
         found: dict[str, Path | None] = {}
         for path, (tree, name) in self.manifest.linked.items():

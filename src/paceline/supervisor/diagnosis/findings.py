@@ -50,7 +50,7 @@ class Findings:
     exit_codes, ended_at, errors: Rank -> exit code, Unix time of the end, and content of the error file.
     asked: Rank -> Unix time at which the supervisor sent SIGTERM.
     lost: Node rank -> a text that says how the supervisor found that the node is lost.
-    driver_from: Position in the driver's log where the attempt begins.
+    driver_from: Byte offset in the driver's log at which the attempt begins.
     samples: Samples of the nodes' and workers' use of CPU, memory and GPUs, the newest last.
     peaks: Rank -> peak memory in bytes.
     """

@@ -141,7 +141,7 @@ _MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 def with_hints(
     report: FailureReport, job: Job, stalled: str | None = None, missing: str | None = None
 ) -> FailureReport:
-    """Return the failure report, with hints on a fix in its message.
+    """Return the failure report, its message extended by hints on what to do.
 
     stalled: A sentence on the collectives that ranks waited for at the end, or None.
     missing: A sentence on where a missing file is, or None.
