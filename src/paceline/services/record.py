@@ -118,7 +118,7 @@ class Revision(_Data):
 class DesiredState(_Data):
     """The state, revision and number of processes that users want for a service.
 
-    serial: A number that increases with each request. The service's record has the number of the last settled request.
+    serial: A number that increases with each request. The service's record has the number of the last completed request.
     state: UP, DOWN (stopped) or GONE (deleted).
     workers: Number of model processes.
     """
@@ -139,7 +139,7 @@ class ServiceRecord(_Data):
     port: Listening port; 0 until the first start if the service may choose it.
     revision, workers: The present revision and number of model processes; None before the first revision is served.
     served: All revisions that were ever served, oldest first.
-    settled: Serial of the last settled request.
+    settled: Serial of the last request for a change that is done or has failed.
     failure: Why that request or the whole service failed, or None.
     updating: The revision that is being prepared, or None.
     restarts: How often a server that had died was started again.

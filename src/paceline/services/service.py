@@ -221,7 +221,7 @@ class Service:
         return store.revisions(self._folder)
 
     def wait_for_deployment(self, show_output: bool = False, timeout_sec: float | None = None) -> ServiceRecord:
-        """Block until the last request is settled. Return the record.
+        """Block until the last requested change is done. Return the record.
 
         Args:
             show_output: Print the log of the supervisor and its servers meanwhile.

@@ -24,7 +24,7 @@ _PREFIX = "carried-"
 
 @dataclass(frozen=True, kw_only=True)
 class Arrived:
-    """The files that were sent to this machine with a run, and the job's paths here.
+    """The files that were sent to this machine with a run, and their paths.
 
     stores_dir: The folder with the records of datastores: the run's folder if files were sent, else the workspace.
     """
