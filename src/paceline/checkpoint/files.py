@@ -236,7 +236,7 @@ def unreadable(path: Path, why: str) -> str:
 
 
 def remove_old(folder: Path, keep: int, rank: int, size: int, but: CheckpointPart | None = None) -> None:
-    """Remove this rank's old checkpoint files, except the newest `keep` and `but`.
+    """Remove this rank's old checkpoint files. Keep the newest `keep` and the file `but`.
 
     If each rank has a separate folder, no folder ever has all parts of a checkpoint. Then this rank's newest `keep` + 2 parts
     stay, because another rank may be two saves behind.

@@ -131,7 +131,7 @@ class StateImage:
 
 
 class Camera:
-    """A maker of images: copies of training states in reused shared memory."""
+    """A maker of `StateImage`s, which reuses the shared memory of earlier images."""
 
     def __init__(self) -> None:
         self._memory: SharedMemory | None = None
@@ -141,7 +141,7 @@ class Camera:
         self._is_prepared = False
 
     def prepare(self, arrays: Sequence[DenseArray]) -> None:
-        """Allocate memory for these arrays in a thread, on the first call."""
+        """On the first call, start a thread that allocates memory for these arrays."""
         if not self._is_prepared and _bytes_of(arrays) >= _LEAST_FORKED and not _danger(_mappings()):
             threading.Thread(target=self._prepare, args=(_bytes_of(arrays),), daemon=True).start()
         self._is_prepared = True
@@ -201,7 +201,7 @@ class Camera:
         return (resident - shared) * mmap.PAGESIZE <= _MOST_TIMES * size
 
     def _fork(self, image: StateImage, placed: list[tuple[DenseArray, int]]) -> list[tuple[DenseArray, int]]:
-        """Fork a child that copies arrays. Return those it cannot copy."""
+        """Copy arrays in a forked child. Return the arrays that it cannot copy."""
         mappings = _mappings()
         if why := self._refused or _danger(mappings):
             if not self._refused:

@@ -181,7 +181,7 @@ def _save(
     *,
     goes_on: bool,
 ) -> CheckpointError | None:
-    """Save the state, perhaps in a thread. Return the logged error, or None."""
+    """Save the state, in a thread if `goes_on`. Return the error of a failed save, or None."""
     global _last, _writing
     try:
         if not _settled(SAVE_S):
@@ -218,7 +218,7 @@ def _save(
 
 
 def _keep(state: object, place: Path, part: files.CheckpointPart, step_s: float | None) -> None:
-    """Send the state to the warm spare's memory, for the next attempt."""
+    """Send the state to the warm spare process, from which the next attempt can load it."""
 
     def encoded() -> tuple[bytes, list[DenseArray]]:
         content, arrays = _plain(state)

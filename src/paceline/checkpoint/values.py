@@ -231,7 +231,7 @@ class DenseArray:
     Attributes:
         dtype: The safetensors name of the dtype.
         size: The number of bytes.
-        is_on_gpu: Whether the bytes are in CUDA memory, as `tensor`.
+        is_on_gpu: Whether the bytes are in GPU memory. The attribute `tensor` then has them.
     """
 
     def __init__(self, name: str, array: Any) -> None:

@@ -163,11 +163,7 @@ class BackgroundLoop:
         return not self._thread.is_alive()
 
     def forsake(self, error: ShutDownError) -> None:
-        """Make all operations fail with this error in a forked child.
-
-        The child has no loop thread, and locks that other threads held at the fork stay held in the child. So this replaces the
-        lock `_wake`, and `wait` does not touch the other two locks.
-        """
+        """Make all operations in a forked child fail with this error: it has no loop thread."""
         self._wake = threading.Condition()
         self._is_forked, self.ended = True, error
 
@@ -186,7 +182,7 @@ class BackgroundLoop:
             task.handle._finish(error=self.ended)
 
     def overdue(self, limit_s: float) -> str | None:
-        """Describe an operation that takes longer than the limit. Return None without one."""
+        """Describe an operation in flight for more than `limit_s`, or return None."""
         # Wait `_GRACE_S` longer, because the set's first rank ends such operations too, and its error names the missing ranks.
         now_s = time.monotonic()
         doing = self.negotiation.doing
@@ -342,7 +338,7 @@ class BackgroundLoop:
 
 
 class _BoardTexts:
-    """A cache of the texts of recent requests, for status reports."""
+    """A cache of descriptions of recent requests, which status reports show."""
 
     def __init__(self, number: int, ranks: Sequence[int], limit: int) -> None:
         self._set, self._ranks, self._limit = f"process set {number}", ranks_text(ranks), max(1, limit)

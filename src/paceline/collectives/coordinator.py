@@ -49,8 +49,9 @@ class Message(NamedTuple):
 class Response(NamedTuple):
     """The next operations, which all ranks perform in this order.
 
-    `slots` has numbers that stand for agreements that were repeated. These come first. A new `epoch` makes all numbers invalid
-    after this response. `end` is the reason why no further operation follows. `results` has (position in the list, result) of
+    `slots` has the slot numbers of repeated operations, which come before those in `agreements`. A new `epoch` makes all slot
+    numbers invalid after this response. `end` is the reason why no further operation follows. `results` has (position in the
+    list, result) of
     small reductions.
     """
 
@@ -64,7 +65,7 @@ class Response(NamedTuple):
 class Late(NamedTuple):
     """An overdue operation, which only some ranks have submitted.
 
-    Ranks that have joined count neither as missing nor as submitted.
+    Ranks that have called `join` count neither as missing nor as submitted.
     """
 
     key: Key
@@ -266,7 +267,7 @@ class Coordinator:
             yield agreement
 
     def _slot(self, key: Key, requests: dict[int, Request]) -> int:
-        """Return the number that stands for repetitions of these requests, or -1."""
+        """Return the slot number for repetitions of these requests, or -1 without one."""
         # A name that was seen only once gets no slot, so that names that are new in each step do not fill the cache. No
         # name gets a slot once the cache is full.
         slot = self._slot_of.get(key, -1)
@@ -300,7 +301,7 @@ class Coordinator:
 
 
 class ResponseCache:
-    """A rank's record of agreements, by the number that stands for repetitions."""
+    """A rank's cache of the agreed operations, by slot number."""
 
     def __init__(self) -> None:
         self._epoch = 0
@@ -308,17 +309,16 @@ class ResponseCache:
         self._agreements: dict[int, Agreement] = {}
 
     def known(self, fields: Fields) -> Request:
-        """Return a request with these fields; if possible, an existing object.
+        """Return the cached request with these fields, or else a new request.
 
-        Any thread may call this. A step makes hundreds of requests, and so many new objects would trigger Python's garbage
-        collector.
+        Any thread may call this. Reusing objects keeps Python's garbage collector from running in each step.
         """
         # No lock is needed for one lookup: the thread that holds _turn changes single keys or replaces the whole table.
         cached = self._numbers.get((fields[0], fields[1]))
         return cached[1] if cached is not None and cached[1] == fields else Request(*fields)
 
     def message(self, requests: Sequence[Request], leaving: bool = False, payload: bytes | None = None) -> Message:
-        """Return a message with these requests, by slot number where possible."""
+        """Return a message with these requests, as slot numbers where possible."""
         slots, others = [], []
         for request in requests:
             known = self._numbers.get(request.key)

@@ -215,7 +215,7 @@ class Engine:
         return self._submit(JOIN, JOIN, [], 0, finish=self._joined)
 
     def counted(self, process_set: int, number: int) -> str:
-        """Return the name of the unnamed operation with this number."""
+        """Return the name of a process set's operation number `number` without a user's name."""
         return f"{self.joins}.{number}" if self.joins and process_set == 0 else str(number)
 
     def add_process_set(self, ranks: Sequence[int]) -> int:
@@ -422,7 +422,7 @@ def _check_rows(kind: str, name: str, arrays: Sequence[Array]) -> None:
 
 
 def _copy_back(targets: Sequence[Array | None], grouped: bool) -> Callable[[Any], object]:
-    """Return a `finish` that copies results to output arrays that are not contiguous."""
+    """Return a function that copies an operation's results to non-contiguous output arrays."""
 
     def copied(result: Array, target: Array | None) -> Array:
         if target is None:

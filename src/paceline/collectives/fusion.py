@@ -40,8 +40,8 @@ def is_multiplied(prescale: float, postscale: float, divisor: int) -> bool:
 class _Piece(NamedTuple):
     """The range of an array that is in the fusion buffer.
 
-    `is_scaled` says that the factor of the result is already applied. `is_there` says that the output still has the values that
-    were copied to the buffer.
+    `is_scaled`: the values in the buffer are already multiplied by the result's factor. `is_there`: the output array is the
+    input array, so it has these values too.
     """
 
     part: Part
@@ -126,7 +126,7 @@ class Fusion:
             self._flush(buffer[:filled], pieces, op, dtype)
 
     def _factor(self, part: Part, op: str, kind: DType) -> tuple[float, bool]:
-        """Return the factor for the copy, and whether it includes the result's factor.
+        """Return the factor for copies to the buffer, and whether it includes the result's.
 
         Including a result's factor saves a pass over the memory. This is done for powers of two, which change no result except
         the last bit of denormal numbers.

@@ -16,10 +16,7 @@ _callbacks_lock = threading.Lock()
 
 
 class Handle:
-    """The result of an operation, or its state while it is in flight.
-
-    A step makes hundreds of handles, so each one has only one lock.
-    """
+    """The result of a submitted operation, or its state while it is in flight."""
 
     __slots__ = ("_await", "_callbacks", "_done", "_error", "_key", "_lock", "_place", "_result")
 

@@ -75,7 +75,7 @@ class Negotiation:
         self._end: str | None = None
 
     def note_arrivals(self) -> None:
-        """Let the first rank record when each rank's requests arrive."""
+        """Make the set's first rank record when each rank's requests arrive."""
         if self._coordinator is not None:
             self._coordinator.notes_arrivals = True
 

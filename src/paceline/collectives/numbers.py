@@ -31,7 +31,7 @@ def sum_type(dtype: str) -> str:
 
 
 def operation(op: str, dtype: str) -> str:
-    """Return the operation on the ranks' arrays: "sum" for an average."""
+    """Return the operation to apply to the ranks' arrays, such as "sum" for an average."""
     # An average of bools, truncated to an integer, is true only if all of them are.
     if op == "average":
         return "min" if dtype == "bool" else "sum"
@@ -44,7 +44,7 @@ def divisor(op: str, dtype: str, size: int) -> int:
 
 
 def summand(array: Array, dtype: str, factor: float) -> Array:
-    """Return a flat copy times `factor`, in the sum's type."""
+    """Return a flat copy of the array times `factor`, in the type for sums."""
     import numpy
 
     made: Array = numpy.empty(array.size, sum_type(dtype))
@@ -90,7 +90,7 @@ def from_float32(source: Array, target: Array, dtype: str) -> None:
 
 
 def ufunc(op: str, dtype: DType) -> numpy.ufunc:
-    """Return NumPy's function for an operation of this type."""
+    """Return the NumPy function that computes `op` on two arrays of this type."""
     # A sum of booleans is "any".
     import numpy
 

@@ -161,7 +161,7 @@ class ProcessSets:
             loop.forsake(error)
 
     def stop(self) -> None:
-        """Leave all process sets, and wait until the other ranks know it."""
+        """Leave all process sets, and wait until the other ranks have received that."""
         if self._failure is not None and not self._world.lost_ranks:
             # A process that dies closes its connections some time before the kernel reports its end.
             time.sleep(_DYING_S)

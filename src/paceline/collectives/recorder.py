@@ -111,7 +111,7 @@ os.register_at_fork(after_in_child=_close_pipe)
 
 
 def board(environ: Mapping[str, str] = os.environ) -> RankBoard | None:
-    """Return the record of running collectives, or None outside a worker."""
+    """Return this worker's record of running collectives, or None outside of a worker."""
     global _board, _is_made
     if not _is_made:
         _is_made = True
@@ -128,13 +128,13 @@ def board(environ: Mapping[str, str] = os.environ) -> RankBoard | None:
 
 
 def begin(text: str, number: int = 0) -> int:
-    """Record the start of a collective. Return its slot, for `end`."""
+    """Record the start of a collective. Return a number for `end`."""
     present = _board if _is_made else board()
     return -1 if present is None else present.begin(text, number)
 
 
 def end(place: int) -> None:
-    """Remove the record of a collective that has ended."""
+    """Remove the record of an ended collective. `place` is the result of `begin`."""
     if _board is not None:
         _board.end(place)
 

@@ -63,7 +63,7 @@ class EngineSettings:
 
     @property
     def gathering_s(self) -> float:
-        """The `cycle_s` of settings that `chosen` has returned, never None."""
+        """The seconds of `cycle_s`, if `chosen` has returned these settings."""
         assert self.cycle_s is not None, "chosen() gives one"
         return self.cycle_s
 

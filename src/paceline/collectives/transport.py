@@ -65,9 +65,9 @@ class Transport(Protocol):
         """Send the flat `array` to the partner, and fill `other` with the partner's."""
 
     def share_segments(self, size: int) -> SharedSegments | None:
-        """Open memory that all ranks share, or return None.
+        """Open memory shared by all ranks, one segment of `size` bytes each.
 
-        Every rank must call this. Each rank has a segment of `size` bytes.
+        Every rank must call this. Return None if the ranks cannot share memory.
         """
 
     def gather_objects(self, value: object) -> list[Any]:
@@ -143,8 +143,7 @@ class SharedSegments:
     enough, where one segment per rank would need two. Only its own rank writes to a segment. A meeting also orders memory
     accesses, so earlier writes are visible after it.
 
-    Fused arrays must be copied into a buffer anyway. From shared segments the other ranks can sum them directly into the
-    results, which saves half of the passes over memory. The segments are anonymous files (memfd_create(2)) that the others open
+    The segments are anonymous files (memfd_create(2)) that the others open
     through /proc/<pid>/fd. They have no name, and disappear with the last process that uses them.
     """
 

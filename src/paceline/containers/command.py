@@ -55,7 +55,7 @@ class HostFiles:
         inside: The path of `inside.py`.
         library: The targets of the links in the workers' PYTHONPATH folder.
         user: The engine's options that select the user.
-        names: The user's name, as variables.
+        names: Environment variables with the user's name.
     """
 
     inside: str
@@ -205,7 +205,7 @@ def run_argv(
 
 
 def for_client(engine: ContainerEngine, values: Mapping[str, str]) -> dict[str, str]:
-    """Return variables for the client that set `values` in the container."""
+    """Return variables for the engine's client that set `values` in the container."""
     if engine.keeps_containers:
         return dict(values)
     # The variable APPTAINERENV_NAME sets NAME inside, even with --cleanenv.
@@ -220,7 +220,7 @@ def _library(library_dir: Path) -> list[Path]:
 
 
 def distinct(mounts: Iterable[Mount]) -> list[Mount]:
-    """Return the mounts without those inside other mounts, outer folders first."""
+    """Return the mounts, outer folders first. Leave out mounts that an outer one contains."""
     by_target: dict[Path, Mount] = {}
     for mount in mounts:
         # Engines allow one mount per target. It is writable if one of the requests is.

@@ -271,7 +271,7 @@ def read_layer(folder: Path, key: str) -> Layer | None:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptLayer:
-    """A complete layer, and the time when a run last used it."""
+    """A complete layer in the folder, and the time when a run last used it."""
 
     key: str
     layer: Layer

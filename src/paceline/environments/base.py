@@ -47,7 +47,7 @@ def facts():
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """Facts about a base interpreter, from which environments are made.
+    """An interpreter from which environments are made, and its package folders.
 
     Attributes:
         site_folders: Folders of the interpreter's packages, in search order.
@@ -69,7 +69,7 @@ class Base:
         return tuple(Path(folder) for folder in dict.fromkeys((*user, *self.site_folders)) if os.path.isdir(folder))
 
     def identity(self) -> dict[str, str]:
-        """Return the facts that are part of an environment's cache key."""
+        """Return the interpreter's properties that are part of an environment's cache key."""
         return {
             "python": self.python,
             "version": self.version,
@@ -96,7 +96,7 @@ class Base:
 
 
 def base(python: str, cache_dir: Path) -> Base:
-    """Return the facts about an interpreter, from a cache in `cache_dir` if possible.
+    """Inspect an interpreter, or read its properties from the cache in `cache_dir`.
 
     Raises:
         EnvironmentSpecError: The interpreter does not exist, or does not run.

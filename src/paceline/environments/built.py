@@ -25,11 +25,11 @@ class Built:
         variables: Further variables for processes in the environment.
         base_python: The interpreter from which the environment was made.
         is_layered: Whether the environment also sees the packages of `base_python`.
-        environment: The requested environment.
-        locked: The request with the installed versions.
+        environment: The specification from which the environment was built.
+        locked: The same specification with the installed versions.
         pip, conda: Installed packages, "name==version" and "name=version=build".
         size_bytes: The size on disk, where hard-linked files count once.
-        last_used_utc: The last time when a run found or held the environment.
+        last_used_utc: When a run last found or used the environment.
     """
 
     key: str
@@ -63,7 +63,7 @@ class Built:
         )
 
     def asked_as(self, environment: EnvironmentSpec) -> Built:
-        """Return this record for another request, which differs only in name and variables."""
+        """Return this record with another specification, which differs only in name and variables."""
         locked = replace(environment, locked_pip=self.locked.locked_pip, locked_conda=self.locked.locked_conda)
         return replace(self, environment=environment, locked=locked)
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class Visible:
     """The distributions that are installed in some folders.
 
-    If several have the same name, the first one counts. base: The interpreter for which environment markers are evaluated.
+    If several have the same name, the first one counts. base: The interpreter for which markers such as `python_version` are
+    evaluated.
     """
 
     def __init__(self, folders: Sequence[Path], base: Base) -> None:
@@ -88,7 +89,7 @@ class Visible:
         ]
 
     def locks(self, versions: Iterable[str]) -> tuple[str, ...]:
-        """Return requirements that install the given "name==version" from the same origins."""
+        """Return requirements that pin these "name==version", with the URLs they came from."""
         return tuple(sorted(_lock(name, self.found[name]) for name in (text.split("==")[0] for text in versions)))
 
     def _requires(self, distribution: Distribution, extras: Iterable[str]) -> list[Requirement]:

@@ -284,7 +284,7 @@ def _extras_of(lines: Sequence[RequirementLine]) -> list[Requirement]:
 def _refreshed(lines: Sequence[RequirementLine]) -> list[str]:
     """Return the options that make uv build source folders again.
 
-    Without these, uv notices only changes of pyproject.toml and setup.py.
+    Otherwise uv would notice only changes of pyproject.toml and setup.py.
     """
     folders = [line for line in lines if line.path is not None and line.path.path.is_dir()]
     names = [_name_of(line) for line in folders]
@@ -315,7 +315,7 @@ def _sentence(reason: str) -> str:
 
 
 def of_uv(lines: Sequence[str]) -> str:
-    """Return the first error in uv's output."""
+    """Extract the first error message from uv's output lines."""
     for number, line in enumerate(lines):
         match = re.match(r"\s*(?:error:|×)\s*(.*)", line)
         if match is None:
@@ -338,7 +338,7 @@ def of_uv(lines: Sequence[str]) -> str:
 
 
 def of_pip(lines: Sequence[str]) -> str:
-    """Return the errors and conflicts in pip's output."""
+    """Extract the errors and conflicts from pip's output lines."""
     reasons: list[str] = []
     for number, line in enumerate(lines):
         # The indented lines below an error may name the package.

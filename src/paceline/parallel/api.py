@@ -245,9 +245,9 @@ def _build(
     memory_bytes: int | None,
     again: str | Sequence[str] | None,
 ) -> Executor:
-    """Cut or wrap the task's model in place, and return its executor.
+    """Lay out the task's model over the workers, in place. Return this rank's executor.
 
-    `sample` is a function that returns a global batch or None, and `again` names the blocks to recompute.
+    `sample` returns a global batch, or None. `again` names the blocks to recompute, if any.
     """
     from paceline.parallel import tied_parameters
     from paceline.parallel.large.meta_parameters import give_memory

@@ -81,7 +81,9 @@ def choose(
 
 
 def decide(measured: Measured, workers: int, memory_bytes: int, microbatches: int, at_once: int) -> LayoutChoice:
-    """Choose the fastest strategy that fits, from measurements alone.
+    """Choose the strategy with the fastest predicted step that fits in memory.
+
+    `at_once` is the number of microbatches that go through a pipeline together.
 
     Raises:
         ParallelError: No layout fits.
@@ -125,9 +127,9 @@ def _ms(one: Forecast) -> str:
 def measure(
     task: Task, optimizer: torch.optim.Optimizer | None, sample: object, place: WorldPlace, bandwidth_bytes_s: float
 ) -> Measured:
-    """Measure the model's blocks on a microbatch and on a replica's share.
+    """Measure the model's blocks for the rows of a microbatch, and for one worker's part of these.
 
-    The model is left unchanged.
+    `sample` is a global batch. The model is left unchanged.
     """
     micros = []
     if sample is not None:

@@ -29,10 +29,10 @@ Decay = float | Callable[[int], float] | None
 
 
 class _Follower:
-    """Tensors that follow trained weights. `Parallel.step` updates them.
+    """A base class of copies that follow trained weights: `Average` and `Twin`.
 
     Attributes:
-        count: The number of updates.
+        count: How often `Parallel.step` has updated the copy.
         tensors: A tensor's first name in the model -> this rank's part of the average. Checkpoints store these tensors.
     """
 
@@ -45,7 +45,7 @@ class _Follower:
 
     @property
     def state(self) -> list[int]:
-        """Return [number of updates, number of steps] so far."""
+        """Return [number of updates of the copy, number of steps of the optimizer]."""
         return [self.count, self._steps]
 
     @state.setter
@@ -81,7 +81,7 @@ class Average(_Follower):
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Let the model compute with the averaged weights within the block."""
+        """Within the block, let the model compute with the averaged weights."""
         if self.is_applied:
             raise ParallelError("average.applied() is open already. Leave its block before opening it again.")
         held = {name: tensor.detach() for name, tensor in hold(self._par).model_tensors().items()}
@@ -166,7 +166,7 @@ class Twin(_Follower):
                 _follow(local(there), _cut(own, there), keep if is_averaged else 0.0)
 
     def _moved(self, own: Tensor | None, source: str) -> Tensor:
-        """Return the whole source tensor, sent by its stage to all stages."""
+        """Return the whole source tensor, which its pipeline stage broadcasts."""
         root = next(stage for stage, names in enumerate(self._stages) if source in names)
         shape, dtype = self._about[source]
         if own is not None and self._par.world.coordinate("pipe") == root:

@@ -52,10 +52,7 @@ Chosen = strategies.Joinable | Literal["auto"]
 
 
 class Comparison:
-    """A comparison without effect, for every training but the script's first.
-
-    The subclass `_Observed` overrides each method.
-    """
+    """A comparison whose methods do nothing, for training without `paceline check`."""
 
     _begun = False
 

@@ -32,7 +32,7 @@ _Options = dict[str, Any]
 
 
 class RandomState(TypedDict, total=False):
-    """The seed in a checkpoint, and in a single process torch's generators."""
+    """The random state in a checkpoint: a seed, and a single process's generator states."""
 
     seed: int
     cpu: Tensor
@@ -54,7 +54,11 @@ class Streams:
 
     @contextlib.contextmanager
     def use(self, purpose: str, number: int) -> Iterator[None]:
-        """Within the block, let torch draw from the stream with this purpose and number."""
+        """Within the block, seed torch's random numbers from (purpose, number, replica, stage).
+
+        `purpose` names a use of random numbers, and `number` counts its calls. A single process draws from torch's own
+        generators.
+        """
         if not self._active:
             yield
             return

@@ -79,7 +79,7 @@ class Executor(Protocol):
         ...
 
     def begin_anew(self) -> None:
-        """Treat the next step as the first: forget which parameters were used."""
+        """Forget which parameters were unused, and look for them again in the next step."""
         ...
 
 

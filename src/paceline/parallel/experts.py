@@ -121,7 +121,7 @@ def _spread_fused(experts: nn.Module, world: World) -> None:
 
 
 class _Held(SharedByCopies):
-    """A mixture's process group, and this rank's range of fused experts."""
+    """The process group of a mixture of experts, and this rank's range of experts."""
 
     def __init__(self, group: dist.ProcessGroup | None, first: int = 0, own: int = 0) -> None:
         self.group, self.first, self.own = group, first, own
@@ -240,11 +240,11 @@ class _Shared(torch.autograd.Function):
 
 
 class Spread:
-    """A mixin that marks mixtures whose experts are spread over workers."""
+    """A mixin that marks mixtures of experts whose experts are spread over workers."""
 
 
 def list_of(mixture: nn.Module) -> nn.ModuleList | None:
-    """Return the mixture's list of experts (nn.ModuleList), or None."""
+    """Return the list of experts (nn.ModuleList) in a mixture of experts, or None."""
     experts = mixture._modules.get(LIST)
     return experts if isinstance(experts, nn.ModuleList) and len(experts) > 1 else None
 
@@ -252,7 +252,7 @@ def list_of(mixture: nn.Module) -> nn.ModuleList | None:
 def is_fused(module: nn.Module) -> bool:
     """Return whether the module holds fused experts of the transformers library.
 
-    Such a module has parameters whose first dimension is the number of experts, and a forward with the arguments `FUSED`.
+    The first dimension of its parameters is the number of experts. Its forward takes (hidden, top_k_index, weights).
     """
     own = list(module.parameters(recurse=False))
     if not own or len(own) != len(list(module.parameters())):

@@ -54,7 +54,7 @@ class Explanation(str):
 
 
 class ExplainedHandle(PlannedHandle, Protocol):
-    """The interface of a model in its layout that `explain` reads."""
+    """The attributes of a training (`Parallel`) that `explain` reads."""
 
     reason: str | None
     source: str
@@ -220,7 +220,10 @@ def _traffic_lines(executor: Executor, layout: Layout) -> list[str]:
 
 
 def _events(executor: Pipelined, microbatches: int, layout: Layout) -> list[Event]:
-    """Simulate a step with measured costs. An average forward pass takes 1."""
+    """Return the pipeline's calls in one step, timed by the measured costs of blocks.
+
+    The unit of time is the average forward pass of a stage.
+    """
     parts = executor.plan.plan.parts(executor.plan.blocks)
     forward = [sum(block.forward_s for block in part) for part in parts]
     backward = [sum(block.backward_s for block in part) for part in parts]

@@ -337,7 +337,7 @@ class ErrorLine:
                 os._exit(1)
 
     def _read(self) -> None:
-        """Read another rank's error of the last three rounds, if any."""
+        """Read an error that another rank has published in the last three rounds."""
         with self._reading:
             now = self._round
             # Ranks may be a call or two apart: one that has sent its part of a collective goes on while others receive.

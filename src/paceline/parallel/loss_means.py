@@ -134,7 +134,7 @@ def _is_sum(node: Any) -> bool:
 
 
 def _mean_size(node: Any, name: str) -> float | None:
-    """Return how many values this node averages, or None."""
+    """Return how many values a node of autograd's graph averages, else None."""
     if name == "MeanBackward" and node.next_functions:
         size = getattr(node, "_saved_self_sym_numel", None)
         return None if size is None else float(size)
@@ -144,7 +144,7 @@ def _mean_size(node: Any, name: str) -> float | None:
 
 
 def _is_of_chosen(node: Any, left: list[int]) -> bool:
-    """Return whether the node depends on values selected by an index."""
+    """Return whether a node of autograd's graph depends on values selected by an index."""
     left[0] -= 1
     if left[0] < 0:
         return False
@@ -158,7 +158,7 @@ def _close(one: float, other: float) -> bool:
 
 @dataclass
 class StepMeans:
-    """Sums over a step's losses, from which `factor` computes their scale.
+    """Sums over a step's microbatches, to combine their losses into one mean.
 
     Attributes:
         weight: The sum over microbatches of (share of the batch) * (count per row).
@@ -187,11 +187,11 @@ class StepMeans:
         self.checks, self.sample, self.has_hidden = checks, None, False
 
     def numbers(self) -> list[float]:
-        """Return the six sums, to be summed over the ranks."""
+        """Return the six sums (`weight` to `squares`), to be summed over the ranks."""
         return [self.weight, self.known, self.unclear, self.rows, self.ratios, self.squares]
 
     def fill(self, numbers: list[float]) -> None:
-        """Set the six sums, for example to sums over the ranks."""
+        """Set the six sums that `numbers` returns, for example to sums over the ranks."""
         self.weight, self.known, self.unclear, self.rows, self.ratios, self.squares = numbers
 
     def add(self, over: MeanOver, weight: float, rows: int) -> float:

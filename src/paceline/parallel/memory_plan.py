@@ -40,8 +40,8 @@ class MemoryPlan:
     """The memory that one worker needs and has, in bytes.
 
     Attributes:
-        optimizer: The size of its state; None if the trial step failed.
-        activations: None without a measurement.
+        optimizer: The size of the optimizer's state. None if the trial step failed.
+        activations: The size of a step's saved activations. None without a measurement.
         coming: The gradients and optimizer state that are not allocated yet.
         free: The memory that may be used.
         limit: The source of `free` in words, such as "the GPU's memory".
@@ -59,7 +59,7 @@ class MemoryPlan:
 
     @property
     def needed(self) -> int:
-        """The sum of all known needs."""
+        """The memory that the worker needs in bytes. Unknown parts count as 0."""
         return self.parameters + self.gradients + (self.optimizer or 0) + (self.activations or 0)
 
     def __str__(self) -> str:
@@ -72,13 +72,13 @@ class MemoryPlan:
 
 
 class PlannedHandle(ParallelHandle, Protocol):
-    """A model in its layout, with a memory plan or None."""
+    """A training (`Parallel`) with its memory plan, None before it is computed."""
 
     memory: MemoryPlan | None
 
 
 def plan(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
-    """Compute this worker's plan. `memory_bytes` is the user's limit, or None."""
+    """Compute this worker's memory plan. `memory_bytes` is the user's limit, or None."""
     params = list(par.executor.named_parameters().values())
     own = sum(local(param).nbytes for param in params)
     trained = sum(local(param).nbytes for param in params if param.requires_grad) if par.optimizer is not None else 0

@@ -60,17 +60,17 @@ class World(WorldPlace):
     groups: dict[frozenset[str], dist.ProcessGroup | None] = field(default_factory=dict)
 
     def axes(self, *names: str) -> DeviceMesh:
-        """Return the sub-mesh of these axes, each of several ranks."""
+        """Return the mesh of only these axes, each of which must have several ranks."""
         assert self.mesh is not None
         return self.mesh[names]
 
     def group(self, *axes: str) -> dist.ProcessGroup | None:
-        """Return this rank's group along these axes, None if alone."""
+        """Return the group of all ranks along these axes, None if this rank is alone."""
         active = frozenset(axis for axis in axes if self.extent(axis) > 1)
         return self.groups[active] if active else None
 
     def extent(self, axis: str) -> int:
-        """Return the number of ranks along the axis."""
+        """Return the number of ranks along an axis such as "data"."""
         return int(getattr(self.layout, axis))
 
     def coordinate(self, axis: str) -> int:
@@ -136,7 +136,10 @@ def start(device: torch.device | str | None = None) -> WorldPlace:
 
 
 def joined(place: WorldPlace) -> World:
-    """Return the world before a layout is chosen, without groups. Every rank must call this."""
+    """Return the world of all ranks, without process groups, before a layout is chosen.
+
+    Every rank must call this.
+    """
     store = _message_store(place) if place.size > 1 else None
     return World(**vars(place), layout=Layout(data=place.size), store=store)
 
@@ -316,7 +319,7 @@ _torchs: Any = dist
 
 
 def _store_of_rank_0(place: WorldPlace) -> Store:
-    """Return a store that rank 0 serves: a world over MPI has none."""
+    """Return a key-value store that rank 0 serves, because a world over MPI has none."""
     if place.rank > 0:
         host, port = from_first(("", 0))
         name = "127.0.0.1" if host == socket.gethostname() else host

@@ -46,7 +46,7 @@ class Skeleton:
             self._model = self._mirror = None
 
     def begin(self) -> None:
-        """Do not copy changes of attributes that were made before this call."""
+        """Take the modules' present attributes as the base: `follow` copies only later changes."""
         if self._mirror is not None:
             self._mirror.begin()
 

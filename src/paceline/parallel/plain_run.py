@@ -44,7 +44,7 @@ class DiffersError(Exception):
 
 
 class CannotCompareError(Exception):
-    """The chosen rows cannot be compared. All ranks raise it."""
+    """The plain model cannot compute the rows of a comparison. All ranks raise it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +229,10 @@ class PlainRun:
             )
 
     def _loss_of_more(self, before: LossState, there: Parts, output: object, times: int) -> Tensor:
-        """Return the loss of a batch in which each row appears `times` times."""
+        """Return the loss of a batch in which each row of `there` appears `times` times.
+
+        `before` is the state that the loss gets first, and `output` the model's output for `there`.
+        """
         before.put_back()
         if self._task.loss is not own_loss:
             with self._task.autocast(self._device):

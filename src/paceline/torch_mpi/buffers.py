@@ -114,7 +114,7 @@ def distribute(flat: torch.Tensor, into: Sequence[torch.Tensor]) -> None:
 
 
 def raw(tensor: torch.Tensor) -> MPI.buffer:
-    """Return the memory of a contiguous tensor."""
+    """Return the memory of a contiguous tensor as an MPI buffer of bytes."""
     # Use the address: NumPy, the usual way from a tensor to a buffer, does not support bfloat16.
     return MPI.buffer.fromaddress(tensor.data_ptr(), tensor.numel() * tensor.element_size())
 

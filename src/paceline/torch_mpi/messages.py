@@ -52,7 +52,7 @@ class Messages:
         return bool(self._open)
 
     def close(self) -> None:
-        """Cancel receives without a message, and deliver the sent messages."""
+        """Cancel receives that no message has reached, and wait until all sends are complete."""
         with self._lock:
             left = list(self._open)
         for work in left:
@@ -82,7 +82,7 @@ class Messages:
         return work
 
     def _look(self) -> None:
-        """Poll all messages until none is in flight (the thread's main function)."""
+        """Poll all messages until none is in flight. The polling thread runs this."""
         sleep_s = SHORTEST_SLEEP_S
         while True:
             with self._lock:

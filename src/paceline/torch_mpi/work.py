@@ -83,10 +83,7 @@ class MpiWork(_Work):  # type: ignore[misc]
 
 
 class DoneWork(MpiWork):
-    """The handle of a collective that has finished.
-
-    Every blocking call makes one, so it creates a future only on request.
-    """
+    """The handle of a collective that has finished before the call returned."""
 
     def __init__(self, outputs: object, text: str) -> None:
         # Skip `MpiWork.__init__`, which needs a future.
@@ -124,8 +121,8 @@ def _value(settled: torch.futures.Future[concurrent.futures.Future[object]]) -> 
 def wait_until(look: Callable[[], bool], limit_s: float, late: str, *, looks: int) -> None:
     """Poll `look` until it returns True. Raise CollectivesError after `limit_s` seconds.
 
-    MPI cannot report the end of an operation by a callback. The first `looks` polls come without a sleep. Then the sleeps grow
-    slowly. `late` ends the error message.
+    MPI cannot report the end of an operation by a callback. The first `looks` polls follow each other without a sleep. Later
+    the sleeps between polls grow slowly. The error message ends with `late`.
     """
     for _ in range(looks):
         if look():

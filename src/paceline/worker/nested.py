@@ -38,7 +38,7 @@ def begin_worker(environ: dict[str, str] | os._Environ[str] = os.environ) -> Non
 def begin_below() -> None:
     """Let a worker's child process detect its own rank.
 
-    `sitecustomize` calls this. It also records values that the process logs with other libraries.
+    `sitecustomize` calls this. It also records metrics that the process logs with other libraries, such as MLflow.
     """
     from paceline.trackers import hooks
 
@@ -50,10 +50,7 @@ def begin_below() -> None:
 
 
 def _be_live() -> None:
-    """Flush output after each line, and print the stack when native code crashes.
-
-    Environment variables would have the same effect, but the script and its children would inherit them.
-    """
+    """Flush standard output after each line, and print the stack if native code crashes."""
     if "PYTHONUNBUFFERED" not in os.environ and (reconfigure := getattr(sys.stdout, "reconfigure", None)):
         reconfigure(line_buffering=True)
     if "PYTHONFAULTHANDLER" not in os.environ:
@@ -93,7 +90,7 @@ def _joined(rank: int, size: int) -> None:
 
 
 def _is_worker(rank: int, size: int) -> bool:
-    """Return whether this is the worker, or its shell script's Python script."""
+    """Return whether this process is the worker, or a Python script run by the worker's shell."""
     from multiprocessing import process
 
     own = os.environ.get("PACELINE_RANK"), os.environ.get("PACELINE_WORLD_SIZE")

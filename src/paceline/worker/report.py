@@ -121,10 +121,7 @@ def write(name: str, value: dict[str, object], text: str | None = None) -> None:
 
 
 def _write_held(path: str, data: bytes, value: dict[str, object]) -> None:
-    """Write a report into its reserved space, shortened if necessary.
-
-    On a copy-on-write file system (btrfs, ZFS) this may fail, because each write needs a new block.
-    """
+    """Write a report into the disk space that `hold_space` reserved, shortened if necessary."""
     if len(data) > _HELD_BYTES:
         data = _json({**value, "message": None, "exception": str(value.get("exception"))[:500]}).encode()
     try:

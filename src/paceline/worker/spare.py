@@ -216,9 +216,9 @@ class _Library:
         lazy_import.load_triton_before_tensorflow()
 
     def load(self, listener: socket.socket | None) -> bool:
-        """Load listed modules. Return whether all are loaded.
+        """Import the modules that earlier workers have recorded. Return whether all are imported.
 
-        Nothing is loaded while the list still grows, because workers are starting then.
+        Do nothing while the list of modules still grows, because workers are starting then.
 
         Raises:
             UnsafeImportError: A module has made forks unsafe.
@@ -418,7 +418,10 @@ def _listen(path: str) -> socket.socket:
 
 
 def _answer(connection: socket.socket, listener: socket.socket) -> list[str] | None:
-    """Answer a request. Return a fork's arguments, None in the spare."""
+    """Answer a request for a fork or for a kept state.
+
+    Return the worker's arguments in a forked worker, None in the spare.
+    """
     connection.settimeout(2.0)
     fds: list[int] = []
     what = "fork"

@@ -69,7 +69,7 @@ def with_rows(micros: Sequence[Microbatch]) -> Sequence[Microbatch]:
 
 @dataclass(frozen=True)
 class Whole:
-    """A wrapper for a value of the whole batch, which has no rows to cut."""
+    """A wrapper that marks a value as belonging to the whole batch, without rows."""
 
     value: object
 
@@ -95,9 +95,9 @@ def default_split(batch: object) -> Parts:
 
 
 def piece_sizes(rows: int, microbatches: int, replicas: int) -> list[list[int]]:
-    """Return the number of rows per microbatch and replica, as [microbatch][replica].
+    """Return how many rows of each microbatch each replica computes, as [microbatch][replica].
 
-    The totals of the microbatches, of the pieces and of the replicas each differ by at most one row.
+    The totals of any two microbatches differ by at most one row. So do the totals of two replicas.
     """
     sizes, turn = [], 0
     for index in range(microbatches):

@@ -174,7 +174,7 @@ def first_rows(batch: object, task: Task, world: World, rows: int) -> Microbatch
 
 
 def sole(parts: Rows[Parts], count: int, device: torch.device, global_rows: int) -> Microbatch:
-    """Return the first `count` rows as a single microbatch of weight 1."""
+    """Return the first `count` rows as the only microbatch of a step, of weight 1."""
     args, kwargs, target = unwrap(move(parts.take(0, count), device))
     return Microbatch(args, kwargs, target, count, torch.tensor(1.0, dtype=torch.float64, device="cpu"), 0, global_rows)
 
@@ -251,7 +251,7 @@ def agree_on_batch(batch: object, world: World) -> None:
 
 
 def tags(place: tuple[int, ...]) -> tuple[int, int]:
-    """Return a small hash of a position in training, and its square."""
+    """Return a hash (0 to 63) of a position in training, and its square."""
     # It is small because sums over the ranks, also of the squares, must be exact in single precision.
     tag = zlib.crc32(repr(place).encode()) % 64
     return tag, tag * tag

@@ -139,7 +139,8 @@ def _is_taken_whole(value: object) -> bool:
 def gather_parts(own: Sequence[Parts | None], like: Parts, group: dist.ProcessGroup | None) -> list[list[Parts | None]]:
     """Return all replicas' pieces on the CPU, as [replica][piece].
 
-    Every rank of the group must call this. `own` has this replica's pieces of a batch, and `like` is any piece of this rank.
+    Every rank of the group must call this. A piece is the part of a batch that one replica computes of one microbatch.
+    `own` has this replica's pieces, and `like` is any piece of this rank.
     Replicas send tensors, numbers and strings. Other objects are copied from `like`.
 
     Raises:
@@ -153,7 +154,8 @@ def gather_parts(own: Sequence[Parts | None], like: Parts, group: dist.ProcessGr
 def most_rows(own: Parts, like: Parts, group: dist.ProcessGroup | None) -> Parts:
     """Return the piece of the replica with the most rows.
 
-    Every rank of the group must call this. It serves pieces that cannot be joined, because their rows have different lengths.
+    Every rank of the group must call this. Use it if the pieces cannot be joined, because their rows have different
+    lengths.
     """
     pieces = [piece for pieces in gather_parts([own], like, group) for piece in pieces if piece is not None]
     return max(pieces, key=lambda piece: Rows(piece).count)

@@ -87,7 +87,7 @@ def part_name(rank: int, size: int) -> str:
 
 
 def encoded(pieces: Sequence[TensorPiece]) -> tuple[object, list[DenseArray], dict[str, str]]:
-    """Return a part's header state, arrays, and metadata for torch's reader."""
+    """Return the header, the arrays and torch's metadata of a part file."""
     about = {
         piece.key: [list(piece.whole), list(piece.corner), list(piece.tensor.shape), str(piece.tensor.dtype)]
         for piece in pieces

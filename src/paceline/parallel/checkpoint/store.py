@@ -120,10 +120,7 @@ def save(
 
 
 class _Pace:
-    """The state of one training's saves.
-
-    It has the time when `save` last returned, the save in progress, and the rank that writes each piece.
-    """
+    """The save in progress of one training, and the rank that writes each piece of a tensor."""
 
     def __init__(self) -> None:
         self.returned: float | None = None
@@ -135,7 +132,10 @@ class _Pace:
         return None if self.returned is None else time.monotonic() - self.returned
 
     def writers(self, boxes: list[Box], digests: list[str]) -> dict[Box, int]:
-        """Return box -> rank that writes it. Collective if boxes have changed."""
+        """Return piece of a tensor -> the rank that writes it.
+
+        If `digests` differ from the last call's, the pieces have changed, and every rank must call this.
+        """
         if digests != self._digests:
             self._writers = writers([[_box(*box) for box in of_rank] for of_rank in gather(boxes)])
             self._digests = digests
@@ -411,9 +411,9 @@ def _gather_records(held: HeldState, digest: str) -> list[tuple[OwnRecord, str]]
 
 
 def begin(world: World, target: Path, what: str) -> tuple[Saving | None, Path]:
-    """Make a save's temporary folder. Return its path on all ranks.
+    """Make the temporary folder of a save to `target`.
 
-    The first result is the `Saving` object, None on other ranks. `what` describes the save in error messages.
+    Return rank 0's `Saving` object (None on other ranks), and the folder. `what` describes the save in error messages.
     """
     saving = on_rank_0(world, lambda: Saving(target.absolute()), f"{what} can't be begun")
     return saving, Path(from_first(str(saving.folder) if saving is not None else ""))

@@ -118,9 +118,10 @@ def _whole(task: Task, micro: Microbatch, device: torch.device) -> Block:
 
 
 def _tried(optimizer: torch.optim.Optimizer | None, device: torch.device, numbers: int) -> tuple[int, float] | None:
-    """Time the optimizer's class on a parameter of this many numbers.
+    """Measure a step of the optimizer's class on a parameter of this many numbers.
 
-    Return (numbers of state per number of the parameter, seconds per byte), or None if a step fails.
+    Return (state values that the optimizer keeps for each number, seconds per byte of the parameter), or None if a step
+    fails.
     """
     if optimizer is None:
         return 0, 0.0
@@ -146,7 +147,7 @@ def _tried(optimizer: torch.optim.Optimizer | None, device: torch.device, number
 
 
 def state_numbers(optimizer: torch.optim.Optimizer | None, device: torch.device) -> int:
-    """Return the optimizer's numbers of state per number of a parameter.
+    """Return how many values the optimizer keeps for each number of a parameter.
 
     The result is 2, as for Adam, if a trial step fails.
     """

@@ -39,13 +39,13 @@ class Measured:
     """Measurements of a model's blocks, for predictions of other layouts.
 
     Attributes:
-        rows: The rows of the microbatch that was measured.
-        all_rows: The rows of that microbatch over all replicas.
+        rows: The number of rows in the measured microbatch.
+        all_rows: The number of rows in that microbatch over all replicas.
         small: Measurements of the same blocks for `small_rows` rows, which take more time per row. If empty, time is
             proportional to rows.
         trained_share: The fraction of the parameters' bytes that gets gradients.
         unit_bytes: The size of FullyShard's largest block.
-        optimizer_factor: Numbers of optimizer state per number of a parameter.
+        optimizer_factor: Values that the optimizer keeps for each number of a parameter.
         optimizer_s_a_byte: Seconds of an optimizer step per byte of trained parameters.
         cut_share: The fraction of the parameters' bytes that TensorParallel could cut.
         expert_share: The fraction of the parameters' bytes that belongs to experts.
@@ -234,8 +234,8 @@ def all_forecasts(
 ) -> dict[str, tuple[Joinable, Forecast]]:
     """Return layout's name -> (strategy, forecast) for all strategies of `candidates`.
 
-    `used` is the layout in use. It is included even if it has context or expert parallelism, which other candidates do not
-    have.
+    `used` is the training's present layout. The result includes it even if it has context or expert parallelism, which
+    `candidates` never proposes.
     """
     forecasts = {}
     strategies = candidates(workers)

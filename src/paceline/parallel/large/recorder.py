@@ -88,7 +88,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
             self._is_off = before
 
     def begin(self, shell: Tensor) -> None:
-        """Start an empty log for an uninitialised tensor on the meta device."""
+        """Start recording operations on this meta tensor, which has no values yet."""
         self._logs[self._key(shell)] = []
 
     def note(
@@ -110,11 +110,11 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
         )
 
     def began(self, tensor: Tensor) -> bool:
-        """Return whether the tensor has a log."""
+        """Return whether operations on this tensor are recorded."""
         return tensor.untyped_storage()._cdata in self._logs
 
     def made(self, function: Operation, tensors: list[Tensor]) -> None:
-        """Handle an operation that wrote or returned tensors with memory, in subclasses."""
+        """Let a subclass handle an operation that wrote or returned tensors with memory."""
 
     def __torch_dispatch__(
         self, func: Operation, types: Sequence[type], args: _Args = (), kwargs: _Options | None = None

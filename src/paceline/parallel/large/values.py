@@ -323,7 +323,8 @@ class _Blank(Recorder):  # type: ignore[no-untyped-call]
     def value_before(self, param: nn.Parameter, name: str) -> object:
         """Return the value that a parameter had when the module registered it.
 
-        The result is None if it is uninitialised, one number if all its numbers are equal, or `_KEPT` if it is small and stays.
+        The result is None for an uninitialised parameter, and a number if all its values are equal. It is `_KEPT` for a
+        small parameter, which stays in memory.
         """
         storage = param.untyped_storage()
         # Compare the storage object too, because an address may be reused.

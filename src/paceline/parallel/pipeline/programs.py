@@ -27,7 +27,7 @@ LEVELS = 4
 
 
 class _Latest(dict[Hashable, _Value]):
-    """A cache of the first two values and the latest ones."""
+    """A cache that keeps its first two entries and the newest ones."""
 
     def keep(self, key: Hashable, value: _Value) -> None:
         self[key] = value

@@ -29,7 +29,7 @@ from paceline.parallel.tracing.segments import Segment, Value
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Turn:
-    """One microbatch's pass through one stage.
+    """The pass of one microbatch through one stage of a pipeline.
 
     Attributes:
         segment: The stage's part of the model.

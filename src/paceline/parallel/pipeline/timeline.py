@@ -48,7 +48,7 @@ Step = StageCall | Send | Receive
 
 
 class Event(NamedTuple):
-    """A call, with its worker, its start and its end."""
+    """A call in a simulated step, with its worker and its start and end time."""
 
     worker: int
     start: float

@@ -204,12 +204,12 @@ class _Replicated:
         self._begin()
 
     def follow(self) -> None:
-        """Treat the next step as the first if parameters were frozen or unfrozen."""
+        """Look for unused parameters again if parameters were frozen or unfrozen."""
         if any(param.requires_grad != (name in self._params) for name, param in self._all.items()):
             self._begin()
 
     def begin_anew(self) -> None:
-        """Treat the next step as the first, unless DDP is already in use."""
+        """Look for unused parameters again in the next step, unless DDP is in use."""
         if self._ddp is None:
             self._begin()
 

@@ -60,7 +60,7 @@ def counting(micro: Microbatch) -> Iterator[None]:
 
 
 def counting_as_now() -> contextlib.AbstractContextManager[None]:
-    """Return a context manager that applies the present state of `counting` later."""
+    """Return a context manager that applies the present `counting` block to later calls."""
     return _counting_as(_counts, _somewhere)
 
 

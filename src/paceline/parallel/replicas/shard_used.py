@@ -37,13 +37,13 @@ class Used:
         self._begin(self._trained())
 
     def follow(self) -> None:
-        """Treat the next step as the first if parameters were frozen or unfrozen."""
+        """Look for unused parameters again if parameters were frozen or unfrozen."""
         trained = self._trained()
         if trained != set(self._names.values()):
             self._begin(trained)
 
     def begin_anew(self) -> None:
-        """Treat the next step as the first."""
+        """Look for unused parameters again in the next step."""
         self._begin(self._trained())
 
     def _begin(self, trained: set[str]) -> None:

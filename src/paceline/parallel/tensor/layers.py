@@ -111,9 +111,9 @@ class _Deal(torch.autograd.Function):
 
 
 def _exchanged(own: Tensor, pieces: int, group: dist.ProcessGroup | None, *, back: bool) -> Tensor:
-    """Exchange outputs so that each rank gets its part of each piece, such as q, k and v.
+    """Send outputs between ranks so that each gets its part of each piece.
 
-    With `back` exchange gradients the other way: from parts of each piece to contiguous columns.
+    A piece is, for example, q, k or v. With `back` gradients go the other way: from parts of each piece to contiguous columns.
     """
     parts, rank = dist.get_world_size(group), dist.get_rank(group)
     # All ranks' outputs consist of units of u numbers. Unit j is on rank j // pieces, and has to go to rank j % parts.

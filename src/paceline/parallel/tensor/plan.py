@@ -88,7 +88,10 @@ def plan_from_table(
 
 
 def _plan(placements: Mapping[str, str], seen: Seen, verdicts: Sequence[Verdict], others: str) -> TensorPlan:
-    """Make a plan of these placements and of the groups with a good verdict."""
+    """Make a plan of these placements and of the groups whose trials succeeded.
+
+    The plan's notes tell for each other group why it "stays whole", or how `others` puts it.
+    """
     good = [verdict for verdict in verdicts if not verdict.reason]
     return TensorPlan(
         placements=placements,

@@ -69,7 +69,7 @@ def try_groups(model: nn.Module, run: Callable[[], object], groups: Sequence[Gro
 def _try_alike(
     model: nn.Module, modules: Mapping[str, nn.Module], run: Callable[[], object], groups: list[Group], parts: int
 ) -> list[Verdict]:
-    """Try similar groups together, and return their verdicts."""
+    """Try to cut groups of equal layers together. Return a verdict on each group."""
     variants = [_variants(modules, group, parts) for group in groups]
     first = ""
     # If a column has three times as many outputs as the row has inputs, its output probably has three pieces, such as q, k and v.

@@ -113,7 +113,7 @@ class AttributeMirror:
         return self._originals.get(id(module), module)
 
     def follow(self, change: Callable[[Tensor], Tensor]) -> list[nn.Module]:
-        """Copy the attributes that changed since the last call. Return the changed modules of the copy.
+        """Copy attributes that changed since the last call. Return the copy's changed modules.
 
         `change` copies a tensor.
         """

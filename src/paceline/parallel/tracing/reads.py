@@ -80,7 +80,7 @@ class Reads:
         )
 
     def moved(self, other_of: Callable[[nn.Module], nn.Module]) -> Reads:
-        """Return the reads of the same attributes of other modules, given by `other_of`."""
+        """Return the reads of the same attributes on the counterparts `other_of(module)`."""
         moved = Reads()
         for key, read in self.found.items():
             own = (key, read)
@@ -173,7 +173,10 @@ def _note_attribute(reads: Reads, module: nn.Module, name: str, name_of: Callabl
 def _note_names(
     reads: Reads, own: dict[str, object], names: Iterable[str], attributes: tuple[str, ...], depth: int = 3
 ) -> None:
-    """Record reads of these global names, and of attributes of imported modules."""
+    """Record reads of these names of a module (`own`), and of imported modules' attributes.
+
+    `depth` limits how many levels of imported modules are followed.
+    """
     for name in names:
         match own.get(name, _ABSENT):
             case types.ModuleType() as module:

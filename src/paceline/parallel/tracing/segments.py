@@ -133,7 +133,10 @@ def _segment(boundaries: Boundaries, first: int, last: int) -> Segment:
 
 
 def _emit(graph: fx.Graph, traced: Traced, made: dict[fx.Node, fx.Node], wanted: set[fx.Node], uses: list[str]) -> None:
-    """Copy the wanted calls to `graph`, with gradients switched off as in the trace."""
+    """Copy the graph nodes in `wanted` to `graph`, with no_grad blocks as in the trace.
+
+    `made` maps traced nodes to copies. `uses` collects the names of modules and parameters.
+    """
     before: fx.Node | None = None
     for node in traced.order:
         if node not in wanted or node in made:
@@ -155,7 +158,7 @@ def _emit(graph: fx.Graph, traced: Traced, made: dict[fx.Node, fx.Node], wanted:
 
 
 def _closure(nodes: Iterable[fx.Node], recomputed: frozenset[fx.Node]) -> set[fx.Node]:
-    """Return recomputed values, parameters and batch tensors that these nodes need."""
+    """Return the nodes that these nodes need and that each stage has or recomputes."""
     closure: set[fx.Node] = set()
     todo = list(nodes)
     while todo:

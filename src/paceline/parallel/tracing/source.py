@@ -103,7 +103,7 @@ def unwatched() -> Iterator[None]:
 
 
 def put_back(profiler: Any) -> None:
-    """Set a profiler again, as `sys.getprofile` has returned it."""
+    """Set the profiler that `sys.getprofile` has returned as Python's profiler again."""
     sys.setprofile(profiler if callable(profiler) else None)
     # Before Python 3.12 cProfile's profiler is not callable, and must install itself.
     if not callable(profiler) and profiler is not None:

@@ -110,7 +110,7 @@ class Traced:
 class Record(Protocol):
     """A function that runs a model and returns the trace of its calls.
 
-    It calls `begin` with the recorder first. `with_reads` also records reads of variables, which is slow.
+    It first calls `begin(recorder)` with its `GraphRecorder`. `with_reads` also records reads of variables, which is slow.
     """
 
     def __call__(self, begin: Callable[[GraphRecorder], None], *, with_reads: bool = True) -> Traced: ...
@@ -303,7 +303,10 @@ class Tracer:
         return traced
 
     def _settles(self, model: nn.Module, key: tuple[int, str], traced: Traced, record: Record) -> bool:
-        """Return whether a second call of the model leaves the attribute unchanged."""
+        """Return whether a second call of the model leaves an attribute unchanged.
+
+        `key` is (id of a module, the attribute's name).
+        """
         owner = next(module for module in model.modules() if id(module) == key[0])
         value = vars(owner).get(key[1])
         if tensors_in([value, getattr(value, "__dict__", None)]):
