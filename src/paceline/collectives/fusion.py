@@ -126,13 +126,10 @@ class Fusion:
             self._flush(buffer[:filled], pieces, op, dtype)
 
     def _factor(self, part: Part, op: str, kind: DType) -> tuple[float, bool]:
-        """Return the factor for copies to the buffer, and whether it includes the result's.
-
-        Including a result's factor saves a pass over the memory. This is done for powers of two, which change no result except
-        the last bit of denormal numbers.
-        """
+        """Return the factor for copies to the buffer, and whether it includes the result's."""
         after = part.postscale / part.divisor
-        # frexp splits into a fraction and a power of two: the fraction is 0.5 for powers of two alone.
+        # Including a power of two saves a pass over the memory, and changes no result (except denormal numbers). The fraction
+        # of frexp is 0.5 for powers of two alone.
         if self._shared is not None and op == "sum" and kind.kind in "fc" and math.frexp(after)[0] == 0.5:
             return part.prescale * after, True
         return part.prescale, False

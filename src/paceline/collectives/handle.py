@@ -89,7 +89,6 @@ class Handle:
             self._lock.release()
 
     def _finish(self, result: object = None, error: BaseException | None = None) -> bool:
-        """Set the result or error. Return False if it was set before."""
         with _callbacks_lock:
             if self._done:
                 return False

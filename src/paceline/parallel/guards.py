@@ -60,8 +60,6 @@ class KeptTensors:
 
 
 class _Taken(NamedTuple):
-    """The model and the layout to which a module belongs."""
-
     root: weakref.ref[nn.Module]
     layout: Layout
 

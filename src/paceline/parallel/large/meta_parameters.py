@@ -64,8 +64,7 @@ def give_memory(device: torch.device, *modules: nn.Module) -> None:
 def return_memory() -> None:
     """Make glibc return freed memory to the kernel earlier.
 
-    Otherwise freed blocks of up to 32 MiB stay in a fragmented heap. With FSDP2, which gathers and frees blocks in turn, a
-    worker took three times the memory of its parts.
+    Otherwise a worker with FSDP2, which gathers and frees blocks in turn, takes three times the memory of its parts.
     """
     mmap_threshold = -3
     with contextlib.suppress(OSError, AttributeError):

@@ -93,8 +93,7 @@ def contents(model: nn.Module) -> Contents:
 class AttributeMirror:
     """An observer that copies changed attributes of a model's modules to a copy of the model.
 
-    Users may set attributes after the copy was made. `by_version` also notices tensors in attributes that were changed in
-    place.
+    `by_version` also notices tensors in attributes that were changed in place.
     """
 
     def __init__(self, model: nn.Module, copied: nn.Module, *, by_version: bool = False) -> None:
