@@ -20,7 +20,7 @@ from paceline.functions.decorator import FunctionJob
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """The parsed command line."""
+    """The parsed command line of the program that calls a function."""
 
     function: str
     rest: tuple[str, ...]

@@ -23,7 +23,7 @@ _R = TypeVar("_R")
 
 
 class FunctionJob(Generic[_P, _R]):
-    """A function of a module that can run as a job, as `paceline.job` returns it.
+    """A function that can run as a job, as `paceline.job` returns it.
 
     A direct call runs the function in this process, as without the decorator.
 
@@ -74,7 +74,7 @@ class FunctionJob(Generic[_P, _R]):
         return submit_call(self.function, self._options, args, kwargs)
 
     def map(self, *values: Iterable[object], at_once: int | None = None, runs: int | None = None) -> FunctionRuns[_R]:
-        """Submit a call for each value, and return a sequence of the calls' results.
+        """Submit a call for each value, and return the sequence of calls.
 
         Slurm gets a job array with a run for each call. Elsewhere one run makes all calls, each in a process of its own.
 

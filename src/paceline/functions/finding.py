@@ -50,7 +50,7 @@ def check_function(function: object) -> FunctionType:
 
 
 def main_file() -> str | None:
-    """Return the path of the main script; None without one, as in a notebook."""
+    """Return the main script's path; None in a notebook or prompt."""
     main = vars(sys.modules["__main__"])
     path = main.get("__file__")
     return path if path and os.path.isfile(path) and "get_ipython" not in main else None

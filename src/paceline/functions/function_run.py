@@ -52,7 +52,7 @@ class FunctionRun(Run, Generic[_R]):
         return found
 
     def exception(self, timeout: float | None = None) -> RunFailedError | RunStateError | None:
-        """Wait for the call's end. Return what `result` would raise, or None after a success.
+        """Wait for the call's end. Return the exception of `result`, or None.
 
         Args:
             timeout: Seconds to wait; None waits until the end.
@@ -90,7 +90,7 @@ class MappedCall(Generic[_R]):
         return f"<call {self.number} of run {self.run.id}>"
 
     def result(self, timeout: float | None = None) -> _R:
-        """Wait for the call's end, and return its result. Arguments and errors are those of `FunctionRun.result`."""
+        """Wait for the call's end, and return its result, as `FunctionRun.result` does."""
         error, line = self._line(timeout)
         if error is not None:
             raise error
@@ -101,7 +101,7 @@ class MappedCall(Generic[_R]):
         return found
 
     def exception(self, timeout: float | None = None) -> RunFailedError | RunStateError | None:
-        """Wait for the call's end. Return what `result` would raise, or None after a success."""
+        """Wait for the call's end. Return the exception of `result`, or None."""
         return self._line(timeout)[0]
 
     def done(self) -> bool:

@@ -28,14 +28,14 @@ _RETURNED, _NOTED = 116, 117
 
 
 class CallError(TypedDict):
-    """The exception of a call: a line such as "ValueError: bad lr", and the traceback."""
+    """The exception of a call, such as "ValueError: bad lr", with its traceback."""
 
     exception: str
     traceback: str
 
 
 class ResultLine(TypedDict, total=False):
-    """A line in a file of results. `file` names the file with the value."""
+    """The result of one call, as a line of a file; `file` names a large value's file."""
 
     call: int
     value: object

@@ -42,7 +42,7 @@ _INPUT = "calls"
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionOptions:
-    """The options of `paceline.job`. `of_estimator` has those for the `Estimator`."""
+    """The options of `paceline.job`; `of_estimator` are the ones for `Estimator`."""
 
     nodes: int = 1
     gpus: int = 0
@@ -93,7 +93,7 @@ class FunctionOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedFunction:
-    """A function with its options, its source folder, and a job that lacks arguments."""
+    """A function ready to submit: its options, source folder, and a job without arguments."""
 
     name: str
     signature: inspect.Signature
@@ -216,7 +216,7 @@ def prepared(given_function: Callable[..., object], options: Mapping[str, object
 
 
 def _place_of(module: str, name: str) -> tuple[str, Path]:
-    """Return a module's importable name, and the folder from which a worker imports it.
+    """Return a module's importable name, and the folder to import it from.
 
     Raises:
         JobError: The module has no such name, or is installed.
@@ -331,7 +331,7 @@ def _calls(known: PreparedFunction, values: Sequence[Iterable[object]]) -> list[
 def _sized(
     known: PreparedFunction, is_here: bool, at_once: int | None, runs: int, number: int
 ) -> tuple[int, PreparedFunction]:
-    """Return the number of parallel calls in a run, and the function with resources for them."""
+    """Return how many calls a run makes in parallel, and the function with resources for them."""
     if at_once is None and known.options.gpus:
         raise JobError(f"map() of {known.name} with gpus=1: write at_once=, the number of GPUs to use.")
     # 0: as many as the node has cores.

@@ -63,15 +63,15 @@ class PipelineData:
         return str(self.as_reference())
 
     def as_reference(self) -> DataReference:
-        """Return the reference that stands for the folder in a job. Estimators call this."""
+        """Return the reference by which a job names this folder."""
         return self.as_mount()
 
     def as_mount(self) -> DataReference:
-        """Return the data as an input that is used in place if possible, else downloaded."""
+        """Return the data as an input, used in place if possible, else downloaded."""
         return PendingReference(name=self.name, sources=NOWHERE, inside=self.inside, data=self)
 
     def as_download(self, path_on_compute: str | None = None) -> DataReference:
-        """Return the data as an input that is copied to each node of the step.
+        """Return the data as an input that is copied to each node.
 
         Args:
             path_on_compute: Path below the script's working directory at which the files appear too.
@@ -79,7 +79,7 @@ class PipelineData:
         return self.as_mount().as_download(path_on_compute)
 
     def as_partition(self, by: Literal["node", "rank"] = "node") -> DataReference:
-        """Return the data as an input of which each node or rank gets a part.
+        """Return the data as an input that is split among nodes or ranks.
 
         Args:
             by: "node": a part for each node. "rank": a part for each rank.
@@ -87,7 +87,7 @@ class PipelineData:
         return self.as_mount().as_partition(by)
 
     def destination(self, run_id: str, default_store: str) -> DataReference:
-        """Return the reference to this data as an output of the step with this run id.
+        """Return the place in a datastore to which the step's run writes this data.
 
         Args:
             run_id: Id of the run that writes the data.
@@ -144,7 +144,7 @@ class PipelineParameter:
 
 
 def defaults(parameters: Iterable[tuple[str, object]]) -> dict[str, object]:
-    """Return the default value of each parameter, by name.
+    """Return {name: default value} of pipeline parameters.
 
     Raises:
         PipelineError: A parameter has two defaults.

@@ -22,7 +22,7 @@ WAITING, SKIPPED = "NotStarted", "Skipped"
 
 
 class StepRow(TypedDict):
-    """A row of a table of a pipeline's steps and their runs."""
+    """A row in a table of a pipeline's steps; `rows` describes its keys."""
 
     number: int
     step: str
@@ -134,7 +134,7 @@ def _left_by(job: Job) -> list[str]:
 
 
 def step_records(folder: RunFolder, spec: PipelineSpec) -> list[RunRecord | None]:
-    """Return the record of each step's run, or None for a step that has not begun."""
+    """Return each step's record; None for a step that has not begun."""
     return [record_of(RunFolder(folder.path.parent / child_id(folder.run_id, n))) for n in range(len(spec.steps))]
 
 

@@ -27,7 +27,7 @@ _VERSION = "paceline step 1"
 
 
 def key_of(step: StepSpec, job: Job, workspace_dir: Path) -> str:
-    """Return the cache key of a step: a hash of everything that its outputs depend on.
+    """Return a step's cache key, a hash of all that its outputs depend on.
 
     `job`: The step's job, with the actual locations of its inputs.
 
@@ -67,7 +67,7 @@ def find(key: str, workspace_dir: Path, pipeline_id: str) -> RunRecord | None:
 
 
 def note(record: RunRecord, workspace_dir: Path) -> None:
-    """Record the run of a Completed step as the last run with its cache key."""
+    """Record a Completed step's run as the one to reuse for its cache key."""
     entry = record.step or StepEntry()
     # Don't record a run that reuses another run's outputs: later runs should depend on the original run only.
     if (key := entry.get("key")) and not entry.get("reused_from"):

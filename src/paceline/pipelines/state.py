@@ -68,7 +68,7 @@ class PipelineState(ParentState):
         ]
 
     def take_up(self) -> None:
-        """Read the existing runs of steps, and remove runs whose creation was interrupted."""
+        """Read the steps' runs that exist on disk, and remove unfinished run folders."""
         for step in self.steps:
             # A submission that was killed leaves a hidden folder, and `store.create` refuses to make it again.
             shutil.rmtree(self.runs_dir / f"{removal.NEW}{step.folder.run_id}", ignore_errors=True)
@@ -84,7 +84,7 @@ class PipelineState(ParentState):
                 step.is_cut_off, step.was_cut_off, step.status = True, True, states.NOT_STARTED
 
     def look(self) -> list[StepState]:
-        """Update the steps. Return those whose status has changed."""
+        """Read the live steps' runs. Return the steps whose status has changed."""
         changed = []
         for step in self.live:
             if step.is_cut_off:

@@ -32,7 +32,7 @@ def submit_again(
     learn: bool = False,
     display_name: str | None = None,
 ) -> RunFolder:
-    """Start a new sweep that is based on an earlier sweep, and return its folder.
+    """Start a new sweep based on an earlier sweep, and return its folder.
 
     The new sweep has the source, job and limits of the earlier sweep.
 
@@ -86,7 +86,7 @@ def submit_again(
 
 
 def changed(space: Space, changes: Mapping[str, object], without: Collection[str] = ()) -> Space:
-    """Return a copy of a space with some hyperparameters changed, added or removed.
+    """Return a copy of a search space with hyperparameters changed, added or removed.
 
     Leading dashes of names are ignored.
 
@@ -105,12 +105,12 @@ def changed(space: Space, changes: Mapping[str, object], without: Collection[str
 
 
 def space_text(space: Space) -> str:
-    """Return lines such as `lr = uniform(0, 1)`."""
+    """Return a search space as editable text, with lines such as `lr = uniform(0, 1)`."""
     return "\n".join(f"{name} = {_text(part)}" for name, part in space.to_json().items())
 
 
 def read_space(text: str, before: Space) -> Space:
-    """Return the space that a user has written by editing the text of `space_text`.
+    """Return the search space in a text of `space_text` that a user has edited.
 
     Unchanged lines keep the expressions of `before`, even expressions that have no text form.
 

@@ -58,7 +58,7 @@ def check_script(
 def check(
     space: Space, script: Path, switches: Sequence[str] = (), given: Sequence[str] | None = None
 ) -> tuple[str, ...]:
-    """Check a script file as `check_script` does. Return the switches."""
+    """Check a sweep's space against a script file, as `check_script` does. Return the switches."""
     known = declared(script)
     said_so = [switch.partition("/")[0] for switch in switches]
     wrong = (_complaint(dimension, known, said_so) for dimension in space.parameters)
@@ -77,7 +77,7 @@ def check(
 
 
 def refusal(name: str, value: object, known: Declared) -> str | None:
-    """Return why the script certainly rejects a value, or None."""
+    """Return why the script's parser certainly rejects a hyperparameter's value, or None."""
     options = _meant(name, known)
     if options is None or value is None or isinstance(value, bool):
         return None
@@ -89,7 +89,7 @@ def refusal(name: str, value: object, known: Declared) -> str | None:
 
 
 def list_way(space: Space, script: Path) -> str | None:
-    """Return the form in which the script takes list values (`points.WAYS`), or None if unknown."""
+    """Return how the script takes lists, such as `--x 1 2` (a key of `points.WAYS`), or None."""
     known = declared(script)
     lists = [
         dimension
@@ -201,7 +201,7 @@ def _values(expression: Expression) -> Iterator[object]:
 
 
 def certain_way(script: Path) -> str | None:
-    """Return the form in which the script reads its values (`points.WAYS`), or None if unknown."""
+    """Return how the script reads arguments (a key of `points.WAYS`), or None if unknown."""
     nodes = nodes_of(script)
     parsers = PARSERS & imported(nodes)
     if not parsers:
@@ -234,7 +234,7 @@ def _of_hydra(nodes: list[ast.AST]) -> str | None:
 
 
 def _of_hand(nodes: list[ast.AST], folder: Path) -> str | None:
-    """Return the form of arguments (`points.WAYS`) of a script that splits `sys.argv` itself.
+    """Return how a script that splits `sys.argv` itself reads arguments (`points.WAYS`).
 
     Return None for other scripts. The code that splits may be in a file that the script runs:
     `exec(open("configurator.py").read())`.

@@ -64,7 +64,7 @@ class DeclaredOption:
     is_required: bool = False
 
     def opposite(self, name: str) -> str | None:
-        """Return the word that turns this switch off."""
+        """Return the word that turns the switch `name` off, such as `--no-amp`, or None."""
         if self.off or not self.is_pair:
             return self.off
         words = [other for other in self.names if other.startswith("--")]
@@ -87,7 +87,7 @@ class Declared:
 
 
 def declared(script: Path) -> Declared:
-    """Return the certain facts about a script's options."""
+    """Return the facts about a script's options that are certain from its source."""
     nodes = nodes_of(script)
     try:
         return _of_decorators(nodes) or _Reader(nodes).read()
@@ -96,7 +96,7 @@ def declared(script: Path) -> Declared:
 
 
 def nodes_of(script: Path) -> list[ast.AST]:
-    """Return a script's syntax nodes, or an empty list if it cannot be parsed."""
+    """Return a script's syntax nodes; empty if it cannot be parsed."""
     try:
         with tokenize.open(script) as file:
             return list(ast.walk(ast.parse(file.read())))
@@ -261,7 +261,6 @@ class _Reader:
         return calls if len(calls) == len(uses) else None
 
     def _handed(self, node: ast.expr, call: ast.AST, keyword: str | None) -> None:
-        """Follow the parser into a function of the script that takes it as an argument."""
         name = None
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in self._functions:
             name = keyword or next(iter(_parameters(self._functions[call.func.id])[call.args.index(node) :]), None)

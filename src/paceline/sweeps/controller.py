@@ -128,7 +128,7 @@ class Controller(ParentController[SweepState]):
                 say(f"trial {number} is paused: {verdict.why}")
 
     def _promote(self, number: int, rung: int, why: str) -> None:
-        """Let a running trial continue beyond a rung, by setting its tags."""
+        """Let a running trial continue beyond a rung of its policy, as its run's tags say."""
         sweep = self.state
         notes = sweep.folder_of(number).notes
         with contextlib.suppress(OSError):
@@ -185,7 +185,7 @@ def end_reason(sweep: SweepState) -> str | None:
 
 
 def write_end(sweep: SweepState) -> None:
-    """Write the results and the end of a sweep."""
+    """Write the sweep's tables and pictures, then its final state."""
     # Write the tables before the final state: readers of an ended sweep expect them in its outputs.
     sweep.record = store.change(sweep.folder, sweep.record, states.FINALIZING)
     dispatch.tag_waiting(sweep)
@@ -200,7 +200,7 @@ def write_end(sweep: SweepState) -> None:
 
 
 def best_text(sweep: SweepState) -> str:
-    """Return the best trial as text, or the first trials on the Pareto front."""
+    """Return the best trial, or the first ones on the Pareto front, as text."""
     lines = []
     for trial in results.best_trials(sweep.trials, sweep.spec)[:_MOST_BEST]:
         leg = trial.best_leg(sweep.spec.goal)

@@ -26,7 +26,7 @@ class Series:
     steps: tuple[float | None, ...] = ()
 
     def before(self, steps: Sequence[float | None]) -> Series:
-        """Return the part of this series before the first step of a later run.
+        """Return the values before the first of these steps, at which a later run continues.
 
         Values without a step stay. Attempts of one run are joined in the same way.
         """
@@ -61,7 +61,7 @@ class CurveReader:
         self._steps: dict[int, list[float | None]] = {}
 
     def look(self) -> tuple[float, ...]:
-        """Read new log lines. Return all values of the metric in the order of logging."""
+        """Read new log lines. Return all values of the metric in order."""
         if self._listing.is_due():
             self._logs = metric_logs(self._directory)
         logs = self._logs
@@ -142,7 +142,7 @@ def _step(entry: Mapping[str, object]) -> float | None:
 
 
 class Watch:
-    """A reader of a live trial's status and curve."""
+    """A reader of the status and metrics of a live trial's run."""
 
     def __init__(self, trial: Trial, runs_dir: Path, spec: SweepSpec) -> None:
         folder = RunFolder(runs_dir / trial.run_id)
@@ -154,7 +154,7 @@ class Watch:
         self._record = RecordWatch(folder)
 
     def look(self, trial: Trial) -> Trial:
-        """Return the trial's current state, or `trial` itself if nothing has changed."""
+        """Return the trial with its run's new status and values, or `trial` itself if unchanged."""
         state = self._record.changed()
         if state is not None and state["status"] != trial.status:
             started = trial.started_utc if trial.earlier else state.get("started_utc")

@@ -80,7 +80,7 @@ def _text(report: FailureReport) -> str:
 
 
 def warn_of(sweep: SweepState, trial: Trial) -> None:
-    """Warn about a trial's metrics that look wrong, once for each kind of warning."""
+    """Warn once per kind of problem about a trial's metrics that look wrong."""
     for kind, text in _remarks(sweep, trial):
         if not any(kind in warning for warning in sweep.record.warnings):
             sweep.warn(text)

@@ -84,7 +84,7 @@ class Dispatcher:
         return self._refusals.is_waiting
 
     def _hand_over(self, number: int, start: Callable[[], None], begun: list[RunFolder]) -> None:
-        """Submit trials by calling `start`, and take the folders `begun` back if the engine refuses them.
+        """Submit trials by `start`. If the engine refuses, remove their folders `begun`.
 
         A refused submission is repeated later.
         """
@@ -182,7 +182,7 @@ class Dispatcher:
         say(f"trial {number} begins: its submission was cut off before")
 
     def _prepared(self, job: Job) -> Submission:
-        """Check that the target can run this job. Return the submission that all trials share."""
+        """Check that the target can run this job. Return the trials' common submission."""
         sweep, record = self._sweep, self._sweep.record
         if self._submission is not None:
             self._submission.check_again(job)
@@ -194,7 +194,7 @@ class Dispatcher:
         return self._submission
 
     def _run(self, run_id: str, entry: TrialEntry, rung: int, former: RunFolder | None = None) -> NewRun:
-        """Return a trial's new run. With `former`, it starts from this run's checkpoints and outputs."""
+        """Return a trial's new run, which continues from the checkpoints of `former`, if given."""
         sweep, spec = self._sweep, self._sweep.spec
         values = {**entry["values"], **budget(spec.stop, rung)}
         job = job_of(sweep.job, values, spec.pass_as, self._snapshot, spec.switches)
@@ -211,7 +211,7 @@ class Dispatcher:
 
 
 def _resumed(job: Job, former: RunFolder | None) -> Job:
-    """Return the job with a former trial's outputs as an input, passed as `--resume-from`."""
+    """Return the job with `former`'s outputs as the input `--resume-from`."""
     if former is None:
         return job
     outputs = DataReference(name=MODEL_LOCATION, sources=(Source(path=str(former.outputs)),))
@@ -221,7 +221,7 @@ def _resumed(job: Job, former: RunFolder | None) -> Job:
 
 
 def next_run(sweep: SweepState) -> Next | None:
-    """Return the next run of the paused trial to continue now, or None."""
+    """Return the next run of the paused trial that should continue now, or None."""
     policy = pausing(sweep.spec.stop)
     if policy is None:
         return None
@@ -233,7 +233,7 @@ def next_run(sweep: SweepState) -> Next | None:
 
 
 def without_checkpoints(sweep: SweepState) -> str | None:
-    """Return the error if paused trials have left no checkpoints, or None."""
+    """Return an error text if many trials were paused and none left a checkpoint, else None."""
     checkpoints = sweep.has_checkpoint
     if any(checkpoints.values()) or len(checkpoints) < min(_WITHOUT, sweep.spec.trials):
         return None
@@ -241,7 +241,7 @@ def without_checkpoints(sweep: SweepState) -> str | None:
 
 
 def tag_waiting(sweep: SweepState) -> None:
-    """Tag each waiting trial with the reason why it was not continued."""
+    """At the sweep's end, tag each paused trial with the reason why it was not continued."""
     policy = pausing(sweep.spec.stop)
     if policy is None:
         return

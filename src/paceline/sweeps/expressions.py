@@ -28,7 +28,7 @@ _TAIL = 1e-9
 
 @runtime_checkable
 class Expression(Protocol):
-    """A distribution of a hyperparameter."""
+    """A distribution of a hyperparameter's values."""
 
     @property
     def count(self) -> int | None:
@@ -124,7 +124,7 @@ class _Range:
 
 @dataclass(frozen=True)
 class Uniform(_Range):
-    """A uniform or log-uniform number. With `q`, it is rounded to a multiple of `q`."""
+    """A (log-)uniform number, which `q` rounds to a multiple."""
 
     low: float
     high: float
@@ -170,7 +170,7 @@ class Uniform(_Range):
 
 @dataclass(frozen=True)
 class Normal(_Range):
-    """A normal or log-normal number. With `q`, it is rounded to a multiple of `q`."""
+    """A (log-)normal number, which `q` rounds to a multiple."""
 
     mu: float
     sigma: float
@@ -414,7 +414,7 @@ def parse(text: str) -> Expression:
 
 
 def call_of(text: str) -> tuple[str, list[tuple[str, object]]] | None:
-    """Return a call's name and arguments; None for a text that is no call.
+    """Parse text as a call: its name and arguments, or None.
 
     "bandit(slack_factor=0.1)" gives ("bandit", [("slack_factor", 0.1)]). A positional argument has the name "".
     """

@@ -46,7 +46,7 @@ _STYLES = {states.COMPLETED: "green", states.FAILED: "red", states.CANCELED: "ye
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """A sweep's record, spec and trials at one moment."""
+    """A sweep's record, spec and trials as read at one moment."""
 
     record: RunRecord
     spec: SweepSpec
@@ -54,7 +54,7 @@ class Standing:
 
 
 class Board:
-    """A reader of a live sweep for other processes than its controller.
+    """A reader of a live sweep's record and trials, for any process.
 
     Raises:
         RunNotFoundError: The sweep does not exist.
@@ -107,7 +107,7 @@ class Board:
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """A table to display. Its texts are not escaped.
+    """A table of a sweep's trials, whose texts are not escaped.
 
     Attributes:
         lines: Text above the table.
@@ -173,7 +173,7 @@ def header(names: Sequence[str], spec: SweepSpec) -> tuple[str, ...]:
 
 
 def cells(trial: Trial, names: Sequence[str], spec: SweepSpec) -> tuple[str, ...]:
-    """Return the cells of a trial's row, with "-" for a missing hyperparameter."""
+    """Return a trial's row in the table; "-" stands for a missing hyperparameter."""
     took = trial.duration_s
     return (
         str(trial.number),
@@ -191,7 +191,7 @@ def _said(trial: Trial) -> str:
 
 
 def follow_in_notebook(folder: RunFolder) -> RunRecord:
-    """Show the sweep in a notebook until it has ended, in one output that stays."""
+    """Show the sweep in a notebook cell until it ends. Return its record."""
     from IPython.display import HTML, display
 
     board = Board(folder)
@@ -288,7 +288,7 @@ def follow(folder: RunFolder, stream: IO[str], line: Callable[[str], None], *, s
 
 
 def way_back(folder: RunFolder) -> str:
-    """Return the message for a user who stopped watching: how to watch again."""
+    """Return a message with the commands that show the sweep again and end it."""
     return (
         f"Sweep {folder.run_id} goes on. See it again: paceline sweep show -f {folder.run_id}\n"
         f"End it: paceline sweep stop {folder.run_id}"

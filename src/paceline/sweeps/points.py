@@ -51,7 +51,7 @@ def job_of(
     source: Path | None = None,
     switches: Sequence[str] = (),
 ) -> Job:
-    """Return a copy of the sweep's job that passes a trial's values to the script.
+    """Return the sweep's job with a trial's values for the script.
 
     Arguments follow the job's own, because argparse uses the last one. A word of the job that sets the same argument is
     removed, as in the Azure SDK. Values in a file are merged into the file of this name in `source`.
@@ -80,7 +80,7 @@ def job_of(
 
 
 def way(given: object) -> str:
-    """Return the `pass_as` for a form such as "--name=value", and any other value unchanged."""
+    """Return the `pass_as` that a form such as "--name=value" means; other values unchanged."""
     return _FORMS.get(given, given) if isinstance(given, str) else given  # type: ignore[return-value]
 
 
@@ -138,7 +138,7 @@ def as_switch(name: object) -> str:
 
 
 def is_of_switch(dimension: Dimension) -> bool:
-    """Return whether a dimension's values are only True, False or None."""
+    """Return whether a hyperparameter's values are only True, False or None."""
     count = dimension.expression.count
     if count is None or not isinstance(dimension.expression, (Choice, Fixed)):
         return False
@@ -147,12 +147,12 @@ def is_of_switch(dimension: Dimension) -> bool:
 
 
 def variable(name: str) -> str:
-    """Return a name as an environment variable: other characters become `_`."""
+    """Return a hyperparameter's name as an environment variable, with `_` for other characters."""
     return re.sub(r"\W", "_", name.lstrip("-"), flags=re.ASCII)
 
 
 def words(values: Mapping[str, object], switches: Sequence[str] = (), pass_as: str = ARGUMENTS) -> list[str]:
-    """Return the values as command-line words.
+    """Return a trial's values as command-line words.
 
     A value None omits the argument. A switch that is true becomes one word. Lists have the form of `pass_as`.
     """

@@ -34,14 +34,14 @@ FRONT = "front"
 
 
 def requested(folder: RunFolder) -> int:
-    """Return the number of additional trials that users have requested."""
+    """Return how many trials users have added to the sweep by `more`."""
     request = read_json(folder.path / MORE)
     trials = request.get("trials") if isinstance(request, dict) else None
     return trials if isinstance(trials, int) else 0
 
 
 def best_trial(trials: Sequence[Trial], spec: SweepSpec) -> Trial | None:
-    """Return the best trial, or the first on the Pareto front; None without values."""
+    """Return the best trial (or the front's first), or None without values."""
     return next(iter(best_trials(trials, spec)), None)
 
 
@@ -72,7 +72,7 @@ def point_text(values: Mapping[str, object]) -> str:
 
 
 def rows(trials: Sequence[Trial], spec: SweepSpec) -> list[dict[str, Any]]:
-    """Return a table row for each trial, as a mapping from column to value.
+    """Return a row of the trials' table for each trial, as a dict.
 
     Keys: trial, run_id, status, the metric's best value, intervals (number of values), started_utc, duration_s, and each
     hyperparameter. A hyperparameter with the name of another column keeps its dashes: `--status`. With several metrics,
@@ -96,7 +96,7 @@ def rows(trials: Sequence[Trial], spec: SweepSpec) -> list[dict[str, Any]]:
 
 
 def best_row(trial: Trial, spec: SweepSpec) -> dict[str, object]:
-    """Return a trial's row, with the id of the run that logged its best value."""
+    """Return a trial's row for its best run, with that run's id and hyperparameters."""
     leg = trial.best_leg(spec.goal)
     return rows([dataclasses.replace(trial, run_id=leg.run_id, values=leg.values)], spec)[0]
 
@@ -160,12 +160,12 @@ def _cell(value: object) -> object:
 
 
 def metric_column(metric: str) -> str:
-    """Return the name of a metric's column, which is changed if the name is taken."""
+    """Return a metric's column name, with " (metric)" if another column has it."""
     return f"{metric} (metric)" if metric in (*BEFORE, *AFTER, FRONT) else metric
 
 
 def parameter_column(name: str, metrics: Iterable[str]) -> str:
-    """Return the name of a hyperparameter's column, with its dashes if the name is taken."""
+    """Return a hyperparameter's column name, with dashes if another column has it."""
     plain = name.lstrip("-")
     if plain not in {*BEFORE, *AFTER, FRONT, *map(metric_column, metrics)}:
         return plain

@@ -58,7 +58,7 @@ class Space:
         return hash(repr(self.dimensions))
 
     def draw(self, choose: Callable[[Dimension], Raw]) -> dict[str, Raw]:
-        """Return {key: raw value} of the point that `choose` makes.
+        """Return a point as {key: raw value}, whose values `choose` picks.
 
         Args:
             choose: Returns the raw value of a dimension. It is called for a choice before the choice's branches.
@@ -88,7 +88,7 @@ class Space:
         return values
 
     def chosen(self, values: Mapping[str, object]) -> dict[str, Raw]:
-        """Return {key: raw value} of the point that has these values for the script.
+        """Return {key: raw value} of the point that has these script values.
 
         Raises:
             SweepError: A value is not in the space, or a name is missing or unknown.
@@ -134,7 +134,7 @@ class Space:
         return _size(self.dimensions)
 
     def grid(self) -> Iterator[dict[str, Raw]]:
-        """Return all points of a finite space. The values of the last name change first.
+        """Return all points of a finite space; the last name changes first.
 
         Raises:
             SweepError: A name has infinitely many values.
@@ -227,7 +227,7 @@ def _branch(dimension: Dimension, known: Mapping[str, object]) -> int:
 
 
 def every(dimensions: Iterable[Dimension]) -> Iterator[Dimension]:
-    """Yield the dimensions and, recursively, the dimensions of their branches."""
+    """Yield these dimensions and, recursively, those of their branches."""
     for dimension in dimensions:
         yield dimension
         for branch in dimension.branches:

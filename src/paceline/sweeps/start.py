@@ -144,7 +144,7 @@ def checked(
 
 
 def check_points(job: Job, spec: SweepSpec, directory: Path) -> SweepSpec:
-    """Raise if the job or its script cannot take the sweep's values.
+    """Raise an error unless the job and its script can take the sweep's values.
 
     Return the spec with those switches added that the script declares.
 
@@ -170,7 +170,7 @@ def check_points(job: Job, spec: SweepSpec, directory: Path) -> SweepSpec:
 
 
 def _with_way(spec: SweepSpec, job: Job, directory: Path) -> SweepSpec:
-    """Return the spec with `pass_as` in the form that the script certainly reads."""
+    """Return the spec, with `pass_as` as the script reads arguments, if this is certain."""
     script = entry_file(job, directory) if job.is_python and spec.pass_as == ARGUMENTS else None
     if script is None:
         return spec

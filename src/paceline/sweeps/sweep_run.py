@@ -120,7 +120,7 @@ class SweepRun(Run):
         return None if best is None else Run(self._experiment, best.best_leg(self.spec.goal).run_id)
 
     def best_point(self) -> dict[str, Any] | None:
-        """Return the best trial's hyperparameters by name; None before any trial has a value.
+        """Return the best trial's hyperparameters by name, or None without a value.
 
         Raises:
             SweepError: The sweep has several metrics.

@@ -55,7 +55,7 @@ class SweepState(ParentState):
         return RunFolder(self.runs_dir / self.trials[number].run_id)
 
     def former(self, number: int) -> RunFolder | None:
-        """Return the run of a former sweep that this trial resumes; None for a new trial."""
+        """Return the former sweep's run that this trial resumes, or None."""
         resumed = self.spec.resumed
         return RunFolder(self.runs_dir / resumed[number]) if number < len(resumed) else None
 
@@ -75,7 +75,7 @@ class SweepState(ParentState):
         return self.is_exhausted or len(self.trials) >= self.spec.trials
 
     def take_up(self) -> None:
-        """Read the existing trials, and remove children whose creation was interrupted."""
+        """Read the trials that exist on disk, and remove unfinished run folders."""
         # A submission that was killed leaves a hidden folder, and `store.create` refuses to make it again.
         for hidden in self.runs_dir.glob(f"{removal.NEW}{self.folder.run_id}_*"):
             shutil.rmtree(hidden, ignore_errors=True)
@@ -108,7 +108,7 @@ class SweepState(ParentState):
             self._live[trial.number] = Watch(trial, self.runs_dir, self.spec)
 
     def look(self) -> list[Trial]:
-        """Update the live trials. Return those whose curve or status has changed."""
+        """Read the live trials' changes. Return those with a new status or new values."""
         changed: list[Trial] = []
         # A copy: the loop removes trials that have ended.
         for number, watch in list(self._live.items()):
@@ -147,7 +147,7 @@ class SweepState(ParentState):
         self.note(warnings=(*self.record.warnings, text))
 
     def no_metric(self, trial: Trial) -> str:
-        """Return a warning about a trial that has logged no value of the metric."""
+        """Return a warning that a trial has logged no value of the metric."""
         missing = [metric for metric, curve in zip(self.spec.metrics, trial.curves, strict=False) if not curve]
         names = sorted(CurveReader(self.folder_of(trial.number).metrics, self.spec.metric).names)
         logged = (

@@ -100,7 +100,7 @@ class Trial:
 
     @property
     def duration_s(self) -> float | None:
-        """Seconds from the trial's start to its end, or until now while it is live."""
+        """Seconds from the trial's start to its end, or to now if live."""
         return duration_s(self.started_utc, self.ended_utc)
 
     @property
@@ -133,7 +133,7 @@ class Trial:
         return (*self.earlier, last)
 
     def gone_on(self, run_id: str, following: Next, values: Mapping[str, object]) -> Trial:
-        """Return a copy of the trial with one more run, which has these hyperparameter values."""
+        """Return the trial with one more run, which has these hyperparameter values."""
         return replace(
             self,
             run_id=run_id,
@@ -210,7 +210,7 @@ def best(values: Iterable[float], goal: Goal) -> float | None:
 
 
 def cost(value: float | None, goal: Goal) -> float:
-    """Return a number that is smaller for a better value, for either goal."""
+    """Return a metric's value as a number that is smaller for a better value."""
     if value is None:
         return math.inf
     return -value if goal == "maximize" else value

@@ -38,7 +38,7 @@ _DEFAULTS = {
 
 
 def child_id(sweep_id: str, number: int, leg: int = 1) -> str:
-    """Return the id of a trial's run, such as `<sweep>_0`; its third run is `<sweep>_0_3`."""
+    """Return the id of a trial's run: `<sweep>_0`, or `<sweep>_0_3` for its third."""
     return f"{sweep_id}_{number}" if leg == 1 else f"{sweep_id}_{number}_{leg}"
 
 
@@ -47,7 +47,7 @@ def child_folder(sweep: RunFolder, number: int, leg: int = 1) -> RunFolder:
 
 
 def count(sweep: RunFolder) -> int:
-    """Return the number of trials."""
+    """Return the number of the sweep's trials."""
     number = 0
     while child_folder(sweep, number).state.exists():
         number += 1
@@ -133,7 +133,7 @@ def trials(sweep: RunFolder, spec: SweepSpec) -> list[Trial]:
 
 
 def read_trials(sweep: RunFolder, spec: SweepSpec) -> Iterator[tuple[Trial, list[RunRecord]]]:
-    """Yield each trial with the records of its runs; a cached trial has no records."""
+    """Yield each trial and its runs' records, which are [] for a cached trial."""
     # Don't use the cache if the policy pauses trials, since an ended trial may continue in another run.
     ended = EndedTrials(sweep) if pausing(spec.stop) is None else None
     for number in itertools.count():
@@ -185,7 +185,7 @@ class EndedTrials:
 
 
 def keep(sweep: RunFolder, trial: Trial) -> None:
-    """Cache a trial that has ended. The caller holds the lock."""
+    """Cache a trial that has ended. The caller holds the sweep's lock."""
     record_stamp = stamp(sweep.path.parent, trial.run_id)
     changed = {name: getattr(trial, name) for name, default in _DEFAULTS.items() if getattr(trial, name) != default}
     # The cache is optional: errors only cost time later.
@@ -195,7 +195,7 @@ def keep(sweep: RunFolder, trial: Trial) -> None:
 
 
 def stamp(runs_dir: Path, run_id: object) -> list[int] | None:
-    """Return values that change with a run's state file, or None without this file."""
+    """Return a list that changes with a run's state file, or None without it."""
     state_stamp = stamp_of(f"{runs_dir}/{run_id}/state.json")
     return None if state_stamp is None else list(state_stamp)
 

@@ -28,7 +28,7 @@ _UNTAUGHT = ("random", "grid")
 
 
 class KnownResult(TypedDict):
-    """A former trial's point in the new space, with its values."""
+    """A former trial's metric values at a point of the new sweep's space."""
 
     run_id: str
     chosen: dict[str, Raw]
@@ -53,7 +53,7 @@ def known_results(spec: SweepSpec, runs_dir: Path) -> list[KnownResult]:
 
 
 def keep(folder: RunFolder, results: Sequence[KnownResult]) -> None:
-    """Write the results into the new sweep's folder."""
+    """Write the results of former sweeps into the new sweep's folder."""
     if results:
         write_json(folder.path / _FILE, list(results))
 

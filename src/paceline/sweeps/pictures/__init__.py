@@ -17,7 +17,7 @@ LIMIT_S = 120  # Drawing thousands of trials takes seconds; after this time it h
 
 
 def run(folder: RunFolder) -> None:
-    """Draw the pictures in a separate process. Errors are logged and do not fail the sweep."""
+    """Draw a sweep's pictures in a separate process. Errors are only logged."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", "paceline.sweeps.pictures", str(folder.path)],

@@ -29,7 +29,7 @@ def sketched(
     statuses: Sequence[str],
     goal: Goal = "maximize",
 ) -> Sketch | None:
-    """Return the figures of runs; None if no parameter differs or no run has the metric.
+    """Return figures of runs; None without differing parameters or without the metric.
 
     Args:
         parameters: Value of each parameter in each run; None if a run lacks the parameter.
@@ -63,7 +63,7 @@ def sketched(
 
 
 def scatter(x: str, xs: Sequence[object], y: str, ys: Sequence[object]) -> Front:
-    """Return a scatter plot of `ys` over `xs`, with a point for each run.
+    """Return a scatter plot of `ys` over `xs`, a point per run.
 
     x, y: Names of the axes. A run in which one of the values is None has no point.
     """

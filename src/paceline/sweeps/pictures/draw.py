@@ -31,7 +31,7 @@ SCRIPT, STYLE = (Path(__file__).with_name(f"pictures.{kind}") for kind in ("js",
 
 @dataclass(frozen=True)
 class Shares:
-    """The importance of hyperparameters.
+    """The importance of each hyperparameter for each metric of a sweep.
 
     `found` has it by metric, and `remarks` explains for which metrics it is unknown.
     """
@@ -41,13 +41,13 @@ class Shares:
 
 
 def sketched(title: str, spec: SweepSpec, trials: Sequence[Trial], known: Shares | None = None) -> Sketch:
-    """Return the figure data of these trials. `known` avoids computing the importance again."""
+    """Return the figure data of trials. Pass known importances as `known` to save time."""
     judged = shares(spec, trials) if known is None else known
     return sketch(title, spec, trials, judged.found, judged.remarks)
 
 
 def shares(spec: SweepSpec, trials: Sequence[Trial]) -> Shares:
-    """Return the importance of hyperparameters. With many trials it takes seconds."""
+    """Compute the importance of hyperparameters, in seconds if there are many trials."""
     importances_by_metric: list[tuple[str, tuple[Importance, ...]]] = []
     remarks: list[str] = []
     # Values of failed trials are not reliable.
@@ -69,7 +69,7 @@ def shares(spec: SweepSpec, trials: Sequence[Trial]) -> Shares:
 
 
 def into(folder: Path, drawn: Sketch) -> list[str]:
-    """Write all pictures and tables of a sweep into a folder. Return their paths.
+    """Write a sweep's pictures and tables into a folder. Return their paths.
 
     Raises:
         OSError: A file cannot be written.
@@ -160,7 +160,7 @@ def page(sketch: Sketch) -> str:
 
 
 def places(sketch: Sketch) -> str:
-    """Return JSON with each trial's positions on the axes, for the page's script."""
+    """Return JSON of {trial number: positions on the axes}, for the page's script."""
     return json.dumps({line.number: [_short(place) for place in line.places] for line in sketch.lines})
 
 

@@ -36,7 +36,7 @@ _MOST_SLICES = 12
 
 @dataclass(frozen=True)
 class Column:
-    """The axis of a hyperparameter or a metric."""
+    """A hyperparameter or metric with its axis, in figures of trials."""
 
     name: str
     axis: Numbers | Options
@@ -44,7 +44,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Line:
-    """A trial in the parallel coordinates and in the table.
+    """A trial as a line of the parallel coordinates and a row of the table.
 
     Attributes:
         places: The trial's position on each column from 0 to 1, or None without a value.
@@ -121,7 +121,7 @@ def sketch(
     importances: Sequence[tuple[str, tuple[Importance, ...]]] = (),
     remarks: Sequence[str] = (),
 ) -> Sketch:
-    """Return the figures of these trials."""
+    """Return the data of all figures of a sweep, from these trials."""
     shown = ordered(trials, spec.goals)[:MOST]
     parameters = _parameters(spec.space, shown)
     values = {trial.number: _values(trial, spec) for trial in trials}
@@ -265,7 +265,7 @@ def shade(place: float | None) -> str:
 
 
 def line_of(status: str, place: float | None) -> tuple[str, str]:
-    """Return the colour and the SVG dash pattern of a trial's line."""
+    """Return the colour and SVG dash pattern of a trial by status and metric position."""
     if status == states.FAILED:
         return FAILED, "3 3"
     return shade(place), "" if status == states.COMPLETED else "7 4"
@@ -328,7 +328,7 @@ class Options:
     texts: tuple[str, ...]
 
     def place(self, value: object) -> float | None:
-        """Return the option's position on the axis from 0 to 1, or None for other values."""
+        """Return an option's position on the axis from 0 to 1, or None."""
         text = text_of(value)
         if text not in self.texts:
             return None
@@ -343,7 +343,7 @@ class Options:
 def axis_of(
     values: Iterable[object], *, is_log: bool = False, options: Sequence[object] | None = None
 ) -> Numbers | Options:
-    """Return the axis for these values."""
+    """Return the axis for a hyperparameter's or metric's values."""
     listed = list(values)
     if options is not None and len(options) <= _MOST_TEXTS:
         return Options(tuple(dict.fromkeys(map(text_of, [*options, *listed]))))
@@ -370,7 +370,7 @@ def numbers_axis(numbers: Sequence[float], *, is_log: bool | None = None) -> Num
 
 
 def text_of(value: object) -> str:
-    """Return a value as text for pictures."""
+    """Return a hyperparameter's or metric's value as text for pictures."""
     if isinstance(value, str):
         return value
     return f"{value:.6g}" if isinstance(value, float) else json.dumps(value)

@@ -33,7 +33,7 @@ Names = Mapping[int, str]
 
 
 def parallel(columns: Sequence[Column], lines: Sequence[Line], names: Names | None = None) -> str:
-    """Return an SVG with a line for each trial, through its hyperparameters to its metric.
+    """Return an SVG with a line through all columns for each trial.
 
     A line's `data-trial` is the trial's number. Where a trial has no value, its line passes below the axis.
     """
@@ -68,7 +68,7 @@ def parallel(columns: Sequence[Column], lines: Sequence[Line], names: Names | No
 
 
 def history(picture: History) -> str:
-    """Return an SVG of the trials and the best value so far."""
+    """Return an SVG of each trial's metric and the best value so far."""
     last = max([point[0] for point in picture.points] + [point[0] for point in picture.best])
     bottom, right = _TOP + _HEIGHT, WIDTH - _RIGHT / 3
 
@@ -98,7 +98,7 @@ def history(picture: History) -> str:
 
 
 def scatter(picture: Front, names: Names | None = None) -> str:
-    """Return an SVG with a scatter plot of two columns."""
+    """Return an SVG with a point for each trial in a plot of two columns."""
     return front(picture, names, "slice")
 
 
@@ -124,7 +124,7 @@ def front(picture: Front, names: Names | None = None, kind: str = "front") -> st
 
 
 def importance(found: Sequence[Importance]) -> str:
-    """Return an SVG with a bar for each hyperparameter."""
+    """Return an SVG with a bar for each hyperparameter's importance."""
     left, height = 190, 26
     most = max([one.share for one in found], default=0) or 1
     parts = []

@@ -106,7 +106,7 @@ class ASHA(NamedPolicy):
     def next(
         self, trials: Sequence[Trial], goal: Goal, space: Space, seed: int, *, is_last: bool, without: frozenset[str]
     ) -> Next | None:
-        """Return the next run of the trial to continue now; None if none may be promoted."""
+        """Return the next run of the trial to promote now, or None."""
         return promotion.following(self._ladder, trials, goal, self.waits, is_last=is_last, without=without)
 
     def waits(self, trial: Trial) -> bool:
@@ -115,12 +115,12 @@ class ASHA(NamedPolicy):
         return trial.is_paused or (has_ended and self.last is not None and len(trial.curve) < self.last)
 
     def argument(self, rung: int) -> tuple[str, int] | None:
-        """Return the script argument that ends a run at the next rung; None without a `budget`."""
+        """Return the script argument that ends a run at the rung above `rung`, or None."""
         end = self._ladder.above(rung)
         return (self.budget, end) if self.budget and end else None
 
     def told(self, trial: Trial, trials: Sequence[Trial], goal: Goal) -> str:
-        """Return why a waiting trial was not continued."""
+        """Return why a paused trial has not been promoted."""
         return promotion.left_behind(self._ladder, trial, trials, goal)
 
     @property

@@ -20,7 +20,7 @@ TO_ITS_END = 1 << 40
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """The decision on a live trial.
+    """The decision of a policy on a live trial: go on, or pause.
 
     Attributes:
         rung: Rung beyond which the trial may continue, or None to pause the trial.
@@ -45,7 +45,7 @@ class PausingPolicy(Protocol):
     def next(
         self, trials: Sequence[Trial], goal: Goal, space: Space, seed: int, *, is_last: bool, without: frozenset[str]
     ) -> Next | None:
-        """Return the next run of the trial to continue now, or None if none may continue.
+        """Return the next run of the trial to continue now, or None.
 
         This is a pure function, so a controller that replaces a crashed controller decides the same.
 
@@ -57,10 +57,10 @@ class PausingPolicy(Protocol):
         """Return whether a trial without a process may continue later."""
 
     def argument(self, rung: int) -> tuple[str, int] | None:
-        """Return the (name, value) that ends a run at the rung above `rung`; None without one."""
+        """Return the (name, value) of the argument that ends a run at the rung above `rung`, or None."""
 
     def told(self, trial: Trial, trials: Sequence[Trial], goal: Goal) -> str:
-        """Return why a waiting trial was not continued."""
+        """Return why a paused trial has not been continued."""
 
     def to_json(self) -> dict[str, object]:
         """Return `{"name": ..., parameter: ...}`."""
@@ -72,14 +72,14 @@ def pausing(policy: object) -> PausingPolicy | None:
 
 
 def budget(policy: object, rung: int = 0) -> dict[str, int]:
-    """Return {argument: value} that sets a run's length; {} if the policy sets none."""
+    """Return the script argument that sets a run's length as {name: value}, or {}."""
     pausing_policy = pausing(policy)
     argument = None if pausing_policy is None else pausing_policy.argument(rung)
     return {} if argument is None else {argument[0]: argument[1]}
 
 
 def check_budget(policy: str, budget: object, last: int | None) -> None:
-    """Raise SweepError for a `budget` that is no script argument, or that lacks `last`."""
+    """Raise SweepError unless `budget` is a script argument and `last` is given."""
     if budget is None:
         return
     if not isinstance(budget, str) or not budget.strip("-") or any(c.isspace() or c == "=" for c in budget):

@@ -41,7 +41,7 @@ class NamedPolicy:
 
 
 def judged_at(trial: Trial, evaluation_interval: int, delay_evaluation: int) -> int | None:
-    """Return the last interval at which to judge a trial, or None before the first."""
+    """Return the last interval at which to judge a trial; None before the first."""
     # A trial without a value is not judged even with a delay of 0.
     last = len(trial.curve) // evaluation_interval * evaluation_interval
     return last if not trial.is_over and last and last >= delay_evaluation else None
@@ -50,7 +50,7 @@ def judged_at(trial: Trial, evaluation_interval: int, delay_evaluation: int) -> 
 def judged(
     trials: Sequence[Trial], goal: Goal, evaluation_interval: int, delay_evaluation: int
 ) -> Iterator[tuple[Trial, int, float]]:
-    """Yield (trial, interval, best value) for each trial to judge."""
+    """Yield (trial, interval, best value until then) for each trial to judge now."""
     for trial in trials:
         interval = judged_at(trial, evaluation_interval, delay_evaluation)
         if interval is not None and (own := trial.best(goal, interval)) is not None:

@@ -38,7 +38,7 @@ class Ladder:
         return rungs
 
     def above(self, rung: int) -> int | None:
-        """Return the next rung above a rung, else `last`, which may be None."""
+        """Return the rung above `rung`, or `last` (perhaps None) above the highest."""
         if rung >= TO_ITS_END:
             return self.last
         rung_above = self.first
@@ -48,7 +48,7 @@ class Ladder:
 
 
 def judge(ladder: Ladder, trials: Sequence[Trial], goal: Goal) -> dict[int, Judgement]:
-    """Return {trial number: decision} for the live trials that have reached a new rung."""
+    """Return {trial number: decision} for live trials that reached a new rung."""
     judgements: dict[int, Judgement] = {}
     known = {trial.number: trial for trial in trials}
     # Judge the best trial first, so that it gets a free promotion.
@@ -82,7 +82,7 @@ def following(
     is_last: bool,
     without: frozenset[str],
 ) -> Next | None:
-    """Return the next run of the trial to promote; None if no trial may be promoted.
+    """Return the next run of the trial to promote, or None.
 
     The paper promotes every trial that is among the best at the moment, so more than 1 / eta of the trials continue if better
     trials come later. Here, a rung promotes at most 1 / eta while trials may still reach it. After that, the rung also promotes
@@ -133,7 +133,7 @@ def _promoted(ladder: Ladder, there: Sequence[Trial], rung: int) -> int:
 
 
 def left_behind(ladder: Ladder, trial: Trial, trials: Sequence[Trial], goal: Goal) -> str:
-    """Return why a waiting trial was not promoted."""
+    """Return why a paused trial has not been promoted, as a sentence."""
     rung = ladder.reached(trial)
     there = _ranked(trials, rung, goal)
     return (
@@ -147,7 +147,7 @@ def _is_through(trial: Trial, waits: Callable[[Trial], bool]) -> bool:
 
 
 def _ranked(trials: Sequence[Trial], rung: int, goal: Goal) -> list[Trial]:
-    """Return the trials with a result at the rung, best first.
+    """Return the trials with a value at the rung, best first.
 
     Failed trials and trials that a user has canceled do not count.
     """

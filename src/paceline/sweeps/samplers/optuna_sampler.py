@@ -144,7 +144,7 @@ class OptunaSampler:
             self._study.tell(self._asked[trial.number], values)
 
     def _known(self, trial: Trial) -> tuple[float, ...] | None:
-        """Return a trial's finite result, or None. A stopped trial has its best value."""
+        """Return a trial's finite values so far, one per metric, or None."""
         if trial.status == states.FAILED:
             return None
         if len(self._goals) > 1:
@@ -155,7 +155,7 @@ class OptunaSampler:
 
 
 def frozen(space: Space, trial: Trial, values: Sequence[float] | None, *, is_running: bool = False) -> FrozenTrial:
-    """Return a trial in Optuna's form. It has failed if there are no `values`."""
+    """Return a trial in Optuna's form, as failed if `values` is None."""
     optuna = _optuna()
     ended = optuna.trial.TrialState.FAIL if values is None else optuna.trial.TrialState.COMPLETE
     distributions: dict[str, object] = {}

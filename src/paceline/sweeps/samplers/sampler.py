@@ -39,7 +39,7 @@ class Sampler(Protocol):
     """
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
-        """Return the point of trial `number`, or None if the space has no other point."""
+        """Return the point of trial `number`; None if the space has no further point."""
 
 
 def seed_of(seed: int, number: int) -> int:
@@ -105,7 +105,7 @@ class RandomSampler:
         return Proposal(chosen=source.choice(list(self._left.values()))) if self._left else None
 
     def knows(self, chosen: Mapping[str, Raw], trials: Sequence[Trial]) -> bool:
-        """Return whether one of the trials already has this point, in a small space."""
+        """Return whether a trial has this point already, in a small space."""
         if not self._is_small:
             return False
         self._tell(trials)

@@ -115,7 +115,7 @@ def _name_of(node: ast.AST) -> str | None:
 
 
 class Proposals:
-    """The proposals of a sweep: the user's own points first, then the sampler's.
+    """The points of a sweep's trials: the user's own first, then the sampler's.
 
     Args:
         source: Folder of a user's own sampler module.
@@ -140,7 +140,7 @@ class Proposals:
         )
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
-        """Return the point of trial `number`, or None if the space has no other point."""
+        """Return the point of trial `number`; None if the space has no further point."""
         if number < len(self._points):
             return Proposal(chosen=self._points[number])
         return self._sampler.propose(number, trials)
