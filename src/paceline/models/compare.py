@@ -20,11 +20,11 @@ _FILE, _MOST_BYTES = "MLmodel", 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class VersionFact:
-    """A fact about several model versions.
+    """A fact about model versions, such as a metric, with its text in each version.
 
     Attributes:
         part: "metrics", "origin", "parameters", "signature", "files", "code", "data", "environment" or "topology".
-        values: The fact's text in each version, or "" if the version does not have the fact.
+        values: The texts, "" if the version does not have the fact.
     """
 
     part: str

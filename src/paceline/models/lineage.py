@@ -205,7 +205,7 @@ def installed_here() -> dict[str, object]:
 
 
 def ask(python: str, variables: dict[str, str]) -> dict[str, object]:
-    """Return `installed_here()` of the interpreter `python`, or {} if it does not answer.
+    """Return path, version and packages of the interpreter `python`; {} without an answer.
 
     variables: Environment variables to add for the interpreter.
     """

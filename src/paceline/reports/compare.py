@@ -35,7 +35,7 @@ PARTS = ("last", "best", "min", "max")
 
 
 class FactJson(TypedDict):
-    """A `ComparedFact` as JSON."""
+    """A fact and its value in each compared run, as JSON."""
 
     kind: str
     name: str
@@ -44,7 +44,7 @@ class FactJson(TypedDict):
 
 
 class TableJson(TypedDict):
-    """A `RunTable` as JSON."""
+    """The table of compared runs, as JSON."""
 
     runs: list[str]
     facts: list[FactJson]
@@ -94,7 +94,7 @@ class RunTable:
         return RunTable(runs=self.runs, facts=tuple(fact for fact in self.facts if fact.differs))
 
     def to_json(self) -> TableJson:
-        """Return the table as plain JSON values; NaN and the infinities become strings."""
+        """Return the table as JSON values; NaN and the infinities become strings."""
         return {
             "runs": [*self.runs],
             "facts": [
@@ -119,7 +119,7 @@ class RunTable:
 
 
 def run_table(folders: Sequence[RunFolder], facts: FactsOf = read_facts) -> RunTable:
-    """Return the table of these runs.
+    """Return a table that compares the facts of these runs.
 
     Args:
         folders: The folders of one or more runs.
@@ -143,7 +143,7 @@ def run_table(folders: Sequence[RunFolder], facts: FactsOf = read_facts) -> RunT
 
 
 def _values(folder: RunFolder, facts: RunFacts | None) -> dict[str, dict[tuple[str, str], object]]:
-    """Return a run's values as kind -> (name, part) -> value."""
+    """Return the facts about a run as kind -> (name, part) -> value."""
     sides: dict[str, dict[str, object]] = diff.sides(folder, read.record(folder))
     if facts is not None:
         # Arguments have the names by which users search: without dashes, and with values of sweeps and trackers.
@@ -156,7 +156,7 @@ def _values(folder: RunFolder, facts: RunFacts | None) -> dict[str, dict[tuple[s
 
 
 def compact_facts(table: RunTable) -> list[list[object]]:
-    """Return facts as `[kind, name, part, values]`, with one value if all are equal."""
+    """Return a table's facts as `[kind, name, part, values]`; equal values become one."""
     return [
         [fact.kind, fact.name, fact.part, [*map(_cell, fact.values if fact.differs else fact.values[:1])]]
         for fact in table.facts

@@ -101,7 +101,7 @@ class RunDiff:
         return next((change for change in self.metrics if change.step is not None), None)
 
     def to_json(self) -> dict[str, object]:
-        """Return the differences as plain JSON values; NaN and the infinities become strings."""
+        """Return the differences as JSON values; NaN and the infinities become strings."""
         parts: dict[str, object] = json_safe(asdict(self))
         parts["code"] = [
             {

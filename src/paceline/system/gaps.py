@@ -71,7 +71,7 @@ def log_of(path: str) -> str | None:
 
 
 def read(log: str) -> Gap | None:
-    """Return the gap of a log, or None if the log has no gap."""
+    """Return the range that was cut out of a log, or None if nothing was."""
     try:
         with open(path_of(log), encoding="utf-8") as file:
             told: dict[str, Any] = json.load(file)
@@ -83,7 +83,7 @@ def read(log: str) -> Gap | None:
 
 
 def pieces(log: str, offset: int = 0) -> Iterator[bytes]:
-    """Yield the bytes of a log from an offset on, with `Gap.mark` for the gap.
+    """Yield the bytes of a log from an offset on, with `Gap.mark` for cut bytes.
 
     Raises:
         FileNotFoundError: The log does not exist.

@@ -104,7 +104,7 @@ def _checked(state: object) -> State:
 
 
 def keep(path: str, state: State, fd: int) -> list[int]:
-    """Pass a state's memory to the spare. Return the steps whose memory is free again.
+    """Store a training state in the spare. Return the steps whose memory is free again.
 
     path: The spare, as `spare_client.path_here` returns it. fd: Descriptor of the memory.
 
@@ -120,7 +120,7 @@ def keep(path: str, state: State, fd: int) -> list[int]:
 
 
 def give(path: str, folder: str) -> list[tuple[State, int]]:
-    """Return (state, memory's descriptor) of each state for a folder of checkpoints.
+    """Return (state, memory's descriptor) of each training state for a checkpoint folder.
 
     The caller closes the descriptors. path: The spare, as `spare_client.path_here` returns it.
 

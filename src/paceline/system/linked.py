@@ -82,7 +82,7 @@ class NotCopied:
 
 
 def lines(found: Sequence[NotCopied], top: str = "") -> list[str]:
-    """Return messages for the user: which uncopied files are linked, and which are sent.
+    """Return messages on which files outside the snapshot are linked or sent to the run.
 
     top: The source folder, relative to the user's working directory.
     """
@@ -104,7 +104,7 @@ def lines(found: Sequence[NotCopied], top: str = "") -> list[str]:
 
 
 def text_of(one: NotCopied) -> str:
-    """Return a line that says whether an uncopied file is linked or sent."""
+    """Return a line that says whether a file outside the snapshot is linked or sent."""
     if not one.is_linked:
         return f"{one}; not linked"
     return (
@@ -127,7 +127,7 @@ def is_secret(name: str, *, is_folder: bool = False) -> bool:
 
 
 def measured(source: Path, found: Iterable[NotCopied]) -> list[NotCopied]:
-    """Return these files and folders with their numbers of files, sizes and times."""
+    """Return the files and folders in `found` with their file counts, sizes and times."""
     left = _COUNTED
     done = []
     for one in found:
@@ -165,7 +165,7 @@ def _stats(path: str) -> Iterator[os.stat_result]:
 
 
 def with_sent(source: Path, found: Iterable[NotCopied], send: Collection[str]) -> list[NotCopied]:
-    """Decide which uncopied files machines without the user's folders get.
+    """Decide which files outside the snapshot go to machines without the user's folders.
 
     Args:
         source: The source folder.
@@ -287,12 +287,12 @@ def files_of(snapshot: Path) -> list[Path]:
 
 
 def write(path: Path, found: Iterable[NotCopied]) -> None:
-    """Write the list of files that were not copied."""
+    """Write the list of files that a snapshot lacks."""
     write_json(path, {"not_copied": [asdict(one) for one in found]})
 
 
 def read(path: Path) -> list[NotCopied]:
-    """Return the files in a list of `write`; [] if missing or invalid.
+    """Return the files in a list that `write` saved; [] if missing or invalid.
 
     Another user may have written the list in a shared workspace, so paths that lead out of the source folder are ignored.
     """

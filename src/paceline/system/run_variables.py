@@ -58,7 +58,7 @@ def nested_rank(environ: Mapping[str, str] = os.environ) -> tuple[int, int] | No
 
 
 def by_launcher(environ: Mapping[str, str] = os.environ) -> tuple[int, int, int] | None:
-    """Return the (rank, world size, local rank) of a launcher in the script, or None."""
+    """Return (rank, world size, local rank) from a launcher in the script, or None."""
     # Lightning sets no RANK.
     local = environ.get("LOCAL_RANK", "") if environ.get("NODE_RANK", "0") == "0" else ""
     torch = environ.get("RANK") or local, environ.get("WORLD_SIZE", ""), environ.get("LOCAL_RANK", "")

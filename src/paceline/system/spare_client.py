@@ -38,7 +38,7 @@ def modules_of(path: str) -> str:
 def ask(
     path: str, argv: Sequence[str], env: Mapping[str, str], cwd: str, fds: Sequence[int], *, follow: bool = False
 ) -> tuple[int, socket.socket]:
-    """Return the pid of a fork that runs the worker `argv`, and the connection.
+    """Return the pid of the spare's fork that runs the worker `argv`, and the connection.
 
     Args:
         path: The spare, as `path_here` returns it.
@@ -70,7 +70,7 @@ def ask(
 
 
 def connect(path: str) -> socket.socket:
-    """Return a connection to a spare.
+    """Return a connection to a node's warm spare process.
 
     Raises:
         OSError: There is no spare, or it is busy.

@@ -136,7 +136,6 @@ def prefix_among(path: str, known: Mapping[str, str], before: Mapping[str, str])
 
 
 def _training(folder: str) -> tuple[str, str]:
-    """Split "a/train" into ("a", "train/"); other folders into (folder, "")."""
     above, name = os.path.split(folder)
     return (above, f"{name}/") if name in _PARTS else (folder, "")
 

@@ -55,7 +55,7 @@ def remedy(record: RunRecord) -> str:
 
 
 def slow_ranks(folder: RunFolder, record: RunRecord) -> SlowRanks | None:
-    """Return the ranks that hold up a run by its newest load sample, or None."""
+    """Return the ranks that hold up a run, as last measured by the supervisor, or None."""
     if record.status != states.RUNNING or not record.attempts or record.world_size < 2:
         return None
     path = folder.load(len(record.attempts))

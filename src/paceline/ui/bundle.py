@@ -17,7 +17,7 @@ _EXPORT = re.compile(r"^export ((?:async )?function|class|const) (\w+)", re.MULT
 
 @dataclass(frozen=True)
 class Inlined:
-    """An inline script or style. allowed: its expression in a Content-Security-Policy."""
+    """An inline script or style. allowed: its source in a Content-Security-Policy."""
 
     text: str
 

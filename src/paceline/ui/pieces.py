@@ -1,4 +1,4 @@
-"""Live pieces of pages: one poll serves all watchers, and only changed pieces are sent."""
+"""Parts of pages that update live: one poll serves all watchers, and only changed parts are sent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SILENCE_S = 15.0
 
 @dataclass(frozen=True)
 class PagePiece:
-    """A part of a page that can be replaced.
+    """A part of a page that updates live.
 
     stamp: A text that changes with the content. make: Return the HTML, with URLs relative to the URL of the stream.
     """
@@ -56,7 +56,7 @@ def stamp_of(*values: object) -> str:
 
 
 class _Watched:
-    """The pieces of one page, polled once for all its watchers."""
+    """The live parts of one page, polled once for all its watchers."""
 
     def __init__(self, look: Look, look_s: float) -> None:
         self.watchers = 0
@@ -91,7 +91,7 @@ class _Watched:
 
 
 class PieceStreams:
-    """The streams of all pages with live pieces, used only in the event loop."""
+    """The streams of all pages with live parts, used only in the event loop."""
 
     def __init__(self) -> None:
         self._watched: dict[str, _Watched] = {}

@@ -76,7 +76,7 @@ def is_shared(request: Request) -> bool:
 
 
 def text(request: Request, template: str, **values: Any) -> str:
-    """Render the template of a page, or of a piece of a page.
+    """Render the template of a page, or of a part of a page.
 
     Every template gets `root`, the relative path to the top, and `ui`, the `Heading` of the server.
     """
@@ -95,7 +95,7 @@ def text(request: Request, template: str, **values: Any) -> str:
 
 
 def part(template: str, **values: Any) -> str:
-    """Render a template without the values that `text` adds."""
+    """Render a template without the values that `text` adds to pages."""
     return _templates().get_template(template).render(**values)
 
 

@@ -173,7 +173,7 @@ def load_id(workspace_dir: Path, dataset_id: str) -> DatasetRecord:
 
 
 def files_then(workspace_dir: Path, name: str, version: int) -> dict[tuple[str | None, str], tuple[int, str]]:
-    """Return a version's files at registration, as (datastore, path) -> (size, content hash).
+    """Return a version's files at registration: (datastore, path) -> (size, content hash).
 
     Raises:
         DataError: The version's file list is missing.

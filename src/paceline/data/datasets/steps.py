@@ -43,7 +43,7 @@ COLUMNS = ("keep", "drop", "filter")
 
 
 def count_step(verb: str, count: Any) -> Step:
-    """Return the step that takes or skips (`verb`) the first `count` rows or files.
+    """Return the dataset step that takes or skips (`verb`) `count` rows or files.
 
     Raises:
         DataError: The count is not an integer of 0 or more.
@@ -55,7 +55,7 @@ def count_step(verb: str, count: Any) -> Step:
 
 
 def split_steps(percentage: object, seed: int | None) -> tuple[Step, Step]:
-    """Return the steps that select the two parts of a random split.
+    """Return the dataset steps that select the two parts of a random split.
 
     Raises:
         DataError: percentage is not between 0 and 1.
@@ -69,7 +69,7 @@ def split_steps(percentage: object, seed: int | None) -> tuple[Step, Step]:
 
 
 def sample_step(probability: object, seed: int | None) -> Step:
-    """Return the step that keeps each row or file with a probability.
+    """Return the dataset step that keeps each row or file with a probability.
 
     Raises:
         DataError: probability is not between 0 and 1.
@@ -89,7 +89,7 @@ def _drawn(seed: int | None) -> int:
 
 
 def columns_step(verb: str, columns: str | Sequence[str]) -> Step:
-    """Return the step that keeps or drops (`verb`) these columns.
+    """Return the dataset step that keeps or drops (`verb`) these columns.
 
     Raises:
         DataError: The columns are not names.
@@ -101,7 +101,7 @@ def columns_step(verb: str, columns: str | Sequence[str]) -> Step:
 
 
 def chosen(step: Step, count: int) -> Sequence[int]:
-    """Return the ascending indices that a step selects of `count` rows or files.
+    """Return the ascending indices that a dataset step selects of `count` rows or files.
 
     The first part of a split has the first round(share x count) indices of `GlobalOrder(count, seed)`.
     """
@@ -121,7 +121,7 @@ def chosen(step: Step, count: int) -> Sequence[int]:
 
 
 def steps_from_json(data: Iterable[object] | None) -> Steps:
-    """Convert steps from JSON back to tuples.
+    """Convert a dataset's steps from JSON back to tuples.
 
     Raises:
         DataError: A step is unknown to this version.

@@ -102,7 +102,7 @@ def _start_ms(facts: RunFacts) -> int:
 
 
 def _test(clause: _Clause) -> Predicate | None:
-    """Return a test that excludes runs whose facts contradict a clause.
+    """Return a filter that drops runs whose indexed facts contradict an MLflow clause.
 
     Return None for a clause that the facts can't decide.
     """
@@ -125,7 +125,7 @@ def _test(clause: _Clause) -> Predicate | None:
 
 
 def _param_test(name: str, value: str) -> Predicate:
-    """Return a test of a parameter that passes runs whose facts can't decide."""
+    """Return a filter by a parameter that keeps runs whose value is uncertain."""
     test = Compare(field_of(f"params.{quoted(name)}"), "=", (value,)).test(0)
 
     def passes(facts: RunFacts) -> bool:

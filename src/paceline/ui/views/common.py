@@ -172,7 +172,7 @@ def events(request: Request, stream: AsyncGenerator[bytes, None]) -> EventStream
 
 
 def pieces(request: Request, look: Look, look_s: float | None = None) -> EventStream:
-    """Stream the changes of a page's pieces, which `look` returns every `look_s` seconds.
+    """Stream changes of a page's parts, which `look` returns every `look_s` seconds.
 
     All readers who see the same forms share one poll. Readers with a share link, and each member, see other forms.
     """
@@ -292,7 +292,7 @@ def page(request: Request, name: str, find: Find) -> Response:
 
 
 def live(request: Request, name: str, find: Find | None) -> Response:
-    """Stream changes of the run's header and, with `find`, of the page's piece."""
+    """Stream changes of the run's header and, with `find`, of the page's own part."""
     folder = folder_of(request)
 
     def look() -> PiecesSeen:
@@ -309,5 +309,5 @@ def live(request: Request, name: str, find: Find | None) -> Response:
 
 
 def head_piece(request: Request, tab: str, head: run_page.RunHead) -> PagePiece:
-    """Return the header of a run's page as a live piece."""
+    """Return the header of a run's page as a part that updates live."""
     return PagePiece(stamp_of(head), lambda: render.text(request, "run_head.html", tab=tab, **head))

@@ -281,7 +281,7 @@ async def live(request: Request) -> Response:
 async def _changes(
     index: RunIndex, made: Callable[[list[RunFacts]], tuple[dict[str, Markup], int]], query: RunQuery, place: str
 ) -> AsyncGenerator[bytes, None]:
-    """Yield events with changed rows.
+    """Yield events with the changed rows of a list of runs.
 
     made: Return the page's rows and their total for matching runs. place: Id of the rows that the reader's page shows.
     """

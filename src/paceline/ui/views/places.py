@@ -1,4 +1,4 @@
-"""Routes of the pages of models, services and compute targets. Each page has live pieces."""
+"""Routes of the pages of models, services and compute targets, which update live."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from paceline.ui.views.common import form_of
 
 
 class ShownViews(TypedDict):
-    """The data of the template `saved_views.html`."""
+    """The saved views of a page, as its template `saved_views.html` takes them."""
 
     views_of: str
     saved_views: list[SavedView]

@@ -1,4 +1,4 @@
-"""The pages of services: state, load, log, and forms that call and change a service."""
+"""The pages of services: state, request rates, log, and forms that call and change a service."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _Change = Callable[[Service, dict[str, str]], object]
 
 
 def routes() -> list[Route]:
-    """Return the routes of a service's page, its load and its forms."""
+    """Return the routes of a service's page, its request rates and its forms."""
     changes: dict[str, _Change] = {
         "stop": lambda service, form: service.stop(wait=False),
         "start": lambda service, form: service.start(wait=False),
