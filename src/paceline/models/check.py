@@ -31,7 +31,7 @@ class Changed:
 def changes(
     folder: Path, record: ModelRecord, *, whole: bool = True, on_read: Callable[[int], object] = lambda size: None
 ) -> list[Changed]:
-    """Return a version's files that were changed, removed or added since registration.
+    """Return a model version's files that were changed, removed or added since registration.
 
     Args:
         folder: The version's folder of files.
@@ -85,7 +85,7 @@ def _names(folder: Path) -> Iterator[str]:
 
 
 def copy(files: Path, record: ModelRecord, target: Path, *, exist_ok: bool = False) -> Path:
-    """Copy the registered files into `target`, and return the path.
+    """Copy a model version's files into `target`, and return the path.
 
     The copy is atomic: if the process is killed, `target` has the old copy or does not exist.
 

@@ -41,7 +41,7 @@ class VersionFact:
 
 
 def compare(workspace_dir: Path, records: Sequence[ModelRecord]) -> list[VersionFact]:
-    """Return all facts of several versions, whether equal or different.
+    """Return all facts of several model versions, whether equal or different.
 
     Raises:
         ModelError: The lineage of a version can't be read.

@@ -52,7 +52,7 @@ def details(model: Model) -> dict[str, Any]:
 
 
 def pickles(record: ModelRecord) -> list[str]:
-    """Return the names of a version's files that contain a pickle."""
+    """Return the names of a model version's files that contain a pickle."""
     return [file.name for file in record.files if file.format in HOLDS_PICKLE]
 
 

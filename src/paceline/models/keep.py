@@ -82,7 +82,7 @@ def take(blobs: Path, size_bytes: int, sha256: str, target: Path) -> bool:
 
 
 def unneeded(blobs: Path) -> Iterator[tuple[Path, int]]:
-    """Yield (path, bytes) of each stored file that no version uses."""
+    """Yield (path, bytes) of each stored file that no model version uses."""
     for path, status in _all(blobs):
         if status.st_nlink == 1:
             yield path, status.st_size

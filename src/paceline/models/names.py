@@ -30,7 +30,7 @@ class ModelReference:
 
 
 def check_model_name(name: object) -> str:
-    """Return the name, or raise ModelError if it breaks the naming rule."""
+    """Return a model's name, or raise ModelError if it breaks the naming rule."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ModelError(
             f"the model name {name!r}: give letters, digits, '.', '_' and '-', at most 255, beginning with a letter or a digit."
@@ -51,7 +51,7 @@ def check_alias(alias: object) -> str:
 
 
 def check_version(version: object) -> int:
-    """Return a version number as an int, or raise ModelError."""
+    """Return a model's version number as an int, or raise ModelError."""
     # Check the exact type: True would pass for version 1.
     text = str(version) if type(version) in (int, str) else ""
     if not (text.isascii() and _VERSION.fullmatch(text)):

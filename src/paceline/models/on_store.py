@@ -58,7 +58,7 @@ def place(text: str) -> Source:
 def push(
     workspace_dir: Path, record: ModelRecord, to: Source, progress: Progress | None = None, *, verify: bool = False
 ) -> Pushed:
-    """Store a version in a datastore, without files that the datastore has already.
+    """Store a model version in a datastore, without files that the datastore has already.
 
     Args:
         workspace_dir: Folder of the workspace.
@@ -105,7 +105,7 @@ def push(
 def pull(
     workspace_dir: Path, place_of_models: Source, name: str, version: int, progress: Progress | None = None
 ) -> ModelRecord:
-    """Fetch a version from a datastore, and register it under the same name and number.
+    """Fetch and register a model version of a datastore, under the same name and number.
 
     Raises:
         ModelNotFoundError: The datastore does not have the version; the message lists its versions.
@@ -141,7 +141,7 @@ def pull(
 
 
 def listed(workspace_dir: Path, place_of_models: Source) -> list[tuple[str, int]]:
-    """Return the sorted (name, version) of all versions in a datastore.
+    """Return the sorted (name, version) of all model versions in a datastore.
 
     Raises:
         DataError, TransferError: The store can't be read.

@@ -26,7 +26,7 @@ class MetricSummary(TypedDict):
 
 
 class RunEnvironment(TypedDict, total=False):
-    """A run's environment.
+    """The environment of the run that made a model.
 
     asked: The environment that the job requested. locked: The same with exact versions. python, python_version, packages: The
     run's interpreter and its installed packages. seen: When the packages were read: "in the run" or "at registration".
@@ -78,7 +78,7 @@ class TrainingData(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFile:
-    """A registered file.
+    """A file of a model version.
 
     Attributes:
         name: Path relative to the folder of the version's files, with `/`.
@@ -93,7 +93,7 @@ class ModelFile:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRecord:
-    """The unchangeable facts of a registered version, without tags, properties and description.
+    """The unchangeable facts of a model version, without tags, properties and description.
 
     Attributes:
         top: Name of the registered file or folder, the first part of each file's name.

@@ -38,17 +38,17 @@ def workspace_dir_of(workspace: object) -> Path:
 
 
 def models_dir(workspace_dir: Path) -> Path:
-    """Return the folder of all models."""
+    """Return the folder of all models of a workspace."""
     return workspace_dir / "models"
 
 
 def blobs_dir(workspace_dir: Path) -> Path:
-    """Return the folder of the content-addressed files (`keep`)."""
+    """Return the folder of the content-addressed model files (`keep`)."""
     return models_dir(workspace_dir) / ".blobs"
 
 
 def parts_dir(workspace_dir: Path) -> Path:
-    """Return the folder of unfinished registrations and removals."""
+    """Return the folder of unfinished registrations and removals of models."""
     return models_dir(workspace_dir) / ".parts"
 
 
@@ -58,12 +58,12 @@ def versions_of(workspace_dir: Path) -> VersionFolders:
 
 
 def files_dir(workspace_dir: Path, record: ModelRecord) -> Path:
-    """Return the folder of a version's files."""
+    """Return the folder of a model version's files."""
     return versions_of(workspace_dir).path(record.name, record.version) / FILES
 
 
 def notes_path(workspace_dir: Path, record: ModelRecord) -> Path:
-    """Return the file of a version's tags, properties and description."""
+    """Return the file of a model version's tags, properties and description."""
     return versions_of(workspace_dir).path(record.name, record.version) / "notes.jsonl"
 
 
@@ -141,14 +141,14 @@ def add_pulled(workspace_dir: Path, record: ModelRecord, folder: Path) -> None:
 
 
 def write_properties(notes: Path, properties: Mapping[str, object]) -> None:
-    """Write the properties of a version that is being registered."""
+    """Write the properties of a model version that is being registered."""
     if properties:
         tags_and_properties.add_properties(notes, properties)
         notes.with_name("notes.lock").unlink()
 
 
 def load(workspace_dir: Path, name: str, version: int | None = None) -> ModelRecord:
-    """Return the record of a version, or (version None) of the latest version.
+    """Return the record of a model version, or (version None) of the latest version.
 
     Raises:
         ModelNotFoundError: The version does not exist; the message lists the versions that do.
@@ -173,7 +173,7 @@ def load(workspace_dir: Path, name: str, version: int | None = None) -> ModelRec
 
 
 def records(workspace_dir: Path, name: str | None = None) -> Iterator[ModelRecord]:
-    """Yield the readable records of versions, sorted by name, the latest version first."""
+    """Yield the readable records of model versions by name, the latest version first."""
     versions = versions_of(workspace_dir)
     for each in versions.names() if name is None else [check_model_name(name)]:
         for version in reversed(versions.versions(each)):
@@ -182,17 +182,17 @@ def records(workspace_dir: Path, name: str | None = None) -> Iterator[ModelRecor
 
 
 def ids_of_run(folder: RunFolder) -> list[str]:
-    """Return the references of the versions that a run made, such as "digits:3"."""
+    """Return the references of the model versions that a run made, such as "digits:3"."""
     return [record.id for record in records(folder.path.parent.parent) if record.run_id == folder.run_id]
 
 
 def notes_of(workspace_dir: Path, record: ModelRecord) -> Notes:
-    """Return a version's tags, properties and description."""
+    """Return a model version's tags, properties and description."""
     return tags_and_properties.read(notes_path(workspace_dir, record))
 
 
 def remove(workspace_dir: Path, record: ModelRecord) -> int:
-    """Remove a version and return the freed bytes.
+    """Remove a model version, and return the freed bytes.
 
     Raises:
         ModelError: An alias points at the version, or it can't be removed.
@@ -272,7 +272,7 @@ def resolve(workspace_dir: Path, reference: str | ModelReference) -> ModelRecord
 
 
 def matches(notes: Notes, tags: Any, properties: Mapping[str, object] | None) -> bool:
-    """Return whether a version has these tags and properties, as `Model.list` takes them."""
+    """Return whether a model version has these tags and properties (as in `Model.list`)."""
     wanted = [tags] if isinstance(tags, str) else [*tags.items()] if isinstance(tags, Mapping) else [*(tags or ())]
     for tag in wanted:
         if isinstance(tag, str):

@@ -68,7 +68,7 @@ class ModelSource:
 
 
 def local(path: object) -> ModelSource:
-    """Return a local file or folder as a source.
+    """Return a local file or folder as the source of a model.
 
     Raises:
         ModelError: The path is missing, empty, or contains an entry that is not a file.
@@ -95,7 +95,7 @@ def local(path: object) -> ModelSource:
 
 
 def of_run(folder: RunFolder, name: object) -> ModelSource:
-    """Return a run's file or folder as a source.
+    """Return a run's file or folder as the source of a model.
 
     A link to another file of the run counts as its target.
 

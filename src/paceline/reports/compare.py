@@ -168,7 +168,7 @@ def _cell(value: object) -> object:
 
 
 def text_of(value: object) -> str:
-    """Return a value as text; "" for None."""
+    """Return a compared value as text; "" for None."""
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(json_safe(value), ensure_ascii=False)

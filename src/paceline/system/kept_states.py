@@ -46,7 +46,7 @@ _MOST = 200
 
 
 class KeptStates:
-    """The newest states of each rank, in the process of the spare."""
+    """The newest training states of each rank, in a warm spare's process."""
 
     def __init__(self) -> None:
         self._states: list[tuple[State, int]] = []

@@ -235,7 +235,7 @@ def sent_files(source: Path, path: str, *, named: bool) -> Iterator[tuple[str, P
 
 
 def kept_back(source: Path, path: str, *, named: bool) -> str:
-    """Return why a file or folder must not be sent, or ""."""
+    """Return why Paceline does not send a file or folder to other machines, or ""."""
     parts = path.split("/")
     if any(part in _NEVER_SENT for part in parts):
         return _OWN
@@ -252,7 +252,7 @@ def kept_back(source: Path, path: str, *, named: bool) -> str:
 
 
 def why_kept(name: str, *, is_folder: bool, named: bool) -> str:
-    """Return why a file or folder of this name must not be sent, or "".
+    """Return why Paceline does not send a file or folder of this name, or "".
 
     named: Whether the user has named a folder above it.
     """
@@ -282,7 +282,7 @@ def file_of(snapshot: Path, source: Path) -> Path:
 
 
 def files_of(snapshot: Path) -> list[Path]:
-    """Return the paths of a snapshot's lists, one for each source folder."""
+    """Return the paths of a snapshot's lists of lacking files, one per source folder."""
     return list((snapshot.parent / ".linked").glob(f"{snapshot.name}-*.json"))
 
 

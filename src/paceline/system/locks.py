@@ -32,7 +32,7 @@ class LockHeldError(OSError):
 
 
 def take(path: Path) -> int | None:
-    """Take a lock and return its fd, or None if another process holds it.
+    """Take a file lock and return its fd, or None if another process holds it.
 
     Programs started later do not inherit the file.
 
@@ -55,7 +55,7 @@ def take(path: Path) -> int | None:
 
 
 def take_within(path: Path, patience_s: float) -> int | None:
-    """Take a lock like `take`, but retry for `patience_s` seconds before returning None."""
+    """Take a file lock like `take`, but retry for `patience_s` seconds."""
     deadline = time.monotonic() + patience_s
     while (fd := take(path)) is None and time.monotonic() < deadline:
         time.sleep(_POLL_S)
@@ -63,7 +63,7 @@ def take_within(path: Path, patience_s: float) -> int | None:
 
 
 def is_held(path: Path, *, here: bool = True) -> bool:
-    """Return whether a living process holds the lock.
+    """Return whether a living process holds the file lock.
 
     here: Whether the holder would be on this machine. If this user can't open the lock's file, /proc/locks of this machine
         decides; a lock that a process of another machine might hold counts as held.
@@ -90,7 +90,7 @@ def is_held(path: Path, *, here: bool = True) -> bool:
 def locked(
     path: Path, *, on_wait: Callable[[], object] | None = None, patience_s: float | None = None
 ) -> Iterator[int]:
-    """Hold the lock during a `with` block, and yield the open file.
+    """Hold a file lock during a `with` block, and yield the open file.
 
     on_wait: Called once if another process holds the lock, before the wait.
     patience_s: Longest wait for the lock in seconds; None waits without limit.
@@ -120,7 +120,7 @@ def locked(
 
 @contextlib.contextmanager
 def shared(path: Path) -> Iterator[int]:
-    """Hold a shared lock during a `with` block. It excludes only exclusive locks.
+    """Hold a shared file lock during a `with` block. It excludes only exclusive locks.
 
     Raises:
         OSError: The file can't be opened, or its file system has no locks.

@@ -295,7 +295,7 @@ def _writers(folder: str) -> list[int]:
 
 
 def send(pid: int, number: int) -> bool:
-    """Send a signal. Return False if the process is gone or belongs to another user."""
+    """Signal a process. Return False if it is gone or belongs to another user."""
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
@@ -304,7 +304,7 @@ def send(pid: int, number: int) -> bool:
 
 
 def kill_group(group: int) -> None:
-    """Kill all processes of a group, unless it is gone or another user's."""
+    """Kill all processes of a process group, unless it is gone or another user's."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
 

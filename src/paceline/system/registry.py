@@ -56,11 +56,11 @@ class Documents:
         return self.folder / f"{name}.json"
 
     def read(self, name: str) -> Any:
-        """Return the document, or None if it is missing or not JSON."""
+        """Return the document of this name, or None if it is missing or not JSON."""
         return read_json(self.path(name))
 
     def add(self, name: str, document: Any) -> None:
-        """Store a new document durably.
+        """Store a new document under a name, durably.
 
         Raises:
             FileExistsError: A document of this name exists.

@@ -119,7 +119,7 @@ class StepClock:
 
 
 def read(path: str) -> Counts | None:
-    """Return a clock's totals including the current period, or None without a clock."""
+    """Return a step clock's totals with the current period, or None without a clock."""
     try:
         with open(path, "rb") as file:
             record = _RECORD.unpack(file.read(_RECORD.size))

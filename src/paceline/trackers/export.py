@@ -172,7 +172,7 @@ def to_mlflow(folder: RunFolder, uri: str, experiment: str | None = None, *, fil
 
 
 def _check_answers(uri: str) -> None:
-    """Raise UserError if no server answers, because MLflow would retry for four minutes."""
+    """Raise UserError if no MLflow server answers; MLflow would retry for four minutes."""
     if not uri.startswith(("http://", "https://")):
         return
     import socket

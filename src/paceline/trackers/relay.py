@@ -200,7 +200,7 @@ class MetricRelay:
 
 
 def _batch(path: Path, start: int, counts: dict[str, int], stop: int | None) -> tuple[list[SentValue], int]:
-    """Return the values in a log's next lines, and the offset after them.
+    """Return the values in a metric log's next lines, and the offset after them.
 
     counts: Metric -> number of values without a step, which this call updates. stop: End of the pending batch, or None.
     """

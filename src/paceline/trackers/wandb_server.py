@@ -219,7 +219,7 @@ class WandbServer:
 
 
 def _rows(values: list[SentValue]) -> Iterator[dict[str, float]]:
-    """Yield each line of history as name -> value; values of one step share a line."""
+    """Yield W&B's history lines as name -> value; values of one step share a line."""
     row: dict[str, float] = {}
     for name, value, time_ms, step in values:
         if row and (row["step"] != step or name in row):

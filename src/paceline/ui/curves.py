@@ -42,7 +42,7 @@ _MOST_OTHERS = 100_000
 
 @dataclass(frozen=True, order=True)
 class Key:
-    """The key of a curve. rank: a rank, or a node's number if `is_node`."""
+    """The key of a metric's curve. rank: a rank, or a node's number if `is_node`."""
 
     name: str
     rank: int
@@ -52,7 +52,7 @@ class Key:
 
 @dataclass
 class Curve:
-    """The values of a curve.
+    """The values of a metric's curve.
 
     steps: Valid only if each value has a step (`has_steps`). times: Seconds since 1970; empty unless `RunCurves.has_times`.
     """

@@ -113,7 +113,7 @@ def around(folder: RunFolder, place: str, rank: int | None, before: int) -> LogJ
 
 
 def text(folder: RunFolder, query: LogQuery) -> Iterator[bytes]:
-    """Yield the log as text without colours. Lines of several ranks begin with the rank."""
+    """Yield a run's log without colours. Lines of several ranks begin with the rank."""
     is_one = query.rank is not None or len(folder.ranks(read.record(folder).world_size)) == 1
     for line in _lines(folder, query, None):
         name = "" if is_one else f"{line.rank}: "

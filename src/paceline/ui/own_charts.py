@@ -36,7 +36,7 @@ class OwnChart(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class OwnQuery:
-    """The chart that a page requests.
+    """A page's request for a chart that a user has composed.
 
     kind: One of `KINDS`. x, y: Names of metrics. For a bar chart, y is a text that the names of metrics must contain.
     """

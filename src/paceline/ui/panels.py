@@ -34,7 +34,7 @@ class HistogramBar(TypedDict):
 
 
 class Item(TypedDict, total=False):
-    """A value that one rank logged. Only the keys of the value's kind are present."""
+    """A logged value in a panel. Only the keys of its kind are present."""
 
     rank: int
     file: str

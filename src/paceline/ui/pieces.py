@@ -33,14 +33,14 @@ class PagePiece:
 
 @dataclass(frozen=True)
 class PiecesSeen:
-    """A page's pieces at one poll, by name. is_over: whether they are final."""
+    """A page's live parts at one poll, by name. is_over: whether they are final."""
 
     pieces: Mapping[str, PagePiece]
     is_over: bool = False
 
     @property
     def place(self) -> str:
-        """Return the names and stamps of the page's pieces, such as "head:1f..,files:9a..".
+        """Return the names and stamps of the page's parts, such as "head:1f..,files:9a..".
 
         A stream uses this text as the id of its events.
         """
@@ -99,7 +99,7 @@ class PieceStreams:
     async def follow(
         self, key: str, look: Look, place: str, look_s: float | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """Yield an event with a piece's name and HTML whenever the piece changes.
+        """Yield an event with a part's name and HTML whenever the part changes.
 
         key: Identifies the page. Watchers with the same key share one poll. look: Return the current pieces.
         place: The `PiecesSeen.place` that the watcher's page shows. look_s: Seconds between two polls.

@@ -51,7 +51,7 @@ class ReportImage(TypedDict):
 
 
 class ReportRun(TypedDict):
-    """A run of a report. started: start time; "" in an anonymous report."""
+    """A run in a report. started: its start time; "" in an anonymous report."""
 
     name: str
     run_id: str

@@ -112,7 +112,7 @@ class MetricJson(TypedDict):
 
 
 class CurveJson(TypedDict):
-    """The points of a curve.
+    """The points of a metric's curve to draw.
 
     n: Number of logged values. A page compares it with later events to detect new values.
     """

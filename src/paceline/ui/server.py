@@ -64,7 +64,7 @@ class _PeerProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
 
 def serve(config: UiConfig) -> int:
-    """Serve the page until a signal. Return the exit code.
+    """Run the page's server until a signal. Return the exit code.
 
     Raises:
         UserError: The port is taken, or the members file has an error.

@@ -230,7 +230,7 @@ class AnyDataset:
         )
 
     def as_reference(self) -> DataReference:
-        """Return the job's input of `as_mount()`, the default for a dataset."""
+        """Return the result of `as_mount()`, so that a job mounts a dataset by default."""
         return self.as_mount()
 
     def as_mount(self) -> DataReference:

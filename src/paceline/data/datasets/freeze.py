@@ -37,7 +37,7 @@ _AT_ONCE = 4
 
 
 def freeze(workspace_dir: Path, record: registered.DatasetRecord, to: str | None = None) -> registered.DatasetRecord:
-    """Copy the files of a registered version, and return its changed record.
+    """Copy the files of a registered dataset version, and return its changed record.
 
     If the version is frozen already, only check its copies.
 

@@ -81,7 +81,7 @@ class DatasetRecord:
 
 
 def check_dataset_name(name: object) -> str:
-    """Return the name, or raise DataError if it breaks the naming rule."""
+    """Return a dataset's name, or raise DataError if it breaks the naming rule."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise DataError(
             f"the dataset name {name!r}: give letters, digits, '_', '-', '.' and spaces within, at most 200, beginning with a "
@@ -163,7 +163,7 @@ def load(workspace_dir: Path, name: str, version: int | str = "latest") -> Datas
 
 
 def load_id(workspace_dir: Path, dataset_id: str) -> DatasetRecord:
-    """Return the registered version with this id, or raise DataError."""
+    """Return the registered dataset version with this id, or raise DataError."""
     for name in names(workspace_dir):
         for version in versions(workspace_dir, name):
             record = load(workspace_dir, name, version)
@@ -188,7 +188,7 @@ def files_then(workspace_dir: Path, name: str, version: int) -> dict[tuple[str |
 
 
 def frozen_files(workspace_dir: Path, name: str, version: int) -> FrozenFiles:
-    """Return the frozen files of a version, as name -> (size, SHA-256).
+    """Return the frozen files of a dataset version, as name -> (size, SHA-256).
 
     Raises:
         DataError: The version's file list is missing.

@@ -55,7 +55,7 @@ def workspace_dir_of(workspace: object) -> Path:
 
 
 def is_local(source: Source) -> bool:
-    """Return whether a source is one local folder or file, not a pattern."""
+    """Return whether a dataset's source is one local folder or file, not a pattern."""
     return source.datastore is None and source.path.startswith("/") and not set(source.path) & {"*", "?"}
 
 
@@ -109,7 +109,7 @@ class LocalFile:
 
 @contextlib.contextmanager
 def local_files(sources: Sequence[Source], workspace_dir: Path) -> Iterator[list[LocalFile]]:
-    """Yield the sources' files as local files, sorted by relative path.
+    """Yield the files of a dataset's sources as local files, sorted by relative path.
 
     Files of remote stores come from the data cache, and their paths are valid only within the `with` block.
 

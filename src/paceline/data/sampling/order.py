@@ -88,7 +88,7 @@ class GlobalOrder(Sequence[int]):
         return f"GlobalOrder({self.length}, seed={self.seed}, epoch={self.epoch}{shown})"
 
     def samples(self, positions: range) -> array[int]:
-        """Return the samples at these positions; positions beyond the end wrap around."""
+        """Return the sample numbers at these positions, which may wrap around the end."""
         out = array("q", [0]) * len(positions)
         done = 0
         for chunk in self.chunks(positions):
@@ -97,7 +97,7 @@ class GlobalOrder(Sequence[int]):
         return out
 
     def chunks(self, positions: range) -> Iterator[array[int]]:
-        """Yield the samples at these positions in chunks, computed on demand."""
+        """Yield the sample numbers at these positions in chunks, computed on demand."""
         # numpy is no faster on a small domain: it would cycle-walk with a few numbers.
         numpy = _numpy() if self.length >= 1 << _LEAST_BITS else None
         size = _CHUNK if numpy is None else _NUMPY_CHUNK
@@ -119,7 +119,7 @@ class GlobalOrder(Sequence[int]):
 
 
 class _Network:
-    """A permutation of 0 .. length - 1."""
+    """A Feistel network: a pseudo-random permutation of 0 .. length - 1."""
 
     def __init__(self, length: int, keys: tuple[int, ...]) -> None:
         bits = max(_LEAST_BITS, (length - 1).bit_length())

@@ -205,7 +205,7 @@ class Datastore:
         return DataReference(name=name, sources=(Source(datastore=self.name, path=inside),))
 
     def as_reference(self) -> DataReference:
-        """Return the job's input of `as_mount()`, the default for a datastore."""
+        """Return the result of `as_mount()`, so that a job mounts a datastore by default."""
         return self.as_mount()
 
     def as_mount(self) -> DataReference:

@@ -49,7 +49,7 @@ def clean_path(path: str, where: str) -> str:
 
 
 def check_tree(names: Iterable[str], where: str) -> None:
-    """Raise DataError if a path is both a file and a folder."""
+    """Raise DataError if one of these paths is both a file and a folder."""
     known = set(names)
     for name in sorted(known):
         folder = name.rpartition("/")[0]

@@ -109,7 +109,7 @@ class StoreRecord:
 
 
 def check_store_name(name: str) -> str:
-    """Return the name, or raise DataError if it breaks the naming rule."""
+    """Return a datastore's name, or raise DataError if it breaks the naming rule."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise DataError(
             f"the datastore name {name!r}: give letters, digits, '_' and '-', beginning with a letter or a digit."
@@ -166,12 +166,12 @@ def remove_record(workspace_dir: Path, name: str) -> None:
 
 
 def record_names(workspace_dir: Path) -> list[str]:
-    """Return the names of all stores, sorted. "default" is always included."""
+    """Return the names of the workspace's stores, sorted. "default" is always included."""
     return sorted({DEFAULT_NAME, *_registry(workspace_dir).names()})
 
 
 def default_name(workspace_dir: Path) -> str:
-    """Return the name of the default store."""
+    """Return the name of the workspace's default store."""
     try:
         name = _default_path(workspace_dir).read_text().strip()
     except OSError:
@@ -180,7 +180,7 @@ def default_name(workspace_dir: Path) -> str:
 
 
 def set_default(workspace_dir: Path, name: str) -> None:
-    """Make this store the default one."""
+    """Make this store the workspace's default store."""
     read_record(workspace_dir, name)
     path = _default_path(workspace_dir)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -154,7 +154,7 @@ class DataCache:
         unused_for_s: float = 0.0,
         dry_run: bool = False,
     ) -> int:
-        """Remove the least recently used files down to the limit. Return their total size.
+        """Remove the least recently used files down to the limit. Return their total bytes.
 
         Args:
             limit_bytes: Default: the cache's own limit.
@@ -197,7 +197,7 @@ class DataCache:
         return self.views / run_id / str(node_rank)
 
     def hold_view(self, run_id: str) -> int:
-        """Protect a run's folders of links until the returned fd is closed."""
+        """Keep a run's links to cached files from removal until the returned fd is closed."""
         # `view_dir` raises if the id is invalid.
         assert self.view_dir(run_id, 0)
         path = self._held / run_id
@@ -237,14 +237,14 @@ class DataCache:
         return time.time() - noted.st_mtime < _UNHELD_S or bool(processes.with_variable("PACELINE_RUN_ID", run_id))
 
     def drop_views(self, run_id: str) -> None:
-        """Remove a run's folders of links, but not the cached files."""
+        """Remove a run's links to cached files, but not the cached files."""
         assert self.view_dir(run_id, 0)
         remove_tree(self.views / run_id)
         with gone_is_fine():
             os.truncate(self._held / run_id, 0)  # discard what `note_unheld` has written
 
     def drop_dead_views(self) -> None:
-        """Remove the links of runs that have ended."""
+        """Remove links to cached files of runs that have ended."""
         # A killed run may leave a view without a lock file, or a lock file without a view.
         for name in set(names_in(self.views)) | set(names_in(self._held)):
             if name == ".held":

@@ -318,7 +318,7 @@ async def _one(reader: ObjectReader, job: FileToFetch, partial: Partial, meter: 
 def download_files(
     store: Store, infos: Sequence[FileInfo], target: Path, *, overwrite: bool, progress: Progress | None
 ) -> int:
-    """Copy files to the folder `target`, and return their number.
+    """Download files of a store to the folder `target`, and return their number.
 
     A second call resumes an interrupted download.
 

@@ -12,7 +12,7 @@ from paceline.trackers.imports.old_run import BrokenRun, OldRun, Point, Problems
 
 
 def runs(path: Path) -> Iterator[OldRun | BrokenRun]:
-    """Yield the runs below a log directory."""
+    """Yield the runs below a TensorBoard log directory."""
     top = path.parent if path.is_file() else path
     folders = [
         Path(place) for place, below, names in os.walk(top) if not below.sort() and any(map(is_event_file, names))

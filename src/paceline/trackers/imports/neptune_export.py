@@ -33,7 +33,7 @@ _Row = Mapping[str, object]
 
 
 def runs(path: Path) -> Iterator[OldRun | BrokenRun]:
-    """Yield the runs of an export, or of its folder `data`."""
+    """Yield the runs of a Neptune export, or of its folder `data`."""
     try:
         from pyarrow import parquet  # type: ignore[import-untyped,unused-ignore]
     except ImportError as error:

@@ -40,7 +40,7 @@ class _Document(TypedDict):
 
 
 class LoggedModels:
-    """The part of the tracking store for logged models."""
+    """The part of MLflow's tracking store for logged models."""
 
     _runs_dir: Path
     _sink: Sink | None
@@ -119,7 +119,7 @@ class LoggedModels:
 
     @contextlib.contextmanager
     def _changed(self, model_id: str) -> Iterator[_Document]:
-        """Yield a model's JSON document, and write it with its changes after the block."""
+        """Yield a logged model's JSON document, and write its changes after the block."""
         path = self._model_place(model_id) / _DOCUMENT
         document: _Document = read_json(path)
         yield document

@@ -32,7 +32,7 @@ _BATCH = 100
 
 
 class _Clause(TypedDict):
-    """One comparison of a filter, as MLflow parses it."""
+    """One comparison in an MLflow filter, as MLflow parses it."""
 
     type: str
     key: str

@@ -17,7 +17,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 def notebook(content: object, output: int | None) -> FilePreview:
-    """Return the blocks of a notebook.
+    """Return the preview of a Jupyter notebook.
 
     Args:
         content: The notebook's JSON.

@@ -77,7 +77,7 @@ class ChosenRuns:
 
 
 def routes() -> list[Route]:
-    """Return the routes of the page and its parts."""
+    """Return the routes of the page that compares runs, and of its parts."""
     views: dict[str, Callable[[Request], Response]] = {
         "": page,
         "/table": table,
@@ -214,7 +214,7 @@ def pictures(request: Request) -> Response:
 
 
 def images(request: Request) -> Response:
-    """Render the logged images side by side."""
+    """Render the logged images of the compared runs side by side."""
     chosen = requested_runs(request)
     found: dict[str, list[ShownImages]] = {}
     for place, folder in enumerate(chosen.folders):
@@ -235,7 +235,7 @@ def report(request: Request) -> Response:
 
 
 def names(request: Request) -> Response:
-    """Return suggested runs for the query `q`, or its words if it is invalid."""
+    """Suggest runs that match the query `q`; an invalid query counts as plain words."""
     index: RunIndex = request.app.state.index
     index.refresh_within(PATIENCE_S)
     text = request.query_params.get("q", "")[:LONGEST]

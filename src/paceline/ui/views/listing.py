@@ -365,7 +365,7 @@ def _more(group: RunGroup, by: RunField, query: RunQuery, link: Link) -> str:
 
 
 def _group_cell(group: RunGroup, name: str, field: RunField | None) -> list[tuple[str, str]]:
-    """Return the texts in a group's cell, each with its metric's name or ""."""
+    """Return the texts in a cell for a group of runs, each with its metric or ""."""
     if name == "latest":
         names = [metric for metric, _ in headline(group.runs[0].metrics, _NAMES)]
         spreads = ((metric, group.spread(field_of(f"metrics.{quoted(metric)}"))) for metric in names)

@@ -49,7 +49,7 @@ class FactSection(TypedDict):
 
 
 def routes() -> list[Route]:
-    """Return the routes of the forms on the page of a version."""
+    """Return the routes of the forms on the page of a model version."""
     changes: dict[str, _Change] = {
         "alias": _alias,
         "tag": _tag,
@@ -91,7 +91,7 @@ def versions(request: Request) -> render.TemplateValues:
 
 
 def version(request: Request) -> render.TemplateValues:
-    """Return one version: its files, its origin, and the services that use it.
+    """Return one model version: its files, its origin, and the services that use it.
 
     Raises:
         ModelNotFoundError: The version does not exist.
@@ -158,7 +158,7 @@ def _post(change: _Change) -> Callable[[Request], Any]:
 
 
 def _alias(model: Model, form: dict[str, str]) -> None:
-    """Point an alias at the version (field `alias`), or remove an alias (field `remove`)."""
+    """Point an alias at the model version (field `alias`), or remove one (field `remove`)."""
     if form.get("remove"):
         model.remove_alias(form["remove"])
     else:
@@ -186,7 +186,7 @@ def _delete(model: Model, form: dict[str, str]) -> str:
 
 
 def _deploy(model: Model, form: dict[str, str]) -> str:
-    """Deploy the version as a new service, as `paceline service deploy` does."""
+    """Deploy the model version as a new service, as `paceline service deploy` does."""
     name = form.get("service", "").strip()
     model.deploy(
         model.workspace,
@@ -200,7 +200,7 @@ def _deploy(model: Model, form: dict[str, str]) -> str:
 
 
 def _serve(model: Model, form: dict[str, str]) -> str:
-    """Let an existing service serve the version, with its script and settings."""
+    """Let an existing service serve the model version, with its script and settings."""
     service = Service(model.workspace, form.get("service", ""))
     service.update(model.id, wait=False)
     return f"../../../services/{service.name}"

@@ -78,7 +78,7 @@ def _shell(request: Request) -> render.TemplateValues:
 
 
 def targets(request: Request) -> render.TemplateValues:
-    """Return the last status of each target, and this workspace's runs there."""
+    """Return each compute target's last status, and this workspace's runs on it."""
     watch: TargetWatch = request.app.state.targets
     index: RunIndex = request.app.state.index
     index.refresh_within(PATIENCE_S)
@@ -105,7 +105,7 @@ class KeptExamination:
 
 @dataclass(frozen=True, kw_only=True)
 class SeenTarget:
-    """The last status of a target.
+    """The last status of a compute target.
 
     look: The last answer of the target; None before the first answer. seen_utc: Time of that answer.
     down_since: Name of a node ("" for the target itself) -> since when this server has seen it down.
@@ -119,7 +119,7 @@ class SeenTarget:
 
 
 class TargetWatch:
-    """A watcher that asks targets for their status in the background."""
+    """A watcher that asks compute targets for their status in the background."""
 
     def __init__(self, workspace_dir: Path) -> None:
         self._dir = workspace_dir

@@ -37,7 +37,7 @@ def page(request: Request) -> Response:
 
 
 async def change(request: Request) -> Response:
-    """Save, rename or remove a view (form fields `action` and `name`)."""
+    """Save, rename or remove a saved view of a page (form fields `action` and `name`)."""
     form = await form_of(request)
     views = SavedViews(request.app.state.workspace_dir)
     name = form.get("name", "").strip()

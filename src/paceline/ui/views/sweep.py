@@ -92,7 +92,7 @@ def _count(form: Mapping[str, str], name: str) -> int:
 
 
 def live(request: Request) -> Response:
-    """Stream changes of the header, the table and the pictures."""
+    """Stream changes of a sweep's header, table and pictures."""
     folder, state = folder_of(request), request.app.state
     _head(folder)
     # Keep the board between polls, because it reads only what is new.
