@@ -7,11 +7,15 @@ from collections.abc import Iterable
 #: Test -> the values, or pairs of values, that stay.
 _KEPT = {
     "test_mpirun_gives_each_worker_its_rank_and_local_rank": ("wheel-2x2", "system-1x4", "wheel-2x1"),
-    "test_a_script_finds_a_folder_with_the_files": ("single-as_mount", "gloo-as_download", "mpi-wheel-as_mount"),
-    "test_every_node_or_rank_has_its_own_part": ("gloo-rank", "mpi-node"),
+    "test_datastore_input_reaches_the_script_as_a_folder_with_all_files": (
+        "single-as_mount",
+        "gloo-as_download",
+        "mpi-wheel-as_mount",
+    ),
+    "test_partitioned_input_gives_each_node_or_rank_its_own_files": ("gloo-rank", "mpi-node"),
     "test_multiprocessing_works_in_a_script": ("single-fork", "mpi-spawn"),
     "test_each_worker_sees_its_own_gpu": ("gloo-2", "mpi-1"),
-    "test_no_child_of_a_child_outlives_the_run": ("single-success", "single-cancel", "mpi-failure"),
+    "test_daemon_started_by_a_worker_ends_with_the_run": ("single-success", "single-cancel", "mpi-failure"),
     "test_exit_code_of_an_mpirun_run_is_that_of_its_failed_worker": ("wheel-sys.exit(3)", "system-a null pointer"),
     "test_a_script_whose_name_looks_like_an_option_runs_under_mpirun": ("wheel---.py", "system-sub folder/-y.py"),
     "test_module_runs_like_python_m": ("None-1", "mpi-2"),
@@ -23,12 +27,12 @@ _KEPT = {
         "ssh",
         "slurm, login host",
     ),
-    "test_policy_judges_two_node_trials_and_canceling_the_sweep_ends_them": ("ssh",),
+    "test_policy_stops_a_two_node_trial_and_canceling_the_sweep_ends_all_trials": ("ssh",),
     # TensorFlow takes eight seconds of a processor to load.
     "test_examples_of_each_sdk_era_run_unchanged": ("2019", "2020", "2022"),
     "test_documented_programs_of_each_library_run": ("torch", "pandas"),
     "test_step_skipped_by_one_rank_is_detected": ("PipelineParallel()", "DataParallel()"),
-    "test_check_compares_context_and_expert_parallelism": ("ContextParallel()-context 2",),
+    "test_paceline_check_compares_context_and_expert_parallelism_with_one_process": ("ContextParallel()-context 2",),
     # What the engine does is above its transport.
     "test_disagreement_about_process_sets_raises_on_all_ranks_and_changes_no_set": ("mpi",),
     "test_begin_and_end_of_a_stall_are_written_to_the_stall_file": ("mpi",),
@@ -46,7 +50,7 @@ _KEPT = {
     "test_newer_version_in_a_layer_overrides_the_base": ("uv",),
     # podman and docker get the same command line; the tests of containers that stay run each of them.
     "test_container_killed_during_creation_leaves_nothing": ("podman",),
-    "test_packages_on_top_of_an_image_are_there_beside_its_own": ("podman",),
+    "test_packages_added_to_an_image_are_importable_beside_those_of_the_image": ("podman",),
     "test_container_of_a_killed_client_is_removed": ("docker",),
     "test_leftover_processes_end_with_their_container": ("docker",),
 }

@@ -88,7 +88,7 @@ def test_compute_target_object_becomes_its_name(tmp_path):
     assert Estimator(entry_script="train.py", compute_target=target).job().compute_target == "local"
 
 
-def test_no_compute_target_picks_local():
+def test_default_compute_target_is_local():
     assert Estimator(entry_script="train.py").job().compute_target == "local"
 
 
@@ -162,7 +162,7 @@ def test_no_entry_script_is_refused():
         PyTorch()
 
 
-def test_parameter_servers_add_to_the_world():
+def test_world_size_includes_parameter_servers():
     job = TensorFlow(
         entry_script="train.py", distributed_backend="ps", node_count=2, worker_count=3, parameter_server_count=2
     ).job()
@@ -198,7 +198,7 @@ def test_worker_count_without_ps_is_refused(backend):
         ({"--zero": 0}, ("--zero", "0")),
     ],
 )
-def test_script_params_are_the_arguments_in_order(params, words):
+def test_script_params_become_the_arguments_in_order(params, words):
     assert argument_words(params) == words
     assert Estimator(entry_script="train.py", script_params=params).job().arguments == words
 
@@ -278,12 +278,12 @@ def test_inputs_that_are_no_list_are_refused(inputs):
 
 @pytest.mark.parametrize("name", ["pip_packages", "conda_packages"])
 @pytest.mark.parametrize("wrong", ["torch", 5, ["torch", 5], ["torch", ""], ["torch", "  "]], ids=str)
-def test_packages_are_a_list_of_names(name, wrong):
+def test_packages_that_are_no_list_of_names_are_refused(name, wrong):
     with pytest.raises(JobError, match=name):
         Estimator(entry_script="train.py", **{name: wrong})
 
 
-def test_packages_are_kept_in_the_job():
+def test_packages_of_an_estimator_are_stored_in_its_job():
     estimator = Estimator(entry_script="train.py", pip_packages=["torch>=2", "numpy"], conda_packages=("cmake",))
     found = estimator.job().environment
     assert (found.pip_packages, found.conda_packages) == (("torch>=2", "numpy"), ("cmake",))
@@ -298,7 +298,7 @@ def test_framework_estimators_layer_packages_by_default(kind, layered):
     assert other.job().environment.layered is not layered
 
 
-def test_an_environment_s_own_variables_are_under_the_estimator_s():
+def test_environment_variables_of_the_estimator_override_those_of_its_environment():
     lab = Environment(environment_variables={"A": "lab", "B": "lab"})
     job = PyTorch(entry_script="train.py", environment_definition=lab, environment_variables={"A": "mine"}).job()
     assert job.environment_variables == {"A": "mine", "B": "lab"}
@@ -325,7 +325,7 @@ def test_environment_name_instead_of_an_environment_is_refused():
     ],
 )
 class TestRequirementFiles:
-    def test_named_file_is_read_into_the_job(self, tmp_path, parameter, text, field):
+    def test_requirements_file_named_by_an_estimator_is_read_into_the_job(self, tmp_path, parameter, text, field):
         write_tree(tmp_path, {"code/needs.txt": text.format("torch")})
         estimator = Estimator("code", entry_script="train.py", **{parameter: "needs.txt"})
         assert "torch" in str(getattr(estimator.job().environment, field))
@@ -360,13 +360,13 @@ def test_a_conda_file_together_with_packages_is_refused(tmp_path, packages):
 # --- the interpreter
 
 
-def test_the_interpreter_is_looked_up_on_path(tmp_path, monkeypatch):
+def test_interpreter_name_is_looked_up_on_path(tmp_path, monkeypatch):
     program = write_program(tmp_path / "bin/python9", "#!/bin/sh\n")
     monkeypatch.setenv("PATH", str(program.parent))
     assert Estimator(entry_script="train.py", python="python9").job().environment.python == str(program)
 
 
-def test_the_interpreter_of_a_virtual_environment_keeps_its_own_path(tmp_path):
+def test_interpreter_symlink_of_a_virtual_environment_is_not_resolved(tmp_path):
     # The story: resolved, it would be the system's Python, without the environment's packages.
     link = tmp_path / "venv/bin/python"
     link.parent.mkdir(parents=True)
@@ -403,7 +403,7 @@ def test_script_params_and_inputs_may_be_overridden_at_submission():
     assert estimator.job().arguments == ("--lr", "1")
 
 
-def test_the_job_is_made_once_with_the_estimator(monkeypatch):
+def test_estimator_creates_its_job_once(monkeypatch):
     made = []
     monkeypatch.setattr("paceline.estimator.Job", lambda **values: made.append(values) or Job(**values))
     estimator = PyTorch(entry_script="train.py", script_params={"--lr": 1}, inputs=[MNIST])
@@ -449,12 +449,12 @@ def test_override_of_another_parameter_is_refused():
         with_overrides(PyTorch(entry_script="train.py"), {"node_count": 2})
 
 
-def test_an_overridden_value_is_checked():
+def test_invalid_override_at_submission_is_refused():
     with pytest.raises(JobError, match="is not a dict"):
         with_overrides(PyTorch(entry_script="train.py"), {"script_params": "--lr 2"})
 
 
-def test_restarts_on_exceptions_need_restarts():
+def test_restart_on_exception_without_max_restarts_is_refused():
     job = Estimator(entry_script="train.py", max_restarts=2, restart_on_exception=True).job()
     assert (job.max_restarts, job.restart_on_exception) == (2, True)
     assert not Estimator(entry_script="train.py").job().restart_on_exception
@@ -488,7 +488,7 @@ def test_a_command_is_run_by_bash(command, line):
     assert (job.entry_script, job.arguments) == ("bash", ("-c", line))
 
 
-def test_data_in_a_command_is_an_input():
+def test_datastore_reference_in_a_command_becomes_an_input():
     reference = DataReference(name="train", sources=(Source(path="/data"),))
     job = Estimator(command=["cat", reference]).job()
     assert job.inputs == (reference,)

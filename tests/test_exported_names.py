@@ -43,7 +43,7 @@ def test_every_public_name_exists(name):
     assert name in dir(paceline)
 
 
-def test_an_unknown_name_is_an_attribute_error():
+def test_unknown_name_in_the_package_raises_attribute_error():
     with pytest.raises(AttributeError, match="'Horovod'"):
         paceline.Horovod  # noqa: B018
 
@@ -88,7 +88,7 @@ def test_worker_side_imports_only_the_standard_library(statement):
 
 
 @pytest.mark.promise("process-paceline-itself-loads-framework")
-def test_no_process_of_paceline_itself_loads_a_framework():
+def test_processes_other_than_workers_import_no_machine_learning_framework():
     # A CUDA build of torch takes 750 MB once it is imported.
     statement = """
 import paceline.cli.main, paceline.ui.app, paceline.remote.agent.agent, paceline.supervisor.supervise

@@ -243,7 +243,7 @@ def test_import_against_the_layers_is_detected(module, code, complaint):
         ("runs.run", "from . import store"),
     ],
 )
-def test_allowed_import_passes(module, code):
+def test_import_allowed_by_the_layers_is_not_reported(module, code):
     package = f"paceline.{module}".rpartition(".")[0]
     assert complaints(module, imports(code, package)) == []
 

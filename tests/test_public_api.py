@@ -115,7 +115,7 @@ def parameters(name: str) -> list[inspect.Parameter]:
 
 
 @pytest.mark.promise("parameter-public-api-documented-real")
-def test_no_parameter_is_undocumented() -> None:
+def test_every_parameter_of_a_public_function_is_documented() -> None:
     assert len(FUNCTIONS) > 200
     missing = [
         f"{name}({one.name})"
@@ -127,7 +127,7 @@ def test_no_parameter_is_undocumented() -> None:
 
 
 @pytest.mark.promise("parameter-public-api-documented-real")
-def test_public_parameters_are_not_any() -> None:
+def test_public_parameters_and_results_are_not_annotated_as_any() -> None:
     found = []
     for name, (function, _) in FUNCTIONS.items():
         found += [f"{name}({one.name})" for one in parameters(name) if is_any(one) and one.name not in ANYTHING]
@@ -159,7 +159,7 @@ def is_any(one: inspect.Parameter) -> bool:
         *(("Sweep.__init__", "goal"), ("Sweep.__init__", "controller")),
     ],
 )
-def test_fixed_choice_is_a_literal(name: str, parameter: str) -> None:
+def test_parameter_with_fixed_choices_is_annotated_as_a_literal(name: str, parameter: str) -> None:
     function: Any = FUNCTIONS[name][0]
     told = str(inspect.signature(function).parameters[parameter].annotation)
     names = {"Backend", "GpuVisibility", "Goal", "OnHang"}
@@ -232,7 +232,7 @@ def test_type_checker_of_a_user_sees_real_types(tmp_path: Path) -> None:
     assert len(errors) == 3, told
 
 
-def test_serving_options_are_settings_of_the_server() -> None:
+def test_every_serving_option_is_a_setting_of_the_server_config() -> None:
     assert set(ServingOptions.__annotations__) < {field.name for field in dataclasses.fields(ServerConfig)}
 
 

@@ -226,11 +226,11 @@ def numbers() -> dict[str, float]:
 
 
 @pytest.mark.parametrize("name", CEILINGS)
-def test_number_is_not_above_its_ceiling(numbers: dict[str, float], name: str) -> None:
+def test_code_metric_is_not_above_its_ceiling(numbers: dict[str, float], name: str) -> None:
     assert numbers[name] <= CEILINGS[name], "python -m tests.test_ratchets shows where"
 
 
-def test_every_number_has_a_ceiling(numbers: dict[str, float]) -> None:
+def test_every_code_metric_has_a_ceiling(numbers: dict[str, float]) -> None:
     assert set(numbers) == set(CEILINGS)
 
 
@@ -247,7 +247,7 @@ def test_stilted_phrases_of_a_sentence_are_counted(text: str, count: int) -> Non
     assert len(_MARK.findall(text)) == count
 
 
-def test_source_is_counted() -> None:
+def test_lines_imports_and_any_annotations_of_source_code_are_counted() -> None:
     code = '"""Say it."""\nfrom typing import Any\n' + (
         "def f(x: dict[str, Any]) -> int:\n    # None is none.\n    return 1 if x else 0\n"
     )

@@ -63,7 +63,9 @@ def run_of(tmp_path: Path, arguments: tuple[str, ...], script: str = SCRIPT, **v
         ("--epochs 3 --tag a --tag b", {"tag": "c d"}, "--epochs 3 --tag=c --tag=d"),
     ],
 )
-def test_option_gets_another_value(tmp_path: Path, given: str, change: dict[str, str | None], wanted: str) -> None:
+def test_rerun_changes_the_value_of_a_script_option(
+    tmp_path: Path, given: str, change: dict[str, str | None], wanted: str
+) -> None:
     folder, job = run_of(tmp_path, tuple(given.split()))
     made, problems = changed(folder, job, RerunChanges(parameters=change), tmp_path)
     assert problems == {}
@@ -88,7 +90,7 @@ def test_click_options_of_a_script_are_detected(tmp_path: Path) -> None:
     assert made.arguments == ("--lr", "1", "--quiet")
 
 
-def test_parameters_are_those_of_the_script_and_of_the_run(tmp_path: Path) -> None:
+def test_rerun_parameters_include_options_of_the_script_and_values_of_the_run(tmp_path: Path) -> None:
     folder, _ = run_of(tmp_path, ("--epochs", "3", "--sizes", "1", "2", "--no-amp", "--extra", "a b", "pos"))
     assert parameters(folder) == [
         Parameter(name="--lr", value=None, type="float"),
@@ -128,7 +130,7 @@ def test_wrong_change_is_named(tmp_path: Path, changes: RerunChanges, field: str
     assert said in problems[field]
 
 
-def test_size_and_back_end_change(tmp_path: Path) -> None:
+def test_rerun_changes_node_count_process_count_and_backend(tmp_path: Path) -> None:
     folder, job = run_of(tmp_path, ("--epochs", "3"), node_count=(2, 4), distributed_backend="gloo")
     made, problems = changed(folder, job, RerunChanges(parameters={"lr": "1"}), tmp_path)
     assert (made.node_range, problems) == ((2, 4), {})

@@ -29,18 +29,18 @@ ROOT = Path(__file__).parents[1]
         ("tests/engines/everywhere/test_links.py::test_it", "tests/engines/ssh"),
     ],
 )
-def test_tests_of_an_engine_run_in_one_process(nodeid: str, unit: str) -> None:
+def test_tests_of_one_engine_are_assigned_to_the_same_pytest_process(nodeid: str, unit: str) -> None:
     assert unit_of(nodeid) == unit
 
 
-def test_units_are_ordered_by_duration_with_unknown_ones_in_between() -> None:
+def test_test_groups_are_sorted_by_duration_with_unknown_ones_in_the_middle() -> None:
     ids = ["a/t.py::1", "new/t.py::1", "b/t.py::1", "a/t.py::2", "b/t.py::2"]
     items = [SimpleNamespace(nodeid=name) for name in ids]
     found = longest_first(items, {"a": 1.0, "b": 200.0})  # type: ignore[arg-type]
     assert [item.nodeid for item in found] == ["b/t.py::1", "b/t.py::2", "new/t.py::1", "a/t.py::1", "a/t.py::2"]
 
 
-def test_partial_run_keeps_other_durations(tmp_path: Path) -> None:
+def test_partial_test_run_keeps_stored_durations_of_other_groups(tmp_path: Path) -> None:
     path = tmp_path / "durations.json"
     keep_durations(path, {"a": 1.0, "b": 2.04}, is_whole=True)
     keep_durations(path, {"a": 3.0}, is_whole=False)
@@ -49,7 +49,7 @@ def test_partial_run_keeps_other_durations(tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == {"a": 3.0}
 
 
-def test_kept_durations_name_existing_units() -> None:
+def test_stored_test_durations_name_existing_folders() -> None:
     missing = [unit for unit in json.loads(DURATIONS.read_text()) if not list((ROOT / unit).glob("test_*.py"))]
     assert missing == [], "run the whole suite with --keep-durations"
 

@@ -155,7 +155,7 @@ def test_supervisor_started_before_the_check_is_released_if_the_job_is_refused(t
     assert target.told == ["load runs/digits", "check", "release runs/digits"]
 
 
-def test_run_placeholder_gives_each_trial_its_own_output() -> None:
+def test_run_placeholder_in_an_output_path_is_replaced_by_the_run_id() -> None:
     places = {"own": "models/{run}", "one": "models"}
     inputs = [DataReference(name=name, sources=(Source(path=path),), mode="upload") for name, path in places.items()]
     inputs.append(DataReference(name="read", sources=(Source(path="/data/{run}"),)))

@@ -119,7 +119,7 @@ def test_torch_function_mode_sees_reads_of_tensor_values():
     assert {"__bool__", "__float__", "__int__", "item", "tolist", "numpy", "arange"} <= set(seen)
 
 
-def test_a_change_in_place_is_seen_in_the_version_of_every_view():
+def test_in_place_change_of_a_fake_tensor_increments_the_version_of_its_views():
     with torch_private.FakeTensorMode():
         whole = torch.zeros(4)
         view = whole[1:]
@@ -132,7 +132,7 @@ def test_a_change_in_place_is_seen_in_the_version_of_every_view():
             bool(whole.sum() > 0)
 
 
-def test_masks_of_two_embeddings_are_distinguished_even_if_torch_compares_them_equal(monkeypatch):
+def test_masks_of_two_embeddings_are_distinct_dict_keys_even_if_they_compare_equal(monkeypatch):
     class Older:
         def __init__(self, offset_shape, offset_dim=0):
             self.offset_shape, self.mask_buffer = offset_shape, object()

@@ -65,7 +65,7 @@ def test_tracked_run_ends_with_its_program(end: str, status: str, message: str |
     assert run.experiment.name == Path.cwd().name.strip("-_")
 
 
-def test_traceback_of_a_failed_program_is_kept() -> None:
+def test_traceback_of_a_failed_program_is_stored_in_its_failure() -> None:
     failure = run_of(PROGRAM + "raise ValueError('bad batch')").failure
     assert failure is not None
     assert "raise ValueError" not in (failure.traceback or "")  # a program of -c has no source lines
@@ -135,7 +135,7 @@ def test_exception_of_another_rank_is_the_run_s_failure() -> None:
     assert (failure.rank, failure.message) == (1, "ValueError: bad batch")
 
 
-def test_rank_that_waits_in_vain_for_rank_0_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_whose_rank_0_never_calls_init_raises_an_error_with_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**TORCHRUN, "RANK": "1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("paceline.tracking._PATIENCE_S", 0.0)
@@ -157,7 +157,7 @@ def test_broken_launch_file_is_ignored(content: str, monkeypatch: pytest.MonkeyP
         tracking._wait_for_rank_0(Workspace.from_config().runs_dir, launch, "here", 1)
 
 
-def test_program_that_logs_is_shown_with_its_arguments(tmp_path: Path) -> None:
+def test_tracked_program_has_its_script_and_arguments_in_the_record(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import paceline\nprint(paceline.init().id)\n")
     done = subprocess.run([sys.executable, script, "--lr", "0.1"], capture_output=True, text=True, check=True)
@@ -220,7 +220,7 @@ class Settings:
 @pytest.mark.parametrize(
     "params", [{"lr": 0.1, "data": {"n": 3}}, argparse.Namespace(lr=0.1, data={"n": 3}), Settings(0.1, {"n": 3})]
 )
-def test_parameters_of_each_form_are_kept(params: object) -> None:
+def test_init_stores_parameters_of_each_supported_type(params: object) -> None:
     assert paceline.init(params).properties == {"lr": "0.1", "data.n": "3"}
 
 
@@ -232,7 +232,7 @@ def test_parameters_of_another_type_are_refused_before_a_run_starts(params: Any)
     assert not (Workspace.from_config().experiments)
 
 
-def test_exception_in_a_prompt_is_not_the_run_s_end() -> None:
+def test_exception_at_an_interactive_prompt_does_not_fail_the_run() -> None:
     run = run_of(PROGRAM + "sys.ps1 = '>>> '\nraise ValueError('a typing error')")
     assert run.status == "Completed"
 

@@ -31,7 +31,7 @@ def code_of_a_script(folder: Path) -> int:
     return process.wait(120)
 
 
-def test_client_killed_before_its_request_does_not_end_the_program(tmp_path: Path) -> None:
+def test_client_killed_before_its_request_does_not_end_the_fork_server(tmp_path: Path) -> None:
     started = program(0, NUMPY)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.connect(started.path)
@@ -39,7 +39,7 @@ def test_client_killed_before_its_request_does_not_end_the_program(tmp_path: Pat
     assert program(0, NUMPY) is started
 
 
-def test_fork_ends_with_the_process_group_of_its_client(tmp_path: Path) -> None:
+def test_forked_script_ends_with_the_process_group_of_its_client(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
     code = (
         "import os, sys\n"
@@ -56,7 +56,7 @@ def test_fork_ends_with_the_process_group_of_its_client(tmp_path: Path) -> None:
     asks.communicate()
 
 
-def test_killed_program_is_replaced(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_killed_fork_server_is_replaced(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     before: Any = program(0, NUMPY)
     os.kill(before.process.pid, signal.SIGKILL)
     os.waitid(os.P_PID, before.process.pid, os.WEXITED | os.WNOWAIT)
@@ -65,7 +65,7 @@ def test_killed_program_is_replaced(tmp_path: Path, capfd: pytest.CaptureFixture
     assert "has ended: exit code -9" in capfd.readouterr().err
 
 
-def test_shared_program_serves_all_pytest_processes_and_ends_with_the_first(
+def test_shared_fork_server_serves_all_pytest_processes_and_ends_with_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(KINDS, NUMPY, KINDS[NUMPY]._replace(is_shared=True))

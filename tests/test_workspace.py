@@ -66,7 +66,7 @@ def test_workspace_from_a_given_configuration_file_or_folder(tmp_path, monkeypat
     assert Workspace.from_config(tmp_path / "conf").path == tmp_path / "conf/ws"
 
 
-def test_a_configuration_that_is_not_there_is_refused_and_nothing_is_made(tmp_path):
+def test_missing_configuration_file_is_refused_and_no_workspace_is_created(tmp_path):
     with pytest.raises(WorkspaceError, match=r"missing\.toml"):
         Workspace.from_config("missing.toml")
     assert list(tmp_path.iterdir()) == []
@@ -84,7 +84,7 @@ def test_a_configuration_that_is_not_there_is_refused_and_nothing_is_made(tmp_pa
         (b"\xff\xfe", "can't be read"),
     ],
 )
-def test_a_wrong_configuration_is_named(tmp_path, toml, said):
+def test_invalid_configuration_file_is_named_in_the_error(tmp_path, toml, said):
     write_tree(tmp_path, {"paceline.toml": toml})
     with pytest.raises(WorkspaceError) as refused:
         Workspace.from_config()
@@ -168,7 +168,7 @@ def test_a_job_needs_its_source_directory():
         Experiment(Workspace("ws"), "a").submit(make_job())
 
 
-def test_no_workspace_is_made_among_sources(tmp_path: Path) -> None:
+def test_folder_with_source_files_is_refused_as_a_workspace(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     (tmp_path / ".git").mkdir()
     with pytest.raises(WorkspaceError, match=r"\(\.git, train\.py\), among which .* such as '.*/\.paceline'"):

@@ -206,7 +206,7 @@ create(Path(sys.argv[1]), place(sys.argv[2]))
 
 
 @pytest.mark.promise("killed-backup-is-none")
-def test_killed_backup_is_not_listed_and_the_next_one_sends_only_the_rest(filled, tmp_path):
+def test_killed_backup_is_not_listed_and_its_files_are_reused_by_the_next_backup(filled, tmp_path):
     near = tmp_path / "near"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ends = []
@@ -223,7 +223,7 @@ def test_killed_backup_is_not_listed_and_the_next_one_sends_only_the_rest(filled
 
 
 @pytest.mark.promise("backup-removal-keeps-shared-content")
-def test_keep_removes_old_backups_but_no_content_that_others_need(filled, lab, tmp_path):
+def test_keep_removes_old_backups_but_no_content_used_by_newer_backups(filled, lab, tmp_path):
     first = create(filled.path, LAB)
     table = filled.path / "data/table.csv"
     table.write_text("a,b,c\n")
@@ -241,7 +241,7 @@ def test_keep_removes_old_backups_but_no_content_that_others_need(filled, lab, t
         restore(filled.path, LAB, first.backup.id, into=tmp_path / "other")
 
 
-def test_lock_of_a_running_process_is_refused_and_of_a_killed_one_taken_over(filled, tmp_path):
+def test_backup_lock_of_a_running_process_is_refused_but_that_of_a_killed_process_is_replaced(filled, tmp_path):
     near = place(str(tmp_path / "near"))
     create(filled.path, near)
     expected = pytest.raises(DataError, match=rf"pid {os.getpid()} .* works on the backups")

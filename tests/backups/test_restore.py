@@ -110,7 +110,7 @@ def test_invalid_backup_document_is_refused(filled, near, tmp_path, change):
 
 
 @pytest.mark.promise("damaged-backup-found-and-mended")
-def test_damaged_content_is_named_not_restored_and_stored_again(filled, near, tmp_path):
+def test_restore_refuses_damaged_content_and_the_next_backup_repairs_it(filled, near, tmp_path):
     create(filled.path, near)
     with open_backups(filled.path, near) as backups:
         entries = {entry.name: entry for entry in backups.entries(backups.get(None))}

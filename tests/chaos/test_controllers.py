@@ -43,7 +43,7 @@ run.log("score", float(sys.argv[sys.argv.index("--x") + 1]))
 
 @pytest.mark.promise("controller-killed-goes-trial-lost")
 @pytest.mark.timeout(PATIENCE_S + 60)
-def test_however_often_the_controller_is_killed_each_trial_runs_once(
+def test_each_trial_runs_once_even_if_the_sweep_controller_is_killed_repeatedly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PACELINE_LEASES", str(tmp_path / "leases"))

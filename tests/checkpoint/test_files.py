@@ -18,7 +18,7 @@ def write(folder, *parts):
         files.write_file(folder / part.name, {"$": "dict", "of": []}, [])
 
 
-def test_checkpoint_counts_only_once_all_its_parts_exist(tmp_path):
+def test_checkpoint_is_ignored_until_the_parts_of_all_ranks_exist(tmp_path):
     write(
         tmp_path,
         CheckpointPart(1),
@@ -47,7 +47,7 @@ def test_each_rank_removes_its_own_old_checkpoints_and_keeps_the_newest(tmp_path
     assert files.parts_in(tmp_path) == [CheckpointPart(7)]
 
 
-def test_rank_keeps_two_more_parts_if_other_ranks_use_another_folder(tmp_path):
+def test_rank_alone_in_its_checkpoint_folder_keeps_two_extra_old_parts(tmp_path):
     write(tmp_path, CheckpointPart(1), *(CheckpointPart(step, 1, 2, "aa") for step in (2, 3, 4, 5)))
     files.remove_old(tmp_path, 1, rank=1, size=2)
     assert sorted(part.step for part in files.parts_in(tmp_path)) == [1, 3, 4, 5]

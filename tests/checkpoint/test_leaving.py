@@ -126,7 +126,7 @@ print("ready", flush=True)
 """
 
 
-def test_script_that_ends_during_an_end_request_succeeds(tmp_path, start):
+def test_worker_that_finishes_while_a_resize_is_requested_exits_with_0(tmp_path, start):
     pytest.importorskip("torch")
     request = tmp_path / "resize"
     request.touch()

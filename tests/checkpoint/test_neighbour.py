@@ -80,7 +80,7 @@ def test_newer_checkpoint_on_disk_is_preferred_to_states_in_memory(states, tmp_p
     assert checkpoint.latest(tmp_path / "other") is None
 
 
-def test_states_in_memory_are_kept_rarely_enough_to_cost_a_fixed_share_of_time(states, tmp_path, monkeypatch):
+def test_states_of_very_short_steps_are_rarely_copied_to_memory(states, tmp_path, monkeypatch):
     monkeypatch.setattr(neighbour, "_SHARE", 1e-9)
     monkeypatch.setattr(saving, "_returned", None)
     for step in (1, 2, 3):

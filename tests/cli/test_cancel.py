@@ -35,7 +35,7 @@ def test_cancel_ends_several_runs_and_waits_with_wait(cli: Cli) -> None:
         assert found["canceled_by"]
 
 
-def test_cancel_as_json(cli: Cli) -> None:
+def test_cancel_with_json_prints_run_id_and_status(cli: Cli) -> None:
     run_id = cli.submit(SLEEP)
 
     assert cli.json("cancel", run_id, "--wait") == [{"run_id": run_id, "status": "Canceled"}]
@@ -124,7 +124,7 @@ QUESTION = "Interrupted. [d]etach and let the run go on, [c]ancel it, or Enter t
 
 
 @pytest.mark.promise("ctrl-c-asks-twice-cancels")
-def test_ctrl_c_asks_and_d_detaches(cli: Cli, terminal: Terminal) -> None:
+def test_ctrl_c_then_d_detaches_and_the_run_continues(cli: Cli, terminal: Terminal) -> None:
     terminal.press("\x03")
     terminal.read_until(QUESTION)
     terminal.press("d\n")
@@ -137,7 +137,7 @@ def test_ctrl_c_asks_and_d_detaches(cli: Cli, terminal: Terminal) -> None:
     cli("cancel", "--wait", run_id)
 
 
-def test_ctrl_c_asks_and_c_cancels(cli: Cli, terminal: Terminal) -> None:
+def test_ctrl_c_then_c_cancels_the_run(cli: Cli, terminal: Terminal) -> None:
     terminal.press("\x03")
     terminal.read_until(QUESTION)
     terminal.press("c\n")
@@ -147,7 +147,7 @@ def test_ctrl_c_asks_and_c_cancels(cli: Cli, terminal: Terminal) -> None:
 
 
 @pytest.mark.promise("ctrl-c-asks-twice-cancels")
-def test_ctrl_c_twice_cancels(cli: Cli, terminal: Terminal) -> None:
+def test_pressing_ctrl_c_twice_cancels_the_run(cli: Cli, terminal: Terminal) -> None:
     terminal.press("\x03")
     terminal.read_until(QUESTION)
     terminal.press("\x03")
@@ -156,7 +156,9 @@ def test_ctrl_c_twice_cancels(cli: Cli, terminal: Terminal) -> None:
     assert "Canceling; the workers have their grace period to end." in terminal.text
 
 
-def test_enter_keeps_following_and_the_next_ctrl_c_cancels_unasked(cli: Cli, terminal: Terminal) -> None:
+def test_enter_at_the_ctrl_c_prompt_continues_and_a_second_ctrl_c_cancels_without_a_prompt(
+    cli: Cli, terminal: Terminal
+) -> None:
     terminal.press("\x03")
     terminal.read_until(QUESTION)
     terminal.press("\n")

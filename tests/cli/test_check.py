@@ -111,13 +111,13 @@ AGAINST_EACH_OTHER = "torch.nn.functional.cross_entropy(output @ output.T, torch
         (("-j", "two"), "-j 'two' is not NxM."),
     ],
 )
-def test_incomparable_script_is_refused_before_it_starts(words: tuple[str, ...], text: str, cli: Any) -> None:
+def test_paceline_check_refuses_a_script_that_it_cannot_compare(words: tuple[str, ...], text: str, cli: Any) -> None:
     script = cli.script("print('nothing')")
     assert text in cli("check", script, *words, code=2).stderr
     assert not (cli.folder / ".paceline" / "runs").exists()
 
 
-def test_check_refuses_a_job_for_another_machine(cli: Any) -> None:
+def test_paceline_check_refuses_a_job_for_a_remote_compute_target(cli: Any) -> None:
     cli.script("print('nothing')")
     (cli.folder / "job.yaml").write_text("source_directory: src\nentry_script: train.py\ncompute_target: cluster\n")
     assert "compares on this machine" in cli("check", "job.yaml", code=2).stderr
@@ -138,7 +138,7 @@ def _checked(cli: Any, *words: str) -> tuple[int, str]:
 
 
 @pytest.mark.promise("paceline-check-compares-three-steps", "muon-float64-equal-1e-9")
-def test_check_passes_an_equal_script_and_reports_an_unequal_one(cli: Any) -> None:
+def test_paceline_check_exits_with_1_only_if_parallel_and_single_process_losses_differ(cli: Any) -> None:
     require_module("torch")
     code, out = _checked(cli, _script(cli, strategy="FullyShard()", own=MUON))
     assert code == 0, out
@@ -158,7 +158,9 @@ def test_check_passes_an_equal_script_and_reports_an_unequal_one(cli: Any) -> No
 
 
 @pytest.mark.parametrize(("strategy", "layout"), [("ContextParallel()", "context 2"), ("ExpertParallel()", "expert 2")])
-def test_check_compares_context_and_expert_parallelism(strategy: str, layout: str, cli: Any) -> None:
+def test_paceline_check_compares_context_and_expert_parallelism_with_one_process(
+    strategy: str, layout: str, cli: Any
+) -> None:
     require_module("torch")
     code, out = _checked(cli, str(cli.script(SEQUENCES.replace("STRATEGY", strategy))))
     assert code == 0, out

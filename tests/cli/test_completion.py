@@ -113,7 +113,7 @@ def test_completion_loads_no_library_beyond_the_command_lines(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_is_set_up_once_for_a_shell(cli: Cli, shell: str) -> None:
+def test_installing_shell_completion_twice_adds_one_line_to_the_start_file(cli: Cli, shell: str) -> None:
     variables = {"SHELL": f"/usr/bin/{shell}"}
     assert cli("--install-completion", env=variables).stdout.startswith(f"Completion for {shell} is set up in ")
     start_file = cli.folder / f".{shell}rc"

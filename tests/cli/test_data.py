@@ -107,7 +107,7 @@ def test_wrong_data_call_is_one_error_line(data, words, message):
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_the_commands_of_the_page_on_data_run(data, cli):
+def test_data_commands_of_the_documentation_page_run_and_print_the_shown_output(data, cli):
     require_engine("s3fs", importlib.util.find_spec("s3fs"))
     write_tree(cli.folder, {"photos/sub/a.png": "1", "photos/b.txt": "2"})
     shown = []

@@ -80,7 +80,7 @@ def test_a_registered_environment_is_built_by_its_name(cli):
     assert built["built"]["pip"] == ["tiny-one==1.0"]
 
 
-def test_requirements_file_includes_are_relative_to_it(cli):
+def test_includes_in_a_requirements_file_are_relative_to_that_file(cli):
     write_tree(cli.folder, {"needs/all.txt": "-r one.txt\n", "needs/one.txt": "tiny-one # small\n"})
     assert cli.json("env", "build", "--requirements", "needs/all.txt")["built"]["pip"] == ["tiny-one==1.0"]
 

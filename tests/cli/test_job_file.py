@@ -134,7 +134,7 @@ def test_dry_run_writes_a_job_file_that_runs_the_same_job(cli: Cli) -> None:
     assert cli.json("list", "-e", "other")[0]["tags"] == {"t": None, "u": "1"}
 
 
-def test_job_file_paths_are_relative_to_it_and_values_are_literal(cli: Cli) -> None:
+def test_paths_in_a_job_file_are_relative_to_the_file_and_values_are_literal(cli: Cli) -> None:
     cli.script("import os, sys; print(sys.argv[1:], os.environ['V'], os.environ['N'])", "a/code/train.py")
     text = """
         entry_script: train.py
@@ -200,6 +200,6 @@ def test_command_line_overrides_the_job_file_and_mappings_are_merged() -> None:
 
 
 @pytest.mark.parametrize("option", [option for option in RUN if option.key in job_file.KEYS], ids=lambda one: one.name)
-def test_a_key_that_is_named_like_its_option_leads_to_the_right_key(option: VerbOption) -> None:
+def test_each_run_option_maps_to_its_documented_job_file_key(option: VerbOption) -> None:
     """Each option of `paceline run` that has a key in job files."""
     assert job_file.OPTIONS.get(option.name, option.name) == option.key

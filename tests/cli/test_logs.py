@@ -323,7 +323,7 @@ def test_pipe_and_raw_output_are_unescaped(nasty: Gallery) -> None:
     assert nasty("logs", nasty.good, "--rank", "0").stdout == f"{line}\n10%\n100%\n"
 
 
-def test_a_tags_control_characters_are_shown(nasty: Gallery) -> None:
+def test_control_characters_in_a_tag_are_escaped_by_show_and_list(nasty: Gallery) -> None:
     assert "t=\\x1b[31mred\\x1b[2J" in nasty("show", nasty.good).stdout
     assert "\x1b" not in nasty("list").stdout
 

@@ -36,7 +36,7 @@ def run_id(cli: Cli) -> str:
         return run.id
 
 
-def test_a_model_is_registered_shown_pointed_at_checked_copied_and_removed(made: Cli) -> None:
+def test_model_commands_register_show_alias_verify_download_and_delete_a_model(made: Cli) -> None:
     done = made("model", "register", "digits", "made", "--tag", "stage=try", "--tag", "bare", "--property", "seed=3")
     assert done.stdout == "digits:1\n"
     assert "3 files, " in done.stderr

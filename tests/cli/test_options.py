@@ -116,7 +116,7 @@ def test_each_completion_kind_of_the_option_tables_has_a_function() -> None:
     assert offered == {*_OFFERS}
 
 
-def test_option_table_names_backends_and_gpu_visibilities() -> None:
+def test_run_help_names_all_backends_and_gpu_visibilities() -> None:
     table = {option.name: option for option in run_options.RUN}
     assert f"{', '.join(BACKENDS)}." in table["backend"].help
     assert table["gpu_visibility"].metavar == "|".join(GPU_VISIBILITIES)

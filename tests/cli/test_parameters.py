@@ -28,7 +28,7 @@ def read(tmp_path: Path, text: str, **parameters: str) -> dict[str, object]:
     return job_file.read(tmp_path / "job.yaml", text=text, parameters=parameters)
 
 
-def test_parameter_values_replace_defaults_and_are_parsed_as_their_key_needs(tmp_path: Path) -> None:
+def test_given_template_parameters_replace_defaults_and_take_the_type_of_their_key(tmp_path: Path) -> None:
     found = read(tmp_path, FILE, data="mnist", nodes="2..4", lr="1e-3")
 
     assert found["node_count"] == "2..4"
@@ -73,7 +73,7 @@ def test_wrong_parameter_is_refused_with_the_next_step(
 
 
 @pytest.mark.promise("job-file-parameters")
-def test_words_after_a_job_file_are_parameters_and_those_after_dashes_arguments(cli: Cli) -> None:
+def test_name_value_words_after_a_job_file_are_parameters_and_words_after_dashes_are_arguments(cli: Cli) -> None:
     cli.script(PRINT)
     cli.script(FILE, "job.yaml")
 

@@ -36,13 +36,13 @@ def call(words: str) -> None:
     app.main(["run", *words.split()], standalone_mode=False)
 
 
-def test_a_run_loads_no_slow_library(cli: Cli) -> None:
+def test_paceline_run_imports_no_slow_library(cli: Cli) -> None:
     words = ("run", "-q", "-e", "e", "--env", "A=1", cli.script("print('first')"), "--", "--epochs", "5")
     assert not modules_after(cli, *words) & SLOW
     assert len(cli.run_ids()) == 1
 
 
-def test_run_uses_the_supervisor_loaded_ahead(cli: Cli) -> None:
+def test_paceline_run_uses_the_supervisor_process_started_while_arguments_are_parsed(cli: Cli) -> None:
     if not Path("/proc/self/cmdline").exists():
         pytest.skip("needs /proc")
     cli("run", "-q", cli.script(""))  # makes the workspace
@@ -64,7 +64,7 @@ def test_run_uses_the_supervisor_loaded_ahead(cli: Cli) -> None:
     ("words", "experiment"),
     [("train.py", None), ("-e digits train.py", "digits"), ("--compute local -m json.tool", None)],
 )
-def test_a_supervisor_is_loaded_for_a_run_on_this_machine(
+def test_supervisor_process_is_started_early_for_a_run_on_this_machine(
     ahead: list[Path], words: str, experiment: str | None
 ) -> None:
     call(words)
@@ -78,7 +78,7 @@ def test_a_supervisor_is_loaded_for_a_run_on_this_machine(
     "words",
     ["--compute lab train.py", "--dry-run train.py", "-e ../x train.py", "job.yaml", "--help", "--nmae train.py"],
 )
-def test_no_supervisor_is_loaded_ahead_for_a_call_that_starts_no_local_run(ahead: list[Path], words: str) -> None:
+def test_supervisor_is_not_started_early_for_a_call_that_starts_no_local_run(ahead: list[Path], words: str) -> None:
     Path("job.yaml").touch()
     with contextlib.suppress(click.UsageError):
         call(words)
@@ -97,7 +97,7 @@ def test_no_supervisor_is_loaded_ahead_without_a_valid_workspace(
     assert ahead == []
 
 
-def test_refused_run_leaves_no_early_supervisor(cli: Cli) -> None:
+def test_refused_run_leaves_no_run_folder_and_no_supervisor_process(cli: Cli) -> None:
     """No run is left, and no process: the fixture looks for processes."""
     cli("run", "-q", cli.script(""))
     before = cli.run_ids()

@@ -94,7 +94,7 @@ def test_status_prints_state_and_failure(gallery: Gallery) -> None:
     assert second == "Rank 1 on node local failed first: ValueError: bad batch"
 
 
-def test_status_as_json(gallery: Gallery) -> None:
+def test_status_with_json_prints_the_summary_fields_of_a_run(gallery: Gallery) -> None:
     found = gallery.json("status", gallery.good)
 
     assert list(found) == SUMMARY_KEYS
@@ -139,7 +139,7 @@ def test_list_shows_targets_if_a_run_is_not_local(gallery: Gallery, cli: Cli) ->
     assert [run["target"] for run in cli.json("list")] == ["lab", "local"]
 
 
-def test_list_as_json(gallery: Gallery) -> None:
+def test_list_with_json_prints_summary_fields_and_metrics_of_each_run(gallery: Gallery) -> None:
     found = gallery.json("list")
 
     assert [run["run_id"] for run in found] == [gallery.bad, gallery.good]
@@ -161,7 +161,9 @@ def test_list_as_json(gallery: Gallery) -> None:
         (["--status", "Running"], []),
     ],
 )
-def test_list_filters(gallery: Gallery, words: list[str], names: list[str]) -> None:
+def test_list_shows_only_runs_that_match_the_filter_options(
+    gallery: Gallery, words: list[str], names: list[str]
+) -> None:
     assert [run["experiment"] for run in gallery.json("list", *words)] == names
     text = gallery("list", *words).stdout
     assert [line.split("_")[0] for line in text.splitlines()[1:] if "older" not in line] == names
@@ -188,7 +190,7 @@ def test_show_prints_fields_metrics_and_files(gallery: Gallery) -> None:
     assert "\nFailure (exception):\nRank 1 on node local failed first: ValueError: bad batch\n" in text
 
 
-def test_show_as_json(gallery: Gallery) -> None:
+def test_show_with_json_prints_all_fields_metrics_and_files_of_a_run(gallery: Gallery) -> None:
     found = gallery.json("show", gallery.good)
 
     assert list(found) == [*SUMMARY_KEYS, *DETAIL_KEYS]
@@ -270,7 +272,7 @@ def _log(folder: RunFolder, *values: tuple[str, float], attempt: int = 1) -> Non
     path.write_text("".join(json.dumps({"name": name, "value": value}) + "\n" for name, value in values))
 
 
-def test_list_shows_params_that_differ_and_the_metric_that_matters(cli: Cli) -> None:
+def test_list_shows_parameters_that_differ_between_runs_and_their_validation_metric(cli: Cli) -> None:
     runs_dir = cli.folder / ".paceline" / "runs"
     for number, rate in enumerate(("0.1", "0.5"), 1):
         job = make_job(arguments=("--rate", rate, "--depth", "18"))

@@ -204,7 +204,7 @@ def test_submit_with_json_has_the_id_and_the_state(cli: Cli) -> None:
     assert cli.wait(found["run_id"]) == "Completed"
 
 
-def test_options_reach_the_run(cli: Cli) -> None:
+def test_environment_tag_experiment_and_source_options_apply_to_the_run(cli: Cli) -> None:
     script = cli.script(
         "import os, pathlib; print(os.environ['A'], os.environ['B'], os.getcwd(), pathlib.Path('data').exists())"
     )
@@ -279,7 +279,7 @@ def test_dry_run_prints_the_plan_and_starts_nothing(
     assert not list(cli.folder.rglob("started"))
 
 
-def test_send_paths_are_relative_to_the_working_directory(cli: Cli) -> None:
+def test_paths_of_the_send_option_are_relative_to_the_working_directory(cli: Cli) -> None:
     cli.script("print()", "code/src/train.py")
     for name in ("code/data/x.txt", "code/.git/HEAD", "other/y.txt"):
         cli.script("", name)
@@ -304,7 +304,7 @@ def test_send_paths_are_relative_to_the_working_directory(cli: Cli) -> None:
     assert cli.run_ids() == []
 
 
-def test_run_reports_attempts_and_logs_shows_each(cli: Cli) -> None:
+def test_run_prints_the_end_of_each_attempt_and_logs_shows_each_attempt(cli: Cli) -> None:
     script = cli.script(
         """
         import os

@@ -26,11 +26,11 @@ BUILT = {"key": "0123456789abcdef", "is_layered": True, "pip": ["a==1"], "conda"
         ),
     ],
 )
-def test_environment_summary_text(environment, built, text):
+def test_environment_line_of_a_run_has_the_expected_text(environment, built, text):
     assert environment_text(make_job(environment=Environment(**environment)), built) == text
 
 
-def test_data_summary_text():
+def test_data_lines_of_a_run_have_the_expected_text():
     source = {"datastore": "lab", "path": "mnist"}
     data = {
         "inputs": [

@@ -41,7 +41,7 @@ def of_verbs(modules: set[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_verb_table_texts_equal_the_verbs_help(verb: str) -> None:
+def test_text_of_each_command_in_the_command_table_equals_its_help(verb: str) -> None:
     assert VERBS[verb][1] == first_sentence(inspect.cleandoc(app.load(verb).help or ""))
 
 

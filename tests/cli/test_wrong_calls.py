@@ -317,7 +317,7 @@ profile --rate 0
 
 @pytest.mark.promise("errors-command-line-speak-options")
 @pytest.mark.parametrize("line", REFUSED_BY_A_PARAMETER.strip().splitlines())
-def test_error_speaks_of_options_and_not_of_parameters_in_python(in_process: InProcess, line: str) -> None:
+def test_command_line_errors_mention_options_and_no_python_parameters(in_process: InProcess, line: str) -> None:
     message = in_process(*shlex.split(line))
     names = "concurrent|controller|cores|host|notify|port|python|rate|sampler|seconds|trials|workers"
     assert re.findall(rf"\b[a-z]+_[a-z_]+\b|\b(?:{names})=|\b(?:True|False|None)\b|\['", message) == []

@@ -50,7 +50,7 @@ class DeadTransport:
         pass
 
 
-def test_stall_check_works_while_other_threads_end_operations() -> None:
+def test_stall_check_does_not_fail_if_another_thread_removes_finished_operations() -> None:
     """It went through the table of operations while they were taken out, and the thread that watches ranks died of it."""
     loop: Any = BackgroundLoop(Alone(), (0,), 0, EngineSettings().chosen(1), lambda *_: None)
     failed: list[BaseException] = []

@@ -51,7 +51,7 @@ print("ok")
 """
 
 
-def test_device_tensors_are_reduced_on_their_device_in_the_agreed_order(tmp_path):
+def test_device_tensors_are_reduced_on_the_device_in_the_same_order_on_all_ranks(tmp_path):
     script = tmp_path / "checks.py"
     script.write_text(CHECKS)
     world = Ranks(3, script, cwd=tmp_path).wait()

@@ -95,7 +95,7 @@ def test_timeout_of_the_rendezvous_names_the_missing_rank(tmp_path):
     assert "told: rank 1 of 3 ranks did not call hvd.init() within 8 s of rank 0" in world.outputs[0], world.told()
 
 
-def test_port_of_another_program_is_named_in_the_error(tmp_path):
+def test_rendezvous_error_names_a_port_that_another_program_occupies(tmp_path):
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -109,7 +109,7 @@ def test_port_of_another_program_is_named_in_the_error(tmp_path):
     assert f"told: rank 0 can't reach the store at MASTER_ADDR=127.0.0.1, MASTER_PORT={port}" in world.outputs[0]
 
 
-def test_missing_rendezvous_variable_is_reported_beside_the_set_ones():
+def test_rendezvous_error_lists_missing_and_set_variables():
     with pytest.raises(CollectivesError, match="RANK='0', WORLD_SIZE='2', MASTER_ADDR missing, MASTER_PORT='x'"):
         rendezvous.place({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "x"})
 

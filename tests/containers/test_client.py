@@ -65,7 +65,7 @@ def test_client_gets_the_given_environment(script):
         ([], ""),
     ],
 )
-def test_the_reason_is_the_engines_last_error(lines, expected):
+def test_failure_reason_is_the_last_error_line_of_the_container_engine(lines, expected):
     assert reason(lines) == expected
 
 
@@ -125,7 +125,7 @@ def test_start_failure_has_the_engines_reason(engine, code, line, told):
 
 
 @pytest.mark.parametrize(("engine", "code"), [(PODMAN, 1), (PODMAN, 137), (DOCKER, 2), (DOCKER, 255), (APPTAINER, 125)])
-def test_exit_code_that_the_engine_does_not_use_is_the_scripts(engine, code):
+def test_exit_code_not_reserved_by_the_container_engine_is_no_start_failure(engine, code):
     assert start_failure(engine, "img:1", "python3", code, ["Error: of the script"]) is None
 
 

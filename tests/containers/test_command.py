@@ -113,7 +113,7 @@ def test_environment_programs_precede_those_of_the_image():
     assert argv[argv.index("--path") + 1] == "/env/bin"
 
 
-def test_shared_memory_is_the_hosts_sized_or_another_containers():
+def test_container_uses_shared_memory_of_the_host_a_given_size_or_another_container():
     assert "--ipc=host" in wrapped().argv
     sized = wrapped(options={"shm_size": "8g"}).argv
     assert "--shm-size=8g" in sized

@@ -108,7 +108,7 @@ def test_engine_timeout_raises_engine_error(bin_dir, monkeypatch):
         find(bin_dir, PACELINE_CONTAINER_ENGINE="podman")
 
 
-def test_an_engine_can_be_named(bin_dir, tmp_path):
+def test_container_engine_can_be_chosen_by_a_variable(bin_dir, tmp_path):
     fakes.program(bin_dir, "podman", fakes.PODMAN)
     elsewhere = fakes.program(tmp_path, "my docker", fakes.DOCKER)
     assert find(bin_dir, PACELINE_CONTAINER_ENGINE=str(elsewhere)).path == str(elsewhere)

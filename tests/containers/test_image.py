@@ -34,7 +34,7 @@ def test_existing_image_is_not_pulled(tmp_path):
     assert said == []
 
 
-def test_an_image_that_is_not_there_is_pulled_live(tmp_path):
+def test_missing_image_is_pulled_and_the_pull_output_is_shown(tmp_path):
     said: list[str] = []
     assert check_image(engine(tmp_path, PULLS_IT), "pytorch/pytorch:2", said.append) == "abc123"
     assert said == ["podman pull docker.io/pytorch/pytorch:2", "Copying blob", "10%", "20%"]

@@ -43,7 +43,7 @@ def test_prefixed_variables_lose_their_prefix_inside_the_container():
     assert found == {"HOME": "/mine", "TOKEN": "a\n'b'", "EMPTY": "", "IMAGES": "replaced", "PACELINE_RUN_ID": "r"}
 
 
-def test_default_is_overridden_by_image_and_set_values():
+def test_default_variable_is_overridden_by_the_image_and_by_the_run():
     _, found = run(
         _PACELINE_DEFAULT_A="1", _PACELINE_DEFAULT_B="1", _PACELINE_DEFAULT_C="1", B="2", _PACELINE_SET_C="3"
     )

@@ -135,7 +135,7 @@ def test_unwritable_layer_folder_raises_environment_build_error(ensure, tmp_path
         ensure(INSTALLS, "tiny")
 
 
-def test_files_named_by_requirements_are_mounted_and_projects_writable(tmp_path):
+def test_wheels_named_by_requirements_are_mounted_read_only_and_editable_projects_writable(tmp_path):
     top = write_tree(tmp_path, {"x y.whl": "", "w/z.whl": "", "p/pyproject.toml": "", "c.txt": ""})
 
     def seen(text):
@@ -181,7 +181,7 @@ def test_missing_images_folder_has_no_layers(tmp_path):
     assert prune_layers(tmp_path / "images") == []
 
 
-def test_held_layer_survives_prune_and_counts_as_used(images):
+def test_layer_in_use_survives_prune_and_gets_a_new_time_of_last_use(images):
     with hold_layer(images, "a" * 20):
         assert [kept.key for kept in prune_layers(images)] == ["b" * 20]
         assert [kept.key for kept in all_layers(images)] == ["a" * 20]
@@ -197,7 +197,7 @@ def test_a_dry_run_removes_nothing(images):
     assert len(all_layers(images)) == 2
 
 
-def test_pruned_layer_can_not_be_held(images):
+def test_using_a_pruned_layer_raises_environment_build_error(images):
     """Story: a run went on with an environment that had been pruned between its build and the hold."""
     prune_layers(images, only=["a" * 20])
     with (

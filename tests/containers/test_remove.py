@@ -47,7 +47,7 @@ def test_docker_is_listed_twice_to_find_late_containers(tmp_path):
     assert "rm --force --volumes aaa" in (tmp_path / "docker.asked").read_text().splitlines()
 
 
-def test_an_engine_that_fails_or_is_gone_raises_nothing(tmp_path):
+def test_failing_or_missing_engine_removes_no_containers_and_raises_nothing(tmp_path):
     broken = fakes.program(tmp_path, "podman", "exit 125")
     assert remove(ContainerEngine(kind="podman", path=str(broken), version="4"), "r_1") == 0
     assert remove(ContainerEngine(kind="docker", path="/nowhere/docker", version="4"), "r_1") == 0

@@ -29,7 +29,9 @@ SCENES: dict[str, Maker] = {}
 #: Page -> how its commands begin that `make proof` alone runs, for another test runs what they run. `make test` reads them, and
 #: makes the plan of a sweep or of a pipeline.
 LATER: dict[str, tuple[str, ...]] = {
-    "command-line": ("paceline check ",),  # test_check_passes_an_equal_script_and_reports_an_unequal_one
+    "command-line": (
+        "paceline check ",
+    ),  # test_paceline_check_exits_with_1_only_if_parallel_and_single_process_losses_differ
     "from-horovod": ("horovodrun ",),  # the same script below `paceline run`; examples.md's below horovodrun
     "from-torchrun": ("torchrun ",),  # the same script below `paceline run`, and without that nothing is Paceline's
     "pipelines": ("paceline pipeline run ",),  # the same steps in Python; test_pipeline_file_is_run_followed_and_shown
@@ -353,7 +355,7 @@ def an_installed_package(scene: Scene, patch: pytest.MonkeyPatch) -> None:
     scene.elsewhere = {
         "--kind nice": "test_commands_of_the_plug_in_page_work",
         "NiceTarget": "test_commands_of_the_plug_in_page_work",
-        "TargetConformance": "test_the_pages_target_passes_the_suite",
+        "TargetConformance": "test_documented_example_target_passes_the_conformance_suite",
     }
 
 

@@ -48,7 +48,9 @@ by_name = {"ids": lambda page: str(page.relative_to(ROOT))}
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", READ, **by_name)
-def test_the_blocks_of_a_page_work(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_blocks_of_a_documentation_page_run_and_print_the_shown_output(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert_work(page, Scene(tmp_path, later=LATER.get(page.stem, ())), monkeypatch)
 
 
@@ -57,7 +59,9 @@ def test_the_blocks_of_a_page_work(page: Path, tmp_path: Path, monkeypatch: pyte
 @pytest.mark.proof
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", [page for page in READ if page.stem in LATER], **by_name)
-def test_all_blocks_of_a_page_work(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_blocks_of_a_page_including_slow_ones_run_and_print_the_shown_output(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert_work(page, Scene(tmp_path), monkeypatch)
 
 
@@ -232,7 +236,7 @@ def test_names_in_python_blocks_that_are_not_run_are_checked(text: str, why: str
         check_python(text, {})
 
 
-def test_python_that_is_right_passes_unrun() -> None:
+def test_valid_python_block_passes_the_static_name_check() -> None:
     every = """
 import json, paceline as pl
 from torch import nn

@@ -14,7 +14,7 @@ _NAME = re.compile(r"(?:src/paceline/)?((?:\w+/)+|(?:\w+/)*\w+\.py)")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_page_names_files_that_exist(page: Path) -> None:
+def test_files_named_on_a_contributor_page_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     # Paths of a house's page are below one of the folders that its first paragraphs name.
     houses = [SOURCE, *(SOURCE / name for name in re.findall(r"`src/paceline/([\w/]+)/`", text))]

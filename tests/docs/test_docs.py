@@ -201,7 +201,7 @@ else:
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("script", [MEETING, pytest.param(None, marks=pytest.mark.proof)], ids=["meeting", "digits"])
-def test_commands_on_other_machines_print_what_the_page_says(
+def test_documented_commands_for_other_machines_print_the_shown_output(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, script: str | None
 ) -> None:
     lacks = hosts.missing()
@@ -254,7 +254,7 @@ def test_parallel_example_trains_on_one_worker_and_on_two(checkout: Path, monkey
         assert_printed(found[at + 1].text.splitlines(), re.sub(r"^\[rank 0\] ", "", done.stdout, flags=re.MULTILINE))
 
 
-def test_output_comparison_allows_other_numbers_only() -> None:
+def test_comparison_of_command_output_ignores_numbers_and_ids_but_not_words() -> None:
     """Numbers and ids may differ, "..." stands for anything, and a state may be too short to be seen. Words may not."""
     printed = "-- Starting\n[rank 0] loss 0.25\n-- Completed in 1 min 2 s\nMore: paceline logs a_1700000000_0123abcd"
     said = ["-- Running", "...", "[rank 0] loss 0.5", "-- Completed in 3.1 s", "More: ... a_1800000000_ffffffff"]
@@ -524,7 +524,7 @@ def test_page_and_help_have_each_parameter_of_the_estimators() -> None:
         assert {field.name for field in fields(cls)} <= set(explained), cls
 
 
-def test_a_parameter_that_some_estimators_lack_is_documented_as_such() -> None:
+def test_parameter_that_some_estimators_lack_is_documented_with_these_estimators() -> None:
     for names, meaning in tables(parameters())[0]:
         for name in code_words(names):
             lacking = [cls for cls in ESTIMATORS if name not in {field.name for field in fields(cls)}]

@@ -90,7 +90,7 @@ def test_promises_page_equals_the_generated_one() -> None:
     assert PAGE.read_text(encoding="utf-8") == promises.page(), "run python -m tests.promises"
 
 
-def test_each_mark_names_a_promise() -> None:
+def test_promise_marker_of_each_test_names_an_existing_promise() -> None:
     names = [promise.name for section in promises.read_promises().values() for promise in section]
     assert len(names) == len(set(names))
     assert sorted(set(promises.marked_tests()) - set(names)) == []
@@ -105,14 +105,14 @@ def test_each_test_that_is_named_exists(collected):
     assert [test for promise in PROMISES for test in promise.tests if test not in collected] == []
 
 
-def test_a_test_that_does_not_exist_would_be_seen(collected):
+def test_promise_that_names_a_missing_test_is_detected(collected):
     (promise,) = read(
         "- It holds. `docs/test_promises.py::test_that_is_not_there` `job/test_job.py::test_job_is_immutable`"
     )
     assert [test in collected for test in promise.tests] == [False, True]
 
 
-def test_every_benchmark_has_its_line_with_its_results():
+def test_every_benchmark_result_is_listed_on_the_promises_page():
     table = (BENCHMARKS / "table.py").read_text()
     names = re.findall(r'^    "(\w+)",$', table, re.MULTILINE)
     assert names
@@ -127,7 +127,7 @@ def test_every_benchmark_has_its_line_with_its_results():
     assert wrong == []
 
 
-def test_make_proof_runs_every_test_that_make_test_runs_with_fewer_repeats():
+def test_make_proof_runs_every_test_that_make_test_runs_with_reduced_repeats():
     makefile = (ROOT / "Makefile").read_text()
     assert re.search(r"^proof:.*\bchaos\b", makefile, re.MULTILINE), "make proof does what make chaos does"
     assert re.search(r"^\tPACELINE_PROOF=1 .* -m proof$", makefile, re.MULTILINE), "it runs the tests marked so"

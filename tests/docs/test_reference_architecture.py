@@ -45,7 +45,7 @@ def test_example_on_simulated_nodes_survives_a_dead_node(tmp_path: Path, monkeyp
 
 
 @pytest.mark.promise("reference-architecture-s-example-runs")
-def test_shown_arithmetic_equals_the_programs_output() -> None:
+def test_arithmetic_on_the_page_equals_the_output_of_its_program() -> None:
     (said,) = [block.text for block in COMMANDS if "arithmetic" in block.text]
     command = [sys.executable, str(ROOT / "examples" / "many_nodes" / "arithmetic.py")]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout

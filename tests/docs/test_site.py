@@ -78,7 +78,7 @@ def test_list_of_decisions_has_each_decision() -> None:
 
 
 @pytest.mark.promise("site-page-order-somebody-needs")
-def test_the_site_asks_no_other_host() -> None:
+def test_documentation_site_loads_nothing_from_other_hosts() -> None:
     assert SITE["theme"]["font"] is False
     assert not {"repo_url", "extra_css", "extra_javascript", "extra"} & set(SITE)
     assert SITE["strict"] is True

@@ -36,7 +36,7 @@ def test_a_translation_has_the_code_of_the_english_page(page: Path) -> None:
 
 @pytest.mark.promise("front-page-two-tutorials-page")
 @by_translation
-def test_a_translation_has_the_parts_of_the_english_page(page: Path) -> None:
+def test_translated_page_has_the_same_structure_as_the_english_page(page: Path) -> None:
     assert shape(page) == shape(english(page))
 
 

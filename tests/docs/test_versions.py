@@ -16,6 +16,8 @@ from paceline import torch_private
 
 ROOT = Path(__file__).parents[2]
 
+CHECKS = "tests/parallel/test_on_ranks.py::test_parallel_check_passes_on_every_rank"
+
 
 @contextlib.contextmanager
 def loaded(name):
@@ -92,16 +94,16 @@ def test_versions_page_names_the_oldest_and_newest_torch():
     )
 
 
-def test_each_test_id_is_counted_in_its_column_of_the_matrix(compat):
+def test_each_test_id_is_assigned_to_its_column_of_the_version_matrix(compat):
     ids = {
-        "tests/parallel/test_on_ranks.py::test_on_ranks[loop.check_a-2]": "DataParallel, FullyShard",
-        "tests/parallel/test_on_ranks.py::test_on_ranks[stages.check_a-2]": "PipelineParallel, products",
-        "tests/parallel/test_on_ranks.py::test_on_ranks[pipeline.check_a-4]": "PipelineParallel, products",
-        "tests/parallel/test_on_ranks.py::test_on_ranks[tensor.check_a-4]": None,
-        "tests/parallel/test_on_ranks.py::test_on_ranks[checkpoint.check_a-2]": "checkpoints",
+        f"{CHECKS}[loop.check_a-2]": "DataParallel, FullyShard",
+        f"{CHECKS}[stages.check_a-2]": "PipelineParallel, products",
+        f"{CHECKS}[pipeline.check_a-4]": "PipelineParallel, products",
+        f"{CHECKS}[tensor.check_a-4]": None,
+        f"{CHECKS}[checkpoint.check_a-2]": "checkpoints",
         "tests/torch_mpi/test_group.py::test_process_group_check_holds_on_every_rank[3-x]": "`mpi`",
-        "tests/compat/horovod/test_on_ranks.py::test_horovod_check_holds_on_every_rank[3-a.check]": "Horovod",
-        "tests/compat/horovod/test_on_ranks.py::test_horovod_check_holds_on_every_rank[4-a.check]": None,
+        "tests/compat/horovod/test_on_ranks.py::test_horovod_compatibility_check_passes_on_every_rank[3-a.check]": "Horovod",
+        "tests/compat/horovod/test_on_ranks.py::test_horovod_compatibility_check_passes_on_every_rank[4-a.check]": None,
         "tests/collectives/test_links.py::test_it": None,
     }
     assert {test_id: compat.column_of(test_id) for test_id in ids} == ids
@@ -109,7 +111,7 @@ def test_each_test_id_is_counted_in_its_column_of_the_matrix(compat):
 
 def test_every_module_of_parallel_checks_has_a_column_of_the_matrix(compat):
     for path in (ROOT / "tests" / "parallel" / "checks").glob("[!_]*.py"):
-        assert compat.column_of(f"tests/parallel/test_on_ranks.py::test_on_ranks[{path.stem}.check_a-2]"), path
+        assert compat.column_of(f"{CHECKS}[{path.stem}.check_a-2]"), path
 
 
 REPORT = """<testsuites><testsuite>
@@ -121,7 +123,7 @@ REPORT = """<testsuites><testsuite>
 </testsuite></testsuites>"""
 
 
-def test_junit_report_is_counted(compat):
+def test_passed_and_failed_tests_of_a_junit_report_are_counted_per_column(compat):
     found = compat.read_report(REPORT)
     assert str(found["private parts"]) == "**1 of 2 failed**"
     assert list(found["private parts"].failed) == ["tests/test_torch_private.py::test_b"]
@@ -130,7 +132,7 @@ def test_junit_report_is_counted(compat):
     assert str(found["TensorParallel"]) == "not run"
 
 
-def test_result_of_a_row_names_the_columns_that_are_not_ok(compat):
+def test_result_of_a_version_matrix_row_names_the_failed_columns(compat):
     columns = compat.read_report(REPORT)
     passed = {column: compat.Found(passed=1) for column in compat.COLUMNS}
     assert compat.row("2.15.0", "3.11", passed, "2026-01-01") == ("2.15.0", "3.11", "ok", "2026-01-01")

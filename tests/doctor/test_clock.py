@@ -38,13 +38,13 @@ def test_clock_level_depends_on_its_offset(two, examination, seconds, level, see
     assert ("node0" in between.seen) == (level != "ok")
 
 
-def test_clocks_with_the_same_offset_agree_with_each_other(two, examination):
+def test_two_nodes_with_equally_wrong_clocks_are_reported_as_consistent(two, examination):
     two[0].wrong = two[1].wrong = ahead(10)
     assert [finding.level for finding in check_clocks(examination)] == ["warn", "warn", "ok"]
 
 
 @pytest.mark.parametrize("slow", [{"there_s": 1.2}, {"back_s": 1.2}])
-def test_slow_answer_is_not_a_wrong_clock(two, examination, monkeypatch, slow):
+def test_slow_answer_of_a_node_is_not_reported_as_a_wrong_clock(two, examination, monkeypatch, slow):
     monkeypatch.setattr(doctor, "_SAMPLES", 1)
     two[0].wrong, two[1].wrong = ahead(0.6 if "there_s" in slow else -0.6, **slow), ahead(0)
     assert [finding.level for finding in check_clocks(examination)] == ["ok", "ok", "ok"]

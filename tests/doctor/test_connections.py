@@ -47,7 +47,7 @@ with socket.create_server(("127.0.1.2", int(sys.argv[1]))) as server:
 """
 
 
-def test_other_process_behind_the_address_fails_the_check(on_loopback, two, monkeypatch):
+def test_address_at_which_another_process_listens_fails_the_network_check(on_loopback, two, monkeypatch):
     monkeypatch.setattr(connections, "_CONNECT_S", 3.0)
 
     def listens_as_another(argv):
@@ -62,7 +62,7 @@ def test_other_process_behind_the_address_fails_the_check(on_loopback, two, monk
     assert [finding.level for finding in check_ports(on_loopback) if finding.node == "node0"] == ["fail"]
 
 
-def test_without_a_common_network_ports_are_skipped(examination, two):
+def test_port_check_is_skipped_if_nodes_have_no_common_network(examination, two):
     two[0].interfaces, two[1].interfaces = {"eth0": ("10.0.0.1", 24)}, {"eth0": ("10.1.0.1", 24)}
     (network,) = check_network(examination)
     assert network.level == "fail"
@@ -85,7 +85,7 @@ def test_unknown_interface_is_reported(examination):
     assert network.seen.startswith("no network is common to all nodes with an interface 'ib7' (node0: lo ")
 
 
-def test_few_nodes_try_all_pairs_and_many_a_ring():
+def test_connection_check_tries_all_pairs_of_few_nodes_and_a_ring_of_many():
     assert _peers(["a"]) == {"a": ["a"]}
     assert _peers(["a", "b", "c"]) == {"a": ["b", "c"], "b": ["a", "c"], "c": ["a", "b"]}
     names = [f"n{number}" for number in range(40)]

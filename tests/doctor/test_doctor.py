@@ -100,7 +100,7 @@ def test_nodes_are_released_when_the_caller_stops_reading(two, tmp_path, no_chec
     assert opened == ["in", "out"]
 
 
-def test_late_nodes_are_released(two, tmp_path):
+def test_nodes_allocated_after_the_doctor_timed_out_are_released(two, tmp_path):
     opened, go_on, is_out = [], threading.Event(), threading.Event()
 
     @contextlib.contextmanager
@@ -119,7 +119,7 @@ def test_late_nodes_are_released(two, tmp_path):
     assert opened == ["in", "out"]
 
 
-def test_refusal_of_the_target_is_quoted(tmp_path):
+def test_doctor_quotes_the_error_of_a_target_that_refuses_nodes(tmp_path):
     def refuse():
         raise TargetError("partition 'gpu' is closed.")
 
@@ -127,13 +127,13 @@ def test_refusal_of_the_target_is_quoted(tmp_path):
     assert (failed.check, failed.level, failed.seen) == ("reach", "fail", "partition 'gpu' is closed.")
 
 
-def test_target_kind_without_examination_is_skipped(tmp_path):
+def test_doctor_skips_the_node_checks_for_a_target_kind_without_them(tmp_path):
     # An object with only one half of `Examined` does not count.
     (skipped,) = examine(SimpleNamespace(kind="plain", status=lambda: 1 / 0), tmp_path)
     assert (skipped.level, skipped.seen) == ("skipped", "targets of kind 'plain' can't be examined from within")
 
 
-def test_doctor_checks_the_interpreter_of_runs(two, tmp_path, monkeypatch):
+def test_doctor_examines_the_interpreter_that_runs_use(two, tmp_path, monkeypatch):
     # Story: torch was "not installed" where each run had it, in the submitting program's environment.
     looked_at = []
     monkeypatch.setattr(doctor, "_ON_NODES", (("", lambda examination: looked_at.append(examination.python) or ()),))
@@ -144,7 +144,7 @@ def test_doctor_checks_the_interpreter_of_runs(two, tmp_path, monkeypatch):
     assert looked_at == ["/opt/2/python", "/mine"]
 
 
-def test_when_the_last_node_is_lost_the_rest_is_skipped(two, tmp_path, monkeypatch):
+def test_doctor_skips_remaining_checks_once_the_last_node_is_lost(two, tmp_path, monkeypatch):
     def loses(examination):
         for patient in examination.patients:
             patient.gone = "lost"

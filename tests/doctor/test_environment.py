@@ -65,7 +65,7 @@ def test_import_timeout_is_reported(judged):
     assert judged(both, both)["torch"][0] == ("node0", "fail", "can't be imported: python gave no answer in 70 s")
 
 
-def test_open_mpi_must_be_the_same_at_the_same_path(judged):
+def test_different_open_mpi_versions_fail_and_different_paths_warn(judged):
     assert judged({}, {"open_mpi": {**OPEN_MPI, "version": "4.1"}})["open mpi"][0][:2] == (None, "fail")
     assert judged({}, {"open_mpi": {**OPEN_MPI, "path": "/opt/mpirun"}})["open mpi"][0][:2] == (None, "warn")
     found = judged({}, {"open_mpi": {"error": "there is no mpirun"}})["open mpi"]

@@ -40,7 +40,7 @@ def test_timed_out_command_does_not_abandon_the_node(two):
     assert patient.run(["echo", "x"]).stdout == b"x\n"
 
 
-def test_a_lost_node_says_why(two):
+def test_command_on_a_lost_node_raises_the_reason_of_the_loss(two):
     two[0].lost = "node0: nothing heard for 15 s"
     with pytest.raises(NoAnswerError, match="nothing heard for 15 s"):
         Patient(two[0]).run(["echo"])
@@ -60,7 +60,7 @@ def test_last_error_line_of_a_program_without_an_answer_is_quoted(stderr, messag
         answer_in(b"nothing of ours", stderr, 3)
 
 
-def test_exception_of_a_check_is_collected(two):
+def test_exception_of_a_node_check_is_returned_for_its_node(two):
     found = everywhere([Patient(link) for link in two], lambda patient: {}["x"], 1.0)
     assert str(found["node1"]) == "KeyError: 'x'"
 

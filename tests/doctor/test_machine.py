@@ -67,7 +67,7 @@ def test_doctor_collects_the_facts_of_this_machine(two, examination, monkeypatch
         assert {finding.level for finding in check(examination)} <= {"ok", "warn"}
 
 
-def test_node_without_facts_fails_and_is_left_out(two, examination):
+def test_node_that_reports_no_facts_fails_and_is_excluded_from_later_checks(two, examination):
     two[0].wrong = lambda argv: answers("PACELINE-ANSWERS {}")
     two[1].wrong = lambda argv: answers("no marked line")
     (failed,) = learn_facts(examination)
@@ -75,7 +75,7 @@ def test_node_without_facts_fails_and_is_left_out(two, examination):
     assert list(examination.facts) == ["node0"]
 
 
-def test_an_interpreter_that_is_not_there_is_named(examination):
+def test_missing_interpreter_is_named_in_the_doctor_report(examination):
     examination.python = "/no such/python; $(x)"
     assert list(learn_facts(examination)) == []
     missing, _ = check_python(examination)
@@ -83,7 +83,7 @@ def test_an_interpreter_that_is_not_there_is_named(examination):
     assert "--python" in missing.advice
 
 
-def test_python_must_be_new_enough_and_should_be_the_same(judged):
+def test_old_python_fails_and_different_python_versions_warn(judged):
     old = {"python": {"path": "/usr/bin/python3", "version": "3.9.2"}}
     found = judged(check_python, {}, old)
     assert levels(found) == [("node0", "ok"), ("node1", "fail"), (None, "warn")]
@@ -124,7 +124,7 @@ def test_low_open_file_limit_is_reported(judged, nofile, level):
     assert levels(judged(check_limits, {"limits": limits}))[0] == ("node0", level)
 
 
-def test_locked_memory_counts_where_there_is_infiniband(judged, two):
+def test_low_locked_memory_limit_is_reported_only_on_nodes_with_infiniband(judged, two):
     limits = {"nofile": 65536, "memlock": 65536, "nproc": None, "core": 0}
     two[1].interfaces = {**two[1].interfaces, "ib0": ("10.0.0.2", 24)}
     found = judged(check_limits, {"limits": limits})
@@ -149,7 +149,7 @@ def test_unresponsive_gpu_driver_fails_and_no_gpu_is_skipped(judged):
     assert levels(found) == [("node0", "fail"), ("node1", "skipped")]
 
 
-def test_of_many_nodes_that_differ_a_few_are_named():
+def test_report_of_differing_nodes_names_three_and_counts_further_ones():
     values = {f"n{number}": "2.1" for number in range(9)} | {"odd": "2.0"}
     assert differing_nodes(values) == "2.1 on n0, n1, n2 and 6 more nodes; 2.0 on odd"
 
@@ -202,7 +202,7 @@ def test_missing_ptrace_permission_is_reported_with_advice(judged, scope, py_spy
 
 
 @pytest.mark.promise("doctor-says-node-paceline-stacks")
-def test_py_spy_is_tried_on_a_foreign_process(tmp_path, monkeypatch):
+def test_doctor_tests_py_spy_on_another_process_and_reports_a_refusal(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     python = tmp_path / "python"
     python.symlink_to(sys.executable)

@@ -54,7 +54,7 @@ def test_separate_mpi_worlds_are_reported(known, monkeypatch, size, level):
 
 
 @pytest.mark.parametrize("check", [check_gloo, check_mpi], ids=["gloo", "mpi"])
-def test_impossible_check_is_skipped(known, check):
+def test_all_reduce_check_is_skipped_without_a_common_network_or_package(known, check):
     known.places = None
     assert [(level, seen) for _, _, level, seen in told(check(known))] == [("skipped", "no common network to try")]
     known.facts["node1"] = {}

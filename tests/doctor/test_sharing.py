@@ -33,7 +33,7 @@ def test_shared_file_system_is_recognized(shared, examination):
     assert os.listdir(examination.workspace_dir) == []
 
 
-def test_nodes_with_disks_of_their_own_are_fine(shared, examination):
+def test_nodes_with_separate_disks_pass_the_sharing_check(shared, examination):
     folder, workspace = shared("node0", "node1")
     assert (folder.level, "each node's own" in folder.seen) == ("ok", True)
     assert (workspace.level, "this machine's own" in workspace.seen) == ("ok", True)

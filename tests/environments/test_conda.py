@@ -173,7 +173,7 @@ def test_missing_channel_folder_is_refused_at_once(store, base_python, tmp_path)
     assert not list(store._folder.glob("*.log"))
 
 
-def test_python_version_takes_part_in_the_conda_solve(solve):
+def test_conda_environment_contains_the_requested_python_version(solve):
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     built, _ = solve(conda_packages=["app"], python_version=version)
     assert f"python={'.'.join(map(str, sys.version_info[:3]))}=0" in built.conda

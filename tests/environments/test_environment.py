@@ -73,7 +73,7 @@ def test_environment_copies_lists_to_tuples_and_the_callers_dict():
         ("  spaces  ", "spaces"),
     ],
 )
-def test_paths_are_absolute_from_the_start(given, kept):
+def test_relative_package_paths_become_absolute_in_the_constructor(given, kept):
     here = Path.cwd()
     wanted = kept.format(here=here, above=here.parent, home=os.path.expanduser("~"))
     assert Environment(pip_packages=[given]).pip_packages == (wanted,)
@@ -124,7 +124,7 @@ def test_invalid_value_is_refused_with_the_valid_form(values, message):
         Environment(**values)
 
 
-def test_conda_packages_whose_names_begin_with_python_do_not_count_as_python():
+def test_conda_packages_with_names_like_python_dateutil_do_not_provide_python():
     assert Environment(layered=True, conda_packages=["python-dateutil", "pythonnet"]).uses_conda
 
 

@@ -139,7 +139,7 @@ def test_key_depends_on_the_content_of_a_wheel(tmp_path):
     assert key_of(pip_packages=[str(wheel)]) != before
 
 
-def test_links_and_pipes_in_a_source_folder_do_not_hang_it(tmp_path):
+def test_computing_an_environment_key_does_not_hang_on_pipes_and_symlink_loops(tmp_path):
     write_tree(tmp_path, {"pkg/pyproject.toml": ""})
     os.mkfifo(tmp_path / "pkg" / "pipe")
     (tmp_path / "pkg" / "dangling").symlink_to("/nowhere")
@@ -153,14 +153,14 @@ def test_a_path_that_is_not_there_any_more_is_named(tmp_path):
         key(asked, BASE)
 
 
-def test_local_paths_are_listed_once() -> None:
+def test_each_local_path_of_an_environment_is_listed_once() -> None:
     assert paths_of(MADE) == [
         Path(path) for path in ("/w/a-1.0-py3-none-any.whl", "/src/b", "/w/c.zip", "/w/links", "/src/d", "/channel")
     ]
     assert paths_of(Environment(pip_packages=("einops", "torch @ https://host/torch.whl"))) == []
 
 
-def test_only_local_paths_are_replaced() -> None:
+def test_moving_an_environment_replaces_only_its_local_paths() -> None:
     there = moved(MADE, lambda path: Path("/there") / path.name)
     assert there.pip_packages == (
         "/there/a-1.0-py3-none-any.whl",

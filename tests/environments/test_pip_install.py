@@ -100,7 +100,7 @@ def test_isolated_environment_sees_no_path_of_the_submitter(ensure, base_python,
     assert [path for path in shown if "site-packages" in path] == [str(venv.site_packages(built.prefix))]
 
 
-def test_packages_on_pythonpath_are_installed_anyway(ensure, wheels, tmp_path, monkeypatch):
+def test_package_found_only_on_pythonpath_is_installed(ensure, wheels, tmp_path, monkeypatch):
     write_tree(tmp_path / "shell", {"small.py": "VERSION = 'shell'"})
     write_tree(
         tmp_path / "shell" / "small-1.1.dist-info", {"METADATA": "Metadata-Version: 2.1\nName: small\nVersion: 1.1\n"}
@@ -195,7 +195,7 @@ def test_constraint_without_a_requirement_installs_nothing(ensure):
     assert built.pip == ("small==1.0",)
 
 
-def test_a_requirement_whose_marker_is_false_is_passed_over(ensure):
+def test_requirement_with_a_false_marker_is_skipped(ensure):
     built, _ = ensure(pip_packages=["small==1.0", "nowhere; sys_platform == 'win32'", "for-windows"])
     assert built.pip == ("for-windows==1.0", "small==1.0")
 

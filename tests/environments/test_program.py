@@ -19,7 +19,7 @@ def run(code, **options):
     return result, lines, said
 
 
-def test_output_of_both_streams_comes_by_line_without_colors():
+def test_stdout_and_stderr_are_returned_by_line_without_colors():
     code = "import sys; print('\\x1b[31mred\\x1b[0m\\n', flush=True); print('err', file=sys.stderr); sys.exit(3)"
     assert run(code) == (3, ["red", "", "err"], ["red", "err"])
 
@@ -28,7 +28,7 @@ def test_build_programs_run_in_the_root_directory():
     assert run("import os; print(os.getcwd())")[1] == ["/"]
 
 
-def test_output_that_is_not_utf_8_does_no_harm():
+def test_non_utf8_output_bytes_are_replaced():
     assert run("import os; os.write(1, b'a\\xffb\\n')")[1] == ["a\N{REPLACEMENT CHARACTER}b"]
 
 

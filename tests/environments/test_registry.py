@@ -32,7 +32,7 @@ def test_equal_content_keeps_its_version_and_changed_content_gets_the_next(works
     assert Environment.get(workspace, "mine", 2) == replace(changed, version=2)
 
 
-def test_list_has_each_environment_in_its_latest_version(workspace):
+def test_environment_list_has_the_latest_version_of_each_name(workspace):
     assert Environment.list(workspace) == {}
     MINE.register(workspace)
     replace(MINE, layered=True).register(workspace)
@@ -88,14 +88,14 @@ for number in range(5):
     assert sorted(os.listdir(folder)) == sorted([".last", *(f"{number}.json" for number in range(1, 21))])
 
 
-def test_unwritable_registry_raises_environment_spec_error(workspace):
+def test_registering_in_an_unwritable_folder_raises_environment_spec_error(workspace):
     workspace.path.parent.mkdir(exist_ok=True)
     workspace.path.write_text("a file")
     with pytest.raises(EnvironmentSpecError, match="could not be registered: Not a directory"):
         MINE.register(workspace)
 
 
-def test_existing_interpreter_is_found_by_path_or_environment(tmp_path):
+def test_from_existing_accepts_the_path_of_an_interpreter_or_a_venv(tmp_path):
     subprocess.run([sys.executable, "-I", "-m", "venv", "--without-pip", tmp_path / "an env"], check=True)
     python = tmp_path / "an env" / "bin" / "python"
     for given in (python, tmp_path / "an env", str(tmp_path / "an env")):

@@ -33,7 +33,7 @@ def read(folder, **files):
     return requirements.read(folder / "main.txt")
 
 
-def test_comments_and_empty_lines_are_dropped_and_lines_joined(tmp_path):
+def test_comments_and_empty_lines_are_dropped_and_continued_lines_joined(tmp_path):
     text, constraints = read(tmp_path, main="# a\n\nnumpy<3  # why\n\nfoo==1 \\\n  --hash=sha256:00\n")
     assert text.splitlines() == ["numpy<3", "foo==1 --hash=sha256:00"]
     assert constraints == ()
@@ -70,7 +70,7 @@ def test_options_are_kept_under_their_long_names(tmp_path):
     ]
 
 
-def test_paths_are_relative_to_the_file_that_they_stand_in(tmp_path):
+def test_paths_in_an_included_requirements_file_are_relative_to_that_file(tmp_path):
     write_tree(tmp_path, {"sub/pkg/pyproject.toml": "", "sub/dist/w-1-py3-none-any.whl": b"", "sub/links/x": b""})
     (tmp_path / "sub" / "paths.txt").write_text(
         "./pkg\n-e ./pkg[dev]\ndist/w-1-py3-none-any.whl ; python_version > '3'\n-f links\n"
@@ -90,7 +90,7 @@ def test_relative_path_is_resolved_in_the_working_directory(tmp_path, monkeypatc
     assert requirements.read(tmp_path / "files" / "main.txt")[0] == f"{tmp_path}/work/pkg\n"
 
 
-def test_a_byte_order_mark_and_windows_line_ends_do_no_harm(tmp_path):
+def test_byte_order_mark_and_windows_line_ends_are_ignored(tmp_path):
     (tmp_path / "main.txt").write_bytes(b"\xef\xbb\xbfa\r\nb\r\n")
     assert requirements.read(tmp_path / "main.txt")[0] == "a\nb\n"
 

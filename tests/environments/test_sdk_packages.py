@@ -46,7 +46,7 @@ def test_dependencies_of_removed_sdk_packages_are_installed():
 
 
 @pytest.mark.parametrize("name", ["inference-schema[numpy-support]", "my-azureml-tools", "azuremlx", "./azureml-core"])
-def test_other_packages_are_kept(name):
+def test_packages_unrelated_to_the_sdk_are_kept(name):
     given = EnvironmentSpec(pip_packages=(name,))
     kept, said = without_sdk_packages(given)
     assert kept is given

@@ -73,7 +73,7 @@ def test_built_environment_round_trips_through_json(store, base_python):
     assert built.locked.locked_pip == ("small==1.1",)
 
 
-def test_name_and_variables_come_from_the_request(store, base_python):
+def test_reused_environment_has_the_name_and_variables_of_the_new_request(store, base_python):
     store.ensure(replace(SMALL, name="first", environment_variables={"A": "1"}), base_python, print)
     built = store.ensure(replace(SMALL, name="second", environment_variables={"B": "2"}), base_python, print)
     assert len(store.all()) == 1

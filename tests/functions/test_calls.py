@@ -19,7 +19,7 @@ NAMES = st.from_regex(r"[a-z_]{1,8}", fullmatch=True)
 
 
 @given(args=st.lists(JSON, max_size=3), kwargs=st.dictionaries(NAMES, JSON, max_size=3))
-def test_call_on_the_command_line_comes_back_unchanged(args, kwargs):
+def test_function_call_round_trips_through_command_line_words(args, kwargs):
     words = calls.words_of((args, kwargs))
     if words is not None:
         assert all("$" not in word and "\0" not in word for word in words)
@@ -30,11 +30,11 @@ def test_call_on_the_command_line_comes_back_unchanged(args, kwargs):
     ("value", "word"),
     [("adam", "adam"), ("0.1", '"0.1"'), ("-x", '"-x"'), ("", '""'), (0.1, "0.1"), ("$HOME", '"\\u0024HOME"')],
 )
-def test_plain_text_stays_readable_on_the_command_line(value, word):
+def test_plain_argument_values_are_readable_on_the_command_line(value, word):
     assert calls.words_of(([], {"x": value})) == ["--x", word]
 
 
-def test_long_call_does_not_fit_the_command_line():
+def test_long_call_or_tuple_argument_is_not_put_on_the_command_line():
     assert calls.words_of(([], {"x": "a" * calls.LONGEST_WORDS})) is None
     assert calls.words_of(([], {"x": (1, 2)})) is None
 
@@ -48,14 +48,14 @@ def test_command_line_words_that_are_no_name_value_pairs_are_refused(words):
 @pytest.mark.parametrize(
     ("value", "suffix"), [({"a": [1, None, "x"]}, "json"), ((1, {2}, b"x"), "safetensors"), ({1: 2.5}, "safetensors")]
 )
-def test_value_comes_back_from_its_file(tmp_path, value, suffix):
+def test_value_round_trips_through_its_file(tmp_path, value, suffix):
     assert calls.store(tmp_path, "v", "x", value, pickled=False) == f"v.{suffix}"
     found = calls.load(tmp_path, "v", pickled=False)
     assert found == value
     assert type(found) is type(value)
 
 
-def test_arrays_come_back_with_type_and_shape(tmp_path):
+def test_arrays_round_trip_through_a_file_with_dtype_and_shape(tmp_path):
     numpy = pytest.importorskip("numpy")
     value = {"w": numpy.arange(6, dtype="float32").reshape(2, 3), "n": numpy.float64(2.5)}
     calls.store(tmp_path, "v", "x", value, pickled=False)

@@ -28,7 +28,7 @@ def test_decorated_function_called_directly_returns_its_value():
     assert isinstance(ranked, FunctionJob)
 
 
-def test_options_return_a_copy_and_leave_the_job_unchanged():
+def test_options_returns_a_changed_copy_of_the_decorated_function():
     other = ranked.options(nodes=3)
     assert (other._options, ranked._options) == ({"nodes": 3}, {"nodes": 2})
     assert other.function is ranked.function
@@ -77,7 +77,7 @@ async def fetch():
         (lambda: paceline.job(len), "which is not a function"),
     ],
 )
-def test_function_that_no_worker_can_import_is_refused_at_its_decorator(make, message):
+def test_decorator_refuses_a_function_that_workers_cannot_import(make, message):
     with pytest.raises(JobError, match=re.escape(message)):
         make()
 

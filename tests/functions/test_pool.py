@@ -33,14 +33,14 @@ def lines(tmp_path, values, function=behave, **options):
     return read_lines(tmp_path / "results"), error
 
 
-def test_each_call_has_a_line_with_its_value(tmp_path):
+def test_result_of_each_mapped_call_is_one_line_of_the_results_file(tmp_path):
     found, error = lines(tmp_path, range(20))
     assert error is None
     assert {number: line["value"] for number, line in found.items()} == {n: n for n in range(20)}
 
 
 @pytest.mark.promise("failed-call-spares-others")
-def test_failed_calls_spare_the_others(tmp_path):
+def test_failed_calls_of_a_map_do_not_affect_other_calls(tmp_path):
     found, error = lines(tmp_path, ["raise", "exit", "vanish", "die", "fine"])
     assert error == "4 of 5 calls failed. Call 0: ValueError: bad lr"
     texts = [found[n]["error"]["exception"] for n in range(4)]
@@ -76,7 +76,7 @@ def test_large_value_has_a_file_and_too_large_one_fails(tmp_path):
     assert error.startswith("1 of 3 calls failed")
 
 
-def test_no_more_calls_run_at_a_time_than_asked_for(tmp_path):
+def test_number_of_concurrent_calls_never_exceeds_the_limit(tmp_path):
     (tmp_path / "live").mkdir()
 
     def count(x):

@@ -21,7 +21,7 @@ def train(lr, steps=1, **more):
 
 
 @pytest.mark.promise("function-result-back")
-def test_result_of_a_function_comes_back(tmp_path, monkeypatch):
+def test_submitted_function_returns_its_result(tmp_path, monkeypatch):
     module = module_of(TRAIN, tmp_path, monkeypatch)
     run = module.train.submit(0.1, name="$HOME x")
     assert run.result(timeout=60) == {"lr": 0.1, "steps": 1, "name": "$HOME x"}
@@ -34,7 +34,7 @@ def test_result_of_a_function_comes_back(tmp_path, monkeypatch):
     assert run.experiment.name == "train"
 
 
-def test_arrays_and_pickles_travel_both_ways(tmp_path, monkeypatch):
+def test_arrays_and_pickled_values_are_passed_as_arguments_and_results(tmp_path, monkeypatch):
     numpy = pytest.importorskip("numpy")
     code = "@paceline.job\ndef twice(x, n): return 2 * x, n\n@paceline.job(pickle=True)\ndef same(x): return x\n"
     module = module_of(code, tmp_path, monkeypatch)
@@ -57,7 +57,7 @@ def fail(x):
 
 
 @pytest.mark.promise("function-result-back")
-def test_exception_of_a_function_comes_back_with_its_traceback(tmp_path, monkeypatch):
+def test_exception_of_a_submitted_function_is_raised_with_its_traceback(tmp_path, monkeypatch):
     module = module_of(FAILS, tmp_path, monkeypatch)
     runs = {x: module.fail.submit(x) for x in ("raise", "exit", "vanish")}
     with pytest.raises(RunFailedError, match="ValueError: bad lr") as caught:
@@ -101,7 +101,7 @@ def test_result_raises_at_its_timeout_and_after_a_cancel(tmp_path, monkeypatch):
         calls[1].result(timeout=60)
 
 
-def test_function_in_the_main_script_is_imported_by_its_file_name(tmp_path):
+def test_function_in_the_main_script_can_be_submitted_if_the_script_has_a_main_guard(tmp_path):
     (tmp_path / "my_script.py").write_text(
         "import paceline\n@paceline.job\ndef double(x): return 2 * x\n"
         "if __name__ == '__main__':\n    print(double.submit(4).result())\n"

@@ -204,7 +204,7 @@ def test_later_change_of_a_given_dict_does_not_change_the_job():
     assert job.environment_variables == {"SEED": "1"}
 
 
-def test_any_mapping_may_name_the_environment_variables():
+def test_environment_variables_of_a_job_may_be_any_mapping():
     job = make_job(environment_variables=MappingProxyType({"SEED": "1"}))
     assert job.to_json()["environment_variables"] == {"SEED": "1"}
 
@@ -265,7 +265,7 @@ def test_job_round_trips_through_json(job):
     assert Job.from_json(json.loads(text)) == job
 
 
-def test_the_json_has_every_field_and_the_version():
+def test_json_of_a_job_has_every_field_and_a_version():
     assert set(make_job().to_json()) == {field.name for field in fields(Job)} | {"version"}
     assert make_job().to_json()["version"] == JOB_VERSION
 
@@ -300,7 +300,7 @@ def test_unknown_job_field_is_refused_with_the_known_ones():
         Job.from_json({**make_job().to_json(), "flavour": "mint"})
 
 
-def test_a_job_from_json_is_checked_like_any_other():
+def test_job_loaded_from_json_is_validated():
     with pytest.raises(JobError, match="node_count=0"):
         Job.from_json({**make_job().to_json(), "node_count": 0})
 

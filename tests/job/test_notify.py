@@ -75,7 +75,7 @@ def test_unknown_event_is_refused_with_the_known_ones(given: object, rule: str) 
     assert rule in str(error.value)
 
 
-def test_places_are_recorded_and_addresses_never_reach_a_worker() -> None:
+def test_job_record_has_secret_references_but_workers_get_no_notification_address() -> None:
     job = make_job(notify=["slack:env:HOOK", "mail:a@b.c"], notify_on=["failure"], secrets={"TOKEN": "env:TOKEN"})
     assert Job.from_json(job.to_json()) == job
     assert [place_of(one) for one in job.notify] == ["env:HOOK", None]

@@ -50,7 +50,7 @@ def distributed_jobs(draw: st.DrawFn) -> Job:
 
 
 @given(distributed_jobs())
-def test_every_workers_node_and_local_rank_follow_from_its_rank(job):
+def test_node_and_local_rank_of_every_worker_follow_from_its_rank(job):
     found = places(job)
     workers = job.world_size - job.parameter_server_count
     assert [place.rank for place in found] == list(range(job.world_size))
@@ -79,6 +79,6 @@ def test_every_workers_node_and_local_rank_follow_from_its_rank(job):
         ({"distributed_backend": "ps", "worker_count": 2, "parameter_server_count": 1}, 5),
     ],
 )
-def test_tensorflow_needs_a_port_for_each_worker_and_two_for_all(values, count):
+def test_tensorflow_job_gets_two_ports_plus_a_port_for_each_worker(values, count):
     assert port_count(make_job(**values)) == count
     assert preview_ports(make_job(**values)) == tuple(range(29500, 29500 + count))

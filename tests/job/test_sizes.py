@@ -15,7 +15,7 @@ from tests.helpers import make_job
 
 
 @pytest.mark.parametrize("given", [(2, 4), [2, 4], "2..4"], ids=str)
-def test_a_range_is_written_in_any_of_three_ways(given: Any) -> None:
+def test_node_count_range_accepts_three_forms(given: Any) -> None:
     assert node_range(given) == (2, 4)
 
 
@@ -37,7 +37,7 @@ def test_invalid_node_range_is_refused_with_the_valid_form(given: Any, message: 
         make_job(node_count=given, distributed_backend="gloo")
 
 
-def test_elastic_job_has_its_maximum_node_count_until_an_attempt_has_fewer(tmp_path: Any) -> None:
+def test_new_elastic_job_has_its_maximum_node_count(tmp_path: Any) -> None:
     (tmp_path / "train.py").touch()
     made = PyTorch(
         str(tmp_path),
@@ -61,5 +61,5 @@ def test_elastic_job_has_its_maximum_node_count_until_an_attempt_has_fewer(tmp_p
         replace(made, node_count=1)
 
 
-def test_range_of_equal_bounds_is_that_number() -> None:
+def test_node_range_with_equal_bounds_equals_a_fixed_node_count() -> None:
     assert make_job(node_count=(2, 2), distributed_backend="gloo") == make_job(node_count=2, distributed_backend="gloo")

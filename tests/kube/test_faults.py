@@ -56,7 +56,9 @@ def api_away(cluster: Cluster, *flags: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("how", ["eviction", "drain", "preemption"])
-def test_disrupted_worker_saves_a_checkpoint_and_goes_on_elsewhere(cluster: Cluster, lab: KubeLab, how: str) -> None:
+def test_worker_on_a_disrupted_node_saves_a_checkpoint_and_resumes_on_another_node(
+    cluster: Cluster, lab: KubeLab, how: str
+) -> None:
     lab.add(cpus_per_worker=1.2)  # so that each pod has a node, and one node is free
     run = lab.submit(COUNTS, **UNTIL_A_FAULT)
     wait_for_attempt(run, 1)
@@ -102,7 +104,7 @@ def _urgent(cluster: Cluster, node: str) -> tuple[dict[str, object], dict[str, o
     return priority, pod
 
 
-def test_run_begins_again_when_its_supervisor_pod_is_evicted(cluster: Cluster, lab: KubeLab) -> None:
+def test_run_restarts_after_its_supervisor_pod_is_evicted(cluster: Cluster, lab: KubeLab) -> None:
     run = lab.submit(COUNTS, **UNTIL_A_FAULT)
     wait_for_attempt(run, 1)
 
@@ -125,7 +127,7 @@ def test_eviction_of_a_run_with_one_pod_spends_a_restart(cluster: Cluster, lab: 
 # --- nodes
 
 
-def test_elastic_run_goes_on_without_a_node_that_is_cut_off(cluster: Cluster, lab: KubeLab) -> None:
+def test_elastic_run_continues_without_a_node_that_is_cut_off(cluster: Cluster, lab: KubeLab) -> None:
     lab.add(cpus_per_worker=1.2, silence_s=5)
     run = lab.submit(COUNTS, **{**UNTIL_A_FAULT, "node_count": "1..2"})
     wait_for_attempt(run, 1)
@@ -144,7 +146,7 @@ def test_elastic_run_goes_on_without_a_node_that_is_cut_off(cluster: Cluster, la
     assert causes(run)[0] == "node_lost"
 
 
-def test_run_goes_on_while_a_kubelet_is_down(cluster: Cluster, lab: KubeLab) -> None:
+def test_run_continues_while_a_kubelet_is_down(cluster: Cluster, lab: KubeLab) -> None:
     lab.add(cpus_per_worker=1.2)
     run = lab.submit(COUNTS, **{**LONG, "arguments": ["700"]})
     wait_for_attempt(run, 1)
@@ -198,7 +200,7 @@ def test_worker_beyond_its_memory_limit_is_reported(lab: KubeLab) -> None:
     assert (run.status, failure.cause) == ("Failed", "memory")
 
 
-def test_quota_is_named_until_it_has_room(cluster: Cluster, lab: KubeLab) -> None:
+def test_exhausted_quota_is_reported_and_the_run_starts_when_it_is_raised(cluster: Cluster, lab: KubeLab) -> None:
     quota = {
         "apiVersion": "v1",
         "kind": "ResourceQuota",
@@ -226,7 +228,7 @@ def test_image_that_can_not_be_pulled_is_named(lab: KubeLab) -> None:
     assert wait_for_end(run) == "Canceled"
 
 
-def test_run_without_room_says_so_and_begins_later(cluster: Cluster, lab: KubeLab) -> None:
+def test_run_without_free_nodes_reports_the_reason_and_starts_later(cluster: Cluster, lab: KubeLab) -> None:
     for node in cluster.nodes:
         cluster.kubectl("cordon", node)
     try:
@@ -242,7 +244,7 @@ def test_run_without_room_says_so_and_begins_later(cluster: Cluster, lab: KubeLa
 # --- the API
 
 
-def test_api_that_is_away_for_a_minute_loses_no_run(cluster: Cluster, lab: KubeLab) -> None:
+def test_kubernetes_api_outage_of_a_minute_fails_no_run(cluster: Cluster, lab: KubeLab) -> None:
     goes_on = lab.submit(COUNTS, **LONG)
     ends = lab.submit(COUNTS, **SHORT)
     for run in (goes_on, ends):

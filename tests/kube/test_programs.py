@@ -23,7 +23,7 @@ def test_old_go_is_named_with_its_version(monkeypatch: pytest.MonkeyPatch) -> No
     assert "Go 1.25 or later (this machine has 1.19)" in (programs.missing() or "")
 
 
-def test_missing_ability_of_the_kernel_is_named_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_kernel_feature_is_named_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
     if programs.shutil.which("unshare") is None or programs.os.geteuid() != 0:
         pytest.skip("needs root and unshare")
     monkeypatch.setattr(programs, "_go_version", lambda: programs._GO_VERSION)

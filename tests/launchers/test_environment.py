@@ -54,7 +54,7 @@ def test_open_mpi_settings_are_dropped_only_below_an_mpirun(name):
     assert environment.inherited({name: "1", "OMPI_COMM_WORLD_RANK": "0"}) == {}
 
 
-def test_inherited_does_not_change_its_argument():
+def test_filtering_inherited_variables_does_not_change_the_given_dict():
     given = {"RANK": "1"}
     environment.inherited(given)
     assert given == {"RANK": "1"}
@@ -212,7 +212,7 @@ def test_accelerate_variables_select_cpu_for_cpu_jobs(backend, use_gpu, value):
     assert environment.defaults(launch, launch.places[0]).get("ACCELERATE_USE_CPU") == value
 
 
-def test_gloo_and_nccl_use_the_interface_of_each_nodes_address():
+def test_gloo_and_nccl_use_the_network_interface_of_each_node_address():
     nodes = tuple(
         Node(node_rank=rank, name=f"n{rank}", address=f"10.0.0.{rank}", cores=1, interface=f"eth{rank}")
         for rank in (0, 1)
@@ -272,7 +272,7 @@ def test_tf_config_is_valid_json():
 
 
 @pytest.mark.parametrize("values", [{}, {"distributed_backend": "gloo"}])
-def test_other_backends_have_no_tf_config(values):
+def test_jobs_without_the_tensorflow_backend_have_no_tf_config(values):
     launch = make_launch(make_job(**values))
     assert "TF_CONFIG" not in environment.of_rank(launch, launch.places[0])
 
@@ -280,7 +280,7 @@ def test_other_backends_have_no_tf_config(values):
 # --- the command line
 
 
-def test_worker_command_is_interpreter_worker_program_and_script():
+def test_worker_command_line_has_interpreter_worker_program_script_and_arguments():
     launch = make_launch(make_job(arguments=("--epochs", "5", "--", "a b", "; rm -rf /", "")))
     assert environment.worker_argv(launch, 0, "--mpi") == (
         "/env/bin/python",

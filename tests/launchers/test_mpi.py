@@ -116,7 +116,7 @@ def test_one_mpirun_command_starts_all_workers(mpirun):
     assert str(command.log) == f"/shared/team/.paceline/runs/{RUN_ID}/logs/driver.log"
 
 
-def test_users_variables_are_replaced_neither_in_environment_nor_on_the_command_line(mpirun):
+def test_environment_variables_set_by_the_user_are_not_replaced_for_mpirun(mpirun):
     mpirun("5.0.8")
     users = {"HOROVOD_LOCAL_SIZE": "7", "CUDA_VISIBLE_DEVICES": "9", "MASTER_PORT": "1234", "OMPI_MCA_btl": "self"}
     for nodes in (1, 2):
@@ -188,7 +188,7 @@ def test_mpich_on_the_path_does_not_hide_open_mpi_beside_python(mpirun, tmp_path
     assert find_open_mpi(os.path.join(os.path.dirname(beside), "python")).mpirun == beside
 
 
-def test_mpirun_of_the_variable_is_used(mpirun, monkeypatch):
+def test_mpirun_named_by_the_paceline_variable_is_used(mpirun, monkeypatch):
     mpirun("4.1.6")
     named = mpirun("5.0.8", "named")
     monkeypatch.setenv(MPIRUN_VARIABLE, named)
@@ -220,7 +220,7 @@ MPICH = MpiLibrary("MPICH Version: 4.2.0", None)
         ("4.1.4", "5.0.11", None, "bin"),  # no mpi4py: nothing to agree with
     ],
 )
-def test_mpirun_of_the_library_that_mpi4py_loads_is_used(mpirun, monkeypatch, tmp_path, system, own, library, taken):
+def test_mpirun_matches_the_mpi_library_that_mpi4py_loads(mpirun, monkeypatch, tmp_path, system, own, library, taken):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "own/python"))
     programs = {"bin": mpirun(system), "env": mpirun(own, "env")}
     mpi4py_loads(monkeypatch, library)
@@ -272,7 +272,9 @@ def test_missing_mpirun_names_the_install_command(mpirun, tmp_path, none_of_our_
         (r"printf 'MPI der Universit\344t 3\n'", "MPI der Universit�t 3"),
     ],
 )
-def test_other_mpirun_programs_are_named_in_the_error(mpirun, tmp_path, monkeypatch, none_of_our_own, script, seen):
+def test_unsupported_mpirun_programs_are_named_in_the_error(
+    mpirun, tmp_path, monkeypatch, none_of_our_own, script, seen
+):
     program = write_program(tmp_path / "other/mpirun", f"#!/bin/sh\n{script}\n")
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
     with pytest.raises(LauncherError) as refused:

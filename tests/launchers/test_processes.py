@@ -57,7 +57,7 @@ def test_users_variables_override_all_others(name):
         assert command.environment[name] == "users"
 
 
-def test_default_variables_are_kept_apart_so_that_the_shell_can_override_them():
+def test_omp_num_threads_is_a_default_that_the_shell_can_override():
     # The shell's OMP_NUM_THREADS stands over ours, which the target lays under it.
     (command,) = commands(make_job(distributed_backend="gloo"))
     assert command.defaults["OMP_NUM_THREADS"] == "8"

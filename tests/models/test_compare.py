@@ -65,7 +65,7 @@ def test_lineage_with_wrong_types_raises_a_model_error(run: dict[str, Any]) -> N
         facts(Path(), version(1, **run))
 
 
-def test_metrics_that_can_not_be_read_are_left_out() -> None:
+def test_metrics_with_an_invalid_form_are_omitted_from_the_comparison() -> None:
     assert metrics(version(1, metrics={"loss": 3, "accuracy": {"last": 0.5}, "empty": {}})) == {
         "accuracy": "0.5",
         "empty": "-",

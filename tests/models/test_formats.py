@@ -152,7 +152,7 @@ def test_format_detection_never_loads_a_pickle(tmp_path):
 # --- safetensors
 
 
-def test_the_tensors_of_a_safetensors_file_are_read_from_its_header(tmp_path):
+def test_tensors_of_a_safetensors_file_are_read_from_its_header(tmp_path):
     content = safetensors_file(
         {
             "b": {"dtype": "BF16", "shape": [], "data_offsets": [24, 26]},

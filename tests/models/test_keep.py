@@ -37,7 +37,7 @@ def blobs(tmp_path):
 
 
 @pytest.mark.parametrize("size", [0, 1, keep._CHUNK, LARGE])
-def test_equal_content_is_stored_once_and_not_linked_to_its_source(kept, tmp_path, size):
+def test_equal_content_is_stored_once_and_without_a_link_to_its_source(kept, tmp_path, size):
     content = os.urandom(size)
     first, one = kept(content)
     again, other = kept(content)
@@ -52,7 +52,7 @@ def test_equal_content_is_stored_once_and_not_linked_to_its_source(kept, tmp_pat
     assert keep.sha256_of(one) == first.sha256
 
 
-def test_known_content_is_not_written_again(kept, monkeypatch):
+def test_content_already_in_the_model_store_is_not_copied_again(kept, monkeypatch):
     content = os.urandom(LARGE)
     kept(content)
     monkeypatch.setattr(keep, "_copy", lambda *given: pytest.fail("it was copied"))

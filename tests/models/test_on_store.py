@@ -119,7 +119,7 @@ def test_push_and_pull_accept_a_path_or_url_without_a_datastore(
     came.verify()
 
 
-def test_next_version_is_above_the_pulled_one(near, model, workspace, other, tmp_path):
+def test_version_registered_after_a_pull_is_one_above_the_pulled_version(near, model, workspace, other, tmp_path):
     second = pl.Model.register(workspace, tmp_path / "made", "digits")
     on_store.push(workspace.path, second.record, LAB)
     on_store.pull(other.path, LAB, "digits", 2)
@@ -340,11 +340,11 @@ def test_model_changed_on_disk_is_not_pushed_to_a_store(near, model, workspace):
         ("/mnt/models", Source(path="/mnt/models")),
     ],
 )
-def test_text_of_a_model_place_is_parsed(text, expected):
+def test_text_of_a_model_store_location_is_parsed(text, expected):
     assert on_store.place(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "./here", "a b", ":x"])
-def test_invalid_model_place_is_refused(text):
+def test_invalid_model_store_location_is_refused(text):
     with pytest.raises(ModelError, match=r"is not a place of models\. Write STORE, STORE:PATH or a URL"):
         on_store.place(text)

@@ -200,7 +200,7 @@ def shares(used: Any) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_each_class_of_a_simulated_run_is_within_half_a_percent_of_the_truth(tmp_path: Path, seed: int) -> None:
+def test_goodput_shares_of_a_simulated_run_are_within_half_a_percent_of_the_truth(tmp_path: Path, seed: int) -> None:
     found, truth = simulate(tmp_path, seed)
     for used, known in ((found.core_s, truth.truth), (found.gpu_s, truth.gpu_truth)):
         mine, wanted = shares(used), shares(known)
@@ -302,7 +302,7 @@ ATTEMPTS = st.lists(
 @given(
     events=LINES, load=LINES, log=LINES, hangs=LINES, attempts=ATTEMPTS, created=TIMES, ended=TIMES, load_json=HOSTILE
 )
-def test_any_record_gives_classes_that_are_not_negative_and_sum_to_100(
+def test_goodput_shares_of_any_record_are_not_negative_and_sum_to_100(
     tmp_path: Path,
     events: Any,
     load: Any,

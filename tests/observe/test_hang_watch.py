@@ -110,7 +110,7 @@ def test_new_output_or_metrics_reset_the_hang_timeout(made):
     assert noted == []
 
 
-def test_progressing_run_is_no_hang_and_is_probed_rarely(made):
+def test_computing_ranks_are_not_reported_as_hanging_and_are_probed_rarely(made):
     _, looks, go, noted, _ = made()
     begin = looks.begin
 

@@ -97,7 +97,9 @@ def test_each_node_has_its_own_load_log(tmp_path: Path, clock: Clock) -> None:
     assert read_loads.whole(folder, read_loads.last(folder))["nodes"]["0"]["cpu_percent"] == 55.0
 
 
-def test_short_runs_and_incapable_nodes_are_not_queried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_of_short_runs_and_of_nodes_without_counters_is_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, _ = make_run(tmp_path / "runs")
     watch = watched(folder, Nodes())
     for _ in range(3):

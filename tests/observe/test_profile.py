@@ -49,7 +49,7 @@ def slow():
     )
 
 
-def test_profile_lists_the_longest_functions_with_differences_by_rank():
+def test_profile_lists_the_longest_functions_and_their_differences_between_ranks():
     lines = str(told(even(), even(), even(), slow())).splitlines()
     assert lines == [
         "   own    whole  function",
@@ -61,7 +61,7 @@ def test_profile_lists_the_longest_functions_with_differences_by_rank():
     assert (first.function, first.by_rank) == ("backward", {0: 0.9, 1: 0.38})
 
 
-def test_profile_gives_the_most_frequent_place_of_a_rank():
+def test_profile_returns_the_most_frequent_code_line_of_a_rank():
     found = told(even(), slow())
     place, share = found.place(1)
     # Several lines of one function are one place.
@@ -70,7 +70,7 @@ def test_profile_gives_the_most_frequent_place_of_a_rank():
     assert found.place(5) is None
 
 
-def test_rank_waiting_for_its_data_loader_is_located_there():
+def test_rank_waiting_for_its_data_loader_is_profiled_in_the_loader_process():
     one = rank(
         ("main", [OURS, MAIN, WAITS], 80),
         ("main", [OURS, MAIN, STEP, BACKWARD], 20),

@@ -68,13 +68,13 @@ WAITS = {
         (process(), {"silent": "its node has not told of it"}, "nothing is known of rank 1"),
     ],
 )
-def test_progress_between_two_stack_dumps_is_described(before, after, said):
+def test_progress_of_a_rank_between_two_stack_dumps_is_described(before, after, said):
     # With another rank that does not.
     found = gets_on(look(100.0, process(), before), look(110.0, process(), after))
     assert found == (None if said is None else said if said.startswith("nothing") else f"rank 1 {said}")
 
 
-def test_changed_library_frames_are_not_progress():
+def test_change_within_library_frames_is_not_reported_as_progress():
     after = process()
     other = copy.deepcopy(after)
     other["threads"][0]["frames"][0] = {"file": "/lib/python3.11/queue.py", "line": 1, "function": "get"}

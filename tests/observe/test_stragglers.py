@@ -97,7 +97,7 @@ def test_straggler_on_gpus_is_found_by_its_wait_for_data():
     ],
     ids=["even", "network", "short", "in turn", "checkpoints", "alone", "apart", "most are slow", "nothing"],
 )
-def test_even_ranks_have_no_straggler(found):
+def test_ranks_of_equal_speed_have_no_straggler(found):
     assert straggler_of(found, NODES) is None
     assert pace_of(found, NODES).straggler is None
 

@@ -107,7 +107,7 @@ def test_only_ranks_of_the_group_can_be_missing_from_its_collective():
     assert said.startswith("Rank 2 has not come to barrier 3 of the group of ranks 1 and 2, for which rank 1 has")
 
 
-def test_rank_that_has_finished_the_collective_is_not_missing():
+def test_rank_that_finished_a_collective_is_not_reported_as_missing():
     # On Gloo the root of a broadcast is done when it has sent.
     through = rank(torch={"entries": [], "last": {"0": 512}})
     (said,) = wait_graph.sentences(told(through, rank(entry("broadcast"))))
@@ -139,7 +139,7 @@ def test_equal_stacks_are_shown_once():
     )
 
 
-def test_many_ranks_are_counted():
+def test_more_than_a_few_ranks_are_shown_as_a_count_and_a_range():
     assert wait_graph.ranks_words(range(20)) == "20 ranks (0 to 19)"
 
 

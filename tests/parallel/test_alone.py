@@ -118,7 +118,7 @@ def test_recomputed_block_may_have_any_argument_names() -> None:
     assert losses[0] == losses[1]
 
 
-def test_the_optimizer_stays_the_same_object() -> None:
+def test_parallelize_keeps_the_optimizer_object_and_its_parameters() -> None:
     model = models.Mlp()
     opt = equality.adamw(model)
     params = opt.param_groups[0]["params"]
@@ -255,7 +255,7 @@ def test_invalid_split_function_is_refused() -> None:
         par.step(models.CASES["mlp"].batch(4))
 
 
-def test_missing_optimizer_or_batch_is_reported_on_use() -> None:
+def test_step_without_an_optimizer_and_epoch_without_a_loader_are_refused() -> None:
     model = models.Mlp()
     par = paceline.parallelize(model, loss=F.cross_entropy, strategy=DataParallel())
     with pytest.raises(ParallelError, match="needs an optimizer"):
@@ -537,7 +537,7 @@ def test_loss_that_stops_being_a_mean_after_the_first_step_is_refused() -> None:
         _trained_in_parts(loss, batches, parts=2)
 
 
-def test_checking_a_loss_does_not_call_it_more_often() -> None:
+def test_verifying_a_mean_loss_adds_no_calls_of_the_loss_function() -> None:
     seen: list[int] = []
 
     def loss(output: Tensor, target: Tensor) -> Tensor:

@@ -93,7 +93,7 @@ def test_the_transformer_learns_the_same_on_every_strategy(
 
 
 @pytest.mark.parametrize("name", ["digits", "chars"])
-def test_parallel_examples_differ_from_plain_ones_by_few_lines(name: str) -> None:
+def test_parallel_example_adds_few_lines_to_the_plain_example(name: str) -> None:
     plain, parallel = ((FOLDER / f"{name}_{kind}.py").read_text().splitlines() for kind in ("plain", "parallel"))
     kept = difflib.SequenceMatcher(None, plain, parallel, autojunk=False)
     same = sum(block.size for block in kept.get_matching_blocks())

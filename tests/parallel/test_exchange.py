@@ -98,14 +98,14 @@ def test_only_expected_dataclasses_round_trip() -> None:
     ("make", "kind"),
     [
         (object, "object"),
-        (lambda: test_anything_else_is_refused_by_its_kind, "function"),
+        (lambda: test_value_of_an_unsupported_type_is_refused_by_its_type_name, "function"),
         (lambda: Other("x"), "Other"),
         (lambda: torch.ones(2).to_sparse(), "Tensor"),
         (lambda: [{"a": {1: object}}], "type"),
     ],
     ids=["object", "function", "dataclass", "sparse tensor", "type inside"],
 )
-def test_anything_else_is_refused_by_its_kind(make: Callable[[], Any], kind: str) -> None:
+def test_value_of_an_unsupported_type_is_refused_by_its_type_name(make: Callable[[], Any], kind: str) -> None:
     with pytest.raises(TypeError, match=kind):
         packed(make())
 
@@ -150,7 +150,7 @@ class Pair(NamedTuple):
     right: Any
 
 
-def test_rows_of_another_replica_fill_this_replicas_structure() -> None:
+def test_received_rows_keep_the_unsendable_values_of_the_local_replica() -> None:
     own = object()
 
     def piece(rows: int, text: str) -> Parts:

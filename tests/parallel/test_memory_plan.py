@@ -38,7 +38,7 @@ def trained(**values):
 
 
 @pytest.mark.promise("training-worker-memory-refused-before")
-def test_a_training_that_can_t_fit_is_refused_with_its_numbers(machine) -> None:
+def test_training_that_exceeds_the_free_memory_is_refused_with_its_numbers(machine) -> None:
     machine(11 * MIB)
     with pytest.raises(ParallelError) as error:
         trained()

@@ -71,7 +71,7 @@ def needs(fixed: float, unit: float, activations: float, seconds: float = 1.0, b
         (lambda: needs(4, 0.1, 0.1, bandwidth=1e9), 8, PipelineParallel(2)),
     ],
 )
-def test_auto_takes_the_fastest_layout_that_fits(
+def test_auto_strategy_is_the_fastest_layout_that_fits_into_memory(
     measured: Callable[[], Any], microbatches: int, strategy: object
 ) -> None:
     choice = decide(measured(), 2, 12 * GIB, microbatches, microbatches)
@@ -90,7 +90,7 @@ def test_free_memory_of_this_machine_is_positive() -> None:
     assert available_bytes(torch.device("cpu")) > 0
 
 
-def test_blocks_of_module_lists_are_sharding_units() -> None:
+def test_blocks_of_module_lists_are_the_fsdp_sharding_units() -> None:
     assert find_units(models.Transformer(tied=True)) == ["blocks.0", "blocks.1", "blocks.2", "blocks.3"]
     assert find_units(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))) == ["0", "2"]
     assert find_units(models.Cnn("batch"), ("blocks.*.0",)) == ["blocks.0.0", "blocks.1.0", "blocks.2.0"]
@@ -116,14 +116,14 @@ def test_ties_are_found_among_parameters_and_buffers() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:.*not a leaf Tensor:UserWarning")
-def test_skeleton_with_a_scripted_block_is_filled() -> None:
+def test_meta_copy_of_a_model_with_a_scripted_block_is_filled_with_values() -> None:
     model = nn.Sequential(nn.Linear(2, 2), torch.jit.script(nn.BatchNorm1d(2)))
     values = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     filled = Skeleton(model).filled(values, torch.device("cpu"))
     assert all(torch.equal(tensor, values[name]) for name, tensor in filled.state_dict().items())
 
 
-def test_difference_names_the_line_that_some_ranks_lack() -> None:
+def test_difference_between_ranks_names_the_parameter_missing_on_some() -> None:
     same = ["model: M", "parameter a: [1]", "parameter b: [2]"]
     more = ["model: M", "parameter a: [1]", "parameter extra: [7]", "parameter b: [2]"]
     told = first_difference([same, more, same])
@@ -132,7 +132,7 @@ def test_difference_names_the_line_that_some_ranks_lack() -> None:
     assert "parameter a is [1] on rank 0; [3] on rank 1" in first_difference([same, other])
 
 
-def test_random_streams_depend_only_on_step_replica_and_stage() -> None:
+def test_random_numbers_depend_only_on_seed_step_replica_and_stage() -> None:
     def drawn(step: int, replica: int, stage: int) -> float:
         streams = Streams(seed=1, replica=replica, stage=stage, device=torch.device("cpu"), active=True)
         with streams.use("step", step):
@@ -158,11 +158,11 @@ def test_communication_errors_are_recognized(error: Exception, is_one: bool) -> 
     assert is_communication(error) == is_one
 
 
-def test_nccls_error_says_that_another_rank_is_gone() -> None:
+def test_nccl_error_is_recognized_as_a_lost_rank() -> None:
     assert is_communication(torch.distributed.DistBackendError("NCCL error"))
 
 
-def test_copies_to_the_cpu_are_blocking() -> None:
+def test_batch_tensors_are_copied_to_the_cpu_with_a_blocking_copy() -> None:
     """Where the copy is not waited for, a GPU's tensor is read before it has come."""
     from torch.overrides import TorchFunctionMode
 

@@ -102,7 +102,7 @@ def test_flatten_and_rebuild_round_trip(name: str) -> None:
     assert again is not value or not isinstance(value, (list, dict, UserDict))
 
 
-def test_a_leaf_is_found_by_its_path() -> None:
+def test_tensor_in_a_nested_value_is_found_by_its_path() -> None:
     value = {"a": [Pair(ONE, 0), Frozen((None, ONE + 1))]}
     for path, tensor in tensors_at(value):
         found: Any = value
@@ -125,13 +125,13 @@ def test_computed_dataclass_field_is_recomputed() -> None:
     assert again.rows == 3
 
 
-def test_opaque_value_is_a_leaf() -> None:
+def test_value_marked_as_opaque_is_one_leaf() -> None:
     value = (ONE, Whole(ONE))
     assert flatten(value, lambda item: isinstance(item, Whole))[0] == [ONE, value[1]]
     assert len(tensors_in(value)) == 2
 
 
-def test_signature_depends_only_on_structure_and_plain_values() -> None:
+def test_signature_of_a_nested_value_depends_only_on_structure_and_plain_values() -> None:
     value = {"a": [torch.ones(1), 2], "b": (torch.zeros(2), None)}
     assert signature(value) == signature(map_tensors(value, torch.clone))
     others = [

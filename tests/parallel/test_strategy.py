@@ -33,7 +33,9 @@ from tests.helpers import run_python
         (DataParallel(2) @ (TensorParallel(2) @ PipelineParallel(2)), 8, (2, 1, 2, 2)),
     ],
 )
-def test_sizes_multiply_to_the_world(strategy: Any, size: int, sizes: tuple[int, ...]) -> None:
+def test_axis_sizes_of_a_resolved_strategy_multiply_to_the_world_size(
+    strategy: Any, size: int, sizes: tuple[int, ...]
+) -> None:
     layout = resolve(strategy, size)
     assert (layout.data, layout.shard, layout.pipe, layout.tensor) == sizes
     assert layout.size == size
@@ -91,12 +93,12 @@ def test_invalid_strategy_value_is_refused_in_its_constructor(make: Any, words: 
         make()
 
 
-def test_combining_a_strategy_with_a_number_is_refused() -> None:
+def test_matmul_of_a_strategy_and_a_number_raises_type_error() -> None:
     with pytest.raises(TypeError):
         DataParallel(2) @ 2  # type: ignore[operator]
 
 
-def test_strategy_options_reach_the_layout() -> None:
+def test_schedule_cut_chunks_and_plan_options_reach_the_layout() -> None:
     layout = resolve(DataParallel(2) @ PipelineParallel(2, schedule="interleaved", cut=["a", "b", "c"], chunks=2), 4)  # type: ignore[arg-type]
     assert (layout.schedule, layout.cut, layout.chunks) == ("interleaved", ("a", "b", "c"), 2)
     # Chunks are for the interleaved schedule alone.
@@ -106,7 +108,7 @@ def test_strategy_options_reach_the_layout() -> None:
     assert str(layout) == "data 2 x pipe 2"
 
 
-def test_equal_strategies_are_equal() -> None:
+def test_strategies_with_equal_arguments_compare_equal() -> None:
     assert DataParallel(2) @ PipelineParallel(2) == DataParallel(2) @ PipelineParallel(2)
     assert isinstance(DataParallel(2) @ PipelineParallel(2), Strategy)
     assert len({TensorParallel(2, plan={"a": "colwise"}), TensorParallel(2, plan={"a": "colwise"})}) == 1

@@ -42,7 +42,7 @@ def test_killed_pipeline_controller_is_replaced_by_the_next_reader(place: Place,
     assert "going on with 2 of 3 steps, of which 1 run" in (run.folder.logs / "driver.log").read_text()
 
 
-def test_a_step_whose_folder_is_removed_by_hand_ends_the_pipeline(place: Place, submit: Submit) -> None:
+def test_pipeline_fails_if_the_run_folder_of_a_step_is_deleted_manually(place: Place, submit: Submit) -> None:
     run = submit(place.step("first", f"wait={place.top / 'never'}"), place.step("other", f"wait={place.top / 'never'}"))
     until(lambda: [row["status"] for row in run.step_rows()] == [states.RUNNING] * 2)
     shutil.rmtree(run.steps["first"].folder.path)
@@ -55,7 +55,9 @@ def test_a_step_whose_folder_is_removed_by_hand_ends_the_pipeline(place: Place, 
     (place.top / "never").touch()
 
 
-def test_a_controller_whose_pipeline_is_removed_by_hand_ends_its_steps_and_itself(place: Place, submit: Submit) -> None:
+def test_pipeline_controller_cancels_steps_and_exits_if_the_pipeline_folder_is_deleted(
+    place: Place, submit: Submit
+) -> None:
     run = submit(place.step("first", f"wait={place.top / 'never'}"))
     until(lambda: [row["status"] for row in run.step_rows()] == [states.RUNNING])
     pid, step = run.record().owner["pid"], run.steps["first"]

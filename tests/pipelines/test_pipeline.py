@@ -255,7 +255,7 @@ def test_secrets_of_steps_are_read_at_submission_and_kept_apart(
     assert not run.folder.secrets.exists()
 
 
-def test_step_with_other_receivers_of_messages_is_reused(tmp_path: Path) -> None:
+def test_step_is_reused_although_its_notification_receivers_changed(tmp_path: Path) -> None:
     jobs = [make_job(), make_job(notify=["mail:a@b.c"]), make_job(notify=["mail:a@b.c"], notify_on=["failure"])]
     keys = {reuse.key_of(StepSpec(name="a", job=job), job, tmp_path) for job in jobs}
     assert len(keys) == 1

@@ -212,7 +212,7 @@ sys.meta_path.append(Finder)
 
 
 @pytest.mark.promise("installed-place-project-imported-copy")
-def test_packages_installed_in_place_come_from_the_copy(cli: Cli, tmp_path: Path) -> None:
+def test_packages_in_editable_installs_are_imported_from_the_snapshot(cli: Cli, tmp_path: Path) -> None:
     script = (
         "import mapped, on_path, subprocess, sys\nprint(mapped.__file__)\nprint(on_path.__file__)\n"
         "subprocess.run([sys.executable, '-c', 'import mapped, on_path; print(mapped.__file__); print(on_path.__file__)'])\n"

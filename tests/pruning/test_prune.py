@@ -91,7 +91,7 @@ def test_keep_last_keeps_the_newest_runs_of_each_experiment(tmp_path):
     assert len(gone(prune(tmp_path, PrunePolicy(keep_last=1, older_than_s=7.5 * DAY), ["runs"], dry_run=True))) == 2
 
 
-def test_max_bytes_removes_the_oldest_runs_until_the_rest_fits(tmp_path):
+def test_max_bytes_removes_oldest_runs_until_the_total_size_fits(tmp_path):
     ids = [make(tmp_path, number, days=10 - number, size=1_000_000) for number in range(1, 5)]
     living = make(tmp_path, 5, days=50, size=1_000_000, status=states.RUNNING)
     found = prune(tmp_path, PrunePolicy(max_bytes=3_500_000), ["runs"])
@@ -164,7 +164,7 @@ def test_snapshot_is_removed_with_its_last_run_and_listed_in_a_dry_run(tmp_path)
     assert not path.exists()
 
 
-def test_shared_snapshot_files_count_for_the_last_removed_snapshot(tmp_path):
+def test_size_of_files_shared_by_snapshots_is_assigned_to_the_last_removed_one(tmp_path):
     for name in ("a", "b", "c"):
         snapshot(tmp_path, name, name.encode())
     for name in ("b", "c"):

@@ -45,7 +45,7 @@ def run(words, program, **options):
 
 
 @pytest.mark.parametrize("installed", [False, True])
-def test_answer_is_found_among_other_output(source, installed):
+def test_answer_of_a_remote_python_program_is_found_among_other_output(source, installed):
     words = foreign_python.words(sys.executable, "add", installed=installed)
     done = run(words, foreign_python.program(source, "add", "it's \u00e4 \\ ", 'a "$HOME"\n'))
     answer = foreign_python.answer_in(b"welcome!\n" + done.stdout + b"bye\n")
@@ -53,7 +53,7 @@ def test_answer_is_found_among_other_output(source, installed):
     assert done.stderr == b""
 
 
-def test_program_may_run_exit_handlers_and_return_no_answer(source):
+def test_remote_python_program_may_run_exit_handlers_and_return_no_answer(source):
     done = run(
         foreign_python.words(sys.executable, "nothing"), foreign_python.program(source, "nothing", ends_at_once=False)
     )

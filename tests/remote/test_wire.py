@@ -29,7 +29,7 @@ def test_frames_round_trip_through_any_chunking(sizes):
     assert not frames.is_torn
 
 
-def test_partial_frame_is_recognized_as_torn():
+def test_incomplete_frame_is_reported_as_torn_until_its_last_byte_arrives():
     frames = Frames()
     assert list(frames.feed(frame({"op": "x"}, b"abc")[:-1])) == []
     assert frames.is_torn
@@ -39,6 +39,6 @@ def test_partial_frame_is_recognized_as_torn():
 @pytest.mark.parametrize(
     "junk", [b"Last login: today\n", b"\0\0\0\x02{]", b"\0\0\0\x02[]", b"\0\0\0\x0c" + b'{"bytes":-1}']
 )
-def test_junk_is_refused_as_a_frame(junk):
+def test_invalid_bytes_raise_a_wire_error(junk):
     with pytest.raises(WireError):
         list(Frames().feed(junk))

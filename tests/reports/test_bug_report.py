@@ -97,7 +97,7 @@ def test_bug_report_has_failure_messages_on_request(failed: RunFolder) -> None:
     assert run["exception"] == f"ValueError: {SECRET} is not a token"
 
 
-def test_a_report_without_a_run_has_the_versions() -> None:
+def test_bug_report_without_a_run_has_the_python_and_paceline_versions() -> None:
     found = bug_report(None)
     assert "run" not in found
     assert found["versions"]["python"] == platform.python_version()

@@ -27,7 +27,7 @@ def _runs(where: Place) -> list[RunFolder]:
     return made
 
 
-def test_run_table_marks_facts_that_differ(place: Place) -> None:  # noqa: F811 - the fixture
+def test_comparison_of_runs_marks_parameters_and_metrics_that_differ(place: Place) -> None:  # noqa: F811 - the fixture
     table = run_table(_runs(place))
     facts = {(fact.kind, fact.title): fact for fact in table.facts}
     assert facts["parameters", "lr"].values == (0.1, 0.2, 0.1)
@@ -37,7 +37,7 @@ def test_run_table_marks_facts_that_differ(place: Place) -> None:  # noqa: F811 
     assert {fact.title for fact in table.differences().facts} == {"lr", "val_acc best", "val_acc max"}
 
 
-def test_nan_equals_nan_and_becomes_json(place: Place) -> None:  # noqa: F811 - the fixture
+def test_nan_metrics_of_two_runs_compare_equal_and_are_written_as_valid_json(place: Place) -> None:  # noqa: F811 - the fixture
     folders = [place.run("a_1700000001_00000001"), place.run("b_1700000002_00000001")]
     for folder in folders:
         log_values(folder, "loss", [math.nan])
@@ -47,7 +47,7 @@ def test_nan_equals_nan_and_becomes_json(place: Place) -> None:  # noqa: F811 - 
     assert json.loads(json.dumps(table.to_json(), allow_nan=False))["runs"] == [folder.run_id for folder in folders]
 
 
-def test_missing_fact_is_a_difference(place: Place) -> None:  # noqa: F811 - the fixture
+def test_metric_missing_in_one_run_is_a_difference(place: Place) -> None:  # noqa: F811 - the fixture
     folders = [place.run("a_1700000001_00000001"), place.run("b_1700000002_00000001", states.FAILED, job=None)]
     log_values(folders[0], "loss", [1.0])
     loss = next(fact for fact in run_table(folders).facts if fact.title == "loss last")
@@ -68,7 +68,7 @@ def test_workspace_compares_runs_and_makes_a_frame(place: Place) -> None:  # noq
     assert frame.loc[("parameters", "lr", ""), folders[1].run_id] == 0.2
 
 
-def test_command_line_prints_the_same_table(cli: Cli) -> None:  # noqa: F811 - the fixture
+def test_paceline_compare_prints_the_differing_parameters_and_metrics(cli: Cli) -> None:  # noqa: F811 - the fixture
     folders = _runs(Place(Path(cli.folder)))
     ids = [folder.run_id for folder in folders]
     said = cli("compare", *ids).stdout

@@ -38,7 +38,7 @@ def ended(tmp_path: Path, number: int, status: str, *attempts: Attempt, **given:
 
 
 @pytest.mark.promise("core-gpu-hours-summed-up")
-def test_each_lost_hour_counts_once_under_its_cause(tmp_path: Path) -> None:
+def test_each_lost_hour_of_a_run_is_assigned_to_one_cause(tmp_path: Path) -> None:
     folder = ended(
         tmp_path,
         1,

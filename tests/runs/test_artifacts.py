@@ -43,7 +43,7 @@ def test_file_round_trips_under_its_name(folder, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["../x", "/x", "outputs/../../x", "", "a\0", ".."])
-def test_a_name_that_leaves_the_run_is_refused_everywhere(folder, tmp_path, name):
+def test_file_name_outside_the_run_is_refused_by_upload_and_download(folder, tmp_path, name):
     (tmp_path / "source").write_text("")
     for call in (
         lambda: artifacts.put(folder, name, tmp_path / "source"),
@@ -63,7 +63,7 @@ def test_equal_bytes_may_be_uploaded_again(folder, tmp_path):
 
 
 @pytest.mark.promise("name-taken-other-bytes-refused")
-def test_other_bytes_under_a_taken_name_are_refused(folder, tmp_path):
+def test_upload_of_other_content_under_an_existing_name_is_refused(folder, tmp_path):
     artifacts.put(folder, "outputs/a", io.BytesIO(b"first"))
     with pytest.raises(RunStateError, match="another file 'outputs/a' already"):
         artifacts.put(folder, "outputs/a", io.BytesIO(b"other"))
@@ -84,7 +84,7 @@ def test_upload_of_an_open_stream_starts_at_its_position(folder):
     assert folder.file("a").read_bytes() == b"body"
 
 
-def test_a_stream_that_fails_leaves_nothing(folder):
+def test_failed_upload_of_a_stream_leaves_no_file(folder):
     class Broken(io.BytesIO):
         def read(self, *arguments):
             raise OSError("cable pulled")
@@ -95,7 +95,7 @@ def test_a_stream_that_fails_leaves_nothing(folder):
 
 
 @pytest.mark.parametrize("source", ["nowhere", "."])
-def test_upload_of_no_regular_file_is_refused(folder, source):
+def test_upload_of_a_path_that_is_no_regular_file_is_refused(folder, source):
     with pytest.raises(UserError, match="is not a file"):
         artifacts.put(folder, "a", source)
 
@@ -138,7 +138,7 @@ def test_upload_of_no_folder_is_refused(folder, tmp_path, source):
         artifacts.put_folder(folder, "plots", tmp_path / source)
 
 
-def test_names_are_sorted_over_outputs_logs_and_uploads(folder):
+def test_file_names_of_outputs_logs_and_uploads_are_sorted_together(folder):
     write_tree(folder.path, {"outputs/b": "", "logs/driver.log": "", "state.json": "", "metrics/rank_0.jsonl": ""})
     for name in ("z", "a", "outputs/a"):
         artifacts.put(folder, name, io.BytesIO(b""))

@@ -48,7 +48,7 @@ def test_users_own_rank_variable_is_ignored(value):
     assert WorkerContext.from_environment(alone) == WorkerContext(Path("/ws/runs/digits_1_2"), 0, 1, 2)
 
 
-def test_the_script_finds_its_run_and_its_metrics_go_to_its_rank(tmp_path, monkeypatch):
+def test_get_context_in_a_worker_returns_its_run_and_logs_metrics_under_its_rank(tmp_path, monkeypatch):
     folder, fd = make_run(tmp_path / "ws/runs", status=states.RUNNING)
     for name, value in (WORKER | {"PACELINE_RUN_DIR": str(folder.path)}).items():
         monkeypatch.setenv(name, value)
@@ -112,7 +112,7 @@ def test_orphaned_process_of_a_run_raises_instead_of_losing_metrics(tmp_path):
     assert run_python(CLEARED, code, environment={"PACELINE_SUPERVISOR": "digits_1_2"}) == "OfflineRun\n"
 
 
-def test_the_context_needs_no_third_party_module(tmp_path):
+def test_get_context_imports_only_the_standard_library(tmp_path):
     code = (
         "import sys; before = set(sys.modules); import paceline; paceline.Run.get_context().log('a', 1)\n"
         "new = {name.partition('.')[0] for name in set(sys.modules) - before}\n"

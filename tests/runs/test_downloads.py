@@ -69,7 +69,7 @@ def test_download_excludes_and_lists_special_files(folder):
     assert downloads.left_out(folder) == ["outputs/nowhere", "outputs/pipe"]
 
 
-def test_a_pattern_that_nothing_matches_names_the_files_there_are(folder):
+def test_download_pattern_without_a_match_raises_an_error_with_the_existing_files(folder):
     said = r"no file 'outputs/\*\.bin'\. Did you mean 'outputs/model\.pt'\? Its files: logs/rank_0.log.* and 1 more"
     with pytest.raises(RunNotFoundError, match=said):
         downloads.files(folder, ["*.pt", "outputs/*.bin"])
@@ -132,7 +132,7 @@ def test_failed_copy_keeps_the_old_file(folder, tmp_path, monkeypatch, has_unnam
 
 
 @pytest.mark.promise("download-killed-leaves-part-file")
-def test_a_copy_that_is_killed_leaves_nothing(folder, tmp_path):
+def test_killed_copy_leaves_no_file(folder, tmp_path):
     probe = tmp_path / "probe"
     probe.mkdir()
     try:
@@ -155,7 +155,7 @@ copy_whole(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), wait)
     assert list((tmp_path / "to").iterdir()) == []
 
 
-def test_many_files_are_compared_once_each(folder, tmp_path, monkeypatch):
+def test_each_downloaded_file_is_compared_once_with_existing_files(folder, tmp_path, monkeypatch):
     """Story: each file was searched in the list of existing ones, so that 20,000 files took minutes."""
     (one,) = downloads.files(folder, ["outputs/model.pt"])
     downloads.download([one], tmp_path)

@@ -10,7 +10,7 @@ from paceline.runs.driver_log import say
 from tests.helpers import run_python
 
 
-def test_each_line_has_its_time(capsys):
+def test_each_driver_log_line_begins_with_its_time(capsys):
     say("waiting")
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ waiting\n", capsys.readouterr().out)
 

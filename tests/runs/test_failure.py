@@ -28,7 +28,7 @@ def test_a_report_goes_to_json_and_back_unchanged(report):
     assert FailureReport.from_json(json.loads(json.dumps(report.to_json()))) == report
 
 
-def test_the_text_has_the_message_the_traceback_the_victims_and_the_next_command():
+def test_failure_report_text_has_message_traceback_lost_ranks_and_next_command():
     assert str(FULL) == (
         "Rank 1 on node n failed first: ValueError: bad batch\n"
         "\n"
@@ -54,7 +54,7 @@ def test_a_long_traceback_shows_its_end():
     assert [line.strip() for line in shown] == [str(number) for number in range(80, 100)]
 
 
-def test_of_many_victims_some_are_named_and_the_others_counted():
+def test_report_with_many_lost_ranks_names_eight_and_counts_further_ones():
     report = FailureReport(cause="exception", message="m", victims=tuple((rank, "was lost") for rank in range(1, 100)))
     assert str(report).splitlines()[-2:] == ["rank 8 was lost", "and 91 ranks more"]
 
@@ -85,7 +85,7 @@ def test_logs_command_names_run_and_rank():
     assert logs_command("digits_1_2", 0) == "paceline logs digits_1_2 --rank 0"
 
 
-def test_causes_have_distinct_texts():
+def test_each_failure_cause_has_its_own_text():
     assert len(set(CAUSES.values())) == len(CAUSES)
 
 
@@ -112,5 +112,5 @@ def test_causes_have_distinct_texts():
         (["- not a box -"], "- not a box -"),
     ],
 )
-def test_last_words_strip_traceback_boxes(lines, words):
+def test_last_lines_of_a_traceback_are_shown_without_box_characters(lines, words):
     assert last_words(lines) == words

@@ -66,7 +66,7 @@ def test_watch_detects_a_run_that_loses_its_supervisor(tmp_path, monkeypatch):
     assert watch.look().status == states.FAILED
 
 
-def test_states_and_lines_are_shown_as_they_come(tmp_path):
+def test_followed_run_shows_states_and_log_lines_in_their_order(tmp_path):
     job = make_job(distributed_backend="gloo", node_count=2)
     folder, fd = make_run(tmp_path / "runs", job=job)
     record = store.stored(folder)
@@ -126,7 +126,7 @@ def test_finished_attempts_are_shown_in_order(tmp_path):
     ]
 
 
-def test_showing_goes_on_after_an_interruption_without_losing_a_line(tmp_path):
+def test_following_a_run_after_a_keyboard_interrupt_repeats_and_loses_no_line(tmp_path):
     # The story: Ctrl-C, then "cancel": the lines that had been read but not yet shown were never shown.
     folder, fd = make_run(tmp_path / "runs", status=states.RUNNING)
     write_tree(folder.attempt(1), {"rank_0.log": "".join(f"{number}\n" for number in range(100)) + "end"})
@@ -162,7 +162,7 @@ def test_logs_of_one_rank_are_shown_alone(tmp_path):
     assert seen == [LogLine(1, 1, "one")]
 
 
-def test_the_stream_is_plain_text(tmp_path):
+def test_streamed_run_output_is_plain_text_with_rank_prefixes(tmp_path):
     job = make_job(distributed_backend="gloo", node_count=2)
     folder, fd = make_run(tmp_path / "runs", job=job)
     write_tree(folder.attempt(1), {"rank_0.log": "zero\n", "rank_1.log": "größe\n"})

@@ -18,7 +18,7 @@ from tests.helpers import make_run
 NAME = r"[a-z]+-[a-z]+-\d+"
 
 
-def test_a_new_id_is_the_experiment_the_second_and_eight_hex_digits():
+def test_new_run_id_has_experiment_unix_seconds_and_eight_hex_digits():
     assert re.fullmatch(r"digits_\d{10}_[0-9a-f]{8}", new_run_id("digits"))
 
 
@@ -115,7 +115,7 @@ def test_run_names_are_unique_within_an_experiment(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("run-readable-name-other-run")
-def test_programs_that_submit_at_once_share_no_name(tmp_path: Path) -> None:
+def test_programs_that_submit_concurrently_get_different_run_names(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib; from paceline.runs import ids\n"
         "for _ in range(40): print(ids.take_name(pathlib.Path(sys.argv[1]), 'digits', 'digits_1_00000001'))"

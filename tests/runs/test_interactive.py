@@ -24,7 +24,7 @@ def experiment():
     return Experiment(Workspace("ws"), "digits")
 
 
-def test_a_block_that_ends_completes_the_run(experiment):
+def test_leaving_a_start_logging_block_completes_the_run(experiment):
     with experiment.start_logging() as run:
         assert (run.status, run.kind) == ("Running", "interactive")
         run.log("loss", 0.5)
@@ -34,7 +34,7 @@ def test_a_block_that_ends_completes_the_run(experiment):
     assert run.get_metrics() == {"loss": 0.5}
 
 
-def test_a_block_that_raises_fails_the_run_with_its_exception(experiment):
+def test_exception_in_a_start_logging_block_fails_the_run_with_its_traceback(experiment):
     with pytest.raises(ZeroDivisionError), experiment.start_logging() as run:
         1 / 0  # noqa: B018
     record = run.record()
@@ -52,7 +52,7 @@ def test_a_block_that_raises_fails_the_run_with_its_exception(experiment):
         ((ValueError("bad batch"),), "ValueError: bad batch"),
     ],
 )
-def test_fail_keeps_the_given_message(experiment, arguments, message):
+def test_fail_stores_the_given_message_in_the_failure(experiment, arguments, message):
     run = experiment.start_logging()
     run.fail(*arguments)
     assert (run.status, run.failure.message) == ("Failed", message)
@@ -102,7 +102,7 @@ def test_interactive_run_ends_with_its_program(experiment, end, status, cause):
     assert run.get_metrics() == {"loss": 1}
 
 
-def test_removed_run_folder_does_not_block_the_end_of_others(experiment):
+def test_deleting_the_folder_of_one_interactive_run_does_not_prevent_the_end_of_another(experiment):
     end = """
 import shutil
 other = Experiment(Workspace("ws"), "digits").start_logging()
@@ -122,7 +122,7 @@ def test_end_of_a_forked_child_does_not_end_the_run(experiment):
     assert experiment.workspace.get_run(run_id).status == "Completed"
 
 
-def test_run_id_can_be_used_once(experiment):
+def test_child_run_with_an_existing_id_is_refused(experiment):
     parent = experiment.start_logging()
     child = parent.child_run(run_id="my-run.1")
     assert child.id == "my-run.1"
@@ -148,7 +148,7 @@ def test_the_files_of_many_runs_do_not_stay_open(experiment):
     assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
-def test_a_snapshot_may_be_kept(experiment, tmp_path):
+def test_start_logging_with_a_snapshot_directory_stores_a_snapshot(experiment, tmp_path):
     (tmp_path / "code").mkdir()
     (tmp_path / "code/train.py").write_text("print()")
     with experiment.start_logging(snapshot_directory="code", display_name="my run") as run:

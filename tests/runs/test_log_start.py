@@ -84,7 +84,7 @@ def test_lines_before_the_start_time_are_skipped(tmp_path_factory, written, at):
     everything.close()
 
 
-def test_start_after_the_last_timestamp_shows_lines_without_one(tmp_path):
+def test_log_start_after_the_last_timestamp_shows_only_lines_without_a_timestamp(tmp_path):
     folder = RunFolder(tmp_path)
     write(folder, 1, [(0, b"old\n"), (0, b"half"), (0, b" and half\nnew\n")], noted=2)
     start = moment_start(folder, [Attempt(number=1, started_utc="")], [0], T0 + 1000)
@@ -105,7 +105,7 @@ def test_attempts_that_ended_before_the_start_time_are_skipped(tmp_path):
     assert moment_start(folder, [], [0], 0) == LogStart()
 
 
-def test_later_of_two_log_offsets_is_used():
+def test_later_of_two_log_offsets_is_chosen():
     one, two = LogStart(1, 500, {0: 5, 1: 9}), LogStart(2, 0, {})
     assert one.later(two) == two.later(one) == two
     assert one.later(LogStart(1, 400, {0: 6})) == LogStart(1, 500, {0: 6, 1: 9})
@@ -157,7 +157,7 @@ def test_broken_line_order_file_hides_no_line_of_the_last_ones(tmp_path, order):
         assert sorted(shown(folder, 1, [0, 1], start)) == [(1, 0, "a"), (1, 0, "b"), (1, 1, "c")]
 
 
-def test_a_progress_bar_of_many_megabytes_is_its_last_state(tmp_path):
+def test_last_line_of_a_progress_bar_of_many_megabytes_is_its_last_state(tmp_path):
     folder = RunFolder(tmp_path)
     write(folder, 1, [(0, b"first\n" + b"".join(b"\r%d%%" % number for number in range(1_000_000)))])
     start = last_lines_start(folder, [1], [0], 1)
@@ -165,7 +165,7 @@ def test_a_progress_bar_of_many_megabytes_is_its_last_state(tmp_path):
     assert start.offsets[0] > 5_000_000
 
 
-def test_a_log_is_followed_from_its_last_lines_on(tmp_path):
+def test_following_a_log_from_its_last_lines_continues_with_new_lines(tmp_path):
     folder = RunFolder(tmp_path)
     write(folder, 1, [(0, b"one\ntwo\n"), (1, b"three\nhal")])
     follower = LogFollower(folder, [0, 1], last_lines_start(folder, [1], [0, 1], 2, unended=False), 2)

@@ -202,7 +202,7 @@ def test_broken_line_order_file_hides_no_line(folder, order):
     assert sorted(merged(folder, 1, [0, 1])) == [(0, "a"), (1, "b")]
 
 
-def test_blocks_of_lines_end_where_another_rank_wrote(folder):
+def test_consecutive_lines_of_one_rank_are_returned_as_one_block(folder):
     """A log of a gigabyte took 53 s line by line."""
     attempt(folder, 1, {0: b"a\nb\nc\n", 1: b"d\ne\n"}, "1.0 0 4\n1.1 1 4\n1.2 0 6\n")
     found = list(logs.lines_of(folder, [1], [0, 1], in_blocks=True))
@@ -214,7 +214,7 @@ def test_log_of_one_rank_is_read_alone(folder):
     assert merged(folder, 1, [1]) == [(1, "b")]
 
 
-def test_missing_log_is_read_once_it_appears(folder):
+def test_log_file_created_later_is_read_when_it_appears(folder):
     log = AttemptLog(folder, 1, [0])
     assert list(log.new()) == []
     attempt(folder, 1, {0: b"a\n"})
@@ -315,13 +315,13 @@ def test_ended_run_of_many_attempts_is_shown_whole(folder):
 
 
 @pytest.mark.parametrize("attempts", [0, 1, 3])
-def test_a_run_without_any_log_has_no_lines(folder, attempts):
+def test_following_a_run_without_log_files_yields_no_lines(folder, attempts):
     follower = LogFollower(folder, [0, 1])
     assert texts(follower.new(attempts, is_over=True)) == []
     follower.close()
 
 
-def test_a_progress_bar_s_state_is_marked_as_unfinished(folder, monkeypatch):
+def test_unfinished_state_of_a_progress_bar_is_marked_as_incomplete(folder, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(logs.time, "monotonic", lambda: now[0])
     attempt(folder, 1, {0: b"start\n10%\r50%"})

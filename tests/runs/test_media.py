@@ -77,7 +77,7 @@ def test_dict_of_numbers_and_media_is_logged_with_its_step(run: Run) -> None:
     ],
     ids=["mono", "channels first", "int16", "not finite"],
 )
-def test_array_is_kept_as_wav(run: Run, array: Any, channels: int, samples: list[int]) -> None:
+def test_audio_array_is_stored_as_a_wav_file(run: Run, array: Any, channels: int, samples: list[int]) -> None:
     run.log("sound", Audio(array, rate=16_000))
     (Path("copy.wav")).write_bytes(content(run, "sound"))
     with wave.open("copy.wav") as file:
@@ -169,7 +169,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("value", "why"), WRONG, ids=[why for _, why in WRONG])
-def test_unsupported_media_prints_a_note_and_raises_nothing(
+def test_unsupported_media_value_prints_a_note_and_other_values_are_logged(
     run: Run, value: Any, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run.log({why: value, "loss": 1.0})
@@ -177,7 +177,7 @@ def test_unsupported_media_prints_a_note_and_raises_nothing(
     assert why in capsys.readouterr().err
 
 
-def test_too_large_file_is_a_note(
+def test_media_file_over_the_size_limit_is_not_logged_and_prints_a_note(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("paceline.runs.media._MOST_BYTES", 1 << 20)
@@ -214,7 +214,7 @@ def test_video_of_an_array_is_encoded_by_ffmpeg(
     assert len(content(run, "video")) == math.prod(shape)
 
 
-def test_video_of_an_array_without_ffmpeg_is_a_note(
+def test_video_from_an_array_without_ffmpeg_prints_a_note(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", "nowhere")
@@ -222,7 +222,7 @@ def test_video_of_an_array_without_ffmpeg_is_a_note(
     assert "needs ffmpeg. Install it, or give a video file." in capsys.readouterr().err
 
 
-def test_offline_run_names_the_media(capsys: pytest.CaptureFixture[str]) -> None:
+def test_offline_run_prints_the_names_of_logged_media(capsys: pytest.CaptureFixture[str]) -> None:
     OfflineRun().log({"page": Html("x"), "rows": [{"x": 1}]})
     out = capsys.readouterr().out
     assert "Attempted to log html metric page:\nhtml/page_" in out

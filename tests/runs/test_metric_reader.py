@@ -15,7 +15,7 @@ def append(path, text):
         file.write(text)
 
 
-def test_tail_yields_each_whole_line_once(tmp_path):
+def test_tail_returns_each_complete_line_once(tmp_path):
     path = tmp_path / "rank_0.jsonl"
     append(path, "one\ntwo\nthr")
     tail = LogTail(path)
@@ -47,7 +47,7 @@ def test_last_entries_begin_with_the_first_whole_line(tmp_path):
     assert last_entries(tmp_path / "missing", 80) == []
 
 
-def test_folder_is_listed_when_its_time_changes_and_now_and_then(tmp_path, monkeypatch):
+def test_folder_is_listed_again_after_a_change_or_a_second(tmp_path, monkeypatch):
     clock = 100.0
     monkeypatch.setattr(metric_reader.time, "monotonic", lambda: clock)
     listing = FolderListing(tmp_path)

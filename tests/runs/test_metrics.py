@@ -61,7 +61,7 @@ def test_metric_logged_once_is_a_scalar_and_logged_repeatedly_a_list(folder):
     assert read(folder) == {"loss": [1.5, 2.5]}
 
 
-def test_values_keep_their_order_and_names_that_of_their_first_value(folder):
+def test_metric_values_keep_their_order_and_names_the_order_of_first_use(folder):
     log = MetricLog(folder / "rank_0.jsonl")
     for number in range(1000):
         log.scalar("loss" if number % 2 else "acc", number)
@@ -82,7 +82,7 @@ def test_scalar_round_trips_with_type_and_sign(folder, value):
 
 @settings(max_examples=50)
 @given(st.lists(st.floats() | st.integers() | st.text() | st.booleans(), min_size=2, max_size=20))
-def test_any_scalars_round_trip(values):
+def test_any_logged_scalar_is_read_back_unchanged(values):
     with tempfile.TemporaryDirectory() as name:
         logged(Path(name), *values)
         found = read(Path(name))["loss"]
@@ -90,7 +90,7 @@ def test_any_scalars_round_trip(values):
 
 
 @pytest.mark.promise("nan-infinities-stay-they-json")
-def test_nan_and_the_infinities_survive(folder):
+def test_nan_and_infinity_are_read_back_unchanged(folder):
     logged(folder, float("nan"), float("inf"), float("-inf"))
     nan, infinity, minus = read(folder)["loss"]
     assert math.isnan(nan)
@@ -146,7 +146,7 @@ def test_non_scalar_is_refused_with_the_next_step(folder, value, said):
 
 
 @pytest.mark.parametrize("name", ["", None, 5, ["loss"]], ids=repr)
-def test_a_name_is_a_non_empty_string(folder, name):
+def test_empty_or_non_string_metric_name_is_refused(folder, name):
     log = MetricLog(folder / "rank_0.jsonl")
     with pytest.raises(MetricError, match="metric name"):
         log.scalar(name, 1)
@@ -237,7 +237,7 @@ def test_each_metric_kind_reads_as_in_the_azure_sdk(folder, kind, values, found)
     assert others(folder, kind, *values) == found
 
 
-def test_metric_logged_in_several_kinds_keeps_only_the_last_kind(folder):
+def test_metric_logged_as_different_kinds_keeps_only_the_last_kind(folder):
     log = MetricLog(folder / "rank_0.jsonl")
     log.other("list", "m", [1, 2])
     log.other("row", "m", {"x": 1})
@@ -260,7 +260,7 @@ def test_values_with_equal_times_keep_their_order(folder):
     assert read(folder) == {"loss": [99, *range(50)]}
 
 
-def test_ranks_are_kept_apart(folder):
+def test_metrics_of_each_rank_are_read_separately(folder):
     for rank in (0, 1, 10):
         logged(folder, rank, rank + 0.5, rank=rank)
     assert read_by_rank(folder) == {0: {"loss": [0, 0.5]}, 1: {"loss": [1, 1.5]}, 10: {"loss": [10, 10.5]}}
@@ -268,7 +268,7 @@ def test_ranks_are_kept_apart(folder):
     assert read(folder, rank=5) == {}
 
 
-def test_metrics_are_read_by_name(folder):
+def test_reading_one_metric_name_returns_only_that_metric(folder):
     logged(folder, 1, name="loss")
     logged(folder, 2, name="acc", rank=1)
     assert read(folder, name="acc") == {"acc": 2}
@@ -449,7 +449,7 @@ print(errors > 5, len(kept) >= 5, read(path.parent)["loss"] == kept)
     assert run_python(code, folder / "rank_0.jsonl", size) == "True True True\n"
 
 
-def test_the_log_is_opened_with_the_first_value(folder):
+def test_metric_log_file_is_created_with_the_first_value(folder):
     log = MetricLog(folder / "rank_0.jsonl")
     assert not folder.exists()
     log.scalar("loss", 1)
@@ -458,7 +458,7 @@ def test_the_log_is_opened_with_the_first_value(folder):
     log.close()
 
 
-def test_the_log_is_not_inherited_by_programs(folder):
+def test_metric_log_descriptor_is_not_inherited_by_child_programs(folder):
     log = MetricLog(folder / "rank_0.jsonl")
     log.scalar("loss", 1)
     assert not os.get_inheritable(log._fd)
@@ -502,14 +502,14 @@ def test_later_attempt_supersedes_steps_it_does_not_log(folder):
     assert read(folder) == {"loss": [1.0, 1.01, 2.015]}
 
 
-def test_an_attempt_that_went_on_from_an_older_checkpoint_supersedes_several(folder):
+def test_attempt_resumed_from_an_older_checkpoint_supersedes_several_attempts(folder):
     attempt_of(folder, 1, 0, 1, 2, 3, 4, 5)
     attempt_of(folder, 2, 4, 5, 6, 7)
     attempt_of(folder, 3, 2, 3)
     assert read(folder) == {"loss": [1.0, 1.001, 3.002, 3.003]}
 
 
-def test_short_attempt_in_between_supersedes_only_its_steps(folder):
+def test_short_attempt_between_two_others_supersedes_only_its_own_steps(folder):
     attempt_of(folder, 1, 0, 1, 2, 3)
     attempt_of(folder, 2, 0)  # did not find the checkpoint, and soon died
     attempt_of(folder, 3, 3, 4)
@@ -627,12 +627,12 @@ def test_series_of_killed_and_resumed_attempts_equals_an_uninterrupted_run(story
 # --- for JSON proper
 
 
-def test_json_safe_spells_nan_and_infinity_as_text():
+def test_nan_and_infinity_become_text_in_json():
     value = {"a": float("nan"), 5: [math.inf, (-math.inf, 1.5)], "b": "NaN", "c": None, "d": True}
     safe = json_safe(value)
     assert safe == {"a": "NaN", "5": ["Infinity", ["-Infinity", 1.5]], "b": "NaN", "c": None, "d": True}
     json.dumps(safe, allow_nan=False)
 
 
-def test_bool_stays_a_bool():
+def test_logged_bool_stays_a_bool():
     assert plain_scalar("m", True) is True

@@ -90,14 +90,14 @@ def test_notebook_reads_the_end_of_a_long_log_and_skips_a_torn_line(tmp_path: Pa
     os.close(fd)
 
 
-def test_a_notebook_shows_why_a_run_hangs(tmp_path: Path) -> None:
+def test_notebook_view_of_a_hanging_run_shows_the_reason(tmp_path: Path) -> None:
     hang = {"since_utc": "2026-11-23T06:12:03.000Z", "text": "Rank 0 waits for <rank 1>.", "report": "hang.txt"}
     folder, fd = make_run(tmp_path / "runs", status=states.RUNNING, hang=hang)
     assert "Rank 0 waits for &lt;rank 1&gt;." in run_html(folder)
     os.close(fd)
 
 
-def test_record_repr_is_one_line(tmp_path: Path) -> None:
+def test_repr_of_a_run_record_is_one_line(tmp_path: Path) -> None:
     folder, fd = make_run(tmp_path / "runs", status=states.COMPLETED, exit_code=0)
     os.close(fd)
     assert repr(store.stored(folder)) == f"RunRecord(run_id={folder.run_id!r}, status='Completed', exit_code=0)"

@@ -80,13 +80,13 @@ def test_fields_of_a_newer_version_are_left_out():
 
 
 @pytest.mark.parametrize("status", states.ALL)
-def test_completed_failed_and_canceled_are_terminal(status):
+def test_completed_failed_and_canceled_are_the_terminal_run_states(status):
     assert RunRecord(run_id="a", experiment="a", status=status).is_terminal == (
         status in ("Completed", "Failed", "Canceled")
     )
 
 
-def test_run_states_are_those_of_the_azure_sdk():
+def test_run_state_names_are_a_subset_of_those_of_the_azure_sdk():
     assert set(states.ALL) <= {
         *("NotStarted", "Queued", "Preparing", "Provisioning", "Starting", "Running", "CancelRequested", "Canceled"),
         *("Finalizing", "Completed", "Failed", "Unapproved", "NotResponding", "Pausing", "Paused"),
@@ -110,18 +110,18 @@ def test_clock_set_back_gives_no_negative_duration():
 
 
 @given(st.datetimes(timezones=st.timezones()))
-def test_times_are_kept_to_the_millisecond(time):
+def test_time_text_keeps_milliseconds(time):
     text = utc_text(time)
     assert text.endswith("Z")
     assert abs((parse_utc(text) - time).total_seconds()) < 0.001
 
 
-def test_times_in_text_sort_as_times_do():
+def test_time_texts_sort_in_chronological_order():
     assert utc_now() <= utc_now()
     assert len({len(utc_text(parse_utc(text))) for text in ("2026-01-02T03:04:05Z", "2026-01-02T03:04:05.120Z")}) == 1
 
 
-def test_a_user_without_a_name_is_unknown(monkeypatch):
+def test_user_id_without_a_name_is_shown_as_unknown(monkeypatch):
     def nobody():
         raise KeyError("uid")
 
@@ -129,13 +129,13 @@ def test_a_user_without_a_name_is_unknown(monkeypatch):
     assert user_name() == "unknown"
 
 
-def test_job_and_state_are_the_whole_record():
+def test_job_json_and_state_json_together_hold_the_whole_record():
     job, state = (json.loads(json.dumps(part)) for part in (FULL.job_json(), FULL.state_json()))
     assert set(job) & set(state) == {"version"}
     assert list(merged(job, state).items()) == list(json.loads(json.dumps(FULL.to_json())).items())
     assert RunRecord.from_json(job).with_state(state) == FULL
 
 
-def test_partial_state_changes_only_its_fields():
+def test_applying_a_partial_state_changes_only_its_fields():
     changed = FULL.with_state({"status": "Failed", "experiment": "other", "job": None})
     assert changed == dataclasses.replace(FULL, status="Failed")

@@ -63,7 +63,7 @@ def gone_for(folder, seconds):
     os.utime(folder.gone, (since, since))
 
 
-def test_run_without_a_local_lock_is_alive_while_its_engine_job_runs(engine, folder):
+def test_remote_run_is_alive_while_its_engine_job_is_queued_or_running(engine, folder):
     run = folder()
     assert read.record(run).status == states.RUNNING
     engine.says = JobStatus(state="queued", message="Priority: 3 jobs ahead")
@@ -75,7 +75,7 @@ def test_run_without_a_local_lock_is_alive_while_its_engine_job_runs(engine, fol
 @pytest.mark.parametrize(
     "says", [JobStatus(state="unreachable", message="no route"), TargetError("no route")], ids=["look", "error"]
 )
-def test_silent_engine_fails_no_run(engine, folder, says):
+def test_unreachable_engine_does_not_fail_its_runs(engine, folder, says):
     run = folder()
     engine.says = says
     found = read.record(run)
@@ -373,7 +373,7 @@ def test_unreachable_engine_leaves_the_local_data(engine, folder, tmp_path):
     assert (handle.get_metrics(), handle.get_file_names()) == ({}, [])
 
 
-def test_run_in_this_folder_queries_no_engine(monkeypatch, folder, tmp_path):
+def test_reading_a_run_of_the_local_folder_sends_no_request_to_an_engine(monkeypatch, folder, tmp_path):
     run = folder()
     monkeypatch.setattr(remote_status, "teller", None)
     # With the SDK's spellings too: they read what Paceline's own names read.

@@ -72,7 +72,7 @@ def test_foreign_folder_named_as_scratch_folder_is_not_removed(tmp_path, monkeyp
     assert forged == "a file" or [path.read_bytes() for path in tmp_path.rglob("data")] == [b"stays"]
 
 
-def test_a_run_that_lives_is_refused_with_the_next_step(tmp_path):
+def test_removal_of_a_running_run_is_refused_with_the_cancel_command(tmp_path):
     folder, fd = make_run(tmp_path / "runs", status=states.RUNNING)
     with pytest.raises(RunStateError, match=rf"is Running.*End it first: paceline cancel --wait {RUN_ID}"):
         removal.remove(folder)
@@ -156,7 +156,7 @@ def test_old_leftovers_of_killed_submissions_are_swept(tmp_path):
     removal.sweep(tmp_path / "none")
 
 
-def test_files_of_another_user_stay_and_are_named_but_the_run_is_in_no_list(tmp_path, monkeypatch):
+def test_run_with_files_of_another_user_leaves_the_list_and_keeps_these_files(tmp_path, monkeypatch):
     folder = ended(tmp_path / "runs")
 
     def fail(path: Path) -> None:
@@ -199,7 +199,7 @@ def test_nothing_is_deleted_if_a_child_run_is_running(tmp_path):
 # --- trees
 
 
-def test_the_size_of_a_tree_counts_each_file_once(tmp_path):
+def test_size_of_a_folder_counts_hard_linked_files_once(tmp_path):
     write_tree(tmp_path / "tree", {"a": b"12345", "b/c": b"123"})
     os.link(tmp_path / "tree/a", tmp_path / "tree/b/again")
     (tmp_path / "tree/link").symlink_to("/")

@@ -68,7 +68,7 @@ def test_runs_are_numbered_in_the_order_they_were_made(experiment):
         run.complete()
 
 
-def test_runs_of_an_experiment_whose_name_begins_alike_do_not_count(experiment):
+def test_run_number_ignores_experiments_with_a_longer_name(experiment):
     # The story: runs of "digits_big" were counted as runs of "digits".
     with Experiment(experiment.workspace, "digits_big").start_logging(), experiment.start_logging() as run:
         assert run.number == 1
@@ -124,12 +124,12 @@ def test_a_snapshot_is_not_restored_over_a_folder(experiment, tmp_path):
 # --- waiting for the end
 
 
-def test_waiting_for_a_run_that_has_completed_gives_its_record(submitted):
+def test_wait_for_completion_of_a_completed_run_returns_its_record(submitted):
     end(submitted, states.COMPLETED)
     assert submitted.wait_for_completion().status == "Completed"
 
 
-def test_waiting_for_a_run_that_has_failed_raises_its_report(submitted):
+def test_wait_for_completion_of_a_failed_run_raises_its_failure_report(submitted):
     report = FailureReport(cause="exception", message="rank 1 failed first", victims=((0, "was lost"),))
     end(submitted, states.FAILED, failure=report)
     with pytest.raises(RunFailedError) as raised:
@@ -140,19 +140,19 @@ def test_waiting_for_a_run_that_has_failed_raises_its_report(submitted):
     assert submitted.wait_for_completion(raise_on_error=False).status == "Failed"
 
 
-def test_waiting_for_a_canceled_run_does_not_raise(submitted):
+def test_wait_for_completion_of_a_canceled_run_does_not_raise(submitted):
     end(submitted, states.CANCELED)
     assert submitted.wait_for_completion().status == "Canceled"
 
 
-def test_waiting_ends_with_the_run(submitted):
+def test_wait_for_completion_returns_when_the_run_ends(submitted):
     timer = threading.Timer(0.2, lambda: end(submitted, states.COMPLETED))
     timer.start()
     assert submitted.wait_for_completion().status == "Completed"
     timer.join()
 
 
-def test_waiting_may_show_the_output(submitted, capsys):
+def test_wait_for_completion_with_show_output_prints_the_log(submitted, capsys):
     write_tree(submitted.folder.attempt(1), {"rank_0.log": "epoch 1\nepoch 2"})
     end(submitted, states.COMPLETED, started_utc="2026-01-02T03:04:05.000Z", ended_utc="2026-01-02T03:04:07.500Z")
     submitted.wait_for_completion(show_output=True)
@@ -161,7 +161,7 @@ def test_waiting_may_show_the_output(submitted, capsys):
     assert shown[-3:] == ["epoch 1", "epoch 2", "-- Completed in 2.5 s"]
 
 
-def test_ctrl_c_only_stops_the_waiting(submitted, capsys, monkeypatch):
+def test_ctrl_c_during_wait_for_completion_does_not_cancel_the_run(submitted, capsys, monkeypatch):
     def interrupt(seconds):
         raise KeyboardInterrupt
 
@@ -182,12 +182,12 @@ def test_complete_and_fail_called_by_a_worker_are_ignored(submitted, call):
     assert submitted.status == "Running"
 
 
-def test_cancel_asks_the_supervisor(submitted):
+def test_cancel_of_a_running_run_sets_the_state_cancel_requested(submitted):
     submitted.cancel()
     assert submitted.status == "CancelRequested"
 
 
-def test_cancel_of_a_run_that_has_ended_changes_nothing(submitted):
+def test_cancel_of_an_ended_run_changes_nothing(submitted):
     end(submitted, states.COMPLETED)
     submitted.cancel()
     assert submitted.status == "Completed"
@@ -211,7 +211,7 @@ def test_child_runs_have_their_parent(experiment):
         assert metrics == {parent.id: {}, child.id: {"loss": 1}, grandchild.id: {"loss": 2}}
 
 
-def test_children_may_be_made_many_at_once(experiment):
+def test_create_children_creates_several_child_runs(experiment):
     with experiment.start_logging() as parent:
         counted = parent.create_children(count=3)
         tagged = parent.create_children(tag_key="fold", tag_values=["a", "b"])
@@ -229,7 +229,7 @@ def test_children_may_be_made_many_at_once(experiment):
 
 
 @pytest.mark.parametrize("arguments", [{}, {"count": 1, "tag_values": ["a"], "tag_key": "k"}, {"tag_values": ["a"]}])
-def test_create_children_takes_either_count_or_tags(experiment, arguments):
+def test_create_children_refuses_both_or_neither_of_count_and_tags(experiment, arguments):
     with experiment.start_logging() as parent, pytest.raises(UserError, match="create_children"):
         parent.create_children(**arguments)
 
@@ -267,14 +267,14 @@ def several(experiment):
     ],
     ids=str,
 )
-def test_get_runs_filters_runs(experiment, several, filters, names):
+def test_get_runs_returns_only_runs_that_match_its_filters(experiment, several, filters, names):
     assert {run.id for run in experiment.get_runs(**filters)} == {several[name].id for name in names}
 
 
 # --- metrics
 
 
-def test_get_metrics_filters_by_rank(submitted):
+def test_get_metrics_returns_values_by_rank_or_of_one_rank(submitted):
     for rank in (0, 1):
         log = MetricLog(submitted.folder.metric_log(rank))
         log.scalar("loss", rank + 0.5)

@@ -51,7 +51,7 @@ def test_rows_with_one_name_form_a_table(run):
     assert run.get_metrics() == {"point": {"x": [1, 2], "y": [0.5, float("inf")]}}
 
 
-def test_a_row_without_columns_is_refused(run):
+def test_log_row_without_columns_is_refused(run):
     with pytest.raises(MetricError, match="a row without columns"):
         run.log_row("point")
 
@@ -83,7 +83,7 @@ def test_logged_image_is_stored_and_its_metric_is_the_file_name(run, tmp_path):
     assert Path(run.download_file(name, "copy")).read_bytes() == PNG
 
 
-def test_a_plot_is_kept_as_png(run):
+def test_logged_plot_is_stored_as_png(run):
     for _ in range(2):
         run.log_image("plot", plot=Plot())
     names = run.get_metrics()["plot"]
@@ -111,7 +111,7 @@ def test_steps_of_lists_tables_and_images_are_stored(run):
 @pytest.mark.parametrize("way", ["path", "plot"])
 @pytest.mark.parametrize("shape", [(2, 3), (2, 3, 1), (2, 3, 3), (2, 3, 4), (3, 2, 5), (1, 2, 3)])
 @pytest.mark.parametrize("kind", ["uint8", "float32", "bool", "int64"])
-def test_array_is_kept_as_an_image(run, shape, kind, way):
+def test_array_is_stored_as_an_image(run, shape, kind, way):
     numpy, image = pytest.importorskip("numpy"), pytest.importorskip("PIL.Image")
     array = (numpy.arange(numpy.prod(shape)).reshape(shape) % 2).astype(kind)
     run.log_image("array", **{way: array})
@@ -122,7 +122,7 @@ def test_array_is_kept_as_an_image(run, shape, kind, way):
     assert (pixels.squeeze() == as_rows.squeeze()).all()
 
 
-def test_pil_image_is_kept(run):
+def test_pil_image_is_stored_as_an_image(run):
     image = pytest.importorskip("PIL.Image")
     run.log_image("pil", image.new("RGB", (3, 2), (9, 8, 7)))
     with image.open(run.download_file(run.get_metrics()["pil"], "copy.png")) as found:
@@ -141,14 +141,14 @@ def test_log_image_needs_exactly_one_of_path_and_plot(run, given):
         run.log_image("plot", **given)
 
 
-def test_an_image_that_is_not_there_is_refused(run):
+def test_log_image_refuses_a_missing_image_file(run):
     with pytest.raises(UserError, match=r"nowhere\.png"):
         run.log_image("plot", path="nowhere.png")
     assert run.get_metrics() == {}
 
 
 @pytest.mark.parametrize("name", ["../../evil", "/etc/x", "a\0b", "ü" * 10])
-def test_an_image_s_name_never_leaves_the_run(run, name):
+def test_name_of_a_logged_image_can_not_leave_the_run_folder(run, name):
     run.log_image(name, plot=Plot())
     (kept,) = run.get_file_names()
     assert kept.startswith("images/")

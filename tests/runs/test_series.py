@@ -21,7 +21,7 @@ def log(folder: RunFolder, rank: int = 0, attempt: int = 1) -> MetricLog:
     return MetricLog(folder.metric_log(rank, attempt), attempt=attempt)
 
 
-def test_series_has_steps_values_and_times_for_any_number_of_values(tmp_path, monkeypatch):
+def test_metric_series_has_steps_values_and_times(tmp_path, monkeypatch):
     times = iter(range(100, 200))  # a second each; the file's first line, which says whose it is, takes one as well
     monkeypatch.setattr("paceline.runs.metrics.time.time", lambda: float(next(times)))
     folder = RunFolder(tmp_path)
@@ -115,7 +115,7 @@ def restarted(folder: RunFolder) -> None:
 
 
 @pytest.mark.promise("series-says-logged-value-attempt")
-def test_each_value_has_its_rank_and_attempt(tmp_path):
+def test_each_value_of_a_metric_series_has_its_rank_and_attempt(tmp_path):
     folder = RunFolder(tmp_path)
     restarted(folder)
     found = series.read(folder.metrics)
@@ -201,7 +201,7 @@ def run(tmp_path: Path) -> Run:
 
 
 @pytest.mark.promise("run-shows-itself-notebook-live")
-def test_each_metric_has_axes_and_each_rank_a_curve(run: Run, tmp_path: Path) -> None:
+def test_plot_has_axes_for_each_metric_and_a_curve_for_each_rank(run: Run, tmp_path: Path) -> None:
     figure = run.plot()
     loss, other = figure.axes
     assert [axes.get_title() for axes in (loss, other)] == ["loss", r"\$a_b\$"]

@@ -79,7 +79,7 @@ def test_run_being_created_by_another_program_is_not_disturbed(runs_dir):
     assert (half_made / "lock").exists()
 
 
-def test_a_run_that_can_not_be_made_into_json_leaves_nothing(runs_dir):
+def test_creating_a_run_whose_record_is_no_json_leaves_no_files(runs_dir):
     with pytest.raises(TypeError):
         store.create(runs_dir, make_record(git={"commit": object()}))
     assert os.listdir(runs_dir) == []
@@ -219,7 +219,7 @@ def test_workspace_without_runs_lists_no_runs(runs_dir):
 
 
 @pytest.mark.parametrize("name", ["half", "a_²_b", "x_y_z"])
-def test_folders_without_a_record_are_passed_over(runs_dir, name):
+def test_folder_without_a_run_record_is_not_listed(runs_dir, name):
     os.close(make_run(runs_dir)[1])
     (runs_dir / name).mkdir()
     (runs_dir / ".new-x").mkdir()
@@ -236,7 +236,7 @@ def test_damaged_record_is_skipped_in_listings(runs_dir, name, text):
     assert [record.run_id for record in read.all_records(runs_dir)] == [other.run_id]
 
 
-def test_a_run_of_a_newer_version_hides_no_other(runs_dir):
+def test_run_record_of_a_newer_version_does_not_hide_other_runs(runs_dir):
     # A workspace may be a team's, and not everybody updates on the same day.
     folder, other = deserted(runs_dir), deserted(runs_dir, run_id="digits_1700000000_00000002")
     for path in (folder.job, folder.state):
@@ -275,7 +275,7 @@ def test_replaced_job_file_is_read_again(runs_dir):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files to another user")
 @pytest.mark.parametrize("name", ["job", "state"])
-def test_record_is_the_users_own_only_if_both_files_are(runs_dir, monkeypatch, name):
+def test_run_is_trusted_only_if_both_of_its_record_files_belong_to_the_user(runs_dir, monkeypatch, name):
     folder, fd = make_run(runs_dir)
     assert has_own_record(folder)
     os.chown(getattr(folder, name), 12345, -1)
@@ -283,7 +283,7 @@ def test_record_is_the_users_own_only_if_both_files_are(runs_dir, monkeypatch, n
     os.close(fd)
 
 
-def test_raw_record_equals_the_record_as_json(runs_dir):
+def test_raw_json_of_a_run_equals_its_record(runs_dir):
     folder, fd = make_run(runs_dir, status=states.RUNNING)
     assert read.raw(folder) == read.record(folder).to_json()
     os.close(fd)
@@ -294,7 +294,7 @@ def test_raw_record_equals_the_record_as_json(runs_dir):
 
 
 @pytest.mark.parametrize("status", LIVE)
-def test_run_without_its_owner_is_failed_in_each_state(runs_dir, status):
+def test_run_whose_supervisor_is_gone_is_failed_in_each_state(runs_dir, status):
     folder = deserted(runs_dir, status)
     record = read.record(folder)
     assert (record.status, record.exit_code) == (states.FAILED, 1)
@@ -306,7 +306,7 @@ def test_run_without_its_owner_is_failed_in_each_state(runs_dir, status):
 
 
 @pytest.mark.parametrize("status", LIVE)
-def test_run_with_a_living_owner_keeps_its_state(runs_dir, status):
+def test_run_with_a_living_supervisor_keeps_its_state(runs_dir, status):
     folder, fd = make_run(runs_dir, status=status)
     assert read.record(folder).status == status
     os.close(fd)
@@ -323,7 +323,7 @@ def test_run_with_a_living_owner_keeps_its_state(runs_dir, status):
         ({"kind": "interactive"}, "not_completed", "without complete()"),
     ],
 )
-def test_failure_explains_why_the_owner_is_gone(runs_dir, values, cause, said):
+def test_failure_of_an_abandoned_run_explains_why_its_supervisor_is_gone(runs_dir, values, cause, said):
     record = read.record(deserted(runs_dir, **values))
     assert record.failure.cause == cause
     assert said in record.failure.message
@@ -331,7 +331,7 @@ def test_failure_explains_why_the_owner_is_gone(runs_dir, values, cause, said):
 
 
 @pytest.mark.parametrize("is_marked", [True, False])
-def test_readers_see_the_end_of_an_abandoned_run_while_another_process_ends_it(runs_dir, monkeypatch, is_marked):
+def test_reader_reports_an_abandoned_run_as_failed_while_another_process_ends_it(runs_dir, monkeypatch, is_marked):
     attempt = Attempt(number=1, started_utc="2026-01-01T00:00:00.000Z", nodes=("n",))
     folder, fd = make_run(runs_dir, status=states.RUNNING, attempts=(attempt,))
     if is_marked:
@@ -420,7 +420,7 @@ def test_scratch_folder_of_an_abandoned_run_is_removed(runs_dir, tmp_path):
     assert not scratch.exists()
 
 
-def test_end_written_during_the_owner_check_is_kept(runs_dir, monkeypatch):
+def test_run_that_completes_during_the_liveness_check_stays_completed(runs_dir, monkeypatch):
     folder, fd = make_run(runs_dir, status=states.RUNNING)
 
     def ends_meanwhile(path, here):
@@ -432,7 +432,7 @@ def test_end_written_during_the_owner_check_is_kept(runs_dir, monkeypatch):
     assert read.record(folder).status == states.COMPLETED
 
 
-def test_read_only_reader_reports_the_true_state(runs_dir, monkeypatch):
+def test_reader_without_write_access_reports_an_abandoned_run_as_failed(runs_dir, monkeypatch):
     folder = deserted(runs_dir)
     monkeypatch.setattr(os, "access", lambda *arguments: False)
     record = read.record(folder)
@@ -443,7 +443,7 @@ def test_read_only_reader_reports_the_true_state(runs_dir, monkeypatch):
 # --- a requested cancel
 
 
-def test_live_run_shows_a_cancel_request(runs_dir):
+def test_running_run_with_a_cancel_request_has_the_state_cancel_requested(runs_dir):
     folder, fd = make_run(runs_dir, status=states.RUNNING)
     for _ in range(2):
         read.request_cancel(folder, by="me", reason="typo")
@@ -454,7 +454,7 @@ def test_live_run_shows_a_cancel_request(runs_dir):
 
 
 @pytest.mark.parametrize("status", [states.FINALIZING, *sorted(states.TERMINAL)])
-def test_a_run_that_is_ending_shows_its_end(runs_dir, status):
+def test_ending_run_with_a_cancel_request_keeps_its_state(runs_dir, status):
     folder, fd = make_run(runs_dir, status=status)
     read.request_cancel(folder, by="me")
     assert read.record(folder).status == status

@@ -13,17 +13,17 @@ def path(tmp_path):
     return tmp_path / "notes.jsonl"
 
 
-def test_missing_file_reads_as_empty_notes(path):
+def test_missing_tags_file_reads_as_no_tags(path):
     assert tags_and_properties.read(path) == tags_and_properties.Notes()
 
 
-def test_the_last_value_of_a_tag_counts(path):
+def test_last_value_set_for_a_tag_is_returned(path):
     tags_and_properties.set_tags(path, {"lr": 0.1, "best": None})
     tags_and_properties.set_tags(path, {"lr": "0.2"})
     assert tags_and_properties.read(path).tags == {"lr": "0.2", "best": None}
 
 
-def test_a_tag_s_value_becomes_a_string(path):
+def test_tag_value_is_converted_to_a_string(path):
     tags_and_properties.set_tags(path, {"a": 5, "b": True, "c": [1]})
     assert tags_and_properties.read(path).tags == {"a": "5", "b": "True", "c": "[1]"}
 
@@ -36,7 +36,7 @@ def test_removed_tag_can_be_set_again(path):
     assert tags_and_properties.read(path).tags == {"b": "2", "a": "3"}
 
 
-def test_properties_never_change(path):
+def test_changing_a_property_is_refused(path):
     tags_and_properties.add_properties(path, {"commit": "abc", "n": 1})
     with pytest.raises(RunStateError, match="property 'commit' is 'abc' already"):
         tags_and_properties.add_properties(path, {"new": "x", "commit": "def"})
@@ -52,7 +52,7 @@ def test_display_name_can_change(path):
 
 
 @pytest.mark.parametrize("key", ["", None, 5])
-def test_a_key_is_a_non_empty_string(path, key):
+def test_empty_or_non_string_tag_or_property_name_is_refused(path, key):
     with pytest.raises(UserError, match="not a non-empty string"):
         tags_and_properties.set_tags(path, {key: "x"})
     with pytest.raises(UserError, match="not a non-empty string"):
@@ -61,7 +61,7 @@ def test_a_key_is_a_non_empty_string(path, key):
 
 
 @pytest.mark.parametrize("key", ["value", "tag", "untag", "display_name", "ü\n\"'"])
-def test_any_text_can_be_a_tag_key(path, key):
+def test_any_text_can_be_a_tag_or_property_name(path, key):
     tags_and_properties.set_tags(path, {key: "x"})
     tags_and_properties.add_properties(path, {key: "y"})
     assert (tags_and_properties.read(path).tags, tags_and_properties.read(path).properties) == ({key: "x"}, {key: "y"})

@@ -56,7 +56,7 @@ def test_deleted_run_comes_back_with_all_its_files(tmp_path: Path) -> None:
     assert trash.deleted(tmp_path) == []
 
 
-def test_trials_go_and_come_back_with_their_sweep(tmp_path: Path) -> None:
+def test_deleting_and_restoring_a_sweep_moves_its_trials(tmp_path: Path) -> None:
     sweep = ended(tmp_path)
     for trial in TRIALS:
         ended(tmp_path, trial, parent_run_id=RUN_ID)
@@ -110,7 +110,7 @@ def test_run_is_removed_for_good_after_a_week_by_the_next_removal(tmp_path: Path
 
 
 @pytest.mark.parametrize("time_utc", [None, 7, "soon", "9999-12-31T23:59:59Z", ["x"], "2026-01-01T00:00:00"])
-def test_damaged_mark_in_the_trash_counts_as_deleted_now(tmp_path: Path, time_utc: object) -> None:
+def test_run_with_a_damaged_deletion_time_is_kept_in_the_trash(tmp_path: Path, time_utc: object) -> None:
     trash.delete(tmp_path / "runs", [ended(tmp_path)])
     age(tmp_path, RUN_ID, time_utc)
     trash.expire(tmp_path)

@@ -67,7 +67,7 @@ def received(connected: socket.socket) -> bytes:
     return found
 
 
-def test_connection_carries_data_both_ways_to_its_end(echo: int) -> None:
+def test_tunneled_connection_carries_data_in_both_directions_until_closed(echo: int) -> None:
     here, there = joined(echo)
     ours, theirs = socket.socketpair()
     thread = threading.Thread(target=here.add, args=(1, theirs))

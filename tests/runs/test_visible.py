@@ -60,7 +60,7 @@ def test_a_text_of_several_lines_keeps_its_lines_and_tabs():
     st.text(alphabet=st.characters(blacklist_categories=()), max_size=40)
     | st.text("\x1b[]0;m\x07\x9b\\P(Kx", max_size=30)
 )
-def test_no_control_character_is_left_in_shown_text(text):
+def test_escaped_text_has_no_control_characters(text):
     assert not set(visible(text)) & {chr(code) for code in (*range(32), *range(0x7F, 0xA0))}
     rest = visible_line(text)
     for piece in rest.split("\x1b")[1:]:

@@ -63,7 +63,7 @@ def test_incomplete_work_dir_is_recreated(folder):
     assert not (work / "old").exists()
 
 
-def test_a_snapshot_that_is_gone_is_an_error(folder):
+def test_creating_a_work_dir_without_its_snapshot_raises_file_not_found(folder):
     shutil.rmtree(folder.snapshot.resolve())
     with pytest.raises(FileNotFoundError):
         work_dir.make(folder)
@@ -100,21 +100,21 @@ def test_cleaning_removes_an_unchanged_work_dir(folder):
     assert folder.outputs.is_dir()
 
 
-def test_changed_and_new_files_stay(folder):
+def test_cleaning_keeps_changed_and_new_files(folder):
     work = work_dir.make(folder)
     write_tree(work, {"d/data.csv": "3,4,5", "checkpoint/step_1": "w", "log.txt": ""})
     work_dir.clean(folder)
     assert everything(work) == {"d", "d/data.csv", "checkpoint", "checkpoint/step_1", "log.txt"}
 
 
-def test_a_file_of_the_same_size_that_was_written_again_stays(folder):
+def test_cleaning_keeps_a_rewritten_file_of_the_same_size(folder):
     work = work_dir.make(folder)
     (work / "d/data.csv").write_text("2,1")
     work_dir.clean(folder)
     assert (work / "d/data.csv").read_text() == "2,1"
 
 
-def test_links_stay_if_they_are_new_or_lead_elsewhere_now(folder):
+def test_cleaning_keeps_new_and_changed_links(folder):
     work = work_dir.make(folder)
     (work / "link").unlink()
     (work / "link").symlink_to("train.py")
@@ -152,7 +152,7 @@ def test_outputs_of_a_replaced_outputs_folder_are_merged(folder):
     assert (work / "outputs/early").read_text() == "other"
 
 
-def test_a_file_in_the_place_of_the_outputs_stays(folder):
+def test_cleaning_keeps_a_file_that_replaced_the_outputs_folder(folder):
     work = work_dir.make(folder)
     (work / "outputs").unlink()
     (work / "outputs").write_text("not a folder")
@@ -160,7 +160,7 @@ def test_a_file_in_the_place_of_the_outputs_stays(folder):
     assert (work / "outputs").read_text() == "not a folder"
 
 
-def test_a_removed_file_does_no_harm(folder):
+def test_cleaning_ignores_files_that_the_script_has_removed(folder):
     work = work_dir.make(folder)
     (work / "train.py").unlink()
     shutil.rmtree(work / "d")

@@ -75,7 +75,7 @@ def lab(tmp_path: Path) -> Lab:
     return Lab(tmp_path)
 
 
-def test_time_starts_one_run_and_reports_missed_times(lab: Lab) -> None:
+def test_tick_starts_one_run_per_due_time_and_records_missed_times(lab: Lab) -> None:
     lab.add(cron="0 * * * *", time_zone="UTC")
 
     assert lab.tick() == ["2026-01-10T12:00:00+00:00"]
@@ -93,7 +93,7 @@ def test_time_starts_one_run_and_reports_missed_times(lab: Lab) -> None:
 
 
 @pytest.mark.promise("schedule-missed-times")
-def test_late_time_makes_one_run_for_all_missed_ones_or_none(lab: Lab) -> None:
+def test_late_tick_starts_one_run_for_all_missed_times_or_none(lab: Lab) -> None:
     lab.add("once", cron="30 * * * *", time_zone="UTC")
     lab.add("skip", cron="30 * * * *", time_zone="UTC", missed="skip")
 
@@ -108,7 +108,7 @@ def test_late_time_makes_one_run_for_all_missed_ones_or_none(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("overlap", ["queue", "skip"])
-def test_time_during_a_run_waits_or_is_skipped(lab: Lab, overlap: str) -> None:
+def test_due_time_during_a_run_waits_or_is_skipped_as_configured(lab: Lab, overlap: str) -> None:
     lab.add(cron="* * * * *", time_zone="UTC", overlap=overlap)
     assert len(lab.tick()) == 1
 
@@ -145,7 +145,7 @@ def test_each_new_version_starts_a_run_and_older_ones_none(lab: Lab, monkeypatch
     assert found == ["digits:3", "digits:4"]
 
 
-def test_ended_run_of_the_experiment_starts_a_run_unless_excluded(lab: Lab) -> None:
+def test_ended_run_of_a_watched_experiment_starts_a_run_unless_started_by_a_schedule(lab: Lab) -> None:
     ids = [f"train_170000000{number}_00000000" for number in range(5)]
     for run_id in [*ids, "other_1700000000_00000000", f"{ids[0]}_1"]:
         lab.run(run_id, tags={ticking.TAG: "job"} if run_id == ids[3] else {})
@@ -163,7 +163,7 @@ def test_ended_run_of_the_experiment_starts_a_run_unless_excluded(lab: Lab) -> N
     assert not any(ids[4] == what for _, what, _ in lab.states())
 
 
-def test_schedule_after_one_run_starts_once_also_if_it_has_ended(lab: Lab) -> None:
+def test_schedule_triggered_by_an_already_ended_run_starts_once(lab: Lab) -> None:
     lab.run("train_1700000000_00000000")
     lab.end("train_1700000000_00000000", states.FAILED)
     lab.add(after=("train_1700000000_00000000",), ended="failed")
@@ -187,7 +187,7 @@ def test_paused_schedule_starts_nothing_even_after_it_is_resumed(lab: Lab) -> No
         ticking.resume(lab.schedules, "job")
 
 
-def test_start_that_an_engine_refuses_is_tried_again_and_a_wrong_file_is_not(lab: Lab) -> None:
+def test_start_refused_by_an_engine_is_retried_but_an_invalid_job_file_is_not(lab: Lab) -> None:
     lab.add(cron="0 * * * *", time_zone="UTC")
     lab.error = EngineError("no answer of the host")
 
@@ -223,7 +223,7 @@ def test_schedule_of_another_user_is_not_started(lab: Lab, monkeypatch: pytest.M
     assert not ticking.is_due(lab.schedules.workspace_dir)
 
 
-def test_is_due_reports_due_work_without_starting_it(lab: Lab) -> None:
+def test_is_due_returns_true_for_a_due_schedule_without_starting_a_run(lab: Lab) -> None:
     lab.add(cron="* * * * *", time_zone="UTC")
     workspace_dir = lab.schedules.workspace_dir
     assert ticking.is_due(workspace_dir)
@@ -237,7 +237,7 @@ def test_is_due_reports_due_work_without_starting_it(lab: Lab) -> None:
     assert ticking.is_due(workspace_dir), "its end is to be written down"
 
 
-def test_removed_schedule_leaves_nothing_to_one_of_the_same_name(lab: Lab) -> None:
+def test_new_schedule_has_no_history_of_a_removed_schedule_of_the_same_name(lab: Lab) -> None:
     lab.add(cron="0 * * * *", time_zone="UTC")
     lab.tick()
     with pytest.raises(ScheduleError, match="exists already"):
@@ -253,7 +253,9 @@ def test_removed_schedule_leaves_nothing_to_one_of_the_same_name(lab: Lab) -> No
     assert lab.tick() == ["2026-01-10T12:00:00+00:00"]
 
 
-def test_old_times_are_removed_and_not_taken_again(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_of_old_due_times_are_removed_and_no_time_starts_twice(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("paceline.schedules.occurrences.KEPT", 3)
     lab.add(cron="* * * * *", time_zone="UTC", created_utc="2026-01-10T11:59:00.000Z")
     for minute in range(6):
@@ -266,7 +268,7 @@ def test_old_times_are_removed_and_not_taken_again(lab: Lab, monkeypatch: pytest
     assert len(lab.started) == 6
 
 
-def test_second_process_does_not_take_an_occurrence_again(lab: Lab) -> None:
+def test_due_time_claimed_by_one_process_is_not_claimed_by_another(lab: Lab) -> None:
     lab.add(cron="0 * * * *", time_zone="UTC")
     kept = lab.schedules.occurrences("job")
     one = Occurrence(key="model-a-1", kind="model", what="a:1", time_utc=NOW.isoformat())
@@ -345,5 +347,5 @@ print(kills)
 
 
 @pytest.mark.promise("schedule-never-twice")
-def test_kill_at_each_change_of_a_file_loses_no_occurrence_and_starts_none_twice(tmp_path: Path) -> None:
+def test_tick_killed_at_any_file_change_loses_no_due_time_and_starts_none_twice(tmp_path: Path) -> None:
     assert int(run_python(KILLED, tmp_path)) >= 50

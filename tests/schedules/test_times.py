@@ -29,7 +29,7 @@ def test_cron_expression_is_evaluated_in_its_time_zone() -> None:
     assert times.check(" */15  8-18 * * mon-fri", "UTC") == "*/15 8-18 * * mon-fri"
 
 
-def test_time_that_the_clock_skips_comes_after_the_gap_and_a_repeated_one_comes_once() -> None:
+def test_skipped_daylight_saving_time_runs_after_the_gap_and_a_repeated_one_once() -> None:
     # In Berlin the clock goes from 02:00 to 03:00 on 29 March 2026, and from 03:00 back to 02:00 on 25 October.
     assert first("30 2 * * *", "Europe/Berlin", utc(2026, 3, 28, 12), 2) == ["03-29 01:00", "03-30 00:30"]
     assert first("30 2 * * *", "Europe/Berlin", utc(2026, 10, 24, 12), 2) == ["10-25 00:30", "10-26 01:30"]
@@ -39,7 +39,7 @@ def test_time_that_the_clock_skips_comes_after_the_gap_and_a_repeated_one_comes_
     assert hours == ["10-25 00:00", "10-25 01:00", "10-25 02:00", "10-25 03:00"], "each hour that passes"
 
 
-def test_due_returns_the_last_time_and_counts_the_earlier_ones() -> None:
+def test_due_returns_the_last_due_time_and_the_count_of_earlier_ones() -> None:
     found = times.due("0 3 * * *", "UTC", utc(2026, 1, 1), utc(2026, 1, 5, 4))
 
     assert found is not None
@@ -51,7 +51,7 @@ def test_due_returns_the_last_time_and_counts_the_earlier_ones() -> None:
     assert (once.earlier, once.count) == (None, 0)
 
 
-def test_count_of_passed_times_ends_and_the_latest_is_still_found() -> None:
+def test_count_of_missed_times_is_limited_and_the_latest_time_is_still_returned() -> None:
     found = times.due("* * * * *", "UTC", utc(2026, 1, 1), utc(2026, 3, 1, 0, 0, 30))
 
     assert found is not None

@@ -28,7 +28,7 @@ paceline_model_process_resident_bytes{{service="s",pid="12"}} 4096
 """
 
 
-def test_load_point_has_rates_and_latencies_between_two_samples() -> None:
+def test_load_of_a_service_has_rates_and_latencies_between_two_samples() -> None:
     before, now = load.parse(text(100, 5, fast=100), 10.0), load.parse(text(120, 7, fast=100, slow=20), 20.0)
     point = load.point(before, now)
     assert (point["requests_per_s"], point["errors_per_s"], point["waiting"]) == (2.0, 0.2, 3.0)
@@ -59,7 +59,7 @@ def test_service_without_an_address_reports_why_it_has_no_load(tmp_path: Path) -
     assert watched.error == "service 'digits' is Stopped and has no address yet."
 
 
-def test_history_fills_the_times_without_finer_points_and_has_a_bound(
+def test_load_history_is_stored_in_coarser_points_and_its_size_is_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, counts = ServiceFolder(tmp_path), iter(range(0, 10**6, 60))

@@ -222,7 +222,9 @@ def test_service_has_its_own_environment(workspace: Workspace, source: Path, tmp
     assert service.run("{}")[0] == "small"
 
 
-def test_variables_reach_the_script_and_are_not_shown(workspace: Workspace, source: Path) -> None:
+def test_environment_variables_of_a_service_reach_its_script_and_are_not_shown(
+    workspace: Workspace, source: Path
+) -> None:
     write_tree(source, {"own.py": "import os\ndef init(): pass\ndef run(data): return os.environ['TOKEN']\n"})
     service = Service.deploy(
         workspace,

@@ -224,7 +224,9 @@ def test_service_deleted_at_once_leaves_no_processes_or_files(workspace: Workspa
     assert list(store.services_dir(workspace.path).iterdir()) == []
 
 
-def test_occupied_port_is_named_and_waited_for(workspace: Workspace, source: Path) -> None:
+def test_service_on_an_occupied_port_reports_the_port_and_starts_when_it_is_free(
+    workspace: Workspace, source: Path
+) -> None:
     import socket
 
     service = deployed(workspace, source)
@@ -293,7 +295,7 @@ def _told(path: Path) -> list[str]:
 
 
 @pytest.mark.promise("service-down-told-once")
-def test_receivers_hear_once_that_restarts_do_not_bring_a_service_back(
+def test_notification_is_sent_once_when_restarts_do_not_recover_a_service(
     workspace: Workspace, source: Path, tmp_path: Path
 ) -> None:
     told = tmp_path / "told"
@@ -311,7 +313,7 @@ def test_receivers_hear_once_that_restarts_do_not_bring_a_service_back(
 
 
 @pytest.mark.promise("service-down-told-once")
-def test_receivers_hear_that_the_first_revision_of_a_service_failed(
+def test_notification_is_sent_when_the_first_revision_of_a_service_fails(
     workspace: Workspace, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (source / "score.py").write_text("def init():\n    raise ValueError('bad weights')\n\ndef run(data):\n    pass\n")

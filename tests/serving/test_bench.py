@@ -19,7 +19,7 @@ def run(data):
 """
 
 
-def test_each_number_of_clients_is_measured(tmp_path):
+def test_bench_reports_latency_and_rate_for_each_number_of_clients(tmp_path):
     with serving(tmp_path, SCRIPT) as server:
         found = bench(f"{server.url}/score", b"1", clients=(1, 4), seconds=0.3)
         assert [each.clients for each in found] == [1, 4]

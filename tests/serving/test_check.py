@@ -75,7 +75,7 @@ def test_check_reports_each_problem_in_one_sentence(tmp_path, script, sample, va
     assert "\n" not in found.problem
 
 
-def test_check_runs_in_the_services_interpreter(tmp_path):
+def test_service_check_runs_the_script_in_the_configured_interpreter(tmp_path):
     import venv
 
     venv.create(tmp_path / "venv", with_pip=False, symlinks=True)

@@ -48,7 +48,7 @@ http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 
 
-def test_line_of_a_session_is_read_from_its_log():
+def test_address_of_a_session_is_read_from_its_log():
     found = Serving(kind="ssh", at="ann /usr/sbin/sshd -i -f '/tmp/a b/sshd_config'")
     log = f"noise\n{serving_line(Serving(kind='jupyter', at='1'))}\nmore\n{serving_line(found)}\n[I] ready"
     assert serving(log) == found
@@ -114,7 +114,7 @@ def fetched(url: str) -> object:
 
 
 @pytest.mark.promise("session-is-a-run")
-def test_session_serves_keeps_its_notebook_and_resumes(cli: Cli) -> None:
+def test_notebook_session_answers_keeps_its_files_and_can_be_resumed(cli: Cli) -> None:
     write_tree(cli.folder, {"jupyterlab/__init__.py": "", "jupyterlab/__main__.py": JUPYTERLAB})
     process, run_id, url = open_session(cli, "--idle", "0")
     assert fetched(url) == "/lab"
@@ -199,7 +199,7 @@ def test_ssh_logs_in_to_the_session(cli: Cli) -> None:
         (("--idle", "soon"), "soon"),
     ],
 )
-def test_wrong_session_is_refused_before_anything_starts(cli: Cli, words: tuple[str, ...], message: str) -> None:
+def test_invalid_session_command_is_refused_and_starts_no_run(cli: Cli, words: tuple[str, ...], message: str) -> None:
     assert message in cli("dev", *words, code=2).stderr
     assert cli.run_ids() == []
 

@@ -57,7 +57,7 @@ def test_a_file_that_git_ignores_is_not_dirty(tmp_path):
     assert git_state(top)["dirty"] is False
 
 
-def test_changes_beside_the_source_directory_do_not_count(tmp_path):
+def test_changes_outside_the_source_directory_do_not_make_the_git_state_dirty(tmp_path):
     top = repository(tmp_path / "code", {"src/train.py": "", "README": ""})
     write_tree(top, {"README": "changed", "new": ""})
     state = git_state(top / "src")
@@ -70,7 +70,7 @@ def test_a_detached_head_has_a_commit_and_no_branch(tmp_path):
     assert git_state(top) == {"commit": git(top, "rev-parse", "HEAD"), "dirty": False}
 
 
-def test_a_repository_without_a_commit_has_a_branch_alone(tmp_path):
+def test_git_state_of_a_repository_without_a_commit_has_only_a_branch(tmp_path):
     top = write_tree(tmp_path / "code", {"a": ""})
     git(top, "init", "-q", "-b", "main")
     assert git_state(top) == {"branch": "main", "dirty": True}

@@ -38,7 +38,7 @@ def git(top: Path, *words: str) -> None:
 
 
 @pytest.mark.promise("run-does-copy-linked-place")
-def test_ignored_folder_is_linked_and_results_are_left_out(top: Path) -> None:
+def test_ignored_data_folder_is_linked_but_result_folders_are_not(top: Path) -> None:
     (top / ".gitignore").write_text("/data\nout/\n")
     assert left(top) == {
         "data": "ignored by '/data' in .gitignore",
@@ -128,7 +128,7 @@ def test_file_count_size_and_time_of_uncopied_folders_are_stored(top: Path, tmp_
     assert linked.read(tmp_path / "linked.json") == []
 
 
-def test_virtual_environment_is_linked_and_not_counted(top: Path) -> None:
+def test_ignored_virtual_environment_is_linked_without_counting_its_files(top: Path) -> None:
     (top / ".gitignore").write_text(".venv\n")
     for name in (".venv", "env"):
         (top / name).mkdir()
@@ -193,7 +193,7 @@ def sent(
 
 
 @pytest.mark.promise("machines-do-see-project-data")
-def test_secrets_results_environments_and_hidden_folders_are_never_sent_unasked(top: Path) -> None:
+def test_ignored_secrets_results_environments_and_hidden_folders_are_not_sent_by_default(top: Path) -> None:
     ignored = {".env": "K=1", "prod.env": "K=1", "id_rsa": "", "secrets/a.txt": "", "deploy.pem": "", ".cache/a": ""}
     ignored |= {
         "node_modules/a/a.js": "",
@@ -283,7 +283,9 @@ def test_ignored_link_to_a_folder_is_measured_as_a_folder(top: Path, tmp_path: P
     assert (one.is_folder, one.files, one.size) == (True, 1, 3)
 
 
-def test_folder_after_a_large_one_is_counted(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_a_folder_are_counted_even_if_an_earlier_folder_exceeds_the_count_limit(
+    top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(linked, "_COUNTED", 2)
     write_tree(top, {f"many/{number}": "" for number in range(3)})
     names = [linked.NotCopied(path=name, why="ignored", is_linked=True, is_folder=True) for name in ("many", "data")]

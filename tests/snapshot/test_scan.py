@@ -71,7 +71,7 @@ def test_sibling_folder_whose_name_begins_alike_counts_as_outside(tmp_path):
         scanned(top)
 
 
-def test_a_link_out_of_the_tree_that_is_ignored_does_no_harm(tmp_path):
+def test_ignored_link_out_of_the_source_is_accepted(tmp_path):
     top = write_tree(tmp_path / "code", {".gitignore": "/data\n", "a": ""})
     (top / "data").symlink_to("/etc")
     assert scanned(top).links == {}
@@ -105,7 +105,7 @@ def test_a_socket_is_refused(tmp_path, monkeypatch):
             scanned(top)
 
 
-def test_a_pipe_that_is_ignored_does_no_harm(tmp_path):
+def test_ignored_pipe_is_accepted(tmp_path):
     top = write_tree(tmp_path / "code", {".gitignore": "pipe\n"})
     os.mkfifo(top / "pipe")
     assert set(scanned(top).files) == {".gitignore"}
@@ -162,7 +162,7 @@ def test_too_many_bytes_are_refused_with_the_largest_entries(tmp_path, monkeypat
     assert "'data' (3 MiB, 1 files), 'small' (1 MiB, 1 files)" in str(refused.value)
 
 
-def test_links_count_as_files(tmp_path, monkeypatch):
+def test_symlinks_count_towards_the_limit_of_files(tmp_path, monkeypatch):
     monkeypatch.setattr(scan_module, "MAX_FILES", 2)
     top = write_tree(tmp_path / "code", {"a": ""})
     for name in ("l", "m"):

@@ -123,7 +123,7 @@ def test_source_that_is_no_folder_is_refused(tmp_path):
 
 
 @pytest.mark.promise("submitting-unchanged-tree-copies-nothing")
-def test_an_unchanged_source_makes_no_new_copy(tmp_path):
+def test_snapshot_of_an_unchanged_source_reuses_the_previous_copy(tmp_path):
     top = write_tree(tmp_path / "code", {"a": "1", "d/b": "2"})
     first = snap(top)
     for _ in range(2):
@@ -141,7 +141,7 @@ def test_equal_content_in_another_folder_reuses_the_snapshot(tmp_path):
     assert (second.id, second.is_new) == (first.id, False)
 
 
-def test_an_unchanged_source_is_not_read_again(tmp_path, monkeypatch):
+def test_snapshot_of_an_unchanged_source_reads_no_file_content(tmp_path, monkeypatch):
     top = write_tree(tmp_path / "code", {"a": "1", "d/b": "2"})
     settle()
     snap(top)
@@ -186,7 +186,7 @@ def test_edit_within_one_clock_tick_of_the_scan_is_detected(tmp_path, monkeypatc
 
 
 @pytest.mark.promise("submitting-unchanged-tree-copies-nothing")
-def test_a_small_edit_shares_all_other_files_with_the_last_copy(tmp_path):
+def test_snapshot_after_a_small_edit_shares_unchanged_files_with_the_previous_snapshot(tmp_path):
     top = write_tree(tmp_path / "code", {"large": b"0" * 100_000, "a": "1"})
     first = snap(top)
     (top / "a").write_text("2")
@@ -203,7 +203,7 @@ def test_a_damaged_last_copy_is_not_shared(tmp_path):
     assert (snap(top).path / "large").read_bytes() == b"0" * 1000
 
 
-def test_a_copy_that_was_removed_is_made_again(tmp_path):
+def test_removed_snapshot_is_copied_again(tmp_path):
     top = write_tree(tmp_path / "code", {"a": "1"})
     settle()
     first = snap(top)
@@ -223,7 +223,7 @@ def test_damaged_scan_cache_is_ignored(tmp_path):
         assert snap(top).id == first.id
 
 
-def test_a_change_of_mode_alone_is_another_snapshot(tmp_path):
+def test_changed_file_mode_makes_a_new_snapshot(tmp_path):
     top = write_tree(tmp_path / "code", {"a": "1"})
     settle()
     first = snap(top)
@@ -239,7 +239,7 @@ def test_changed_ignore_patterns_apply_to_the_next_snapshot(tmp_path):
         assert {Path(path).name for path in snap(top).files} - {".gitignore"} == set(expected)
 
 
-def test_a_file_that_becomes_a_folder_or_a_link_is_noticed(tmp_path):
+def test_file_replaced_by_a_folder_or_link_is_detected(tmp_path):
     top = write_tree(tmp_path / "code", {"a": "1", ".gitignore": "x\n"})
     for make in (lambda p: p.mkdir(), lambda p: p.symlink_to(".gitignore"), lambda p: p.write_text("1")):
         settle()
@@ -295,7 +295,7 @@ def test_any_edit_changes_the_id_and_undoing_it_restores_it(files, data):
     ],
     ids=["renamed", "empty folder", "link", "removed", "longer"],
 )
-def test_every_kind_of_change_is_another_snapshot(tmp_path, change):
+def test_every_kind_of_file_change_makes_a_new_snapshot(tmp_path, change):
     top = write_tree(tmp_path / "code", {"a": "1", "x": ""})
     first = snap(top)
     change(top)

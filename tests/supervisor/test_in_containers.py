@@ -98,7 +98,7 @@ def test_mpirun_on_one_remote_node_needs_no_remote_shell() -> None:
     assert command.shells == ()
 
 
-def test_container_client_exit_is_ignored_if_the_script_never_began_or_still_runs(tmp_path: Path) -> None:
+def test_container_exit_is_ignored_if_the_script_never_started_or_still_runs(tmp_path: Path) -> None:
     # Story: podman ends with 0 at a signal that it does not hand on, and the run counted as completed.
     contained = replace(make_launch(make_job()), prepared=(prepared(1),))
     folder = RunFolder(tmp_path)

@@ -24,7 +24,7 @@ def listed(monkeypatch):
     return found
 
 
-def test_names_are_reported_once(tmp_path):
+def test_each_new_log_file_is_reported_once(tmp_path):
     news = NewFiles(tmp_path)
     (tmp_path / "a").touch()
     assert news.look() == {"a"}
@@ -48,7 +48,7 @@ def test_folder_that_changed_just_now_is_listed_again(tmp_path, listed):
     assert listed == [str(tmp_path)] * 3
 
 
-def test_missing_folder_has_no_names(tmp_path):
+def test_missing_log_folder_has_no_new_files(tmp_path):
     assert NewFiles(tmp_path / "none").look() == set()
 
 

@@ -87,7 +87,7 @@ def test_failure_in_a_shared_folder_names_no_node(prepare):
     assert (failure.node, failure.message) == (None, TOLD["message"])
 
 
-def test_a_node_that_is_lost_is_named_once(prepare):
+def test_failure_message_names_a_lost_node_once(prepare):
     failure = prepare(is_shared=False, lost={1: "node-1: nothing heard for 15 s."})
     assert (failure.cause, failure.message) == ("node_lost", "Node node-1 was lost: nothing heard for 15 s.")
 
@@ -99,7 +99,7 @@ def command(folder: Path, code: str) -> Command:
     return Command(argv=(sys.executable, "-S", "-c", code), log=folder / "log")
 
 
-def test_end_of_this_host_kills_its_processes_but_not_links(tmp_path: Path) -> None:
+def test_killing_all_processes_of_this_host_spares_its_links_to_other_nodes(tmp_path: Path) -> None:
     # Story: outputs were listed with the nodes of `local`, which end all descendants of the supervisor: each node's ssh.
     with subprocess.Popen(["sleep", "60"]) as link:
         try:

@@ -224,7 +224,7 @@ def test_sweep_sends_one_digest_and_a_message_on_a_new_best_trial(cli: Cli, hook
 
 
 @pytest.mark.promise("hang-told-shown-page-button")
-def test_hang_is_notified_with_its_start_and_reason(tmp_path: Path, hooks: Hooks) -> None:
+def test_hang_notification_has_the_start_time_and_reason(tmp_path: Path, hooks: Hooks) -> None:
     hang = {"since_utc": "2026-11-23T06:12:03.000Z", "text": "Rank 0 waits for rank 1.", "report": "hang.txt"}
     job = make_job(notify=["webhook:env:W"])
     folder, fd = make_run(tmp_path / "runs", status=states.RUNNING, job=job, hang=hang)

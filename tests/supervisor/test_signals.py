@@ -18,17 +18,17 @@ def answer(code: str) -> str:
     return run_python(SETUP + code).strip()
 
 
-def test_sleep_lasts_the_given_time():
+def test_supervisor_sleep_lasts_the_given_time():
     assert answer("print(0.1 <= slept(0.1) < 2, slept(-1) < 0.1)") == "True True"
 
 
-def test_sleep_ends_with_a_child():
+def test_supervisor_sleep_ends_when_a_child_process_exits():
     code = "p = subprocess.Popen(['sleep', '0.1']); print(slept(20) < 10, p.wait(), wake.stopped_by)"
     assert answer(code) == "True 0 None"
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
-def test_sleep_ends_with_a_signal_and_keeps_it(name):
+def test_supervisor_sleep_ends_on_a_signal_and_remembers_it(name):
     code = f"os.kill(os.getpid(), signal.{name}); print(slept(20) < 10, wake.stopped_by == signal.{name}, slept(0.05) >= 0.05)"
     assert answer(code) == "True True True"
 
@@ -43,7 +43,7 @@ def test_started_worker_has_default_signal_handlers():
     assert answer(code) == "-15"
 
 
-def test_sleep_ends_with_news_of_remote_nodes():
+def test_supervisor_sleep_ends_when_a_remote_node_sends_a_message():
     code = (
         "import threading, types\n"
         "elsewhere, here = types.SimpleNamespace(on_news=None), object()\n"

@@ -179,7 +179,7 @@ if os.environ["PACELINE_RANK"] == "0":
 TWO_NODES = {"distributed_backend": "gloo", "node_count": 2, "max_restarts": 1, "grace_period_seconds": 0.1}
 
 
-def test_a_peer_that_fails_for_a_lost_node_before_its_loss_is_noticed_is_not_to_blame(tmp_path):
+def test_worker_that_fails_before_the_loss_of_its_peers_node_is_detected_is_not_blamed(tmp_path):
     stage = Stage(tmp_path, PEER_GONE.format(error="ConnectionResetError('Connection reset by peer')"), **TWO_NODES)
     record = stage.see_through({"name": "a", "cut_for_s": 1.5}, B)
     assert attempts(record) == [(1, "node_lost", ("a", "c")), (2, None, ("b", "c"))]
@@ -254,7 +254,7 @@ def test_preemption_by_the_engine_needs_no_restart(tmp_path):
     assert attempts(stage.see_through(B)) == [(1, "preempted", ("a",)), (2, None, ("b",))]
 
 
-def test_nodes_taken_away_need_no_restart(tmp_path):
+def test_run_continues_after_preempted_nodes_without_using_a_restart(tmp_path):
     stage = Stage(tmp_path, LOSES, max_restarts=0)
     record = stage.see_through(TAKEN, B)
     assert attempts(record) == [(1, "preempted", ("a",)), (2, None, ("b",))]
@@ -274,7 +274,7 @@ def test_run_ends_after_ten_preemptions_before_its_workers_started(tmp_path):
     assert "the node is drained" in record.failure.message
 
 
-def test_attempt_interrupted_before_the_kill_of_its_supervisor_is_preempted(tmp_path):
+def test_attempt_interrupted_by_the_engine_before_its_supervisor_is_killed_is_preempted(tmp_path):
     stage = Stage(tmp_path, IGNORES, is_of_engine=True, max_restarts=0, grace_period_seconds=600)
     process = stage.start(A)
     worker = stage.worker()
@@ -296,7 +296,7 @@ def test_lost_node_of_the_supervisor_needs_a_restart(tmp_path):
     assert stage.told() == ["gave a", "released"]
 
 
-def test_supervisor_after_a_killed_one_starts_the_next_attempt(tmp_path):
+def test_new_supervisor_after_a_killed_supervisor_starts_the_next_attempt(tmp_path):
     stage = Stage(tmp_path, WAITS, is_of_engine=True, max_restarts=1)
     assert stage.interrupt(signal.SIGKILL, A).attempts[0].ended_utc is None
     processes.send(stage.worker(), signal.SIGKILL)  # as the engine does with the rest of its job
@@ -308,7 +308,7 @@ def test_supervisor_after_a_killed_one_starts_the_next_attempt(tmp_path):
     assert record.status == states.COMPLETED
 
 
-def test_run_preempted_before_its_first_attempt_starts_it(tmp_path):
+def test_run_preempted_before_its_first_attempt_still_starts_that_attempt(tmp_path):
     stage = Stage(tmp_path, WAITS.replace('"1"', '"0"'), is_of_engine=True)
     store.change(stage.folder, stage.record(), states.QUEUED, waiting_for="interrupted by the engine")
     assert attempts(stage.see_through(A)) == [(1, None, ("a",))]
@@ -356,7 +356,7 @@ def test_elastic_run_continues_without_files_of_a_lost_node(tmp_path):
     assert KEEPS["keeps"] in stage.folder.driver_log.read_text()
 
 
-def test_property_of_a_canceled_run_names_unfetched_files(tmp_path):
+def test_canceled_run_stores_the_place_of_unfetched_files_in_a_property(tmp_path):
     stage = Stage(tmp_path, WAITS)
     record = stage.interrupt(signal.SIGTERM, KEEPS)
     assert (record.status, record.canceled_by) == (states.CANCELED, "SIGTERM")
@@ -366,7 +366,7 @@ def test_property_of_a_canceled_run_names_unfetched_files(tmp_path):
 # --- a target that can't be made
 
 
-def test_target_that_no_longer_loads_fails_the_run_with_the_reason(tmp_path):
+def test_run_fails_with_the_reason_if_its_target_plugin_cannot_be_loaded(tmp_path):
     stage = Stage(tmp_path, "")
     write_json(stage.folder.target, {"name": "lab", "kind": "no such", "settings": {}})
     code = """

@@ -40,7 +40,7 @@ def test_space_text_round_trips() -> None:
     assert read_space(space_text(plain), Space({"x": 1})) == plain
 
 
-def test_edited_lines_change_the_space() -> None:
+def test_edited_text_of_a_search_space_changes_the_space() -> None:
     text = space_text(SPACE).replace("loguniform(0.0001, 0.1)", "uniform(0, 1)").replace("batch = choice(32, 64)", "")
     found = read_space(f"{text}\n\n  new=choice(1, 2) ", SPACE).parts()
     assert found["--lr"] == expressions.uniform(0, 1)
@@ -107,7 +107,7 @@ def test_new_sweep_has_the_source_and_the_changed_space(before: RunFolder) -> No
     assert tags_and_properties.read(folder.notes).tags == {"sweep_of": before.run_id}
 
 
-def test_new_sweep_keeps_points_and_switches_that_fit_its_space(before: RunFolder) -> None:
+def test_repeated_sweep_keeps_initial_points_and_switches_that_fit_the_new_space(before: RunFolder) -> None:
     spec = SweepSpec.from_json(store.stored(submit_again(before, before.path.parent.parent)).sweep or {})
     assert (spec.points, spec.switches) == (({"--lr": 0.1, "--amp": True},), ("--amp",))
 

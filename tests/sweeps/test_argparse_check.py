@@ -221,7 +221,9 @@ given = parser.parse_args()
 
 
 @pytest.mark.promise("switch-script-s-tuned-like")
-def test_switches_of_the_script_are_turned_on_and_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_boolean_parameters_turn_switches_of_the_script_on_and_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = tmp_path / "train.py"
     script.write_text(SWITCHES)
     either = pl.choice(True, False)
@@ -329,7 +331,7 @@ def test_scripts_whose_arguments_can_not_be_determined_are_not_reported(kind: st
 
 @pytest.mark.promise("space-script-s-argparse-will")
 @pytest.mark.parametrize("kind", KNOWN)
-def test_a_parser_is_followed_through_the_script(
+def test_misspelled_argument_is_detected_however_the_script_builds_its_parser(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     script = tmp_path / "train.py"
@@ -454,7 +456,7 @@ LISTS = {
 
 
 @pytest.mark.parametrize("name", LISTS)
-def test_lists_and_switches_arrive_as_the_script_reads_them(tmp_path: Path, name: str) -> None:
+def test_list_and_boolean_values_are_passed_in_the_form_of_each_argument_parser(tmp_path: Path, name: str) -> None:
     script, words = LISTS[name]
     space = {"size": pl.choice([[1, 2]]), "shout": pl.choice(True), "amp": pl.choice(False)}
     assert found(tmp_path, script, space) == words

@@ -69,7 +69,7 @@ def test_controller_of_a_removed_sweep_ends_its_trials_and_itself(submit: Any) -
 
 
 @pytest.mark.promise("runs-judged-again-better-curve")
-def test_running_trial_is_judged_again_after_a_better_trial(submit: Any, tmp_path: Path) -> None:
+def test_bandit_judges_a_running_trial_again_after_a_better_trial(submit: Any, tmp_path: Path) -> None:
     (tmp_path / "source" / "train.py").write_text(SCRIPT)
     go = tmp_path / "go"
     run = submit(

@@ -41,7 +41,7 @@ def test_live_board_shows_new_values_at_each_refresh(tmp_path: Path) -> None:
     assert [(t.status, t.curve) for t in standing.trials] == [("Completed", (3.0, 1.0)), ("Failed", (2.0,))]
 
 
-def test_a_trial_that_was_paused_is_followed_in_its_next_run(tmp_path: Path) -> None:
+def test_live_table_shows_a_paused_trial_with_the_values_of_its_next_run(tmp_path: Path) -> None:
     spec = SweepSpec(space=Space({"x": pl.uniform(0, 1)}), metric="loss", goal="minimize", stop=pl.ASHA(promote=True))
     sweep = make_sweep(tmp_path, spec, states.RUNNING)
     first = add_trial(sweep, 0, {"x": 0.1}, (3.0, 2.0), states.RUNNING, first_step=0)
@@ -110,7 +110,7 @@ def test_names_and_values_are_escaped() -> None:
     )
 
 
-def test_board_of_an_ended_sweep_is_drawn_once(tmp_path: Path) -> None:
+def test_live_table_of_an_ended_sweep_is_printed_once(tmp_path: Path) -> None:
     spec = SweepSpec(space=Space({"x": pl.uniform(0, 1)}), metric="loss", goal="minimize")
     sweep = make_sweep(tmp_path, spec)
     add_trial(sweep, 0, {"x": 0.25}, (3.0,))

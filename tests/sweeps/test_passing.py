@@ -36,7 +36,7 @@ paceline.Run.get_context().log("score", x + layers)
 @pytest.mark.parametrize(
     ("way", "xs"), [("environment", [0.5]), ("cfg/parameters.json", [0.5, 1.5]), ("assignments", [0.5])]
 )
-def test_script_gets_its_values_in_each_pass_as_form(
+def test_script_reads_its_parameter_values_in_each_pass_as_form(
     way: str, xs: list[float], tmp_path: Path, monkeypatch: Any
 ) -> None:
     hide_matplotlib(tmp_path / ".paceline")

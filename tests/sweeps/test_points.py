@@ -50,7 +50,7 @@ def test_values_are_passed_as_assignments() -> None:
     )
 
 
-def test_values_are_passed_as_environment_variables() -> None:
+def test_parameter_values_are_passed_as_environment_variables() -> None:
     job = Job(entry_script="train.py", arguments=("--lr", "1"), environment_variables={"lr": "1", "X": "y"})
     found = job_of(job, NESTED, "environment")
     assert found.arguments == job.arguments

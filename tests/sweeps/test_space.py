@@ -42,7 +42,7 @@ def test_space_round_trips_through_json() -> None:
     assert again.to_json() == space.to_json()
 
 
-def test_points_are_counted_and_listed() -> None:
+def test_points_of_a_finite_search_space_are_counted_and_listed() -> None:
     space = Space({**NESTED, "--lr": pl.choice(0.1, 0.2)})
     points = [space.values(chosen) for chosen in space.grid()]
     assert len(points) == space.size == 2 * 1 * 2 * (2 + 3 + 1)
@@ -67,7 +67,7 @@ def test_user_points_are_mapped_into_the_space() -> None:
         }
 
 
-def test_invalid_spaces_and_points_are_refused() -> None:
+def test_invalid_search_spaces_and_points_are_refused() -> None:
     wrong: dict[str, Any] = {
         "must be a mapping": lambda: Space([("lr", 1)]),  # type: ignore[arg-type]
         "with a name": lambda: Space({}),
@@ -84,7 +84,7 @@ def test_invalid_spaces_and_points_are_refused() -> None:
         assert message in str(caught.value), message
 
 
-def test_values_that_are_no_json_are_refused_by_name() -> None:
+def test_search_space_value_that_is_no_json_is_refused_by_name() -> None:
     for wrong in (float("nan"), pl.uniform, {1, 2}):
         with pytest.raises(SweepError, match=r"^model\.lr: .* can't be written as JSON"):
             Space({"model": {"lr": wrong}})

@@ -45,7 +45,7 @@ def test_long_collective_name_is_truncated_without_losing_other_fields(tmp_path)
     assert (found.bytes, found.ranks, set(found.name)) == (4, "0-7", {"n"})
 
 
-def test_missing_or_torn_board_reads_as_empty(tmp_path):
+def test_missing_or_invalid_collective_state_file_reads_as_empty(tmp_path):
     assert collective_state.read(str(tmp_path / "none")) == []
     (tmp_path / "torn").write_bytes(b"\1" * 600)
     assert collective_state.read(str(tmp_path / "torn")) == []

@@ -30,7 +30,7 @@ def test_deprecated_function_warns_its_caller_and_still_works() -> None:
     assert old.__doc__.startswith("Double a number.\n\nDeprecated: ")
 
 
-def test_experimental_class_has_a_docstring_note() -> None:
+def test_experimental_decorator_adds_a_note_to_the_docstring() -> None:
     @experimental("0.1")
     class New:
         """A new thing."""

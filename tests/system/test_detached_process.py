@@ -36,13 +36,13 @@ def test_ended_process_is_reaped_at_the_next_start(tmp_path: Path) -> None:
     assert detached_process.started[-1].pid == second
 
 
-def test_library_dir_holds_only_paceline(tmp_path):
+def test_folder_added_to_pythonpath_of_workers_holds_only_paceline(tmp_path):
     folder = library_dir(tmp_path / "workspace")
     assert [path.name for path in folder.iterdir()] == ["paceline"]
     assert (folder / "paceline").resolve() == Path(paceline.__file__).parent.resolve()
 
 
-def test_library_dir_is_created_once(tmp_path):
+def test_folder_added_to_pythonpath_of_workers_is_created_once(tmp_path):
     first = library_dir(tmp_path)
     made = (first / "paceline").lstat().st_mtime_ns
     assert library_dir(tmp_path) == first
@@ -60,7 +60,7 @@ def test_another_interpreter_imports_only_paceline_from_library_dir(tmp_path):
     assert other == "None"
 
 
-def test_concurrent_programs_share_one_library_dir(tmp_path):
+def test_concurrent_programs_share_one_folder_for_pythonpath(tmp_path):
     code = (
         "import sys; from pathlib import Path\n"
         "from paceline.system.detached_process import library_dir; print(library_dir(Path(sys.argv[1])))"

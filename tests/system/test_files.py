@@ -134,7 +134,7 @@ for number in range(200): append_line(Path(sys.argv[1]), [int(sys.argv[2]), numb
         assert [line[1] for line in found if line[0] == name] == list(range(200))
 
 
-def test_a_line_that_does_not_fit_on_the_disk_is_an_error_and_not_a_silent_loss(tmp_path):
+def test_json_line_that_does_not_fit_on_the_disk_raises_an_error(tmp_path):
     # A limit of the file's size cuts a write short as a full disk does.
     path = tmp_path / "a.jsonl"
     code = """
@@ -163,7 +163,7 @@ def test_file_name_that_is_not_utf8_round_trips_through_json(tmp_path):
     assert json.loads((tmp_path / "a").read_text()) == [name]
 
 
-def test_make_own_creates_a_private_folder_or_accepts_an_existing_one(tmp_path):
+def test_private_folder_is_created_or_an_existing_one_made_private(tmp_path):
     path = tmp_path / "own"
     make_own(path)
     assert path.stat().st_mode & 0o777 == 0o700
@@ -209,7 +209,7 @@ def test_copied_tree_is_equal_and_shares_no_writable_file(tmp_path):
     assert (source / "deep" / "model.pt").read_bytes().startswith(b"weights")
 
 
-def test_a_folder_is_walked_through_links_but_never_in_a_circle(tmp_path):
+def test_folder_walk_follows_links_but_visits_no_folder_twice(tmp_path):
     top = tmp_path / "top"
     (top / "own").mkdir(parents=True)
     (tmp_path / "else").mkdir()
@@ -256,12 +256,12 @@ class Folder:
     log = PathAttribute("logs/log.txt")
 
 
-def test_path_attribute_is_below_its_folder(tmp_path):
+def test_path_attribute_of_a_folder_class_is_a_path_below_the_folder(tmp_path):
     assert Folder(tmp_path).log == tmp_path / "logs" / "log.txt"
     assert Folder(tmp_path / "other").log == tmp_path / "other" / "logs" / "log.txt"
 
 
-def test_path_attribute_is_not_a_dataclass_field(tmp_path):
+def test_path_attribute_of_a_folder_class_is_not_a_dataclass_field(tmp_path):
     assert [field.name for field in fields(Folder)] == ["path"]
     assert Folder(tmp_path) == Folder(tmp_path)
 

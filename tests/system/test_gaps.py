@@ -67,7 +67,7 @@ def test_first_and_last_lines_of_a_long_log_are_kept(log):
 
 
 @pytest.mark.promise("long-log-first-last-part")
-def test_ended_log_is_shortened_and_reads_the_same(log):
+def test_truncated_log_is_shortened_on_disk_at_its_end_and_reads_the_same(log):
     keeper = gaps.Keeper(str(log), LIMIT)
     append(log, lines(0, 20_000))
     keeper.look()

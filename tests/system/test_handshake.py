@@ -10,7 +10,7 @@ import pytest
 from paceline.system.handshake import TAG_BYTES, is_tag, prove_as_client, prove_as_server, serve_each, tag
 
 
-def test_tag_holds_for_its_key_purpose_and_data_only():
+def test_message_tag_is_valid_only_for_its_key_purpose_and_data():
     made = tag(b"key", "rank", b"1")
     assert len(made) == TAG_BYTES
     assert is_tag(made, b"key", "rank", b"1")

@@ -94,7 +94,7 @@ def test_chain_of_links_is_resolved(top: Path) -> None:
     assert (found["outputs/one"], found["outputs/out"]) == ("-> ../checkpoints/9.pt", f"{OUT} 'hop'")
 
 
-def test_symlinked_folders_are_walked_once_and_cycles_are_cut(top: Path) -> None:
+def test_symlinked_folder_is_walked_once_and_a_symlink_loop_is_reported(top: Path) -> None:
     link(top, "work/d/up", "../../work")
     link(top, "outputs/work", "../work")
     assert told(top, "outputs") == {
@@ -117,7 +117,7 @@ def test_top_folder_that_is_a_link_is_reported_as_a_link(top: Path, target: str,
     assert told(top, "artifacts")["artifacts"] == what
 
 
-def test_a_folder_that_can_not_be_read_is_left_out_by_name(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_folder_is_excluded_and_reported_by_name(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: str) -> list[str]:
         if path.endswith("step"):
             raise PermissionError(13, "Permission denied", path)
@@ -159,7 +159,7 @@ def test_chain_of_received_links_stays_inside(top: Path) -> None:
     assert real == os.path.realpath(top) + "/outputs/outputs/x"
 
 
-def test_find_returns_the_entry_of_a_single_name(top: Path) -> None:
+def test_find_returns_the_entry_of_one_file_name(top: Path) -> None:
     link(top, "outputs/latest", "step")
     link(top, "outputs/esc", "/etc")
     assert find(str(top), "outputs/latest/a") == Entry("outputs/latest/a", "file", real="outputs/step/a")

@@ -51,7 +51,7 @@ def test_the_lock_of_a_killed_process_is_free(path):
     assert not locks.is_held(path)
 
 
-def test_one_of_two_processes_takes_the_lock(path):
+def test_second_process_does_not_get_a_held_lock(path):
     with start_python(HOLD, path) as one:
         assert one.stdout.readline() == "True\n"
         with start_python(HOLD, path) as other:
@@ -60,7 +60,7 @@ def test_one_of_two_processes_takes_the_lock(path):
         one.kill()
 
 
-def test_child_that_inherits_the_lock_keeps_it(path):
+def test_lock_is_held_while_a_child_process_has_inherited_its_descriptor(path):
     fd = locks.take(path)
     child = subprocess.Popen(["sleep", "60"], pass_fds=(fd,))
     os.close(fd)
@@ -72,7 +72,7 @@ def test_child_that_inherits_the_lock_keeps_it(path):
     assert not locks.is_held(path)
 
 
-def test_unrelated_child_does_not_keep_the_lock(path):
+def test_child_process_that_does_not_inherit_the_descriptor_does_not_hold_the_lock(path):
     fd = locks.take(path)
     child = subprocess.Popen(["sleep", "60"], close_fds=False)
     os.close(fd)
@@ -83,7 +83,7 @@ def test_unrelated_child_does_not_keep_the_lock(path):
         child.wait()
 
 
-def test_lock_readers_do_not_mistake_each_other_for_the_holder(path):
+def test_concurrent_checks_of_a_free_lock_all_report_it_as_free(path):
     os.close(locks.take(path))
     answers: set[bool] = set()
     readers = [

@@ -52,6 +52,6 @@ def test_own_plugin_loads_without_reading_entry_points(monkeypatch):
     assert plugins.load("paceline.test", OWN, "own") is not None
 
 
-def test_version_of_reads_installed_distributions():
+def test_version_of_returns_the_version_of_an_installed_distribution_or_none():
     assert version_of("pytest") == metadata.version("pytest")
     assert version_of("no-such-distribution") is None

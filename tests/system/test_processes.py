@@ -32,7 +32,7 @@ def end(*pids: int) -> None:
         processes.send(pid, signal.SIGKILL)
 
 
-def test_descendants_are_children_and_their_children():
+def test_descendants_of_a_process_are_its_children_and_grandchildren():
     with start_python(TREE) as process:
         child, grandchild = map(int, process.stdout.readline().split())
         try:
@@ -53,7 +53,7 @@ print(processes.descendants(os.getpid()), processes.kill_descendants(os.getpid()
     assert run_python(code) == "[] 0\n"
 
 
-def test_supervisor_of_another_run_is_no_descendant():
+def test_supervisor_of_another_run_is_not_counted_as_a_descendant():
     code = """
 import os, subprocess, time
 worker = subprocess.Popen(["sleep", "60"], env={"PATH": os.environ["PATH"]})
@@ -255,7 +255,7 @@ def test_killing_leftovers_spares_supervisors_of_submitted_runs():
         supervisor.wait()
 
 
-def test_reap_returns_each_child_with_its_exit_code():
+def test_reap_returns_the_exit_code_of_each_ended_child():
     code = """
 import os, subprocess, time
 from paceline.system import processes
@@ -274,7 +274,7 @@ def test_send_to_a_dead_process_returns_false():
     assert processes.send(process.pid, signal.SIGTERM) is False
 
 
-def test_a_signal_to_a_living_process_arrives():
+def test_signal_sent_to_a_living_process_is_delivered():
     process = subprocess.Popen(["sleep", "60"])
     assert processes.send(process.pid, signal.SIGTERM) is True
     assert process.wait() == -signal.SIGTERM
@@ -286,7 +286,7 @@ def test_boot_id_is_stable():
     assert processes.boot_id() == processes.boot_id()
 
 
-def test_with_home_keeps_home_or_adds_the_users():
+def test_missing_home_variable_is_set_from_the_user_database():
     assert processes.with_home({"HOME": "/x", "A": "b"}) == {"HOME": "/x", "A": "b"}
     for without in ({"A": "b"}, {"HOME": "", "A": "b"}):
         assert processes.with_home(without) == {"HOME": pwd.getpwuid(os.geteuid()).pw_dir, "A": "b"}

@@ -80,7 +80,7 @@ def test_documents_round_trip(documents):
 
 # A folder of a store without hard links refuses them with a different error.
 @pytest.mark.parametrize("code", [None, errno.EPERM, errno.EOPNOTSUPP])
-def test_name_is_used_once(documents, monkeypatch, code):
+def test_second_document_of_the_same_name_is_refused(documents, monkeypatch, code):
     if code is not None:
         monkeypatch.setattr(os, "link", lambda *args, **options: (_ for _ in ()).throw(OSError(code, "no links")))
     documents.add("a", 1)
@@ -129,7 +129,7 @@ def test_number_of_a_removed_version_is_not_reused(registry):
     assert add(registry) == 4
 
 
-def test_registry_without_a_counter_continues_after_its_highest_version(registry):
+def test_registry_without_a_counter_file_continues_after_its_highest_version(registry):
     folder = registry.of("mine").folder
     folder.mkdir(parents=True)
     (folder / "7.json").write_text(json.dumps({"number": 7}))
@@ -186,7 +186,7 @@ def test_added_folder_becomes_the_next_version_with_its_document(folders, tmp_pa
     assert (folders.path("mine", 2) / "file").read_text() == "b"
 
 
-def test_folder_never_replaces_another_writers(folders, tmp_path):
+def test_registered_folder_never_replaces_the_folder_of_another_writer(folders, tmp_path):
     """As on a file system whose locks hold within one machine only."""
     other = folders.path("mine", 1)
     other.mkdir(parents=True)

@@ -37,5 +37,5 @@ OF_THE_RUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "TORCHELASTIC_R
         (SECOND_OF_TWO | OF_THE_RUN | {"RANK": "3", "WORLD_SIZE": "4"}, (3, 4)),
     ],
 )
-def test_nested_rank_differs_from_a_worker_of_the_run(variables, found):
+def test_rank_started_by_a_script_is_distinguished_from_a_worker_of_the_run(variables, found):
     assert nested_rank(variables) == found

@@ -25,7 +25,7 @@ class Outer:
     values: Mapping[str, object] = field(default_factory=dict)
 
 
-def test_record_becomes_plain_json_fields():
+def test_dataclass_record_becomes_plain_json_values():
     record = Outer(Path("/a"), Inner(1), (Inner(2), Inner(3)), (("x", 1),), {"one": (1, 2), "two": {"inner": Inner(4)}})
 
     found = plain_fields(record)
@@ -40,11 +40,11 @@ def test_record_becomes_plain_json_fields():
     assert json.loads(json.dumps(found)) == found
 
 
-def test_unknown_fields_are_dropped():
+def test_unknown_fields_of_a_json_record_are_ignored():
     assert known_fields(Outer, {"where": "/a", "added": 1, "inner": None}) == {"where": "/a", "inner": None}
 
 
-def test_nested_mappings_become_flat() -> None:
+def test_nested_mapping_is_flattened_to_dotted_keys() -> None:
     values = {"a": {"b": {"c": 1}, "d": {}}, 2: [{"e": 1}]}
     assert dict(flat(values)) == {"a.b.c": 1, "2": [{"e": 1}]}
     assert dict(flat(values, is_whole=lambda value: not value or "c" in value)) == {

@@ -75,7 +75,7 @@ def test_a_function_is_timed_also_when_it_fails(made):
     assert read(path).wait_s == pytest.approx(4)
 
 
-def test_missing_watch_folder_has_no_step_clock(tmp_path, monkeypatch):
+def test_step_clock_is_not_started_without_a_watch_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(step_clock, "_clock", None)
     assert begin({"PACELINE_RANK": "0"}) is None
     assert begin({"PACELINE_WATCH_DIR": str(tmp_path / "none"), "PACELINE_RANK": "0"}) is None
@@ -85,6 +85,6 @@ def test_missing_watch_folder_has_no_step_clock(tmp_path, monkeypatch):
     assert read(str(tmp_path / "steps_0")) is None
 
 
-def test_step_clock_file_has_one_record(tmp_path):
+def test_step_clock_file_has_80_bytes(tmp_path):
     StepClock(str(tmp_path / "steps_0"))
     assert (tmp_path / "steps_0").stat().st_size == 80

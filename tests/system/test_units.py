@@ -56,11 +56,11 @@ def test_invalid_duration_is_refused(text: str) -> None:
     assert repr(text) in str(refused.value)
 
 
-def test_number_without_a_unit_gets_the_default_unit() -> None:
+def test_duration_number_without_a_unit_gets_the_default_unit() -> None:
     assert (seconds("2", unit="d"), seconds("2h", unit="d"), seconds(0.5, unit="d")) == (2 * DAY, 2 * HOUR, DAY / 2)
 
 
-def test_durations_are_timedeltas_or_numbers() -> None:
+def test_timedelta_and_number_are_valid_durations() -> None:
     assert (seconds(dt.timedelta(hours=1)), seconds(3)) == (HOUR, 3.0)
     for wrong in (dt.timedelta(seconds=-1), float("nan"), True, None, ["1h"]):
         with pytest.raises(ValueError, match="is not a duration"):

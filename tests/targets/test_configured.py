@@ -49,12 +49,12 @@ def test_target_is_added_found_and_removed(tmp_path):
         configured.find_target("lab", tmp_path)
 
 
-def test_settings_are_normalized_by_the_kind(tmp_path):
+def test_target_settings_are_normalized_by_their_target_kind(tmp_path):
     configured.add(tmp_path, lab(label="  x "))
     assert configured.read(tmp_path, "lab").settings == {"label": "x"}
 
 
-def test_local_and_kinds_without_required_settings_exist_without_being_added(tmp_path):
+def test_local_target_and_kinds_without_required_settings_need_no_configuration(tmp_path):
     assert isinstance(configured.find_target("local", tmp_path), LocalTarget)
     assert isinstance(configured.find_target("plain", tmp_path), PlainTarget)
     with pytest.raises(TargetError, match="there is no compute target 'toy'"):

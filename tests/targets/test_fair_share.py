@@ -104,12 +104,12 @@ def assert_observers_agree(histories: int) -> None:
                 assert free[gpu] > -1e-6
 
 
-def test_observers_of_random_histories_compute_the_same_order_and_give_no_gpu_twice() -> None:
+def test_fair_share_order_is_the_same_for_all_observers_and_grants_no_gpu_twice() -> None:
     assert_observers_agree(400)
 
 
 @pytest.mark.proof
-def test_observers_of_many_random_histories_compute_the_same_order() -> None:
+def test_fair_share_order_is_the_same_for_all_observers_of_many_random_histories() -> None:
     assert_observers_agree(10_000)
 
 
@@ -123,7 +123,7 @@ def test_user_with_the_least_use_relative_to_their_share_is_next() -> None:
     assert keys(in_order(tickets, SharePolicy({"shares": {"user2": 4, "*": 1}}), uses)) == ["b", "a", "c"]
 
 
-def test_use_of_a_group_counts_for_all_of_its_members() -> None:
+def test_usage_of_a_group_lowers_the_priority_of_all_its_members() -> None:
     policy = SharePolicy({"groups": {"vision": {"members": ["user1", "user2"]}}})
     uses = {**use(1, 100), **use(3, 50)}
     assert keys(in_order([waiting(2, "member"), waiting(3, "other")], policy, uses)) == ["other", "member"]
@@ -160,7 +160,7 @@ def test_long_waiting_run_rises_in_priority() -> None:
     assert keys(in_order([old, new], SharePolicy({}), use(1, 1000))) == ["old", "new"]
 
 
-def test_without_a_shares_file_priority_orders_only_the_runs_of_one_user() -> None:
+def test_without_fair_share_rules_priority_reorders_only_runs_of_the_same_user() -> None:
     tickets = [waiting(1, "a", at=1.0), waiting(2, "b", at=2.0), waiting(1, "c", at=3.0, priority="high")]
     assert keys(in_order(tickets)) == ["c", "b", "a"]
 
@@ -192,7 +192,7 @@ def test_backfilled_runs_pass_a_waiting_run_only_for_a_limited_time() -> None:
     assert (1, "short") not in late["starts"]
 
 
-def test_run_that_does_not_take_its_turn_is_skipped() -> None:
+def test_run_that_does_not_start_when_scheduled_is_skipped() -> None:
     tickets = [waiting(1, "stopped", gpus=8), waiting(2, "next", gpus=8, at=1.0)]
     assert set(planned(tickets)["starts"]) == {(1, "stopped")}
     assert set(planned(tickets, passed={(1, "stopped")})["starts"]) == {(2, "next")}
@@ -206,7 +206,7 @@ def test_gpus_in_use_outside_paceline_are_not_given_out() -> None:
 # --- limits
 
 
-def test_run_over_its_user_s_quota_waits_and_holds_nobody_up() -> None:
+def test_run_over_the_quota_of_its_user_waits_without_blocking_other_runs() -> None:
     policy = SharePolicy({"limits": {"*": {"gpus": 2}}})
     tickets = [running(1, "r", "01"), waiting(1, "over"), waiting(2, "fits", at=1.0)]
     found = planned(tickets, policy)
@@ -231,7 +231,7 @@ def test_reserved_gpu_is_given_only_to_its_user() -> None:
 # --- urgent runs
 
 
-def test_urgent_run_asks_the_latest_run_of_the_lowest_priority_to_leave() -> None:
+def test_urgent_run_preempts_the_newest_run_of_the_lowest_priority() -> None:
     tickets = [
         running(1, "old", "0123", at=1.0),
         running(2, "new", "45", at=2.0),
@@ -249,7 +249,7 @@ def test_urgent_run_preempts_nothing_if_it_fits_or_preemption_would_not_help() -
     assert planned(tickets, SharePolicy({}))["leave"] == []
 
 
-def test_without_a_shares_file_an_urgent_run_asks_only_runs_of_its_own_user() -> None:
+def test_without_fair_share_rules_an_urgent_run_preempts_only_runs_of_its_own_user() -> None:
     tickets = [running(1, "other", "0123", at=5.0), running(2, "own", "4567", at=1.0)]
     assert planned([*tickets, waiting(2, "now", gpus=1, priority="urgent")])["leave"] == [(2, "own")]
     assert planned([*tickets, waiting(3, "now", gpus=1, priority="urgent")])["leave"] == []

@@ -229,7 +229,7 @@ def test_queue_ticket_is_attributed_to_its_file_owner_and_needs_a_living_process
 
 
 @pytest.mark.promise("another-user-s-ticket-can")
-def test_backdated_ticket_of_another_user_does_not_jump_the_queue(ask: Ask, agents: Any, tmp_path: Path) -> None:
+def test_backdated_queue_ticket_of_another_user_is_not_served_first(ask: Ask, agents: Any, tmp_path: Path) -> None:
     # It was: "2000-01-01..." in another user's ticket blocked everybody, and its run id wrote lines into their status.
     if os.geteuid() != 0:
         pytest.skip("needs root, to be two users")
@@ -276,7 +276,7 @@ def test_backdated_ticket_of_another_user_does_not_jump_the_queue(ask: Ask, agen
         ("7", 100.0),
     ],
 )
-def test_age_claimed_by_a_ticket_counts_for_at_most_a_minute(claimed: str, place: float) -> None:
+def test_queue_ticket_can_claim_at_most_a_minute_of_waiting_time(claimed: str, place: float) -> None:
     assert leases.since(claimed, 100.0) == place
 
 
@@ -327,7 +327,7 @@ def test_error_names_the_process_that_holds_the_guard(
     assert leases.look({})["tickets"][0]["key"] == "1"
 
 
-def test_lease_program_look_reports_cores_gpus_and_python(ask: Ask) -> None:
+def test_lease_program_reports_cores_gpus_and_python_version(ask: Ask) -> None:
     found = ask("look", {"PACELINE_GPUS": "2,5"}, with_gpus=True)
 
     assert found["cores"] == len(os.sched_getaffinity(0))
@@ -375,7 +375,7 @@ def test_gpu_in_use_outside_is_not_granted_and_the_answer_names_its_user(tmp_pat
     assert "GPU 0: used by bob's python (pid 4711), 40.0 GB" in leases.look({"gpus": ["0", "1"]})["outside"]
 
 
-def test_waiting_run_reads_no_ticket_until_something_changes(tmp_path, monkeypatch):
+def test_waiting_run_reads_no_queue_tickets_until_the_lease_folder_changes(tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_LEASES", str(tmp_path / "leases"))
     asked = {"pid": os.getpid(), "gpu_count": 0, "all_cores": 4, "all_gpus": [], "port_count": 0}
     leases.take({"key": "1", "run_id": "a", "cores": 4, **asked})

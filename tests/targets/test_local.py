@@ -192,7 +192,7 @@ def test_waiting_run_names_the_user_of_the_blocking_run(target, run, monkeypatch
 
 
 @pytest.mark.promise("run-cores-0-waits-cores")
-def test_run_without_cores_starts_on_a_full_machine_at_once(target, run):
+def test_run_that_needs_no_cores_starts_on_a_full_machine(target, run):
     job = make_job(distributed_backend="gloo", process_count_per_node=8)
     first, second, light = run("first"), run("second"), run("light")
     for path in (first, second):
@@ -214,7 +214,7 @@ def test_a_run_that_reserves_several_cores_for_each_worker_waits_for_them(target
 # --- after an attempt
 
 
-def test_occupied_port_is_replaced_and_the_run_keeps_its_turn(target, run):
+def test_occupied_port_is_replaced_without_releasing_the_lease(target, run):
     job = make_job(distributed_backend="gloo", process_count_per_node=8)
     first, second = run("first"), run("second")
     for path in (first, second):
@@ -239,7 +239,7 @@ def test_no_free_ports_raises_target_error(target, run, monkeypatch):
         nodes.renew_ports()
 
 
-def test_run_that_released_its_nodes_queues_at_the_end(target, run):
+def test_run_that_released_its_nodes_returns_to_the_end_of_the_queue(target, run):
     job = make_job(distributed_backend="gloo", process_count_per_node=8)
     first, second = run("first"), run("second")
     for path in (first, second):

@@ -79,7 +79,7 @@ def test_lease_has_the_requested_cores_gpus_and_ports(machine):
     assert (lease.cores, lease.gpus, len(lease.ports)) == (3, ("0", "1"), 4)
 
 
-def test_asking_for_a_lease_twice_returns_the_same_lease(machine):
+def test_repeated_lease_request_of_a_run_returns_the_same_lease(machine):
     machine.submit("a", gpus=1)
     assert machine.ask("a") == machine.ask("a")
 
@@ -149,14 +149,14 @@ def test_fractional_gpu_shares_are_packed_and_whole_gpus_stay_free(tmp_path):
     machine.close()
 
 
-def test_a_run_that_wants_more_cores_than_there_are_gets_the_whole_machine(machine):
+def test_run_that_requests_more_cores_than_exist_gets_the_whole_machine(machine):
     machine.submit("a", cores=100)
     machine.submit("b", cores=1)
     assert is_granted(machine.ask("a"))
     assert machine.ask("b") == ["a"]
 
 
-def test_asking_for_a_lease_without_a_queue_position_raises(machine):
+def test_lease_request_of_a_run_outside_the_queue_raises(machine):
     machine.submit("a")
     with pytest.raises(LookupError, match="no place in the queue"):
         machine.ask("b")
@@ -231,7 +231,7 @@ def test_damaged_ticket_is_ignored(machine, text):
     assert is_granted(machine.ask("a"))
 
 
-def test_submissions_of_many_processes_at_once_all_get_a_place(tmp_path):
+def test_concurrent_submissions_of_many_processes_are_all_queued(tmp_path):
     code = """
 import sys
 from pathlib import Path
@@ -271,7 +271,7 @@ steps = st.lists(
 
 @settings(max_examples=40)
 @given(steps)
-def test_no_sequence_of_events_grants_twice_or_out_of_order(steps):
+def test_random_event_sequences_grant_no_resource_twice_and_keep_the_queue_order(steps):
     with tempfile.TemporaryDirectory() as folder:
         machine = Machine(Path(folder), cores=4, gpus=("0", "1"))
         waiting: list[str] = []

@@ -60,7 +60,7 @@ def test_shell_variables_override_defaults_but_not_those_of_the_command(nodes, t
     assert start(nodes, tmp_path, code, shell=shell, **values)[1] == "shell command command shell None\n"
 
 
-def test_command_leads_its_own_session(nodes, tmp_path):
+def test_started_command_is_the_leader_of_its_own_session(nodes, tmp_path):
     code = "import os; print(os.getsid(0) == os.getpid() == os.getpgid(0))"
     assert start(nodes, tmp_path, code)[1] == "True\n"
 
@@ -95,7 +95,7 @@ def test_signal_returns_whether_the_process_was_alive(nodes, tmp_path):
     assert nodes.signal(started.pid, 0, signal.SIGTERM) is False
 
 
-def test_killed_processes_are_reported_and_close_releases_the_nodes(nodes, tmp_path, given_back):
+def test_killed_processes_are_reported_and_closing_removes_the_scratch_folder(nodes, tmp_path, given_back):
     folder = RunFolder(tmp_path / "runs" / "a_1_00000000")
     folder.path.mkdir(parents=True)
     seen = nodes.send(folder, tmp_path)

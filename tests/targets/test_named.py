@@ -16,7 +16,7 @@ def toys(monkeypatch):
     monkeypatch.setattr(plugins, "installed", lambda group: places)
 
 
-def test_targets_are_found_by_name_and_report_their_status(tmp_path):
+def test_compute_targets_are_found_by_name_and_report_their_status(tmp_path):
     targets = ComputeTargets(tmp_path)
     configured.add(tmp_path, Configured(name="lab", kind="toy", settings={"label": "x", "nodes": 3}))
     assert list(targets) == ["local", "lab"]

@@ -21,7 +21,7 @@ OPTIONS = (
 )
 
 
-def test_checked_settings_have_a_value_for_every_option():
+def test_checked_target_settings_have_a_value_for_every_option():
     assert check_settings("toy", OPTIONS, {"partition": "gpu", "extra": ["--a b"], "share": 1}) == {
         "hosts": None,
         "partition": "gpu",
@@ -65,7 +65,7 @@ def test_wrong_setting_is_reported_with_the_rule_and_known_settings(settings, me
     assert message in str(caught.value)
 
 
-def test_command_line_words_become_settings_and_a_name(tmp_path, monkeypatch):
+def test_command_line_words_are_parsed_into_target_settings_and_a_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["--hosts", "h.txt", "lab", "--partition=gpu,cpu", "--time-limit", "5", "--share", "0.5"]
     words += ["--extra", "a b; rm -rf $HOME", "--extra=--exclusive", "--no-requeue", "--mode", "fast", "--", "--alone"]

@@ -13,21 +13,21 @@ def node(name: str, **values: object) -> NodeStatus:
     return NodeStatus(name=name, **values)
 
 
-def test_cores_of_down_nodes_are_not_counted():
+def test_cores_of_down_nodes_are_excluded_from_the_target_status():
     status = Status(
         nodes=(node("a", cores=8, used_cores=2, gpus=2, used_gpus=1), node("b", cores=8, is_up=False, state="drained"))
     )
     assert (status.cores, status.used_cores, status.gpus, status.used_gpus) == (8, 2, 2, 1)
 
 
-def test_unknown_core_count_is_none_not_zero():
+def test_unknown_core_count_of_a_target_is_none():
     assert Status(nodes=(node("a"),)).cores is None
 
 
 @pytest.mark.parametrize(
     ("ups", "state"), [((True, True), "up"), ((True, False), "degraded"), ((False, False), "down"), ((), "down")]
 )
-def test_target_state_follows_from_its_nodes(ups, state):
+def test_target_state_depends_on_the_number_of_nodes_that_are_up(ups, state):
     assert Status(nodes=tuple(node(str(index), is_up=up) for index, up in enumerate(ups))).state == state
 
 

@@ -31,7 +31,7 @@ def test_documented_target_has_at_most_60_lines() -> None:
     assert len(lines) <= 60
 
 
-def test_page_lists_every_attribute_that_a_target_author_can_override() -> None:
+def test_documentation_page_lists_every_attribute_of_the_target_test_class() -> None:
     rows = tables(section(PAGE, "The conformance suite"))[0]
     written = {word.partition("(")[0] for row in rows for word in code_words(row[0])}
     real = {name for name in [*vars(TargetUnderTest), *TargetUnderTest.__annotations__] if not name.startswith("_")}
@@ -42,7 +42,7 @@ def test_page_lists_every_attribute_that_a_target_author_can_override() -> None:
 @pytest.mark.promise("page-s-target-60-lines")
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_the_pages_target_passes_the_suite(run_in_environment: Runner, tmp_path: Path) -> None:
+def test_documented_example_target_passes_the_conformance_suite(run_in_environment: Runner, tmp_path: Path) -> None:
     (tmp_path / "test_nice.py").write_text(SUITE)
     done = run_in_environment("-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=120", ".", cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-8000:]

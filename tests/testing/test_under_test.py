@@ -52,7 +52,7 @@ def test_processes_of_a_run_are_found_by_environment_and_command_line(
     wait_until(lambda: target.processes(RUN) == {}, "neither is seen")
 
 
-def test_the_target_is_added_to_its_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_target_under_test_is_added_to_its_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.system.plugins.installed", lambda group: {"toy": "tests.targets.toy:ToyTarget"})
     target = Toy(tmp_path)
     described = configured.read(target.workspace_dir, target.name)

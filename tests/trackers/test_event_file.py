@@ -36,7 +36,7 @@ def record(data: bytes) -> bytes:
     return struct.pack("<Q", len(data)) + b"crc " + data + b"crc "
 
 
-def test_event_reader_reads_only_scalars_in_all_their_forms() -> None:
+def test_event_file_reader_returns_only_scalars_in_each_encoding() -> None:
     long = "a" * 300
     as_tensor = part(1, b"t") + part(8, b"\x08\x01" + part(2, b"") + part(4, struct.pack("<f", 2.5)))
     histogram = part(1, b"h") + part(5, b"\x09" + bytes(8))

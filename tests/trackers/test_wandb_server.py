@@ -36,7 +36,9 @@ KEY = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Server(ThreadingHTTPServer):
-    """W&B's upsertBucket and file_stream. `test_server_understands_the_wandb_package` checks them with W&B's own client.
+    """W&B's upsertBucket and file_stream.
+
+    `test_fake_wandb_server_of_the_tests_accepts_the_real_wandb_client` checks them with W&B's own client.
 
     cut: kinds of requests whose connection breaks: "before" or "after" they count, or after "half" of the lines.
     """
@@ -198,7 +200,7 @@ def test_relay_sends_values_and_the_end_of_a_running_run(server: Server, run: tu
 
 
 @pytest.mark.parametrize(("status", "code", "sent"), [(states.FAILED, 3, 3), (states.CANCELED, 0, 1)])
-def test_run_that_did_not_complete_has_failed_there(
+def test_run_that_did_not_complete_is_marked_as_failed_in_wandb(
     server: Server, run: tuple[RunFolder, MetricLog], status: str, code: int, sent: int
 ) -> None:
     end(run[0], status, code)
@@ -271,13 +273,13 @@ def test_killed_relay_resumes_and_sends_each_value_once(
     assert server.lines()[-1]["first"] == 1.0
 
 
-def test_run_with_values_of_another_relay_is_refused(server: Server, run: tuple[RunFolder, MetricLog]) -> None:
+def test_wandb_run_with_values_of_another_relay_is_refused(server: Server, run: tuple[RunFolder, MetricLog]) -> None:
     server.files["wandb-history.jsonl"] = {0: '{"_step": 0}'}
     with pytest.raises(UserError, match=r"has values at http.*/team/digits/runs/.* that this relay did not send"):
         relay_of(run[0]).look()
 
 
-def test_run_that_was_deleted_there_is_refused(server: Server, run: tuple[RunFolder, MetricLog]) -> None:
+def test_relay_to_a_deleted_wandb_run_is_refused(server: Server, run: tuple[RunFolder, MetricLog]) -> None:
     relay = relay_of(run[0])
     look(relay)
     relay.close()
@@ -303,7 +305,9 @@ def test_refusal_of_the_server_ends_the_relay_with_its_message(
 
 
 @pytest.mark.parametrize("code", [409, 429, 500, 503])
-def test_passing_refusal_of_the_server_is_retried(server: Server, run: tuple[RunFolder, MetricLog], code: int) -> None:
+def test_temporary_error_of_the_wandb_server_is_retried(
+    server: Server, run: tuple[RunFolder, MetricLog], code: int
+) -> None:
     relay = relay_of(run[0])
     server.refusal = (code, {})
     with pytest.raises(CutError, match=str(code)):
@@ -375,7 +379,7 @@ def test_invalid_project_is_refused(server: Server, run: tuple[RunFolder, Metric
     assert not server.requests
 
 
-def test_experiment_does_not_belong_to_wandb() -> None:
+def test_experiment_option_is_refused_for_a_relay_to_wandb() -> None:
     with pytest.raises(UserError, match="--experiment belongs to mlflow"):
         verb(run_id=None, to="wandb=digits", experiment="x")
 
@@ -390,7 +394,7 @@ def test_invalid_base_url_is_refused_without_its_text(
     assert "secret" not in str(caught.value)
 
 
-def test_key_comes_from_netrc_and_a_missing_one_is_an_error(
+def test_wandb_api_key_is_read_from_netrc_and_a_missing_key_is_refused(
     server: Server, run: tuple[RunFolder, MetricLog], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("WANDB_API_KEY")
@@ -419,7 +423,7 @@ run.finish(exit_code=3)
 
 
 @pytest.mark.slow
-def test_server_understands_the_wandb_package(server: Server, tmp_path: Path) -> None:
+def test_fake_wandb_server_of_the_tests_accepts_the_real_wandb_client(server: Server, tmp_path: Path) -> None:
     """The server of these tests gets from W&B's own client the same messages as from the relay."""
     pytest.importorskip("wandb", reason="wandb is not installed")
     env = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}

@@ -52,7 +52,7 @@ def test_a_run_that_has_ended_is_not_canceled(place: Place) -> None:
 
 
 @pytest.mark.promise("hang-told-shown-page-button")
-def test_a_run_that_hangs_has_a_banner_with_the_reason_its_ranks_and_a_button_for_stacks(
+def test_page_of_a_hanging_run_shows_the_reason_the_blocked_ranks_and_a_stacks_button(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hang = {
@@ -156,7 +156,7 @@ def bulk(place: Place, action: str, *run_ids: str, **more: str) -> tuple[int, di
     return answer.status_code, answer.json()
 
 
-def test_deleted_run_has_a_page_that_restores_it(place: Place) -> None:
+def test_page_of_a_deleted_run_offers_to_restore_it(place: Place) -> None:
     folder = place.run(display_name=HOSTILE)
     client, form = place.client(), {"form_key": key_of(place, folder)}
     client.headers["accept"] = "text/html"
@@ -174,7 +174,7 @@ def test_deleted_run_has_a_page_that_restores_it(place: Place) -> None:
     assert "The trash is empty." in client.get("/trash").text
 
 
-def test_open_page_learns_that_its_run_is_gone(place: Place) -> None:
+def test_open_page_of_a_deleted_run_offers_to_restore_it(place: Place) -> None:
     folder = place.run()
     client = place.client()
     assert client.get(f"/runs/{folder.run_id}/gone").status_code == 204
@@ -199,7 +199,7 @@ def test_running_run_is_not_deleted(place: Place) -> None:
     assert f"paceline cancel --wait {folder.run_id}" in answer.json()["error"]
 
 
-def test_many_runs_change_at_once_and_each_refusal_is_named(place: Place) -> None:
+def test_bulk_deletion_reports_each_run_that_was_refused(place: Place) -> None:
     ended = [place.run(f"digits_170000000{number}_0000000{number}").run_id for number in range(3)]
     child = place.run("digits_1700000000_00000000_1", parent_run_id=ended[0]).run_id
     living = place.run("digits_1700000009_00000009", status=states.RUNNING).run_id
@@ -250,7 +250,7 @@ def test_path_in_place_of_a_run_id_is_refused(place: Place, action: str) -> None
     assert outside.is_dir()
 
 
-def test_result_without_scripts_is_a_page_with_undo(place: Place) -> None:
+def test_archiving_without_javascript_returns_a_page_with_an_undo_button(place: Place) -> None:
     folder = place.run()
     body = {"form_key": Token(place.path).form_key(), "action": "archive", "run": folder.run_id}
     text = place.client().post("/actions", data=body, headers={"accept": "text/html"}).text
@@ -316,7 +316,7 @@ def test_large_trash_has_pages_and_is_read_once_for_a_restore_of_many(
     assert all(folder.path.is_dir() for folder in folders)
 
 
-def test_page_of_a_run_with_many_tags_shows_the_first_and_their_number(
+def test_page_of_a_run_with_many_tags_shows_the_first_tags_and_the_total(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = place.run()
@@ -369,7 +369,7 @@ def test_concurrent_renames_leave_one_of_the_given_names(place: Place) -> None:
         assert noted[-1] in clients[0].get(path).text
 
 
-def test_requests_for_a_run_that_disappears_meanwhile_are_answered(
+def test_requests_for_a_run_deleted_meanwhile_get_no_server_error(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run is deleted, or purged, after the view has found it."""
@@ -418,7 +418,7 @@ def test_requests_for_a_run_that_disappears_meanwhile_are_answered(
             assert answer.status_code in (200, 204, 404, 409, 410), (path, is_purged, answer.text)
 
 
-def test_notes_that_somebody_else_has_changed_meanwhile_stay(place: Place) -> None:
+def test_saving_notes_does_not_overwrite_a_concurrent_edit(place: Place) -> None:
     folder = place.run()
     client = place.client()
     form = {"form_key": Token(place.path).form_key()}

@@ -141,7 +141,7 @@ def test_id_prefix_redirects_to_the_run(place: Place) -> None:
 
 
 @pytest.mark.promise("list-filters-sorts-pages")
-def test_the_list_filters_sorts_and_pages(place: Place) -> None:
+def test_run_list_page_supports_filters_sorting_and_paging(place: Place) -> None:
     place.run("digits_1700000001_00000001", display_name="warm up", tags={"lr": "0.1"})
     place.run("digits_1700000002_00000001", status=states.FAILED, tags={"lr": "0.2", "keep": None})
     place.run("words_1700000003_00000001", status=states.RUNNING)
@@ -173,7 +173,7 @@ def test_abandoned_run_is_not_shown_as_running(place: Place) -> None:
     assert 'data-status="Failed"' in client.get(f"/runs/{folder.run_id}").text
 
 
-def test_curves_are_selected_by_rank_attempt_axis_and_window(place: Place) -> None:
+def test_curves_are_selected_by_rank_attempt_x_axis_and_step_range(place: Place) -> None:
     folder = place.run(job=make_job(process_count_per_node=12, distributed_backend="gloo"))
     for rank in range(12):
         log_values(folder, "loss", [float(rank), 2.0, 3.0], rank=rank)
@@ -208,7 +208,7 @@ def test_curves_are_selected_by_rank_attempt_axis_and_window(place: Place) -> No
     assert {"name": "nan", "last": "inf"}.items() <= names[1].items()
 
 
-def test_first_answer_lists_the_first_of_many_metrics(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_response_lists_only_the_first_of_many_metrics(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_page, "LISTED", 30)
     folder, client = place.run(), place.client()
     for number in range(40):
@@ -222,7 +222,7 @@ def test_first_answer_lists_the_first_of_many_metrics(place: Place, monkeypatch:
     assert (rest["unlisted"], rest["curves"]) == (0, [])
 
 
-def test_log_is_selected_by_rank_attempt_and_search(place: Place) -> None:
+def test_log_lines_are_selected_by_rank_attempt_and_search_text(place: Place) -> None:
     folder = place.run(job=make_job(process_count_per_node=2, distributed_backend="gloo"))
     say(folder, "\x1b[31mred\x1b[0m\x1b[2J one\n" + "".join(f"line {n}\n" for n in range(2000)))
     say(folder, "hello from 1\n", rank=1)

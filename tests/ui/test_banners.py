@@ -72,7 +72,7 @@ def test_wait_picture_merges_many_places_into_the_last_box() -> None:
 @pytest.mark.parametrize(
     "content", ["{", "[]", '{"ranks": 3}', '{"ranks": {"x": {}}, "time": 1}', '{"time": "<", "ranks": {"0": 5}}']
 )
-def test_damaged_report_of_a_hang_gives_no_picture(tmp_path: Path, content: str) -> None:
+def test_damaged_hang_report_gives_no_wait_graph(tmp_path: Path, content: str) -> None:
     folder = RunFolder(tmp_path)
     path = folder.hang_report(1).with_suffix(".json")
     path.parent.mkdir(parents=True)
@@ -86,7 +86,7 @@ def hanging(place: Place) -> RunFolder:
     return folder
 
 
-def test_page_of_a_hang_draws_who_waits_for_whom_with_names_as_text(place: Place) -> None:
+def test_page_of_a_hanging_run_draws_its_wait_graph_with_escaped_names(place: Place) -> None:
     folder = hanging(place)
     look = told(rank(entry("all_reduce", name=HOSTILE)), rank(at="data.py:41 <b>load</b>"))
     write_json(folder.hang_report(1).with_suffix(".json"), look)
@@ -111,7 +111,7 @@ STRAGGLER = {
 }
 
 
-def test_page_names_the_slow_rank_its_node_and_the_time(place: Place) -> None:
+def test_run_page_names_the_straggler_its_node_and_the_start_time(place: Place) -> None:
     folder = place.run(status=states.RUNNING, job=make_job(process_count_per_node=4, distributed_backend="gloo"))
     write_json(folder.load(1), {"pace": {"ranks": {}, "straggler": STRAGGLER, "seconds": 60.0}})
     text = place.client().get(f"/runs/{folder.run_id}").text

@@ -188,7 +188,7 @@ def findings(session: Session, where: str, rules: Any) -> list[str]:
 @pytest.mark.promise("real-browser-view-real-runs", "sweep-s-axes-chosen-mouse")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_every_view_in_a_browser_with_real_runs(cli: Cli, page: Any) -> None:
+def test_every_page_works_in_a_browser_with_real_runs(cli: Cli, page: Any) -> None:
     good = cli(
         "submit", "-e", "digits", "--name", "baseline", "--tag", "lr=0.1", cli.script(TRAIN), "--", "300"
     ).stdout.strip()

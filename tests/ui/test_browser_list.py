@@ -24,7 +24,7 @@ def _picture(page: Any, name: str) -> None:  # noqa: F811 - the fixture
 
 
 @pytest.mark.slow
-def test_columns_and_groups_are_arranged_by_keyboard_and_mouse(cli: Cli, page: Any) -> None:  # noqa: F811 - the fixture
+def test_columns_and_groups_of_the_run_list_are_arranged_by_keyboard_and_mouse(cli: Cli, page: Any) -> None:  # noqa: F811 - the fixture
     place = Place(Path(cli.folder))
     for number in range(6):
         job = make_job(arguments=("--lr", ("0.1", "0.01")[number % 2], "--depth", "18"))

@@ -42,7 +42,7 @@ while not os.path.exists("outputs/stop"):
 
 
 @pytest.mark.slow
-def test_panels_of_a_live_run_in_a_browser(cli: Cli, page: Any) -> None:
+def test_media_panels_of_a_running_run_are_updated_in_a_browser(cli: Cli, page: Any) -> None:
     run = cli("submit", cli.script(SCRIPT)).stdout.strip()
     cli.wait(run, "Running")
     outputs = cli.run_folder(run) / "outputs"

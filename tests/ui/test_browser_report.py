@@ -19,7 +19,7 @@ from tests.ui.test_report import PNG, run_with_values
 
 
 @pytest.mark.slow
-def test_report_file_works_in_a_browser(cli: Cli, page: Any, tmp_path: Path) -> None:  # noqa: F811 - the fixture
+def test_downloaded_report_file_works_in_a_browser(cli: Cli, page: Any, tmp_path: Path) -> None:  # noqa: F811 - the fixture
     place = Place(Path(cli.folder))
     folders = [run_with_values(place, number) for number in (1, 2, 3)]
     folders[0] = place.run("hostile_1700000009_00000001", display_name=HOSTILE)

@@ -56,7 +56,7 @@ def test_facts_that_differ_come_first(place: Place) -> None:
     assert counts == sorted(counts, reverse=True)
 
 
-def test_last_value_of_two_ranks_is_one_number(place: Place) -> None:
+def test_compared_last_value_of_a_metric_is_that_of_the_lowest_rank(place: Place) -> None:
     folder = place.run()
     log_values(folder, "loss", [1.0, 2.0])
     log_values(folder, "loss", [7.0], rank=1)
@@ -92,7 +92,7 @@ def test_comparing_no_unknown_or_too_many_runs_is_refused(place: Place) -> None:
     assert client.get(f"/compare/changes?run={folder.run_id}").status_code == 400
 
 
-def test_run_is_added_by_its_name(place: Place) -> None:
+def test_run_is_added_to_the_comparison_by_its_name(place: Place) -> None:
     first, second = place.run(), place.run("b_1700000002_00000001", display_name="calm-heron-3")
     log_values(second, "extra", [0.9])
     client = place.client()
@@ -107,7 +107,7 @@ def test_run_is_added_by_its_name(place: Place) -> None:
     assert client.get("/compare/names", params={"q": "heron >"}).json() == []
 
 
-def test_first_answer_has_the_curves_of_the_first_metrics(place: Place) -> None:
+def test_first_response_has_the_curves_of_the_first_metrics(place: Place) -> None:
     runs = _runs(place, 3)
     for folder in runs:
         for name in ("acc", "late"):
@@ -135,7 +135,7 @@ def test_runs_without_metrics_or_params_are_compared(place: Place) -> None:
     assert client.get(f"/compare/images?{query}").text.strip() == ""
 
 
-def test_pictures_of_chosen_runs(place: Place) -> None:
+def test_comparison_draws_scatter_importance_and_parallel_coordinates_of_the_runs(place: Place) -> None:
     pytest.importorskip("sklearn")
     query = _query(_runs(place, 12))
     text = place.client().get(f"/compare/pictures?{query}&y=metrics/loss&x=parameters/lr").text
@@ -149,7 +149,7 @@ def test_pictures_of_chosen_runs(place: Place) -> None:
     assert ">b</text>" in text
 
 
-def test_pictures_tell_runs_by_their_names(place: Place) -> None:
+def test_comparison_pictures_label_runs_with_their_names(place: Place) -> None:
     named = place.run("b_1700000002_00000001", display_name="<b>", job=make_job(arguments=("--lr", "1")))
     log_values(named, "loss", [0.1])
     titles = re.findall(
@@ -187,7 +187,7 @@ def test_hostile_texts_are_escaped_in_comparisons(place: Place, hostile: RunFold
     assert client.get("/compare/names", params={"q": HOSTILE}).status_code == 200
 
 
-def test_half_written_log_is_compared(place: Place) -> None:
+def test_comparison_ignores_an_incomplete_metric_line(place: Place) -> None:
     folder = _runs(place, 1)[0]
     with Path(folder.metric_log(0)).open("a", encoding="utf-8") as log:
         log.write('{"name":"loss","val')

@@ -107,7 +107,7 @@ def test_curve_of_a_second_attempt_starts_at_its_resume_step(place: Place) -> No
 
 
 @pytest.mark.promise("spike-lost-curves-thinned-zoom")
-def test_no_spike_is_lost_and_a_zoom_is_exact(place: Place) -> None:
+def test_thinned_curve_keeps_extreme_values_and_a_zoomed_curve_is_exact(place: Place) -> None:
     folder = place.run()
     drawn = random.Random(7)
     values = [drawn.random() for _ in range(20_000)]
@@ -138,7 +138,7 @@ def test_window_selects_unordered_steps(place: Place) -> None:
     assert sorted(thinned(curves.curves[Key("loss", 0, 1)], 10, window=(1, 5))[0]) == [1, 2, 5]
 
 
-def test_non_numeric_values_are_not_curves(place: Place) -> None:
+def test_rows_texts_and_images_are_not_shown_as_curves(place: Place) -> None:
     folder = place.run()
     log = MetricLog(folder.metric_log(0))
     log.other("row", "epochs", {"epoch": 1, "loss": 0.5})

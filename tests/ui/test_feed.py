@@ -79,7 +79,7 @@ def test_reconnected_page_gets_missed_events_once(place: Place) -> None:
     watched(place, does)
 
 
-def test_feed_of_a_long_log_begins_with_its_last_lines(place: Place) -> None:
+def test_live_feed_of_a_long_log_begins_with_its_last_lines(place: Place) -> None:
     folder = place.run(status=states.RUNNING)
     say(folder, "".join(f"{n}\n" for n in range(20_000)))
 
@@ -129,7 +129,7 @@ def test_feed_ends_when_its_last_watcher_leaves(place: Place) -> None:
     watched(place, does)
 
 
-def test_watcher_that_leaves_while_the_feed_starts_leaves_no_log_open(
+def test_client_that_disconnects_while_its_feed_starts_leaves_no_log_file_open(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     starting, go_on = threading.Event(), threading.Event()
@@ -159,7 +159,7 @@ def test_watcher_that_leaves_while_the_feed_starts_leaves_no_log_open(
     watched(place, does)
 
 
-def test_watchers_of_a_run_share_one_poll(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_clients_of_a_run_share_one_poll(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     # Story: each watcher that came during the first look started a separate feed: 200 watchers took a fifth of a core.
     begun: list[RunFeed] = []
     begin = RunFeed._begin

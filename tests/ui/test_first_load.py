@@ -62,7 +62,7 @@ def first_load(client: TestClient, page: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_first_load_is_small_and_asks_no_other_host(client: TestClient, page: str) -> None:
+def test_first_page_load_is_small_and_loads_nothing_from_other_hosts(client: TestClient, page: str) -> None:
     found = first_load(client, page)
     assert {address.rpartition("/")[2] for address in found} >= {"ui.css", "ui.js"}
     assert sum(found.values()) <= _MOST_BYTES, sorted(found.items(), key=lambda one: -one[1])[:8]

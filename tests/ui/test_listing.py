@@ -94,7 +94,7 @@ def test_list_page_gets_changes_since_it_was_rendered(place: Place) -> None:
     asyncio.run(told())
 
 
-def test_wrong_query_says_where_and_lists_nothing(place: Place) -> None:
+def test_invalid_query_shows_the_position_of_the_error_and_lists_no_runs(place: Place) -> None:
     place.run(display_name="<b>first</b>")
     client = place.client()
     text = client.get("/", params={"q": '"<b>" = 5'}).text

@@ -68,7 +68,7 @@ def test_errors_keep_whole_tracebacks_of_each_rank(place: Place) -> None:
     assert "Give one of" in ask(place, folder, "level=loud", 400)["error"]
 
 
-def test_log_search_ignores_colours_and_counts_all_matches(place: Place) -> None:
+def test_log_search_ignores_color_codes_and_counts_all_matches(place: Place) -> None:
     folder = place.run()
     say(folder, "lo\x1b[31mss\x1b[0m 1\n" + "loss 2\n" * 3000)
     found = ask(place, folder, "search=LOSS")
@@ -100,7 +100,7 @@ def test_regular_expression_that_takes_too_long_is_stopped(place: Place, monkeyp
     assert "takes longer" in ask(place, folder, "regex=1&search=(a%2B)%2B$", 400)["error"]
 
 
-def test_search_reports_that_its_time_is_over(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_search_over_its_time_limit_is_marked_as_partial(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = place.run()
     say(folder, "a line\n")
     monkeypatch.setattr(log_view, "_LIMIT_S", -1)
@@ -144,7 +144,7 @@ def test_link_of_a_missing_line_finds_nothing(place: Place) -> None:
     assert ask(place, folder, "line=1.0.99999")["lines"] == [[1, 0, "only", 1, 0]]
 
 
-def test_offsets_of_lines_are_those_of_the_file(place: Place) -> None:
+def test_byte_offset_of_each_log_line_equals_its_position_in_the_file(place: Place) -> None:
     folder = place.run()
     data = b"one\n\xff\xfe two\nbar 1\rbar 2\nthr\xc3\xa9e\n\n" + b"x" * 70_000 + b"\nlast"
     folder.rank_log(1, 0).write_bytes(data)
@@ -173,7 +173,7 @@ def test_whole_log_is_sent_as_text_without_colours(place: Place) -> None:
     assert client.get(f"/runs/{folder.run_id}/log/text?rank=1").text == "other\n"
 
 
-def test_response_has_the_beginning_of_very_long_lines(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_very_long_log_lines_are_truncated_in_the_response(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = place.run()
     say(folder, f"a{'x' * 3_000_000}\nlast x\n")
     lines = texts(ask(place, folder, "last=500"))

@@ -65,7 +65,7 @@ def writing_routes(place: Place) -> list[str]:
 
 
 @pytest.mark.promise("members-change-only-their-role")
-def test_each_route_that_writes_obeys_the_table_of_roles(place: Place, file: Path) -> None:
+def test_every_writing_route_requires_the_documented_role(place: Place, file: Path) -> None:
     of_ann = place.run("digits_1700000001_00000001", submitted_by=str(ANN))
     of_bob = place.run("digits_1700000002_00000002", submitted_by=str(BOB))
     routes = writing_routes(place)
@@ -162,7 +162,7 @@ def test_bulk_change_refuses_runs_of_others_by_name(place: Place, file: Path) ->
     assert [(one["verb"], one["on"]) for one in lines(place)] == [("delete", ids[BOB]), ("restore", ids[BOB])]
 
 
-def test_saved_views_of_others_are_changed_by_admins_alone(place: Place, file: Path) -> None:
+def test_only_admins_can_change_saved_views_of_other_members(place: Place, file: Path) -> None:
     bob, ann = visit(place, BOB), visit(place, ANN)
     fields = {"name": "best", "page": "runs", "query": "q=1"}
     assert bob.post("/views", data=form(place, BOB, action="save", **fields)).status_code == 200
@@ -201,7 +201,7 @@ def test_form_key_of_another_member_is_refused(place: Place, file: Path) -> None
 # --- who the visitor is
 
 
-def test_stranger_sees_nothing_and_star_lets_all_users_see(place: Place, file: Path) -> None:
+def test_non_member_sees_no_page_unless_the_members_file_has_a_star_entry(place: Place, file: Path) -> None:
     folder = place.run(display_name="secret name")
     for path in ("/", "/live", f"/runs/{folder.run_id}", "/members"):
         answer = visit(place, EVE).get(path)
@@ -213,7 +213,7 @@ def test_stranger_sees_nothing_and_star_lets_all_users_see(place: Place, file: P
 
 
 @pytest.mark.promise("kernel-names-members-of-page")
-def test_neither_cookie_nor_token_nor_header_changes_the_users_name(place: Place, file: Path) -> None:
+def test_cookie_token_or_header_can_not_change_the_user_name(place: Place, file: Path) -> None:
     token = Token(place.path)
     for client in (visit(place, EVE), visit(place, VIC, user_header="X-Forwarded-User", proxy_user=str(PROXY))):
         client.cookies.set(token.cookie, token.cookie_value)

@@ -91,7 +91,7 @@ def test_kernel_names_the_user_of_each_connection(place: Place, folder: Path, lo
 
 
 @pytest.mark.promise("kernel-names-members-of-page")
-def test_only_the_proxys_user_names_others(place: Place, folder: Path) -> None:
+def test_only_the_proxy_user_may_name_another_user_in_a_header(place: Place, folder: Path) -> None:
     path = folder / "page" / "socket"
     named = {"user_header": "X-Forwarded-User", "proxy_user": str(PROXY)}
     config = place.config(socket=str(path), members=str(folder / "members"), as_json=True, **named)

@@ -35,7 +35,7 @@ def logged(place: Place) -> Place:
     return place
 
 
-def test_metric_over_metric_joins_by_step_and_rank(logged: Place) -> None:
+def test_scatter_chart_of_two_metrics_joins_values_by_step_and_rank(logged: Place) -> None:
     found = chart(logged, kind="scatter", y="loss", x="lr")
     assert found["curves"] == [{"text": "rank 0", "x": [0.1, 0.2], "y": [2, 1]}]
 
@@ -47,7 +47,7 @@ def test_points_beyond_the_limit_are_left_out_with_a_note(logged: Place, monkeyp
     assert "points are left out" in found["note"]
 
 
-def test_bars_are_last_values_of_metrics_or_ranks(logged: Place) -> None:
+def test_bar_chart_shows_last_values_of_several_metrics_or_ranks(logged: Place) -> None:
     metrics = chart(logged, kind="bar", y="final/")
     assert (metrics["labels"], metrics["curves"][0]["y"]) == (["final/a", "final/b"], [5, 7])
     ranks = chart(logged, kind="bar", y="loss")
@@ -65,7 +65,7 @@ def test_histogram_counts_every_finite_value(logged: Place) -> None:
     assert chart(logged, kind="histogram", y="nothing")["note"] == "no finite values"
 
 
-def test_unknown_kind_is_refused_with_the_kinds(logged: Place) -> None:
+def test_unknown_chart_kind_is_refused_with_the_valid_kinds(logged: Place) -> None:
     with pytest.raises(UserError, match="kind must be one of line, scatter, bar, histogram, got 'pie'"):
         OwnQuery(kind="pie", y="loss")
     client = logged.client()

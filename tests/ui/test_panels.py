@@ -34,7 +34,7 @@ def panel(folder: RunFolder, name: str, at: int = -1, rank: int | None = None) -
     return panel_of(curves, name, at, rank)
 
 
-def test_panel_shows_one_step_and_knows_how_many_there_are(folder: RunFolder) -> None:
+def test_media_panel_shows_one_step_and_the_number_of_steps(folder: RunFolder) -> None:
     logged(folder, *(("image", "x", f"images/{step}.png", step) for step in (0, 20, 10)))
     assert [panel(folder, "x", at)["label"] for at in (0, 1, 2, -1, 99)] == [
         *("step 0", "step 10", "step 20"),
@@ -46,7 +46,7 @@ def test_panel_shows_one_step_and_knows_how_many_there_are(folder: RunFolder) ->
     }
 
 
-def test_values_without_a_step_are_counted(folder: RunFolder) -> None:
+def test_media_logged_without_a_step_is_numbered_by_call(folder: RunFolder) -> None:
     logged(folder, ("table", "t", {"x": [1]}, None), ("table", "t", {"x": [2, 3]}, None))
     assert (panel(folder, "t", 0)["label"], panel(folder, "t")["label"]) == ("call 1", "call 2")
     assert panel(folder, "t")["items"][0]["rows"] == [[2], [3]]
@@ -67,12 +67,12 @@ def test_later_attempt_replaces_the_step_that_it_logs_again(folder: RunFolder) -
     assert [[item["text"] for item in items] for items in found] == [["before"], ["new"]]
 
 
-def test_panel_uses_the_last_kind_of_a_name(folder: RunFolder) -> None:
+def test_media_panel_uses_the_last_kind_logged_under_a_name(folder: RunFolder) -> None:
     logged(folder, ("image", "x", "images/a.png", 1), ("html", "x", "html/a.html", 2))
     assert (panel(folder, "x")["kind"], panel(folder, "x")["count"]) == ("html", 1)
 
 
-def test_azure_address_of_an_image_names_its_file(folder: RunFolder) -> None:
+def test_azure_url_of_a_logged_image_is_mapped_to_its_file(folder: RunFolder) -> None:
     logged(folder, ("image", "x", "aml://artifactId/ExperimentRun/dcid.digits_1_2/images/a.png", 1))
     assert panel(folder, "x")["items"] == [{"rank": 0, "file": "images/a.png"}]
 
@@ -144,7 +144,7 @@ def test_oldest_values_of_a_name_are_dropped(folder: RunFolder, monkeypatch: pyt
     assert panel_of(curves, "t")["label"] == "step 199"
 
 
-def test_histogram_is_drawn_with_its_counts(folder: RunFolder) -> None:
+def test_histogram_panel_has_a_bar_for_each_count(folder: RunFolder) -> None:
     logged(folder, ("histogram", "h", {"counts": [3, 1], "edges": [0.0, 0.5, 1.0]}, 1))
     bars = panel(folder, "h")["items"][0]["bars"]
     assert [(bar["x"], bar["height"], bar["label"]) for bar in bars] == [

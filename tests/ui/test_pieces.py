@@ -38,7 +38,7 @@ def run(does: Callable[[], Awaitable[None]]) -> None:
 
 
 @pytest.mark.promise("models-services-targets-files-details")
-def test_one_poll_serves_all_clients_with_the_changes_that_each_has_not_seen() -> None:
+def test_one_poll_sends_each_client_only_the_page_parts_that_changed() -> None:
     shown = {"a": "1", "b": "1"}
     looks, made = [], []
 

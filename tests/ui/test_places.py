@@ -64,7 +64,9 @@ def add_service(place: Place, name: str = "digits", model: str = "digits:1", **v
     return folder
 
 
-def test_list_of_models_has_the_metrics_of_the_runs_and_the_services(place: Place, two: list[Model]) -> None:
+def test_model_list_shows_metrics_of_the_training_run_and_services_of_each_version(
+    place: Place, two: list[Model]
+) -> None:
     add_service(place)
     text = place.client().get("/models").text
     assert "accuracy <b>0.6</b>" in text
@@ -86,7 +88,7 @@ def test_versions_are_compared_side_by_side(place: Place, two: list[Model]) -> N
     assert client.get("/models/none").status_code == 404
 
 
-def test_page_of_a_version_shows_words_and_tables_instead_of_json(place: Place, two: list[Model]) -> None:
+def test_model_version_page_shows_tables_instead_of_json(place: Place, two: list[Model]) -> None:
     text = place.client().get("/models/digits/1").text
     for words in ("Metrics of the run", "<dt>--lr</dt><dd>0.1</dd>", "All versions, side by side", "<h2>Topology</h2>"):
         assert words in text
@@ -127,7 +129,7 @@ def test_forms_change_aliases_tags_and_description(place: Place, two: list[Model
         ("serve", {"service": "none"}, "there is no service 'none'"),
     ],
 )
-def test_wrong_form_is_one_clear_error_and_changes_nothing(
+def test_invalid_model_form_returns_an_error_and_changes_nothing(
     place: Place, two: list[Model], action: str, fields: dict[str, str], words: str
 ) -> None:
     answer = place.client().post(f"/models/digits/1/{action}", data=form(place, **fields))
@@ -172,7 +174,7 @@ def test_forms_deploy_a_version_and_let_a_service_serve_it(
     ]
 
 
-def test_record_with_a_broken_lineage_says_so_on_its_page_alone(place: Place, two: list[Model]) -> None:
+def test_invalid_model_lineage_is_reported_only_on_the_page_of_its_version(place: Place, two: list[Model]) -> None:
     path = place.path / "models" / "digits" / "1" / "model.json"
     data = json.loads(path.read_text())
     path.chmod(0o644)
@@ -203,7 +205,7 @@ def test_page_of_a_service_shows_versions_traffic_and_forms(place: Place) -> Non
     assert ' action="' not in place.client(read_only=True).get("/services/digits").text
 
 
-def test_forms_of_a_service_call_the_functions_of_the_command_line(
+def test_service_forms_call_the_same_functions_as_the_command_line(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []
@@ -320,7 +322,7 @@ def test_target_without_an_answer_does_not_delay_the_others(place: Place, monkey
     assert "paceline compute doctor dead" in text
 
 
-def test_compute_page_names_runs_users_queue_and_hosts_that_are_down(
+def test_compute_page_shows_runs_users_queue_and_unreachable_hosts(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = place.run("digits_1700000000_00000009", states.RUNNING, target="local")
@@ -367,7 +369,7 @@ def test_compute_page_names_runs_users_queue_and_hosts_that_are_down(
     assert watch.seen()[0].down_since["gone"] == since
 
 
-def test_empty_pages_say_what_to_do_next(place: Place) -> None:
+def test_empty_model_service_and_compute_pages_show_the_next_command(place: Place) -> None:
     client = place.client()
     assert "paceline model register NAME" in client.get("/models").text
     assert "paceline service deploy NAME" in client.get("/services").text
@@ -376,7 +378,7 @@ def test_empty_pages_say_what_to_do_next(place: Place) -> None:
     assert "paceline submit --compute local" in compute(place, client)
 
 
-def test_healthy_service_that_does_not_answer_is_no_error_of_the_page(
+def test_page_of_a_healthy_service_loads_even_if_the_service_does_not_answer(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = add_service(place, state=HEALTHY, port=1)

@@ -139,7 +139,7 @@ def saved(value: object, protocol: int) -> bytes:
 
 
 @pytest.mark.parametrize("protocol", [2, 4, 5])
-def test_torch_file_lists_tensors_and_values_as_torch_loads_them(protocol: int) -> None:
+def test_preview_of_a_torch_file_lists_tensors_and_values_as_torch_load_returns_them(protocol: int) -> None:
     torch = pytest.importorskip("torch")
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
     optimizer = torch.optim.Adam(model.parameters())
@@ -296,7 +296,7 @@ def test_malformed_notebook_is_no_error(content: bytes) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"\0" * 9, b"\x93NUMPY\x01\0\xff\xff{", b"PK\x05\x06" + b"\xff" * 18, b"[" * 99_999]
 )
-def test_malformed_file_is_no_error(place: Place, name: str, content: bytes) -> None:
+def test_preview_of_a_malformed_file_shows_a_note_or_its_text(place: Place, name: str, content: bytes) -> None:
     path = place.path / name
     path.write_bytes(content)
     with open(path, "rb") as file:
@@ -321,7 +321,7 @@ def test_zip_bomb_is_listed_without_unpacking_it() -> None:
 
 
 @pytest.mark.parametrize(("program", "limit_s", "note"), [("sleep", 0.1, "takes longer"), ("false", 9, "needs more")])
-def test_preview_that_reaches_a_limit_says_so(
+def test_preview_over_its_time_or_memory_limit_shows_a_note(
     place: Place, monkeypatch: pytest.MonkeyPatch, program: str, limit_s: float, note: str
 ) -> None:
     # A program of the system in the place of the reader, which ignores its arguments or fails.
@@ -376,7 +376,7 @@ def test_markdown_of_a_note_has_no_html_scripts_or_images() -> None:
     assert 'rel="noreferrer noopener nofollow"' in html
 
 
-def test_names_with_quotes_and_newlines_are_text(place: Place) -> None:
+def test_file_names_with_quotes_and_newlines_are_escaped(place: Place) -> None:
     folder = place.run()
     name = "a\n'\"><script>x.csv"
     (folder.outputs / name).write_text("a\n1\n")
@@ -391,7 +391,7 @@ def test_names_with_quotes_and_newlines_are_text(place: Place) -> None:
 # --- the tree, ranges and archives
 
 
-def test_tree_opens_folders_while_there_is_room(place: Place) -> None:
+def test_file_tree_opens_only_folders_that_fit_into_the_row_limit(place: Place) -> None:
     folder = place.run()
     for name in ("small/a", "small/deep/b", *(f"large/{number}" for number in range(3000))):
         (folder.outputs / name).parent.mkdir(parents=True, exist_ok=True)
@@ -429,7 +429,7 @@ def test_tree_opens_folders_while_there_is_room(place: Place) -> None:
         ({"range": "bytes=2-4", "if-range": '"an older file"'}, 200, b"0123456789"),
     ],
 )
-def test_player_gets_the_range_that_it_asks_for(
+def test_media_file_request_with_a_byte_range_returns_that_range(
     place: Place, asked: dict[str, str], status: int, body: bytes | None
 ) -> None:
     folder = place.run()
@@ -451,7 +451,7 @@ def test_folder_is_sent_as_a_zip_archive_without_links_that_lead_out(place: Plac
     assert client.get(f"/runs/{folder.run_id}/zip/nothing").status_code == 404
 
 
-def test_file_that_vanishes_or_shrinks_while_it_is_sent(place: Place) -> None:
+def test_file_that_shrinks_during_a_download_is_sent_up_to_its_new_end(place: Place) -> None:
     folder = place.run()
     (folder.outputs / "x.txt").write_text("0123456789")
     file, _ = files.opened(folder, "outputs/x.txt")

@@ -42,7 +42,7 @@ def run_with_values(place: Place, number: int = 1, **values: Any) -> RunFolder:
     return folder
 
 
-def test_report_has_table_curves_notes_and_images(place: Place, tmp_path: Path) -> None:
+def test_run_report_has_table_curves_notes_and_images(place: Place, tmp_path: Path) -> None:
     folder, other = run_with_values(place, display_name="first"), run_with_values(place, 2)
     tags_and_properties.set_name(folder.notes, "description", "A **good** run, [see](https://example.org) <b>")
     (folder.path / "outputs").mkdir(exist_ok=True)
@@ -93,7 +93,7 @@ def test_hostile_texts_in_report_are_escaped(hostile: RunFolder) -> None:
     assert any(name["name"].startswith("</script>") for name in data_of(text)["names"])
 
 
-def test_anonymous_report_has_no_names(place: Place) -> None:
+def test_anonymous_report_contains_no_user_or_path_names(place: Place) -> None:
     secret = "s3cret"
     folder = place.run(
         f"{secret}_1700000001_00000001",
@@ -148,7 +148,7 @@ def test_report_over_its_size_is_refused(place: Place, tmp_path: Path, monkeypat
         report.report_text([])
 
 
-def test_sweep_report_has_pictures_and_the_anonymous_one_no_texts(place: Place) -> None:
+def test_sweep_report_has_charts_and_its_anonymous_version_has_no_parameter_texts(place: Place) -> None:
     folders = ("/home/s3cret/a", "/home/s3cret/b")
     spec = SweepSpec(
         space=Space({"--lr": pl.uniform(0, 1), "--data": pl.choice(*folders)}), metric="loss", goal="minimize"
@@ -167,7 +167,7 @@ def test_sweep_report_has_pictures_and_the_anonymous_one_no_texts(place: Place) 
         assert [len(one) for one in places.values()] == [axes] * 4
 
 
-def test_page_downloads_a_report(place: Place) -> None:
+def test_compare_page_offers_a_report_for_download(place: Place) -> None:
     folder = run_with_values(place)
     client = place.client()
     assert f'href="../compare/report?run={folder.run_id}"' in client.get(f"/runs/{folder.run_id}").text

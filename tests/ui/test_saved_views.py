@@ -38,7 +38,7 @@ def test_view_is_saved_listed_renamed_and_removed(place: Place) -> None:
     assert "there is no view" in change(client, action="remove", name="other").text
 
 
-def test_view_of_a_page_is_offered_on_this_page_only(place: Place) -> None:
+def test_saved_view_is_offered_only_on_its_own_kind_of_page(place: Place) -> None:
     folder = place.run()
     log_values(folder, "loss", [1.0])
     views, client = SavedViews(place.path), place.client()
@@ -70,7 +70,7 @@ def test_invalid_name_of_a_saved_view_is_refused(place: Place, name: str) -> Non
 
 
 @pytest.mark.parametrize("layout", ["{}", "[]", "x", '{"pinned":1,"folded":[]}', "[" * 50_000])
-def test_layout_of_view_is_checked(layout: str) -> None:
+def test_invalid_layout_of_a_saved_view_is_refused(layout: str) -> None:
     with pytest.raises(UserError, match="layout"):
         SavedView(name="a", page="run", layout=layout)
 
@@ -103,7 +103,7 @@ def test_hostile_query_of_a_saved_view_is_escaped(place: Place) -> None:
     assert "<script>document" not in client.get("/").text + client.get("/views").text
 
 
-def test_where_of_view_has_all_filters() -> None:
+def test_query_of_a_saved_view_includes_all_its_filters() -> None:
     query = "q=loss+or+acc&experiment=my+exp&state=live&tag=k%3Dv&tag=t&sort=-created&columns=state,params.lr,latest&trials=1"
     view = SavedView(name="a", query=query)
     assert view.where == '(loss or acc) and experiment = "my exp" and state = live and tags.k = v and tags.t'

@@ -68,7 +68,7 @@ def test_link_to_runs_shows_their_curves_and_nothing_else(place: Place) -> None:
         assert client.get(f"{at}{path}", follow_redirects=False).status_code == 403, path
 
 
-def test_link_shows_its_own_runs_whatever_the_request_names(place: Place) -> None:
+def test_shared_link_shows_only_its_own_runs_whatever_runs_are_requested(place: Place) -> None:
     first, second = two_runs(place)
     client, (_, at) = place.client(cookie=False), share(place, first)
     for path in (f"/embed?run={second}", f"/embed?run={first}&run={second}&r%75n={second}"):
@@ -79,7 +79,7 @@ def test_link_shows_its_own_runs_whatever_the_request_names(place: Place) -> Non
     assert {curve["run"] for curve in found["curves"]} == {0, 1}
 
 
-def test_link_to_the_workspace_reads_all_and_writes_nothing(place: Place) -> None:
+def test_shared_link_to_the_workspace_allows_reading_but_no_writing(place: Place) -> None:
     first, _ = two_runs(place)
     client, (_, at) = place.client(cookie=False), share(place)
     for path in ("/", f"/runs/{first}", f"/runs/{first}/log", "/models", "/views", f"/compare?run={first}"):
@@ -143,7 +143,7 @@ def test_wrong_site_is_refused(place: Place, origin: str) -> None:
 
 
 @pytest.mark.parametrize("days", [0, -1, 366, float("nan")])
-def test_wrong_time_of_a_link_is_refused(place: Place, days: float) -> None:
+def test_shared_link_lifetime_outside_1_to_365_days_is_refused(place: Place, days: float) -> None:
     with pytest.raises(UserError, match="1 to 365 days"):
         SharedLinks(place.path).make((), days)
 
@@ -169,7 +169,7 @@ def test_expired_withdrawn_and_invalid_links_show_nothing(place: Place, monkeypa
     assert SharedLinks(place.path).all() == []
 
 
-def test_file_of_a_link_is_private_and_has_no_token(place: Place) -> None:
+def test_file_of_a_shared_link_is_private_and_does_not_contain_the_token(place: Place) -> None:
     made, at = share(place)
     path = place.path / "ui" / "shares" / f"{made.share_id}.json"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -208,7 +208,7 @@ def form(client: Any, path: str, **fields: Any) -> Any:
     return client.post("/shares", data={"form_key": key[1], **fields}, follow_redirects=False)
 
 
-def test_page_makes_and_withdraws_links(place: Place) -> None:
+def test_shared_links_are_created_and_revoked_on_the_page(place: Place) -> None:
     first, _ = two_runs(place)
     client = place.client()
     assert f'href="../shares?run={first}"' in client.get(f"/runs/{first}").text

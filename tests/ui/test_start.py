@@ -43,7 +43,7 @@ def error_of(text: str, field: str) -> str:
     return said[1]
 
 
-def test_form_has_the_options_of_the_script_with_the_values_of_the_run(place: Place) -> None:
+def test_rerun_form_has_the_script_options_with_the_values_of_the_run(place: Place) -> None:
     folder = with_source(place, job=make_job(arguments=("--epochs", "3", "--opt", "sgd", "--odd", HOSTILE)))
     text = place.client().get(f"/runs/{folder.run_id}/rerun").text
     assert re.search(r'name="option:--epochs" value="3"', text)
@@ -78,7 +78,7 @@ def test_form_offers_options_and_values_of_earlier_runs(place: Place, monkeypatc
     assert submitted == [("--lr", "0.2", "--depth", "4")]
 
 
-def test_wrong_fields_are_marked_and_nothing_starts(place: Place) -> None:
+def test_invalid_fields_of_a_rerun_form_are_marked_and_no_run_starts(place: Place) -> None:
     folder = with_source(place, job=make_job(arguments=("--epochs", "3")))
     form = {
         "option:--epochs": "",
@@ -140,7 +140,7 @@ def test_only_changed_fields_reach_the_new_run(place: Place, monkeypatch: pytest
     assert (more["display_name"], more["checkpoints"]) == ("second", folder.checkpoints)
 
 
-def test_sweep_has_no_form_of_a_rerun(place: Place) -> None:
+def test_sweep_offers_no_rerun_form(place: Place) -> None:
     folder = place.run(kind="sweep", sweep={"space": {}})
     answer = place.client().get(f"/runs/{folder.run_id}/rerun")
     assert answer.status_code == 409
@@ -160,7 +160,9 @@ def test_sweep_has_no_form_of_a_rerun(place: Place) -> None:
         ("entry_script: train.py\nnode_count: many\n", "'many' is not a number"),
     ],
 )
-def test_wrong_job_file_is_explained_and_nothing_starts(place: Place, text: str, said: str) -> None:
+def test_invalid_job_file_in_the_new_run_form_is_explained_and_no_run_starts(
+    place: Place, text: str, said: str
+) -> None:
     (place.path.parent / "train.py").write_text("")
     answer = send(place, "/new", {"text": text})
     assert answer.status_code == 422

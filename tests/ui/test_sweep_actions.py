@@ -34,13 +34,13 @@ def _form(place: Place, **values: str) -> dict[str, str]:
     return {"form_key": Token(place.path).form_key(), **form, **values}
 
 
-def test_trials_are_added(place: Place, sweep: RunFolder) -> None:
+def test_add_trials_form_raises_the_number_of_trials_of_a_sweep(place: Place, sweep: RunFolder) -> None:
     answer = place.client().post(f"/runs/{sweep.run_id}/more", data=_form(place), follow_redirects=False)
     assert (answer.status_code, answer.headers["location"]) == (303, f"../{sweep.run_id}/sweep")
     assert results.requested(sweep) == 5
 
 
-def test_new_sweep_has_the_space_of_the_form(place: Place, sweep: RunFolder) -> None:
+def test_sweep_repeated_by_a_form_has_the_search_space_of_the_form(place: Place, sweep: RunFolder) -> None:
     form = _form(place, space="lr = loguniform(0.001, 1)\nsize = uniform(0, 1)")
     answer = place.client().post(f"/runs/{sweep.run_id}/again", data=form, follow_redirects=False)
     assert answer.status_code == 303, answer.text

@@ -143,7 +143,7 @@ def test_script_without_mpi_runs_in_the_worker_process(worker):
     assert not (worker.attempt / "end_0.json").exists()
 
 
-def test_wrong_world_size_fails_before_the_script(worker):
+def test_wrong_world_size_fails_before_the_script_starts(worker):
     code, text = worker.run("print('ran')", WORLD_SIZE="2")
     assert code == 1
     assert "mpirun started 1 workers, but the job has 2" in text

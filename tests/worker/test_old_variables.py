@@ -32,7 +32,7 @@ def found(tmp_path: Path, *words: str, **variables: str) -> tuple[list[str], dic
     return tuple(json.loads(done.stdout.splitlines()[-1]))
 
 
-def test_variables_in_arguments_are_expanded_per_worker(tmp_path):
+def test_variables_in_script_arguments_are_expanded_for_each_worker(tmp_path):
     words = (
         "--rank",
         "$RANK",

@@ -91,7 +91,7 @@ def is_open(connection: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize("end", ["os._exit(7)", "os._exit(0)", "os.kill(os.getpid(), 9)"])
-def test_worker_without_finalize_stays_connected_until_all_ended(server: Server, end: str):
+def test_worker_stays_connected_to_pmix_until_all_workers_have_ended(server: Server, end: str):
     connection = server.start(f"time.sleep(0.2)\n{end}\n")
     wait_until((server.attempt / "end_0.json").exists, "the worker's end is reported")
     assert is_open(connection)

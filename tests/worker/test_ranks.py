@@ -15,7 +15,7 @@ GIVEN = {
 }
 
 
-def test_ranks_come_from_mpirun():
+def test_rank_variables_are_set_from_those_of_mpirun():
     environment = dict(GIVEN)
     from_open_mpi(environment)
     assert environment == GIVEN | {
@@ -29,7 +29,7 @@ def test_ranks_come_from_mpirun():
     }
 
 
-def test_a_local_rank_that_the_command_line_gave_is_kept():
+def test_local_rank_given_on_the_command_line_is_kept():
     # Open MPI knows one host even if it has several nodes.
     environment = GIVEN | {"LOCAL_RANK": "0", "HOROVOD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "3"}
     from_open_mpi(environment)

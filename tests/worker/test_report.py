@@ -41,7 +41,7 @@ def test_exit_code_is_reported(attempt):
     assert read(attempt / "end_5.json")["exit_code"] == 137
 
 
-def test_reports_are_never_seen_half_written(attempt):
+def test_writing_worker_reports_leaves_no_temporary_files(attempt):
     report.started()
     report.failed(ValueError("x"))
     report.ended(1)

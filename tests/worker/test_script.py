@@ -156,7 +156,7 @@ def test_script_exit_equals_plain_python(work, script, code):
         "import sys\nsys.excepthook = lambda *a: print('mine', a[0].__name__)\nraise ValueError\n",
     ],
 )
-def test_traceback_shows_only_frames_of_the_script(work, script):
+def test_traceback_of_a_failed_script_equals_that_of_plain_python(work, script):
     (work / "helper.py").write_text("def g():\n    raise KeyError('x')\ng()\n")
     (work / "train.py").write_text(script)
     expected, found = plain(work, "train.py"), worker(work, "train.py")
@@ -166,14 +166,14 @@ def test_traceback_shows_only_frames_of_the_script(work, script):
     assert found.err == expected.err
 
 
-def test_endless_recursion_is_reported_as_an_exception(work):
+def test_endless_recursion_in_a_script_is_reported_as_recursion_error(work):
     (work / "train.py").write_text("def f(n): return f(n + 1)\nf(0)\n")
     ended = worker(work, "train.py")
     assert (ended.code, ended.error["type"]) == (1, "RecursionError")
     assert ended.err.splitlines()[-1].startswith("RecursionError")
 
 
-def test_a_hook_that_fails_itself_does_not_hide_the_exception(work):
+def test_failing_sys_excepthook_does_not_hide_the_exception_of_the_script(work):
     (work / "train.py").write_text("import sys\nsys.excepthook = lambda *a: 1 / 0\nraise ValueError('bad batch')\n")
     expected, found = plain(work, "train.py"), worker(work, "train.py")
     assert found.code == expected.code == 1

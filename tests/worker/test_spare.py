@@ -94,7 +94,9 @@ def spares() -> Iterator[list[Spare]]:
         spare.process.wait()
 
 
-def test_fork_has_the_libraries_and_its_own_variables_folder_and_arguments(tmp_path: Path, spares: list[Spare]) -> None:
+def test_worker_forked_from_a_warm_process_has_its_own_rank_folder_and_arguments(
+    tmp_path: Path, spares: list[Spare]
+) -> None:
     spares.append(spare := Spare(tmp_path, {"fine": "x = 1"}))
     assert spare.result("--lr", "1") == {
         "loaded": ["fine"],
@@ -146,7 +148,9 @@ def test_warm_process_does_not_preload_user_modules(tmp_path: Path, spares: list
     assert spare.result()["loaded"] == ["fine"]
 
 
-def test_request_of_other_types_is_refused_and_the_spare_stays(tmp_path: Path, spares: list[Spare]) -> None:
+def test_fork_request_with_wrong_types_is_refused_and_the_warm_process_continues(
+    tmp_path: Path, spares: list[Spare]
+) -> None:
     spares.append(spare := Spare(tmp_path, {"fine": "x = 1"}))
     argv: Any = [1, 2]
     with pytest.raises(OSError, match="could not fork: the request has other types"):
@@ -154,7 +158,7 @@ def test_request_of_other_types_is_refused_and_the_spare_stays(tmp_path: Path, s
     assert spare.result()["rank"] == "3"
 
 
-def test_client_that_gives_up_before_the_spare_is_free_gets_no_worker(tmp_path: Path, spares: list[Spare]) -> None:
+def test_fork_request_that_timed_out_starts_no_worker(tmp_path: Path, spares: list[Spare]) -> None:
     spares.append(spare := Spare(tmp_path, {"fine": "x = 1"}))
     (tmp_path / "late.py").write_text("open('ran', 'w').close()")
     os.kill(spare.process.pid, signal.SIGSTOP)
@@ -169,7 +173,7 @@ def test_client_that_gives_up_before_the_spare_is_free_gets_no_worker(tmp_path: 
     assert not (tmp_path / "ran").exists()
 
 
-def test_missing_spare_is_an_error_with_the_reason(tmp_path: Path) -> None:
+def test_fork_request_without_a_warm_process_raises_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="no warm process is ready"):
         spare_client.ask(str(tmp_path / "spare_0"), ["python", "x"], {}, "/", (0, 1, 2))
 

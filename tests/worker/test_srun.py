@@ -36,7 +36,7 @@ def test_srun_worker_has_mpirun_variables_and_no_slurm_ones():
     }
 
 
-def test_srun_worker_applies_common_node_and_own_variables():
+def test_srun_worker_gets_the_common_node_and_rank_variables():
     options = ("--set", "SLURM_MINE=1", *PLACES, "--for", "3-3", "--set", "GPU=7", "--for", "2-2", "--set", "GPU=6")
     assert take_place(dict(GIVEN), options) == ["--set", "SLURM_MINE=1", "--set", "A=1", "--set", "GPU=7"]
     other = GIVEN | {"PMIX_RANK": "0", "SLURM_PROCID": "0", "SLURMD_NODENAME": "n0"}
@@ -77,12 +77,12 @@ def mpi(size: int, *, initialized: bool = True):
     )
 
 
-def test_mpi_world_of_all_workers_or_without_mpi_init_is_accepted():
+def test_mpi_world_of_all_workers_is_accepted():
     check(mpi(4), 4)
     check(mpi(1, initialized=False), 4)
 
 
-def test_mpi_world_of_one_is_refused_with_the_library_and_next_step():
+def test_mpi_world_with_only_one_rank_is_refused_with_the_library_and_next_step():
     with pytest.raises(
         RunContextError, match=r"started 4 workers, but MPI's world has 1: Open MPI v4.1.4 does not .*mpi='mpirun'"
     ):

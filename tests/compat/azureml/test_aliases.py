@@ -51,7 +51,7 @@ assert azureml.core.VERSION
 """
 
 
-def test_one_import_line_provides_the_azureml_names():
+def test_importing_paceline_azureml_provides_the_azureml_modules():
     done = python(f"import paceline.azureml\n{SAME}")
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -31,7 +31,7 @@ def made(*, conda=(), pip=(), **options):
     return environment
 
 
-def test_environment_without_requests_is_this_interpreters(notes):
+def test_environment_without_package_requirements_uses_the_current_interpreter(notes):
     spec = spec_of(Environment("mine"), notes)
     assert not spec.needs_build
     assert dict(spec.environment_variables) == {}

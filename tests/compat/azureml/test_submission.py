@@ -60,7 +60,7 @@ def test_process_count_that_nodes_cannot_share_evenly_is_refused(ws):
         ScriptRunConfig("src", "train.py", distributed_job_config="mpi")
 
 
-def test_changes_of_a_run_configuration_count_until_submission(ws):
+def test_changes_of_a_run_configuration_apply_until_submission(ws):
     config = ScriptRunConfig(source_directory="src", script="train.py")
     ComputeTarget.create(ws, "cluster", AmlCompute.provisioning_configuration())
     config.run_config.target = ComputeTarget(ws, "cluster")
@@ -110,7 +110,7 @@ def test_arguments_in_one_string_are_split_as_by_a_shell(ws):
     assert job(ws, ScriptRunConfig("src", "train.py", "--name 'a b' --x 1")).arguments == ("--name", "a b", "--x", "1")
 
 
-def test_misspelled_attribute_raises_and_old_attributes_do_not():
+def test_misspelled_attribute_of_a_run_configuration_raises_but_a_deprecated_one_is_accepted():
     config = RunConfiguration()
     config.auto_prepare_environment = True
     with pytest.raises(AttributeError, match="node_counts"):

@@ -17,7 +17,7 @@ _WORLD = Path(__file__).with_name("world.py")
 
 @pytest.mark.promise("operations-same-over-mpi-over")
 @pytest.mark.parametrize("check", every_check(GLOO_MODULES))
-def test_horovod_check_holds_on_every_rank_over_gloo(worlds, check):
+def test_horovod_compatibility_check_passes_on_every_rank_over_gloo(worlds, check):
     def start(folder: Path) -> str:
         return Ranks(2, _WORLD, folder, *GLOO_MODULES, cwd=folder).wait().told()
 

@@ -20,5 +20,5 @@ from tests.compat.horovod.conftest import MODULES, every_check, is_repeated
         for check in every_check(modules)
     ],
 )
-def test_horovod_check_holds_on_every_rank(outcome, ranks, check):
+def test_horovod_compatibility_check_passes_on_every_rank(outcome, ranks, check):
     outcome(ranks, check)

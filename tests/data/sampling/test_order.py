@@ -35,20 +35,20 @@ def test_an_epoch_has_every_sample_once(length, seed, epoch):
     assert len(order) == length
 
 
-def test_order_has_the_values_that_checkpoints_rely_on():
+def test_global_order_equals_the_order_of_earlier_releases():
     """Checkpoints hold positions in this order: a change of these numbers makes every run resume with other samples."""
     assert GlobalOrder(10)[:].tolist() == FROZEN_10
     assert GlobalOrder(1_000_000, seed=7, epoch=3)[:6].tolist() == FROZEN_MILLION
     assert [GlobalOrder(10**15, seed=-1, epoch=2)[position] for position in (0, 1, 10**15 - 1)] == FROZEN_HUGE
 
 
-def test_plain_python_computes_the_order_that_checkpoints_rely_on(without_numpy):
+def test_global_order_without_numpy_equals_the_order_of_earlier_releases(without_numpy):
     assert GlobalOrder(10)[:].tolist() == FROZEN_10
     assert GlobalOrder(1_000_000, seed=7, epoch=3)[:6].tolist() == FROZEN_MILLION
 
 
 @pytest.mark.parametrize("length", [1, 2, 255, 256, 257, 1000, 4097, 70_000, (1 << 26) + 1, 10**12, 1 << 62])
-def test_order_is_equal_by_numpy_by_plain_python_and_by_single_positions(length, monkeypatch):
+def test_global_order_is_the_same_with_numpy_without_numpy_and_by_single_index(length, monkeypatch):
     order = GlobalOrder(length, seed=1, epoch=2)
     positions = range(0, length, max(1, length // 500))[:500]
     fast = order.samples(positions)

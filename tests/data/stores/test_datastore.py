@@ -113,7 +113,7 @@ def test_a_store_is_pickled_and_printed_without_connections(workspace, tmp_path)
     assert repr(store) == f"Datastore({workspace!r}, 'lab')"
 
 
-def test_reference_names_are_valid_names_of_inputs(workspace, tmp_path):
+def test_data_references_get_valid_input_names(workspace, tmp_path):
     store = Datastore.register(workspace, "my-lab", tmp_path)
     assert store.path("/train set/*.csv").name == "my_lab_train_set_csv"
     assert store.path("x", data_reference_name="mine").name == "mine"

@@ -190,12 +190,12 @@ def test_abandoned_partial_files_are_removed_unless_locked(cache):
         ("5b", 5),
     ],
 )
-def test_text_of_a_size_is_parsed(text, size):
+def test_size_text_is_parsed_into_bytes(text, size):
     assert parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "much", "-1", "1 PB", "1e9", "GB"])
-def test_invalid_text_of_a_size_is_refused(text):
+def test_invalid_size_text_is_refused(text):
     with pytest.raises(DataError, match="is not a size"):
         parse_size(text)
 

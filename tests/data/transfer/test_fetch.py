@@ -92,7 +92,7 @@ def test_each_node_fetches_only_its_own_part(far, take, tmp_path, by):
     assert (seen, came) == (ALL, 28000)
 
 
-def test_more_ranks_than_files_leaves_some_an_empty_folder(near, take):
+def test_ranks_without_a_file_of_the_partition_get_an_empty_folder(near, take):
     fetched = take(near.path("train/part 3.bin").as_partition("rank"))
     assert sorted(entry.name for entry in fetched.path.iterdir()) == ["rank_0", "rank_1"]
 

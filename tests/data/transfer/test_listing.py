@@ -191,7 +191,7 @@ def test_paginated_listing_is_complete(workspace, s3, bucket, proxied):
     assert len([path for _, path, _ in proxy.requests if "list-type=2" in path]) >= 3
 
 
-def test_an_empty_store_is_an_empty_list(workspace, s3, bucket):
+def test_listing_of_an_empty_store_is_empty(workspace, s3, bucket):
     s3.bucket(bucket)
     assert s3_store(workspace, s3.url, bucket).files() == []
 

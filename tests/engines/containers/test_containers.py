@@ -182,7 +182,7 @@ def subreaper(on: bool) -> None:
 
 
 @pytest.mark.promise("worker-container-image-s-system")
-def test_a_worker_has_the_images_system_and_the_runs_folders(runs, tmp_path):
+def test_worker_in_a_container_has_the_file_system_of_the_image_and_the_run_folders(runs, tmp_path):
     data = tmp_path / "views" / "train"
     data.mkdir(parents=True)
     (data / "x.txt").write_text("42")
@@ -437,7 +437,7 @@ def test_container_killed_during_creation_leaves_nothing(runs):
 # --- refusals, before anything starts
 
 
-def test_the_images_python_is_seen(engine, machine):
+def test_python_of_an_image_is_detected(engine, machine):
     found = probe(engine, machine)
     assert found is not None
     assert found.python.startswith("/usr/")
@@ -458,7 +458,7 @@ def test_an_image_with_an_old_python_is_refused_with_its_version(engine, machine
 
 
 @only_podman
-def test_another_interpreter_of_the_image_can_be_named(engine, machine):
+def test_another_interpreter_of_the_image_can_be_selected(engine, machine):
     found = probe(engine, machine, OLD_PYTHON, python="/usr/bin/python3")
     assert found is not None
     assert found.version >= (3, 10)
@@ -533,7 +533,7 @@ def layer(engine: ContainerEngine, machine: Machine, tmp_path: Path) -> Callable
     return make
 
 
-def test_packages_on_top_of_an_image_are_there_beside_its_own(layer, runs, tmp_path):
+def test_packages_added_to_an_image_are_importable_beside_those_of_the_image(layer, runs, tmp_path):
     wheel(tmp_path / "index", "other")
     wheel(tmp_path / "index", requires="Requires-Dist: other\nRequires-Dist: pytest\n")
     made = layer("tiny")
@@ -555,7 +555,7 @@ def test_packages_on_top_of_an_image_are_there_beside_its_own(layer, runs, tmp_p
 
 
 @only_podman
-def test_the_same_packages_are_installed_once(layer, tmp_path):
+def test_layer_with_the_same_packages_is_installed_only_once(layer, tmp_path):
     wheel(tmp_path / "index")
     said: list[str] = []
     made = layer("tiny", say=said.append)
@@ -694,7 +694,7 @@ while not os.path.exists("outputs/go"):
 
 
 @only_podman
-def test_the_submitting_shells_python_path_stays_outside(own_podman, lab, monkeypatch):
+def test_pythonpath_of_the_submitting_shell_does_not_reach_the_container(own_podman, lab, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/shells/own")
     run = lab.complete(KEEP + "keep(sys.path)", custom_docker_image=IMAGE)
     assert "/shells/own" not in seen(run)
@@ -715,7 +715,7 @@ def test_workers_of_a_run_share_memory_of_the_requested_size(own_podman, lab):
 
 
 @only_podman
-def test_mpi_in_an_image_is_the_images(own_podman, engine, machine, lab):
+def test_mpi_workers_in_a_container_use_the_open_mpi_of_the_image(own_podman, engine, machine, lab):
     found = probe(engine, machine)
     require_engine("an Open MPI in /usr", found and found.mpirun)
     run = lab.complete(
@@ -729,7 +729,7 @@ def test_mpi_in_an_image_is_the_images(own_podman, engine, machine, lab):
 
 @only_podman
 @pytest.mark.parametrize("backend", [pytest.param("gloo", marks=pytest.mark.proof), "mpi"])
-def test_a_command_beside_a_worker_joins_its_container(own_podman, engine, machine, lab, backend):
+def test_exec_runs_a_command_in_the_container_of_a_worker(own_podman, engine, machine, lab, backend):
     if backend == "mpi":
         found = probe(engine, machine)
         require_engine("an Open MPI in /usr", found and found.mpirun)
@@ -853,7 +853,7 @@ def test_invalid_image_name_is_refused_at_submission(lab, own_podman, name):
     assert not (lab.workspace_dir / "runs").exists() or not list((lab.workspace_dir / "runs").iterdir())
 
 
-def test_without_an_engine_nothing_starts(lab, monkeypatch):
+def test_run_in_an_image_is_refused_if_no_container_engine_works(lab, monkeypatch):
     monkeypatch.setenv("PACELINE_CONTAINER_ENGINE", "/nowhere/podman")
     with pytest.raises(LauncherError, match="can't be run"):
         lab.submit("", custom_docker_image=IMAGE)
@@ -911,7 +911,7 @@ def test_rerun_in_an_image_has_the_same_package_versions(own_podman, lab, tmp_pa
 
 
 @only_podman
-def test_data_has_the_same_paths_in_containers(own_podman, lab, tmp_path):
+def test_input_and_output_paths_are_the_same_inside_and_outside_containers(own_podman, lab, tmp_path):
     for name in "abcd":
         path = tmp_path / "the store" / "mnist" / f"{name}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)

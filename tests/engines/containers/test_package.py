@@ -30,7 +30,7 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
 
 
 @pytest.mark.promise("packaged-service-built-serves-container")
-def test_a_package_is_built_and_served(podman: Podman, tmp_path: Path) -> None:
+def test_model_package_is_built_as_an_image_and_answers_requests(podman: Podman, tmp_path: Path) -> None:
     write_tree(tmp_path / "src", {"score.py": SCRIPT, "two.txt": "2"})
     folder = Workspace(tmp_path / "ws").package(
         tmp_path / "src" / "two.txt", tmp_path / "away", entry_script=tmp_path / "src" / "score.py", base=WITH_MPI

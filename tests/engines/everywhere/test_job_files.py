@@ -27,7 +27,7 @@ paceline.Run.get_context().log("score", given["x"])
 # The file goes with the run's folder, however that goes.
 @pytest.mark.promise("script-gets-values-arguments-assignments")
 @pytest.mark.parametrize("way", ["ssh", pytest.param("slurm, login host", marks=pytest.mark.proof)])
-def test_a_trial_finds_its_values_in_a_file_on_both_nodes(
+def test_trial_reads_its_parameter_values_from_a_file_on_both_nodes(
     way: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with place(way, request, tmp_path, monkeypatch) as there:

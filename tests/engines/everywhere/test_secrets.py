@@ -105,7 +105,9 @@ def hosts_of(there: Place, request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.mark.promise("secret-reaches-workers-record-log")
-def test_a_secret_reaches_the_workers_and_is_nowhere_else(there: Place, request: pytest.FixtureRequest) -> None:
+def test_secret_reaches_the_workers_and_is_stored_only_in_a_private_file(
+    there: Place, request: pytest.FixtureRequest
+) -> None:
     hosts = hosts_of(there, request)
     run = submit(there)
     wait_until_told(run)
@@ -121,7 +123,9 @@ def test_a_secret_reaches_the_workers_and_is_nowhere_else(there: Place, request:
 
 # mpirun and the agents pass the secret on, the same with each engine.
 @pytest.mark.parametrize("there", ["ssh", pytest.param("slurm", marks=pytest.mark.proof)], indirect=True)
-def test_mpi_passes_a_secret_on(there: Place, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secret_of_an_mpi_run_is_on_no_command_line(
+    there: Place, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     use_mpirun(WHEEL, monkeypatch)
     run = submit(there, distributed_backend="mpi")
     wait_until_told(run)

@@ -74,7 +74,7 @@ SLURM, *RAY = (pytest.param(way, marks=pytest.mark.proof) for way in ("slurm", "
 
 @pytest.mark.promise("trials-many-nodes-run-kind")
 @pytest.mark.parametrize("way", ["ssh", SLURM, "slurm, login host", RAY[0]])
-def test_policy_judges_two_node_trials_and_canceling_the_sweep_ends_them(
+def test_policy_stops_a_two_node_trial_and_canceling_the_sweep_ends_all_trials(
     way: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with place(way, request, tmp_path, monkeypatch) as there:
@@ -109,7 +109,7 @@ def test_policy_judges_two_node_trials_and_canceling_the_sweep_ends_them(
 
 @pytest.mark.promise("trials-many-nodes-run-kind")
 @pytest.mark.parametrize("way", ["ssh", SLURM, RAY[1]])
-def test_a_lost_node_restarts_its_trial_and_the_sweep_goes_on(
+def test_trial_is_restarted_after_a_node_loss_and_the_sweep_completes(
     way: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = request.getfixturevalue(WAYS[way][0])

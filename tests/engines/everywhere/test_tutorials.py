@@ -63,7 +63,7 @@ def test_second_tutorial_runs_on_other_machines_by_naming_the_target(
 
 @pytest.mark.proof
 @pytest.mark.parametrize("way", ["ssh", "slurm"])
-def test_the_fourth_tutorial_s_crash_is_survived_on_other_machines(
+def test_fourth_tutorial_recovers_from_its_crash_on_other_machines(
     way: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     printed, there = printed_there(LAPTOP, 'metrics("accuracy").steps', way, request, tmp_path)

@@ -41,7 +41,9 @@ ALL = {f"part {number}.txt": str(number) * 10 * (number + 1) for number in range
 
 @pytest.mark.promise("files-store-there-before-workers")
 @pytest.mark.parametrize("how", ["as_mount", "as_download"])
-def test_a_script_finds_a_folder_with_the_files(lab: Lab, store: pl.Datastore, way: dict[str, Any], how: str) -> None:
+def test_datastore_input_reaches_the_script_as_a_folder_with_all_files(
+    lab: Lab, store: pl.Datastore, way: dict[str, Any], how: str
+) -> None:
     reference = getattr(store.path("mnist"), how)()
     run = lab.complete(LOOK, script_params={"--data": reference}, **way)
 
@@ -74,7 +76,7 @@ def test_single_file_input_is_a_path_to_the_file(lab: Lab, store: pl.Datastore) 
 
 @pytest.mark.parametrize("by", ["node", "rank"])
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
-def test_every_node_or_rank_has_its_own_part(
+def test_partitioned_input_gives_each_node_or_rank_its_own_files(
     lab: Lab, store: pl.Datastore, request: pytest.FixtureRequest, by: str, backend: str
 ) -> None:
     if backend == "mpi":
@@ -236,7 +238,7 @@ def test_tabular_input_is_read_by_name(lab: Lab, store: pl.Datastore, tmp_path: 
     assert seen(run) == {"a": [1, 3], "b": [2, 4]}
 
 
-def test_a_rerun_takes_the_same_data(lab: Lab, store: pl.Datastore) -> None:
+def test_rerun_reads_the_same_input_files(lab: Lab, store: pl.Datastore) -> None:
     run = lab.complete(LOOK, script_params={"--data": store.path("mnist").as_partition(by="rank")})
     job = run.record().job
     assert job is not None
@@ -245,7 +247,9 @@ def test_a_rerun_takes_the_same_data(lab: Lab, store: pl.Datastore) -> None:
     assert seen(again)["files"] == ALL
 
 
-def test_views_of_a_run_whose_supervisor_was_killed_go_with_the_next(lab: Lab, store: pl.Datastore) -> None:
+def test_data_folders_of_a_run_with_a_killed_supervisor_are_removed_by_the_next_run(
+    lab: Lab, store: pl.Datastore
+) -> None:
     reference = store.path("mnist").as_download()
     run = lab.submit(KEEP + "import time\nkeep(1)\ntime.sleep(600)\n", inputs=[reference])
     wait_for_file(run.folder.outputs / "seen_0.json")
@@ -287,7 +291,7 @@ def test_uncreatable_data_cache_fails_the_run_with_cause_data(
     assert "PACELINE_DATA_CACHE" in run.failure.message
 
 
-def test_parts_of_all_nodes_cover_the_partition(lab: Lab, store: pl.Datastore) -> None:
+def test_recorded_file_count_of_a_partitioned_input_covers_all_nodes(lab: Lab, store: pl.Datastore) -> None:
     reference = store.path("mnist", "mnist").as_partition(by="node")
     run = lab.complete("print()\n", inputs=[reference], distributed_backend="gloo", node_count=2)
     assert run.input_datasets["mnist"]["files"] == 8

@@ -40,7 +40,7 @@ def test_a_run_is_canceled_while_it_runs(lab: Lab, way: dict[str, Any]) -> None:
     assert record.attempts[0].cause == "cancel"
 
 
-def test_a_run_is_canceled_while_it_waits(lab: Lab) -> None:
+def test_queued_run_can_be_canceled(lab: Lab) -> None:
     cores = len(os.sched_getaffinity(0))
     holder = lab.submit(SLEEP, process_count_per_node=cores, distributed_backend="gloo")
     wait_for_status(holder, states.RUNNING)
@@ -142,7 +142,7 @@ def test_a_run_past_its_time_limit_has_failed(lab: Lab) -> None:
 
 
 @pytest.mark.promise("time-limit-ends-run-time")
-def test_the_time_in_the_queue_does_not_count_for_the_limit(lab: Lab) -> None:
+def test_time_in_the_queue_is_excluded_from_the_time_limit(lab: Lab) -> None:
     cores = len(os.sched_getaffinity(0))
     holder = lab.submit("import time\ntime.sleep(1.2)\n", process_count_per_node=cores, distributed_backend="gloo")
     run = lab.complete("print('ran')\n", max_run_duration_seconds=1.0)
@@ -153,7 +153,7 @@ def test_the_time_in_the_queue_does_not_count_for_the_limit(lab: Lab) -> None:
 
 @pytest.mark.promise("process-run-left-over")
 @pytest.mark.parametrize("end", ["success", "failure", "cancel"])
-def test_no_child_of_a_child_outlives_the_run(lab: Lab, parent: dict[str, Any], end: str) -> None:
+def test_daemon_started_by_a_worker_ends_with_the_run(lab: Lab, parent: dict[str, Any], end: str) -> None:
     ending = {
         "success": "",
         "failure": "if os.environ['PACELINE_RANK'] == '0': raise ValueError\ntime.sleep(600)",
@@ -173,7 +173,7 @@ def test_no_child_of_a_child_outlives_the_run(lab: Lab, parent: dict[str, Any], 
     assert not any(is_alive(daemon) for daemon in daemons)
 
 
-def test_the_scratch_folder_goes_with_the_run(lab: Lab, mpirun: str) -> None:
+def test_scratch_folder_is_removed_at_the_end_of_the_run(lab: Lab, mpirun: str) -> None:
     script = """
         import json, os, signal
         with open(os.path.join(os.environ["PACELINE_RUN_DIR"], "state.json")) as file:
@@ -219,7 +219,7 @@ def test_a_hangup_or_interrupt_of_the_supervisor_cancels_the_run(lab: Lab) -> No
     assert run.record().canceled_by == "SIGTERM"
 
 
-def test_waiting_can_be_interrupted_and_the_run_goes_on(lab: Lab) -> None:
+def test_interrupting_wait_for_completion_does_not_end_the_run(lab: Lab) -> None:
     lab.write(SLEEP)
     program = lab.submit_elsewhere(
         """
@@ -243,7 +243,7 @@ def test_waiting_can_be_interrupted_and_the_run_goes_on(lab: Lab) -> None:
 
 
 @pytest.mark.promise("daemon-left-output-ends-next")
-def test_daemon_is_killed_by_the_next_reader_after_both_supervisors_died(lab: Lab) -> None:
+def test_daemon_of_a_run_is_killed_by_the_next_reader_if_both_supervisor_processes_died(lab: Lab) -> None:
     # `env -i setsid sleep`: its output alone leads back to the run.
     run = lab.submit(DAEMON + f"import time\ndaemon()\n{SLEEP}")
     daemon = int(wait_for_file(run.folder.outputs / "daemon_0"))

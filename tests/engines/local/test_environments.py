@@ -45,7 +45,7 @@ def builds(folder: Path) -> int:
     return len((folder / "builds").read_text().splitlines())
 
 
-def test_layer_packages_precede_those_of_the_interpreter(lab: Lab, spam: str) -> None:
+def test_packages_of_a_layer_precede_those_of_the_interpreter_on_sys_path(lab: Lab, spam: str) -> None:
     run = lab.complete(LOOK + "import pytest\n", estimator=pl.PyTorch, pip_packages=[spam])
 
     path = seen(run)["path"]
@@ -56,7 +56,7 @@ def test_layer_packages_precede_those_of_the_interpreter(lab: Lab, spam: str) ->
     assert seen(run)["spam"].startswith(path[layer])
 
 
-def test_a_whole_environment_has_its_packages_and_no_others(
+def test_isolated_environment_has_its_own_packages_and_no_others(
     lab: Lab, spam: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "shell").mkdir()
@@ -136,7 +136,7 @@ def test_run_is_preparing_during_its_environment_build_and_shows_its_log(lab: La
     assert "is ready" in prepare_log(run)
 
 
-def test_canceling_ends_the_build(lab: Lab, tmp_path: Path) -> None:
+def test_canceling_the_run_ends_its_environment_build(lab: Lab, tmp_path: Path) -> None:
     source = make_source(tmp_path / "watched", "spam")
     (source.parent / "hold").touch()
     run = lab.submit(LOOK, pip_packages=[str(source)])

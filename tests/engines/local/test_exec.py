@@ -17,7 +17,9 @@ from tests.engines.lab import Lab, wait_for_end, wait_for_status
 
 @pytest.mark.promise("command-beside-worker-folder-variables")
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
-def test_a_command_runs_beside_a_worker(lab: Lab, backend: str, request: pytest.FixtureRequest) -> None:
+def test_exec_runs_a_command_in_the_environment_of_a_worker(
+    lab: Lab, backend: str, request: pytest.FixtureRequest
+) -> None:
     if backend == "mpi":
         request.getfixturevalue("any_mpirun")
     values = {"process_count_per_node": 2, "distributed_backend": backend}
@@ -25,7 +27,7 @@ def test_a_command_runs_beside_a_worker(lab: Lab, backend: str, request: pytest.
 
 
 @pytest.mark.promise("command-beside-worker-folder-variables")
-def test_exec_forwards_a_terminal(lab: Lab) -> None:
+def test_exec_with_a_terminal_runs_an_interactive_shell(lab: Lab) -> None:
     run = lab.submit(WAITS)
     wait_for_status(run, states.RUNNING)
     ours, theirs = pty.openpty()

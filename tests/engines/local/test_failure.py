@@ -98,7 +98,7 @@ def test_exit_code_of_an_mpirun_run_is_that_of_its_failed_worker(lab: Lab, mpiru
 
 
 @pytest.mark.promise("report-names-worker-failed-first")
-def test_failed_rank_is_named_even_if_its_victim_exits_long_before(lab: Lab) -> None:
+def test_failed_rank_is_named_even_if_a_rank_that_lost_its_connection_exits_earlier(lab: Lab) -> None:
     script = CONNECTED + (
         "import atexit\n"
         "if rank == 1:\n"
@@ -160,7 +160,7 @@ def test_rank_that_exits_with_0_does_not_hide_a_failed_rank(lab: Lab) -> None:
     assert exit_codes(run) == {"0": 0, "1": 4}
 
 
-def test_victim_of_a_rank_that_exited_with_0_is_explained(lab: Lab) -> None:
+def test_failure_report_mentions_a_rank_that_exited_with_0_before_its_peer_failed(lab: Lab) -> None:
     script = CONNECTED + (
         "if rank == 0:\n    sys.exit(0)\nif not peer.recv(1):\n    raise ConnectionResetError('Connection reset by peer')\n"
     )
@@ -171,7 +171,7 @@ def test_victim_of_a_rank_that_exited_with_0_is_explained(lab: Lab) -> None:
 
 
 @BELOW_THE_SUPERVISOR
-def test_a_syntax_error_shows_the_line_and_no_frame_of_ours(lab: Lab, parent: dict[str, Any]) -> None:
+def test_traceback_of_a_syntax_error_shows_the_line_and_no_paceline_frames(lab: Lab, parent: dict[str, Any]) -> None:
     run = lab.finish("x = 1\nprint('unfinished'\n", **parent)
 
     report = failed(run)
@@ -198,7 +198,7 @@ def test_a_missing_import_is_named(lab: Lab, parent: dict[str, Any]) -> None:
 
 
 @pytest.mark.promise("exception-waiting-raises-same-report")
-def test_waiting_raises_the_failure_report(lab: Lab) -> None:
+def test_wait_for_completion_raises_the_failure_report(lab: Lab) -> None:
     run = lab.submit("print('before')\nraise ValueError('bad batch')\n")
     with pytest.raises(pl.errors.RunFailedError, match="ValueError: bad batch") as caught:
         run.wait_for_completion()
@@ -222,7 +222,7 @@ def test_exception_with_a_broken_str_is_reported(lab: Lab) -> None:
     assert "Odd" in report.exception
 
 
-def test_an_excepthook_of_the_scripts_own_is_called(lab: Lab) -> None:
+def test_sys_excepthook_set_by_the_script_is_called(lab: Lab) -> None:
     script = "import sys\nsys.excepthook = lambda *e: print('hook saw', e[1])\nraise ValueError('bad batch')\n"
     run = lab.finish(script)
 

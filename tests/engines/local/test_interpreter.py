@@ -78,7 +78,7 @@ def any_other() -> str:
 
 
 @pytest.mark.promise("worker-needs-python-3-10")
-def test_a_worker_runs_on_another_python(lab: Lab, another: str) -> None:
+def test_worker_runs_on_another_python_version_than_the_submitter(lab: Lab, another: str) -> None:
     python = another
     run = lab.complete(LOOK, python=python)
 
@@ -110,7 +110,7 @@ def test_too_old_or_missing_python_is_refused_at_submission(lab: Lab) -> None:
     assert not (lab.workspace_dir / "runs").exists() or not os.listdir(lab.workspace_dir / "runs")
 
 
-def test_bare_interpreter_sees_no_packages_of_the_submitting_python(lab: Lab) -> None:
+def test_venv_interpreter_without_packages_sees_none_of_the_submitting_python(lab: Lab) -> None:
     # The same interpreter, but a fresh virtual environment of it: only its own packages are there.
     venv = lab.folder / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)

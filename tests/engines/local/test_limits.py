@@ -67,7 +67,7 @@ def check_full(run: pl.Run) -> None:
 
 
 @pytest.mark.promise("full-disk-fails-run-loses")
-def test_metrics_that_fill_the_disk_fail_the_run_and_are_all_kept(
+def test_metrics_logged_until_the_disk_is_full_are_kept_and_the_run_fails(
     lab: Lab, small_disk: Path, parent: dict[str, Any]
 ) -> None:
     kept = lab.folder / "kept"
@@ -84,7 +84,7 @@ def test_metrics_that_fill_the_disk_fail_the_run_and_are_all_kept(
 
 @pytest.mark.promise("full-disk-fails-run-loses")
 @pytest.mark.parametrize("backend", [None, "mpi"])
-def test_output_that_fills_the_disk_fails_the_run_and_is_all_kept(
+def test_output_printed_until_the_disk_is_full_is_kept_and_the_run_fails(
     lab: Lab, small_disk: Path, any_mpirun: str, backend: str | None
 ) -> None:
     way = {"process_count_per_node": 2, "distributed_backend": "mpi"} if backend else {}
@@ -99,14 +99,14 @@ def test_output_that_fills_the_disk_fails_the_run_and_is_all_kept(
     assert len(log_text(run)) < len(expected) + len("line 00000000\n")
 
 
-def test_a_checkpoint_that_fills_the_disk_fails_the_run(lab: Lab, small_disk: Path) -> None:
+def test_run_whose_checkpoint_fills_the_disk_fails(lab: Lab, small_disk: Path) -> None:
     step = "open(f\"{os.environ['PACELINE_CHECKPOINT_DIR']}/{done}\", 'wb').write(b'x' * 100_000)"
     run = lab.finish(FILL.format(step=step, kept=str(lab.folder / "kept")))
 
     check_full(run)
 
 
-def test_a_script_that_succeeds_on_a_full_disk_has_completed(lab: Lab, small_disk: Path) -> None:
+def test_run_completes_if_its_script_succeeds_on_a_full_disk(lab: Lab, small_disk: Path) -> None:
     script = """
         import os
         with open("outputs/large", "wb", buffering=0) as file:

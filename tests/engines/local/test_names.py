@@ -109,7 +109,7 @@ def test_a_script_whose_name_looks_like_an_option_runs_under_mpirun(lab: Lab, mp
     assert run.folder.live_log(0).read_text() == f"{script}\n"
 
 
-def test_a_workspace_of_any_name_holds_runs(lab: Lab) -> None:
+def test_workspace_path_may_contain_spaces_quotes_and_newlines(lab: Lab) -> None:
     runs = {}
     for outer, inner in PAIRS:
         if ":" not in outer + inner:
@@ -124,13 +124,13 @@ def test_a_workspace_of_any_name_holds_runs(lab: Lab) -> None:
         assert os.listdir(folder / "runs") == [run.id]
 
 
-def test_a_workspace_that_no_python_path_could_name_is_refused(lab: Lab) -> None:
+def test_workspace_path_with_a_colon_is_refused(lab: Lab) -> None:
     with pytest.raises(pl.errors.WorkspaceError, match="has a ':' in its path"):
         pl.Workspace(lab.folder / "a:b" / "ws")
     assert not (lab.folder / "a:b").exists()
 
 
-def test_a_workspace_under_every_launcher_may_have_any_name(lab: Lab, parent: dict[str, Any]) -> None:
+def test_workspace_path_may_contain_special_characters_under_every_launcher(lab: Lab, parent: dict[str, Any]) -> None:
     lab.workspace_dir = lab.folder / "two 'words' \"; $HOME \n ☃ =" / "ws"
     script = "import paceline; run = paceline.Run.get_context(); run.log('a', 1)\n"
     run = lab.complete(script, **parent)

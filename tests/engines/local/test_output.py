@@ -131,7 +131,7 @@ def test_lines_of_all_ranks_come_in_the_order_they_were_written(lab: Lab) -> Non
     assert lines_of(run) == [(0, "a"), (1, "b"), (0, "c")]
 
 
-def test_show_output_prints_lines_with_their_rank_and_each_state(lab: Lab, capsys: Any) -> None:
+def test_show_output_prints_log_lines_with_ranks_and_run_states(lab: Lab, capsys: Any) -> None:
     run = lab.submit(
         "import os, time; print('hello'); time.sleep(1.5)\n", process_count_per_node=2, distributed_backend="gloo"
     )

@@ -59,7 +59,7 @@ def test_concurrent_runs_never_exceed_the_core_count(lab: Lab) -> None:
 
 
 @pytest.mark.promise("killed-run-gives-everything-back")
-def test_a_killed_supervisor_gives_its_place_to_the_next(lab: Lab) -> None:
+def test_queued_run_starts_after_the_supervisor_of_a_running_run_is_killed(lab: Lab) -> None:
     holder = lab.submit("import time\ntime.sleep(600)\n", **ALL_CORES)
     wait_for_status(holder, states.RUNNING)
     next_one = lab.submit("print('ran')\n")

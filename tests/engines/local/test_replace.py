@@ -52,7 +52,7 @@ def test_repeated_losses_use_up_max_restarts_and_leave_no_children(lab: Lab, tmp
 @pytest.mark.promise("else-all-workers-start-again")
 @pytest.mark.usefixtures("torch_at_hand")
 @pytest.mark.parametrize("is_new", [True, False], ids=["the new worker", "a worker that stays"])
-def test_loss_during_a_replacement_restarts_all_workers(lab: Lab, tmp_path: Path, is_new: bool) -> None:
+def test_second_worker_loss_during_a_replacement_restarts_all_workers(lab: Lab, tmp_path: Path, is_new: bool) -> None:
     training = Training(lab, tmp_path / "marks", "slow")
     before = training.wait_for_step()
     training.kill(before[1])
@@ -92,7 +92,7 @@ ALONE = (
 @pytest.mark.promise("else-all-workers-start-again")
 @pytest.mark.usefixtures("torch_at_hand")
 @pytest.mark.parametrize(("script", "reason"), ALONE, ids=["plain", "communicates", "init twice"])
-def test_other_scripts_restart_all_workers_and_the_record_says_why(
+def test_all_workers_restart_if_the_script_cannot_replace_one_and_the_record_has_the_reason(
     lab: Lab, tmp_path: Path, script: str, reason: str
 ) -> None:
     training = Training(lab, tmp_path / "marks", script=script)

@@ -33,7 +33,7 @@ print("resumed from", open(saved).read())
 
 
 @pytest.mark.promise("run-starts-over-after-lost")
-def test_a_run_whose_worker_was_killed_starts_over_and_completes(lab: Lab, way: dict[str, Any]) -> None:
+def test_run_with_a_killed_worker_is_restarted_and_completes(lab: Lab, way: dict[str, Any]) -> None:
     run = lab.submit(KILLED_ONCE, max_restarts=1, **way)
     lines: list[LogLine] = []
     # What `paceline logs -f` shows of it, from before the first attempt to the end.
@@ -56,7 +56,7 @@ def test_a_run_whose_worker_was_killed_starts_over_and_completes(lab: Lab, way: 
         assert log_text(run, rank) == f"attempt 2 of rank {rank}\nresumed from step 10\n"
 
 
-def test_a_killed_mpirun_starts_the_run_over(lab: Lab, mpirun: str) -> None:
+def test_run_with_a_killed_mpirun_is_restarted(lab: Lab, mpirun: str) -> None:
     script = """
         import os, time
         if os.environ["PACELINE_ATTEMPT"] == "1":
@@ -198,7 +198,7 @@ def test_metrics_of_resumed_attempts_equal_one_run(lab: Lab) -> None:
     }
 
 
-def test_metrics_without_a_step_are_kept_of_all_attempts(lab: Lab) -> None:
+def test_metrics_logged_without_a_step_are_kept_from_all_attempts(lab: Lab) -> None:
     script = """
         import os, signal, paceline
         run = paceline.Run.get_context()
@@ -229,7 +229,7 @@ if last == 60 and os.environ["PACELINE_RANK"] == "0":
 """
 
 
-def test_goodput_of_a_restarted_run_has_the_steps_that_it_repeated(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_goodput_counts_repeated_steps_of_a_restarted_run(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_SAMPLE_SECONDS", "1")
     run = lab.submit(REPEATS, max_restarts=1, process_count_per_node=2, distributed_backend="gloo")
     run.wait_for_completion()
@@ -287,7 +287,7 @@ if rank == "0" and not start:
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/cmdline"), reason="spares need Linux")
-def test_killed_training_goes_on_from_a_step_in_memory(lab: Lab) -> None:
+def test_killed_training_resumes_from_a_step_kept_in_memory(lab: Lab) -> None:
     run = lab.submit(KEPT, max_restarts=1, process_count_per_node=2, distributed_backend="gloo")
     wait_for_end(run)
     assert [attempt.cause for attempt in run.record().attempts] == ["killed", None]

@@ -17,7 +17,7 @@ from tests.engines.parents import BELOW_MPIRUN
 
 
 @BELOW_MPIRUN
-def test_metrics_of_ranks_are_kept_apart_and_merged(lab: Lab, parent: dict[str, Any]) -> None:
+def test_metrics_are_readable_per_rank_and_merged_over_ranks(lab: Lab, parent: dict[str, Any]) -> None:
     script = """
         import os, paceline
         from paceline.compat.azureml import Run
@@ -60,7 +60,7 @@ def test_metrics_of_ranks_are_kept_apart_and_merged(lab: Lab, parent: dict[str, 
     assert set(run.get_metrics(by_rank=True)) == {str(rank) for rank in ranks}
 
 
-def test_a_worker_tags_uploads_and_shows_images(lab: Lab) -> None:
+def test_worker_can_set_tags_and_properties_and_upload_files_and_images(lab: Lab) -> None:
     script = """
         import io, os, paceline
         run = paceline.Run.get_context()
@@ -254,7 +254,7 @@ def test_restored_snapshot_equals_the_submitted_source(lab: Lab) -> None:
     assert (restored / "sub" / "data.txt").read_text() == "old"
 
 
-def test_waiting_on_several_runs_from_fresh_handles(lab: Lab) -> None:
+def test_wait_for_completion_works_on_new_handles_of_several_runs(lab: Lab) -> None:
     runs = [lab.submit("print('x')\n", tags={"number": number}) for number in range(3)]
     for run in runs:
         pl.Run(lab.experiment, run.id).wait_for_completion()

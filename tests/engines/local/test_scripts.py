@@ -52,7 +52,7 @@ def test_a_script_is_the_main_module(lab: Lab, parent: dict[str, Any]) -> None:
     }
 
 
-def test_a_script_in_a_folder_of_the_source_imports_its_neighbours(lab: Lab) -> None:
+def test_script_in_a_subfolder_imports_modules_of_its_own_folder(lab: Lab) -> None:
     lab.write("", {"sub/run.py": "import os, near\nprint(near.WHO, os.path.basename(os.getcwd()))\n"})
     (lab.source / "sub" / "near.py").write_text("WHO = 'near'\n")
     run = lab.experiment.submit(pl.Estimator(str(lab.source), entry_script="sub/run.py"))
@@ -157,7 +157,7 @@ def test_children_that_hold_the_output_open_do_not_hold_up_the_end(lab: Lab, par
 
 
 @BELOW_THE_SUPERVISOR
-def test_a_childs_failure_is_not_the_workers(lab: Lab, parent: dict[str, Any]) -> None:
+def test_failed_child_process_does_not_fail_its_worker(lab: Lab, parent: dict[str, Any]) -> None:
     script = """
         import os, sys
         child = os.fork()
@@ -262,7 +262,7 @@ def test_script_runs_the_source_of_the_submission(lab: Lab) -> None:
     assert log_text(run) == "old old\n"
 
 
-def test_standard_input_is_empty_not_the_terminals(lab: Lab, parent: dict[str, Any]) -> None:
+def test_standard_input_of_a_worker_is_empty(lab: Lab, parent: dict[str, Any]) -> None:
     assert log_text(lab.complete("import sys\nprint(repr(sys.stdin.read()))\n", **parent)) == "''\n"
 
 

@@ -126,7 +126,9 @@ def test_two_ray_nodes_train_together_without_ray_variables(cluster: RayLab, lab
 
 # The suite has a run of mpirun's, by any Open MPI.
 @pytest.mark.proof
-def test_mpirun_goes_through_the_runs_own_remote_shell(plain_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mpirun_on_ray_nodes_starts_workers_through_pacelines_remote_shell(
+    plain_lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     use_mpirun(WHEEL, monkeypatch)
     run = plain_lab.complete(
         KEEP
@@ -141,7 +143,7 @@ def test_mpirun_goes_through_the_runs_own_remote_shell(plain_lab: Lab, monkeypat
 
 # With a folder that both see, a command takes the way that it takes on Slurm; without one, its own.
 @pytest.mark.proof
-def test_a_command_runs_beside_a_worker_on_its_node(cluster: RayLab, lab: Lab) -> None:
+def test_exec_runs_a_command_on_the_ray_node_of_a_worker(cluster: RayLab, lab: Lab) -> None:
     check_exec(lab.submit(WAITS, **TWO, environment_variables={"MINE": "abc"}))
 
 
@@ -215,7 +217,7 @@ def test_wrong_token_is_reported(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> N
         lab.submit("", compute_target="cluster")
 
 
-def test_a_workspace_that_the_cluster_does_not_see_is_named(cluster: RayLab, tmp_path: Path) -> None:
+def test_failure_names_a_workspace_that_the_ray_cluster_cannot_see(cluster: RayLab, tmp_path: Path) -> None:
     lab = Lab(tmp_path / "mine")
     cluster.add_target(lab.workspace_dir)
     run = lab.finish("", compute_target="cluster")
@@ -273,7 +275,7 @@ def test_exec_works_through_a_datastore(cluster: RayLab, tmp_path: Path) -> None
 
 
 @pytest.mark.proof
-def test_a_hang_on_two_nodes_is_noticed_and_named(cluster: RayLab, tmp_path: Path) -> None:
+def test_hang_on_two_ray_nodes_is_detected_and_its_missing_rank_named(cluster: RayLab, tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     cluster.add_target(lab.workspace_dir, datastore="lab")
     Datastore.register(pl.Workspace(lab.workspace_dir), "lab", str(cluster.folder / f"store{next(_numbers)}"))
@@ -293,7 +295,7 @@ def test_doctor_and_compute_list_show_ray_nodes(cluster: RayLab, lab: Lab) -> No
 # The last: nobody after it waits for the node to come back. What Ray has on the node dies, and takes the agent with it; hosts
 # that crash are those of the elastic run above, and of hosts over SSH, whose agents these are.
 @pytest.mark.promise("lost-node-ends-attempt-left", "restarts-next-attempt-other-nodes")
-def test_a_lost_node_ends_the_attempt_and_the_next_has_others(cluster: RayLab, lab: Lab) -> None:
+def test_lost_ray_node_ends_the_attempt_and_the_next_attempt_uses_other_nodes(cluster: RayLab, lab: Lab) -> None:
     run = lab.submit(WAITING, max_restarts=1, **TWO)
     wait_until_running(run)
     wait_until(lambda: len(list(run.folder.checkpoints.glob("rank*"))) == 2, "both ranks wait")

@@ -163,12 +163,12 @@ def test_script_on_slurm_gets_the_same_world_as_on_this_machine(
 
 
 @pytest.mark.proof
-def test_a_command_runs_beside_a_worker_on_its_node(slurm: SlurmLab, lab: Lab):
+def test_exec_runs_a_command_on_the_slurm_node_of_a_worker(slurm: SlurmLab, lab: Lab):
     check_exec(submit(lab, WAITS, **TWO, environment_variables={"MINE": "abc"}))
 
 
 @pytest.mark.proof
-def test_a_hang_on_two_nodes_is_noticed_and_named(slurm: SlurmLab, lab: Lab):
+def test_hang_on_two_slurm_nodes_is_detected_and_its_missing_rank_named(slurm: SlurmLab, lab: Lab):
     check_hang(submit(lab, STOPS, **TWO, hang_seconds=3))
 
 
@@ -201,7 +201,7 @@ def test_names_with_shell_characters_reach_slurm_unchanged(slurm: SlurmLab, tmp_
 
 
 @pytest.mark.promise("cluster-can-never-hold-refused")
-def test_refusal_precedes_the_run_and_names_the_request(slurm: SlurmLab, lab: Lab):
+def test_job_that_slurm_refuses_raises_the_refused_option_before_a_run_exists(slurm: SlurmLab, lab: Lab):
     add(lab, "wrong", partition="no such; $(partition)")
     with pytest.raises(
         TargetError, match=r"Slurm refuses the job: invalid partition specified: no such.*--partition=no such"
@@ -404,7 +404,7 @@ def test_scancel_from_outside_cancels_the_run(slurm: SlurmLab, lab: Lab):
     assert not processes_below(lab.folder)
 
 
-def test_the_warning_of_the_time_limit_reaches_the_workers_with_their_grace(slurm: SlurmLab, lab: Lab):
+def test_slurm_time_limit_warning_gives_workers_their_grace_period(slurm: SlurmLab, lab: Lab):
     run = begin(lab)
     # As slurmstepd does by --signal=B:USR2@N.
     slurm.run("scancel", "--batch", "--signal=USR2", job_id(run))
@@ -429,7 +429,7 @@ def test_job_with_a_killed_supervisor_fails_and_leaves_no_processes(slurm: Slurm
 
 
 @pytest.mark.promise("preempted-run-goes-checkpoint")
-def test_a_preempted_run_goes_on_from_its_checkpoint(slurm: SlurmLab, lab: Lab):
+def test_preempted_run_resumes_from_its_checkpoint(slurm: SlurmLab, lab: Lab):
     add(lab, time="10", exclusive=True)
     script = """
         import os, signal, sys, time
@@ -455,7 +455,7 @@ def test_a_preempted_run_goes_on_from_its_checkpoint(slurm: SlurmLab, lab: Lab):
 
 
 @pytest.mark.promise("restarts-next-attempt-other-nodes")
-def test_a_lost_node_is_replaced_and_the_run_goes_on(slurm: SlurmLab, lab: Lab):
+def test_run_continues_after_a_lost_slurm_node_is_replaced(slurm: SlurmLab, lab: Lab):
     run = begin(lab, max_restarts=1)
     name = slurm.hosts.names[1]
     slurm.kill_node(name)
@@ -629,5 +629,5 @@ def test_sacct_names_the_user_who_canceled_a_finished_job(
 
 
 @pytest.mark.promise("same-lines-train-ssh-hosts")
-def test_a_driver_of_the_azure_sdk_trains_on_a_cluster(slurm: SlurmLab, lab: Lab) -> None:
+def test_azure_sdk_driver_trains_on_a_slurm_cluster(slurm: SlurmLab, lab: Lab) -> None:
     check_driver(lab, "cluster")

@@ -136,7 +136,7 @@ def test_exec_works_on_the_workers_host_and_long_logs_are_truncated(ssh_lab: Lab
 
 
 @pytest.mark.proof
-def test_a_hang_on_two_hosts_is_noticed_and_named(ssh_lab: Lab) -> None:
+def test_hang_on_two_ssh_hosts_is_detected_and_its_missing_rank_named(ssh_lab: Lab) -> None:
     check_hang(ssh_lab.submit(STOPS, **TWO, hang_seconds=3))
 
 
@@ -275,7 +275,7 @@ def test_concurrent_runs_on_one_host_get_different_gpus(lab: Lab, gate: Path, se
 
 
 @pytest.mark.promise("node-hears-nothing-supervisor-ends")
-def test_a_killed_supervisor_leaves_nothing_on_the_hosts(ssh_lab: Lab, hosts: Hosts, gate: Path) -> None:
+def test_killed_supervisor_leaves_no_processes_on_the_hosts(ssh_lab: Lab, hosts: Hosts, gate: Path) -> None:
     run = ssh_lab.submit(stay(gate), **TWO)
     wait_for_places(run)
 
@@ -332,7 +332,7 @@ NASTY = "a 'b' \"c\" $NOWHERE;`id` %h ü"
 
 
 @pytest.mark.promise("names-characters-reach-everything-they")
-def test_names_with_shell_characters_in_every_field_stay_names(
+def test_ssh_settings_with_shell_characters_are_passed_unchanged(
     lab: Lab, hosts: Hosts, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     place = hosts.folder / NASTY
@@ -478,7 +478,7 @@ def test_unresponsive_host_does_not_block_a_probe(
 
 
 @pytest.mark.proof
-def test_a_login_at_a_terminal_serves_the_run_that_follows(
+def test_ssh_login_at_a_terminal_is_reused_by_the_next_run(
     hosts: Hosts, lab: Lab, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     keys, key = hosts.folder / "ssh" / "authorized_keys", tmp_path / "key"
@@ -564,7 +564,7 @@ def test_a_driver_of_the_azure_sdk_trains_on_hosts(ssh_lab: Lab) -> None:
     check_driver(ssh_lab, "lab")
 
 
-def test_runs_share_a_gpu_of_a_host_and_an_urgent_run_gets_the_place_of_another(
+def test_two_runs_share_a_host_gpu_and_an_urgent_run_preempts_another(
     lab: Lab, gate: Path, settings: dict[str, Any]
 ) -> None:
     add(lab.workspace_dir, Configured(name="lab", kind="ssh", settings=settings | {"hosts": ["pa0 slots=8"]}))
@@ -589,7 +589,7 @@ def test_runs_share_a_gpu_of_a_host_and_an_urgent_run_gets_the_place_of_another(
 
 @pytest.mark.promise("only-lost-workers-start-again")
 @pytest.mark.parametrize("victim", [0, 2])
-def test_only_a_lost_worker_of_three_hosts_starts_again(ssh_lab: Lab, hosts: Hosts, victim: int) -> None:
+def test_killed_worker_on_one_of_three_hosts_is_restarted_alone(ssh_lab: Lab, hosts: Hosts, victim: int) -> None:
     marks = hosts.folder / f"marks_{victim}"  # all hosts see it
     on_hosts = {"node_count": 3, "process_count_per_node": 1, "compute_target": "lab"}
     try:

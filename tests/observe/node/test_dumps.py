@@ -101,5 +101,5 @@ def test_unfinished_collectives_are_reported_as_in_progress():
     ]
 
 
-def test_a_torch_without_a_recorder_says_nothing():
+def test_torch_without_a_flight_recorder_has_no_unfinished_collectives():
     assert dumps.under_way(b"") == {"entries": [], "last": {}}

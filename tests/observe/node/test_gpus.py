@@ -38,7 +38,7 @@ def test_device_variables_select_the_gpus(monkeypatch, nvidia_smi, name, value, 
     assert devices() == found
 
 
-def test_paceline_gpus_overrides_cuda_visible_devices(monkeypatch):
+def test_variable_paceline_gpus_overrides_cuda_visible_devices(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     monkeypatch.setenv(GPUS_VARIABLE, "5")
     assert devices() == ("5",)

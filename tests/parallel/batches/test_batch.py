@@ -33,7 +33,7 @@ def test_every_row_is_computed_once(rows: int, microbatches: int, replicas: int)
 
 
 @given(rows=st.integers(1, 60), microbatches=COUNTS, replicas=COUNTS)
-def test_a_microbatch_has_the_same_rows_with_any_number_of_replicas(
+def test_each_microbatch_has_the_same_rows_for_any_number_of_replicas(
     rows: int, microbatches: int, replicas: int
 ) -> None:
     alone = own_rows(rows, microbatches, 1, 0)
@@ -77,7 +77,7 @@ def test_unsplittable_batch_is_refused_with_a_hint_at_split(batch: Callable[[], 
     assert "split=" in str(refused.value)
 
 
-def test_without_a_loss_weight_targets_are_not_computed_for_it() -> None:
+def test_batch_without_a_loss_weight_is_split_without_extra_copies_of_targets() -> None:
     from paceline.parallel.batches.microbatches import cut
     from paceline.parallel.mesh import build, start
     from paceline.parallel.strategy import Layout

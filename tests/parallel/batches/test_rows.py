@@ -23,7 +23,7 @@ def with_torch() -> None:
     from paceline.parallel.batches.rows import Rows, join_rows, move, unwrap
 
 
-def test_rows_that_disagree_are_named() -> None:
+def test_batch_tensors_with_different_row_counts_are_named_in_the_error() -> None:
     with pytest.raises(ParallelError, match=r"args\[0\] of the batch has 4 rows, but target has shape \[3\]"):
         Rows(Parts((torch.zeros(4, 2),), {}, torch.zeros(3)))
     with pytest.raises(ParallelError, match=r"kwargs\['mask'\] has shape \[7, 7\].*Whole"):
@@ -44,7 +44,7 @@ class Inputs:
     scale: float
 
 
-def test_rows_are_split_in_every_container_and_joined_again() -> None:
+def test_rows_are_split_and_joined_in_every_container_type() -> None:
     value = {
         "pair": Pair(torch.arange(4), [torch.arange(8).view(4, 2)]),
         "inputs": Inputs(torch.arange(4), list("abcd"), 0.5),
@@ -66,7 +66,7 @@ def test_rows_are_split_in_every_container_and_joined_again() -> None:
     assert joined["inputs"].names == list("abcd")
 
 
-def test_list_whose_length_differs_from_the_batch_is_not_split() -> None:
+def test_list_with_a_length_other_than_the_batch_size_is_not_split() -> None:
     value = Parts((torch.arange(4),), {"columns": ["a", "b", "c"]}, list("wxyz"))
     rows = Rows(value)
     pieces = [rows.take(0, 1), rows.take(1, 4)]

@@ -42,7 +42,7 @@ def from_numpy() -> float:
 
 
 @pytest.mark.parametrize("draw", [from_torch, random.random, from_numpy])
-def test_augmentation_with_global_generators_is_compared_without_advancing_them(draw: Callable[[], float]) -> None:
+def test_comparing_randomly_augmented_samples_does_not_advance_global_generators(draw: Callable[[], float]) -> None:
     random.seed(3), torch.manual_seed(3), np.random.seed(3)
     first = draw()
     random.seed(3), torch.manual_seed(3), np.random.seed(3)

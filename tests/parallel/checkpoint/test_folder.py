@@ -35,7 +35,7 @@ def text_at(path: Path) -> str | None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_checkpoint_appears_at_its_commit(tmp_path: Path, name: str) -> None:
+def test_checkpoint_folder_exists_only_after_its_commit(tmp_path: Path, name: str) -> None:
     path = tmp_path / "deep" / name
     saving = write(path, "1")
     assert text_at(path) is None

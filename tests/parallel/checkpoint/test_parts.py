@@ -71,7 +71,7 @@ def test_torchs_reader_reads_the_parts(tmp_path: Path) -> None:
     assert torch.equal(state["x"], whole)
 
 
-def test_wrong_and_missing_parts_are_refused(tmp_path: Path) -> None:
+def test_invalid_and_missing_checkpoint_parts_are_refused(tmp_path: Path) -> None:
     whole = torch.arange(12.0).reshape(4, 3)
     first, second = halves("x", whole)
     write(tmp_path, [first], [second])

@@ -173,7 +173,7 @@ par.step((x, y))
 
 
 @pytest.mark.promise("different-models-other-datasets-found")
-def test_different_models_are_seen_at_set_up(tmp_path: Path) -> None:
+def test_different_models_on_the_ranks_are_refused_by_parallelize(tmp_path: Path) -> None:
     code = """
 for case in range(4):
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3), nn.Linear(3, 3), nn.Linear(3, 2))
@@ -209,7 +209,7 @@ print("sum", repr(float(model.weight.detach().sum())))
     assert ended[0].output.partition("sum")[2] == ended[1].output.partition("sum")[2]
 
 
-def test_different_arguments_are_seen_at_set_up(tmp_path: Path) -> None:
+def test_different_parallelize_arguments_on_the_ranks_are_refused(tmp_path: Path) -> None:
     code = """
 from torch.utils.data import DataLoader, TensorDataset
 from paceline.parallel import FullyShard
@@ -248,7 +248,7 @@ except (ParallelError, WorkerError) as error:
     assert "case 5 ParallelError microbatches=0" in ended[1].output
 
 
-def test_rank_without_rows_gets_the_dtype_of_the_other_ranks_losses(tmp_path: Path) -> None:
+def test_rank_without_rows_returns_a_loss_of_the_same_dtype_as_other_ranks(tmp_path: Path) -> None:
     code = """
 for strategy in (DataParallel(), FullyShard()):
     for precision in ("bf16", None):

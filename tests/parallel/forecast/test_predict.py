@@ -41,7 +41,7 @@ def measured(**changed: object) -> Measured:
 
 
 @pytest.mark.promise("auto-takes-fastest-layout-fits")
-def test_forecast_follows_its_formulas() -> None:
+def test_forecast_of_memory_and_step_time_follows_its_formulas() -> None:
     data = forecast(measured(), resolve(DataParallel(2), 2), 4, 4)
     # Four rows are on the line through (2, 4 ms) and (8, 10 ms).
     assert data.parameter_bytes == data.gradient_bytes == 16 * MIB
@@ -64,7 +64,7 @@ def test_forecast_follows_its_formulas() -> None:
     assert groups.step_s > pipe.step_s
 
 
-def test_impossible_layout_has_a_reason() -> None:
+def test_layout_that_cannot_run_is_forecast_with_the_reason() -> None:
     layout = resolve(PipelineParallel(2), 2)
     assert forecast(measured(), layout, 1, 1).reason == "microbatches=2 or more for 2 stages"
     assert forecast(measured(reason="it has no batch"), layout, 4, 4).reason == "it has no batch"

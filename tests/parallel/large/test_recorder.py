@@ -21,7 +21,7 @@ def built() -> Any:
         return models.Built()
 
 
-def test_empty_model_keeps_ties_constants_and_initializers_of_its_constructor() -> None:
+def test_model_built_empty_keeps_tied_weights_constants_and_initializers() -> None:
     model = built()
     assert model.words.weight.is_meta
     assert model.head.weight is model.words.weight

@@ -86,7 +86,7 @@ def written_over(folder: Path) -> bytes:
     return written(folder, "whole.safetensors").read_bytes()[:-1]
 
 
-def test_a_shape_that_is_not_the_models_is_named(tmp_path: Path) -> None:
+def test_shape_that_differs_from_the_model_is_named(tmp_path: Path) -> None:
     found = safetensors.Folder(written(tmp_path))
     with pytest.raises(ParallelError, match=r"'a.weight' has the shape \[4, 6\], and the model's 'up' \[6, 4\]"):
         found.check("a.weight", (6, 4), "up")

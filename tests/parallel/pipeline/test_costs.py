@@ -10,7 +10,7 @@ import pytest
 from paceline.parallel import strategy
 
 
-def test_measured_weights_are_freed() -> None:
+def test_weights_copied_to_measure_the_blocks_are_freed() -> None:
     # Not above: they load torch, which collecting the tests does not.
     import torch
 

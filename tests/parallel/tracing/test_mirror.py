@@ -44,7 +44,7 @@ class _Cache(OrderedDict[str, int]):
         self.size = size
 
 
-def test_attributes_kept_does_not_restore_subclasses_of_containers():
+def test_restoring_model_attributes_skips_dict_subclasses():
     model = nn.Identity()
     model.cache, model.rows = _Cache(), [1]
     model.cache["a"] = 1

@@ -46,7 +46,7 @@ def _on_each_collection() -> Iterator[None]:
         gc.callbacks.remove(count)
 
 
-def test_finalizers_during_tracing_are_not_recorded() -> None:
+def test_finalizers_that_run_during_tracing_are_not_recorded() -> None:
     with _on_each_collection():
         traced = _tracer(models.Chain()).trace((torch.ones(2, 4),), {})
     assert [read.text for read in traced.reads.found.values()] == ["Chain.scale"]
@@ -64,7 +64,7 @@ def test_active_profiler_survives_tracing() -> None:
         profiler.disable()
 
 
-def test_changed_number_is_traced_again_without_running_blocks() -> None:
+def test_changed_model_attribute_retraces_the_model_without_running_its_blocks() -> None:
     model = models.Chain()
     tracer, x = _tracer(model), torch.ones(2, 4)
     first = tracer.trace((x,), {})
@@ -81,7 +81,7 @@ def test_changed_number_is_traced_again_without_running_blocks() -> None:
     assert models.Counted.calls > calls
 
 
-def test_closure_values_are_tracked_after_gc_freeze() -> None:
+def test_values_in_closures_are_tracked_after_gc_freeze() -> None:
     # Story: after `gc.freeze()`, as before processes are forked, a pipeline went on with the number of the first step.
     model = models.scaled()
     gc.freeze()

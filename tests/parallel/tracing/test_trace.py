@@ -37,7 +37,7 @@ def x() -> Tensor:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_parts_of_each_model_compute_the_whole(name: str) -> None:
+def test_stages_of_each_traced_model_compute_the_same_as_the_whole_model(name: str) -> None:
     torch.manual_seed(0)
     inputs, _ = models.CASES[name].batch(4)
     parts.assert_parts_equal_whole(models.CASES[name].make(), inputs)
@@ -144,7 +144,7 @@ def test_tensor_sizes_are_plain_ints_during_tracing(x: Tensor) -> None:
     parts.assert_parts_equal_whole(Model(), x)
 
 
-def test_parameters_buffers_and_constants_used_by_the_outer_forward_are_traced(x: Tensor) -> None:
+def test_parameters_buffers_and_constants_used_outside_the_blocks_are_traced(x: Tensor) -> None:
     class Model(own.Blocks):
         def forward(self, x: Tensor) -> Tensor:
             h = self.a(x) * self.scale
@@ -155,7 +155,7 @@ def test_parameters_buffers_and_constants_used_by_the_outer_forward_are_traced(x
     parts.assert_parts_equal_whole(Model(), x)
 
 
-def test_in_place_changes_in_the_outer_forward_are_traced(x: Tensor) -> None:
+def test_in_place_changes_outside_the_blocks_are_traced(x: Tensor) -> None:
     class Model(own.Blocks):
         def forward(self, x: Tensor) -> Tensor:
             h = self.a(x)
@@ -189,7 +189,7 @@ def test_views_of_a_later_changed_tensor_stay_in_one_part(x: Tensor) -> None:
     assert "b" not in parts.assert_parts_equal_whole(Model(), x)
 
 
-def test_no_grad_in_the_outer_forward_is_kept(x: Tensor) -> None:
+def test_no_grad_outside_the_blocks_is_kept(x: Tensor) -> None:
     class Model(own.Blocks):
         def forward(self, x: Tensor) -> Tensor:
             with torch.no_grad():
@@ -369,7 +369,7 @@ def test_a_buffer_that_is_replaced_is_refused(x: Tensor) -> None:
         parts.traced(Model(), x)
 
 
-def test_graph_with_known_calls_is_built_once(x: Tensor) -> None:
+def test_graph_for_a_new_row_count_is_traced_only_once(x: Tensor) -> None:
     """Story: every graph was made twice, to see whether a second call does the same, also where its calls were those of an
     earlier graph; so each number of rows took twice as long as it had to."""
     # An iterator's place is nothing that a graph is known to read.
@@ -491,7 +491,7 @@ def test_lists_and_sequences_are_opened_and_their_entries_are_blocks(x: Tensor) 
     parts.assert_parts_equal_whole(Model(), x, level=1)
 
 
-def test_call_key_depends_on_shapes_dtypes_and_numbers(x: Tensor) -> None:
+def test_cache_key_of_a_traced_call_depends_on_shapes_dtypes_and_numbers(x: Tensor) -> None:
     assert key_of((x,), {}, True) == key_of((x + 1,), {}, True)
     others = [
         ((x[:2],), {}, True),
@@ -575,7 +575,7 @@ def test_block_hooks_run_and_model_hooks_are_refused(x: Tensor) -> None:
         parts.traced(model, x)
 
 
-def test_a_model_that_reads_its_own_hidden_states_is_refused_by_that_reason() -> None:
+def test_model_that_returns_hidden_states_of_its_blocks_is_refused_with_that_reason() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.SegformerConfig(
         num_encoder_blocks=2,

@@ -86,7 +86,7 @@ def test_stdin_stdout_and_stderr_are_forwarded(serve):
     assert (channel.said("out"), channel.said("err")) == (b"one\n\x00\xff", b"wrong\n")
 
 
-def test_buffered_output_is_sent_after_the_command_ended():
+def test_output_buffered_when_the_command_ends_is_still_sent():
     said, ours = [], os.pipe()
 
     class Slow:

@@ -19,7 +19,7 @@ def test_free_ports_skips_listening_ports(monkeypatch):
     assert len(set(found)) == 3
 
 
-def test_a_port_that_is_taken_is_not_given_out(monkeypatch):
+def test_port_in_use_is_not_offered_as_free(monkeypatch):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()

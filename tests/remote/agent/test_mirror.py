@@ -62,7 +62,7 @@ def start(monkeypatch: pytest.MonkeyPatch):
         one.join()
 
 
-def test_new_log_lines_are_sent_between_parts_of_a_large_file(top, start):
+def test_new_log_lines_are_sent_between_chunks_of_a_large_file(top, start):
     sent = Sent()
     (top / "checkpoints/large").write_bytes(bytes(8 * CHUNK_BYTES))
 
@@ -126,7 +126,7 @@ def test_files_known_to_the_supervisor_are_not_sent(top, start):
     assert sent.of("outputs/o") == sent.of("metrics/rank_0.jsonl") == []
 
 
-def test_temporary_files_are_skipped_and_ends_are_sent_last(top, start):
+def test_temporary_files_are_not_sent_and_worker_exit_files_are_sent_last(top, start):
     sent = Sent()
     write_tree(
         top, {"attempts/1/error_0.held": "x", "attempts/1/.start_0.json.1": "{", "attempts/1/start_0.json": "{}"}
@@ -213,7 +213,7 @@ def test_file_replaced_by_a_symlink_is_not_followed(top, start, tmp_path, monkey
     assert not [one for one in sent.frames if b"secret" in one["data"]]
 
 
-def test_sent_file_replaced_by_an_outside_symlink_is_gone(top, start):
+def test_sent_file_replaced_by_a_symlink_to_outside_is_reported_as_gone(top, start):
     sent = Sent()
     (top / "checkpoints/a").write_text("1")
     one = start(top, sent)

@@ -32,7 +32,7 @@ def libraries(folder: Path) -> list[str]:
 
 
 @pytest.mark.promise("nothing-installed-host-python-3")
-def test_a_node_without_the_library_is_sent_it_once(open_link, tmp_path):
+def test_paceline_library_is_sent_once_to_a_node_without_it(open_link, tmp_path):
     first = open_link()
     assert libraries(tmp_path / "node") == [Path(first.hello.library).name]
     made = os.stat(first.hello.library).st_ino
@@ -48,7 +48,7 @@ def test_damaged_library_copy_is_replaced(open_link, tmp_path):
     assert libraries(tmp_path / "node") == [library.name]
 
 
-def test_a_library_that_the_node_sees_is_not_sent(open_link, library, tmp_path):
+def test_paceline_library_on_a_shared_file_system_is_not_sent(open_link, library, tmp_path):
     assert open_link(shared_library=True).hello.library == str(library)
     assert not (tmp_path / "node/lib").exists()
 
@@ -71,7 +71,7 @@ def test_login_shell_output_is_ignored(open_link):
     assert link.run(["echo", "here"]).stdout == b"here\n"
 
 
-def test_files_in_the_folder_where_the_shell_starts_are_not_imported(open_link, tmp_path):
+def test_agent_imports_no_modules_from_the_folder_where_its_shell_starts(open_link, tmp_path):
     write_program(tmp_path / "json.py", "raise SystemExit('mine')")
     assert open_link().run(["echo", "here"]).stdout == b"here\n"
 
@@ -107,13 +107,13 @@ def test_unresponsive_agent_times_out_and_is_killed(open_link, tmp_path):
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
-def test_process_that_never_reads_counts_as_no_answer(open_link):
+def test_process_that_never_answers_raises_a_timeout_error(open_link):
     """Story: it was reported as a program that could not be started: the error at the time limit is an OSError as well."""
     with pytest.raises(LinkError, match=r"node-0: no agent answered within 0 s\."):
         open_link(words=["sleep", "600"], timeout_s=0)
 
 
-def test_a_program_that_is_not_there_is_named(open_link):
+def test_missing_ssh_program_is_named_in_the_error(open_link):
     with pytest.raises(LinkError, match="node-0: '/no/ssh' could not be started: No such file"):
         open_link(words=["/no/ssh"])
 

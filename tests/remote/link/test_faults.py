@@ -39,7 +39,7 @@ def wait_for_end(pids: list[int]) -> None:
     wait_until(lambda: not any(map(processes.is_alive, pids)), f"the end of {pids}")
 
 
-def test_a_killed_supervisor_leaves_nothing_on_the_node(tmp_path, short_path, library):
+def test_killed_supervisor_leaves_no_processes_and_files_on_the_node(tmp_path, short_path, library):
     code = f"""
 import sys, time
 from pathlib import Path
@@ -62,7 +62,7 @@ time.sleep(600)
     wait_until(lambda: not (short_path / "scratch").exists(), "the end of the scratch folder")
 
 
-def test_a_killed_agent_leaves_nothing_and_its_node_is_lost(open_link, tmp_path, short_path):
+def test_killed_agent_leaves_no_processes_and_its_node_is_reported_lost(open_link, tmp_path, short_path):
     link = open_link()
     link.make_scratch(str(short_path / "scratch"))
     pids = start_family(link, tmp_path)
@@ -75,7 +75,7 @@ def test_a_killed_agent_leaves_nothing_and_its_node_is_lost(open_link, tmp_path,
         link.run(["true"])
 
 
-def test_a_killed_guardian_takes_the_agent_with_it(open_link, tmp_path):
+def test_killing_the_parent_process_of_the_agent_ends_the_agent_and_its_workers(open_link, tmp_path):
     link = open_link()
     pids = start_family(link, tmp_path)
     status = Path(f"/proc/{link.hello.pid}/stat").read_text()

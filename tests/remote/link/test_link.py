@@ -31,7 +31,7 @@ def test_run_returns_output_and_exit_code(link):
     assert (done.returncode, done.stdout, done.stderr) == (3, b"\0in", f"{os.environ['HOME']}\n".encode())
 
 
-def test_agent_calls_a_function_in_its_own_process(link):
+def test_function_called_over_the_link_runs_in_the_agent_process(link):
     assert link.call("json:loads", '{"a": [1]}') == {"a": [1]}
     with pytest.raises(OSError, match="has no attribute 'no_such'"):
         link.call("json:no_such", {})
@@ -68,7 +68,7 @@ def test_command_runs_with_its_environment_and_writes_to_its_log(link, tmp_path,
     assert link.ends() == []
 
 
-def test_an_exact_environment_has_nothing_else(link, tmp_path):
+def test_command_with_an_exact_environment_inherits_no_variables(link, tmp_path):
     link.start(["/usr/bin/env"], env={"A": "a"}, cwd="", log=str(tmp_path / "log"), exact=True)
     ended(link)
     assert (tmp_path / "log").read_text() == "A=a\n"
@@ -153,7 +153,7 @@ def test_agent_adopts_processes_started_by_an_engine(link):
                     pipe.close()
 
 
-def test_closed_link_raises_and_is_not_lost(link, monkeypatch):
+def test_command_on_a_closed_link_raises_without_reporting_a_lost_node(link, monkeypatch):
     """Also where the agent is gone before this side has gone on to close its own: it counted as lost then."""
     connection = link._connection
     close = connection.close

@@ -78,7 +78,7 @@ def test_node_receives_the_run_and_returns_its_files(make_nodes, run_folder, lib
     assert not (run_folder.path / ".incoming").exists()
 
 
-def test_nodes_that_see_the_run_s_own_folder_are_sent_nothing(make_nodes, run_folder, library, tmp_path):
+def test_nodes_that_share_the_run_folder_are_sent_no_files(make_nodes, run_folder, library, tmp_path):
     nodes = make_nodes(2, is_shared=None)
     seen = nodes.send(run_folder, library)
     assert (seen.is_shared, seen.run_dir) == (True, run_folder.path)
@@ -239,7 +239,7 @@ def test_fetched_files_keep_unusual_names(make_nodes, run_folder, library):
     assert os.readlink(run_folder.outputs / "link") == name
 
 
-def test_a_large_checkpoint_does_not_hold_up_new_lines(make_nodes, run_folder, library):
+def test_fetching_a_large_checkpoint_does_not_delay_new_log_lines(make_nodes, run_folder, library):
     nodes = make_nodes()
     seen = nodes.send(run_folder, library)
     nodes.begin(1)
@@ -362,7 +362,7 @@ def test_lost_node_on_a_shared_folder_loses_no_files(make_nodes, run_folder, lib
     assert (run_folder.outputs / "x").read_text() == "x\n"
 
 
-def test_node_lost_during_fetch_is_replaced_by_one_with_the_same_folder(make_nodes, run_folder, library):
+def test_files_of_a_node_lost_during_fetch_come_from_a_node_with_the_same_folder(make_nodes, run_folder, library):
     nodes = make_nodes(2)
     seen = nodes.send(run_folder, library)
     nodes.begin(1)

@@ -51,7 +51,7 @@ def copy(tmp_path: Path) -> Replica:
     return Replica(tmp_path / "copy", take_record=(tmp_path / "record").write_bytes)
 
 
-def test_file_appears_only_when_complete(here):
+def test_received_file_appears_only_when_complete(here):
     here.apply(*part("outputs/a", b"one ", end=False))
     assert not (here.top / "outputs").exists()
     here.apply(*part("outputs/a", b"two", at=4))
@@ -61,7 +61,7 @@ def test_file_appears_only_when_complete(here):
     assert os.listdir(here.top) == ["outputs"]
 
 
-def test_partial_files_are_removed_with_their_node(here):
+def test_partial_files_are_removed_when_the_link_of_their_node_closes(here):
     here.apply(*part("outputs/a", b"one", end=False), rank=0)
     here.apply(*part("outputs/b", b"one", end=False), rank=1)
     here.close(0)
@@ -91,7 +91,7 @@ def test_newer_file_or_lower_rank_wins_a_name_conflict(here, first, second, left
     assert (here.top / "outputs/o").read_bytes() == left
 
 
-def test_growing_file_is_written_at_its_offset(here):
+def test_appended_bytes_of_a_growing_file_are_written_at_their_offset(here):
     log = here.top / "attempts/1/rank_0.log"
     here.apply(grow("attempts/1/rank_0.log", 0, "new"), b"one\n")
     here.apply(grow("attempts/1/rank_0.log", 4), b"two\n")
@@ -110,7 +110,7 @@ def test_shared_file_of_two_nodes_is_applied_once(here):
         assert (here.top / name).read_bytes() == b"one\ntwo\nthree\n"
 
 
-def test_notes_of_two_nodes_are_appended_to_the_local_notes(here):
+def test_tags_written_on_two_nodes_are_appended_to_the_local_notes_file(here):
     (here.top / "notes.jsonl").write_bytes(b"mine\n")
     here.apply(grow("notes.jsonl", 5, how="append"), b"a\n", rank=0, group=0)
     here.apply(grow("notes.jsonl", 5, how="append"), b"b\n", rank=1, group=1)
@@ -207,7 +207,7 @@ def test_received_file_is_not_written_through_a_foreign_link(copy, tmp_path):
     "name",
     [*OWN, "job.json", "state.json", "left_out.jsonl", "data.json", "events.jsonl", "logs/rank_0.log"],
 )
-def test_files_that_nodes_may_not_write_are_refused(here, name):
+def test_received_files_that_nodes_may_not_write_are_refused(here, name):
     for header, data in (part(name, b"x"), (grow(name, 0, "new"), b"x"), (link(name, "outputs"), b"")):
         with pytest.raises(ReplicaError, match="not one that the other side may send"):
             here.apply(header, data)
@@ -215,7 +215,7 @@ def test_files_that_nodes_may_not_write_are_refused(here, name):
 
 
 @pytest.mark.parametrize("name", [*OWN, "job.json", "outputs"])
-def test_files_that_only_this_machine_may_write_are_refused_from_peers(copy, name):
+def test_received_files_that_only_the_local_machine_may_write_are_refused(copy, name):
     for header, data in (part(name, b"x"), (grow(name, 0, "new"), b"x"), (link(name, "checkpoints"), b"")):
         with pytest.raises(ReplicaError, match="not one that the other side may send"):
             copy.apply(header, data)
@@ -242,7 +242,7 @@ def test_received_folder_replaces_a_link_and_removed_links_are_removed(here):
     assert sorted(path.name for path in here.top.rglob("*")) == ["a", "outputs", "x"]
 
 
-def test_received_file_and_folder_replace_each_other(here, copy):
+def test_received_folder_replaces_a_file_and_a_file_replaces_a_folder(here, copy):
     for replica in (here, copy):
         replica.apply(*part("outputs/a", b"x"))
         replica.apply({"file": "outputs/a", "how": "dir", "stamp": [0, 0, 0]})
@@ -278,7 +278,7 @@ def test_record_is_written_by_its_own_handler(copy, tmp_path):
     assert sorted(os.listdir(copy.top)) == ["outputs"]
 
 
-def test_frames_applied_twice_change_nothing(copy):
+def test_replaying_received_changes_twice_leaves_the_folder_unchanged(copy):
     """Their reader was killed before it had noted them: another process begins in the middle of a file that is whole."""
     frames = [part("outputs/a", b"one ", end=False), part("outputs/a", b"two", at=4)]
     for header, _ in frames:
@@ -293,7 +293,7 @@ def test_frames_applied_twice_change_nothing(copy):
         assert (copy.top / "logs/driver.log").read_bytes() == b"one\ntwo\n"
 
 
-def test_file_part_without_its_beginning_is_refused(copy):
+def test_second_chunk_of_a_file_without_its_first_chunk_is_refused(copy):
     with pytest.raises(ReplicaError, match="the beginning has not come"):
         copy.apply(*part("outputs/a", b"two", at=4))
     assert not (copy.top / "outputs/a").exists()
@@ -307,7 +307,7 @@ def test_invalid_change_is_refused(copy, header):
         copy.apply(header)
 
 
-def test_known_files_of_a_copy_are_exactly_the_received_ones(copy):
+def test_files_known_to_a_replica_are_exactly_the_received_ones(copy):
     copy.apply(grow("metrics/rank_0.jsonl", 0, "new"), b"one\n")
     copy.apply(*part("outputs/a", b"x"))
     copy.apply(*part("outputs/b", b"x", key=2))

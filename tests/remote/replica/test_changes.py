@@ -108,7 +108,7 @@ def test_restart_from_the_copy_sends_only_changed_files(two: Two) -> None:
     assert two.text("attempts/1/rank_0.log") == "quite another\n"
 
 
-def test_notes_of_both_sides_are_merged_without_duplicates(two: Two) -> None:
+def test_notes_files_of_both_sides_are_merged_without_duplicates(two: Two) -> None:
     for top in (two.there, two.here):
         write_tree(top, {"notes.jsonl": "both\n", "events.jsonl": "first\n"})
     two.changes.skip(["notes.jsonl", "events.jsonl", "data.json"])
@@ -122,7 +122,7 @@ def test_notes_of_both_sides_are_merged_without_duplicates(two: Two) -> None:
     assert (two.text("events.jsonl"), two.text("data.json")) == ("first\n", "{}")
 
 
-def test_files_links_and_folders_come_whole(two: Two) -> None:
+def test_files_links_and_folders_are_copied_completely(two: Two) -> None:
     two.write({f"outputs/{NASTY}/model": "weights", "outputs/step/a": "1", "checkpoints/9.pt": "nine", "work/w": "w"})
     (two.there / "uploads/empty").mkdir(parents=True)
     (two.there / "logs").mkdir()

@@ -52,7 +52,7 @@ def test_job_without_local_files_packs_nothing(folder: RunFolder) -> None:
     assert pack_run(folder) is None
 
 
-def test_a_folder_a_file_and_a_pattern_are_trees_of_their_files(
+def test_folder_file_and_pattern_inputs_are_packed_with_their_files(
     folder: RunFolder, store: pl.Datastore, tmp_path: Path
 ) -> None:
     top = str(tmp_path / "store")
@@ -74,7 +74,7 @@ def test_tree_name_depends_on_names_and_content_only(folder: RunFolder, store: p
     assert len(packed(folder, store.path("a"), other).manifest.trees) == 2
 
 
-def test_datastores_travel_by_record_and_places_of_secrets(folder: RunFolder, tmp_path: Path) -> None:
+def test_datastores_are_sent_as_records_with_secret_references(folder: RunFolder, tmp_path: Path) -> None:
     far = pl.Datastore.register(
         pl.Workspace(tmp_path / "ws"), "far", "s3://bucket/x", credentials={"secret": "env:LAB_SECRET"}
     )
@@ -103,7 +103,9 @@ def test_missing_input_is_named_in_the_error(folder: RunFolder, store: pl.Datast
         packed(folder, environment=Environment(pip_packages=(str(tmp_path / "none.whl"),)))
 
 
-def test_transferred_run_passes_on_its_packed_trees(folder: RunFolder, store: pl.Datastore) -> None:
+def test_run_submitted_from_a_transferred_run_forwards_its_packed_inputs(
+    folder: RunFolder, store: pl.Datastore
+) -> None:
     first = packed(folder, store.path("a"))
     (tree,) = first.manifest.trees
     write_tree(folder.path.parent.parent / "carried" / tree, {"1.txt": "one"})
@@ -127,7 +129,7 @@ def test_outputs_to_local_folders_are_stored_by_the_submitting_machine(
     assert pack(make_job(inputs=outputs), folder, reached="lab").manifest.home == ("plain",)
 
 
-def test_linked_source_is_packed_without_secrets(folder: RunFolder, tmp_path: Path) -> None:
+def test_linked_source_files_are_packed_without_secrets(folder: RunFolder, tmp_path: Path) -> None:
     source = write_tree(
         tmp_path / "code", {"data/x.txt": "one", "data/.env": "K=1", "big/x": "", "one.bin": "1", ".env": "K=1"}
     )

@@ -140,7 +140,7 @@ def test_storing_is_left_to_the_process_that_holds_the_lock(trip: Trip) -> None:
 
 
 @pytest.mark.parametrize("files", [0, 1])
-def test_killed_storing_is_repeated_without_duplicates(trip: Trip, files: int) -> None:
+def test_killed_output_upload_is_repeated_by_the_next_reader_without_duplicates(trip: Trip, files: int) -> None:
     trip.come_back()
     process = start_python(KILLED, trip.folder.path, files, stderr=subprocess.PIPE)
     _, said = process.communicate(timeout=180)
@@ -154,7 +154,9 @@ def test_killed_storing_is_repeated_without_duplicates(trip: Trip, files: int) -
     assert read_json(trip.folder.data)["outputs"][0]["files"] == 2
 
 
-def test_storing_killed_after_the_last_file_only_records_the_end(trip: Trip, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_upload_killed_after_its_last_file_is_not_repeated_and_the_run_completes(
+    trip: Trip, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trip.come_back()
     with monkeypatch.context() as patch:
         patch.setattr(stage_out_local, "_end", lambda *_, **__: signal.raise_signal(signal.SIGINT))
@@ -166,7 +168,7 @@ def test_storing_killed_after_the_last_file_only_records_the_end(trip: Trip, mon
     assert (trip.record.status, trip.texts()) == (states.COMPLETED, FILES)
 
 
-def test_foreign_files_are_not_replaced_and_the_run_fails(trip: Trip) -> None:
+def test_existing_files_in_the_datastore_are_not_replaced_and_the_run_fails(trip: Trip) -> None:
     trip.come_back()
     write_tree(trip.stored, {"a.pt": "one"})  # the same content, but a separate file
     settle(trip.folder)
@@ -180,7 +182,7 @@ def test_foreign_files_are_not_replaced_and_the_run_fails(trip: Trip) -> None:
     assert trip.record.failure.message in trip.folder.driver_log.read_text()
 
 
-def test_a_datastore_that_is_gone_fails_the_run(trip: Trip) -> None:
+def test_run_whose_datastore_was_unregistered_fails(trip: Trip) -> None:
     trip.come_back()
     trip.lab.unregister()
     settle(trip.folder)
@@ -198,7 +200,7 @@ def test_outputs_of_a_failed_run_are_stored_and_its_failure_stays(trip: Trip) ->
 
 
 @pytest.mark.parametrize(("status", "left"), [(states.CANCELED, None), (states.FAILED, {})])
-def test_run_that_left_no_outputs_stores_nothing_here(trip: Trip, status: str, left: Any) -> None:
+def test_returned_run_without_outputs_uploads_nothing(trip: Trip, status: str, left: Any) -> None:
     trip.come_back(status, left)
     assert trip.record.status == status
     assert not settle(trip.folder)
@@ -225,7 +227,7 @@ def test_incomplete_output_is_not_stored(trip: Trip) -> None:
     assert trip.texts() == {}
 
 
-def test_partial_files_are_not_stored_and_an_empty_output_is(trip: Trip, tmp_path: Path) -> None:
+def test_partial_files_are_not_uploaded_and_a_run_with_an_empty_output_completes(trip: Trip, tmp_path: Path) -> None:
     trip.come_back()
     (trip.folder.uploads / "model" / ".a.pt.4711").write_text("o")
     settle(trip.folder)
@@ -237,7 +239,9 @@ def test_partial_files_are_not_stored_and_an_empty_output_is(trip: Trip, tmp_pat
     assert (other.record.status, other.texts()) == (states.COMPLETED, {})
 
 
-def test_only_the_machine_that_has_the_folder_stores(trip: Trip, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_are_stored_only_by_the_machine_with_the_output_folder(
+    trip: Trip, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trip.come_back()
     told, here = read_json(trip.folder.home), socket.gethostname()
     write_json(trip.folder.home, {**told, "host": "desk", "folders": {"model": 1}})
@@ -274,7 +278,7 @@ def test_output_conflict_is_refused_at_submission(tmp_path: Path) -> None:
     assert trip.texts() == FILES
 
 
-def test_run_without_outputs_to_store_is_unchanged(tmp_path: Path) -> None:
+def test_record_of_a_run_without_local_outputs_is_stored_unchanged(tmp_path: Path) -> None:
     folder, fd = make_run(tmp_path / "ws" / "runs")
     os.close(fd)
     expect(folder, ())

@@ -28,7 +28,7 @@ def ended(tmp_path: Path, run_id: str = "digits_1700000000_00000001", **values: 
     return folder
 
 
-def test_facts_hold_arguments_notes_and_metrics(tmp_path: Path) -> None:
+def test_search_facts_of_a_run_hold_its_arguments_tags_properties_and_metrics(tmp_path: Path) -> None:
     folder = ended(tmp_path, job=make_job(arguments=("--lr", "0.1", "big")))
     tags_and_properties.set_tags(folder.notes, {"team": "vision", "bare": None})
     tags_and_properties.add_properties(folder.notes, {"depth": "18"})
@@ -59,7 +59,7 @@ def test_run_of_a_function_has_its_name_and_arguments(tmp_path: Path) -> None:
     assert facts.params == {"lr": 0.1, "limit": 3}
 
 
-def test_trial_has_its_values_and_the_goal_of_its_sweep(tmp_path: Path) -> None:
+def test_trial_has_its_parameter_values_and_the_metric_goal_of_its_sweep(tmp_path: Path) -> None:
     ended(
         tmp_path,
         "s_1700000000_00000001",
@@ -107,5 +107,5 @@ def test_record_with_values_of_wrong_types_still_has_facts(tmp_path: Path, chang
     assert facts.params == {"p": '{"q": 2}'}
 
 
-def test_run_without_a_record_has_no_facts(tmp_path: Path) -> None:
+def test_run_folder_without_a_record_has_no_search_facts(tmp_path: Path) -> None:
     assert read_facts(RunFolder(tmp_path / "gone")) is None

@@ -22,7 +22,7 @@ def _runs(*numbers: tuple[str, float]) -> list[RunFacts]:
     ]
 
 
-def test_spread_has_mean_sample_deviation_and_count_of_numbers() -> None:
+def test_spread_of_values_is_their_mean_sample_deviation_and_count() -> None:
     found = spread([1.0, 2.0, None, math.nan, 4.0])
     assert found is not None
     assert (found.count, round(found.mean, 6), round(found.deviation or 0, 6)) == (3, 2.333333, 1.527525)
@@ -35,7 +35,7 @@ def test_spread_has_mean_sample_deviation_and_count_of_numbers() -> None:
     assert spread([10**400]) == MeanSpread(math.inf, None, 1)
 
 
-def test_groups_are_in_order_of_first_runs_or_of_the_mean() -> None:
+def test_groups_are_sorted_by_their_first_run_or_by_the_mean_of_a_metric() -> None:
     runs = _runs(("b", 0.5), ("a", 0.9), ("", 1.0), ("b", 0.7))
     by = field_of("experiment")
     assert [(group.text, len(group.runs)) for group in grouped(runs, by)] == [("b", 2), ("a", 1), ("-", 1)]
@@ -53,7 +53,7 @@ def test_main_metric_is_the_goal_of_the_sweep_or_of_the_validation(goals: dict[s
     assert main_metric(MetricSummaries.of({})) is None
 
 
-def test_resources_are_peaks_and_cpu_seconds_of_all_ranks(tmp_path: Path) -> None:
+def test_resource_usage_has_memory_peaks_and_cpu_seconds_of_all_ranks(tmp_path: Path) -> None:
     folder, _ = make_run(tmp_path, "a_1700000000_00000001")
     assert read_resources(folder) == {}
     folder.metrics.mkdir(exist_ok=True)

@@ -38,7 +38,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.promise("run-ended-read-once-list")
-def test_a_run_that_has_ended_is_read_once(place: Place, reads: list[str]) -> None:
+def test_index_reads_the_record_of_an_ended_run_once(place: Place, reads: list[str]) -> None:
     done, live = place.run("a_1700000001_00000001"), place.run("a_1700000002_00000001", states.RUNNING)
     index = RunIndex(place.runs_dir)
     for _ in range(3):
@@ -66,7 +66,7 @@ def test_index_follows_new_changed_and_removed_runs(place: Place, reads: list[st
     assert [entry.run_id for entry in index.entries()] == [done.run_id]
 
 
-def test_notes_of_shown_runs_are_read_at_once_and_others_in_turn(
+def test_refresh_reads_tags_of_displayed_runs_first_and_of_other_runs_in_turn(
     place: Place, reads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = [place.run(f"a_170000000{n}_00000001") for n in range(1, 6)]
@@ -105,7 +105,7 @@ def test_pages_do_not_wait_for_a_long_refresh(place: Place, reads: list[str], mo
     assert len(index.entries()) == 1
 
 
-def test_index_has_a_run_only_with_its_metrics(place: Place, reads: list[str]) -> None:
+def test_run_appears_in_the_index_only_after_its_metrics_were_read(place: Place, reads: list[str]) -> None:
     folders = [place.run(f"a_170000000{n}_00000001") for n in (1, 2)]
     index = RunIndex(place.runs_dir, metrics_s=-1.0)
     index.refresh()
@@ -114,7 +114,7 @@ def test_index_has_a_run_only_with_its_metrics(place: Place, reads: list[str]) -
     assert index.get(folders[0].run_id) is not None
 
 
-def test_a_record_that_can_t_be_read_hides_no_other(place: Place, reads: list[str]) -> None:
+def test_unreadable_run_record_does_not_hide_other_runs(place: Place, reads: list[str]) -> None:
     broken, odd, done = (place.run(f"a_170000000{n}_00000001") for n in (1, 2, 3))
     broken.state.write_text("{")
     odd.job.write_text("{}")
@@ -135,7 +135,7 @@ def test_index_follows_the_metrics_of_running_runs(place: Place, reads: list[str
     assert [facts.metrics.value("acc") for facts in index.entries()] == [0.75, 0.25]
 
 
-def test_index_reads_metrics_in_pieces_of_time(place: Place, reads: list[str]) -> None:
+def test_each_index_refresh_reads_metrics_for_a_limited_time(place: Place, reads: list[str]) -> None:
     for number in range(3):
         log_values(place.run(f"a_170000000{number}_00000001"), "acc", [number])
     index = RunIndex(place.runs_dir, metrics_s=0.0)
@@ -193,14 +193,14 @@ def test_cache_without_lines_of_removed_runs_is_written_again(place: Place, monk
     assert [*cache.load([kept.run_id])] == [kept.run_id]
 
 
-def test_query_that_is_wrong_reads_no_run(place: Place, reads: list[str]) -> None:
+def test_invalid_query_raises_before_any_run_is_read(place: Place, reads: list[str]) -> None:
     place.run()
     with pytest.raises(QueryError):
         find_runs(place.runs_dir, "state = odd")
     assert reads == []
 
 
-def test_children_are_left_out_on_request(place: Place) -> None:
+def test_find_runs_omits_child_runs_on_request(place: Place) -> None:
     place.run("s_1700000001_00000001")
     place.run("s_1700000001_00000001_0", parent_run_id="s_1700000001_00000001")
     assert len(find_runs(place.runs_dir)) == 2
@@ -209,7 +209,7 @@ def test_children_are_left_out_on_request(place: Place) -> None:
     ]
 
 
-def test_facts_of_some_runs_read_only_these_and_keep_the_cache(place: Place, reads: list[str]) -> None:
+def test_reading_facts_of_selected_runs_reads_only_uncached_runs(place: Place, reads: list[str]) -> None:
     folders = [place.run(f"a_170000000{number}_00000001") for number in range(3)]
     assert len(find_runs(place.runs_dir)) == 3
     tags_and_properties.set_tags(folders[1].notes, {"seen": "yes"})
@@ -258,7 +258,7 @@ def test_trial_whose_parent_is_no_run_id_is_listed_and_deleted(place: Place, par
     assert trash.delete(place.runs_dir, [trial]) == [trial.run_id]
 
 
-def test_run_loops_of_damaged_records_end(place: Place) -> None:
+def test_reading_two_runs_that_are_each_others_parent_terminates(place: Place) -> None:
     ids = ["s_1700000001_00000001_0", "s_1700000001_00000001_1"]
     folder, _ = (place.run(one, parent_run_id=other) for one, other in (ids, ids[::-1]))
     assert not matches(read.record(folder), folder, children=True, archived=True)

@@ -53,7 +53,7 @@ def test_numeric_text_becomes_a_number(text: str, value: float | str) -> None:
     assert typed(text) == value
 
 
-def test_parameters_of_a_run_are_bounded() -> None:
+def test_number_and_length_of_the_parameters_of_a_run_are_limited() -> None:
     found = params_of([f"--{n}{'n' * 999}={'v' * 999}" for n in range(3000)], {}, {})
     assert len(found) == 1000
     assert {len(name) for name in found} == {len(value) for value in found.values() if isinstance(value, str)} == {300}
@@ -63,6 +63,6 @@ def test_swept_value_replaces_the_argument_of_the_same_name() -> None:
     assert params_of(["--lr", "0.1"], {"--lr": 0.2}, {}) == {"lr": 0.2}
 
 
-def test_equal_mappings_share_memory_but_not_types() -> None:
+def test_equal_parameter_mappings_are_stored_once_unless_their_types_differ() -> None:
     assert packed({"team": "vision"}) is packed({"team": "vision"})
     assert [type(packed({"depth": value})["depth"]) for value in (1, 1.0)] == [int, float]

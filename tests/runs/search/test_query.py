@@ -72,7 +72,7 @@ RUN = facts(
         "status = failed AND metric.acc > 0 AND param.lr < 1",
     ],
 )
-def test_query_matches(query: str) -> None:
+def test_query_matches_an_example_run(query: str) -> None:
     assert predicate(query, NOW)(RUN)
     assert not predicate(f"not ({query})" if query else "not otter", NOW)(RUN)
     assert str(parse(str(parse(query)))) == str(parse(query))
@@ -93,7 +93,7 @@ def test_query_matches(query: str) -> None:
         "ended > now or started in (today, yesterday)",
     ],
 )
-def test_query_does_not_match(query: str) -> None:
+def test_query_does_not_match_an_example_run(query: str) -> None:
     assert not predicate(query, NOW)(RUN)
 
 
@@ -131,7 +131,9 @@ def test_query_for_nan_matches_nan() -> None:
         ("a" * 20_000, LONGEST, "the query has 20000 characters", "a shorter query"),
     ],
 )
-def test_wrong_query_says_where_and_what_is_expected(query: str, at: int, problem: str, expected: str) -> None:
+def test_invalid_query_raises_an_error_with_position_and_expected_word(
+    query: str, at: int, problem: str, expected: str
+) -> None:
     with pytest.raises(QueryError) as caught:
         parse(query, NOW)
     assert caught.value.at == at
@@ -140,7 +142,7 @@ def test_wrong_query_says_where_and_what_is_expected(query: str, at: int, proble
     assert caught.value.pointed(query).splitlines()[-1].endswith("^")
 
 
-def test_caret_is_below_the_wrong_place() -> None:
+def test_caret_in_a_query_error_points_at_the_invalid_position() -> None:
     query = "\x1b[31m" + "a " * 100 + "team = vision and b"
     with pytest.raises(QueryError) as caught:
         parse(query)
@@ -155,7 +157,7 @@ PARTS = st.sampled_from([*WORDS.split(" "), 'tags."a b"', '"x y"', " ", "9" * 40
 
 @given(st.lists(PARTS | st.text(max_size=6), max_size=25).map(" ".join) | st.text(max_size=200))
 @settings(max_examples=400, deadline=None)
-def test_any_text_is_a_query_or_a_query_error(text: str) -> None:
+def test_any_text_parses_as_a_query_or_raises_a_query_error(text: str) -> None:
     try:
         node = parse(text, NOW)
     except QueryError as error:

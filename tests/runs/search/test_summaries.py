@@ -26,7 +26,7 @@ def log_values(
     log.close()
 
 
-def test_metric_summary_uses_the_lowest_rank_that_logged_it(tmp_path: Path) -> None:
+def test_metric_summary_uses_the_lowest_rank_that_logged_the_metric(tmp_path: Path) -> None:
     log_values(tmp_path, "loss", [3.0, 1.0, 2.0])
     log_values(tmp_path, "loss", [0.5], rank=1)
     log_values(tmp_path, "only on 2", [7], rank=2)

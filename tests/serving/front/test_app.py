@@ -320,7 +320,7 @@ def test_oversized_request_head_returns_431(server):
 
 @pytest.mark.promise("without-keys-server-127-0")
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:5001", "127.0.0.1.evil.example", "[", "10.0.0.1"])
-def test_a_request_by_a_foreign_host_name_is_refused(server, host):
+def test_request_with_a_foreign_host_header_is_refused(server, host):
     """DNS rebinding: a page has its own name lead to 127.0.0.1."""
     answer = server.score("1", headers={"host": host})
     assert answer.status_code == 421
@@ -330,7 +330,7 @@ def test_a_request_by_a_foreign_host_name_is_refused(server, host):
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:80", "[::1]:80", "svc.localhost", "127.9.9.9"])
-def test_a_request_by_a_name_of_this_machine_is_answered(server, host):
+def test_request_with_a_host_header_of_this_machine_is_answered(server, host):
     assert server.score("1", headers={"host": host, "origin": f"http://{host}"}).status_code == 200
 
 

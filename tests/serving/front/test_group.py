@@ -161,7 +161,7 @@ def test_tls_certificate_is_reloaded_when_it_changes(tmp_path):
 
 @pytest.mark.promise("update-new-model-more-processes")
 @pytest.mark.parametrize("round", range(2))
-def test_sigterm_under_load_loses_nothing_that_was_accepted(tmp_path, round):
+def test_sigterm_under_load_loses_no_accepted_request(tmp_path, round):
     with serving(tmp_path, VERSIONED, models=[model(tmp_path, "1")]) as server:
         with load(server, 16) as calls:
             calls.wait_for(100)

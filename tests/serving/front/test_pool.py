@@ -125,7 +125,7 @@ def test_request_that_waits_too_long_returns_503(tmp_path):
 
 
 @pytest.mark.promise("model-process-hangs-grows-replaced")
-def test_a_process_that_has_grown_is_replaced_and_no_request_is_lost(tmp_path):
+def test_model_process_over_its_memory_limit_is_replaced_without_a_lost_request(tmp_path):
     with serving(tmp_path, SLEEPS, memory_limit_bytes=250 << 20) as server:
         before = server.score('"pid"').json()
         with load(server, 4, 0.001) as calls:
@@ -310,7 +310,7 @@ def test_requests_of_disconnected_clients_are_dropped(tmp_path):
 
 
 @pytest.mark.promise("requests-clients-disconnected-computed-running")
-def test_batch_is_disconnected_once_all_its_clients_are(tmp_path):
+def test_is_client_disconnected_is_true_for_a_batch_once_all_its_clients_have_disconnected(tmp_path):
     script = """
     import time
     from paceline.serving import is_client_disconnected

@@ -91,7 +91,7 @@ def test_nan_in_a_result_returns_500_with_its_place(echo):
 
 
 @pytest.mark.promise("sdk-s-contract-holds-init")
-def test_headers_reach_run_and_request_ids_are_returned(echo):
+def test_request_headers_are_readable_in_run_and_request_ids_are_returned(echo):
     answer = echo.score(json.dumps("header"), headers={"x-mine": "5", "x-request-id": "abc"})
     assert answer.json() == "5"
     assert (answer.headers["x-request-id"], answer.headers["x-ms-request-id"]) == ("abc", "abc")
@@ -102,7 +102,7 @@ def test_headers_reach_run_and_request_ids_are_returned(echo):
     assert echo.score("1", headers={"x-request-id": "a" * 101}).status_code == 431
 
 
-def test_other_methods_and_paths_are_answered_as_by_azure(echo):
+def test_http_methods_and_paths_are_answered_as_by_azure_services(echo):
     assert echo.client.get("/").text == "Healthy"
     assert echo.client.options("/score").status_code == 200
     assert echo.client.put("/score").status_code == 405

@@ -122,7 +122,7 @@ def test_killed_or_crashed_worker_is_blamed_despite_its_log(code):
     assert first_failure([raised(0, LOST[0], at=3), blamed]) is blamed
 
 
-def test_of_several_faults_the_first_to_leave_its_script_counts():
+def test_worker_whose_script_failed_first_is_blamed_even_if_its_process_ends_later():
     # Not the first to exit: the one to blame may still be printing its traceback.
     slow = WorkerEnd(rank=1, node="n", exit_code=1, error=error("ValueError: b", at=5), ended_at=60)
     quick = WorkerEnd(rank=0, node="n", exit_code=1, error=error("KeyError: a", at=6), ended_at=7)
@@ -133,7 +133,7 @@ def test_first_victim_is_named_if_all_are_victims():
     assert first_failure([raised(0, LOST[0], at=4), raised(1, LOST[0], at=3)]).rank == 1
 
 
-def test_lowest_of_simultaneously_failed_ranks_is_named():
+def test_lowest_rank_is_blamed_if_several_fail_at_the_same_time():
     assert first_failure([raised(2, "ValueError: a", at=3), raised(1, "ValueError: a", at=3)]).rank == 1
 
 
@@ -213,7 +213,7 @@ def test_sigkill_during_an_oom_kill_has_cause_memory():
     assert "smaller batch" in report.message
 
 
-def test_other_signal_during_an_oom_kill_has_cause_killed():
+def test_segfault_during_an_oom_kill_has_cause_killed():
     assert reported(exited(0, 139), oom_killed=True).cause == "killed"
 
 
@@ -236,7 +236,7 @@ def test_full_disk_is_named_if_it_may_be_the_cause(end, full, cause):
 
 
 @pytest.mark.parametrize("code", [1, 3, 137])
-def test_script_exit_code_has_no_traceback(code):
+def test_failure_by_sys_exit_is_reported_without_a_traceback(code):
     end = WorkerEnd(rank=0, node="n", exit_code=code, error=error("SystemExit: 3", type="SystemExit"), ended_at=2)
     report = reported(end)
     assert (report.cause, report.exit_code, report.signal) == ("exception", code, None)
@@ -306,7 +306,7 @@ def test_victim_is_recognized_by_any_line_of_its_exception(tmp_path, monkeypatch
     assert WorkerEnd(rank=0, node="n", exit_code=1, error=error_file(exception, tmp_path, monkeypatch)).is_victim
 
 
-def test_memory_is_recognised_by_the_exception_s_type(tmp_path, monkeypatch):
+def test_out_of_memory_exception_has_cause_memory(tmp_path, monkeypatch):
     class OutOfMemoryError(RuntimeError):
         """As torch has it."""
 

@@ -142,7 +142,7 @@ def test_many_stalled_operations_are_counted(path):
 
 
 @pytest.mark.parametrize("broken", ['{"time_s": 1', "[]\n", '"x"\n', "{}\n", "\x00\xff\n"])
-def test_a_line_that_was_cut_off_does_not_hide_the_others(path, broken):
+def test_truncated_line_of_the_stall_file_does_not_hide_other_stalls(path, broken):
     path.write_bytes(line("a", 1).encode() + broken.encode("latin-1"))
     assert "'a'" in (stalled_text(path) or "")
 
@@ -176,7 +176,7 @@ def test_workers_that_trained_separately_are_reported_once_all_have_ended(folder
     assert text.endswith("Where it is meant, set PACELINE_SEPARATE_WORKERS=1.")
 
 
-def test_separately_training_lightning_workers_get_the_missing_trainer_arguments(folder):
+def test_lightning_workers_that_trained_separately_get_the_missing_trainer_arguments(folder):
     left(folder, 0, 1, 2, 3, library="lightning")
     text = alone_text(make_job(**{**TWO, "node_count": 2}), folder, 1)
     assert text is not None
@@ -302,7 +302,7 @@ def test_port_clash_is_blamed_even_if_other_workers_failed_first():
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
-def test_holder_here_finds_listeners_not_clients(family):
+def test_holder_of_a_port_is_its_listener_and_not_a_client(family):
     address = "127.0.0.1" if family == socket.AF_INET else "::1"
     with socket.socket(family) as listener, socket.socket(family) as client:
         try:

@@ -109,7 +109,7 @@ def test_rank_that_ended_for_a_resize_is_not_blamed_for_a_lost_node(found):
     assert report(found(launch=launch, errors=left, **values)).exit_code == 79
 
 
-def test_scripts_exit_code_is_reported_without_its_process_end(found):
+def test_sys_exit_code_of_a_script_is_reported_before_its_process_has_ended(found):
     told = report(found(errors={0: error("SystemExit: 3", at=1.0, exit_code=3)}, exit_codes={}))
     assert (told.exit_code, told.message) == (3, "Rank 0 on node node-0 failed: the script left with exit code 3.")
 

@@ -92,7 +92,7 @@ def test_stall_text_is_the_last_hint():
     assert told.message == "Rank 1 failed. At its end the ranks were stalled: x."
 
 
-def test_syntax_error_explains_why_no_attempt_follows():
+def test_failure_report_of_a_syntax_error_explains_why_the_run_is_not_restarted():
     told = report("SyntaxError: invalid syntax")
     asked = make_job(max_restarts=1, restart_on_exception=True)
     assert with_hints(told, asked).message.endswith("so none follows. Mend the source and submit it again.")

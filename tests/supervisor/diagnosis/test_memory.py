@@ -43,7 +43,7 @@ def test_memory_growth_is_reported_with_the_plan():
     )
 
 
-def test_oom_victim_chosen_instead_of_the_hog_is_reported():
+def test_out_of_memory_report_names_another_rank_that_used_most_memory():
     text = memory_text(0, samples([5.0] * 8, of_1=48.0), NODES, None, now_s=1001.0)
     assert "Rank 1 held most of it, 48.0 GiB." in text
     assert "grown" not in text

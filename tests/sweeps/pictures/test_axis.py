@@ -22,7 +22,7 @@ def test_ticks_are_round_numbers():
     assert [text for _, text in Numbers(-3e12, 4e12).ticks()] == ["-2e+12", "0", "2e+12", "4e+12"]
 
 
-def test_choice_axis_has_a_place_for_each_option():
+def test_axis_of_a_choice_parameter_has_a_tick_for_each_option():
     axis = axis_of(["a", [1, 2]], options=["a", None, [1, 2]])
     assert axis == Options(("a", "null", "[1, 2]"))
     assert [axis.place(v) for v in ("a", None, [1, 2], "b")] == [1 / 6, 0.5, 5 / 6, None]

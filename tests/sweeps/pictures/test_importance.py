@@ -28,7 +28,7 @@ def test_parameter_that_determines_the_metric_is_most_important():
     assert importances(valued(make_trials()), SPEC.space) == found
 
 
-def test_few_trials_or_equal_values_say_nothing():
+def test_importance_is_empty_for_few_trials_or_equal_metric_values():
     assert importances(valued(make_trials(LEAST - 1)), SPEC.space) == ()
     same = [dataclasses.replace(trial, curve=(1.0,)) for trial in make_trials()]
     assert importances(valued(same), SPEC.space) == ()

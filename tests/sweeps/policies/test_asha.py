@@ -18,7 +18,7 @@ def test_asha_continues_the_best_fraction_at_each_rung() -> None:
     assert list(ASHA(first=3, eta=3).stops(curves, "minimize")) == [1, 2]
 
 
-def test_fewer_than_eta_results_stop_no_trial() -> None:
+def test_asha_stops_no_trial_while_fewer_than_eta_results_exist() -> None:
     assert not ASHA(first=1, eta=3).stops(trials((0.1,), (0.9,)), "maximize")
 
 

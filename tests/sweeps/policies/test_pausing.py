@@ -11,7 +11,7 @@ from paceline.sweeps.policies.policy import Policy
 from paceline.sweeps.policies.population import PopulationBasedTraining
 
 
-def test_only_promotion_and_population_policies_pause() -> None:
+def test_only_promotion_and_population_policies_pause_trials() -> None:
     promoting, population = ASHA(promote=True), PopulationBasedTraining(interval=2, last=4)
     assert pausing(promoting) is promoting
     assert pausing(population) is population

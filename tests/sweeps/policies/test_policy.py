@@ -67,7 +67,7 @@ def test_minimizing_equals_maximizing_the_negative(policy: Any) -> None:
 
 
 @pytest.mark.promise("policies-count-azure-sdk-s")
-def test_median_policy_compares_the_best_value_with_the_median_of_averages() -> None:
+def test_median_policy_stops_a_trial_whose_best_value_is_below_the_median_of_averages() -> None:
     # Averages to interval 2 of the others of trial 3: 0.2, 0.4, 0.6; their median is 0.4.
     curves = trials((0.1, 0.3), (0.3, 0.5), (0.5, 0.7), (0.39, 0.1), over=(0, 1, 2))
     found = MedianStopping().stops(curves, "maximize")
@@ -92,7 +92,7 @@ def test_trials_without_a_number_are_ignored_in_the_median() -> None:
     assert not MedianStopping().stops(trials((nan, nan), (0.1, 0.1), over=(0,)), "maximize")
 
 
-def test_median_policy_counts_intervals_like_other_policies() -> None:
+def test_median_policy_evaluates_trials_at_the_configured_intervals() -> None:
     curves = trials((0.9,) * 9, (0.1,) * 4, over=(0,))
     assert not MedianStopping(evaluation_interval=3, delay_evaluation=4).stops(curves, "maximize")
     assert list(MedianStopping(evaluation_interval=2, delay_evaluation=4).stops(curves, "maximize")) == [1]
@@ -146,14 +146,14 @@ def test_truncation_handles_negative_and_minimized_metrics() -> None:
     assert list(TruncationSelection(truncation_percentage=40).stops(curves, "minimize")) == [0, 1]
 
 
-def test_best_value_of_ended_trials_counts_too() -> None:
+def test_truncation_compares_running_trials_with_the_best_values_of_ended_trials() -> None:
     # By their last values 2 would be the worst. Trial 0 has ended and is the worst of all: no other is stopped in its place.
     curves = trials((0.1, 0.1), (0.3, 0.4), (0.5, 0.0), (0.6, 0.6), over=(0,))
     assert not TruncationSelection(truncation_percentage=25).stops(curves, "maximize")
     assert list(TruncationSelection(truncation_percentage=50).stops(curves, "maximize")) == [1]
 
 
-def test_truncation_counts_intervals_as_for_all_policies() -> None:
+def test_truncation_policy_evaluates_trials_at_the_configured_intervals() -> None:
     curves = trials((0.1,) * 5, (0.9,) * 6, (0.8,) * 6, (0.7,) * 6)
     policy = TruncationSelection(truncation_percentage=50, evaluation_interval=2, delay_evaluation=5)
     assert list(policy.stops(curves, "maximize")) == [3]
@@ -236,7 +236,7 @@ def test_invalid_policy_parameters_are_refused(wrong: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-def test_bandit_bounds_equal_values_computed_by_hand(
+def test_bandit_stops_only_trials_below_a_bound_computed_by_hand(
     slack: Any, goal: Any, best: float, stopped: float, stays: float
 ) -> None:
     assert list(Bandit(**slack).stops(trials((best,), (stopped,), (stays,)), goal)) == [1]

@@ -53,7 +53,7 @@ def all_following(found: list[Trial], **options: Any) -> dict[int, Next]:
     return begun
 
 
-def test_a_trial_is_paused_at_the_end_of_its_generation_and_runs_to_the_end_in_the_last() -> None:
+def test_population_trial_is_paused_after_each_generation_except_the_last() -> None:
     assert list(POLICY.judge(trials((0.1,), (0.2,) * 2, (0.3,) * 3), "maximize")) == [1, 2]
     gone_on = [dataclasses.replace(t, earlier=t.legs, begin=2) for t in trials((0.1,) * 3, (0.1,) * 4)]
     assert list(POLICY.judge(gone_on, "maximize")) == [1]
@@ -62,7 +62,7 @@ def test_a_trial_is_paused_at_the_end_of_its_generation_and_runs_to_the_end_in_t
     assert not POLICY.stops(trials((0.1,) * 6, (0.9,) * 6), "maximize")
 
 
-def test_the_worst_become_changed_copies_of_the_best_by_their_last_values() -> None:
+def test_worst_trials_of_a_population_become_mutated_copies_of_the_best() -> None:
     # The last values: 0.5, 0.9, 0.1 (which had 0.95 before), 0.4; a quarter of four is one.
     there = population((0.4, 0.5), (0.8, 0.9), (0.95, 0.1), (0.3, 0.4))
     begun = all_following(there)
@@ -76,7 +76,7 @@ def test_the_worst_become_changed_copies_of_the_best_by_their_last_values() -> N
     assert {number: one.source for number, one in down.items()} == {0: "s_0", 1: "s_2", 2: "s_2", 3: "s_3"}
 
 
-def test_population_generation_starts_once_all_trials_have_finished_theirs() -> None:
+def test_population_generation_starts_once_all_trials_have_finished_the_previous_one() -> None:
     there = population((0.5,) * 2, (0.9,) * 2, (0.1,), t2={"status": states.RUNNING})
     assert following(there) is None
     assert following(population((0.5,) * 2, (0.9,) * 2), is_last=False) is None

@@ -91,7 +91,7 @@ def test_remaining_best_trials_are_promoted_once_a_rung_is_final() -> None:
     assert following(there, is_last=True) is None
 
 
-def test_best_of_too_few_trials_runs_to_its_end() -> None:
+def test_best_of_too_few_trials_is_resumed_until_its_script_ends() -> None:
     there = paused((0.5,) * 3, (0.9,) * 3)
     found = following(there, is_last=True)
     assert (found.number, found.rung) == (1, TO_ITS_END)

@@ -118,7 +118,7 @@ def penalized(values: dict[str, Any]) -> float:
 
 
 @pytest.mark.promise("wrong-option-choice-kept-because")
-def test_tpe_leaves_a_wrong_choice_of_the_first_good_trials() -> None:
+def test_tpe_abandons_a_bad_option_that_the_first_good_trials_used() -> None:
     """The joint estimator alone came to 0.2, what a wrong option costs."""
     found = []
     for seed in (0, 2, 4):
@@ -159,7 +159,7 @@ def prior(objective: Any, count: int, goals: int = 1) -> list[Trial]:
 
 @pytest.mark.promise("results-former-sweeps-known-start")
 @pytest.mark.parametrize("name", ["tpe", "cmaes"])
-def test_results_of_former_sweeps_are_known_from_the_start(name: str) -> None:
+def test_sampler_with_results_of_earlier_sweeps_finds_better_points(name: str) -> None:
     def regret(seed: int, known: list[Trial]) -> float:
         sampler = make_sampler(name, BRANIN, seed, ("minimize",), prior=known)
         return min(value for t in swept(sampler, BRANIN, branin, 16, []) if (value := t.best("minimize")) is not None)

@@ -27,7 +27,7 @@ def test_each_right_of_the_role_is_needed():
         assert missing_rights(less) == [f"{verbs[0]} {resource}" for resource in resources]  # type: ignore[arg-type]
 
 
-def test_wildcards_grant_everything():
+def test_kubernetes_role_with_wildcards_has_all_needed_rights():
     assert missing_rights([rule("*", ["*"], ["*"])]) == []
 
 

@@ -88,7 +88,7 @@ def test_lost_nodes_are_tolerated_for_seconds():
     assert tolerated == {"node.kubernetes.io/not-ready": 5, "node.kubernetes.io/unreachable": 5}
 
 
-def test_autoscalers_do_not_evict_pods_and_meshes_add_no_sidecar():
+def test_pod_annotations_prevent_autoscaler_eviction_and_mesh_sidecars():
     template: Any = job_manifest(job(), settings(), NAMES)["spec"]
 
     annotations = template["template"]["metadata"]["annotations"]
@@ -111,7 +111,7 @@ def test_labels_and_annotations_of_the_target_are_on_every_object():
     assert all(one["labels"]["team"] == "vision" and one["annotations"]["cost"] == "7" for one in metadata)
 
 
-def test_pod_template_overrides_its_fields_and_keeps_the_rest():
+def test_pod_template_replaces_given_fields_and_keeps_all_others():
     template = {
         "spec": {
             "containers": [
@@ -142,7 +142,7 @@ def test_a_run_in_a_queue_of_kueue_is_suspended():
     assert made["spec"]["suspend"] is True
 
 
-def test_the_entrypoint_of_an_image_can_be_kept():
+def test_keep_entrypoint_setting_keeps_the_entrypoint_of_the_image():
     (container,) = pod_of(job_manifest(job(), settings(keep_entrypoint=True), NAMES))["containers"]
 
     assert "command" not in container

@@ -30,7 +30,7 @@ def ticket() -> PodTicket:
 
 
 @pytest.mark.parametrize(("is_preempted", "remembered"), [(True, (1, 1)), (False, (1, 0))])
-def test_next_index_0_learns_from_another_pod_whether_the_last_was_preempted(
+def test_replacement_of_the_first_pod_learns_from_another_pod_whether_it_was_preempted(
     tmp_path: Path, is_preempted: bool, remembered: tuple[int, int]
 ) -> None:
     first, second = ticket(), ticket()
@@ -88,7 +88,9 @@ def test_reader_gives_a_lost_run_the_cause_of_its_pods_end(tmp_path: Path) -> No
     assert (found.cause, found.message) == ("preempted", "Pod p: it was evicted (drain). The node was lost.")
 
 
-def test_supervisor_is_told_which_pod_kubernetes_preempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_supervisor_receives_the_name_of_the_pod_that_kubernetes_preempts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in (hub, allocate):
         monkeypatch.setattr(module, "HUB_SOCKET", str(tmp_path / "hub.sock"))
     described = ticket()

@@ -162,7 +162,7 @@ def test_ended_pod_is_reported_with_cause_and_next_step(pod: Pod, cause: str, wo
     assert words in end.message
 
 
-def test_pod_that_yields_its_place_has_no_failure():
+def test_pod_that_exits_with_the_preemption_code_has_no_failure():
     assert reasons.ended(pod(state={"terminated": {"exitCode": 75, "reason": "Error"}})) is None
 
 

@@ -30,7 +30,7 @@ class Queues:
     [(Queues("gpus"), "gpus"), (Queues(), None), (Queues("gpus", "cpus"), None)],
     ids=["one", "none", "two"],
 )
-def test_only_queue_of_a_namespace_is_found(queues: Queues, found: str | None) -> None:
+def test_kueue_queue_is_used_automatically_if_a_namespace_has_only_one(queues: Queues, found: str | None) -> None:
     assert submission._only_queue(cast("Cluster", queues)) == found
 
 

@@ -87,7 +87,7 @@ def test_exec_messages_are_forwarded_encrypted_and_removed(both: Both, superviso
     wait_until(lambda: not both.left(), f"nothing is left: {both.left()}", 60)
 
 
-def test_concurrent_exec_commands_do_not_mix_their_messages(both: Both, supervisor: Answering) -> None:
+def test_concurrent_exec_commands_receive_only_their_own_messages(both: Both, supervisor: Answering) -> None:
     ways = [both.channel() for _ in range(3)]
     for number, channel in enumerate(ways):
         channel.begin(REQUEST)
@@ -99,7 +99,7 @@ def test_concurrent_exec_commands_do_not_mix_their_messages(both: Both, supervis
     assert supervisor.heard.count({"gone": True}) == 3
 
 
-def test_writer_of_the_store_without_the_key_runs_nothing(
+def test_exec_request_signed_with_another_key_or_name_runs_nothing(
     both: Both, supervisor: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Store(both.record) as store:

@@ -25,7 +25,7 @@ def client(cluster: FakeCluster, **settings: Any) -> RayClient:
     return RayClient(read_settings("lab", {"address": cluster.address, **settings}))
 
 
-def test_job_is_submitted_listed_and_stopped(cluster: FakeCluster) -> None:
+def test_ray_job_is_submitted_listed_and_stopped(cluster: FakeCluster) -> None:
     ray = client(cluster)
     ray.submit("echo 'a \"b\"'; $(x)", "paceline-1", {"env_vars": {"A": "1"}}, {"job_name": "x"})
     assert cluster.jobs["paceline-1"]["entrypoint"] == "echo 'a \"b\"'; $(x)"
@@ -60,7 +60,7 @@ def test_nodes_are_listed_with_used_resources(cluster: FakeCluster) -> None:
     assert not second.is_alive
 
 
-def test_a_package_is_uploaded_once(cluster: FakeCluster) -> None:
+def test_uploaded_package_is_found_on_the_ray_cluster(cluster: FakeCluster) -> None:
     ray = client(cluster)
     assert not ray.has_package("_ray_pkg_1.zip")
     ray.upload_package("_ray_pkg_1.zip", b"\0\1")

@@ -86,7 +86,7 @@ def test_large_file_is_split_and_logs_are_sent_between_its_parts(
     assert sorted(path.name for path in two.here.iterdir()) == ["checkpoints", "logs"]
 
 
-def test_a_part_replayed_twice_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replaying_a_received_part_twice_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process was killed between the replay and its note; also with the last piece of a file that is whole by then."""
     monkeypatch.setattr(changes, "CHUNK_BYTES", 1000)
     two = Two(tmp_path, part_bytes=1500)

@@ -75,7 +75,7 @@ def test_supervisor_falls_back_to_the_python_that_has_ray(run_dir: Path, tmp_pat
     assert f"ray's: -m paceline.supervisor {run_dir}" in driver_log(run_dir).splitlines()
 
 
-def test_a_run_that_did_not_complete_is_a_failed_job(run_dir: Path, tmp_path: Path) -> None:
+def test_ray_job_fails_if_its_run_did_not_complete(run_dir: Path, tmp_path: Path) -> None:
     ray = program(tmp_path / "ray" / "python", "")
     (run_dir / "state.json").write_text('{"status": "Failed"}')
     script = shared_entrypoint(run_dir, tmp_path, str(ray))

@@ -134,7 +134,9 @@ def trip(tmp_path: Path, cluster: FakeCluster) -> Trip:
     return Trip(tmp_path, cluster)
 
 
-def test_run_round_trips_through_the_store_and_leaves_only_its_source(trip: Trip, tmp_path: Path) -> None:
+def test_run_sent_through_a_datastore_returns_its_results_and_leaves_only_its_source(
+    trip: Trip, tmp_path: Path
+) -> None:
     done = trip.run_there(trip.send(), tmp_path)
     assert done.returncode == 0, done.stderr
     assert not (trip.node / "away" / trip.folder.run_id).exists()

@@ -91,7 +91,7 @@ def is_shown_the_door(sock: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize(("address", "is_kept"), [("127.0.0.2", True), ("192.0.2.1", False), ("", False)])
-def test_driver_listens_on_the_cluster_address_only(driver: Driver, address: str, is_kept: bool) -> None:
+def test_ray_driver_listens_only_on_the_address_of_the_cluster(driver: Driver, address: str, is_kept: bool) -> None:
     driver.hold({"is": "connected"}, address=address)
     asked = driver.asked
     # One that is not this machine's own (behind NAT) can't be listened at.
@@ -160,7 +160,7 @@ def test_demand_larger_than_the_cluster_ends_the_wait(driver: Driver) -> None:
         driver.hold(waiting(count=1)).wait(never)
 
 
-def test_unlimited_patience_waits_for_a_larger_cluster(driver: Driver) -> None:
+def test_run_without_a_wait_limit_waits_for_a_larger_ray_cluster(driver: Driver) -> None:
     holding = driver.hold(waiting(count=1), patience_s=None)
     deadline = time.monotonic() + 0.5
     assert holding.wait(lambda text: time.monotonic() > deadline) is None

@@ -19,7 +19,7 @@ def test_trailing_slash_of_the_address_is_ignored() -> None:
     assert settings(address="http://head:8265/").address == "http://head:8265"
 
 
-def test_address_auto_resolves_as_rays_own_tool_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_automatic_ray_address_is_resolved_as_by_the_ray_command(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings().address == "http://127.0.0.1:8265"
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")  # of the cluster's inside
     assert settings().address == "http://127.0.0.1:8265"
@@ -39,7 +39,7 @@ def test_a_password_in_the_address_is_refused_and_not_shown() -> None:
     assert "hush" not in str(caught.value)
 
 
-def test_a_header_with_a_secret_names_only_its_place() -> None:
+def test_http_header_with_a_secret_is_given_by_reference() -> None:
     assert settings(headers=["X-Team: a b", "Authorization: env:LAB"]).headers == {
         "X-Team": "a b",
         "Authorization": "env:LAB",
@@ -59,7 +59,7 @@ def test_ray_resource_name_may_have_any_characters() -> None:
     assert settings(resources=["fast disk;$(x)=0.5", "a=b=2"]).resources == {"fast disk;$(x)": 0.5, "a=b": 2.0}
 
 
-def test_without_a_shared_folder_a_datastore_is_needed() -> None:
+def test_ray_target_without_a_shared_folder_or_a_datastore_is_refused() -> None:
     with pytest.raises(TargetError, match="needs a datastore"):
         settings(shared="no")
     assert settings().is_shared
@@ -68,7 +68,7 @@ def test_without_a_shared_folder_a_datastore_is_needed() -> None:
 
 
 @pytest.mark.parametrize("values", [{"python": "python3"}, {"folder": "~/x"}])
-def test_relative_path_on_the_nodes_is_refused(values: dict[str, str]) -> None:
+def test_relative_node_path_in_the_ray_settings_is_refused(values: dict[str, str]) -> None:
     with pytest.raises(TargetError, match="not an absolute path"):
         settings(**values)
 

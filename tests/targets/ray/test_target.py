@@ -58,7 +58,7 @@ def test_a_job_that_can_never_fit_is_refused(cluster: FakeCluster) -> None:
     target(cluster).check(make_job())
 
 
-def test_preview_lists_nodes_that_fit_the_job(cluster: FakeCluster) -> None:
+def test_preview_lists_only_ray_nodes_that_fit_the_job(cluster: FakeCluster) -> None:
     cluster.add_node("10.0.0.1", CPU=1.0)
     cluster.add_node("10.0.0.2", CPU=4.0, GPU=2.0)
     job = make_job(process_count_per_node=2, distributed_backend="nccl", use_gpu=True)
@@ -66,7 +66,7 @@ def test_preview_lists_nodes_that_fit_the_job(cluster: FakeCluster) -> None:
     assert (node.name, node.cores, node.gpus) == ("10.0.0.2", 2, ("0", "1"))
 
 
-def test_complaint_is_read_from_the_log_when_the_message_quotes_only_the_command(
+def test_failure_message_is_read_from_the_job_log_if_ray_reports_only_the_command(
     cluster: FakeCluster, folder: RunFolder
 ) -> None:
     cluster.logs = "paceline: pc0 does not see it\nRunning entrypoint for job 1: the command\n"
@@ -116,7 +116,7 @@ def test_token_is_not_stored_in_the_job(folder: RunFolder, monkeypatch: pytest.M
         ),
     ],
 )
-def test_rays_job_status_becomes_the_run_status(
+def test_status_of_a_ray_job_is_mapped_to_a_run_status(
     cluster: FakeCluster, folder: RunFolder, values: dict[str, str], state: str, cause: str | None, message: str
 ) -> None:
     start(cluster, folder).update(values)
@@ -161,7 +161,7 @@ def test_release_from_inside_the_job_does_not_stop_it(
     assert job["status"] == "PENDING"
 
 
-def test_status_counts_resources_used_by_other_jobs(cluster: FakeCluster) -> None:
+def test_ray_target_status_counts_resources_used_by_other_jobs(cluster: FakeCluster) -> None:
     cluster.add_node("10.0.0.1", CPU=4.0, GPU=2.0)
     cluster.add_node("10.0.0.2", state="DEAD")
     status = target(cluster).status()
@@ -169,7 +169,7 @@ def test_status_counts_resources_used_by_other_jobs(cluster: FakeCluster) -> Non
     assert (status.state, status.queued, status.running, status.jobs) == ("degraded", 0, 0, ())
 
 
-def test_status_tells_who_uses_the_cluster(cluster: FakeCluster, folder: RunFolder) -> None:
+def test_ray_target_status_names_the_users_of_the_cluster(cluster: FakeCluster, folder: RunFolder) -> None:
     start(cluster, folder)
     cluster.jobs["other"] = {"submission_id": "other", "type": "SUBMISSION", "status": "RUNNING", "metadata": None}
     cluster.jobs["over"] = {"submission_id": "over", "type": "SUBMISSION", "status": "STOPPED"}

@@ -50,7 +50,7 @@ def test_allocation_outside_a_job_raises_target_error(name: str):
 
 
 @pytest.mark.promise("how-long-silent-node-waited")
-def test_link_timeout_is_the_silence_setting_of_the_target(monkeypatch: pytest.MonkeyPatch, tmp_path):
+def test_link_timeout_equals_the_silence_setting_of_the_slurm_target(monkeypatch: pytest.MonkeyPatch, tmp_path):
     asked: list[float] = []
 
     def refuse(argv, *, name, silence_s, **_):
@@ -65,7 +65,7 @@ def test_link_timeout_is_the_silence_setting_of_the_target(monkeypatch: pytest.M
     assert asked == [6, 6]
 
 
-def test_first_agent_needs_no_step_and_other_steps_overlap():
+def test_first_slurm_node_needs_no_srun_step_and_steps_on_other_nodes_overlap():
     allocation = Allocation.of(ENVIRONMENT)
     assert link_words(allocation, "n1")[0] == sys.executable
     words = link_words(allocation, "n2")

@@ -35,7 +35,7 @@ def test_array_task_number_maps_to_its_run(first: int, last: int, option: str, p
     assert list(found.tasks) == [number % 1000 for number in range(first, last + 1)]
 
 
-def test_the_script_of_a_task_starts_its_own_run_s_supervisor(tmp_path: Path) -> None:
+def test_array_task_script_starts_the_supervisor_of_its_own_run(tmp_path: Path) -> None:
     runs = tmp_path / "it's 1" / "runs"
     run = runs / "digits_1_ab_2041"
     run.mkdir(parents=True)

@@ -170,7 +170,7 @@ def test_logs_and_metrics_come_back_live_and_outputs_at_the_end(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("text", ["new\n", "another driver's\n", "anothr\n"])
-def test_restarted_log_replaces_the_old_one(tmp_path: Path, home: Path, text: str):
+def test_log_of_a_restarted_supervisor_replaces_the_mirrored_log(tmp_path: Path, home: Path, text: str):
     """A shorter one, a longer one, one that is as long."""
     folder, there, login = push(tmp_path)
     far = RunFolder(Path(there.run_dir))

@@ -27,7 +27,7 @@ MPI = make_job(distributed_backend="mpi", node_count=2, process_count_per_node=2
         (WITHOUT, "", ["none", "cray_shasta", "pmi2"]),
     ],
 )
-def test_mpi_plugins_are_parsed_for_each_slurm_version(out: str, err: str, plugins: list[str]):
+def test_mpi_plugins_are_parsed_from_srun_output_of_each_slurm_version(out: str, err: str, plugins: list[str]):
     assert plugins_in(CommandResult(returncode=0, stdout=out, stderr=err)) == plugins
 
 
@@ -41,7 +41,7 @@ def test_a_cluster_without_the_plugin_is_an_error_before_there_is_a_run(slurm: F
     assert slurm.calls == ["srun --mpi=list"]
 
 
-def test_only_mpi_jobs_on_targets_with_srun_are_checked(slurm: FakeSlurm):
+def test_mpi_plugin_check_is_skipped_for_other_jobs_and_without_srun(slurm: FakeSlurm):
     SlurmTarget("cluster", {"mpi": "pmix"}).check(make_job())
     SlurmTarget("cluster").check(MPI)
     assert slurm.count("srun") == 0

@@ -99,7 +99,7 @@ def test_sacct_is_called_once_for_all_finished_jobs(slurm: FakeSlurm, tmp_path: 
     ]
 
 
-def test_array_tasks_canceled_together_are_distinguished(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
+def test_state_of_each_array_task_canceled_with_its_array_is_returned(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
     # As Slurm 22.05 lists an array of which the last two tasks were canceled while they waited.
     slurm.say("squeue", "7|CANCELLED|Priority||paceline-r_0-3\n7_1|RUNNING|None|n1|paceline-r_0-3\n")
     slurm.say("sacct", err=NO_ACCOUNTING, code=1)
@@ -178,7 +178,7 @@ def test_last_state_of_squeue_is_kept_without_accounting(slurm: FakeSlurm, tmp_p
     assert slurm.count("sacct") == 1
 
 
-def test_unreachable_accounting_keeps_the_state_of_squeue(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
+def test_unreachable_slurm_accounting_keeps_the_job_state_of_squeue(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
     query = make(tmp_path, clock)
     query.remember("2")
     said = failure("22.05", "slurmdbd down: sacct")
@@ -213,7 +213,7 @@ def test_requeued_job_is_pending_again(slurm: FakeSlurm, tmp_path: Path, clock: 
         clock.now += 6
 
 
-def test_unreachable_controller_is_retried_after_5_s(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
+def test_query_after_an_unreachable_controller_is_retried_after_5_s(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
     query = make(tmp_path, clock)
     query.remember("1")
     slurm.say("squeue", err="Unable to contact slurm controller (connect failure)", code=1)

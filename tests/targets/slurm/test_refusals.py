@@ -53,7 +53,7 @@ def test_job_accepted_by_the_queue_passes_the_check(slurm: FakeSlurm, version: s
         look_at(slurm, version, request, lacks_nodes=True)
 
 
-def test_nodes_with_a_later_reservation_count_as_present(slurm: FakeSlurm):
+def test_nodes_with_a_later_reservation_are_counted_as_part_of_the_partition(slurm: FakeSlurm):
     said = failure("22.05", "sbatch --test-only: busy")
     slurm.say("sbatch", err=said.stderr, code=said.returncode)
     slurm.say(
@@ -68,7 +68,7 @@ def test_nodes_with_a_later_reservation_count_as_present(slurm: FakeSlurm):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_doctor_reads_salloc_s_answer_with_and_without_free_nodes(slurm: FakeSlurm, version: str):
+def test_doctor_parses_the_salloc_output_with_and_without_free_nodes(slurm: FakeSlurm, version: str):
     shutil.copy(slurm.folder / "bin" / "sbatch", slurm.folder / "bin" / "salloc")
     made = SlurmSettings.of("c", {})
     granted = failure(version, "salloc granted")

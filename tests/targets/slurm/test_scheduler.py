@@ -12,7 +12,7 @@ def make(**settings: object) -> Scheduler:
     return Scheduler("compute target 'c'", SlurmSettings.of("c", settings))
 
 
-def test_call_returns_exit_code_output_and_error(slurm: FakeSlurm):
+def test_slurm_call_returns_exit_code_output_and_error(slurm: FakeSlurm):
     slurm.say("squeue", "out\n", err="squeue: error: no\nsqueue: error: no\n", code=3)
     done = make().call(["squeue", "-h"])
     assert (done.returncode, done.stdout, done.said) == (3, "out\n", "no")
@@ -28,7 +28,7 @@ def test_call_returns_exit_code_output_and_error(slurm: FakeSlurm):
         "Slurm temporarily unable to accept job, sleeping and retrying",
     ],
 )
-def test_a_controller_that_is_away_is_not_a_refusal(slurm: FakeSlurm, words: str):
+def test_unreachable_slurm_controller_raises_an_away_error(slurm: FakeSlurm, words: str):
     slurm.say("squeue", err=words, code=1)
     with pytest.raises(AwayError, match="compute target 'c': Slurm's controller does not answer"):
         make().call(["squeue"])
@@ -94,7 +94,7 @@ def test_slurm_program_that_times_out_raises_away_error(slurm: FakeSlurm):
         make().call(["squeue"], timeout_s=0.1)
 
 
-def test_patient_call_retries_during_a_controller_restart(monkeypatch: pytest.MonkeyPatch):
+def test_call_with_retries_succeeds_after_a_slurm_controller_restart(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "_PAUSES_S", (0.001,))
     answers: list[AwayError | CommandResult] = [
         AwayError("away."),
@@ -113,7 +113,7 @@ def test_patient_call_retries_during_a_controller_restart(monkeypatch: pytest.Mo
     assert told == ["away. Trying again, for up to 120 s."]
 
 
-def test_patient_call_gives_up_after_its_limit(monkeypatch: pytest.MonkeyPatch):
+def test_call_with_retries_fails_after_its_time_limit(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "_PAUSES_S", (0.001,))
 
     def call() -> CommandResult:
@@ -143,7 +143,7 @@ def test_call_through_a_login_host_is_one_quoted_ssh_argument(slurm: FakeSlurm):
     assert "Port=2222" in words
 
 
-def test_a_login_host_that_can_not_be_reached_is_away(slurm: FakeSlurm):
+def test_unreachable_login_host_raises_an_away_error(slurm: FakeSlurm):
     from tests.helpers import write_program
 
     write_program(

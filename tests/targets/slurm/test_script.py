@@ -77,7 +77,7 @@ def test_batch_script_of_a_two_node_job_has_the_expected_text():
     )
 
 
-def test_each_setting_becomes_its_option():
+def test_each_slurm_setting_becomes_its_sbatch_option():
     made = options(
         account="physics",
         qos="long",
@@ -145,7 +145,7 @@ def test_a_path_that_no_line_of_sbatch_can_carry_is_refused(run_dir: str):
         text(run_dir)
 
 
-def test_controller_near_its_time_limit_is_requeued(tmp_path: Path):
+def test_sweep_controller_requeues_its_slurm_job_before_the_time_limit(tmp_path: Path):
     run = tmp_path / "it's 1"
     run.mkdir()
     python = write_program(tmp_path / "python 3", f'#!/bin/sh\necho "$@" >{tmp_path}/begun\nexec sleep 600\n')

@@ -8,7 +8,7 @@ def settings(**values: object) -> SlurmSettings:
     return SlurmSettings.of("cluster", values)
 
 
-def test_every_slurm_setting_is_optional_and_a_field():
+def test_every_slurm_setting_is_optional():
     made = settings()
     assert {option.name for option in OPTIONS} == set(made.__dataclass_fields__)
     assert (made.cpus_per_process, made.folder, made.options) == (1, "~/.paceline", ())
@@ -57,7 +57,7 @@ def test_additional_sbatch_options_are_accepted(option: str):
         ("--ntasks=4", "Paceline gives it a value by itself"),
     ],
 )
-def test_an_option_that_collides_is_refused_also_when_abbreviated(option: str, advice: str):
+def test_sbatch_option_that_paceline_sets_is_refused_also_when_abbreviated(option: str, advice: str):
     with pytest.raises(TargetError, match=advice):
         settings(options=[option])
 

@@ -89,7 +89,7 @@ def test_squeue_output_is_parsed(version: str):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_completing_job_counts_as_not_ended(version: str):
+def test_completing_slurm_job_is_not_reported_as_ended(version: str):
     jobs = by_name(parse_squeue(recorded(f"squeue-ending-{version}.txt")))
     assert jobs["paceline-ending"].state == "COMPLETING"
     assert jobs["paceline-lost"].state == "NODE_FAIL"

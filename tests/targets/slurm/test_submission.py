@@ -87,7 +87,7 @@ def test_submission_accepted_without_a_reply_is_not_repeated(slurm: FakeSlurm):
     assert slurm.count("sbatch") == 1
 
 
-def test_a_submission_waits_for_a_controller_that_is_away(slurm: FakeSlurm):
+def test_submission_is_retried_while_the_slurm_controller_is_unreachable(slurm: FakeSlurm):
     write_program(
         slurm.folder / "bin" / "sbatch",
         f"#!/bin/sh\ncd '{slurm.folder}'\necho sbatch >> calls\n"

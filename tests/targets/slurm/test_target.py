@@ -120,7 +120,7 @@ def test_cancel_ends_only_pending_jobs(tmp_path: Path, slurm: FakeSlurm):
     assert slurm.calls[-1] == "scancel --state=PENDING 7"
 
 
-def test_release_cancels_the_runs_job_but_not_from_inside_that_job(
+def test_release_cancels_the_slurm_job_of_a_run_except_from_inside_that_job(
     tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ):
     target, folder = submitted(tmp_path, slurm)

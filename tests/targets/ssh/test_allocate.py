@@ -139,7 +139,7 @@ def test_too_few_hosts_are_reported_with_each_reason() -> None:
         Gathering(FakeOpening(gpus=1), HOSTS, demand("1", 1, gpus=2)).gather(patient)  # type: ignore[arg-type]
 
 
-def test_queued_run_reports_its_wait_and_takes_another_free_host() -> None:
+def test_queued_run_takes_any_host_that_becomes_free() -> None:
     first = Gathering(FakeOpening(), HOSTS, demand("1", 2)).gather(patient)
     second = Gathering(FakeOpening(), HOSTS, demand("2", 1)).gather(patient)
     assert (names(first), names(second)) == (["h0", "h1"], ["h2"])
@@ -169,7 +169,7 @@ def test_canceled_wait_holds_no_host() -> None:
         assert leases.look({})["tickets"] == []
 
 
-def test_waiting_run_holds_no_partial_allocation() -> None:
+def test_run_that_waits_for_several_hosts_holds_none_of_them() -> None:
     hosts = [*HOSTS, FOURTH]
     first = Gathering(FakeOpening(), HOSTS, demand("1", 3)).gather(patient)
     other = Gathering(FakeOpening(), [FOURTH], demand("2", 1)).gather(patient)
@@ -204,7 +204,7 @@ def test_host_lost_during_the_wait_is_released() -> None:
     assert len(names(found)) == 2
 
 
-def test_lost_host_is_retried_until_patience_ends() -> None:
+def test_unreachable_host_is_retried_until_the_wait_limit() -> None:
     opening = FakeOpening(["h0", "h1", "h2"])
 
     def waiting(text: str) -> bool:
@@ -216,7 +216,7 @@ def test_lost_host_is_retried_until_patience_ends() -> None:
     assert names(Gathering(opening, HOSTS, demand("1", 2), patience_s=60).gather(waiting)) == ["h0", "h1"]  # type: ignore[arg-type]
 
 
-def test_many_runs_that_want_overlapping_hosts_all_get_them_and_never_share_a_core() -> None:
+def test_concurrent_runs_with_overlapping_host_lists_all_start_and_share_no_core() -> None:
     dice = random.Random(6)
     used: dict[str, int] = dict.fromkeys(("h0", "h1", "h2"), 0)
     lock, trouble, done = threading.Lock(), list[str](), list[str]()

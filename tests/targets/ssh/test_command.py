@@ -27,7 +27,7 @@ def options(words: list[str]) -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("ssh_client")
-def test_link_reuses_an_ssh_master_and_leaves_none_open(tmp_path: Path) -> None:
+def test_ssh_command_uses_an_existing_control_master_and_starts_none(tmp_path: Path) -> None:
     words = Ssh(config=str(tmp_path / "config")).words(HOST, ["true"])
 
     assert words[-3:] == ["--", "gpu1", "true"]

@@ -31,7 +31,7 @@ def test_later_attempts_keep_only_slow_nodes():
     assert list(faulty(found).values()) == [[]]
 
 
-def test_faults_happen_within_the_time_given():
+def test_simulated_faults_happen_within_the_configured_time():
     found = settings(nodes=40, dead=40, fault_after_s=10, fault_within_s=5).behaviors(range(40))
     assert all(10 <= one.silent_s <= 15 for one in found.values())
 

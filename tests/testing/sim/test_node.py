@@ -52,7 +52,7 @@ def make_bench(tmp_path):
         bench.ours.close()
 
 
-def test_agent_says_hello_and_answers(make_bench, tmp_path):
+def test_simulated_agent_sends_hello_and_answers_requests(make_bench, tmp_path):
     bench = make_bench()
     (hello,) = bench.heard()
     assert (hello["op"], hello["host"], hello["cores"]) == ("hello", "sim3", 8)
@@ -61,7 +61,7 @@ def test_agent_says_hello_and_answers(make_bench, tmp_path):
     assert (tmp_path / "runs/x").is_dir()
 
 
-def test_errors_name_the_path_that_the_supervisor_knows(make_bench):
+def test_error_of_a_simulated_node_names_the_path_that_the_supervisor_sent(make_bench):
     bench = make_bench()
     bench.heard()
     bench.ask(op="list", path=f"{DISK}/nowhere")
@@ -136,7 +136,7 @@ def clock():
     return [0.0]
 
 
-def test_urgent_work_comes_before_late_other_work(clock):
+def test_urgent_work_is_done_before_overdue_other_work(clock):
     loop, done = Loop(lambda: clock[0]), []
     loop.after(0.0, lambda: done.append("file"))
     loop.after(0.5, lambda: done.append("ping"), urgent=True)
@@ -145,7 +145,7 @@ def test_urgent_work_comes_before_late_other_work(clock):
     assert done == ["ping", "file"]
 
 
-def test_loop_looks_at_the_connections_while_work_is_late(clock):
+def test_simulation_loop_polls_connections_while_work_is_overdue(clock):
     loop, done = Loop(lambda: clock[0]), []
 
     def work():
@@ -161,7 +161,7 @@ def test_loop_looks_at_the_connections_while_work_is_late(clock):
     assert len(done) == 10
 
 
-def test_node_held_up_reads_before_it_counts_the_supervisor_as_gone(make_bench):
+def test_delayed_node_reads_pending_messages_before_it_gives_up_the_supervisor(make_bench):
     bench = make_bench()
     bench.heard()
     bench.ours.send(frame({"op": "ping"}))

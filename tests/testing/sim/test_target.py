@@ -106,6 +106,6 @@ def test_jobs_that_can_not_be_simulated_are_refused(job, message):
     assert message in str(error.value)
 
 
-def test_simulating_process_needs_no_pytest():
+def test_simulation_module_does_not_import_pytest():
     text = Path(os.path.dirname(__file__), "../../../src/paceline/testing/__init__.py").read_text()
     assert "import pytest" not in text

@@ -124,7 +124,7 @@ def test_python_2_file_is_reported(tmp_path):
         "azureml.exceptions.UserErrorException",
     ],
 )
-def test_supported_sdk_names_have_no_reason_to_be_missing(name):
+def test_supported_sdk_name_is_not_reported_as_missing(name):
     assert missing(name) is None
 
 

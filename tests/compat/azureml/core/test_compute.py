@@ -15,7 +15,7 @@ from paceline.compat.azureml.policy import SubmissionNotes
 from paceline.targets import configured
 
 
-def test_missing_target_raises_and_is_then_created_as_drivers_do(ws):
+def test_missing_azureml_target_raises_and_can_then_be_created(ws):
     with pytest.raises(ComputeTargetException, match=r"^ComputeTargetNotFound"):
         ComputeTarget(workspace=ws, name="cluster")
     config = AmlCompute.provisioning_configuration(vm_size="STANDARD_NC6", max_nodes=4)

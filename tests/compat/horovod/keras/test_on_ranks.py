@@ -81,5 +81,5 @@ def _is_repeated(kind: str, ranks: int, check: str) -> bool:
         for check in checks(kind)
     ],
 )
-def test_keras_check_holds_on_every_rank(outcome, kind, ranks, check):
+def test_keras_compatibility_check_passes_on_every_rank(outcome, kind, ranks, check):
     outcome(kind, ranks, check)

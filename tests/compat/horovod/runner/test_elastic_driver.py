@@ -150,7 +150,7 @@ def test_host_of_a_failed_rank_is_excluded_if_lost_or_not_needed():
         assert watch.out == left_out
 
 
-def test_elastic_driver_replaces_a_commit_only_by_a_complete_one():
+def test_elastic_driver_replaces_a_stored_commit_only_by_a_completely_received_one():
     made, _ = driver([])
     made._commits = {"commit_0.of_before-0.safetensors": b"old", "commit_1.of_before-0.safetensors": b"other"}
     whole, part = "commit_0.of_host.safetensors", "commit_1.of_host.safetensors"

@@ -182,7 +182,7 @@ def test_host_assignments_are_those_of_horovod(tmp_path):
         hosts.parse_hosts_and_slots("a:1,b")
 
 
-def test_base64_timeout_and_settings_helpers_work(monkeypatch):
+def test_horovod_base64_host_hash_timeout_and_settings_helpers_behave_as_in_horovod(monkeypatch):
     text = util.dumps_base64({"a": [1]})
     assert isinstance(text, str)
     assert util.loads_base64(text) == {"a": [1]} == util.loads_base64(util.dumps_base64({"a": [1]}, to_ascii=False))

@@ -73,7 +73,7 @@ def test_ranks_have_batch_scheduling_unless_a_variable_says_normal(tmp_path, mon
     assert lines(run("--gloo", "-np", 1, "python", path), 0) == [str(os.SCHED_OTHER)]
 
 
-def test_ranks_get_their_arguments_folder_and_rank_variables(tmp_path, transport):
+def test_each_rank_gets_its_arguments_working_directory_and_rank_variables(tmp_path, transport):
     path = script(tmp_path, "print(json.dumps([{k: v for k, v in os.environ.items()}, os.getcwd(), sys.argv]))")
     done = run(transport, "-np", 2, "-H", "localhost:1,127.0.0.1:1", "python", path.name, "--lr", "0.1", "a b", "-np")
     assert done.returncode == 0, done.stderr
@@ -275,7 +275,7 @@ sys.modules["torch.optim.optimizer"].Optimizer = Optimizer
 """
 
 
-def test_job_whose_ranks_train_without_each_other_exits_with_0(tmp_path):
+def test_horovodrun_exits_with_0_if_its_ranks_train_independently(tmp_path):
     # Story: "rank 0 failed first: KeyError: 'PACELINE_RUN_DIR'", because such workers were reported to the run.
     done = run("--gloo", "-np", 2, "python", script(tmp_path, ALONE))
     assert (done.returncode, done.stderr) == (0, "")

@@ -51,7 +51,7 @@ def test_every_option_of_horovodrun_is_accepted():
     assert (found.np, found.command) == (2, ["python", "train.py"])
 
 
-def test_arguments_after_the_command_belong_to_it():
+def test_options_after_the_command_are_passed_to_the_command():
     found = options.parse(["-np", "2", "python", "train.py", "-np", "9", "--verbose", "--lr=1", "-H", "x"])
     assert found.command == ["python", "train.py", "-np", "9", "--verbose", "--lr=1", "-H", "x"]
     assert (found.np, found.verbose, found.hosts) == (2, False, None)
@@ -115,7 +115,7 @@ def test_omitted_options_set_no_variables():
     assert requested_job.variables(parse()) == {}
 
 
-def test_option_value_zero_counts_as_given():
+def test_option_with_value_zero_sets_its_variable():
     assert requested_job.variables(parse("--fusion-threshold-mb", "0")) == {"HOROVOD_FUSION_THRESHOLD": "0"}
 
 

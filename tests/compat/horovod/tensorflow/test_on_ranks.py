@@ -33,14 +33,14 @@ def _is_repeated(ranks: int, check: str) -> bool:
         for check in every_check(modules)
     ],
 )
-def test_tensorflow_check_holds_on_every_rank(outcome, ranks, check):
+def test_tensorflow_compatibility_check_passes_on_every_rank(outcome, ranks, check):
     require_module("tensorflow")
     outcome(ranks, check)
 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("check", every_check(LEGACY_MODULES))
-def test_tensorflow_check_holds_with_tf_keras(outcome, check):
+def test_tensorflow_compatibility_check_passes_with_tf_keras(outcome, check):
     require_module("tf_keras")
     require_module("tensorflow")
     outcome(2, check, legacy=True)

@@ -294,7 +294,7 @@ def test_hang_is_reported_everywhere_and_ends_the_run_on_request(lab: Lab) -> No
 
 
 @pytest.mark.promise("time-limit-s-report-says")
-def test_the_time_limit_s_report_says_where_each_rank_stood(lab: Lab) -> None:
+def test_time_limit_report_names_the_collective_and_line_of_each_blocked_rank(lab: Lab) -> None:
     run = submitted(lab, NEVER, max_run_duration_seconds=20, hang_seconds=0)
     wait_for_status(run, states.RUNNING)
     assert wait_for_end(run) == states.FAILED

@@ -63,7 +63,7 @@ def test_horovod_script_runs_on_one_process(lab: Lab) -> None:
 
 
 @pytest.mark.promise("real-horovod-comes-first")
-def test_a_horovod_of_the_script_s_own_comes_first(lab: Lab) -> None:
+def test_horovod_module_in_the_source_folder_takes_precedence(lab: Lab) -> None:
     run = lab.complete(KEEP + "import horovod\nkeep(horovod.WHOSE)\n", {"horovod/__init__.py": "WHOSE = 'mine'\n"})
     assert seen(run) == "mine"
 
@@ -77,7 +77,7 @@ def fails(lab: Lab, script: str, end: str, wait: str, code: int) -> pl.Run:
     return run
 
 
-def test_a_rank_that_fails_is_named_and_the_other_ends(lab: Lab) -> None:
+def test_failed_rank_of_a_horovod_run_is_named_and_the_other_rank_ends(lab: Lab) -> None:
     fails(lab, HOROVOD, "sys.exit(7)", "hvd.allreduce(torch.ones(1))", 7)
 
 
@@ -99,7 +99,7 @@ def test_killed_rank_of_an_elastic_script_is_named_not_its_victim(lab: Lab) -> N
 
 
 @pytest.mark.promise("restarted-run-s-elastic-state")
-def test_a_restarted_elastic_script_goes_on_from_its_last_commit(lab: Lab) -> None:
+def test_restarted_elastic_script_resumes_from_its_last_commit(lab: Lab) -> None:
     """Over Gloo too, though a world over MPI can't be made again in the process that has lost a rank."""
     once = ELASTIC.replace("state.batch == 3:", "state.batch == 3 and os.environ['PACELINE_ATTEMPT'] == '1':")
     begin = "    keep(state.batch)\n"

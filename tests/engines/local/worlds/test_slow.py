@@ -36,7 +36,7 @@ for batch in DataLoader(Data(), batch_size=4):
 
 
 @pytest.mark.promise("rank-holds-up-others-named")
-def test_the_rank_that_holds_up_the_others_is_named_with_its_line(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_that_delays_the_others_is_reported_with_its_line(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_SAMPLE_SECONDS", "1")
     run = lab.submit(HOLDS_UP, process_count_per_node=3, distributed_backend="gloo")
 

@@ -51,7 +51,7 @@ def functions(process: dict) -> list[list[str]]:
 
 
 @pytest.mark.promise("paceline-stacks-gives-stacks-threads")
-def test_stacks_shows_where_each_worker_is_blocked(lab: Lab) -> None:
+def test_paceline_stacks_shows_the_line_at_which_each_worker_is_blocked(lab: Lab) -> None:
     run = lab.submit(STANDS, process_count_per_node=4, distributed_backend="gloo")
     wait_for_status(run, states.RUNNING)
     wait_until(
@@ -152,7 +152,7 @@ MPI = GLOO.replace('"gloo"', '"mpi"')
     ],
     ids=["gloo", "hvd", "mpi"],
 )
-def test_the_missing_rank_is_named(
+def test_rank_missing_from_a_collective_is_named(
     lab: Lab, script: str, backend: str, collective: str, request: pytest.FixtureRequest, torch_at_hand: None
 ) -> None:
     if backend == "mpi":

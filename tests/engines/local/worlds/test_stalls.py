@@ -56,7 +56,7 @@ def test_time_limit_report_names_the_stalled_collective(lab: Lab) -> None:
 
 
 @pytest.mark.proof
-def test_failure_report_omits_a_stall_that_was_resolved(lab: Lab) -> None:
+def test_failure_report_omits_a_collective_stall_that_was_resolved(lab: Lab) -> None:
     late = WAIT + (
         "    if engine.rank == 1:\n"
         "        engine.allreduce('gradient.3', numpy.ones(1)).wait()\n"
