@@ -118,7 +118,7 @@ class Revision(_Data):
 class DesiredState(_Data):
     """The state, revision and number of processes that users want for a service.
 
-    serial: A number that increases with each request. The service's record has the number of the last completed request.
+    serial: A number that increases with each request. The service's record has that of the last completed request.
     state: UP, DOWN (stopped) or GONE (deleted).
     workers: Number of model processes.
     """
