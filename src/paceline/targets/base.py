@@ -81,7 +81,7 @@ class Nodes(Protocol):
         """
 
     def shell(self, node_rank: int) -> Mapping[str, str] | None:
-        """Return the node's shell environment, or None to use the submitting program's."""
+        """Return a node's environment variables; None means those of the submitting program."""
 
     def begin(self, attempt: int) -> None:
         """Create an attempt's folder on the nodes, and begin to mirror it here."""
@@ -105,7 +105,7 @@ class Nodes(Protocol):
         """Return the commands on the nodes that have ended since the last call."""
 
     def renew_ports(self) -> None:
-        """Choose new ports on the first node, because another program uses the present ones."""
+        """Choose new ports on the first node after another program has taken the present ones."""
 
     def lost(self) -> dict[int, str]:
         """Return {node rank: how the loss was detected} of lost nodes."""
@@ -141,7 +141,7 @@ class Target(Protocol):
         """
 
     def preview(self, job: Job) -> Preview:
-        """Return nodes on which the job could run, for display. Nothing is reserved."""
+        """Return example nodes for `--dry-run` on which the job could run. Reserve nothing."""
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
         """Add the run to the queue, which keeps the order of submission."""
@@ -153,7 +153,7 @@ class Target(Protocol):
         """
 
     def wait_for_nodes(self, job: Job, run_dir: Path, waiting: Waiting) -> Nodes | None:
-        """Block until the run holds its nodes. Return None once `waiting` returns True.
+        """Return the run's nodes once it holds them, or None once `waiting` returns True.
 
         The supervisor calls this again after it has lost a node.
 
@@ -185,7 +185,7 @@ class Queued(Protocol):
         """Return the engine's report on the run's job; see `paceline.runs.remote_status.Teller`."""
 
     def cancel(self, folder: RunFolder, record: RunRecord) -> None:
-        """Ask the engine to end the run. `paceline.runs.remote_status.Teller` has the details."""
+        """Ask the engine to end the run's job; see `paceline.runs.remote_status.Teller`."""
 
     def channel(self, folder: RunFolder) -> Channel | None:
         """Return a channel for one `paceline exec`; None if the supervisor shares this folder."""
@@ -205,7 +205,7 @@ class Alike(Protocol):
     def start_supervisors(
         self, job: Job, run_dirs: Sequence[Path], library_dir: Path, python: str, at_once: int
     ) -> None:
-        """Submit runs whose jobs differ in arguments only, in place of `start_supervisor`.
+        """Submit runs whose jobs differ only in arguments, instead of by `start_supervisor`.
 
         run_dirs: Folders named `<parent>_<n>`, with consecutive numbers within one range of `ALIKE_SPAN`.
         at_once: How many of the runs may run at the same time.
@@ -224,7 +224,7 @@ class Controlling(Protocol):
         """
 
     def start_controller(self, run_dir: Path, library_dir: Path, python: str) -> None:
-        """Submit `python -m paceline.sweeps RUN_DIR` to the engine, like a run.
+        """Submit a sweep's controller (`python -m paceline.sweeps RUN_DIR`) to the engine.
 
         Raises:
             TargetError: The engine refuses the submission.
@@ -254,7 +254,7 @@ class Examined(Protocol):
 
 @runtime_checkable
 class Elastic(Protocol):
-    """A target that can run elastic jobs.
+    """A target that can give a run any number of nodes in a range.
 
     Its `wait_for_nodes` takes a job with a `node_range` and returns as many nodes as are available, waiting only for the
     minimum.
@@ -272,7 +272,7 @@ class Cleared(Protocol):
     """A target whose engine keeps objects of ended runs until somebody removes them."""
 
     def clear(self, runs_dir: Path, *, dry_run: bool = False) -> Iterator[LeftBehind]:
-        """Remove objects that no run needs, and yield each. With `dry_run`, only yield them.
+        """Remove objects of ended runs, and yield them. With `dry_run`, only yield them.
 
         Raises:
             EngineError: The engine does not answer.

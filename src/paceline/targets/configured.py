@@ -267,7 +267,7 @@ def kind_class(kind: str) -> Any:
 
 
 def kind_options(kind: str) -> tuple[Option, ...]:
-    """Return the options that a kind accepts as settings.
+    """Return the settings that a kind of target accepts.
 
     Raises:
         TargetError: As for `kind_class`.
@@ -288,7 +288,7 @@ def load_errors() -> dict[str, str]:
 
 
 def make_target(kind: str, name: str, settings: SettingValues) -> Any:
-    """Return a target of a kind.
+    """Create a target object of a kind, such as `ssh`, from its settings.
 
     Raises:
         TargetError: As for `kind_class`, or a setting is wrong.

@@ -63,13 +63,13 @@ class Room:
             self.take(item, held_gpus(item))
 
     def take(self, ticket: "Ticket", gpus: "Sequence[str]") -> None:
-        """Reserve these GPUs, and the cores that a run needs."""
+        """Count GPUs and a run's cores as used."""
         self.used_cores += int(ticket["cores"])
         for gpu in gpus:
             self.used[gpu] = self.used.get(gpu, 0.0) + share_of(ticket)
 
     def fit(self, ticket: "Ticket", avoided: "Collection[str]" = ()) -> "list[str] | None":
-        """Return GPUs for a run, or None if the run does not fit.
+        """Return free GPUs for a run's ticket, or None if the run does not fit.
 
         The most used GPUs come first, to keep whole GPUs free.
         """
@@ -168,7 +168,7 @@ def level(ticket: "Ticket", policy: "SharePolicy", uses: "Mapping[int, PastUse]"
 
 
 def hours_in_week(use: "PastUse | None", at: float) -> "tuple[float, float]":
-    """Return a user's (GPU-hours, urgent runs' GPU-hours) in the 7 days before `at`."""
+    """Return a user's GPU-hours in the 7 days before `at`: of all runs, of urgent runs."""
     rows = [row for row in use["hours"] if row[0] > at - _WEEK_S] if use is not None else []
     return math.fsum(row[2] for row in rows) / 3600, math.fsum(row[3] for row in rows) / 3600
 
@@ -293,7 +293,7 @@ def _leaving(
     now: float,
     room_of: "Callable[[Sequence[Ticket]], Room]",
 ) -> "set[TicketId]":
-    """Return the runs that have to leave so that urgent runs fit.
+    """Return the running runs that have to leave to make room for urgent runs.
 
     Runs of a low level leave first, and among them the run that started last. Without a shares file, only runs of the
     urgent run's own user leave.

@@ -96,7 +96,7 @@ def look(given: "Ticket") -> "LeaseAnswer":
 
 
 def describe(queue: Queue, answer: "LeaseAnswer") -> "SharesAnswer":
-    """Sort the answer's tickets in the order of service, and return the users' shares.
+    """Sort an answer's tickets in the order of service. Return the users' shares.
 
     Add to each waiting run's ticket why the run waits, and the likely time until its start.
     """
@@ -175,7 +175,7 @@ def give_back(given: "Ticket") -> "LeaseAnswer":
 
 
 def note(given: "Ticket") -> "LeaseAnswer":
-    """Record in a run's ticket since when the run hangs, or None."""
+    """Record in a run's ticket the time since which it hangs, or None."""
     with locked():
         host_queue().mark(given["key"], hangs_since=given["hangs_since"])
     return {}
@@ -187,7 +187,7 @@ def leave(given: "Ticket") -> "LeaseAnswer":
 
 
 def host_queue(free_ports: "Callable[[int, Any], Sequence[int]] | None" = None) -> Queue:
-    """Return the queue of this host, which all users of the host share."""
+    """Return this host's queue of tickets, which all its users share."""
     # Name the folder by the host, since machines that boot without a disk may share /tmp.
     own = os.path.join(parent_dir(), "%s%d" % (_PREFIX, os.geteuid()), os.uname().nodename)
     if own not in _queues:
@@ -253,7 +253,7 @@ def parent_dir() -> str:
 
 
 def user_folders() -> "list[Any]":
-    """Return (uid, folder of tickets) of each user whose folder belongs to that user."""
+    """Return (uid, folder of tickets) of each user, ignoring folders of wrong owners."""
     parent, found = parent_dir(), []
     try:
         names = os.listdir(parent)
@@ -282,7 +282,7 @@ def is_own_folder(path: str, uid: int) -> bool:
 
 @contextlib.contextmanager
 def locked() -> "Iterator[None]":
-    """Hold the guard's lock during a `with` block, so that tickets don't change meanwhile.
+    """Lock the host's queue during a `with` block, so that no ticket changes.
 
     Raises:
         LeasesError: A folder is unsafe, or a process holds the guard too long.
@@ -332,7 +332,7 @@ def make_own_folder(path: str) -> None:
 
 
 def take_guard(path: str) -> int:
-    """Lock the guard file, which is never deleted. Return its file descriptor.
+    """Lock the guard file of the host's queue. Return its file descriptor.
 
     Raises:
         LeasesError: The guard is not a plain file, or another process holds its lock; the message names the process.
@@ -362,7 +362,7 @@ def take_guard(path: str) -> int:
 
 
 def open_guard(path: str) -> "int | None":
-    """Open or create the guard file. Return None if another user prevents it."""
+    """Open or create the lock file, or return None if another user prevents it."""
     flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         # Read access suffices for a lock, and another user's file grants only read access.
@@ -386,7 +386,7 @@ def open_guard(path: str) -> "int | None":
 
 
 def is_still(path: str, fd: int) -> bool:
-    """Return whether the path still refers to the open file."""
+    """Return whether the path still names the open file `fd`."""
     try:
         return os.path.samestat(os.lstat(path), os.fstat(fd))
     except OSError:

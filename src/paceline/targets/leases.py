@@ -109,7 +109,7 @@ class LeasesError(OSError):
 
 
 class Queue:
-    """The tickets of one machine. Call the methods of a queue within `locked()`.
+    """The queue of one machine, as a ticket for each run that holds or awaits a share.
 
         {"key": "2026-...", "run_id": ..., "cores": 2, "gpu_count": 1, "port_count": 0, "granted": {"gpus": ["0"]} or None}
 
@@ -150,7 +150,7 @@ class Queue:
         self.shares_error = ""
 
     def tickets(self) -> "list[Ticket]":
-        """Return the valid tickets. Delete invalid tickets of this user."""
+        """Return the tickets of living runs. Delete this user's other tickets."""
         found = []
         for path, ticket, is_mine in self.files():
             if ticket is not None and self._is_alive(ticket):
@@ -209,7 +209,7 @@ class Queue:
             return SharePolicy({}, status.st_ctime)
 
     def uses(self) -> "dict[int, PastUse]":
-        """Return the past use of the machine by each user, by the user's uid."""
+        """Return {uid: past use of the machine by this user}."""
         found = {}
         for uid, folder in self._listed or self._folders():
             use = read_use(os.path.join(folder, USE), uid)
@@ -226,7 +226,7 @@ class Queue:
         at_once: bool = False,
         blocked: "Mapping[str, str] | None" = None,
     ) -> "LeaseAnswer":
-        """Return {"granted": share} if the run's turn has come, else the tickets before it.
+        """Return {"granted": share} if it is the run's turn, else the earlier tickets.
 
         ticket: The run's ticket, which is written to its file unless at_once is set and the run does not fit.
         others: All other tickets.
@@ -281,7 +281,7 @@ class Queue:
 
     @property
     def _passed(self) -> "set[TicketId]":
-        """Return the waiting runs that could have started for some time, but did not."""
+        """Return the waiting runs that have not started although they could for a while."""
         late = time.monotonic() - _OFFER_S
         return {key for _, since_s, keys in self._offered.values() if since_s < late for key in keys}
 
@@ -311,11 +311,11 @@ class Queue:
     # --- cheap waiting
 
     def stamp(self) -> "tuple[int, ...]":
-        """Return a stamp that changes with each ticket and the shares file."""
+        """Return a stamp that changes whenever a ticket or the shares file does."""
         return tuple(map(_changed_ns, [*(folder for _, folder in self._listed), *filter(None, [self.shares])]))
 
     def unchanged(self, key: str) -> "LeaseAnswer | None":
-        """Return the last answer to a waiting run if nothing has changed, else None.
+        """Return the last answer to a waiting run if still valid, else None.
 
         A run far behind in the queue checks less often, so that many waiting runs together need little time.
         """
@@ -334,7 +334,7 @@ class Queue:
     # --- runs that hold a share
 
     def leave_reason(self, key: str, all_cores: int, all_gpus: "Sequence[str]") -> str:
-        """Return why a run that holds a share has to leave, or "".
+        """Return why a run has to give back its share of the machine, or "".
 
         Call this method every second or so, without the lock. It also records that the run lives. A killed run is charged up to
         the last record.
@@ -416,7 +416,7 @@ class _Wait:
 
 
 def own_pids(tickets: "Sequence[Ticket]") -> "set[int]":
-    """Return the pids in these tickets, whose processes and descendants belong to Paceline."""
+    """Return the pids in tickets: these processes and their descendants are Paceline's."""
     return {one[name] for one in tickets for name in ("pid", "guardian") if isinstance(one.get(name), int)} | {
         os.getpid()
     }
@@ -430,7 +430,7 @@ def _changed_ns(path: str) -> int:
 
 
 def _merged(rows: "list[list[float]]", now: float) -> "list[list[float]]":
-    """Merge rows of past use by hour or, if older, by day."""
+    """Sum rows of past use by hour or, if older, by day."""
     found = {}  # type: dict[float, list[float]]
     for row in rows:
         if row[0] > now - _KEPT_S:
@@ -441,12 +441,12 @@ def _merged(rows: "list[list[float]]", now: float) -> "list[list[float]]":
 
 
 def taken_ports(tickets: "Sequence[Ticket]") -> "set[int]":
-    """Return the ports that runs hold."""
+    """Return the ports that the runs of these tickets hold."""
     return {port for one in tickets if one["granted"] for port in one["granted"].get("ports", ())}
 
 
 def gpus_named(ticket: "Ticket") -> "list[str]":
-    """Return the GPUs that a ticket names: held by its run, or seen by it."""
+    """Return the GPUs that a run holds, and those that it sees."""
     seen = ticket.get("all_gpus")
     named = [*held_gpus(ticket), *(seen if isinstance(seen, list) else ())]
     return [gpu for gpu in named[:_COUNT] if isinstance(gpu, str)]
@@ -465,7 +465,7 @@ def since(key: str, written: float) -> float:
 
 
 def has_room(ticket: "Ticket", others: "Sequence[Ticket]", all_cores: int, all_gpus: "Sequence[str]") -> bool:
-    """Return whether a run's demand, without ports, fits now. No ticket is written."""
+    """Return whether a run's cores and GPUs are free now. Reserve nothing."""
     holders = [other for other in others if other["granted"] is not None]
     # A waiting run of the queue comes first.
     return len(holders) == len(others) and Room(all_cores, all_gpus, holders).fit(ticket) is not None

@@ -77,7 +77,7 @@ class LocalTarget:
         return Preview(nodes=self._nodes(job, gpus), ports=preview_ports(job))
 
     def load_supervisor(self, run_dir: Path, library_dir: Path, python: str) -> None:
-        """Start to load a supervisor now, in parallel with the copy of the source."""
+        """Start to load a supervisor while the source is being copied."""
         supervisors.load(run_dir, library_dir, python, supervisors.FOR_THIS_MACHINE)
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
@@ -132,7 +132,7 @@ class LocalTarget:
             SharedQueue(self._cores, ()).release(run_dir)
 
     def _demands(self, job: Job, least: int) -> list[LocalDemand]:
-        """Return the job's demands for each number of nodes, from all down to `least`."""
+        """Return a job's demands for each number of nodes from all down to `least`."""
         return [self._demand(job.resized(count)) for count in range(job.node_count, least - 1, -1)]
 
     def _demand(self, job: Job) -> LocalDemand:

@@ -164,7 +164,7 @@ class _MachineQueue(ABC):
         return tuple(ports)
 
     def _split(self, run_dir: Path) -> tuple[Ticket, list[Ticket]]:
-        """Return the run's ticket and a list of all other tickets.
+        """Return the run's ticket, and all other tickets of the queue.
 
         Raises:
             LookupError: The run has no ticket.
@@ -196,7 +196,7 @@ class LocalQueue(_MachineQueue):
         self._keys: dict[Path, str] = {}
 
     def enqueue(self, run_dir: Path, demand: LocalDemand, request: LeaseRequest) -> None:
-        """Add a run with its demand to the end of the queue."""
+        """Append a run's ticket, with its demand, to the queue."""
         with self._locked():
             # The guard keeps the numbers unique. They start at 1 again when the queue is empty.
             numbers = [int(ticket["key"]) for ticket in self._queue.tickets()]
@@ -350,7 +350,7 @@ def _asked(demand: LocalDemand) -> dict[str, int]:
 
 
 def _is_looked_after(ticket: Ticket) -> bool:
-    """Return whether a process holds the lock of the ticket's run."""
+    """Return whether a ticket's run lives, as a process holds its lock."""
     if not isinstance(ticket.get("run_dir"), str) or not ticket["key"].isdecimal():
         return False
     folder = RunFolder(Path(ticket["run_dir"]))

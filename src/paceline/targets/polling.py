@@ -114,7 +114,7 @@ class Lookout(Generic[Result]):
 
 
 def all_within(calls: Mapping[Name, Callable[[], Result]], limit_s: float) -> dict[Name, Result | Exception]:
-    """Make all calls in parallel. Return each result or exception, TimeoutError after `limit_s`.
+    """Make all calls in parallel. Return {name: result or exception}, with TimeoutError after `limit_s`.
 
     A call that takes longer continues in the background, but its result is lost. The threads are daemons, since those
     of a pool would block the program's exit.
@@ -146,5 +146,5 @@ def within(call: Callable[[], Result], limit_s: float) -> Result | Exception:
 
 
 def said(error: Exception) -> str:
-    """Return an error's text, with its type if Paceline did not raise it."""
+    """Return an exception's text, with its type unless it is Paceline's own."""
     return str(error) if isinstance(error, (PacelineError, TimeoutError)) else f"{type(error).__name__}: {error}"

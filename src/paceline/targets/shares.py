@@ -97,7 +97,7 @@ def gpu_count_held(ticket: "Ticket") -> float:
 
 
 def granted_at(ticket: "Ticket") -> float:
-    """Return the Unix time at which a run got its share."""
+    """Return the Unix time at which a run got its GPUs and cores."""
     at, changed = ticket.get("granted_at"), float(ticket.get("changed", 0.0))
     return float(at) if isinstance(at, (int, float)) and 0 < at <= changed else changed
 
@@ -137,7 +137,7 @@ class Reservation:
 
 
 class SharePolicy:
-    """The content of a shares file.
+    """The rules of a machine's shares file: shares, limits and reservations.
 
     Args:
         data: The JSON value of the file; missing keys have the values of `NEW_SHARES`.
@@ -192,7 +192,7 @@ class SharePolicy:
         return None if found is None else float(found)
 
     def most_priority(self, user: str) -> int:
-        """Return the highest level that a user may ask for."""
+        """Return the highest priority level that a user may request."""
         found = self.limit(user, "priority")
         return URGENT if found is None else int(found)
 

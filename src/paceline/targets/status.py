@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class SettingError(TargetError):
-    """The error that a setting names something unknown, such as a missing partition."""
+    """The error that a target's setting names something unknown, such as a partition."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class UserUse:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeStatus:
-    """The status of one node.
+    """The status of one node of a compute target: its cores, GPUs and their use.
 
     Attributes:
         used_cores, used_gpus: Numbers that all users' jobs use; None if unknown.
@@ -155,7 +155,7 @@ def _wait_reason(ticket: Mapping[str, Any], before: int) -> str:
 
 
 def _remark(ticket: Mapping[str, Any]) -> str:
-    """Return a remark on a running run for people who wait, such as "hangs"."""
+    """Return a remark on a run that others wait for, such as "hangs", or ""."""
     remarks = []
     if ticket.get("hangs_since"):
         remarks.append(f"hangs since {ticket['hangs_since']}")
@@ -165,7 +165,7 @@ def _remark(ticket: Mapping[str, Any]) -> str:
 
 
 def about(seconds: float) -> str:
-    """Return a rough duration, for people: "40 min"."""
+    """Return a rough duration as text, such as "40 min"."""
     for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"

@@ -19,7 +19,7 @@ from paceline.targets.status import SettingError, Status
 
 @dataclass(frozen=True, kw_only=True)
 class TargetLook:
-    """The result of a status query of one target.
+    """A target's status, or the error of its query.
 
     Attributes:
         error: Why the query failed; None if it succeeded.

@@ -49,7 +49,7 @@ class PodGathering:
 
     @property
     def count(self) -> int:
-        """The number of waiting pods, without the supervisor's pod."""
+        """The number of connected pods, without the supervisor's own pod."""
         return len(self._pods)
 
     def wait(self, job: Job, held: int, waiting: Waiting) -> bool:
@@ -76,13 +76,13 @@ class PodGathering:
         return True
 
     def take(self, count: int) -> dict[int, tuple[socket.socket, Noted]]:
-        """Take up to `count` of the waiting pods. Return them by index."""
+        """Remove up to `count` connected pods, and return them by index."""
         with self._guard:
             chosen = sorted(self._pods)[:count]
             return {index: self._pods.pop(index) for index in chosen}
 
     def leave_reason(self, names: Mapping[int, str]) -> str:
-        """Return a text that names the pods which Kubernetes is ending, or ""."""
+        """Return a text that names the pods being ended by Kubernetes, or ""."""
         gone = [name for index, name in names.items() if index in self.leaving]
         return f"Kubernetes ends pod {', '.join(gone)}: an eviction, a preemption or a drained node" if gone else ""
 
@@ -106,7 +106,7 @@ class PodGathering:
 
 
 def ticket() -> PodTicket:
-    """Return the ticket of the run that this process supervises.
+    """Return the ticket (description) of the run that this process supervises.
 
     Raises:
         TargetError: This process is not a supervisor in a pod.

@@ -66,7 +66,7 @@ class ApiRefusedError(TargetError):
 
 
 class Cluster:
-    """A client of one namespace of a cluster. Thread-safe."""
+    """A thread-safe client of one namespace of a Kubernetes cluster."""
 
     def __init__(self, settings: KubernetesSettings) -> None:
         self.title, self.namespace = settings.title, settings.namespace
@@ -76,7 +76,7 @@ class Cluster:
         self._http, self._tls = _client(settings.title, context, self._proxy)
 
     def get(self, kind: str, name: str) -> Json:
-        """Return an object, or None if it does not exist.
+        """Return a Kubernetes object as JSON, or None if it does not exist.
 
         Raises:
             EngineError: The API does not answer.
@@ -95,7 +95,7 @@ class Cluster:
         return self.listed(kind, only_metadata=only_metadata, **params)[0]
 
     def listed(self, kind: str, *, only_metadata: bool = False, **params: str) -> tuple[list[Json], str]:
-        """Return `items` and their resource version, from which `watch` continues."""
+        """Return the objects of a kind, and the resource version for `watch`."""
         found: list[Json] = []
         params = {**params, "limit": str(_PAGE)}
         headers = {"accept": _METADATA_LIST} if only_metadata else None
@@ -153,7 +153,7 @@ class Cluster:
                 raise
 
     def delete(self, kind: str, name: str) -> None:
-        """Delete an object and the objects that it owns, if it exists."""
+        """Delete an object, and the objects it owns, if it exists."""
         _unless_missing(lambda: self.request("DELETE", self.path(kind, name), {"propagationPolicy": "Background"}))
 
     def log(self, pod: str, container: str) -> bytes:
@@ -161,7 +161,7 @@ class Cluster:
         return self.request("GET", f"{self.path('pods', pod)}/log", {"container": container}).content
 
     def may(self, verb: str, resource: str, group: str = "") -> bool:
-        """Return whether the user has a right in the namespace."""
+        """Return whether the user may use a verb, such as "create", on a resource."""
         resource, _, sub = resource.partition("/")
         attributes: Manifest = {"namespace": self.namespace, "verb": verb, "group": group, "resource": resource}
         attributes["subresource"] = sub
@@ -335,7 +335,7 @@ def _client(title: str, context: KubeContext, proxy: str | None) -> tuple[httpx2
 
 
 class _Login(httpx2.Auth):
-    """Credentials from the login program of a kubeconfig's user."""
+    """A login program of a kubeconfig's user, as credentials for requests."""
 
     def __init__(self, title: str, plugin: Manifest) -> None:
         self._title, self._plugin = title, plugin
@@ -353,7 +353,7 @@ class _Login(httpx2.Auth):
         }
 
     def sync_auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response, None]:
-        """Add the token to a request. Fetch a new token after a refusal."""
+        """Add the login token to a request. After HTTP 401, fetch a new one."""
         for again in (False, True):
             with self._lock:
                 if again or not self._status:

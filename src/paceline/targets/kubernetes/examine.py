@@ -56,7 +56,7 @@ def missing_rights(granted: Sequence[Json]) -> list[str]:
 
 
 def role_text(namespace: str) -> str:
-    """Return the Role with `RULES` as YAML, for the administrator."""
+    """Return a Role with Paceline's rights as YAML, for a cluster's administrator."""
     lines = [
         "apiVersion: rbac.authorization.k8s.io/v1",
         "kind: Role",
@@ -70,7 +70,7 @@ def role_text(namespace: str) -> str:
 
 
 def status_of(cluster: Cluster) -> Status:
-    """Return the cluster's nodes, or one entry for the namespace.
+    """Return the status of the cluster's nodes, or of the whole namespace.
 
     Raises:
         TargetError: The user lacks rights; the message has these rights, and the Role to ask for.

@@ -39,7 +39,7 @@ _MESSAGE_BYTES = 1 << 20
 
 
 class Pulled:
-    """A reader's view of a run's folder, which yields changes as frames (`wire`).
+    """A reader's copy of a run's folder, and the changes that it still lacks.
 
     known: The stamp of each file in the reader's copy, by name.
     """
@@ -56,7 +56,7 @@ class Pulled:
         self._changes.skip(list(small_names(self._top)))
 
     def frames(self, *, is_final: bool, with_files: bool = True) -> Iterator[bytes]:
-        """Yield frames with all changes since the last call, the record last.
+        """Yield frames with the changes since the last call, the record last.
 
         is_final: Whether all processes have ended, so that the files no longer change.
         """
@@ -79,7 +79,7 @@ class Pulled:
 
 
 class Hub:
-    """The server of index 0, to which other pods and readers connect."""
+    """The server of pod 0, to which other pods and readers connect."""
 
     def __init__(self, ticket: PodTicket, folder: RunFolder) -> None:
         self._ticket, self._folder = ticket, folder
@@ -105,7 +105,7 @@ class Hub:
         threading.Thread(target=listening.accept_each, args=(listener, self._greet), daemon=True).start()
 
     def begin(self) -> None:
-        """Start to serve readers and the supervisor."""
+        """Begin to accept connections from readers and the supervisor."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(HUB_SOCKET)
         local = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -136,7 +136,7 @@ class Hub:
             self._dismiss(rank, connection)
 
     def wait_for_others(self, limit_s: float) -> None:
-        """Wait until all other pods know from `end` that they must exit."""
+        """Wait until the other pods have received the message of `end`."""
         deadline = time.monotonic() + limit_s
         while len(self._told) < self._ticket.node_count - 1 and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
@@ -292,7 +292,7 @@ class Hub:
 
 
 def listen(port: int) -> socket.socket:
-    """Return a socket that listens on IPv6 and IPv4, if the pod has both."""
+    """Return a socket listening on IPv4 and, if the pod has it, IPv6."""
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=512)

@@ -101,7 +101,7 @@ def _note_ends(noted: Noted, pods: Sequence[Pod], note: Note) -> None:
 
 
 def explain(folder: RunFolder, noted: Noted) -> None:
-    """Add to an ended run's record how its pods ended, by Kubernetes' report."""
+    """Add to an ended run's record how its pods ended, as Kubernetes reports."""
     record, ends = stored(folder), list((noted.get("ends") or {}).values())
     if not record.is_terminal or not ends:
         return
@@ -115,7 +115,7 @@ def explain(folder: RunFolder, noted: Noted) -> None:
 
 
 def _explained(attempts: Sequence[Attempt], ends: list[str]) -> Iterator[Attempt]:
-    """Yield the attempts, with a reason from `ends` for each preempted attempt."""
+    """Yield a run's attempts, adding how its pod ended to each preempted attempt."""
     names: tuple[str, ...] = ()
     for attempt in attempts:
         if (attempt.reason or "").startswith(_PREEMPTED):
@@ -217,7 +217,7 @@ def cancel_in_pod(cluster: Cluster, folder: RunFolder, noted: Noted, request: No
 
 
 def connected(cluster: Cluster, folder: RunFolder, noted: Noted) -> Connection | None:
-    """Return a connection to the run's index 0, or None while it does not run."""
+    """Return a connection to the run's pod 0, or None while it does not run."""
     pod = reasons.running_index_0(watch.job_and_pods(cluster, str(noted["workspace"]), str(noted["job_id"]))[1])
     return None if pod is None else _connected(cluster, folder, pod)
 

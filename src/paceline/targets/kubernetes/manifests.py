@@ -77,12 +77,12 @@ def job_name(run_id: str) -> str:
 
 
 def workspace_label(path: str) -> str:
-    """Return the label of a workspace's objects."""
+    """Return the label that marks the cluster's objects of a workspace."""
     return hashlib.sha256(path.encode()).hexdigest()[:20]
 
 
 def port_of(run_id: str) -> int:
-    """Return index 0's port, which differs between runs, as pods may share a host."""
+    """Return the port of a run's pod 0, which differs between runs."""
     return _PORTS[zlib.crc32(run_id.encode()) % len(_PORTS)]
 
 
@@ -132,7 +132,7 @@ def service_manifest(settings: KubernetesSettings, names: ObjectNames, owner: st
 def start_manifest(
     settings: KubernetesSettings, names: ObjectNames, owner: str, files: Mapping[str, bytes]
 ) -> Manifest:
-    """Return the manifest of a run's own Secret."""
+    """Return the manifest of the Secret with a run's ticket and first program."""
     return _secret(_owned(settings, names, owner), files)
 
 
@@ -151,7 +151,7 @@ def _secret(metadata: Manifest, files: Mapping[str, bytes]) -> Manifest:
 
 
 def parts_of(data: bytes) -> Sequence[bytes]:
-    """Split data into parts, each of which fits into a Secret."""
+    """Split bytes into parts, each small enough for a Secret."""
     return [data[at : at + SECRET_BYTES] for at in range(0, len(data), SECRET_BYTES)] or [b""]
 
 
@@ -277,7 +277,7 @@ def _json(values: Mapping[str, str]) -> dict[str, Json]:
 
 
 def _merged(ours: Json, theirs: Json) -> Json:
-    """Return the manifest `ours` with the changes of the user's template."""
+    """Return the manifest `ours`, changed by the user's template `theirs`."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         return {
             key: _merged(ours.get(key), theirs.get(key, ours.get(key))) for key in (*ours, *(set(theirs) - set(ours)))

@@ -35,7 +35,7 @@ class ContainerReason(TypedDict, total=False):
 
 
 class ContainerState(TypedDict, total=False):
-    """The state of a container, which has one of these keys."""
+    """The state of a container: running, waiting or terminated, with the reason."""
 
     waiting: ContainerReason
     running: dict[str, str]
@@ -89,7 +89,7 @@ class BatchJob(TypedDict, total=False):
 
 
 class ClusterEvent(TypedDict, total=False):
-    """An event about an object."""
+    """An event of the cluster about an object, such as FailedScheduling."""
 
     type: str
     reason: str
@@ -99,7 +99,7 @@ class ClusterEvent(TypedDict, total=False):
 
 
 def index_of(pod: Pod) -> int:
-    """Return the completion index of a pod of an Indexed Job."""
+    """Return a pod's number in its Indexed Job, from 0."""
     annotations = pod["metadata"].get("annotations", {})
     return int(annotations.get("batch.kubernetes.io/job-completion-index", "-1"))
 
@@ -113,5 +113,5 @@ def container_of(pod: Pod, name: str) -> ContainerState:
 
 
 def condition_of(conditions: list[PodCondition], kind: str, status: str = "True") -> PodCondition | None:
-    """Return the condition of this type with this status, or None."""
+    """Return the condition with this type and status, or None."""
     return next((one for one in conditions if one.get("type") == kind and one.get("status") == status), None)

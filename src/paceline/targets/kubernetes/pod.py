@@ -77,7 +77,7 @@ def main(path: str, library: str) -> int:
 
 
 def link_to_volume(top: str, volume: str) -> None:
-    """Link the folders of built environments and of the home's caches to the volume.
+    """Replace the folders of built environments and caches by links to the volume.
 
     Raises:
         OSError: The pod's user can't write there.
@@ -88,7 +88,7 @@ def link_to_volume(top: str, volume: str) -> None:
 
 
 class PodLeader:
-    """The first process of index 0."""
+    """The first process of pod 0, which starts the run's supervisor."""
 
     def __init__(self, ticket: PodTicket, path: str, library: str, about: Mapping[str, str]) -> None:
         self._about = about
@@ -180,7 +180,7 @@ class PodLeader:
         store.replace_state(self._folder, replace(record, warnings=(*record.warnings, text)))
 
     def _note_lost_attempts(self) -> None:
-        """Record the attempts of earlier pods of index 0, whose records were lost.
+        """Record the attempts of earlier pods 0, whose records were lost.
 
         Not every failed pod had an attempt, so the other pods, which outlive index 0, report how many there were.
         """
@@ -271,7 +271,7 @@ class PodLeader:
 
 
 class PodFollower:
-    """The first process of a pod other than index 0."""
+    """The first process of any other pod, which serves pod 0's supervisor."""
 
     def __init__(self, ticket: PodTicket, index: int, address: str) -> None:
         self._ticket, self._index, self._address = ticket, index, address
@@ -369,7 +369,7 @@ class PodFollower:
 
 
 def serve_agents(ticket: PodTicket) -> int:
-    """Become an agent for each connection of the doctor, until Kubernetes ends the pod."""
+    """Serve the doctor's connections as agents, until Kubernetes ends the pod."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
     def serve(sock: socket.socket) -> None:
@@ -394,5 +394,5 @@ def _extract(packed: IO[bytes], folder: Path) -> None:
 
 
 def has_reaped(awaited: int | None) -> bool:
-    """Reap all ended children, also orphans. Return whether `awaited` was one of them."""
+    """Reap all ended child processes. Return whether `awaited` was one of them."""
     return any(pid == awaited for pid, _ in processes.reap())

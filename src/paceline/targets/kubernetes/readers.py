@@ -100,7 +100,7 @@ def has_all(folder: RunFolder) -> bool:
 
 
 class PodMirror:
-    """A connection to index 0 that updates the local copy of the run's folder."""
+    """A connection to a run's pod 0, through which the local folder is updated."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -209,13 +209,13 @@ def send_archive(connection: Connection, archive: Path) -> None:
 
 
 def request_cancel(connection: Connection, request: Noted) -> None:
-    """Let index 0 write a cancel request into the run's folder."""
+    """Send a cancel request to pod 0, which writes it into the run's folder."""
     connection.send_bytes(message({"what": "cancel", "request": request}))
     connection.recv_bytes(_MESSAGE_BYTES)
 
 
 class PodChannel:
-    """A channel for `paceline exec` through a connection to index 0."""
+    """A channel for `paceline exec` through a connection to pod 0."""
 
     def __init__(self, connection: Connection) -> None:
         self.is_over = False

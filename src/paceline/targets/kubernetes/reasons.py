@@ -79,7 +79,7 @@ def waits_for(job: BatchJob, pods: Sequence[Pod], events: Sequence[ClusterEvent]
 
 
 def refused(events: Sequence[ClusterEvent]) -> str | None:
-    """Return why Kubernetes creates no pods for a Job, from the last FailedCreate event."""
+    """Return why Kubernetes creates no pods for a Job, or None."""
     for event in reversed(events):
         if event.get("reason") == "FailedCreate":
             text = " ".join(event.get("message", "").split())
@@ -194,12 +194,12 @@ def last_digest(pods: Sequence[Pod]) -> str | None:
 
 
 def running_index_0(pods: Sequence[Pod]) -> Pod | None:
-    """Return the newest running pod of index 0 that Kubernetes is not ending."""
+    """Return the newest running pod 0 that Kubernetes is not ending, or None."""
     return _newest(pod for pod in _pods_of_index_0(pods, "running") if "deletionTimestamp" not in pod["metadata"])
 
 
 def ended_index_0(pods: Sequence[Pod]) -> Pod | None:
-    """Return the pod of index 0 that ended last."""
+    """Return the pod 0 that ended last, or None."""
     return _newest(_pods_of_index_0(pods, "terminated"))
 
 

@@ -61,7 +61,7 @@ def submit(
     workspace: str,
     live: bool,
 ) -> Sent:
-    """Create all objects of a run.
+    """Create a run's Job, Secrets and Service in the cluster.
 
     live: Whether the pod writes the run's changes into its log, since the user may not forward ports.
 
@@ -180,7 +180,7 @@ def _ensured(
     most: int,
     anew: bool,
 ) -> dict[str, str] | None:
-    """Create the Secrets for the parts of some data. Return {file in the pod: Secret}.
+    """Create Secrets for the parts of some data. Return {file in the pod: Secret}.
 
     Return None if there are more than `most` parts. `anew`: Whether to check each part, because some parts may be missing.
     """

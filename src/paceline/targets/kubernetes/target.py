@@ -190,7 +190,7 @@ class KubernetesTarget:
     # --- for people
 
     def status(self) -> Status:
-        """Query the cluster's nodes, and the rights of this user.
+        """Return the status of the cluster's nodes, after checking this user's rights.
 
         Raises:
             TargetError: The user lacks a right; the message has the Role to ask for.
@@ -286,7 +286,7 @@ class KubernetesTarget:
 
 
 def _noted(folder: RunFolder) -> Noted:
-    """Return the content of `engine.json` of a run, with the workspace's label."""
+    """Return the content of a run's `engine.json`, and the workspace's label."""
     return {"workspace": _workspace(folder.path.parent.parent), **engine(folder)}
 
 

@@ -23,7 +23,7 @@ _JOB_LABEL = "batch.kubernetes.io/job-name"
 
 
 def job_and_pods(cluster: Cluster, workspace: str, name: str) -> tuple[BatchJob | None, Sequence[Pod]]:
-    """Return (a Job, or None if it does not exist; the Job's pods).
+    """Return a run's Job (None if it does not exist) and the Job's pods.
 
     Raises:
         EngineError: The API does not answer.
@@ -46,7 +46,7 @@ def _watched(cluster: Cluster, workspace: str) -> tuple[Watched, Watched]:
 
 
 class Watched:
-    """A copy of selected objects of one kind. Thread-safe.
+    """A local, thread-safe copy of the cluster's objects of one kind.
 
     The first read only lists the objects, which suffices for a program that reads once. The second read lists them again and
     starts a watch. After a watch has broken, the next read begins with a list.
@@ -61,7 +61,7 @@ class Watched:
         self._guard = threading.Lock()
 
     def read(self) -> dict[str, BatchJob | Pod]:
-        """Return the objects by name.
+        """Return the current objects by name.
 
         Raises:
             EngineError: The API does not answer.

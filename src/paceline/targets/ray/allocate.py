@@ -67,7 +67,7 @@ class RayNodes(AgentNodes):
         return {**self.holding.lost(), **super().lost()}
 
     def spare(self) -> int:
-        """Return how many additional nodes an elastic run could get now."""
+        """Return how many more nodes an elastic run could get now."""
         self.holding.lost()  # this also reads new messages of the driver
         return self.holding.spare
 
@@ -80,7 +80,7 @@ class RayNodes(AgentNodes):
 def open_links(
     taken: Mapping[int, Taken], library_dir: Path, folder: str, *, shared_library: bool, silence_s: float
 ) -> list[Link]:
-    """Open links to all nodes in parallel. Return the links in order of rank.
+    """Open links to all nodes in parallel. Return them in order of rank.
 
     Raises:
         EngineError: A link failed; the other links are closed.

@@ -47,7 +47,7 @@ _AHEAD = 8
 
 
 class Sealed:
-    """A sequence of encrypted objects with the messages of one command.
+    """A sequence of encrypted objects in a datastore, with one command's messages.
 
     way: "in" for messages to the command, "out" for its output.
     """
@@ -255,7 +255,7 @@ class _Relay:
         self._back: list[ExecMessage] = []
 
     def look(self) -> bool:
-        """Relay new messages. Return whether more messages may come."""
+        """Relay new messages both ways. Return whether more may come."""
         try:
             while (messages := self._in.get()) is not None:
                 self._heard = time.monotonic()

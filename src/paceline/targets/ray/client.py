@@ -96,7 +96,7 @@ def is_loopback(address: str) -> bool:
 
 
 class RayClient:
-    """A client of one cluster, which opens a connection for each call."""
+    """A client of a Ray cluster's HTTP interface."""
 
     def __init__(self, settings: RaySettings) -> None:
         self._settings = settings
@@ -113,7 +113,7 @@ class RayClient:
     def submit(
         self, entrypoint: str, submission_id: str, runtime_env: Mapping[str, Any], metadata: Mapping[str, str]
     ) -> None:
-        """Start a job. Do nothing if a job with this id exists."""
+        """Start a Ray job, unless a job with this id exists."""
         body = {
             "entrypoint": entrypoint,
             "submission_id": submission_id,
@@ -154,7 +154,7 @@ class RayClient:
         return str(self._call("GET", "/api/version").get("ray_version"))
 
     def nodes(self, *, usage: bool = False) -> list[RayNode]:
-        """Return the nodes that are alive or died recently.
+        """Return the cluster's nodes, also those that died recently.
 
         usage: Also query the used resources, which takes another request.
         """
@@ -189,7 +189,7 @@ class RayClient:
     # Packages
 
     def has_package(self, name: str) -> bool:
-        """Return whether the cluster has a package (`_ray_pkg_<hash>.zip`)."""
+        """Return whether the cluster caches a package (`_ray_pkg_<hash>.zip`)."""
         return self._known("GET", f"/api/packages/gcs/{quote(name, safe='')}") is not None
 
     def upload_package(self, name: str, data: bytes) -> None:
@@ -207,7 +207,7 @@ class RayClient:
             raise
 
     def _call(self, method: str, path: str, body: Mapping[str, Any] | bytes | None = None) -> Any:
-        """Send a request. Return the JSON of the answer; {} if the answer is empty.
+        """Send a request. Return the answer's JSON, or {} without content.
 
         Raises:
             UnreachableError: The connection fails, the answer takes too long, or its status is HTTP 5xx.

@@ -32,11 +32,11 @@ class DeltaRecorder:
         self._pass_is_final = False
 
     def skip_present(self) -> None:
-        """Don't record the present files, except the user's: the reader has them."""
+        """Don't record the files that exist now, except the user's."""
         self._changes.skip([*small_names(self._top), RECORD])
 
     def part(self, *, is_final: bool = False) -> bytes | None:
-        """Return the changes since the last call, up to `part_bytes`, or None.
+        """Return the changes since the last call as a part, or None without changes.
 
         is_final: Whether the files no longer change. Then None means that all changes are recorded.
         """

@@ -99,7 +99,7 @@ def hold(host: str, port: int, token: str, rank: int) -> str:
 
 
 class Driver:
-    """A holder of one placement group. `say` is a callback that receives its events."""
+    """A holder of one placement group, which reports its events by calling `say`."""
 
     def __init__(self, ray: Any, request: dict[str, Any], say: Any) -> None:
         self._ray = ray
@@ -110,7 +110,7 @@ class Driver:
         self._spare = 0
 
     def run(self) -> None:
-        """Hold the requested nodes. Return when all tasks have ended."""
+        """Hold a placement group until the tasks on all its nodes have ended."""
         strategies = importlib.import_module("ray.util.scheduling_strategies")
         host = self._request.get("host") or self._ray.util.get_node_ip_address()
         task = self._ray.remote(hold)
@@ -144,7 +144,7 @@ class Driver:
                     self._say({"is": "ended", "rank": rank, "why": f"Ray says: node {homes[rank][:12]} is dead"})
 
     def _place(self, bundles: list[dict[str, float]], limit_s: float | None = None) -> list[dict[str, float]] | None:
-        """Return the bundles once they are placed. After `limit_s`, remove the group and return None."""
+        """Return the placed bundles, or remove the group after `limit_s` and return None."""
         groups = importlib.import_module("ray.util.placement_group")
         self._group = groups.placement_group(bundles, strategy="STRICT_SPREAD", name=self._request["name"])
         begun = told = time.monotonic()
@@ -162,7 +162,7 @@ class Driver:
         return bundles
 
     def _place_some(self) -> list[dict[str, float]]:
-        """Place bundles on all nodes that are free now, at least `least`. Return the bundles.
+        """Place bundles on all free nodes, at least `least`. Return the bundles.
 
         Each bundle is bound to a chosen node. Otherwise Ray might choose a lost node that it still lists as alive.
         """
@@ -186,7 +186,7 @@ class Driver:
             time.sleep(0.2)
 
     def _holding(self, bundle: dict[str, float], but: Any = ()) -> list[str]:
-        """Return addresses of free nodes that can hold a bundle, except nodes in `but`."""
+        """Return addresses of free nodes with room for a bundle, except nodes `but`."""
         # Compare ids: a lost node that returns has a new id.
         avoid = self._request.get("avoid", []) if time.monotonic() - self._begun < _AVOID_S else []
         return [

@@ -28,7 +28,7 @@ _END_S = 6.0
 
 
 class DriverProcess:
-    """A process that runs `driver.py`, with its input and output pipes."""
+    """The process that runs `driver.py`, with pipes to it."""
 
     def __init__(self, pid: int, reads: BinaryIO, says: BinaryIO, child: subprocess.Popen[bytes] | None) -> None:
         self.reads = reads

@@ -61,7 +61,7 @@ grep -q '"status": "Completed"' state.json
 
 
 def shared_entrypoint(run_dir: Path, library_dir: Path, python: str) -> str:
-    """Return the script for a cluster that sees the run's folder under the same path.
+    """Return a run's script for a cluster that shares the run's folder.
 
     python: The submitting program's interpreter, used if the cluster has it; else Ray's.
     """

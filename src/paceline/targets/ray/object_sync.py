@@ -55,7 +55,7 @@ _END_S = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Ticket:
-    """The location of a run for its job on the cluster, without values of credentials.
+    """The location of a run in a datastore, passed to its Ray job.
 
     Attributes:
         start_sha256: SHA-256 of `start.tar.gz`, in hexadecimal, so that writers of the datastore can't replace the job.
@@ -187,7 +187,7 @@ def unsealed(store: Store, run_id: str, key: str) -> dict[str, str]:
 
 
 def remove_sealed(settings: RaySettings, folder: RunFolder) -> None:
-    """Remove the secrets of a run that never fetched them."""
+    """Remove the stored secrets of a run whose job never fetched them."""
     with Store(store_record(settings, folder.path.parent.parent)) as store, contextlib.suppress(FileNotFoundError):
         remove(store, sealed_name(folder.run_id))
 

@@ -148,7 +148,7 @@ def _insist(journal: _Journal, deadline: float) -> None:
 
 
 class _Journal:
-    """A queue of recorded changes (parts) of the run's folder that wait to be stored.
+    """A queue of changes to the run's folder that are still to be stored.
 
     key: The key that signs the parts, in hexadecimal.
     """
@@ -168,7 +168,7 @@ class _Journal:
         self._waiting.append(part)
 
     def store(self) -> None:
-        """Store all waiting changes.
+        """Store all changes that wait in the queue.
 
         Raises:
             PacelineError: The store fails; the part waits for the next call.

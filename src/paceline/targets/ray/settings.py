@@ -59,7 +59,7 @@ _TOKEN_VARIABLE, _TOKEN_PATH_VARIABLE, _TOKEN_FILE = "RAY_AUTH_TOKEN", "RAY_AUTH
 
 @dataclass(frozen=True, kw_only=True)
 class RaySettings:
-    """The settings of a Ray target.
+    """The checked settings of a Ray target.
 
     Attributes:
         resources: The amount of each of Ray's resources per node.

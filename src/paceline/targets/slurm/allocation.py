@@ -79,7 +79,7 @@ class Allocation:
     owners: Mapping[str, str] = field(default_factory=dict)
 
     def extended(self, names: Sequence[str], job_id: str, cores: int) -> Allocation:
-        """Return this allocation extended by the nodes of another job."""
+        """Return this allocation with the nodes of another Slurm job added."""
         more = [name for name in names if name not in self.nodes]
         # The other job may have a node that this job had and has lost.
         return replace(
@@ -91,7 +91,7 @@ class Allocation:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Allocation:
-        """Return the allocation of this process.
+        """Return the Slurm allocation in which this process runs.
 
         Raises:
             TargetError: This process is not in an allocation.

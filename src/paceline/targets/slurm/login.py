@@ -63,7 +63,7 @@ class There:
 
 
 class Login:
-    """The login host of a target, which stores and mirrors runs of its cluster."""
+    """A cluster's login host, through which runs are sent and mirrored."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._title, self._settings, self._scheduler = scheduler.title, scheduler.settings, scheduler
@@ -168,7 +168,7 @@ class Login:
                 raise
 
     def open(self, request: Header) -> tuple[subprocess.Popen[bytes], str]:
-        """Send a request. Return the ssh process, and the line before its answer."""
+        """Send a request to `login_helper`. Return the ssh process, and the line before its answer."""
         mark = f"PACELINE-{secrets.token_hex(8)}"
         main = f"main({mark!r}, sys.stdin.buffer, sys.stdout.buffer)"
         texts = (links, wire, changes, login_helper)
@@ -192,7 +192,7 @@ class Login:
         return process, mark
 
     def take(self, process: subprocess.Popen[bytes], mark: str, take: Callable[[Header, bytes], None]) -> Header:
-        """Read an answer to its end, passing each frame to `take`. Return the last header.
+        """Read `login_helper`'s answer, passing each frame to `take`. Return the last header.
 
         Raises:
             AwayError: The login host can't be reached, or the connection broke.

@@ -153,7 +153,7 @@ class Query:
         self.answered_at = 0.0
 
     def job(self, job_id: str, since: float) -> JobState | None:
-        """Return a job's state, at most `FRESH_S` old; None if Slurm does not know it.
+        """Return a Slurm job's state, at most `FRESH_S` old, or None if unknown.
 
         since: Time of the job's submission in seconds since the epoch. If the cached answer is older, the job counts as
         pending, so that hundreds of submissions don't cause hundreds of queries.
@@ -175,7 +175,7 @@ class Query:
         return None
 
     def job_named(self, name: str, task: int | None = None) -> JobState | None:
-        """Return the state of the newest job of this name, or None.
+        """Return the state of the newest Slurm job of this name, or None.
 
         task: The number of a task, if the name is that of a job array.
 
@@ -252,7 +252,7 @@ class Query:
         return parse_squeue(done.stdout)
 
     def _sacct(self, job_ids: list[str], accounting: bool) -> tuple[dict[str, JobState], bool, str]:
-        """Query accounting for these jobs.
+        """Query Slurm's accounting for ended jobs.
 
         Return its answers, whether accounting exists, and the reason if it does not answer now, or "".
         """
@@ -294,7 +294,7 @@ def _unsigned(ended: Mapping[str, JobState], listed: Mapping[str, JobState]) -> 
 
 
 def look_of(job: JobState, *, python: str = "", run_dir: str = "") -> JobStatus:
-    """Return the status of the run that a job executes."""
+    """Return the run's status, given the state of its Slurm job."""
     if job.state in _QUEUED:
         return JobStatus(state=QUEUED, message=waits_for(job))
     if job.state not in _ENDED:  # RUNNING, COMPLETING, CONFIGURING, SUSPENDED, ...
@@ -308,7 +308,7 @@ def has_ended(job: JobState) -> bool:
 
 
 def waits_for(job: JobState) -> str:
-    """Return why a job waits. The text begins with Slurm's own reason."""
+    """Return why a Slurm job waits, beginning with Slurm's own reason."""
     reason = job.reason or "None"
     # squeue prints spaces where scontrol prints underscores, and adds names of nodes after a comma.
     plain = reason.strip("()").replace("_", " ").split(",")[0]

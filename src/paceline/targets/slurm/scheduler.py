@@ -44,7 +44,7 @@ class AwayError(EngineError):
 
 @dataclass(frozen=True, kw_only=True)
 class CommandResult:
-    """The result of a completed call of a Slurm program."""
+    """The exit code and output of a Slurm program."""
 
     returncode: int
     stdout: str
@@ -58,7 +58,7 @@ class CommandResult:
 
 
 class Scheduler:
-    """A caller of Slurm's programs for one target.
+    """A caller of Slurm's programs, here or on the login host.
 
     title: The name of the target in error messages.
     """
@@ -136,7 +136,7 @@ class Scheduler:
         tell: Callable[[str], None] | None = None,
         patience_s: float = PATIENCE_S,
     ) -> CommandResult:
-        """Retry `call` while the engine does not answer. `tell` receives each new error text.
+        """Retry `call` while Slurm does not answer, reporting errors to `tell`.
 
         Raises:
             AwayError: The engine still does not answer after `patience_s`.

@@ -59,7 +59,7 @@ def job_name(run_id: str) -> str:
 def sbatch_text(
     job: Job, settings: SlurmSettings, *, run_id: str, run_dir: PurePosixPath, library_dir: PurePosixPath, python: str
 ) -> str:
-    """Return the script of a run. Paths and python are those on the nodes.
+    """Return a run's batch script. Paths and python are those on the nodes.
 
     Raises:
         TargetError: A path can't be written in a line of sbatch.
@@ -77,7 +77,7 @@ def sbatch_text(
 def array_text(
     job: Job, settings: SlurmSettings, array: Array, *, runs_dir: PurePosixPath, library_dir: PurePosixPath, python: str
 ) -> str:
-    """Return the script of a job array whose tasks are similar runs.
+    """Return the batch script of a job array whose tasks are similar runs.
 
     Raises:
         TargetError: A path can't be written in a line of sbatch.
@@ -124,7 +124,7 @@ def controller_text(
 def extension_text(
     job: Job, settings: SlurmSettings, *, run_id: str, job_id: str, count: int, exclude: Sequence[str]
 ) -> str:
-    """Return the script of an idle job that holds nodes for an elastic run.
+    """Return the batch script that holds more nodes for an elastic run.
 
     count: The most nodes to request; the job starts with one node or more.
     exclude: Nodes that the run has already, which Slurm might choose again if they have room.
@@ -151,7 +151,7 @@ def _text(
 
 
 def _begin(options: list[str], settings: SlurmSettings, run_id: str, run_dir: str, library_dir: PurePosixPath) -> str:
-    """Return the script up to its command. `run_id` and `run_dir` are quoted for the shell."""
+    """Return the batch script before its command. `run_id` and `run_dir` are shell-quoted."""
     lines = [
         *_head(options),
         "",
@@ -212,7 +212,7 @@ def _cpus_of_node(job: Job, settings: SlurmSettings) -> Iterator[str]:
 
 
 def selecting_options(settings: SlurmSettings, gres: str | None) -> Iterator[str]:
-    """Yield the unescaped options that select nodes, account and time."""
+    """Yield the sbatch options, unescaped, for nodes, account and time."""
     named = {name: getattr(settings, setting) for name, setting in SELECTING.items()}
     for name, value in {**named, "gres": gres}.items():
         if value is not None:

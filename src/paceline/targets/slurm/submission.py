@@ -49,7 +49,7 @@ _FORMAT = "%i|%T|%N"
 
 
 def try_out(scheduler: Scheduler, script: str, *, lacks_nodes: Callable[[], bool] = lambda: False) -> None:
-    """Let Slurm check a script without submitting it.
+    """Let Slurm check a batch script without submitting it.
 
     lacks_nodes: Whether some nodes are down or reserved. Slurm's check then reports that nodes don't exist, but sbatch
     accepts the job.
@@ -73,7 +73,7 @@ def try_out(scheduler: Scheduler, script: str, *, lacks_nodes: Callable[[], bool
 def submit(
     scheduler: Scheduler, script: str, *, name: str, user: str, tell: Callable[[str], None] | None = None
 ) -> str:
-    """Submit a script, and retry while Slurm does not answer. Return the job's number.
+    """Submit a batch script, retrying while Slurm does not answer. Return the job's number.
 
     name: The job's name, by which the job is found if sbatch's answer is lost.
     user: The user's uid or name, as for `squeue -u`.
@@ -137,7 +137,7 @@ def _refusal(title: str, done: CommandResult, script: str) -> str:
 
 
 def user_here() -> str:
-    """Return this user's uid for squeue: not every container has a name for it."""
+    """Return this user's uid for squeue, as containers may lack the name."""
     return str(os.geteuid())
 
 
@@ -182,7 +182,7 @@ class Extension:
         return len(more)
 
     def begin(self) -> None:
-        """Permit another second job at the start of an attempt."""
+        """Permit another second job when an attempt begins."""
         self._began, self._gave_up = 0.0, False
 
     def current(self) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ _DOWN = ("down", "drain", "fail", "maint", "unk", "error", "no_respond", "not_re
 
 
 class SlurmTarget:
-    """A Slurm cluster, which provides nodes by sbatch. One object serves one run."""
+    """A Slurm cluster as a compute target. One object serves one run."""
 
     kind: ClassVar[str] = "slurm"
     OPTIONS: ClassVar[tuple[Option, ...]] = OPTIONS
@@ -95,7 +95,7 @@ class SlurmTarget:
         library_dir: str = "/LIBRARY",
         python: str | None = None,
     ) -> str:
-        """Return the batch script for --dry-run, with placeholders in capitals for values of a submission."""
+        """Return the batch script for --dry-run, with capitals for unknown values."""
         return sbatch_text(
             job,
             self.settings,
@@ -192,7 +192,7 @@ class SlurmTarget:
         self._query(folder, user).remember(job_id)
 
     def _place(self, folder: RunFolder, library_dir: Path) -> tuple[str, str, str]:
-        """Send the run if the cluster needs a copy. Return (uid, run folder, library folder)."""
+        """Send the run if the cluster is remote. Return (uid, run folder, library folder) there."""
         if self.settings.login is None:
             return submission.user_here(), str(folder.path.absolute()), str(library_dir.absolute())
         has_secrets = folder.secrets.exists()
@@ -299,7 +299,7 @@ class SlurmTarget:
             return None
 
     def _extended(self, allocation: Allocation, job: Job, run_id: str) -> Allocation:
-        """Return the allocation with the nodes that the second job has by now."""
+        """Return the allocation, extended by the nodes of the run's second job."""
         self._lookout = None
         if self._extension is None:
             self._extension = Extension(self._scheduler, run_id, listed_id(os.environ) or allocation.job_id)
@@ -317,7 +317,7 @@ class SlurmTarget:
         return len(nodes.nodes) + self._lookout.found()
 
     def _requeue(self, job_id: str, error: EngineError, waiting: Waiting) -> None:
-        """Requeue the job, which ends this program. Another supervisor continues the run on other nodes.
+        """Requeue the run's job, which ends this program. Its next supervisor gets other nodes.
 
         Raises:
             EngineError: Slurm refuses.

@@ -37,7 +37,7 @@ _TRY_AGAIN_S = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class HostDemand:
-    """A run's demand on each of `count` hosts.
+    """The cores and GPUs that a run needs on each of `count` hosts.
 
     Attributes:
         more: Additional hosts for an elastic run, taken only if they are free at once.
@@ -80,7 +80,7 @@ class Gathering:
         self._tried_at = time.monotonic()
 
     def gather(self, waiting: Waiting) -> list[HeldHosts] | None:
-        """Return the allocated hosts in the list's order; None once `waiting` returns True.
+        """Return the allocated hosts, or None once `waiting` returns True.
 
         Raises:
             TargetError: Too few hosts are up and large enough; the message has the reason for each other host.

@@ -85,7 +85,7 @@ _MEANINGS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Ssh:
-    """The settings of ssh for a target's hosts.
+    """The settings with which a target's hosts are reached by ssh.
 
     Attributes:
         config: A file that replaces ~/.ssh/config.
@@ -145,7 +145,7 @@ class Ssh:
         ]
 
     def at_once(self, host: SshHost) -> int:
-        """Return how many connections may be opened at the same time.
+        """Return how many ssh connections may be opened at once.
 
         A jump host's sshd drops some of more than ten (MaxStartups).
         """
@@ -185,7 +185,7 @@ class Ssh:
         return [*words, *_words(*self.options)]
 
     def _sharing(self, host: SshHost, leave_open: bool, persist_s: int) -> list[str]:
-        """Return the options for sharing a connection, which is left open only if allowed."""
+        """Return the ssh options for sharing a connection, left open if allowed."""
         if any(option.lower().startswith("controlpath") for option in self.options) or self._is_shared(host):
             return [] if leave_open else _words("ControlMaster=no")
         folder = sockets_dir()

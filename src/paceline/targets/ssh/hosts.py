@@ -27,7 +27,7 @@ _FORM = "Write one host a line: 'gpu1 slots=4', 'gpu1:4', 'alice@gpu1' or 'gpu1'
 
 @dataclass(frozen=True, kw_only=True)
 class SshHost:
-    """A machine in a list of hosts.
+    """A machine in an `ssh` target's list of hosts.
 
     Attributes:
         name: The name or address that is passed to ssh.
@@ -71,7 +71,7 @@ def read_hosts(items: Sequence[str]) -> tuple[SshHost, ...]:
 
 
 def check_user(user: str, where: str) -> str:
-    """Return the name of a user if it is valid.
+    """Return a user name of a host if it is valid for ssh.
 
     Raises:
         TargetError: ssh or a shell behind it could misread it.

@@ -62,7 +62,7 @@ class HostMember:
 
 
 def open_member(ssh: Ssh, host: SshHost, *, python: str, library_dir: Path, folder: str) -> HostMember:
-    """Start an agent on a host.
+    """Start an agent on a host, and return the host with its link.
 
     Raises:
         EngineError: The agent can't be started; the message says why, and what to do.
@@ -82,7 +82,7 @@ def open_member(ssh: Ssh, host: SshHost, *, python: str, library_dir: Path, fold
 
 
 class Opening:
-    """A starter of agents on hosts, with one thread for each host."""
+    """A parallel start of agents on several hosts."""
 
     def __init__(self, ssh: Ssh, *, python: str, library_dir: Path, folder: str) -> None:
         self._ssh, self._python, self._library_dir, self._folder = ssh, python, library_dir, folder
@@ -115,7 +115,7 @@ class Opening:
             return self._changed.wait_for(lambda: not any(self._asked.values()), timeout_s)
 
     def wait_for_those_alike(self, longest_s: float, more_s: float) -> None:
-        """Wait for the first host, and then about as long for further hosts."""
+        """Wait for the first host's agent, and about as long again for others."""
         with self._changed:
             self._changed.wait_for(lambda: self._first_s is not None, longest_s)
             first_s = self._first_s if self._first_s is not None else longest_s
@@ -127,7 +127,7 @@ class Opening:
             return [host for host, asked in self._asked.items() if asked]
 
     def members(self, hosts: Sequence[SshHost]) -> list[HostMember]:
-        """Return the members of these hosts whose agents live, in the order of the hosts."""
+        """Return those of these hosts whose agents live, in the same order."""
         with self._changed:
             found = [self._members[host] for host in hosts if host in self._members]
             # Detect links that have broken since.

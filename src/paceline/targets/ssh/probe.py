@@ -123,7 +123,7 @@ def look_at(
 
 
 def host_program(verb: str, given: Mapping[str, Any]) -> bytes:
-    """Return the text of the program that answers `verb` on a host (`paceline.targets.host_leases.answer`)."""
+    """Return the text of the program that a host runs to answer a request (`verb`)."""
     above = [str(module.__file__) for module in (lock_holder, nvml, gpus, outside, shares, fair_share, leases)]
     return foreign_python.program(host_leases.__file__, "answer", verb, given, above=above)
 

@@ -46,7 +46,7 @@ _LOADED = (__name__, "paceline.remote.link.nodes", "paceline.targets.ssh.allocat
 
 
 class SshTarget:
-    """Hosts reached by ssh. Runs share them by leases on the hosts themselves."""
+    """A list of hosts, reached by ssh, of which runs lease shares."""
 
     kind: ClassVar[str] = KIND
     OPTIONS: ClassVar[tuple[Option, ...]] = OPTIONS
