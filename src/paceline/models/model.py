@@ -75,7 +75,7 @@ class Model:
         run: Run | str | None = None,
         progress: Progress | None = None,
     ) -> Model:
-        """Register a copy of a local file or folder.
+        """Register a copy of a local file or folder, and return the new version.
 
         Args:
             workspace: Workspace to register the copy in.
@@ -302,7 +302,7 @@ class Model:
 
     @staticmethod
     def pull(workspace: Workspace, place: str, name: str, version: int) -> Model:
-        """Fetch a model version from a datastore, under the same name and number.
+        """Fetch a version from a datastore, under the same name and number, and return it.
 
         Args:
             workspace: Workspace to register the version in.
@@ -427,7 +427,7 @@ def register_of_run(
     model_framework_version: str | None = None,
     progress: Progress | None = None,
 ) -> Model:
-    """Register a run's file or folder as a new version.
+    """Register a run's file or folder as a new version, and return the version.
 
     model_path: Path in the run, such as "outputs/model"; default: the name of the model.
 

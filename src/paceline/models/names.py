@@ -39,7 +39,7 @@ def check_model_name(name: object) -> str:
 
 
 def check_alias(alias: object) -> str:
-    """Return a valid alias, or raise ModelError."""
+    """Return an alias, or raise ModelError if it breaks the naming rule."""
     if not isinstance(alias, str) or not _ALIAS.fullmatch(alias):
         raise ModelError(
             f"the alias {alias!r}: give letters, digits, '.', '_' and '-', at most 64, beginning with a letter or a digit, "
@@ -60,7 +60,7 @@ def check_version(version: object) -> int:
 
 
 def parse(text: object) -> ModelReference:
-    """Parse NAME, NAME:VERSION, NAME:latest or NAME@ALIAS.
+    """Convert NAME, NAME:VERSION, NAME:latest or NAME@ALIAS to a `ModelReference`.
 
     Raises:
         ModelError: The text is none of these.

@@ -58,7 +58,7 @@ def place(text: str) -> Source:
 def push(
     workspace_dir: Path, record: ModelRecord, to: Source, progress: Progress | None = None, *, verify: bool = False
 ) -> Pushed:
-    """Store a model version in a datastore, without files that the datastore has already.
+    """Store a model version in a datastore. Return the number and size of new files.
 
     Args:
         workspace_dir: Folder of the workspace.
@@ -105,7 +105,7 @@ def push(
 def pull(
     workspace_dir: Path, place_of_models: Source, name: str, version: int, progress: Progress | None = None
 ) -> ModelRecord:
-    """Fetch and register a model version of a datastore, under the same name and number.
+    """Fetch and register a datastore's model version, and return its record.
 
     Raises:
         ModelNotFoundError: The datastore does not have the version; the message lists its versions.

@@ -16,7 +16,7 @@ DOCUMENT, FILES = "model.json", "files"
 
 
 class MetricSummary(TypedDict):
-    """A summary of a metric's values at the registration."""
+    """A summary of a metric's values when a model was registered."""
 
     last: float | str | None
     min: float | None

@@ -53,7 +53,7 @@ def parts_dir(workspace_dir: Path) -> Path:
 
 
 def versions_of(workspace_dir: Path) -> VersionFolders:
-    """Return the `VersionFolders` of all models."""
+    """Return the registry of all models, with a folder for each version."""
     return VersionFolders(models_dir(workspace_dir), NAME, DOCUMENT)
 
 

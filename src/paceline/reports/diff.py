@@ -129,7 +129,7 @@ def sides(folder: RunFolder, record: RunRecord) -> dict[str, dict[str, object]]:
 
 
 def compare(a: RunFolder, b: RunFolder) -> RunDiff:
-    """Compare two runs, which may still be running.
+    """Return the differences between two runs, which may still be running.
 
     Raises:
         RunNotFoundError: The record of one of the runs can't be read.

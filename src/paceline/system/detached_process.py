@@ -24,7 +24,7 @@ started: list[subprocess.Popen[bytes]] = []
 def start(
     module: str, run_dir: Path, fd: int, *words: str, python: str, library_dir: Path, **options: Any
 ) -> subprocess.Popen[bytes]:
-    """Start `python -m module RUN_DIR FD WORDS...` in a new session.
+    """Start and return `python -m module RUN_DIR FD WORDS...` in a new session.
 
     The process inherits the open file `fd`. options: cwd, stdout and stderr, as `subprocess.Popen` takes them.
 

@@ -282,7 +282,7 @@ def file_of(snapshot: Path, source: Path) -> Path:
 
 
 def files_of(snapshot: Path) -> list[Path]:
-    """Return the paths of a snapshot's lists of lacking files, one per source folder."""
+    """Return the paths of the lists of files that a snapshot lacks, per source folder."""
     return list((snapshot.parent / ".linked").glob(f"{snapshot.name}-*.json"))
 
 

@@ -90,7 +90,7 @@ class _Static(StaticFiles):
 
 
 def make_app(config: UiConfig, token: Token | None = None) -> Starlette:
-    """Return the application for a workspace.
+    """Return the page's ASGI application for a workspace.
 
     Raises:
         WorkspaceError: The token can't be read or written.

@@ -83,7 +83,7 @@ class MembersFile:
 
 
 def _open_own(path: Path) -> int:
-    """Open a file that only this user, or root, can write.
+    """Open a file that only this user, or root, can write, and return its descriptor.
 
     Raises:
         OSError: The file is a link, belongs to another user, or others can write to it or replace it.

@@ -50,9 +50,9 @@ class Item(TypedDict, total=False):
 
 
 class Panel(TypedDict):
-    """The images, tables or texts logged under one name at one position.
+    """The images, tables or texts logged under one name at one step or call.
 
-    count: Number of positions. at: Index of the shown position. label: The position as text, such as "step 30".
+    count: Number of steps or calls. at: Index of the shown step or call. label: Its text, such as "step 30".
     more: Number of values that are left out.
     """
 
@@ -80,7 +80,7 @@ class _Position:
 
 
 def panels_of(curves: RunCurves) -> Panels:
-    """Return the latest panel of each name of logged media, tables and texts."""
+    """Return a panel for each logged name, with its latest images, tables or texts."""
     names = [*curves.others]
     return {"panels": [panel_of(curves, name) for name in names[:_PANELS]], "more": max(0, len(names) - _PANELS)}
 

@@ -298,7 +298,7 @@ def _data_address(folder: RunFolder, name: str) -> str:
 
 
 def _without_names(facts: Sequence[ComparedFact]) -> Iterator[ComparedFact]:
-    """Yield the facts with "text 1", "text 2", ... in place of texts.
+    """Yield facts about runs with "text 1", "text 2", ... in place of texts.
 
     A text may name a person or a host. Equal texts get the same number.
     """

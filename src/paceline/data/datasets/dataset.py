@@ -168,7 +168,7 @@ class _Tables:
         tags: Mapping[str, str] | None = None,
         show_progress: bool = True,
     ) -> TabularDataset:
-        """Store a pandas frame as Parquet, and register it as `name`.
+        """Store a pandas frame as Parquet, and register it as the dataset `name`.
 
         Each call stores the frame in a new folder below `target`.
 

@@ -93,7 +93,7 @@ class Store:
             raise own_error from error
 
     def close(self) -> None:
-        """Close the store's connections, which would stay open until the process ends."""
+        """Close the store's connections that would stay open until the process ends."""
         client = getattr(self._fs, "client", None)
         if self.kind == "sftp" and client is not None:
             client.close()

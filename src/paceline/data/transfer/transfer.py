@@ -275,7 +275,7 @@ async def _fetch(reader: ObjectReader, jobs: Iterator[FileToFetch], meter: Meter
 
 
 async def _take(reader: ObjectReader, waiting: Iterator[FileToFetch], meter: Meter, left: list[FileToFetch]) -> int:
-    """Download files until one fails. Append it and all later files to `left`."""
+    """Download files until one fails; append the others to `left`. Return the bytes."""
     fetched = 0
     # All 32 tasks share one iterator: they run in one thread, and switch only at a download.
     for job in waiting:

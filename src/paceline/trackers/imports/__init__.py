@@ -61,7 +61,7 @@ def import_runs(
     experiment: str | None = None,
     dry_run: bool = False,
 ) -> ImportReport:
-    """Import the runs of another tracker's store.
+    """Import the runs of another tracker's store, and return a report.
 
     A second import adds only runs and values that are new in the store. It also completes an interrupted import.
 

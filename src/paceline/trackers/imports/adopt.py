@@ -142,7 +142,7 @@ class Adopter:
         return None
 
     def _by_digest(self, place: Path) -> dict[str, list[str]]:
-        """Return the names of a folder's runs by their key's digest, as first listed."""
+        """Return a folder's run names by the digest of their key, as first listed."""
         if place not in self._listed:
             found = self._listed[place] = dict[str, list[str]]()
             for name in names_in(place):

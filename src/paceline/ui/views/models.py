@@ -186,7 +186,7 @@ def _delete(model: Model, form: dict[str, str]) -> str:
 
 
 def _deploy(model: Model, form: dict[str, str]) -> str:
-    """Deploy the model version as a new service, as `paceline service deploy` does."""
+    """Deploy the model version as a new service. Return the URL of the service's page."""
     name = form.get("service", "").strip()
     model.deploy(
         model.workspace,
@@ -200,7 +200,7 @@ def _deploy(model: Model, form: dict[str, str]) -> str:
 
 
 def _serve(model: Model, form: dict[str, str]) -> str:
-    """Let an existing service serve the model version, with its script and settings."""
+    """Let an existing service serve the model version. Return the URL of its page."""
     service = Service(model.workspace, form.get("service", ""))
     service.update(model.id, wait=False)
     return f"../../../services/{service.name}"

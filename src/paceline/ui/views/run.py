@@ -54,7 +54,7 @@ async def page(request: Request) -> Response:
 
 
 def head(request: Request) -> Response:
-    """Render the header of a run's page, which requests it after a change of state."""
+    """Render a run's page header, which the page requests again after a change of state."""
     return render.page(request, "run_head.html", tab="run", **run_page.head(folder_of(request)))
 
 
