@@ -55,7 +55,7 @@ class _ChangedError(Exception):
 def keep(
     source: ModelSourceFile, blobs: Path, target: Path, on_read: Callable[[int], object] = lambda size: None
 ) -> KeptFile:
-    """Store a file's content once, and hard-link `target` to it. Return the stored file.
+    """Store a file's content once, and hard-link `target` to it. Return a `KeptFile`.
 
     Args:
         source: The file to read.

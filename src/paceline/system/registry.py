@@ -140,7 +140,7 @@ class NamedDocuments(Mapping[str, _T]):
         raise NotImplementedError
 
     def _read(self, name: str) -> _T | None:
-        """Return the object, or None if its document is missing or damaged."""
+        """Return the object with this name, or None if its document is missing or damaged."""
         raise NotImplementedError
 
 

@@ -319,7 +319,7 @@ def thinned(
     window: tuple[float, float] | None = None,
     cuts: Collection[tuple[float, float]] = (),
 ) -> tuple[list[float | None], list[float | None]]:
-    """Return the x and y values to draw, at most minimum and maximum of each pixel.
+    """Return the x and y values to draw, at most the least and greatest of each pixel.
 
     A value that is not finite becomes None, which is drawn as a gap.
 

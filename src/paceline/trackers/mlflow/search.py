@@ -89,7 +89,7 @@ def _run(runs_dir: Path, run_id: str) -> Run | None:
 
 
 def _sign(order_by: Sequence[str] | None) -> int:
-    """Return 1 for an ascending order by start time, -1 descending, 0 other."""
+    """Return 1 if `order_by` sorts by ascending start time, -1 if descending, else 0."""
     if not order_by:
         return -1
     _, key, is_ascending = SearchUtils.parse_order_by_for_search_runs(order_by[0])
