@@ -96,7 +96,7 @@ def facts(workspace_dir: Path, record: ModelRecord) -> dict[str, dict[str, str]]
 
 
 def metrics(record: ModelRecord) -> dict[str, str]:
-    """Return the last value of each metric of a version's run, as text."""
+    """Return the last value of each metric of the run that made a version, as text."""
     found: object = record.run.get("metrics") if isinstance(record.run, dict) else None
     values = found if isinstance(found, dict) else {}
     return {str(name): value_text(one.get("last")) for name, one in values.items() if isinstance(one, dict)}

@@ -77,7 +77,7 @@ def keep(
 
 
 def take(blobs: Path, size_bytes: int, sha256: str, target: Path) -> bool:
-    """Hard-link a stored file to `target`. Return False if it is missing or damaged."""
+    """Hard-link a stored file to `target`. Return False if the file is missing or damaged."""
     return _link(blob_path(blobs, size_bytes, sha256), target, size_bytes)
 
 
@@ -111,7 +111,7 @@ def blob_path(blobs: Path, size_bytes: int, sha256: str) -> Path:
 
 
 def is_untouched(found: os.stat_result, size_bytes: int) -> bool:
-    """Return whether a stored file has its size and the fixed modification time."""
+    """Return whether a stored file's size and modification time are unchanged."""
     return stat.S_ISREG(found.st_mode) and found.st_size == size_bytes and found.st_mtime_ns == STAMP_NS
 
 
@@ -255,7 +255,7 @@ def _pump(fd: int, out: int, on_read: Callable[[int], object]) -> str:
 
 
 def _link(blob: Path, target: Path, size: int, whole: Path | None = None) -> bool:
-    """Hard-link a blob to `target`. Return False if it is missing or damaged.
+    """Hard-link a blob to `target`. Return False if the blob is missing or damaged.
 
     Verify the blob's hash, because a disk may lose bytes, unless the caller has just verified this path (`whole`).
     """

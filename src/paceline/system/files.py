@@ -299,7 +299,7 @@ def _is_above(folder: str, path: str) -> bool:
 
 
 def make_own(path: Path) -> None:
-    """Create a folder in a public one such as /tmp, or accept the existing one.
+    """Create a folder in a public one such as /tmp, or accept this user's existing one.
 
     Raises:
         PermissionError: The path is a link or a file, belongs to another user, or others may write to it.

@@ -71,7 +71,7 @@ def log_of(path: str) -> str | None:
 
 
 def read(log: str) -> Gap | None:
-    """Return the range that was cut out of a log, or None if nothing was."""
+    """Return the gap of a log, whose bytes were removed, or None without a gap."""
     try:
         with open(path_of(log), encoding="utf-8") as file:
             told: dict[str, Any] = json.load(file)
@@ -160,7 +160,7 @@ def _gap_of(log: str, fd: int) -> Gap | None:
 
 
 def apply(path: str) -> None:
-    """Cut a log's copy like the original. path: the copied gap file (`path_of`)."""
+    """Remove from a log's copy the bytes that its gap file describes. path: the gap file."""
     log = log_of(path)
     gap = read(log) if log is not None else None
     if log is None or gap is None or gap.is_closed:

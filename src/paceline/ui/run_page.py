@@ -82,7 +82,7 @@ class CurveQuery:
         names: Names of the metrics to draw; empty for the first metrics of the run.
         ranks: The ranks to draw; None for the first ranks.
         window: First and last visible x, or None for the whole axis.
-        node_ranks: The nodes and the ranks whose load is drawn, or None for all.
+        node_ranks: The nodes and the ranks whose CPU, GPU and memory load is drawn, or None for all.
         has_bands: Whether to draw many ranks as a band.
         listed: The metrics to list: all, the first `LISTED`, or only those in `names` ("asked").
         first: Number of metrics to draw if `names` is empty.
@@ -242,7 +242,7 @@ def details(folder: RunFolder, record: RunRecord) -> TemplateValues:
 
 
 def curves_of(store: CurveStore, folder: RunFolder, query: CurveQuery) -> CurvesJson:
-    """Return the metrics and the requested curves of a run."""
+    """Return a run's metrics and the requested curves."""
     record = read.record(folder)
     started_s = parse_utc(record.started_utc or record.created_utc).timestamp()
     with store.open(folder, has_times=query.axis != "step") as found:
@@ -251,7 +251,7 @@ def curves_of(store: CurveStore, folder: RunFolder, query: CurveQuery) -> Curves
 
 
 def curves_json(curves: RunCurves, query: CurveQuery, origin_s: float = 0.0) -> CurvesJson:
-    """Return the metrics and the requested curves. origin_s: start of the axis "relative"."""
+    """Return a run's metrics and requested curves. origin_s: start of the axis "relative"."""
     by_name: dict[tuple[bool, str], list[Key]] = {}
     # In the order in which the script logged them first.
     for key in [*curves.curves]:

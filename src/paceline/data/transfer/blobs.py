@@ -94,7 +94,7 @@ class Blobs:
         return self._infos[sha256].size if sha256 in self._infos else 0
 
     def info(self, sha256: str) -> FileInfo:
-        """Return the stored file of the content with this hash."""
+        """Return the `FileInfo` of the stored content with this hash."""
         return self._infos[sha256]
 
     def has(self, sha256: str, size_bytes: int, *, verify: bool = False) -> bool:

@@ -47,7 +47,7 @@ def experiments(runs_dir: Path) -> list[Experiment]:
 
 
 def status(state: str) -> int:
-    """Return MLflow's status of a run in this state."""
+    """Return the MLflow status for a run's state."""
     return int(_STATUS.get(state, RunStatus.RUNNING))
 
 

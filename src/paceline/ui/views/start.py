@@ -55,7 +55,7 @@ def routes() -> list[Route]:
 
 
 def _again(request: Request) -> Response:
-    """Show the form of a rerun."""
+    """Show the form that reruns a run with changes."""
     refuse_read_only(request)
     folder = folder_of(request)
     earlier = _earlier(request, folder)
