@@ -156,7 +156,7 @@ def _assert_equal(par: Any, averages: list[Any], alone: tuple[_Net, list[_Net]])
     _assert_same(par.full_state_dict(), model, f"{par.world.layout}, the model afterwards")
 
 
-def check_averages_and_a_frozen_twin_equal_one_process(ranks: Ranks, sizes: Any = (2, 4)) -> None:
+def check_moving_averages_and_frozen_targets_equal_one_process(ranks: Ranks, sizes: Any = (2, 4)) -> None:
     for scene in SCENES:
         for strategy in scene.layouts[ranks.size]:
             alone = _alone(scene, _microbatches(strategy))
@@ -175,7 +175,7 @@ def check_averages_and_a_frozen_twin_equal_one_process(ranks: Ranks, sizes: Any 
             _assert_equal(par, averages, alone)
 
 
-def check_averages_go_on_from_a_checkpoint_of_another_layout(ranks: Ranks, sizes: Any = (2, 4)) -> None:
+def check_moving_averages_resume_from_a_checkpoint_of_another_layout(ranks: Ranks, sizes: Any = (2, 4)) -> None:
     for number, scene in enumerate(SCENES):
         # Those that compute a batch in as many parts.
         layouts = [one for one in scene.layouts[ranks.size] if _microbatches(one) == 1] + [DataParallel()]
@@ -196,7 +196,7 @@ def check_averages_go_on_from_a_checkpoint_of_another_layout(ranks: Ranks, sizes
                 other.load(path)
 
 
-def check_twins_that_do_not_fit_are_refused(ranks: Ranks) -> None:
+def check_average_into_a_mismatched_module_is_refused(ranks: Ranks) -> None:
     model, optimizer = SCENES[0].made()
     batches = SCENES[0].batches()
     par = paceline.parallelize(model, optimizer, batches, loss=_loss, strategy=DataParallel())

@@ -46,7 +46,7 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], li
         assert apart <= limit, f"{name} differs by {apart:g}"
 
 
-def check_the_whole_state_is_the_plain_models(ranks: Any) -> None:
+def check_full_state_dict_equals_that_of_the_plain_model(ranks: Any) -> None:
     _, shard, pipe, _ = STRATEGIES
     whole = dict.fromkeys(("transformer_tied", "cnn_batch"), STRATEGIES)
     # Of tensors in parts, and of a stage; layers that are cut, and replicas, are saved in the matrix of layouts.
@@ -65,7 +65,7 @@ def check_the_whole_state_is_the_plain_models(ranks: Any) -> None:
             plain.load_state_dict(after)
 
 
-def check_buffers_schedulers_groups_and_momentum_go_on(ranks: Any) -> None:
+def check_buffers_schedulers_groups_and_momentum_resume(ranks: Any) -> None:
     def grouped(model: nn.Module) -> torch.optim.Optimizer:
         decayed = [param for param in model.parameters() if param.dim() > 1]
         rest = [param for param in model.parameters() if param.dim() <= 1]
@@ -92,7 +92,9 @@ def check_buffers_schedulers_groups_and_momentum_go_on(ranks: Any) -> None:
         assert_same(values(straight), values(resumed), LIMIT)
 
 
-def check_combined_layouts_go_on_from_each_other(ranks: Any, sizes: tuple[int, ...] = (4,)) -> None:
+def check_checkpoint_of_a_combined_layout_resumes_on_another_combined_layout(
+    ranks: Any, sizes: tuple[int, ...] = (4,)
+) -> None:
     """Also what the matrix of layouts leaves out; each goes on from the one before."""
     covering = (
         FullyShard(2) @ PipelineParallel(2),
@@ -127,7 +129,7 @@ def check_combined_layouts_go_on_from_each_other(ranks: Any, sizes: tuple[int, .
         assert_same(plain.state_dict(), values(par), LIMIT)
 
 
-def check_dropout_goes_on_where_it_was(ranks: Any) -> None:
+def check_resumed_training_draws_the_same_dropout(ranks: Any) -> None:
     case = dropping(0.3)
     # Cut by hand: where the times are measured two cuts may differ, and with them what each stage draws.
     pipe = PipelineParallel(cut=("blocks.1",))
@@ -147,7 +149,7 @@ def check_dropout_goes_on_where_it_was(ranks: Any) -> None:
         assert_same(values(straight), values(resumed), LIMIT)
 
 
-def check_parameters_that_do_not_learn_are_kept_too(ranks: Any) -> None:
+def check_frozen_parameters_are_saved(ranks: Any) -> None:
     def make() -> nn.Module:
         model = Mlp()
         model.first.requires_grad_(False)
@@ -167,7 +169,7 @@ def check_parameters_that_do_not_learn_are_kept_too(ranks: Any) -> None:
         assert_same(values(other), expected)
 
 
-def check_another_models_checkpoint_changes_nothing(ranks: Any) -> None:
+def check_loading_the_checkpoint_of_another_model_raises_and_changes_nothing(ranks: Any) -> None:
     class Longer(Mlp):
         def __init__(self) -> None:
             super().__init__(depth=5)
@@ -201,7 +203,7 @@ def check_another_models_checkpoint_changes_nothing(ranks: Any) -> None:
         par.load(ranks.folder / "mlp", schedulers=[torch.optim.lr_scheduler.ConstantLR(par.optimizer)])
 
 
-def check_nothing_at_the_path_is_said(ranks: Any) -> None:
+def check_loading_a_missing_checkpoint_raises(ranks: Any) -> None:
     par, _ = started(CASES["mlp"], DataParallel())
     with pytest.raises(ParallelError, match="nowhere' is not there") as caught:
         par.load(ranks.folder / "nowhere")
@@ -216,7 +218,7 @@ def check_nothing_at_the_path_is_said(ranks: Any) -> None:
     assert (ranks.folder / "file").read_text() == "mine"
 
 
-def check_the_runs_folder_is_used_by_itself(ranks: Any) -> None:
+def check_save_and_load_use_the_checkpoint_folder_of_the_run_by_default(ranks: Any) -> None:
     folder = ranks.folder / "with space"
     os.environ["PACELINE_CHECKPOINT_DIR"] = str(folder)
     try:
@@ -240,7 +242,7 @@ def check_the_runs_folder_is_used_by_itself(ranks: Any) -> None:
         par.save()
 
 
-def check_an_asynchronous_save_keeps_the_moment(ranks: Any) -> None:
+def check_asynchronous_save_stores_the_state_at_the_time_of_the_call(ranks: Any) -> None:
     # Values that the steps change in place: plain tensors of a stage alone, and parts of tensors.
     for strategy in ranks.cells((FullyShard(), PipelineParallel()), STRATEGIES):
         par, given = started(SHALLOW["transformer_tied"], strategy)
@@ -279,7 +281,7 @@ def full_disk(on: bool) -> Iterator[None]:
         yield
 
 
-def check_a_save_that_fails_on_one_rank_fails_on_all_and_leaves_the_former(ranks: Any) -> None:
+def check_save_that_fails_on_one_rank_fails_on_all_and_keeps_the_previous_checkpoint(ranks: Any) -> None:
     par, given = started(CASES["mlp"], DataParallel())
     path = ranks.folder / "kept"
     par.step(given[0])
@@ -305,7 +307,7 @@ def check_a_save_that_fails_on_one_rank_fails_on_all_and_leaves_the_former(ranks
     assert_same(values(par), expected)
 
 
-def check_a_damaged_checkpoint_changes_nothing(ranks: Any) -> None:
+def check_loading_a_damaged_checkpoint_raises_and_changes_nothing(ranks: Any) -> None:
     par, given = started(CASES["mlp"], DataParallel())
     par.step(given[0])
     par.save(ranks.folder / "cut")
@@ -323,7 +325,7 @@ def check_a_damaged_checkpoint_changes_nothing(ranks: Any) -> None:
     other.step(given[0])
 
 
-def check_files_of_torchs_format_are_read(ranks: Any) -> None:
+def check_checkpoints_in_torch_distributed_format_are_read(ranks: Any) -> None:
     """Earlier versions wrote them."""
     import torch.distributed.checkpoint as dcp
 

@@ -23,7 +23,7 @@ SIZES = (2,)
 FLOAT64 = 1e-10
 
 
-def check_steps_are_those_of_one_process(ranks: Ranks, sizes: Any = (2, 4)) -> None:
+def check_context_parallel_steps_equal_one_process(ranks: Ranks, sizes: Any = (2, 4)) -> None:
     case = SHALLOW["transformer_tied"]
     options: dict[str, Any] = {"rows": (7, 5), "clip_norm": 0.5, "microbatches": 2}
     one = alone(case, **options)
@@ -61,14 +61,14 @@ def seven_tokens(rows: int) -> tuple[Tensor, Tensor]:
 ENCODED = Case(name="encoded", make=Encoded, batch=seven_tokens, loss=token_loss)
 
 
-def check_uneven_sequences_in_another_dimension(ranks: Ranks) -> None:
+def check_uneven_sequence_parts_equal_one_process(ranks: Ranks) -> None:
     """Seven places on two workers are four and three."""
     options: dict[str, Any] = {"rows": (6, 6)}
     one, many = alone(ENCODED, **options), together(ENCODED, ContextParallel(dim=0), check="first", **options)
     assert_equal(one, many, loss=FLOAT64, gradient=FLOAT64, parameter=FLOAT64)
 
 
-def check_evaluation_state_and_words(ranks: Ranks) -> None:
+def check_context_parallel_evaluation_and_state_equal_one_process(ranks: Ranks) -> None:
     """Evaluated in evaluation mode, in which torch's encoder has kernels that know nothing of other workers."""
     model, given = made(ENCODED, torch.float64), batches(ENCODED, torch.float64, (6,))
     par = paceline.parallelize(
@@ -95,7 +95,7 @@ def check_evaluation_state_and_words(ranks: Ranks) -> None:
     assert abs(float(again.step(given[0])) - float(par.step(given[0]))) < FLOAT64
 
 
-def check_masks_of_every_shape(ranks: Ranks) -> None:
+def check_attention_masks_of_every_shape_are_applied(ranks: Ranks) -> None:
     """Attention of this worker's queries to all keys, with what torch takes for a mask."""
     torch.manual_seed(3)
     q, k, v = (torch.randn(2, 4, 10, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
@@ -136,7 +136,7 @@ class Mean(nn.Module):
         return x + x.mean(1, keepdim=True)
 
 
-def check_what_can_not_be_cut_is_refused(ranks: Ranks) -> None:
+def check_model_whose_sequences_cannot_be_split_is_refused(ranks: Ranks) -> None:
     given = batches(CASES["transformer_untied"], torch.float64, (4,))
 
     def stepped(model: nn.Module, strategy: Any) -> None:

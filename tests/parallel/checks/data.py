@@ -23,7 +23,7 @@ def strategies(size: int) -> list[object]:
     return [DataParallel(), FullyShard(), *both]
 
 
-def check_every_model_ends_as_in_one_process(ranks: Ranks) -> None:
+def check_data_parallel_training_of_every_model_equals_one_process(ranks: Ranks) -> None:
     # On four workers with all at once: of 2 rows over 4 replicas half compute padding.
     options: dict[str, Any] = {} if ranks.size == 2 else {"rows": (7, 2, 6), "clip_norm": 0.05}
     with_all = RISKIEST if ranks.size == 2 else ("transformer_tied",)
@@ -39,7 +39,7 @@ def check_every_model_ends_as_in_one_process(ranks: Ranks) -> None:
             assert_equal(one, together(case, strategy, check=check, **own), **EXACT)
 
 
-def check_microbatches_equal_accumulation(ranks: Ranks) -> None:
+def check_microbatches_equal_gradient_accumulation(ranks: Ranks) -> None:
     for name, several in ranks.cells(
         {"cnn_batch": (4,), "transformer_tied": (3,)}, dict.fromkeys(("cnn_batch", "transformer_tied"), (2, 3, 4))
     ).items():
@@ -49,7 +49,7 @@ def check_microbatches_equal_accumulation(ranks: Ranks) -> None:
                 assert_equal(one, together(SHALLOW[name], strategy, microbatches=microbatches, rows=(12, 12)), **EXACT)
 
 
-def check_batches_that_do_not_divide(ranks: Ranks) -> None:
+def check_batches_not_divisible_by_the_replicas_equal_one_process(ranks: Ranks) -> None:
     rows = (7, 2, 5)
     for name, several in ranks.cells(
         {"cnn_batch": (1,), "transformer_tied": (2,)}, dict.fromkeys(("mlp", "cnn_batch", "transformer_tied"), (1, 2))
@@ -60,13 +60,13 @@ def check_batches_that_do_not_divide(ranks: Ranks) -> None:
                 assert_equal(one, together(SHALLOW[name], strategy, microbatches=microbatches, rows=rows), **EXACT)
 
 
-def check_a_batch_of_one_row(ranks: Ranks) -> None:
+def check_batch_of_one_row_equals_one_process(ranks: Ranks) -> None:
     one = alone(SHALLOW["transformer_untied"], rows=(4, 1, 4))
     for strategy in strategies(ranks.size):
         assert_equal(one, together(SHALLOW["transformer_untied"], strategy, rows=(4, 1, 4)), **EXACT)
 
 
-def check_single_precision_stays_close(ranks: Ranks) -> None:
+def check_float32_data_parallel_training_stays_close_to_one_process(ranks: Ranks) -> None:
     cases = on(ranks.size, SHALLOW)
     for case in ranks.cells([case for case in cases if case.name in RISKIEST], cases):
         one = alone(case, dtype=torch.float32, rows=(8,), optimizer=sgd)
@@ -76,7 +76,7 @@ def check_single_precision_stays_close(ranks: Ranks) -> None:
             assert_equal(one, many, loss=5e-6, gradient=5e-6, parameter=5e-6, buffer=5e-6)
 
 
-def check_clipping_is_by_the_norm_of_the_whole(ranks: Ranks) -> None:
+def check_gradients_are_clipped_by_the_norm_of_the_whole_model(ranks: Ranks) -> None:
     # Of parameters that are cut along two axes too, next to some that are cut along one.
     more = [FullyShard(2) @ TensorParallel(2)] if ranks.size == 4 else []
     for name in ("transformer_tied",):

@@ -58,7 +58,7 @@ class Routed(nn.Module):
 ROUTED = Case(name="routed", make=Routed, batch=vectors)
 
 
-def check_steps_are_those_of_one_process(ranks: Ranks, sizes: Any = (2, 4)) -> None:
+def check_expert_parallel_steps_equal_one_process(ranks: Ranks, sizes: Any = (2, 4)) -> None:
     options: dict[str, Any] = {"rows": (8, 1, 5), "clip_norm": 0.05, "microbatches": 2}
     layouts: list[Any] = (
         [ExpertParallel()] if ranks.size == 2 else [ExpertParallel(), DataParallel(2) @ ExpertParallel(2)]
@@ -73,7 +73,7 @@ def check_steps_are_those_of_one_process(ranks: Ranks, sizes: Any = (2, 4)) -> N
             assert_equal(one, many, loss=FLOAT64, gradient=FLOAT64, parameter=FLOAT64)
 
 
-def check_each_rank_holds_its_own_experts_alone(ranks: Ranks) -> None:
+def check_each_rank_holds_only_its_own_experts(ranks: Ranks) -> None:
     def trained(case: Case, strategy: Any, seed: int = 5) -> Any:
         model, given = made(case, torch.float64, seed), batches(case, torch.float64, (8,))
         options = {"loss": case.loss, "strategy": strategy, "check": "off"}
@@ -107,7 +107,7 @@ def check_each_rank_holds_its_own_experts_alone(ranks: Ranks) -> None:
     assert local(par.executor.named_parameters()["fused.up"]).shape == (2, WIDTH, WIDTH)
 
 
-def check_workers_draw_the_same_behind_their_experts(ranks: Ranks) -> None:
+def check_dropout_after_the_experts_is_the_same_on_all_workers(ranks: Ranks) -> None:
     """An expert that draws numbers is on one worker only; dropout behind it has to be the same on all."""
     model = made(MIXED, torch.float64)
     for block in model.blocks:
@@ -121,7 +121,7 @@ def check_workers_draw_the_same_behind_their_experts(ranks: Ranks) -> None:
     assert len({float(one) for one in everyone}) == 1
 
 
-def check_what_can_not_be_spread_is_refused(ranks: Ranks) -> None:
+def check_experts_that_workers_cannot_divide_evenly_are_refused(ranks: Ranks) -> None:
     model = Mixed()
     for block in model.blocks:
         del block.experts[3]

@@ -23,7 +23,7 @@ ON_SOME = {
 }
 
 
-def check_gpt2_is_cut_by_heads_and_equals_one_process(ranks: Ranks) -> None:
+def check_gpt2_is_split_by_attention_heads_and_equals_one_process(ranks: Ranks) -> None:
     """Its layers keep their weights the other way round, and one of them gives q, k and v."""
     kind = FAMILIES["gpt2"]
     one = alone(kind)
@@ -60,7 +60,7 @@ SHORT = {
 }
 
 
-def check_models_of_transformers(ranks: Ranks) -> None:
+def check_transformers_models_equal_one_process_or_are_refused(ranks: Ranks) -> None:
     whole = SHORT | ON_SOME | {name: tuple(FAMILIES) for name in LAYOUTS if name not in RARE}
     assert_right(ranks, FAMILIES, ranks.cells(SHORT, whole))
 
@@ -74,6 +74,6 @@ SHORT_ARCHITECTURES = {
 }
 
 
-def check_more_architectures_of_transformers(ranks: Ranks, sizes: Any = (2,)) -> None:
+def check_further_transformers_architectures_equal_one_process_or_are_refused(ranks: Ranks, sizes: Any = (2,)) -> None:
     whole = {name: tuple(ARCHITECTURES) for name in SHORT_ARCHITECTURES}
     assert_right(ranks, ARCHITECTURES, ranks.cells(SHORT_ARCHITECTURES, whole))

@@ -114,7 +114,7 @@ def spread(
     return paceline.parallelize(model, optimizer(model), given, loss=loss, strategy=strategy, microbatches=2)
 
 
-def check_sparse_gradients_go_through_a_pipeline_and_are_refused_elsewhere(ranks: Ranks) -> None:
+def check_sparse_gradients_are_refused_except_in_a_pipeline(ranks: Ranks) -> None:
     """Story: elsewhere torch failed with words of its own; and with the comparison of the first step a pipeline did as well."""
     one = alone(SPARSE, microbatches=4, rows=(8, 8), optimizer=sgd)
     many = together(SPARSE, PipelineParallel(), microbatches=4, rows=(8, 8), optimizer=sgd, check="first")
@@ -126,7 +126,7 @@ def check_sparse_gradients_go_through_a_pipeline_and_are_refused_elsewhere(ranks
             together(SPARSE, strategy, rows=(8,), optimizer=sgd)
 
 
-def check_complex_parameters_are_trained_where_they_can_be(ranks: Ranks) -> None:
+def check_complex_parameters_are_trained_or_refused_by_strategy(ranks: Ranks) -> None:
     """Story: DataParallel said that parameters were not used, and the first step was compared by real parts alone."""
     for strategy in (FullyShard(), PipelineParallel()):
         torch.manual_seed(3)
@@ -159,7 +159,7 @@ def check_complex_parameters_are_trained_where_they_can_be(ranks: Ranks) -> None
         spread(Mixed(), FullyShard())
 
 
-def check_an_optimizer_of_whole_matrices_is_refused_where_they_are_cut(ranks: Ranks) -> None:
+def check_adafactor_is_refused_if_parameters_are_sharded(ranks: Ranks) -> None:
     def adafactor(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.Adafactor(model.parameters(), lr=0.1)
 
@@ -170,7 +170,7 @@ def check_an_optimizer_of_whole_matrices_is_refused_where_they_are_cut(ranks: Ra
     par.step(vectors(8))
 
 
-def check_a_model_that_can_t_be_copied_is_cut_all_the_same(ranks: Ranks) -> None:
+def check_model_that_cannot_be_deepcopied_is_split(ranks: Ranks) -> None:
     """Story: "Only Tensors created explicitly by the user support the deepcopy protocol", and later a refusal."""
     torch.manual_seed(1)
     model, plain = Remembers(), Remembers()
@@ -186,7 +186,7 @@ def check_a_model_that_can_t_be_copied_is_cut_all_the_same(ranks: Ranks) -> None
     assert all(torch.allclose(value, after[name], atol=1e-6) for name, value in plain.state_dict().items())
 
 
-def check_a_loss_that_reads_a_parameter_is_trained_without_the_comparison(ranks: Ranks) -> None:
+def check_loss_that_reads_a_parameter_is_trained_without_first_step_comparison(ranks: Ranks) -> None:
     """Story: it was refused, for the copy with which it was compared lacks what the loss gives the model's own parameter."""
     torch.manual_seed(1)
     model, plain = nn.Linear(12, 5), nn.Linear(12, 5)
@@ -231,7 +231,7 @@ def _pair(kind: str) -> tuple[nn.Module, nn.Module]:
     return Joined(shared, nn.Linear(12, 5)), Joined(shared, nn.Linear(12, 5))
 
 
-def check_a_module_of_two_trainings_is_trained_whole_or_refused(ranks: Ranks) -> None:
+def check_module_shared_by_two_trainings_is_trained_unsharded_or_refused(ranks: Ranks) -> None:
     """Story: FullyShard ended inside Gloo, TensorParallel hung, and PipelineParallel gave another reason."""
     batches = [vectors(8), vectors(8)]
     for kind in ("gan", "actor and critic"):

@@ -13,7 +13,7 @@ import torch  # isort: skip
 SIZES = (2,)
 
 
-def check_every_layout_is_forecast_and_one_is_taken(ranks: Ranks) -> None:
+def check_auto_strategy_forecasts_every_layout_and_chooses_one(ranks: Ranks) -> None:
     case = CASES["transformer_untied"]
     given = batches(case, torch.float32, (8,))
     names = {"DataParallel(2)", "FullyShard(2)", "PipelineParallel(2)", "TensorParallel(2)"}

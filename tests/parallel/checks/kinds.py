@@ -53,7 +53,7 @@ SHORT = {
 }
 
 
-def check_models_of_torchs_own_parts(ranks: Ranks) -> None:
+def check_models_of_torch_modules_equal_one_process_or_are_refused(ranks: Ranks) -> None:
     whole = SHORT | {"expert": ("experts", "mixture", "tower")}
     whole |= {name: tuple(KINDS) for name in LAYOUTS if name not in RARE}
     assert_right(ranks, KINDS, ranks.cells(SHORT, whole))
@@ -68,7 +68,7 @@ SHORT_PUBLISHED = {
 }
 
 
-def check_published_architectures(ranks: Ranks, sizes: Any = (2,)) -> None:
+def check_published_architectures_equal_one_process_or_are_refused(ranks: Ranks, sizes: Any = (2,)) -> None:
     whole = {name: tuple(PUBLISHED) for name in SHORT_PUBLISHED}
     assert_right(ranks, PUBLISHED, ranks.cells(SHORT_PUBLISHED, whole))
 

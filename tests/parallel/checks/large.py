@@ -51,7 +51,7 @@ def layouts(size: int) -> list[tuple[object, int]]:
     return [(FullyShard(2) @ PipelineParallel(2), 2), (FullyShard(2) @ TensorParallel(2), 1)]
 
 
-def check_from_nothing_and_from_safetensors(ranks: Ranks) -> None:
+def check_model_built_empty_equals_one_process_after_initialization_or_loading(ranks: Ranks) -> None:
     case = SHALLOW["transformer_tied"]
     given = batches(case, torch.float64, (8, 8))
     plain = {}
@@ -119,7 +119,7 @@ def _check_folder(folder: Path, values: dict[str, Tensor], ranks: Ranks) -> None
     assert sorted(path.name for path in folder.iterdir()) == sorted([*files, "model.safetensors.index.json"])
 
 
-def check_reads_its_own_part_alone(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+def check_each_rank_reads_only_its_own_part_of_safetensors(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
     from paceline.parallel.large import values as module
 
     case = CASES["transformer_untied"]
@@ -165,7 +165,7 @@ def check_reads_its_own_part_alone(ranks: Ranks, sizes: tuple[int, ...] = (2,)) 
         module.Folder = Folder
 
 
-def check_computed_again_and_in_parts(ranks: Ranks) -> None:
+def check_activation_recomputation_equals_one_process(ranks: Ranks) -> None:
     every = [strategy for strategy, _ in layouts(ranks.size)]
     whole = [(SHALLOW["transformer_tied"], every), (CASES["cnn_batch"], every)]
     # On two, statistics of replicas and in stages, and blocks that are sharded or cut; on four, blocks whose layers are cut.
@@ -197,7 +197,7 @@ class Dropping(nn.Module):
         return self.last(x)
 
 
-def check_dropout_is_the_same_in_the_second_pass(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+def check_recomputed_block_draws_the_same_dropout(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
     case = Case(name="dropping", make=Dropping, batch=vectors)
     for strategy in (DataParallel(), FullyShard(), PipelineParallel(cut=["blocks.2"])):
         outcomes = [

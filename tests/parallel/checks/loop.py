@@ -85,7 +85,7 @@ def seen(batch: Any) -> list[int]:
     return [int(row[0]) for row in batch.data[0][: batch.rows]]
 
 
-def check_an_epoch_sees_every_sample_once(ranks: Ranks) -> None:
+def check_epoch_has_every_sample_once(ranks: Ranks) -> None:
     # 23 samples, 5 a batch: neither divides, and the last batch has 3 rows for 2 replicas.
     par, dataset = numbered(23, 5, shuffle=True)
     own = [seen(batch) for batch in par.epoch(0)]
@@ -101,7 +101,7 @@ def check_an_epoch_sees_every_sample_once(ranks: Ranks) -> None:
     assert other != own
 
 
-def check_drop_last_and_order_are_kept(ranks: Ranks) -> None:
+def check_drop_last_and_sample_order_of_the_loader_are_kept(ranks: Ranks) -> None:
     par, _ = numbered(11, 4, drop_last=True)
     own = [seen(batch) for batch in par.epoch(0)]
     assert len(par) == len(own) == 2
@@ -109,7 +109,7 @@ def check_drop_last_and_order_are_kept(ranks: Ranks) -> None:
     assert [sorted(a + b) for a, b in batches_of_all] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
-def check_a_batch_with_fewer_rows_than_replicas(ranks: Ranks) -> None:
+def check_batch_with_fewer_rows_than_replicas_is_trained(ranks: Ranks) -> None:
     par, _ = numbered(5, 4)
     rows = []
     for batch in par.epoch(0):
@@ -118,7 +118,7 @@ def check_a_batch_with_fewer_rows_than_replicas(ranks: Ranks) -> None:
     assert everyone(rows) == [[2, 1], [2, 0]]
 
 
-def check_a_sampler_with_random_numbers_is_drawn_once(ranks: Ranks) -> None:
+def check_random_sampler_is_drawn_once_for_all_ranks(ranks: Ranks) -> None:
     # Each rank for itself would draw other samples: with a pipeline, inputs of one batch and targets of another.
     torch.manual_seed(ranks.rank)
     par, _ = numbered(10, 4, sampler=WeightedRandomSampler([1.0] * 10, 10))
@@ -134,7 +134,7 @@ def check_a_sampler_with_random_numbers_is_drawn_once(ranks: Ranks) -> None:
     assert len(drawn) == 10
 
 
-def check_a_loaded_position_goes_on_at_the_same_sample(ranks: Ranks) -> None:
+def check_loaded_state_resumes_the_epoch_at_the_next_sample(ranks: Ranks) -> None:
     par, _ = numbered(23, 5, shuffle=True)
     every = everyone([seen(batch) for batch in par.epoch(1)])
     for number, batch in enumerate(par.epoch(1)):
@@ -151,7 +151,7 @@ def check_a_loaded_position_goes_on_at_the_same_sample(ranks: Ranks) -> None:
     assert len([seen(batch) for batch in later.epoch(2)]) == 5
 
 
-def check_workers_of_the_loader_give_the_same(ranks: Ranks) -> None:
+def check_loader_with_worker_processes_gives_the_same_samples(ranks: Ranks) -> None:
     plain, _ = numbered(13, 4, shuffle=True)
     with_workers, _ = numbered(13, 4, shuffle=True, num_workers=1)
     assert [seen(batch) for batch in with_workers.epoch(0)] == [seen(batch) for batch in plain.epoch(0)]
@@ -175,7 +175,7 @@ def check_training_through_a_loader_equals_one_process(ranks: Ranks) -> None:
         assert_equal(one, many, loss=1e-14, gradient=1e-14, parameter=1e-14, buffer=1e-14)
 
 
-def check_evaluation_counts_every_sample_once(ranks: Ranks) -> None:
+def check_evaluation_uses_every_sample_once(ranks: Ranks) -> None:
     case = CASES["cnn_batch"]
     x, y = batches(case, torch.float64, (11,))[0]
 
@@ -192,7 +192,7 @@ def check_evaluation_counts_every_sample_once(ranks: Ranks) -> None:
         assert all(part.training for part in par.module.modules())
 
 
-def check_values_of_any_size_and_order_become_those_of_the_first_rank(ranks: Ranks) -> None:
+def check_broadcast_copies_tensors_of_any_size_and_layout_from_rank_0(ranks: Ranks) -> None:
     """A large tensor is sent as it is in memory, maybe not contiguous, and small ones are sent together."""
     torch.manual_seed(ranks.rank)
     own = [torch.randn(3), torch.randn(600, 500), torch.randn(500, 600).t(), torch.randn(4, 2).t()]
@@ -204,7 +204,7 @@ def check_values_of_any_size_and_order_become_those_of_the_first_rank(ranks: Ran
     assert all(map(torch.equal, own, first))
 
 
-def check_the_plain_model_and_the_spread_one_agree(ranks: Ranks) -> None:
+def check_par_check_passes_and_leaves_the_model_unchanged(ranks: Ranks) -> None:
     for name in ("cnn_batch", "transformer_tied"):
         case = SHALLOW[name]
         x, y = batches(case, torch.float64, (7,))[0]
@@ -226,7 +226,7 @@ def check_the_plain_model_and_the_spread_one_agree(ranks: Ranks) -> None:
             assert all(torch.equal(after[key], value) for key, value in before.items())
 
 
-def check_a_wrong_gradient_is_named(ranks: Ranks) -> None:
+def check_par_check_names_a_wrong_gradient(ranks: Ranks) -> None:
     class Wrong(Mlp):
         def forward(self, x: Tensor) -> Tensor:
             y = super().forward(x)
@@ -242,7 +242,7 @@ def check_a_wrong_gradient_is_named(ranks: Ranks) -> None:
         par.check((x, y))
 
 
-def check_a_loss_that_is_a_sum_is_refused(ranks: Ranks) -> None:
+def check_loss_with_sum_reduction_is_refused(ranks: Ranks) -> None:
     x, y = batches(CASES["mlp"], torch.float64, (6,))[0]
     for strategy, reduction in itertools.product((DataParallel(), PipelineParallel()), ("sum", "mean")):
         model = Mlp().double()
@@ -263,7 +263,7 @@ def spread_with(loss: Any) -> Any:
     return paceline.parallelize(model, sgd(model), loss=loss, strategy=DataParallel(), microbatches=2)
 
 
-def check_too_few_rows_for_batch_normalisation_are_told_in_words(ranks: Ranks) -> None:
+def check_too_few_rows_for_batch_norm_raise_an_error_with_the_channels(ranks: Ranks) -> None:
     x, y = batches(CASES["cnn_batch"], torch.float64, (2,))[0]
     model = nn.Sequential(nn.Flatten(), nn.Linear(x[0].numel(), 8), nn.BatchNorm1d(8), nn.Linear(8, 5)).double()
     with pytest.raises(ParallelError, match="gives BatchNorm1d one value for each of its 8 channels"):
@@ -272,7 +272,7 @@ def check_too_few_rows_for_batch_normalisation_are_told_in_words(ranks: Ranks) -
         )
 
 
-def check_a_model_that_was_cut_says_so_when_it_is_called(ranks: Ranks) -> None:
+def check_calling_a_model_split_into_stages_raises(ranks: Ranks) -> None:
     x, y = batches(CASES["mlp"], torch.float64, (6,))[0]
     model = Mlp().double()
     par = paceline.parallelize(
@@ -309,7 +309,7 @@ def check_dropout_differs_between_replicas_and_is_reproducible(ranks: Ranks) -> 
     assert par.check((x, y)).difference < 1e-4
 
 
-def check_the_caller_s_generator_is_left_alone(ranks: Ranks) -> None:
+def check_step_does_not_advance_the_callers_random_generator(ranks: Ranks) -> None:
     model = Transformer(tied=True, dropout=0.5)
     par = paceline.parallelize(model, adamw(model), loss=token_loss, strategy=DataParallel(), loss_weight=count_tokens)
     x, y = CASES["transformer_tied"].batch(4)
@@ -358,7 +358,7 @@ def leaves_alone(given: list[tuple[Tensor, Tensor]], microbatches: int) -> dict[
     return {name: param.detach() for name, param in model.named_parameters()}
 
 
-def check_parameters_that_are_left_out_stay_as_in_a_plain_loop(ranks: Ranks) -> None:
+def check_unused_parameters_are_updated_as_in_a_plain_loop(ranks: Ranks) -> None:
     # A decay of 0.5 shows a gradient of 0 in place of none in a plain loop.
     given = [leaves_batch(1.0, -1.0), leaves_batch(-1.0, -1.0), leaves_batch(1.0, 1.0), leaves_batch(-1.0, 1.0)]
     for strategy, microbatches in itertools.product(BOTH, (1, 2)):
@@ -412,7 +412,7 @@ def check_parameters_may_be_frozen_and_unfrozen_between_steps(ranks: Ranks) -> N
                 assert float((of_rank[name] - value).abs().max()) < 1e-12, (strategy, microbatches, name)
 
 
-def check_a_model_that_is_converted_afterwards_is_named(ranks: Ranks) -> None:
+def check_model_converted_to_another_dtype_after_parallelize_is_refused(ranks: Ranks) -> None:
     x, y = batches(CASES["mlp"], torch.float32, (6,))[0]
     for strategy in BOTH:
         model = Mlp()
@@ -423,7 +423,7 @@ def check_a_model_that_is_converted_afterwards_is_named(ranks: Ranks) -> None:
             par.step((x, y))
 
 
-def check_a_layer_that_is_replaced_afterwards_is_named(ranks: Ranks) -> None:
+def check_layer_replaced_after_parallelize_is_refused_by_name(ranks: Ranks) -> None:
     # Story: a new head was trained by each replica alone, and under a pipeline not at all.
     x, y = batches(CASES["mlp"], torch.float32, (6,))[0]
     for strategy in [*BOTH, PipelineParallel(stages=ranks.size)]:
@@ -441,7 +441,7 @@ def check_a_layer_that_is_replaced_afterwards_is_named(ranks: Ranks) -> None:
             par.step((x, y))
 
 
-def check_a_layer_without_parameters_may_be_replaced(ranks: Ranks) -> None:
+def check_layer_without_parameters_can_be_replaced_after_parallelize(ranks: Ranks) -> None:
     x, y = batches(CASES["mlp"], torch.float32, (6,))[0]
     model = nn.Sequential(Mlp(), nn.Dropout(0.5))
     par = paceline.parallelize(model, sgd(model), loss=F.cross_entropy, strategy=DataParallel())
@@ -452,7 +452,7 @@ def check_a_layer_without_parameters_may_be_replaced(ranks: Ranks) -> None:
     par.step((x, y))
 
 
-def check_a_parameter_that_is_suddenly_left_out_is_named(ranks: Ranks) -> None:
+def check_parameter_unused_in_a_later_step_is_named_in_the_error(ranks: Ranks) -> None:
     for strategy in BOTH:
         model = Leaves().double()
         del model.never
@@ -463,7 +463,7 @@ def check_a_parameter_that_is_suddenly_left_out_is_named(ranks: Ranks) -> None:
             par.step(leaves_batch(-1.0, -1.0))
 
 
-def check_groups_and_schedulers_go_on(ranks: Ranks) -> None:
+def check_parameter_groups_and_schedulers_equal_one_process(ranks: Ranks) -> None:
     case = SHALLOW["transformer_tied"]
 
     def optimizer(model: nn.Module) -> torch.optim.Optimizer:
@@ -495,7 +495,7 @@ def check_groups_and_schedulers_go_on(ranks: Ranks) -> None:
             assert float((whole(param).detach() - expected[name]).abs().max()) < 1e-10, (strategy, name)
 
 
-def check_an_optimizer_that_has_stepped_keeps_its_state(ranks: Ranks) -> None:
+def check_optimizer_state_from_before_parallelize_is_kept(ranks: Ranks) -> None:
     case = CASES["mlp"]
     first, second = batches(case, torch.float64, (8, 8))
     model = made(case, torch.float64)
@@ -518,7 +518,7 @@ def check_an_optimizer_that_has_stepped_keeps_its_state(ranks: Ranks) -> None:
             assert float((whole(param).detach() - results[name]).abs().max()) < 1e-12, (strategy, name)
 
 
-def check_half_precision_stays_near(ranks: Ranks) -> None:
+def check_bf16_data_parallel_training_stays_close_to_float32(ranks: Ranks) -> None:
     case = CASES["transformer_tied"]
     one = alone(case, dtype=torch.float32, rows=(8,), optimizer=sgd)
     for strategy in BOTH:
@@ -535,7 +535,7 @@ def check_half_precision_stays_near(ranks: Ranks) -> None:
     assert found == pytest.approx(float(par.step((x, y))), rel=1e-5)
 
 
-def check_local_batch_norm_is_settled_before_it_is_used(ranks: Ranks) -> None:
+def check_local_batch_norm_statistics_are_averaged_before_evaluation(ranks: Ranks) -> None:
     case = CASES["cnn_batch"]
     model = made(case, torch.float64)
     par = paceline.parallelize(model, sgd(model), loss=case.loss, strategy=DataParallel(batch_norm="local"))
@@ -550,7 +550,7 @@ def check_local_batch_norm_is_settled_before_it_is_used(ranks: Ranks) -> None:
     assert torch.equal(settled[0], apart[0])
 
 
-def check_batch_norm_with_all_its_options(ranks: Ranks) -> None:
+def check_batch_norm_with_each_option_equals_one_process(ranks: Ranks) -> None:
     for options in ({"momentum": None}, {"affine": False}, {"track_running_stats": False}, {"eps": 0.5}):
         torch.manual_seed(2)
         model = nn.Sequential(nn.Linear(12, 6, bias=False), nn.BatchNorm1d(6, **options), nn.Linear(6, 5)).double()
@@ -571,7 +571,7 @@ def check_batch_norm_with_all_its_options(ranks: Ranks) -> None:
         )
 
 
-def check_values_for_all_rows_are_not_cut(ranks: Ranks) -> None:
+def check_values_without_a_row_dimension_are_passed_whole(ranks: Ranks) -> None:
     class Masked(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -599,7 +599,7 @@ def check_values_for_all_rows_are_not_cut(ranks: Ranks) -> None:
     )
 
 
-def check_a_batch_that_is_wrong_on_all_ranks_can_be_survived(ranks: Ranks) -> None:
+def check_training_continues_after_a_batch_refused_on_all_ranks(ranks: Ranks) -> None:
     model = Mlp()
     par = paceline.parallelize(model, sgd(model), loss=F.cross_entropy, strategy=DataParallel())
     x, y = CASES["mlp"].batch(4)
@@ -638,7 +638,7 @@ def check_a_loader_that_ends_early_on_one_rank_is_refused(ranks: Ranks) -> None:
     assert par.progress.steps == 2
 
 
-def check_a_default_device_of_the_script_s_own_is_left_to_it(ranks: Ranks) -> None:
+def check_default_device_set_by_the_script_does_not_change_training(ranks: Ranks) -> None:
     """Tensors made for this device by default, and not for a named device, would have no values."""
     case = SHALLOW["transformer_untied"]
     data = TensorDataset(*batches(case, torch.float64, (24,))[0])
@@ -659,7 +659,7 @@ def check_a_default_device_of_the_script_s_own_is_left_to_it(ranks: Ranks) -> No
         assert all(value.is_cpu for value in whole.values())
 
 
-def check_another_dataset_on_a_rank_is_refused(ranks: Ranks) -> None:
+def check_different_dataset_on_one_rank_is_refused(ranks: Ranks) -> None:
     # Of one length, so that nothing else tells: each rank would train on its own samples, some of them twice.
     x, y = CASES["mlp"].batch(12)
     own = torch.Generator().manual_seed(ranks.rank)
@@ -686,7 +686,7 @@ def check_another_dataset_on_a_rank_is_refused(ranks: Ranks) -> None:
     assert par.evaluate(DataLoader(good, batch_size=4), F.cross_entropy) > 0
 
 
-def check_random_augmentation_is_no_other_dataset(ranks: Ranks) -> None:
+def check_random_augmentation_is_not_reported_as_a_different_dataset(ranks: Ranks) -> None:
     class Noisy(Numbered):
         def __init__(self, draw: Callable[[], Any]) -> None:
             super().__init__(8)
@@ -714,7 +714,7 @@ def check_random_augmentation_is_no_other_dataset(ranks: Ranks) -> None:
     paceline.parallelize(model, sgd(model), DataLoader(Broken(8)), loss=F.cross_entropy, strategy=DataParallel())
 
 
-def check_a_loss_may_change_the_output_in_place(ranks: Ranks) -> None:
+def check_loss_that_changes_the_output_in_place_equals_one_process(ranks: Ranks) -> None:
     # FSDP2 warns of it: an in-place change to a view takes its hook off, and the parameters stay apart in the backward.
     class View(Mlp):
         def forward(self, x: Tensor) -> Tensor:
@@ -744,7 +744,7 @@ def check_a_loss_may_change_the_output_in_place(ranks: Ranks) -> None:
             assert float((whole(param) - expected[name]).detach().abs().max()) < 1e-12, (strategy, name)
 
 
-def check_a_step_beside_ours_is_refused(ranks: Ranks) -> None:
+def check_optimizer_step_outside_par_step_is_refused(ranks: Ranks) -> None:
     """Gradients of one rank alone would make the ranks go apart, and every loss would look well."""
     for strategy in BOTH:
         case = CASES["mlp"]
@@ -760,7 +760,7 @@ def check_a_step_beside_ours_is_refused(ranks: Ranks) -> None:
         par.step(given[1])
 
 
-def check_the_loss_is_evaluated_with_its_own_weights(ranks: Ranks) -> None:
+def check_evaluation_uses_the_loss_weight_of_training(ranks: Ranks) -> None:
     case = CASES["transformer_tied"]
     model = made(case, torch.float64)
     given = batches(case, torch.float64, (8, 5))

@@ -81,7 +81,7 @@ def _tokens(rows: int = 8) -> Tensor:
     return torch.randint(0, 32, (rows, 6))
 
 
-def check_model_whose_buffer_autograd_saves_is_compared(ranks: Ranks) -> None:
+def check_model_whose_buffer_is_saved_by_autograd_equals_one_process(ranks: Ranks) -> None:
     torch.manual_seed(4)
     batches = [{"x": _tokens(), "labels": torch.randint(0, 5, (8,))} for _ in range(3)]
     torch.manual_seed(3)
@@ -97,7 +97,7 @@ def check_model_whose_buffer_autograd_saves_is_compared(ranks: Ranks) -> None:
         _assert_equals_one_process(par, one)
 
 
-def check_contrastive_loss_of_the_model_itself_is_refused(ranks: Ranks) -> None:
+def check_contrastive_loss_inside_the_model_is_refused(ranks: Ranks) -> None:
     torch.manual_seed(4)
     batches = [(_tokens(), _tokens())]
     for strategy in REPLICAS:
@@ -233,7 +233,7 @@ def check_loss_is_not_called_more_often_than_in_one_process(ranks: Ranks) -> Non
         assert seen or strategy == PipelineParallel()
 
 
-def check_loss_with_state_of_each_replica_s_rows_is_refused(ranks: Ranks) -> None:
+def check_loss_with_state_that_depends_on_replica_rows_is_refused(ranks: Ranks) -> None:
     class Scaled(nn.Module):
         """Divides by a running mean of the losses."""
 
@@ -256,7 +256,7 @@ def check_loss_with_state_of_each_replica_s_rows_is_refused(ranks: Ranks) -> Non
         _assert_equals_one_process(par, _in_one_process(_vectors(), Scaled(), microbatches))
 
 
-def check_loss_with_state_that_can_t_be_put_back_is_refused_by_name(ranks: Ranks) -> None:
+def check_loss_with_state_that_cannot_be_restored_is_refused_by_name(ranks: Ranks) -> None:
     def make() -> Any:
         weights = iter([1.0, 0.5, 0.25, 0.125] * 100)
         return lambda output, target: F.cross_entropy(output, target) * next(weights)
@@ -318,7 +318,7 @@ def _masks_come_later(rows: int = 10) -> list[tuple[Tensor, Tensor]]:
     return batches
 
 
-def check_loss_over_targets_that_count_is_weighted_by_itself(ranks: Ranks) -> None:
+def check_mean_loss_over_unmasked_targets_is_weighted_automatically(ranks: Ranks) -> None:
     batches = _masks_come_later()
     kinds = ("function", "module", "weights", "log likelihood", "by hand", "chosen", "clamped", "zero")
     for number, kind in enumerate(kinds):
@@ -336,7 +336,7 @@ def check_loss_over_targets_that_count_is_weighted_by_itself(ranks: Ranks) -> No
             _assert_equals_one_process(par, one)
 
 
-def check_own_loss_over_tokens_that_count_is_weighted_by_itself(ranks: Ranks) -> None:
+def check_mean_loss_inside_the_model_over_unmasked_tokens_is_weighted_automatically(ranks: Ranks) -> None:
     torch.manual_seed(4)
     batches = [{"input_ids": _tokens(), "labels": torch.randint(0, 5, (8, 6))} for _ in range(3)]
     batches[1]["labels"][:3, 1:] = -100
@@ -352,7 +352,7 @@ def check_own_loss_over_tokens_that_count_is_weighted_by_itself(ranks: Ranks) ->
         _assert_equals_one_process(_trained(Tagged, batches, strategy, microbatches=microbatches), one)
 
 
-def check_loss_of_which_a_term_counts_targets_is_refused_in_unequal_parts(ranks: Ranks) -> None:
+def check_loss_with_terms_over_different_targets_is_refused_in_unequal_parts(ranks: Ranks) -> None:
     def loss(output: Tensor, target: Tensor) -> Tensor:
         return F.cross_entropy(output, target) + 0.1 * output.square().mean()
 
@@ -365,14 +365,14 @@ def check_loss_of_which_a_term_counts_targets_is_refused_in_unequal_parts(ranks:
     _assert_equals_one_process(_trained(Mlp, batches, TensorParallel(), loss=loss), _in_one_process(batches, loss))
 
 
-def check_loss_counts_a_call_where_another_replica_alone_has_rows(ranks: Ranks) -> None:
+def check_stateful_loss_equals_one_process_if_only_one_replica_has_rows(ranks: Ranks) -> None:
     batches = [*_vectors(2), *_vectors(1, rows=1), *_vectors(2)]
     one = _in_one_process(batches, _counts_in_variable())
     for strategy in REPLICAS:
         _assert_equals_one_process(_trained(Mlp, batches, strategy, loss=_counts_in_variable()), one)
 
 
-def check_evaluated_loss_is_the_mean_over_targets_that_count(ranks: Ranks) -> None:
+def check_evaluated_loss_is_the_mean_over_unmasked_targets(ranks: Ranks) -> None:
     batches = _masks_come_later()
     calls: list[int] = []
 
@@ -396,7 +396,7 @@ def _divided_by_the_batch(output: Any, y: Any) -> Any:
     return F.kl_div(output.log_softmax(1), y, reduction="batchmean")
 
 
-def check_losses_that_save_their_output_or_a_number_are_trained(ranks: Ranks) -> None:
+def check_losses_that_save_their_output_for_backward_are_trained(ranks: Ranks) -> None:
     torch.manual_seed(4)
     batch = torch.randn(8, 12), torch.rand(8, 5)
     for loss in (F.mse_loss, F.smooth_l1_loss, F.binary_cross_entropy_with_logits, _divided_by_the_batch):
@@ -461,7 +461,7 @@ def check_fused_loss_is_refused_in_the_first_batch_with_ignored_targets(ranks: R
     _assert_equals_one_process(counted, one)
 
 
-def check_fused_loss_is_refused_whichever_microbatch_has_ignored_targets(ranks: Ranks) -> None:
+def check_fused_loss_with_ignored_targets_in_any_microbatch_is_refused(ranks: Ranks) -> None:
     def made() -> nn.Module:
         return nn.Sequential(Tower(), nn.Linear(8, 5))
 
@@ -475,7 +475,7 @@ def check_fused_loss_is_refused_whichever_microbatch_has_ignored_targets(ranks: 
             _trained(made, batches[:2], DataParallel(), loss=_Fused.apply, microbatches=microbatches)
 
 
-def check_fused_loss_of_the_model_itself_is_refused_with_ignored_targets(ranks: Ranks) -> None:
+def check_fused_loss_inside_the_model_is_refused_with_ignored_targets(ranks: Ranks) -> None:
     batches = [{"x": x, "labels": target} for x, target in _batches_of_which_the_third_ignores_targets()]
     _trained(_FusedOwn, batches[:2], DataParallel())
     with pytest.raises((ParallelError, WorkerError), match="hides how many targets count"):

@@ -45,7 +45,7 @@ def assert_seen(case: str, strategy: Any, change: Any, rows: tuple[int, ...] = (
     assert any(everyone), f"{case} on {strategy} is the same without it"
 
 
-def check_the_share_of_a_microbatch_in_the_loss(ranks: Ranks) -> None:
+def check_unweighted_microbatch_losses_are_detected(ranks: Ranks) -> None:
     def unweighted(self: task.Task, output: Any, micro: batch.Microbatch) -> Tensor:
         # A mean of means: each microbatch counts alike.
         return self.loss(output, micro.target) / (2 * self.microbatches)
@@ -55,13 +55,13 @@ def check_the_share_of_a_microbatch_in_the_loss(ranks: Ranks) -> None:
         assert_seen("transformer_tied", strategy, change, microbatches=2)
 
 
-def check_the_sum_over_the_replicas(ranks: Ranks) -> None:
+def check_missing_gradient_sum_over_replicas_is_detected(ranks: Ranks) -> None:
     # Of the first step alone: the later ones are DDP's.
     change = mock.patch.object(core, "sum_gradients", return_value=None)
     assert_seen("mlp", DataParallel(), change)
 
 
-def check_ddp_sums_and_takes_no_mean(ranks: Ranks) -> None:
+def check_mean_instead_of_sum_in_ddp_is_detected(ranks: Ranks) -> None:
     wrap = core._Replicated._wrap
 
     def without_hook(self: Any) -> Any:
@@ -75,7 +75,7 @@ def check_ddp_sums_and_takes_no_mean(ranks: Ranks) -> None:
     assert_seen("mlp", DataParallel(), mock.patch.object(core._Replicated, "_wrap", without_hook))
 
 
-def check_fsdp_sums_and_takes_no_mean(ranks: Ranks) -> None:
+def check_mean_instead_of_sum_in_fsdp_is_detected(ranks: Ranks) -> None:
     from torch.distributed.fsdp import FSDPModule
 
     change = mock.patch.multiple(
@@ -86,7 +86,7 @@ def check_fsdp_sums_and_takes_no_mean(ranks: Ranks) -> None:
     assert_seen("mlp", FullyShard(), change)
 
 
-def check_the_norm_is_that_of_all_shards(ranks: Ranks) -> None:
+def check_clipping_by_the_norm_of_one_shard_is_detected(ranks: Ranks) -> None:
     def own_norm(self: reduce.Clipper) -> Tensor:
         squares = [reduce.local(p.grad).double().square().sum() for p in self._params.values() if p.grad is not None]
         return torch.stack(squares).sum().sqrt()
@@ -94,12 +94,12 @@ def check_the_norm_is_that_of_all_shards(ranks: Ranks) -> None:
     assert_seen("transformer_tied", FullyShard(), mock.patch.object(reduce.Clipper, "norm", own_norm), clip_norm=0.05)
 
 
-def check_batch_norm_sees_all_replicas(ranks: Ranks) -> None:
+def check_unsynchronized_batch_norm_is_detected(ranks: Ranks) -> None:
     change = mock.patch.object(normalization, "synchronise", return_value=None)
     assert_seen("cnn_batch", DataParallel(), change)
 
 
-def check_padding_stays_out_of_the_statistics(ranks: Ranks) -> None:
+def check_padding_in_batch_norm_statistics_is_detected(ranks: Ranks) -> None:
     @contextlib.contextmanager
     def always(micro: batch.Microbatch) -> Iterator[None]:
         yield
@@ -108,7 +108,7 @@ def check_padding_stays_out_of_the_statistics(ranks: Ranks) -> None:
         assert_seen("cnn_batch", strategy, mock.patch.object(normalization, "counting", always), rows=(1, 3))
 
 
-def check_microbatches_are_cut_before_replicas(ranks: Ranks) -> None:
+def check_splitting_by_replicas_before_microbatches_is_detected(ranks: Ranks) -> None:
     def rows_of_replica_first(rows: int, microbatches: int, replicas: int, replica: int) -> list[range]:
         size = rows // replicas
         own = size // microbatches
@@ -120,7 +120,7 @@ def check_microbatches_are_cut_before_replicas(ranks: Ranks) -> None:
     assert_seen("cnn_batch", DataParallel(), change, microbatches=2)
 
 
-def check_values_of_rank_0_are_taken(ranks: Ranks) -> None:
+def check_missing_broadcast_of_initial_parameters_is_detected(ranks: Ranks) -> None:
     from paceline.parallel import initial_broadcast
 
     case = CASES["mlp"]
@@ -137,7 +137,7 @@ def check_values_of_rank_0_are_taken(ranks: Ranks) -> None:
         assert_equal(one, many, loss=1e-6)
 
 
-def check_a_gradient_that_only_one_rank_has_is_summed(ranks: Ranks) -> None:
+def check_gradient_present_on_only_one_rank_is_summed(ranks: Ranks) -> None:
     torch.manual_seed(0)
     params = [nn.Parameter(torch.zeros(3)) for _ in range(4)]
     params[0].grad = torch.full((3,), float(ranks.rank + 1))
@@ -153,7 +153,7 @@ def check_a_gradient_that_only_one_rank_has_is_summed(ranks: Ranks) -> None:
     assert params[3].grad is None
 
 
-def check_units_keep_their_parameters_apart(ranks: Ranks) -> None:
+def check_fsdp_shards_have_half_of_the_parameters(ranks: Ranks) -> None:
     model = CASES["transformer_tied"].make()
     from paceline.parallel import mesh, resolve
 

@@ -64,7 +64,7 @@ def _losses(strategy: Any, change: Any) -> list[float]:
     return losses
 
 
-def check_an_attribute_that_the_loop_changes_is_followed(ranks: Ranks) -> None:
+def check_attribute_changed_by_the_loop_applies_and_a_stale_one_is_detected(ranks: Ranks) -> None:
     torch.manual_seed(5)
     plain = Scaled().double()
     optimizer = sgd(plain)
@@ -83,12 +83,12 @@ def check_an_attribute_that_the_loop_changes_is_followed(ranks: Ranks) -> None:
     assert abs(_losses(PipelineParallel(), stale)[-1] - one[-1]) > 1e-3
 
 
-def check_the_copies_of_a_tie_have_one_gradient(ranks: Ranks) -> None:
+def check_missing_gradient_sum_over_tied_weights_is_detected(ranks: Ranks) -> None:
     change = mock.patch.object(StageTies, "sum_gradients", return_value=None)
     assert_seen("transformer_tied", PipelineParallel(), change, microbatches=2)
 
 
-def check_a_part_with_another_number(ranks: Ranks) -> None:
+def check_changed_value_in_a_tensor_shard_is_detected(ranks: Ranks) -> None:
     cut = cutting.cut
 
     def off(model: nn.Module, *args: Any, **options: Any) -> None:
@@ -109,7 +109,7 @@ def check_a_part_with_another_number(ranks: Ranks) -> None:
         assert_equal(one, many, loss=LIMITS["loss"])
 
 
-def check_a_tensor_group_draws_the_same_numbers(ranks: Ranks) -> None:
+def check_different_dropout_within_a_tensor_group_is_detected(ranks: Ranks) -> None:
     def uncut(streams: Any) -> bool:
         """Whether what no rank has cut is the same on both after a step with dropout."""
         torch.manual_seed(5)
@@ -184,7 +184,7 @@ def _changed(name: str, strategy: Any, *, noise: bool = False, stale: bool = Fal
     return losses
 
 
-def check_a_stale_attribute_is_seen_in_each_strategy(ranks: Ranks) -> None:
+def check_stale_attribute_is_detected_in_each_strategy(ranks: Ranks) -> None:
     for name, case in MODELS.items():
         torch.manual_seed(5)
         model = Changed(case, noise=False).double()
@@ -201,7 +201,7 @@ def check_a_stale_attribute_is_seen_in_each_strategy(ranks: Ranks) -> None:
             assert abs(_changed(name, strategy, stale=True)[-1] - one[-1]) > 1e-3, strategy
 
 
-def check_another_random_number_is_seen_in_each_strategy(ranks: Ranks) -> None:
+def check_different_random_number_on_one_rank_is_detected_in_each_strategy(ranks: Ranks) -> None:
     """In the comparison before the first step all draw the same; one rank draws another here."""
     other = deterministic_rng._like(0.25 if ranks.rank else 0.5)
     # Random numbers do not depend on whether replicas are sharded.
@@ -213,7 +213,7 @@ def check_another_random_number_is_seen_in_each_strategy(ranks: Ranks) -> None:
             _changed(name, strategy, noise=True, check="first")
 
 
-def check_what_a_sequence_in_parts_needs(ranks: Ranks) -> None:
+def check_omitted_steps_of_context_parallelism_are_detected(ranks: Ranks) -> None:
     def own_alone(self: Places, whole: Tensor, dim: int) -> Tensor:
         return self.take(whole, dim)
 
@@ -225,7 +225,7 @@ def check_what_a_sequence_in_parts_needs(ranks: Ranks) -> None:
     assert_seen("transformer_tied", strategy, shifted)
 
 
-def check_what_spread_experts_need(ranks: Ranks) -> None:
+def check_omitted_steps_of_expert_parallelism_are_detected(ranks: Ranks) -> None:
     strategy, mixed = ExpertParallel(), {"mixed": MIXED}
     with mock.patch.dict(CASES, mixed):
         copy = mock.patch.object(experts._Copy, "backward", staticmethod(lambda ctx, *grads: (None, *grads)))
@@ -235,7 +235,7 @@ def check_what_spread_experts_need(ranks: Ranks) -> None:
         assert_seen("mixed", strategy, once_more)
 
 
-def check_pieces_that_are_not_dealt(ranks: Ranks) -> None:
+def check_missing_exchange_of_fused_projection_shards_is_detected(ranks: Ranks) -> None:
     def trained() -> None:
         torch.manual_seed(5)
         model = Tokens(Fused()).double()

@@ -26,7 +26,7 @@ from tests.parallel.world import Ranks
 SIZES = (2, 4)
 
 
-def check_every_model_ends_as_in_one_process(ranks: Ranks) -> None:
+def check_pipeline_training_of_every_model_equals_one_process(ranks: Ranks) -> None:
     layouts = (*pipelines(ranks.size), *combined(ranks.size))
     if ranks.size == 2:
         options: dict[str, Any] = {}
@@ -51,7 +51,7 @@ def check_every_model_ends_as_in_one_process(ranks: Ranks) -> None:
                 assert_equal(one, together(case, strategy, microbatches=4, check=check, **own), **EXACT)
 
 
-def check_values_are_carried_over_eight_stages(ranks: Ranks, sizes: tuple[int, ...] = (4,)) -> None:
+def check_skip_connection_over_eight_stages_equals_one_process(ranks: Ranks, sizes: tuple[int, ...] = (4,)) -> None:
     # Those models that have too few blocks for it above.
     long_skip = Case(name="long_skip", make=lambda: LongSkip(depth=7), batch=vectors)
     whole = (Case(name="mlp", make=lambda: Mlp(depth=7), batch=vectors), long_skip)
@@ -60,7 +60,7 @@ def check_values_are_carried_over_eight_stages(ranks: Ranks, sizes: tuple[int, .
         assert_equal(alone(case, microbatches=4), many, **EXACT)
 
 
-def check_single_precision_stays_close(ranks: Ranks) -> None:
+def check_float32_pipeline_training_stays_close_to_one_process(ranks: Ranks) -> None:
     cases = on(ranks.size, SHALLOW)
     for case in ranks.cells([case for case in cases if case.name in RISKIEST], cases):
         one = alone(case, dtype=torch.float32, microbatches=4, rows=(8,), optimizer=sgd)
@@ -74,7 +74,7 @@ def check_single_precision_stays_close(ranks: Ranks) -> None:
                 assert_equal(one, many, loss=5e-6, gradient=5e-6, parameter=5e-6, buffer=5e-6)
 
 
-def check_batches_of_any_size_go_through(ranks: Ranks) -> None:
+def check_batches_of_any_size_equal_one_process(ranks: Ranks) -> None:
     # 7 rows in 4 microbatches are 2, 2, 2, 1; of 2 rows two microbatches are left, fewer than there are stages.
     rows = (7, 2, 9)
     for name in ("cnn_batch", "transformer_tied"):
@@ -106,7 +106,7 @@ class Skips(nn.Module):
         return self.head(h if skip is None else h * skip)
 
 
-def check_microbatches_of_a_step_may_carry_other_values(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+def check_stages_may_pass_other_values_in_each_microbatch(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
     # 7 rows in 4 microbatches: the last one has a single row.
     case = Case(name="skips", make=Skips, batch=vectors)
     one = alone(case, microbatches=4, rows=(8, 7))
@@ -114,14 +114,14 @@ def check_microbatches_of_a_step_may_carry_other_values(ranks: Ranks, sizes: tup
         assert_equal(one, together(case, PipelineParallel(schedule=schedule), microbatches=4, rows=(8, 7)), **EXACT)
 
 
-def check_clipping_is_by_the_norm_of_all_stages(ranks: Ranks) -> None:
+def check_gradients_are_clipped_by_the_norm_of_all_stages(ranks: Ranks) -> None:
     for name in ranks.cells(("transformer_tied",), ("mlp", "transformer_tied")):
         one = alone(SHALLOW[name], microbatches=4, clip_norm=0.05)
         for strategy in (PipelineParallel(ranks.size), *combined(ranks.size)):
             assert_equal(one, together(SHALLOW[name], strategy, microbatches=4, clip_norm=0.05), **EXACT)
 
 
-def check_parts_of_a_batch_may_have_other_lengths(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+def check_batches_of_other_sequence_lengths_equal_one_process(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
     case = SHALLOW["transformer_untied"]
     one, many = made(case, torch.float64), made(case, torch.float64)
     par = parallel(many, PipelineParallel(ranks.size), case)
@@ -149,7 +149,7 @@ class Looks(nn.Module):
         return self.inner(x) if x.sum() > -1e9 else x
 
 
-def check_a_block_that_looks_at_values_trains_with_one_shape(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+def check_block_that_reads_tensor_values_is_trained_with_one_shape(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
     case = Case(
         name="looks", make=lambda: nn.Sequential(nn.Linear(12, 12), Looks(), Looks(), nn.Linear(12, 5)), batch=vectors
     )
@@ -191,7 +191,7 @@ def many_loss(output: dict[str, Any], target: Tensor) -> Tensor:
     return F.cross_entropy(output["logits"], target) + 0.1 * output["aux"][0]
 
 
-def check_inputs_and_outputs_of_any_kind(ranks: Ranks) -> None:
+def check_inputs_and_outputs_of_any_type_equal_one_process(ranks: Ranks) -> None:
     torch.manual_seed(2)
     batch = {
         "x": torch.randn(8, 12).double(),
@@ -224,7 +224,7 @@ def check_inputs_and_outputs_of_any_kind(ranks: Ranks) -> None:
         assert set().union(*held) == set(expected)
 
 
-def check_frozen_stages(ranks: Ranks) -> None:
+def check_pipeline_with_frozen_stages_equals_one_process(ranks: Ranks) -> None:
     case = CASES["mlp"]
 
     def freeze(model: nn.Module) -> nn.Module:
@@ -256,7 +256,7 @@ class Idle(nn.Module):
         return self.last(x)
 
 
-def check_what_is_never_called_does_not_decay(ranks: Ranks) -> None:
+def check_module_that_is_never_called_gets_no_weight_decay(ranks: Ranks) -> None:
     case = Case(name="mlp", make=Idle, batch=vectors)
 
     def decaying(model: nn.Module) -> torch.optim.Optimizer:
@@ -267,7 +267,7 @@ def check_what_is_never_called_does_not_decay(ranks: Ranks) -> None:
         assert_equal(one, together(case, strategy, microbatches=4, optimizer=decaying), **EXACT)
 
 
-def check_a_replica_may_have_one_row_for_batch_normalisation(ranks: Ranks, sizes: tuple[int, ...] = (4,)) -> None:
+def check_replica_with_one_row_for_batch_norm_equals_one_process(ranks: Ranks, sizes: tuple[int, ...] = (4,)) -> None:
     def make() -> nn.Module:
         return nn.Sequential(*(nn.Sequential(nn.Linear(12, 12), nn.BatchNorm1d(12), nn.Tanh()) for _ in range(3)))
 
@@ -279,7 +279,9 @@ def check_a_replica_may_have_one_row_for_batch_normalisation(ranks: Ranks, sizes
         assert_equal(one, many, **EXACT)
 
 
-def check_a_tensor_in_two_sharded_stages_of_a_worker_is_refused(ranks: Ranks, sizes: tuple[int, ...] = (4,)) -> None:
+def check_tensor_shared_by_two_sharded_stages_of_a_worker_is_refused(
+    ranks: Ranks, sizes: tuple[int, ...] = (4,)
+) -> None:
     def make() -> nn.Module:
         layers = [nn.Linear(12, 12) for _ in range(4)]
         layers[2].weight = layers[0].weight

@@ -378,7 +378,7 @@ def _check(name: str, par: Any) -> None:
         raise AssertionError(f"{name} on {par.world.layout}: {error}") from error
 
 
-def check_what_the_loop_changes_is_followed(ranks: Ranks) -> None:
+def check_pipeline_uses_values_that_the_loop_changes_between_steps(ranks: Ranks) -> None:
     # It is cut at the place where every choice of layers continues.
     cut = PipelineParallel(2, cut=["blocks.2"])
     pipelines = [cut] if ranks.size == 2 else [DataParallel(2) @ cut]
@@ -399,7 +399,9 @@ def check_what_the_loop_changes_is_followed(ranks: Ranks) -> None:
                 _check(name, par)
 
 
-def check_replicas_and_parts_follow_too(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+def check_other_strategies_use_values_that_the_loop_changes_between_steps(
+    ranks: Ranks, sizes: tuple[int, ...] = (2,)
+) -> None:
     # The model runs as it is on these layouts: of each way to read, one has one of them in turn.
     for name, layouts in ranks.grid(
         ranks.cells(list(_ON_FOUR), list(FOLLOWED)), (DataParallel(), FullyShard(), TensorParallel())
@@ -415,13 +417,15 @@ def check_replicas_and_parts_follow_too(ranks: Ranks, sizes: tuple[int, ...] = (
             _check(name, par)
 
 
-def check_what_a_pipeline_can_t_follow_is_refused_by_its_line(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+def check_model_state_that_a_pipeline_cannot_track_is_refused_with_its_line(
+    ranks: Ranks, sizes: tuple[int, ...] = (2,)
+) -> None:
     for make, said in REFUSED.values():
         with pytest.raises(ParallelError, match=f"(?s){said}"):
             _together(make, _nothing, PipelineParallel())
 
 
-def check_ranks_that_read_other_values_are_told(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+def check_different_attribute_values_on_two_ranks_are_refused(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
     make, change = FOLLOWED["attribute"]
     par, model = _together(make, change, PipelineParallel(), check="off")
     model.temperature = 1.0 + ranks.rank
@@ -435,7 +439,7 @@ def check_ranks_that_read_other_values_are_told(ranks: Ranks, sizes: tuple[int, 
         train()
 
 
-def check_what_fsdp_puts_on_a_module_is_no_setting_of_it(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+def check_attributes_added_by_fsdp_are_ignored(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
     model = Chain()
     before = [set(plain_attributes(module)) for module in model.modules()]
     par = paceline.parallelize(
@@ -445,7 +449,9 @@ def check_what_fsdp_puts_on_a_module_is_no_setting_of_it(ranks: Ranks, sizes: tu
     assert [set(plain_attributes(module)) for module in par.module.modules()] == before
 
 
-def check_stages_and_replicas_that_read_other_values_are_told(ranks: Ranks, sizes: tuple[int, ...] = (4,)) -> None:
+def check_different_attribute_values_on_stages_or_replicas_are_refused(
+    ranks: Ranks, sizes: tuple[int, ...] = (4,)
+) -> None:
     make, change = FOLLOWED["attribute"]
     # Rows that the replicas share unevenly are no reason.
     uneven = [(x[:7], y[:7]) for x, y in _batches()]
@@ -465,7 +471,7 @@ def check_stages_and_replicas_that_read_other_values_are_told(ranks: Ranks, size
             train()
 
 
-def check_a_buffer_that_is_replaced_is_refused(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+def check_replaced_buffer_is_refused(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
     def make() -> nn.Module:
         model = chain(between=lambda self, x: x * self.gains)()
         model.register_buffer("gains", torch.ones(8, dtype=torch.float64))
@@ -503,7 +509,7 @@ class _GoesThroughASet(nn.Module):
         return self.last(x)
 
 
-def check_order_of_a_set_is_named_where_ranks_trace_other_calls(ranks: Ranks, sizes: Any = (2,)) -> None:
+def check_different_set_order_on_the_ranks_is_named_in_the_error(ranks: Ranks, sizes: Any = (2,)) -> None:
     torch.manual_seed(3)
     model = _GoesThroughASet()
     batch = torch.randn(8, 12), torch.randint(0, 5, (8,))

@@ -71,7 +71,7 @@ def _hooked(model: Mlp, how: str) -> Any:
     return handles
 
 
-def check_hooks_on_gradients_are_called(ranks: Ranks) -> None:
+def check_gradient_hooks_are_called_as_in_one_process(ranks: Ranks) -> None:
     batches = _batches()
     for how, microbatches in (("before", 2), ("after", 1)):
         one = _made(Mlp)
@@ -86,7 +86,7 @@ def check_hooks_on_gradients_are_called(ranks: Ranks) -> None:
             assert "equal to the plain model" in par.compared
 
 
-def check_a_hook_that_is_removed_or_put_on_later_is_heard(ranks: Ranks) -> None:
+def check_gradient_hooks_removed_or_added_later_take_effect(ranks: Ranks) -> None:
     batches = _batches(4)
     one = _made(Mlp)
     handles = _hooked(one, "before")
@@ -109,7 +109,7 @@ def check_a_hook_that_is_removed_or_put_on_later_is_heard(ranks: Ranks) -> None:
         _assert_same(one, par, "a hook that comes and goes")
 
 
-def check_hooks_that_a_layout_can_t_call_are_refused(ranks: Ranks) -> None:
+def check_gradient_hooks_that_a_layout_cannot_call_are_refused(ranks: Ranks) -> None:
     batches = _batches(1)
     model = _made(Mlp)
     _hooked(model, "after")
@@ -122,7 +122,7 @@ def check_hooks_that_a_layout_can_t_call_are_refused(ranks: Ranks) -> None:
         _together(model, batches, TensorParallel())
 
 
-def check_a_hook_that_is_not_linear_is_told(ranks: Ranks) -> None:
+def check_nonlinear_gradient_hook_is_refused_before_the_first_step(ranks: Ranks) -> None:
     for strategy in REPLICAS:
         model = _made(Mlp)
         for param in model.parameters():
@@ -182,7 +182,7 @@ class _Followed(nn.Module):
         return self.own(x) + self.slow(x)
 
 
-def check_what_a_forward_pass_writes_to_parameters_is_kept(ranks: Ranks) -> None:
+def check_parameters_changed_in_forward_equal_one_process(ranks: Ranks) -> None:
     for kind in (Momentum, Inside):
         batches = _batches()
         one = _made(kind)
@@ -205,7 +205,7 @@ class Instances(nn.Module):
         return self.last(torch.tanh(self.norm(self.first(x[:, None]))).mean(-1))
 
 
-def check_running_statistics_of_instances_follow_all_rows(ranks: Ranks) -> None:
+def check_instance_norm_statistics_equal_one_process(ranks: Ranks) -> None:
     # The last batch has a row that replaces a missing one on a replica.
     batches = [*_batches(2), *_batches(1, rows=3)]
     one = _made(Instances)
@@ -240,7 +240,7 @@ def _contrastive(output: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(output @ output.T, torch.arange(len(output)))
 
 
-def check_a_loss_of_rows_against_one_another_is_told(ranks: Ranks) -> None:
+def check_loss_that_compares_rows_is_refused(ranks: Ranks) -> None:
     batches = _batches()
     one = _made(Mlp)
     _alone(one, batches, loss=_contrastive)
@@ -265,7 +265,7 @@ def check_a_loss_of_rows_against_one_another_is_told(ranks: Ranks) -> None:
         _assert_same(one, par, "rows")
 
 
-def check_buffers_that_differ_are_told(ranks: Ranks) -> None:
+def check_buffer_that_differs_from_one_process_is_refused(ranks: Ranks) -> None:
     batches = _batches()
     for strategy in REPLICAS:
         with pytest.raises(ParallelError, match=r"buffers are not those of the plain model after one step: mean"):
@@ -303,7 +303,7 @@ class Counted(Mlp):
         return super().forward(x)
 
 
-def check_the_first_step_is_compared_and_leaves_nothing(ranks: Ranks) -> None:
+def check_first_step_comparison_does_not_change_the_training(ranks: Ranks) -> None:
     batches = _batches()
     for strategy in (*REPLICAS, TensorParallel(), PipelineParallel()):
         ends = []
@@ -320,7 +320,7 @@ def check_the_first_step_is_compared_and_leaves_nothing(ranks: Ranks) -> None:
     assert model.seen == [4] * len(batches)
 
 
-def check_a_layout_that_is_wrong_is_not_trained(ranks: Ranks) -> None:
+def check_wrong_gradient_is_refused_before_the_first_step(ranks: Ranks) -> None:
     class Wrong(Mlp):
         def forward(self, x: Tensor) -> Tensor:
             y = super().forward(x)
@@ -335,7 +335,7 @@ def check_a_layout_that_is_wrong_is_not_trained(ranks: Ranks) -> None:
             assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def check_what_can_t_be_compared_is_said(ranks: Ranks) -> None:
+def check_explain_gives_the_reason_why_a_model_is_not_compared(ranks: Ranks) -> None:
     class Rows(Mlp):
         def forward(self, x: Tensor) -> Tensor:
             if len(x) < 4:
@@ -360,7 +360,7 @@ class Recurrent(nn.Module):
         return self.last(self.gru(self.rnn(x[..., None])[0])[0][:, -1])
 
 
-def check_recurrent_layers_are_sharded(ranks: Ranks) -> None:
+def check_sharded_recurrent_layers_equal_one_process(ranks: Ranks) -> None:
     batches = _batches()
     one = _made(Recurrent)
     _alone(one, batches)
@@ -380,7 +380,7 @@ def check_recurrent_layers_are_sharded(ranks: Ranks) -> None:
             nn.RNNBase.flatten_parameters = before  # type: ignore[method-assign]
 
 
-def check_a_gpu_is_waited_for_where_a_forward_pass_changes_parts(ranks: Ranks) -> None:
+def check_gpu_is_synchronized_if_forward_changes_sharded_parameters(ranks: Ranks) -> None:
     for kind, is_waited_for in ((Momentum, True), (Inside, True), (Mlp, False)):
         model = _made(kind)
         par = _together(model, _batches(), FullyShard())
@@ -392,7 +392,7 @@ def check_a_gpu_is_waited_for_where_a_forward_pass_changes_parts(ranks: Ranks) -
             assert bool(waited) == is_waited_for, kind
 
 
-def check_a_batch_that_is_taken_apart_is_told(ranks: Ranks) -> None:
+def check_unpacking_a_batch_of_par_epoch_raises(ranks: Ranks) -> None:
     model = _made(Mlp)
     par = paceline.parallelize(
         model, torch.optim.SGD(model.parameters()), _batches(), loss=F.cross_entropy, strategy=DataParallel()
@@ -413,7 +413,7 @@ class Frozen(Mlp):
         return self.norm(super().forward(x))
 
 
-def check_a_layer_in_evaluation_mode_on_another_stage_is_compared_as_it_is(ranks: Ranks) -> None:
+def check_layer_in_evaluation_mode_on_another_stage_equals_one_process(ranks: Ranks) -> None:
     """Story: the copy had it in training mode on the ranks of the other stages, and the pipeline was refused."""
     batches = _batches()
     one = _made(Frozen)
@@ -466,7 +466,7 @@ class _WrongOnLongRows(Mean32):
 WRONG = [False]
 
 
-def check_rows_that_each_worker_pads_are_all_compared(ranks: Ranks) -> None:
+def check_rows_padded_by_each_worker_are_all_compared(ranks: Ranks) -> None:
     """Story: `par.check` compared the rows of one worker."""
     for long in (0, 1):
         loader = torch.utils.data.DataLoader(_LongHalf(long), batch_size=8, collate_fn=_padded)
@@ -497,7 +497,7 @@ class _LongHalf(torch.utils.data.Dataset[Any]):
         return torch.randint(1, 32, (9 if index // 4 == self.long else 4,)), index % 5
 
 
-def check_batches_padded_to_their_longest_row_are_compared_and_trained(ranks: Ranks) -> None:
+def check_batches_padded_to_their_longest_row_equal_one_process(ranks: Ranks) -> None:
     """Story: the first step failed with "Sizes of tensors must match except in dimension 0"."""
     for strategy in (*REPLICAS, "auto"):
         for microbatches in (1, 2):
@@ -553,7 +553,7 @@ class _Noting(nn.Module):
         return self.last(x)
 
 
-def check_an_embedding_with_max_norm_is_right_or_refused(ranks: Ranks) -> None:
+def check_embedding_with_max_norm_equals_one_process_or_is_refused(ranks: Ranks) -> None:
     batches = _batches(3)
     for kind in (nn.Embedding, nn.EmbeddingBag):
         for strategy in REPLICAS:
@@ -572,7 +572,7 @@ def check_an_embedding_with_max_norm_is_right_or_refused(ranks: Ranks) -> None:
         _assert_same(one, par, f"{kind.__name__} with max_norm")
 
 
-def check_a_forward_that_writes_its_batch_to_a_parameter_is_refused_on_replicas(ranks: Ranks) -> None:
+def check_forward_that_writes_its_batch_to_a_parameter_is_refused_on_replicas(ranks: Ranks) -> None:
     batches = _batches(3)
     for strategy in REPLICAS:
         model = _made(lambda: _Noting(True))

@@ -28,7 +28,7 @@ from tests.parallel.world import Ranks
 SIZES = (2, 4)
 
 
-def check_thawing_after_the_cut_is_refused(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+def check_unfreezing_parameters_of_a_pipeline_is_refused(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
     case = CASES["mlp"]
     model = made(case, torch.float64)
     model.first.requires_grad_(False)
@@ -39,7 +39,7 @@ def check_thawing_after_the_cut_is_refused(ranks: Ranks, sizes: tuple[int, ...] 
     assert_refused(lambda: par.executor.train_step([]), "requires_grad is", "call parallelize")
 
 
-def check_evaluation_is_without_dropout_and_keeps_buffers(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+def check_pipeline_evaluation_uses_no_dropout_and_keeps_buffers(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
     case = dropping(0.5)
     one = made(case, torch.float64).eval()
     given = batches(case, torch.float64, (8, 7, 1))
@@ -73,7 +73,7 @@ class Doubtful(nn.Module):
         return self.d(h)
 
 
-def check_a_forward_that_asks_for_the_mode(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+def check_forward_that_reads_the_training_mode_equals_one_process(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
     case = Case(name="mode", make=Doubtful, batch=vectors)
     one = made(case, torch.float64).eval()
     par = parallel(made(case, torch.float64), PipelineParallel(ranks.size), case)
@@ -85,7 +85,7 @@ def check_a_forward_that_asks_for_the_mode(ranks: Ranks, sizes: tuple[int, ...] 
     assert abs(found - float(F.cross_entropy(one(given[0][0]), given[0][1]).detach())) < 1e-11
 
 
-def check_a_model_given_in_evaluation_mode_stays_in_it(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+def check_model_given_in_evaluation_mode_stays_in_evaluation_mode(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
     """Story: the module that joins one worker's stages was in training mode, unlike the model, and the forward asked it."""
     case = Case(name="mode", make=Doubtful, batch=vectors)
     one = made(case, torch.float64).eval()
@@ -96,7 +96,7 @@ def check_a_model_given_in_evaluation_mode_stays_in_it(ranks: Ranks, sizes: tupl
     assert abs(float(par.step((x, y))) - float(F.cross_entropy(one(x), y).detach())) < 1e-11
 
 
-def check_dropout_is_reproducible_and_each_stage_has_its_own(ranks: Ranks) -> None:
+def check_dropout_is_reproducible_and_differs_between_stages(ranks: Ranks) -> None:
     case = dropping(0.5, depth=ranks.size)
     given = batches(case, torch.float64, (8, 8))
 
@@ -126,7 +126,7 @@ def check_dropout_is_reproducible_and_each_stage_has_its_own(ranks: Ranks) -> No
     assert len({tuple(numbers) for numbers in drawn}) == ranks.size
 
 
-def check_half_precision_is_that_of_one_process(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+def check_bf16_pipeline_training_equals_one_process(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
     case = CASES["transformer_untied"]
     one = made(case, torch.float32)
     x, y = batches(case, torch.float32, (8,))[0]
@@ -144,7 +144,7 @@ def check_half_precision_is_that_of_one_process(ranks: Ranks, sizes: tuple[int, 
         assert torch.allclose(param.grad, expected[name].grad, rtol=1e-2, atol=1e-4), name
 
 
-def check_what_runs_is_what_is_drawn(ranks: Ranks) -> None:
+def check_executed_schedule_equals_the_drawn_schedule(ranks: Ranks) -> None:
     # Interleaved there are twice as many stages as workers.
     case = (SHALLOW if ranks.size == 2 else CASES)["transformer_tied"]
     for schedule, chunks in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2)):
@@ -183,7 +183,7 @@ class _Kept:
         _Kept.now -= self.size
 
 
-def check_1f1b_keeps_the_activations_of_as_many_microbatches_as_stages_are_left(ranks: Ranks) -> None:
+def check_1f1b_stage_keeps_activations_of_one_microbatch_per_remaining_stage(ranks: Ranks) -> None:
     case = CASES["transformer_untied"]
     cut = [f"blocks.{index * 4 // ranks.size}" for index in range(1, ranks.size)]
     most = {}
@@ -203,7 +203,7 @@ def check_1f1b_keeps_the_activations_of_as_many_microbatches_as_stages_are_left(
     assert abs(most["1f1b"] / most["gpipe"] - left / 8) < 0.01, most
 
 
-def check_each_worker_holds_its_part_of_the_model_alone(ranks: Ranks) -> None:
+def check_each_worker_holds_only_its_stages(ranks: Ranks) -> None:
     case = Case(name="deep", make=lambda: Transformer(tied=False, depth=8), batch=plain_tokens, loss=token_loss)
     whole = made(case, torch.float64)
     for schedule, chunks in (("1f1b", 1), ("interleaved", 2)):
@@ -227,7 +227,7 @@ def check_each_worker_holds_its_part_of_the_model_alone(ranks: Ranks) -> None:
         assert not any(stage._kept for stage in par.executor._stages)
 
 
-def check_stages_that_are_sharded_hold_a_part_of_their_part(ranks: Ranks, sizes: tuple[int, ...] = (4,)) -> None:
+def check_sharded_stages_hold_a_quarter_of_the_parameters(ranks: Ranks, sizes: tuple[int, ...] = (4,)) -> None:
     case = Case(name="deep", make=lambda: Transformer(tied=False, depth=4), batch=plain_tokens, loss=token_loss)
     model = made(case, torch.float64)
     total = sum(param.numel() for param in model.parameters())
@@ -237,7 +237,7 @@ def check_stages_that_are_sharded_hold_a_part_of_their_part(ranks: Ranks, sizes:
     assert held <= 1.3 * total / 4
 
 
-def check_a_cut_by_hand_is_taken(ranks: Ranks) -> None:
+def check_stage_boundaries_given_by_name_are_used(ranks: Ranks) -> None:
     case = CASES["transformer_tied"]
     names = [f"blocks.{index}" for index in range(1, ranks.size)]
     model = made(case, torch.float64)
@@ -252,7 +252,7 @@ def check_a_cut_by_hand_is_taken(ranks: Ranks) -> None:
     assert_equal(one, together(case, PipelineParallel(cut=inside), microbatches=4, rows=(8,)), **EXACT)
 
 
-def check_cuts_that_can_not_be_made_are_refused_on_every_rank(ranks: Ranks) -> None:
+def check_invalid_stage_boundaries_are_refused_on_every_rank(ranks: Ranks) -> None:
     case = CASES["transformer_tied"]
     mlp = CASES["mlp"]
 
@@ -292,7 +292,7 @@ def check_cuts_that_can_not_be_made_are_refused_on_every_rank(ranks: Ranks) -> N
     )
 
 
-def check_explain_says_where_it_is_cut_and_what_it_costs(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+def check_explain_shows_stage_boundaries_and_costs(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
     case = CASES["transformer_tied"]
     par = parallel(made(case, torch.float64), PipelineParallel(), case)
     text = par.explain()
@@ -309,7 +309,9 @@ def check_explain_says_where_it_is_cut_and_what_it_costs(ranks: Ranks, sizes: tu
 # Mutations: each takes away one thing, and the comparison has to see it.
 
 
-def check_without_the_sum_over_ties_it_differs(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+def check_without_the_gradient_sum_over_tied_weights_gradients_differ(
+    ranks: Ranks, sizes: tuple[int, ...] = (2,)
+) -> None:
     case = CASES["transformer_tied"]
     one = alone(case, microbatches=4, rows=(8,))
     with replaced(StageTies, "sum_gradients", lambda self, params: None):
@@ -319,7 +321,7 @@ def check_without_the_sum_over_ties_it_differs(ranks: Ranks, sizes: tuple[int, .
     assert_different(ranks, lambda: assert_equal(one, many, loss=1e-11, gradient=1e-4))
 
 
-def check_without_the_weights_it_differs(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+def check_without_microbatch_weights_the_loss_differs(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
     case = CASES["transformer_tied"]
     one = alone(case, microbatches=4, rows=(8,))
 
@@ -331,7 +333,9 @@ def check_without_the_weights_it_differs(ranks: Ranks, sizes: tuple[int, ...] = 
     assert_different(ranks, lambda: assert_equal(one, many, loss=1e-4))
 
 
-def check_with_ties_counted_twice_in_the_norm_it_differs(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+def check_with_tied_weights_counted_twice_in_the_norm_gradients_differ(
+    ranks: Ranks, sizes: tuple[int, ...] = (2,)
+) -> None:
     from paceline.parallel import reduce
 
     case = CASES["transformer_tied"]
@@ -341,7 +345,7 @@ def check_with_ties_counted_twice_in_the_norm_it_differs(ranks: Ranks, sizes: tu
     assert_different(ranks, lambda: assert_equal(one, many, loss=1e-11, gradient=1e-6))
 
 
-def check_with_each_stage_clipped_by_its_own_norm_it_differs(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+def check_with_each_stage_clipped_by_its_own_norm_gradients_differ(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
     from paceline.parallel.reduce import Clipper
 
     def own_norm(self: Clipper) -> Tensor:

@@ -53,7 +53,7 @@ def _step(kind: type[nn.Module], strategy: Any, dtype: torch.dtype) -> Any:
     return par
 
 
-def check_a_running_mean_that_is_0_but_for_rounding_is_equal(ranks: Ranks) -> None:
+def check_running_mean_of_zero_with_rounding_errors_compares_equal(ranks: Ranks) -> None:
     """Story: it was compared by its own size, and mobilenet_v2 and efficientnet were refused."""
     for dtype in (torch.float32, torch.float64):
         for strategy in REPLICAS:

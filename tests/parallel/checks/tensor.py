@@ -33,7 +33,7 @@ def layouts(ranks: Any) -> list[Any]:
     )
 
 
-def check_loss_and_gradients_are_those_of_one_process(ranks: Any) -> None:
+def check_tensor_parallel_loss_and_gradients_equal_one_process(ranks: Any) -> None:
     options: dict[str, Any] = {"dtype": torch.float32, "rows": (8,), "optimizer": sgd, "microbatches": 2}
     cases = on(ranks.size, SHALLOW)
     for case in ranks.cells([case for case in cases if case.name in RISKIEST], cases):
@@ -43,7 +43,7 @@ def check_loss_and_gradients_are_those_of_one_process(ranks: Any) -> None:
             assert_equal(one, many, loss=FLOAT32, gradient=FLOAT32)
 
 
-def check_five_steps_of_adamw_are_those_of_one_process(ranks: Any) -> None:
+def check_tensor_parallel_adamw_steps_equal_one_process(ranks: Any) -> None:
     # In one piece: microbatches are added up in the check above.
     few: dict[str, Any] = {"rows": (8, 7, 5), "clip_norm": 0.05}
     whole = [(case, layouts(ranks)) for case in on(ranks.size, SHALLOW)]
@@ -64,7 +64,7 @@ def check_five_steps_of_adamw_are_those_of_one_process(ranks: Any) -> None:
             assert_equal(one, many, loss=FLOAT64, gradient=FLOAT64, parameter=FLOAT64, buffer=FLOAT64)
 
 
-def check_each_rank_holds_its_part_alone(ranks: Any) -> None:
+def check_each_rank_holds_only_its_tensor_shards(ranks: Any) -> None:
     par, _ = trained(SHALLOW["transformer_untied"], TensorParallel())
     sizes = {name: tensor.size for name, tensor in local_sizes(par).items()}
     assert sizes["blocks.0.up.weight"] * ranks.size == 16 * 64
@@ -78,7 +78,7 @@ def check_each_rank_holds_its_part_alone(ranks: Any) -> None:
     assert sum(everyone) == 17 * 16, "a vocabulary that the ranks don't divide is spread all the same"
 
 
-def check_explain_says_what_was_cut(ranks: Any) -> None:
+def check_explain_lists_the_split_layers(ranks: Any) -> None:
     par, _ = trained(SHALLOW["transformer_untied"], TensorParallel())
     text = par.explain()
     assert "colwise: blocks.{0..1}.up" in text, text
@@ -123,7 +123,7 @@ def plain(case: Case) -> tuple[Any, ...]:
     return batches(case, torch.float64, (8,))[0]
 
 
-def check_a_tie_that_is_not_made_again_is_seen(ranks: Any) -> None:
+def check_broken_weight_tie_is_detected_before_training(ranks: Any) -> None:
     """Facts #10: parallelize_module breaks ties; losses stay right, gradients do not. The check says so before training."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tensor, "tie_again", lambda model, ties: None)
@@ -131,7 +131,7 @@ def check_a_tie_that_is_not_made_again_is_seen(ranks: Any) -> None:
             tensor.apply(*arguments(ranks))
 
 
-def check_without_the_tie_training_would_be_wrong(ranks: Any) -> None:
+def check_without_the_weight_tie_gradients_differ(ranks: Any) -> None:
     """The mutation of the equality above: were it not for the tie and the check, gradients would be off."""
     case, options = CASES["transformer_tied"], {"rows": (8,), "optimizer": sgd}
     one = alone(case, **options)
@@ -169,7 +169,7 @@ class Careless(nn.Module):
         return self.down(x - x.mean(-1, keepdim=True))
 
 
-def check_a_module_that_differs_is_named(ranks: Any) -> None:
+def check_wrong_split_is_detected_and_its_module_named(ranks: Any) -> None:
     """Were a pair cut that can't be, the check before training would name the module behind it."""
     from paceline.parallel.tensor.groups import Group
     from paceline.parallel.tensor.plan import TensorPlan
@@ -186,7 +186,7 @@ def check_a_module_that_differs_is_named(ranks: Any) -> None:
     assert not applied.plan.groups
 
 
-def check_a_table_of_names_gives_the_same_numbers(ranks: Any) -> None:
+def check_plan_table_training_equals_one_process(ranks: Any) -> None:
     """Also an odd table: a part of an attention, rows without columns, an embedding by its width."""
     case, options = SHALLOW["transformer_untied"], {"rows": (8, 8)}
     one = alone(case, **options)
@@ -205,7 +205,7 @@ def check_a_table_of_names_gives_the_same_numbers(ranks: Any) -> None:
         )
 
 
-def check_evaluation_and_the_whole_state_are_those_of_one_process(ranks: Any) -> None:
+def check_tensor_parallel_evaluation_and_state_equal_one_process(ranks: Any) -> None:
     case = SHALLOW["transformer_tied"]
     par, _ = trained(case, TensorParallel(), steps=2, loss_weight=case.loss_weight)
     given = batches(case, torch.float64, (8, 3), seed=11)
@@ -222,7 +222,7 @@ def check_evaluation_and_the_whole_state_are_those_of_one_process(ranks: Any) ->
     assert torch.equal(whole(par.executor.named_parameters()["tok.weight"]).detach(), model.tok.weight.detach())
 
 
-def check_torchs_own_encoder_is_cut_too(ranks: Any) -> None:
+def check_torch_transformer_encoder_is_split_and_equals_one_process(ranks: Any) -> None:
     """Its attention uses weights without calling their layers and stays whole; its linear layers are cut."""
     layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True, dtype=torch.float64)
     case = Case(
@@ -236,7 +236,7 @@ def check_torchs_own_encoder_is_cut_too(ranks: Any) -> None:
     assert_equal(one, many, loss=FLOAT64, gradient=FLOAT64, parameter=FLOAT64)
 
 
-def check_what_is_changed_in_place_between_two_layers_is_right(ranks: Any) -> None:
+def check_in_place_activation_between_split_layers_equals_one_process(ranks: Any) -> None:
     case = Case(
         name="in place",
         make=lambda: nn.Sequential(
@@ -250,7 +250,7 @@ def check_what_is_changed_in_place_between_two_layers_is_right(ranks: Any) -> No
     assert_equal(one, many, loss=FLOAT64, gradient=FLOAT64, parameter=FLOAT64)
 
 
-def check_the_plan_is_that_of_the_first_rank(ranks: Any) -> None:
+def check_only_rank_0_computes_the_plan(ranks: Any) -> None:
     """On another machine a trial may differ a little; with two plans the ranks would wait for ever."""
 
     def nothing(*arguments: Any) -> Any:
@@ -276,7 +276,7 @@ class AtLeast(nn.Module):
         return self.inner(tokens)
 
 
-def check_a_model_that_can_not_compute_few_rows_is_cut_by_all_of_them(ranks: Any) -> None:
+def check_model_that_needs_many_rows_is_planned_with_the_whole_batch(ranks: Any) -> None:
     case = Case(name="at least", make=AtLeast, batch=plain_tokens, loss=token_loss)
     options: dict[str, Any] = {"rows": (8,), "optimizer": sgd}
     assert_equal(alone(case, **options), together(case, TensorParallel(), **options), loss=FLOAT64, gradient=FLOAT64)
@@ -335,7 +335,7 @@ def _tensor_of(model: nn.Module, batch: Any, loss: Any = F.cross_entropy) -> Any
     return paceline.parallelize(model, optimizer, [batch], loss=loss, strategy=TensorParallel())
 
 
-def check_the_trial_sees_what_training_sees(ranks: Any, sizes: Any = (2,)) -> None:
+def check_planning_runs_the_model_in_its_training_mode(ranks: Any, sizes: Any = (2,)) -> None:
     """Story: it ran in evaluation mode, where the model returned something else, and the loss raised an AttributeError."""
     torch.manual_seed(3)
     model = Auxiliary().double()
@@ -353,7 +353,7 @@ def check_the_trial_sees_what_training_sees(ranks: Any, sizes: Any = (2,)) -> No
         assert "equal to the plain model" in par.compared, par.compared
 
 
-def check_rounding_of_a_model_that_makes_much_of_it_is_no_difference(ranks: Any, sizes: Any = (2,)) -> None:
+def check_large_rounding_errors_of_a_model_are_accepted(ranks: Any, sizes: Any = (2,)) -> None:
     """Story: a model with autocast in its own forward, and one that normalises over the batch by hand, were refused."""
     batch = torch.randn(8, 12), torch.randint(0, 5, (8,))
     for narrow in (True, False):

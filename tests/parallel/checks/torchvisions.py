@@ -9,5 +9,5 @@ from tests.parallel.world import Ranks
 SIZES = (2,)
 
 
-def check_models_of_torchvision(ranks: Ranks) -> None:
+def check_torchvision_models_equal_one_process_or_are_refused(ranks: Ranks) -> None:
     assert_right(ranks, TORCHVISION, dict.fromkeys(("data", "shard", "pipe", "tensor"), tuple(TORCHVISION)))

@@ -63,7 +63,7 @@ def test_model_larger_than_one_workers_memory_is_trained_and_saved(saved: Path) 
         assert abs(int(str(report["peak"])) - planned) <= 0.1 * planned, report
 
 
-# Weights of one layout are read by the others in `large.check_reads_its_own_part_alone`.
+# Weights of one layout are read by the others in `large.check_each_rank_reads_only_its_own_part_of_safetensors`.
 @pytest.mark.promise("model-worker-could-hold-trained")
 @pytest.mark.timeout(3000)
 @pytest.mark.proof
