@@ -214,6 +214,11 @@ def test_invalid_pipeline_submission_starts_no_run(place: Place, submit: Submit)
         submit(step, pipeline_parameters={"ad": 1})
     with pytest.raises(JobError, match=r"step 'b': entry_script 'gone.py'|step 'b': .*gone.py"):
         submit(step, pl.Step("b", pl.Estimator(place.source, entry_script="gone.py")))
+    estimator = pl.Estimator(
+        place.source, entry_script="step.py", notify="mail:ann@example.com", notify_on="metrics.loss > 1"
+    )
+    with pytest.raises(JobError, match=r"step 'b': .*a pipeline has no metrics of its own"):
+        submit(step, pl.Step("b", estimator))
     with pytest.raises(PipelineError, match="without script_params"):
         place.experiment.submit(pl.Pipeline([step]), script_params={})
     assert list(place.workspace.runs_dir.iterdir()) == []
