@@ -309,6 +309,14 @@ def test_secrets_are_sent_encrypted_and_removed_from_the_store_once_read(trip: T
     assert not trip.folder.secrets.exists()
 
 
+def test_key_of_a_session_stays_on_the_submitting_machine(trip: Trip) -> None:
+    trip.folder.session.mkdir()
+    (trip.folder.session / "key").write_text("PRIVATE KEY")
+    trip.send()
+    with tarfile.open(trip.store / "paceline" / "runs" / trip.folder.run_id / "start.tar.gz") as archive:
+        assert not [name for name in archive.getnames() if "session" in name]
+
+
 @pytest.mark.promise("secret-changed-ray-run-s")
 def test_secret_that_was_changed_in_the_store_is_refused(trip: Trip, tmp_path: Path) -> None:
     write_json(trip.folder.secrets, {"A": "the secret"})
