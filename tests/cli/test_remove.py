@@ -154,7 +154,7 @@ def test_invalid_prune_call_removes_nothing(cli: Cli, runs: list[str], words: li
 def test_list_long_has_sizes_and_tags(cli: Cli, runs: list[str]) -> None:
     lines = [line.split() for line in cli("list", "--long").stdout.splitlines()]
     assert lines[0][-2:] == ["DISK", "TAGS"]
-    assert {tuple(line[-2:]) for line in lines[2:]} <= {("5.8", "kB"), ("5.9", "kB"), ("6.0", "kB")}
+    assert all(5 < float(size) < 8 and unit == "kB" for *_, size, unit in lines[2:])
     sizes = {run["run_id"]: run["size_bytes"] for run in cli.json("list", "--long")}
     assert 5000 < sizes[runs[0]] < 10_000
     assert "size_bytes" not in cli.json("list")[0]
