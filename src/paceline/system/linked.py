@@ -215,7 +215,7 @@ def is_named(path: str, send: Collection[str]) -> bool:
 def sent_files(source: Path, path: str, *, named: bool) -> Iterator[tuple[str, Path]]:
     """Yield (name below `path`, local path) of each file to send.
 
-    named: Whether the user has named the folder. Otherwise its hidden folders and folders of results are left out.
+    named: Whether the user has named the folder. If not, Paceline leaves out hidden folders and folders of results in it.
 
     Raises:
         OSError: The folder can't be read, or changes meanwhile.

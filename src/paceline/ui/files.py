@@ -83,8 +83,8 @@ class FileRow(TypedDict):
 class FileTree(TypedDict):
     """The file tree of a run or folder.
 
-    below: The folder, or "". above: (path, name) of the folder and its parents. wanted: The searched text. more: Number of
-    rows that are left out. count, total: Number and bytes of the files.
+    below: Path of the folder, or "". above: (path, name) of the folder and its parents. wanted: Text that all shown paths
+    contain. more: Number of rows that are left out. count, total: Number and bytes of the files.
     """
 
     below: str
@@ -265,7 +265,7 @@ def archive(folder: RunFolder, below: str) -> Response:
     """Stream the files of a folder as a zip archive.
 
     Raises:
-        RunNotFoundError: The run has no files there.
+        RunNotFoundError: The run has no files in this folder.
     """
     names = [file.name for file in files_of(folder) if not below or file.name.startswith(f"{below}/")]
     if not names:

@@ -103,7 +103,7 @@ class _Tables:
             validate: As for `Dataset.File.from_files`.
             infer_column_types: Parse numbers and dates; otherwise all values are text.
             separator: Text between two fields.
-            header: True if each file begins with column names. Otherwise they are Column1, Column2, ...
+            header: True if each file begins with column names. Otherwise the columns are Column1, Column2, ...
             empty_as_string: Read empty fields as "" instead of NaN.
             encoding: Encoding of the files.
             set_column_types: Maps a column to "str", "int", "float", "bool", "datetime" or "datetime:<strptime format>".
@@ -223,7 +223,7 @@ class Dataset:
             version: Version number, or "latest".
 
         Raises:
-            DataError: It does not exist; the message lists the names or versions that do.
+            DataError: The dataset or version does not exist; the message lists the names or versions that do.
         """
         folder = workspace_dir_of(workspace)
         return _made(folder, registered.load(folder, name, version))

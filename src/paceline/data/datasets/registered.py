@@ -139,7 +139,7 @@ def load(workspace_dir: Path, name: str, version: int | str = "latest") -> Datas
         version: Version number, or "latest".
 
     Raises:
-        DataError: It does not exist; the message lists the names or versions that do.
+        DataError: The dataset or version does not exist; the message lists the names or versions that do.
     """
     registry = _registry(workspace_dir)
     known = registry.versions(check_dataset_name(name))

@@ -52,7 +52,7 @@ class DistributedSampler:
         world_size: Number of ranks.
         seed: Seed of the order, equal on every rank.
         shuffle: False keeps the order of the data set.
-        drop_last: Leave out the last samples if their number does not divide evenly among the ranks.
+        drop_last: Leave out the last samples that do not divide evenly among the ranks.
         pad: Repeat first samples of the epoch until all ranks have equally many. With neither drop_last nor pad, some have one
             sample more, and maybe one batch more: wrap the loop in DDP's `join()`, or the last step waits forever.
 
