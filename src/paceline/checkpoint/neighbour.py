@@ -55,7 +55,7 @@ class Neighbour:
         encoded: Callable[[], tuple[bytes, Sequence[DenseArray]]],
         step_s: float | None,
     ) -> None:
-        """Send a state. Afterwards the caller may change its arrays.
+        """Send a state to the warm spare. Afterwards the caller may change the state's arrays.
 
         `encoded` returns the header and the arrays of the state's checkpoint file.
         """
@@ -111,7 +111,7 @@ def has_shared_spare(environ: Mapping[str, str]) -> bool:
 
 
 def newest(folder: Path) -> tuple[int, list[int]] | None:
-    """Return the newest complete state in memory, or None.
+    """Return the newest complete state in the warm spare's memory, or None.
 
     The result is its step, and a file descriptor for each rank's part.
     """

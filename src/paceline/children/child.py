@@ -37,7 +37,7 @@ class RecordWatch:
         self._read_at = time.monotonic()
 
     def changed(self) -> ChildState | None:
-        """Return the child's state if it may have changed, else None."""
+        """Return the child's state if it may have changed since the last call, else None."""
         stamp, now = stamp_of(self._path), time.monotonic()
         if stamp is None:
             return None
@@ -71,7 +71,7 @@ def record_of(folder: RunFolder) -> RunRecord | None:
 
 
 def never_began(record: RunRecord) -> bool:
-    """Return whether a child's submission was interrupted."""
+    """Return whether a child run ended before its supervisor began."""
     return not record.attempts and record.failure is not None and record.failure.cause in ("not_started", "reboot")
 
 

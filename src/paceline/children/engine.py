@@ -38,7 +38,7 @@ _LOCK_S = 20.0
 
 
 class ParentState(abc.ABC):
-    """The locked record of a run with children."""
+    """The locked record of a sweep or pipeline, with its child runs."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -47,26 +47,26 @@ class ParentState(abc.ABC):
     @property
     @abc.abstractmethod
     def live(self) -> Sized:
-        """The children that have begun and not ended."""
+        """The child runs that have begun and not ended."""
 
     @property
     def runs_dir(self) -> Path:
         return self.folder.path.parent
 
     def note(self, **changes: Any) -> None:
-        """Write changed fields into the run's record."""
+        """Write changed fields into the record of the sweep or pipeline."""
         self.record = dataclasses.replace(self.record, **changes)
         store.write(self.folder, self.record)
 
     def wait_for(self, text: str | None) -> None:
-        """Record what the run waits for. None means that it does not wait."""
+        """Record what the sweep or pipeline waits for. None: it does not wait."""
         if text != self.record.waiting_for:
             self.note(waiting_for=text)
 
     def refused(
         self, child: str, begun: Iterable[RunFolder], refusals: Refusals, error: EngineError, advice: str = ""
     ) -> None:
-        """Remove children that the engine refused, and plan again.
+        """Remove children that the engine refused, to start them again later.
 
         Args:
             child: Name of the child in messages, such as "trial 3".
@@ -141,11 +141,11 @@ class ParentController(abc.ABC, Generic[State]):
 
     @abc.abstractmethod
     def take_up(self) -> None:
-        """Read the children of an earlier controller."""
+        """Take over the children that an earlier controller of the run has started."""
 
     @abc.abstractmethod
     def look(self) -> None:
-        """Update the children and log the changes."""
+        """Read the records of the children, and log changes of their states."""
 
     @abc.abstractmethod
     def end_reason(self) -> str | None:
@@ -174,7 +174,7 @@ class ParentController(abc.ABC, Generic[State]):
 
     @staticmethod
     def reopens(folder: RunFolder) -> bool:
-        """Return whether a run that has just ended must continue."""
+        """Return whether a run that has just ended must continue, for example with more trials."""
         return False
 
 

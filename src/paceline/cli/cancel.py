@@ -129,7 +129,7 @@ def execute(*, run_id: str, command: list[str], rank: int, no_terminal: bool) ->
 
 
 def _pass_on(beside: Beside, fd: int | None) -> int | None:
-    """Send pending input to the command. Return `fd`, or None at the input's end."""
+    """Send pending terminal input (`fd`) to the command. Return `fd`, or None at the input's end."""
     # `os.read` works alike for a terminal in raw mode, a pipe and a file.
     if fd is None or not select.select([fd], [], [], 0)[0]:
         return fd

@@ -70,7 +70,7 @@ class _Load(TypedDict):
 
 
 class LoadSample(_Load, total=False):
-    """The last load sample of a run's nodes and workers. `pace` is how the ranks spend their time.
+    """The latest use of processors, memory and GPUs by a run. `pace` is how ranks spend time.
 
     `every_s`, the seconds between two samples, and `attempt` are missing before the first sample.
     """
@@ -80,7 +80,7 @@ class LoadSample(_Load, total=False):
 
 
 class RunLoad(LoadSample):
-    """The JSON of `top`: the load of a run."""
+    """The JSON of `top`: how a run uses processors, memory, GPUs, disk and network."""
 
     run_id: str
     status: str
@@ -492,7 +492,10 @@ class TargetCounts(_TargetStatus):
 
 
 class JobRow(TypedDict):
-    """The share of a node that a run holds or waits for. `starts_in_s` is the likely wait."""
+    """The cores and GPUs of a node that a run holds or waits for.
+
+    `starts_in_s` is the likely wait in seconds, or None.
+    """
 
     run_id: str
     user: str
@@ -579,7 +582,7 @@ EnvironmentSize = TypedDict("EnvironmentSize", {"key": str, "size_bytes": int})
 
 
 class PrunedJson(TypedDict):
-    """The JSON of `prune` and `data prune`: the sizes of removed things."""
+    """The JSON of `prune` and `data prune`: the removed things and their sizes in bytes."""
 
     dry_run: bool
     runs: list[RemovedRun]

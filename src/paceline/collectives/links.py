@@ -120,7 +120,7 @@ def accept(server: socket.socket, key: bytes, ranks: Iterable[int], timeout_s: f
 
 
 def connect(address: str, port: int, key: bytes, rank: int, timeout_s: float) -> PeerLink:
-    """Connect to the server as this rank."""
+    """Connect to another rank's server, as the rank with number `rank`."""
     connected = socket.create_connection((address, port), timeout=timeout_s)
     try:
         connected.sendall(_HELLO.pack(rank, tag(key, "rank", str(rank).encode())))

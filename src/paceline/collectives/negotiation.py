@@ -112,7 +112,7 @@ class Negotiation:
             self._fail(ShutDownError(_ENDED.format(reason=self._end)))
 
     def close(self) -> None:
-        """Free the memory. Free the transport if no message is in flight."""
+        """Release shared memory, and close the transport if no message is in flight."""
         self.performer.close()
         if self.has_heard_end and self._is_quiet():
             self._transport.close()

@@ -71,7 +71,7 @@ def is_condition(event: str) -> bool:
 
 
 def check_no_conditions(notify_on: Sequence[str], kind: str) -> None:
-    """Refuse conditions on metrics, which a run with children has no metrics for.
+    """Refuse conditions on metrics: a sweep or pipeline has no metrics of its own.
 
     Raises:
         JobError: `notify_on` has a condition.

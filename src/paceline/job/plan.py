@@ -80,7 +80,7 @@ class NodeSetup:
 
 @dataclass(frozen=True, kw_only=True)
 class RankSlot:
-    """The position of one worker.
+    """The ranks of one worker: in the run and on its node.
 
     Attributes:
         role: "worker", or "ps" for a TensorFlow parameter server.

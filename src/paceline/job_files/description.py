@@ -34,7 +34,7 @@ from paceline.workspace_dir import configured
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """A job with what its submission needs: source folder, experiment, tags, display name.
+    """A job and the facts for its submission: source folder, experiment, tags, display name.
 
     Attributes:
         values: The values of secrets that come from dotenv files, by name.

@@ -59,9 +59,9 @@ def found_in(path: Path, node: Any) -> dict[str, FileParameter]:
 
 
 def fill(path: Path, node: Any, given: Mapping[str, str], offered: Mapping[str, str] | None = None) -> None:
-    """Replace parameters by the values `given`, or their defaults.
+    """Replace the parameters in a composed YAML file by the values `given`, or their defaults.
 
-    `offered` are further values, which the file need not use.
+    `offered` are further values, of which the file may use any.
 
     Raises:
         JobError: A given name is not a parameter of the file, or a parameter has no value.
@@ -84,7 +84,7 @@ def fill(path: Path, node: Any, given: Mapping[str, str], offered: Mapping[str, 
 
 
 def escaped(value: Any) -> Any:
-    """Return a value of a job file in which no text is a parameter."""
+    """Escape each `${NAME}` in a value, so that a job file does not read it as a parameter."""
     if isinstance(value, str):
         return _PLACE.sub(lambda place: f"${place[0]}", value)
     if isinstance(value, list):
@@ -106,7 +106,7 @@ def _replace(node: Any, values: Mapping[str, str | None]) -> None:
 
 
 def _scalars(node: Any, seen: set[int] | None = None) -> Iterator[Any]:
-    """Yield each value of a file once. Keys are left out."""
+    """Yield each value in a composed YAML file once, without the keys of mappings."""
     seen = set() if seen is None else seen
     if id(node) in seen:
         return

@@ -62,7 +62,10 @@ def networks_of(launch: Launch) -> str:
 
 
 def values_of_place(launch: Launch, place: RankSlot, skip: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return variables of a worker's node and rank, except the user's and those in `skip`."""
+    """Return the variables that differ between workers.
+
+    Variables that the user sets and those in `skip` are left out.
+    """
     left_out = {*skip, *launch.job.environment_variables}
     values = environment.of_place(launch, place)
     if launch.remote_shell:
@@ -72,7 +75,7 @@ def values_of_place(launch: Launch, place: RankSlot, skip: tuple[str, ...] = ())
 
 
 def set_words(values: Mapping[str, str]) -> list[str]:
-    """Return the worker's options that set these variables."""
+    """Return `--set NAME=VALUE` options of the worker program for these variables."""
     return [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
 
 

@@ -248,7 +248,7 @@ class ErrorLine:
             return False
 
     def close(self) -> None:
-        """Stop the polling thread. Rank 0 first waits for the others."""
+        """Stop the polling thread. Rank 0 first waits until the other ranks have stopped theirs."""
         atexit.unregister(self.close)
         if self._over.is_set():
             return
@@ -337,7 +337,7 @@ class ErrorLine:
                 os._exit(1)
 
     def _read(self) -> None:
-        """Read an error that another rank has published in the last three rounds."""
+        """Read an error of another rank from the store: of this round or the two before."""
         with self._reading:
             now = self._round
             # Ranks may be a call or two apart: one that has sent its part of a collective goes on while others receive.

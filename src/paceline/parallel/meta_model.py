@@ -36,7 +36,7 @@ class Skeleton:
         self._mirror = AttributeMirror(model, self._model, by_version=True) if self._model is not None else None
 
     def follow(self) -> None:
-        """Copy attributes of modules (numbers, lists, plain tensors) that the user has changed."""
+        """Copy to this skeleton the attributes of modules (numbers, lists, plain tensors) that changed."""
         if self._mirror is None:
             return
         try:

@@ -121,7 +121,7 @@ class _Recorder:
 
 
 def hand_over(argv: list[str]) -> None:
-    """Let the node's spare fork this worker. Exit when it ends.
+    """Let the node's warm spare fork this worker. Exit when the forked worker ends.
 
     mpirun has started this process, and takes its end for the worker's end. The function returns only in the fork, or if there
     is no spare.
@@ -298,7 +298,7 @@ class _Library:
 
 
 class _Refuser:
-    """A meta path finder that finds some modules, but makes their import fail."""
+    """A meta path finder that makes the import of these modules fail."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names, self.refused = names, ""

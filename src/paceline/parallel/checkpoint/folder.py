@@ -170,7 +170,7 @@ def _is_empty(path: Path) -> bool:
 
 
 class Save:
-    """One rank's part of a save. Rank 0 completes the checkpoint.
+    """The save of one rank, which writes its part file. Rank 0 also completes the checkpoint.
 
     The ranks' background threads report to rank 0 by files: a part gets its name once it is complete, and the file
     `<part>.failed` reports a failure. Messages over a process group could mix with those of training.
@@ -189,9 +189,9 @@ class Save:
         self._explained(lambda moves: write_file(self._path, state, arrays, metadata), lambda: None)
 
     def finish(self) -> None:
-        """Write the record, and rename the folder to its final path.
+        """Write the file `paceline.pt`, and rename the checkpoint's folder to its final path.
 
-        Rank 0 calls this when all parts are complete.
+        Rank 0 calls this when the part files of all ranks are complete.
         """
         assert self._saving is not None
         path = self._folder / RECORD

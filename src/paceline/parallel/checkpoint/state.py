@@ -146,7 +146,7 @@ def tensors(held: HeldState) -> dict[str, Tensor]:
 
 
 def own_record(held: HeldState) -> OwnRecord:
-    """Return this rank's part of a checkpoint's record."""
+    """Return the values of this rank's model and optimizer that are not tensors."""
     groups: list[ParameterGroup] = []
     names = {id(param): name for name, (param, _) in held.optimizer_states().items()}
     for group in held.optimizer.param_groups if held.optimizer is not None else ():

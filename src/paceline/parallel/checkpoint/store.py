@@ -277,7 +277,7 @@ def full_state_dict(par: ParallelHandle) -> dict[str, Tensor]:
 
 
 def hold(par: ParallelHandle) -> HeldState:
-    """Return this rank's part of the model and its optimizer."""
+    """Collect this rank's part of the model, its optimizer and weight averages, for a save or load."""
     executor = par.executor
     # After a forward pass FSDP2 leaves some parameters whole. Calling `state_dict` makes it split them again.
     executor.module.state_dict(keep_vars=True)

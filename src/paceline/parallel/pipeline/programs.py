@@ -65,7 +65,7 @@ class Programs:
     def trace(self, micro: Microbatch, training: bool | None = None) -> Traced:
         """Return the traced graph of the model for this microbatch's shapes.
 
-        `training` is the mode. None takes the mode that the model had at first.
+        `training` selects training or evaluation mode. None takes the mode that the model had at first.
         """
         key = self._key(micro, training)
         traced = self._traced.get(key)

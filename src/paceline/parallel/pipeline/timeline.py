@@ -38,7 +38,7 @@ class Send(NamedTuple):
 
 
 class Receive(NamedTuple):
-    """The receive of another worker's result."""
+    """A request for the message with another worker's result."""
 
     call: StageCall
     sender: int

@@ -60,7 +60,10 @@ def counting(micro: Microbatch) -> Iterator[None]:
 
 
 def counting_as_now() -> contextlib.AbstractContextManager[None]:
-    """Return a context manager that applies the present `counting` block to later calls."""
+    """Return a context manager that excludes, when used later, what is excluded now.
+
+    A recomputed forward pass must treat padding as the first pass did.
+    """
     return _counting_as(_counts, _somewhere)
 
 

@@ -64,7 +64,7 @@ class Applied:
 
 
 def few_rows(model: nn.Module) -> int:
-    """Return how many rows the first trials of a microbatch use."""
+    """Return how many rows suffice to compare a cut model with the plain model."""
     return ROWS_NORMALISED if any(isinstance(part, BatchNorm) for part in model.modules()) else ROWS
 
 

@@ -116,7 +116,7 @@ def _try(
 
 
 class _Stage:
-    """A context that replaces the groups' layers, to compare the inputs of rows."""
+    """A context with fake layers in place of the groups', to test whether they can be cut."""
 
     def __init__(self, modules: Mapping[str, nn.Module], groups: Sequence[Group], parts: int) -> None:
         self.part: int | None = None

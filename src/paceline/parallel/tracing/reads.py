@@ -53,7 +53,7 @@ class Read:
 
 
 class Reads:
-    """All reads of a forward pass, with the values that were read."""
+    """The variables and attributes that a forward pass has read, with their values."""
 
     def __init__(self) -> None:
         self.found: dict[Hashable, Read] = {}

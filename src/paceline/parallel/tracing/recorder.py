@@ -121,7 +121,7 @@ class GraphRecorder(TorchFunctionMode):
 
     @property
     def opened_now(self) -> str:
-        """The name of the innermost opened module that runs; "" for the model."""
+        """The name of the innermost running module that is traced inside; "" for the model."""
         return self._stack[-1]
 
     @property
@@ -168,7 +168,7 @@ class GraphRecorder(TorchFunctionMode):
                 return self._record(func, name, args, kwargs)
 
     def call_module(self, original: Callable[..., object], module: nn.Module, args: _Args, kwargs: _Options) -> object:
-        """Run `module(*args, **kwargs)`, and record one call unless the module is opened."""
+        """Run `module(*args, **kwargs)`. Record one call, unless the module is traced inside."""
         name = self._names.get(id(module))
         if self.inside is not None or name is None:
             return original(module, *args, **kwargs)

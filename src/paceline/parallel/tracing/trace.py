@@ -89,7 +89,7 @@ class Traced:
         ]
 
     def difference(self, other: Traced) -> Line | None:
-        """Return the user's line of the first call in which two traces differ, or None."""
+        """Return the line of user code whose call differs between two traces, or None if none does."""
         pairs = enumerate(zip_longest(self.calls(), other.calls()))
         number = next((number for number, (one, two) in pairs if one != two), None)
         return None if number is None else self._line(number) or other._line(number)
@@ -145,7 +145,7 @@ class Tracer:
     def trace(self, args: tuple[object, ...], kwargs: dict[str, object], *, training: bool | None = None) -> Traced:
         """Return the graph of the model's calls, for arguments of these shapes.
 
-        `training` is the mode. None leaves it.
+        `training` selects training or evaluation mode. None keeps the model's present mode.
 
         Raises:
             ParallelError: The code outside of blocks cannot be recorded, or differs between two calls. The message names the
@@ -399,7 +399,7 @@ class Tracer:
 
 
 class _ShutError(Exception):
-    """An opened module cannot be traced, so it must be one block."""
+    """A module cannot be traced inside, so its whole call must become one node."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"{name} can't be cut: {reason}")
