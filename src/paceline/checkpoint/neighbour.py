@@ -30,7 +30,7 @@ _FREE_BYTES = 1 << 30
 
 
 class Neighbour:
-    """A sender of this process's states to the warm spare process."""
+    """An object that sends this rank's training state to the warm spare process."""
 
     def __init__(self) -> None:
         self._camera = Camera()

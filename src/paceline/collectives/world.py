@@ -56,7 +56,7 @@ class RankedWorld:
 
 
 def join(environ: Mapping[str, str]) -> RankedWorld:
-    """Connect the ranks that were started together."""
+    """Connect the ranks that were started together. Return them with their transport."""
     name = choice(environ)
     if name == ALONE:
         return _alone(name, environ)

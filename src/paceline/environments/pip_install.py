@@ -69,7 +69,7 @@ class Installer:
     _added: dict[str, str] = field(default_factory=dict)
 
     def install(self, environment: EnvironmentSpec) -> None:
-        """Install the environment's packages, or those of its lock.
+        """Install the environment's packages, in the locked versions if it has a lock.
 
         Raises:
             EnvironmentBuildError: uv or pip failed; the message has the reason.

@@ -372,7 +372,7 @@ class Parallel:
         return {"progress": dataclasses.asdict(self._progress), "random": self._streams.state_dict()}
 
     def load_state(self, state: TrainingState) -> None:
-        """Resume from a result of `state`, which may come from another layout."""
+        """Restore the position and the random state from a result of `state`, of any layout."""
         self._progress = self._resume = Progress(**state["progress"])
         self._streams.load_state_dict(state["random"])
 

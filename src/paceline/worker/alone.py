@@ -91,7 +91,7 @@ def _joined_jax(modules: dict[str, ModuleType]) -> bool:
 
 
 def _has_torch_optimizer(module: ModuleType | None) -> bool:
-    """Return whether any torch optimizer was created, which wraps its class's `step`."""
+    """Return whether the script has created a torch optimizer."""
     optimizer = getattr(module, "Optimizer", None)
     return optimizer is not None and any(
         getattr(vars(kind).get("step"), "hooked", False) for kind in (optimizer, *_below(optimizer))

@@ -52,7 +52,7 @@ class PmixRelay:
             listener.close()
 
     def start(self, worker: int) -> None:
-        """Relay connections of this child process, in the parent."""
+        """In the parent process, relay the connections of the child process `worker`."""
         self._worker = worker
         for server, listener in self._listeners.items():
             _in_thread(self._accept, listener, server)

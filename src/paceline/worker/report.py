@@ -45,9 +45,9 @@ def note_alone(library: str) -> None:
 
 
 def failed(error: BaseException) -> None:
-    """Write the exception that leaves the script.
+    """Write the exception that ended the script to the error file.
 
-    Place and format of the file are those of the `record` decorator of torchelastic.
+    Path and format of the file are those of the `record` decorator of torchelastic.
     """
     line, last, text = _texts(error)
     now = time.time()

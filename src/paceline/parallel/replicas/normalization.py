@@ -60,10 +60,7 @@ def counting(micro: Microbatch) -> Iterator[None]:
 
 
 def counting_as_now() -> contextlib.AbstractContextManager[None]:
-    """Return a context manager that excludes, when used later, what is excluded now.
-
-    A recomputed forward pass must treat padding as the first pass did.
-    """
+    """Return a context manager that later excludes the same microbatch as `counting` now does."""
     return _counting_as(_counts, _somewhere)
 
 
@@ -199,7 +196,7 @@ _SYNCHRONISED: dict[type, type] = {
 
 
 class _Normalise(torch.autograd.Function):
-    """Batch normalisation over all ranks' rows, without padding, for autograd."""
+    """An autograd function for batch normalisation over all ranks' rows, without padding."""
 
     @staticmethod
     def forward(

@@ -116,7 +116,7 @@ def _try(
 
 
 class _Stage:
-    """A context with fake layers in place of the groups', to test whether they can be cut."""
+    """A context in which fake layers replace those of the groups, to test possible cuts."""
 
     def __init__(self, modules: Mapping[str, nn.Module], groups: Sequence[Group], parts: int) -> None:
         self.part: int | None = None

@@ -104,7 +104,7 @@ class AttributeMirror:
         self.begin()
 
     def begin(self) -> None:
-        """Ignore changes that were made before this call."""
+        """Let `follow` ignore changes that were made before this call."""
         self._stamps = {id(module): self._stamp(module) for module, _ in self._pairs}
 
     def original(self, module: nn.Module) -> nn.Module:
