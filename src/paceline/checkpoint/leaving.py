@@ -232,7 +232,7 @@ class TimeLimit:
         self._is_said = False
 
     def asked(self, now: float | None = None) -> str | None:
-        """Return LIMIT if a save is due before the time limit, for the first time. Else None."""
+        """Return LIMIT the first time that a save is due, else None."""
         now = time.time() if now is None else now
         self._longest_s = max(self._longest_s, now - self._last)
         self._last = now

@@ -174,7 +174,7 @@ class ParentController(abc.ABC, Generic[State]):
 
     @staticmethod
     def reopens(folder: RunFolder) -> bool:
-        """Return whether a run that has just ended must continue, for example with more trials."""
+        """Return whether an ended run must continue, such as with more trials."""
         return False
 
 

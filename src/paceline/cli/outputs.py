@@ -70,9 +70,9 @@ class _Load(TypedDict):
 
 
 class LoadSample(_Load, total=False):
-    """The latest use of processors, memory and GPUs by a run. `pace` is how ranks spend time.
+    """The latest use of processors, memory and GPUs by a run.
 
-    `every_s`, the seconds between two samples, and `attempt` are missing before the first sample.
+    `pace` is how ranks spend time. `every_s` (seconds between samples) and `attempt` are missing before the first sample.
     """
 
     every_s: float
@@ -492,10 +492,7 @@ class TargetCounts(_TargetStatus):
 
 
 class JobRow(TypedDict):
-    """The cores and GPUs of a node that a run holds or waits for.
-
-    `starts_in_s` is the likely wait in seconds, or None.
-    """
+    """A run's cores and GPUs on a node. `starts_in_s` is its likely wait."""
 
     run_id: str
     user: str

@@ -61,7 +61,7 @@ _GRACE_S = 3.0
 
 
 class _Caller(threading.local):
-    """A mark on the present thread: within the context it waits for each operation at once."""
+    """Within this context, the present thread waits for each operation at once."""
 
     waits_at_once = False
 
@@ -163,7 +163,7 @@ class BackgroundLoop:
         return not self._thread.is_alive()
 
     def forsake(self, error: ShutDownError) -> None:
-        """In a forked child, which has no loop thread, make all operations fail with this error."""
+        """Make all operations fail in a forked child, which has no loop thread."""
         self._wake = threading.Condition()
         self._is_forked, self.ended = True, error
 

@@ -215,7 +215,7 @@ class Engine:
         return self._submit(JOIN, JOIN, [], 0, finish=self._joined)
 
     def counted(self, process_set: int, number: int) -> str:
-        """Return the name of a process set's operation number `number` without a user's name."""
+        """Return the name for operation number `number`, which has no user's name."""
         return f"{self.joins}.{number}" if self.joins and process_set == 0 else str(number)
 
     def add_process_set(self, ranks: Sequence[int]) -> int:

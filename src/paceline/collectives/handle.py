@@ -16,7 +16,7 @@ _callbacks_lock = threading.Lock()
 
 
 class Handle:
-    """The result of a submitted operation, or its state while it is in flight."""
+    """The result or the state of a submitted operation."""
 
     __slots__ = ("_await", "_callbacks", "_done", "_error", "_key", "_lock", "_place", "_result")
 

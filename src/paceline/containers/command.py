@@ -220,7 +220,7 @@ def _library(library_dir: Path) -> list[Path]:
 
 
 def distinct(mounts: Iterable[Mount]) -> list[Mount]:
-    """Return the mounts, outer folders first. Leave out mounts that an outer one contains."""
+    """Return the mounts, outer folders first, without redundant inner ones."""
     by_target: dict[Path, Mount] = {}
     for mount in mounts:
         # Engines allow one mount per target. It is writable if one of the requests is.

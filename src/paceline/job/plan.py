@@ -246,7 +246,7 @@ class StartedCommand:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessExit:
-    """The end of a command: its exit code as in a shell, and its peak memory in bytes, or 0."""
+    """A command's exit code as in a shell, and its peak memory in bytes, or 0."""
 
     pid: int
     node_rank: int

@@ -34,7 +34,7 @@ from paceline.workspace_dir import configured
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """A job and the facts for its submission: source folder, experiment, tags, display name.
+    """A job and the settings of its submission, such as source and tags.
 
     Attributes:
         values: The values of secrets that come from dotenv files, by name.

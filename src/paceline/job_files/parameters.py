@@ -59,7 +59,7 @@ def found_in(path: Path, node: Any) -> dict[str, FileParameter]:
 
 
 def fill(path: Path, node: Any, given: Mapping[str, str], offered: Mapping[str, str] | None = None) -> None:
-    """Replace the parameters in a composed YAML file by the values `given`, or their defaults.
+    """Replace parameters in a YAML file by the values `given`, or defaults.
 
     `offered` are further values, of which the file may use any.
 
@@ -84,7 +84,7 @@ def fill(path: Path, node: Any, given: Mapping[str, str], offered: Mapping[str, 
 
 
 def escaped(value: Any) -> Any:
-    """Escape each `${NAME}` in a value, so that a job file does not read it as a parameter."""
+    """Escape each `${NAME}` in a value, so that it is no parameter."""
     if isinstance(value, str):
         return _PLACE.sub(lambda place: f"${place[0]}", value)
     if isinstance(value, list):
@@ -106,7 +106,7 @@ def _replace(node: Any, values: Mapping[str, str | None]) -> None:
 
 
 def _scalars(node: Any, seen: set[int] | None = None) -> Iterator[Any]:
-    """Yield each value in a composed YAML file once, without the keys of mappings."""
+    """Yield each value in a YAML file once, without the keys of mappings."""
     seen = set() if seen is None else seen
     if id(node) in seen:
         return

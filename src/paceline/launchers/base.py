@@ -11,7 +11,7 @@ from paceline.system import plugins
 
 
 class Launcher(Protocol):
-    """An object that turns an attempt (`Launch`) into command lines, and starts none of them."""
+    """An object that turns an attempt (`Launch`) into command lines."""
 
     def check(self, job: Job) -> None:
         """Refuse a job that can't be launched from this machine, before anything starts.

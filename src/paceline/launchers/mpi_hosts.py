@@ -62,10 +62,7 @@ def networks_of(launch: Launch) -> str:
 
 
 def values_of_place(launch: Launch, place: RankSlot, skip: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return the variables that differ between workers.
-
-    Variables that the user sets and those in `skip` are left out.
-    """
+    """Return the variables of one worker, without the user's and those in `skip`."""
     left_out = {*skip, *launch.job.environment_variables}
     values = environment.of_place(launch, place)
     if launch.remote_shell:

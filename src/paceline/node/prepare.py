@@ -118,7 +118,7 @@ def _environment(environment: EnvironmentSpec, folder: RunFolder, node_rank: int
 
 
 def _output(reference: DataReference, folder: RunFolder, node_rank: int, came: Arrived, *, apart: bool) -> Path:
-    """Make the folder for an output. Node 0 also checks that the store accepts it, unless `apart`."""
+    """Make an output's folder. Node 0 also checks the store, unless `apart`."""
     # Only node 0 checks, because it stores the outputs.
     if node_rank == 0 and not apart:
         check_outputs([reference], came)

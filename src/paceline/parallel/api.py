@@ -245,7 +245,7 @@ def _build(
     memory_bytes: int | None,
     again: str | Sequence[str] | None,
 ) -> Executor:
-    """Lay out the task's model over the workers, in place. Return this rank's executor.
+    """Lay out the task's model over the workers, and return the executor.
 
     `sample` returns a global batch, or None. `again` names the blocks to recompute, if any.
     """

@@ -79,7 +79,7 @@ class Executor(Protocol):
         ...
 
     def begin_anew(self) -> None:
-        """Forget which parameters were unused, and look for them again in the next step."""
+        """Forget which parameters were unused, and look again in the next step."""
         ...
 
 

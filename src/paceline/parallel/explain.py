@@ -220,7 +220,7 @@ def _traffic_lines(executor: Executor, layout: Layout) -> list[str]:
 
 
 def _events(executor: Pipelined, microbatches: int, layout: Layout) -> list[Event]:
-    """Return the pipeline's calls in one step, timed by the measured costs of blocks.
+    """Return the pipeline's calls in one step, timed by measured costs.
 
     The unit of time is the average forward pass of a stage.
     """

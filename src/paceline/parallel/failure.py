@@ -248,7 +248,7 @@ class ErrorLine:
             return False
 
     def close(self) -> None:
-        """Stop the polling thread. Rank 0 first waits until the other ranks have stopped theirs."""
+        """Stop the polling thread. Rank 0 first waits for the other ranks' threads."""
         atexit.unregister(self.close)
         if self._over.is_set():
             return
@@ -337,7 +337,7 @@ class ErrorLine:
                 os._exit(1)
 
     def _read(self) -> None:
-        """Read an error of another rank from the store: of this round or the two before."""
+        """Read another rank's error from the store, of the last three rounds."""
         with self._reading:
             now = self._round
             # Ranks may be a call or two apart: one that has sent its part of a collective goes on while others receive.

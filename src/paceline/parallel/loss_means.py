@@ -306,7 +306,7 @@ def _chosen(target: object, rows: int, count: int) -> list[int]:
 def no_mean(
     loss: LossFunction, model: nn.Module, sample: tuple[object, object] | None, loss_weight: WeightFunction | None
 ) -> str:
-    """Return why the loss is not the weighted mean of the losses of two parts, or "".
+    """Return why the loss is not the mean of two parts' losses, or "".
 
     `sample` has a few rows from `few_rows`. The state of the loss is restored. "" may also mean that the test has no result.
     """

@@ -60,12 +60,12 @@ class World(WorldPlace):
     groups: dict[frozenset[str], dist.ProcessGroup | None] = field(default_factory=dict)
 
     def axes(self, *names: str) -> DeviceMesh:
-        """Return the mesh of only these axes, each of which must have several ranks."""
+        """Return the mesh of these axes, each of several ranks."""
         assert self.mesh is not None
         return self.mesh[names]
 
     def group(self, *axes: str) -> dist.ProcessGroup | None:
-        """Return the group of all ranks along these axes, None if this rank is alone."""
+        """Return the group of the ranks along these axes, None if alone."""
         active = frozenset(axis for axis in axes if self.extent(axis) > 1)
         return self.groups[active] if active else None
 

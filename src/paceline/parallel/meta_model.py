@@ -36,7 +36,7 @@ class Skeleton:
         self._mirror = AttributeMirror(model, self._model, by_version=True) if self._model is not None else None
 
     def follow(self) -> None:
-        """Copy to this skeleton the attributes of modules (numbers, lists, plain tensors) that changed."""
+        """Copy changed attributes of the model's modules to this skeleton."""
         if self._mirror is None:
             return
         try:

@@ -84,13 +84,13 @@ class StageTies:
                     self._own.append((group, [name for name, own in ranks.items() if own == members]))
 
     def sum_gradients(self, params: Mapping[str, nn.Parameter]) -> None:
-        """Sum the gradients of each parameter's copies, and give each copy the sum. Every rank must call this."""
+        """Sum the gradients over each parameter's copies. Every rank must call this."""
         for group, names in self._own:
             reduce.sum_gradients([params[name] for name in names], group)
 
 
 def held_tensors(model: nn.Module, names: frozenset[str]) -> list[str]:
-    """Return the names of the model's tensors that are in `names`, or in a module in `names`."""
+    """Return the names of tensors in `names`, or in modules in `names`."""
     prefixes = tuple(f"{name}." for name in names)
     return [name for name, _ in all_names(model) if name in names or name.startswith(prefixes)]
 

@@ -372,7 +372,7 @@ class Parallel:
         return {"progress": dataclasses.asdict(self._progress), "random": self._streams.state_dict()}
 
     def load_state(self, state: TrainingState) -> None:
-        """Restore the position and the random state from a result of `state`, of any layout."""
+        """Restore position and random state from a result of `state`, of any layout."""
         self._progress = self._resume = Progress(**state["progress"])
         self._streams.load_state_dict(state["random"])
 
@@ -421,11 +421,11 @@ class Parallel:
         return f"Parallel({self.skeleton.name}, {self.world.layout}, rank {self.rank} of {self.world_size})"
 
     def executor_for(self, batch: object) -> Executor:
-        """Return the executor. If it does not exist yet, make it with this batch."""
+        """Return the executor. Make it with this batch on first use."""
         return self.executor_for_sample(lambda: batch)
 
     def executor_for_sample(self, sample: Callable[[], object]) -> Executor:
-        """Return the executor. If it does not exist yet, make it with the batch that `sample()` returns."""
+        """Return the executor. Make it with the batch `sample()` on first use."""
         if self._executor is None:
             self.skeleton.follow()
             executor = self._build(sample)

@@ -90,7 +90,7 @@ def _joined(rank: int, size: int) -> None:
 
 
 def _is_worker(rank: int, size: int) -> bool:
-    """Return whether this process is the worker, or a Python script run by the worker's shell."""
+    """Return whether this process is the worker, or runs in its shell script."""
     from multiprocessing import process
 
     own = os.environ.get("PACELINE_RANK"), os.environ.get("PACELINE_WORLD_SIZE")

@@ -69,7 +69,7 @@ def with_rows(micros: Sequence[Microbatch]) -> Sequence[Microbatch]:
 
 @dataclass(frozen=True)
 class Whole:
-    """A wrapper that marks a value as belonging to the whole batch, without rows."""
+    """A wrapper for a value that belongs to the whole batch."""
 
     value: object
 

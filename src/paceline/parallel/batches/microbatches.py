@@ -174,7 +174,7 @@ def first_rows(batch: object, task: Task, world: World, rows: int) -> Microbatch
 
 
 def sole(parts: Rows[Parts], count: int, device: torch.device, global_rows: int) -> Microbatch:
-    """Return the first `count` rows as the only microbatch of a step, of weight 1."""
+    """Return the first `count` rows as the only microbatch of a step."""
     args, kwargs, target = unwrap(move(parts.take(0, count), device))
     return Microbatch(args, kwargs, target, count, torch.tensor(1.0, dtype=torch.float64, device="cpu"), 0, global_rows)
 

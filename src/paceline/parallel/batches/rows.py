@@ -81,7 +81,7 @@ class Rows(Generic[_T]):
 
 
 def join_rows(pieces: Sequence[_T]) -> _T:
-    """Join the rows of all pieces. Values that are not per row come from the first piece."""
+    """Join the rows of all pieces. Other values come from the first piece."""
     opened = [flatten(piece, _is_taken_whole) for piece in pieces]
     counts = [next((len(tensor) for tensor in tensors_in(piece) if tensor.dim()), None) for piece in pieces]
 

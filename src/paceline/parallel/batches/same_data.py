@@ -99,7 +99,7 @@ def _as_it_is(value: _T) -> _T:
 
 
 class _Probe(torch.utils.data.Dataset[Summary | None]):
-    """A dataset with a summary of each sample, None if two readings of the sample differ."""
+    """A dataset of each sample's summary, None if two readings differ."""
 
     def __init__(self, dataset: Any, collate: Callable[[list[object]], object]) -> None:
         self._dataset = dataset

@@ -170,7 +170,7 @@ def _is_empty(path: Path) -> bool:
 
 
 class Save:
-    """The save of one rank, which writes its part file. Rank 0 also completes the checkpoint.
+    """The save of one rank. Rank 0 also completes the checkpoint.
 
     The ranks' background threads report to rank 0 by files: a part gets its name once it is complete, and the file
     `<part>.failed` reports a failure. Messages over a process group could mix with those of training.

@@ -120,7 +120,7 @@ def save(
 
 
 class _Pace:
-    """The save in progress of one training, and the rank that writes each piece of a tensor."""
+    """The save in progress, and the rank that writes each piece."""
 
     def __init__(self) -> None:
         self.returned: float | None = None
@@ -277,7 +277,7 @@ def full_state_dict(par: ParallelHandle) -> dict[str, Tensor]:
 
 
 def hold(par: ParallelHandle) -> HeldState:
-    """Collect this rank's part of the model, its optimizer and weight averages, for a save or load."""
+    """Collect what this rank saves of model, optimizer and weight averages."""
     executor = par.executor
     # After a forward pass FSDP2 leaves some parameters whole. Calling `state_dict` makes it split them again.
     executor.module.state_dict(keep_vars=True)

@@ -91,7 +91,7 @@ def measure(
 
 
 def saved_by(forward: Callable[[], _T], model: nn.Module) -> tuple[_T, int]:
-    """Run a forward pass. Return its result, and how many bytes the backward pass needs."""
+    """Run a forward pass. Return its result, and the number of saved bytes."""
     kept = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
     sizes: dict[int, int] = {}
 

@@ -217,7 +217,7 @@ class Pipelined:
             stage.begin(own, trains=finish is not None)
 
     def _turns(self, micro: Microbatch, finish: Callable[[object, Microbatch], Tensor] | None) -> list[Turn]:
-        """Prepare the passes of a microbatch through this rank's stages, one `Turn` per stage."""
+        """Prepare the pass of a microbatch through each of this rank's stages."""
         # Look at the mode each time: a script may set it by `par.module.eval()`.
         training = self._module.training
         segments = self._programs.segments(micro, training, self.plan.marks)

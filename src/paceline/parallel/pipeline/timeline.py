@@ -48,7 +48,7 @@ Step = StageCall | Send | Receive
 
 
 class Event(NamedTuple):
-    """A call in a simulated step, with its worker and its start and end time."""
+    """A call in a simulated step, with worker, start time and end time."""
 
     worker: int
     start: float

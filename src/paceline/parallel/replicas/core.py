@@ -209,7 +209,7 @@ class _Replicated:
             self._begin()
 
     def begin_anew(self) -> None:
-        """Look for unused parameters again in the next step, unless DDP is in use."""
+        """Look for unused parameters again in the next step, unless DDP runs."""
         if self._ddp is None:
             self._begin()
 

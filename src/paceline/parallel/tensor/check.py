@@ -214,7 +214,7 @@ class _Room:
 
 
 def _shaken(output: Tensor) -> Tensor:
-    """Multiply each number by 1 - eps, 1 or 1 + eps, as a rounding error would."""
+    """Change each number by a relative rounding error of -eps, 0 or eps."""
     if not (output.is_floating_point() or output.is_complex()):
         return output
     signs = torch.arange(output.numel(), device=output.device).reshape(output.shape) * 7919 % 3 - 1

@@ -156,7 +156,7 @@ def apply(
 
 
 def cut(model: nn.Module, mesh: DeviceMesh, plan: TensorPlan, *, copies: bool = False) -> None:
-    """Cut the layers of the plan in place. Afterwards the caller must tie tied parameters again.
+    """Cut the layers of the plan in place. The caller must tie parameters again.
 
     `copies` makes layers return copies of whole outputs, because FSDP2 does not accept these outputs, which are views.
     """

@@ -87,7 +87,7 @@ def cut_turned(module: nn.Module, mesh: DeviceMesh, placement: str, keeps: bool,
 
 
 def deal(module: nn.Module, pieces: int, group: dist.ProcessGroup | None) -> None:
-    """Make a cut layer return this rank's part of each piece, such as q, k and v."""
+    """Make a cut layer return this rank's part of each piece (q, k, v)."""
     module.register_forward_hook(lambda layer, args, output: apply_function(_Deal, output, pieces, group))
 
 

@@ -91,7 +91,7 @@ def contents(model: nn.Module) -> Contents:
 
 
 class AttributeMirror:
-    """An observer that copies changed attributes of a model's modules to a copy of the model.
+    """An observer that copies changed attributes of modules to the model's copy.
 
     `by_version` also notices tensors in attributes that were changed in place.
     """

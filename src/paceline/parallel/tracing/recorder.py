@@ -121,7 +121,7 @@ class GraphRecorder(TorchFunctionMode):
 
     @property
     def opened_now(self) -> str:
-        """The name of the innermost running module that is traced inside; "" for the model."""
+        """The name of the innermost running module that is traced inside, or ""."""
         return self._stack[-1]
 
     @property

@@ -59,7 +59,7 @@ class Segment:
     source: str
 
     def __call__(self, owner: nn.Module, received: Sequence[Tensor], batch: Sequence[Tensor]) -> object:
-        """Run the part with the modules of `owner`. Return the next part's inputs, or the output."""
+        """Run the part with the modules of `owner`, and return its outputs."""
         return self.function(owner, *received, *(batch[index] for index in self.inputs), *self.constants)
 
 
@@ -133,7 +133,7 @@ def _segment(boundaries: Boundaries, first: int, last: int) -> Segment:
 
 
 def _emit(graph: fx.Graph, traced: Traced, made: dict[fx.Node, fx.Node], wanted: set[fx.Node], uses: list[str]) -> None:
-    """Copy the graph nodes in `wanted` to `graph`, with no_grad blocks as in the trace.
+    """Copy the graph nodes in `wanted` to `graph`, within no_grad as traced.
 
     `made` maps traced nodes to copies. `uses` collects the names of modules and parameters.
     """
@@ -158,7 +158,7 @@ def _emit(graph: fx.Graph, traced: Traced, made: dict[fx.Node, fx.Node], wanted:
 
 
 def _closure(nodes: Iterable[fx.Node], recomputed: frozenset[fx.Node]) -> set[fx.Node]:
-    """Return the nodes that these nodes need and that each stage has or recomputes."""
+    """Return the nodes that these nodes need and each stage can compute."""
     closure: set[fx.Node] = set()
     todo = list(nodes)
     while todo:

@@ -89,7 +89,7 @@ class Traced:
         ]
 
     def difference(self, other: Traced) -> Line | None:
-        """Return the line of user code whose call differs between two traces, or None if none does."""
+        """Return the line of user code at which two traces differ, or None."""
         pairs = enumerate(zip_longest(self.calls(), other.calls()))
         number = next((number for number, (one, two) in pairs if one != two), None)
         return None if number is None else self._line(number) or other._line(number)
@@ -399,7 +399,7 @@ class Tracer:
 
 
 class _ShutError(Exception):
-    """A module cannot be traced inside, so its whole call must become one node."""
+    """A module cannot be traced inside, so it must be one node."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"{name} can't be cut: {reason}")
