@@ -52,7 +52,7 @@ class FunctionRun(Run, Generic[_R]):
         return found
 
     def exception(self, timeout: float | None = None) -> RunFailedError | RunStateError | None:
-        """Wait for the call's end. Return the exception of `result`, or None.
+        """Wait for the call's end. Return the exception that `result` raises, or None.
 
         Args:
             timeout: Seconds to wait; None waits until the end.
@@ -101,7 +101,7 @@ class MappedCall(Generic[_R]):
         return found
 
     def exception(self, timeout: float | None = None) -> RunFailedError | RunStateError | None:
-        """Wait for the call's end. Return the exception of `result`, or None."""
+        """Wait for the call's end. Return the exception that `result` raises, or None."""
         return self._line(timeout)[0]
 
     def done(self) -> bool:

@@ -63,7 +63,7 @@ def call_all(
     pickled: bool,
     limit: int,
 ) -> None:
-    """Make all calls that have no result yet.
+    """Make all calls of a list that have no result yet, in parallel processes.
 
     at_once: How many processes run at the same time; 0 for the number of cores.
 

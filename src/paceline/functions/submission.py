@@ -126,7 +126,7 @@ class PreparedFunction:
         return by_place, by_name
 
     def run(self, run_id: str, given: Call | list[Call], at_once: int = 0) -> NewRun:
-        """Return a new run that makes a call or a list of calls.
+        """Return the `NewRun` to submit for a call or a list of calls.
 
         at_once: How many calls of a list to make at the same time; 0 for the node's cores.
         """
@@ -160,7 +160,7 @@ def _is_by_place(parameter: inspect.Parameter) -> bool:
 
 
 def prepared(given_function: Callable[..., object], options: Mapping[str, object]) -> PreparedFunction:
-    """Check a function and its options, and return them as a `PreparedFunction`.
+    """Check a function and its options, and return them ready to submit.
 
     Raises:
         UserError: A worker can't import the function, or an option is wrong.

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """A step whose run id is known.
+    """A pipeline's step whose run id is known.
 
     Attributes:
         job: The step's job, whose inputs may be `PendingReference`s to other steps.

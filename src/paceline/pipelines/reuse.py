@@ -49,7 +49,7 @@ def key_of(step: StepSpec, job: Job, workspace_dir: Path) -> str:
 
 
 def find(key: str, workspace_dir: Path, pipeline_id: str) -> RunRecord | None:
-    """Return a run of another pipeline whose outputs can be reused, or None."""
+    """Return another pipeline's run with this cache key and existing outputs, or None."""
     named = read_json(_path(key, workspace_dir))
     run_id = named.get("run_id") if isinstance(named, dict) else None
     if not isinstance(run_id, str):

@@ -18,7 +18,7 @@ from paceline.runs.record import RunRecord, StepEntry
 
 @dataclass
 class StepState:
-    """A step and its run.
+    """The state of a pipeline's step and its run.
 
     Attributes:
         status: Status of the run, or None before it exists.

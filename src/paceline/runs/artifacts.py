@@ -20,7 +20,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def names(folder: RunFolder) -> list[str]:
-    """Return the names of all files, sorted, such as `outputs/model.pt` and `plot.png`.
+    """Return the sorted names of a run's files, such as `outputs/model.pt`.
 
     Links to other files or folders of the run are followed; links that lead out of the run, or nowhere, are excluded.
     """
@@ -28,7 +28,7 @@ def names(folder: RunFolder) -> list[str]:
 
 
 def files(folder: RunFolder) -> list[tuple[str, Path]]:
-    """Return (name, resolved path) of each file, sorted by name."""
+    """Return (name, resolved path) of each of a run's files, sorted by name."""
     return sorted(
         (_name(folder, entry), folder.path / entry.real) for entry in _entries(folder) if entry.kind == "file"
     )
@@ -46,7 +46,7 @@ def left_out(folder: RunFolder) -> list[str]:
 
 
 def put(folder: RunFolder, name: str, source: str | os.PathLike[str] | IO[bytes]) -> str:
-    """Copy a file, or an open stream, into the run. Return its name.
+    """Copy a file or an open stream into the run. Return the file's name in the run.
 
     A file that the run already has under this name, with equal content, stays unchanged.
 

@@ -34,7 +34,7 @@ def is_controlled(record: RunRecord) -> bool:
 
 
 def start(folder: RunFolder, lock_fd: int, python: str | None = None) -> None:
-    """Start the run's controller, detached, and pass it the open lock.
+    """Start the controller of a sweep or pipeline, and pass it the run's lock.
 
     If the settings of a sweep say so, the controller runs as a job of the engine that runs the trials, and takes the
     lock itself.

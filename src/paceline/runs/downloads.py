@@ -24,7 +24,7 @@ _NAMED = 5
 
 @dataclass(frozen=True, kw_only=True)
 class RunFile:
-    """A file of a run.
+    """A file of a run that can be downloaded.
 
     Attributes:
         name: Its name as in `Run.get_file_names`, or "work/..." if the script left it in its working directory.
@@ -88,7 +88,7 @@ def download(
     overwrite: bool = False,
     came: Callable[[int, int], None] | None = None,
 ) -> Downloaded:
-    """Copy files to `target` under their names, with their modification times.
+    """Copy a run's files to the folder `target`, with their modification times.
 
     Files that `target` already has with equal content are not copied. A killed download leaves no partial file.
 

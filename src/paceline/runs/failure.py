@@ -57,7 +57,7 @@ _TOP, _BOTTOM = re.compile(r"^\s*(\[rank \d+\] )?[╭┌┏╔]"), re.compile(r"
 
 @dataclass(frozen=True, kw_only=True)
 class FailureReport:
-    """The reason why a run failed.
+    """The reason why a run failed, with the first worker that failed.
 
     Args:
         cause: A key of `CAUSES`.
@@ -94,7 +94,7 @@ class FailureReport:
     see: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values, as in `state.json` under `failure`."""
+        """Return the report as JSON values, as in `state.json`."""
         data = asdict(self)
         data["last_lines"] = list(self.last_lines)
         data["victims"] = [{"rank": rank, "message": message} for rank, message in self.victims]

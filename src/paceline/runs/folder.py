@@ -62,7 +62,7 @@ def metric_logs(directory: Path) -> dict[int, dict[int, Path]]:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The file names of the run whose folder is `path`."""
+    """The paths of all files of the run whose folder is `path`."""
 
     path: Path
 
@@ -159,34 +159,34 @@ class RunFolder:
     home = PathAttribute("home.json")
 
     def prepare_log(self, node_rank: int) -> Path:
-        """Return a node's log of environment setup, input downloads and output uploads."""
+        """Return a node's log file of environment setup, downloads and uploads."""
         return self.logs / f"prepare_{node_rank}.log"
 
     def prepared(self, node_rank: int) -> Path:
-        """Return the file with a node's result of preparing, or its error."""
+        """Return the file with a node's result of preparing environment and inputs."""
         return self.path / "prepared" / f"node_{node_rank}.json"
 
     def stored(self, node_rank: int) -> Path:
-        """Return the file with a node's result of storing outputs, or its error."""
+        """Return the file with a node's result of storing the run's outputs."""
         return self.path / "prepared" / f"stored_{node_rank}.json"
 
     def cleaned(self, node_rank: int) -> Path:
-        """Return the file with a node's result of cleaning up, or the error."""
+        """Return the file with a node's result of cleaning up after the run."""
         return self.path / "prepared" / f"cleaned_{node_rank}.json"
 
     checkpoints = PathAttribute("checkpoints")
     metrics = PathAttribute("metrics")
 
     def metric_log(self, rank: int, attempt: int = 1) -> Path:
-        """Return the log with the metrics of a rank in one attempt."""
+        """Return the file with the metrics of a rank in one attempt."""
         return self.metrics / (f"rank_{rank}.jsonl" if attempt == 1 else f"rank_{rank}.{attempt}.jsonl")
 
     def node_log(self, node_rank: int) -> Path:
-        """Return a node's load log: a metric log with Unix times as steps."""
+        """Return the file with a node's CPU, memory and GPU samples, as a metric log."""
         return self.metrics / f"node_{node_rank}.jsonl"
 
     def load_log(self, rank: int) -> Path:
-        """Return the load log of a rank's worker, in the form of `node_log`."""
+        """Return the file with the CPU, memory and GPU samples of a rank's worker."""
         return self.metrics / f"load_{rank}.jsonl"
 
     #: Links to the logs of the current attempt, and the driver's log of all attempts.
@@ -254,15 +254,15 @@ class RunFolder:
         return self.attempt(attempt) / f"memory_{rank}.json"
 
     def hang_report(self, attempt: int) -> Path:
-        """Return the hang report. A `.json` file beside it has all stacks."""
+        """Return the path of the hang report. A `.json` file beside it has all stacks."""
         return self.attempt(attempt) / "hang.txt"
 
     def hangs(self, attempt: int) -> Path:
-        """Return the JSON lines with `since_utc` or `until_utc` of each hang."""
+        """Return the file with a JSON line for the begin and end of each hang."""
         return self.attempt(attempt) / "hangs.jsonl"
 
     def stalled(self, attempt: int) -> Path:
-        """Return the JSON lines of stalled collective operations, written on rank 0."""
+        """Return rank 0's file with a JSON line for each stalled collective operation."""
         return self.attempt(attempt) / "stalled.jsonl"
 
     def held(self, attempt: int) -> list[Path]:

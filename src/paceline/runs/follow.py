@@ -42,7 +42,7 @@ class RunWatch:
 
 
 class Show:
-    """A follower of a run that calls functions for its events.
+    """A follower of a run that reports lines and state changes by callbacks.
 
     Args:
         folder: The run's folder.
@@ -190,5 +190,5 @@ def state_text(record: RunRecord) -> str:
 
 
 def attempt_text(before: Attempt, now: Attempt) -> str:
-    """Return a sentence that announces another attempt and its reason."""
+    """Return a sentence that announces the next attempt, with its reason."""
     return f"Attempt {before.number} ended ({before.cause}); attempt {now.number} starts."

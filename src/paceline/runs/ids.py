@@ -97,7 +97,7 @@ def new_run_id(experiment: str) -> str:
 
 
 def age_key(run_id: str) -> tuple[int, str, int, int, int]:
-    """Return a sort key by time, and for children by number."""
+    """Return a run id's sort key: by time, and by number for children of one run."""
     found = _AGE.search(run_id)
     # -1, so that a sweep's id, which has no such number, sorts before its trial 0.
     if not found:
@@ -112,7 +112,7 @@ def experiment_of(run_id: str) -> str | None:
 
 
 def is_trial(run_id: str) -> bool:
-    """Return whether this id belongs to a trial or a pipeline's step."""
+    """Return whether a run id is that of a sweep's trial or a pipeline's step."""
     found = _AGE.search(run_id)
     return bool(found and found[3])
 

@@ -85,7 +85,7 @@ def is_ours(folder: RunFolder) -> bool:
 
 
 def begin(folder: RunFolder) -> None:
-    """Start a run that is NotStarted."""
+    """Set a NotStarted run, which this process logs, to Running."""
     record = read.record(folder)
     if record.status == states.NOT_STARTED:
         store.change(folder, record, states.RUNNING, started_utc=utc_now())

@@ -36,7 +36,7 @@ _NOTE_BYTES = 80
 
 @dataclass(frozen=True)
 class LogStart:
-    """A position in a run's merged log.
+    """A position in a run's merged log, as an offset in each rank's log.
 
     Attributes:
         attempt: The first attempt to show.
@@ -75,7 +75,7 @@ def last_lines_start(
 
 
 def start_before(folder: RunFolder, attempt: int, ranks: Sequence[int], line: tuple[int, int], count: int) -> LogStart:
-    """Return a position at least `count` lines before a line of an attempt.
+    """Return a position at least `count` lines before a given line of the merged log.
 
     line: The rank of this line, and the line's offset in the rank's log.
     """
@@ -215,7 +215,7 @@ class _Notes:
         return {one: min(sizes[one], ends[one]) for one in ends} | {rank: min(offset, ends[rank])}
 
     def spans_back(self, ends: Mapping[int, int]) -> Iterator[_Span]:
-        """Yield the spans of these ranks' logs, the last first.
+        """Yield the spans of bytes in these ranks' logs, the last span first.
 
         ends: For each rank, the size of its log.
         """

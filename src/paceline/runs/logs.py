@@ -238,7 +238,7 @@ class AttemptLog:
         self._add(ranks or [])
 
     def new(self) -> Iterator[LogLine]:
-        """Yield the lines since the last call, in order."""
+        """Yield the lines that were logged since the last call, in order."""
         if self._takes_all:
             self._add(self._folder.ranks_with_log(self._attempt))
         # First the bytes in the order of their notes. Bytes without a note follow, in order of rank.

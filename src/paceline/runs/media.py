@@ -50,11 +50,11 @@ class MediaEntry:
 
 
 class Media(ABC):
-    """A value of `run.log` that is not a number."""
+    """A value of `run.log` that is not a number, such as an image."""
 
     @abstractmethod
     def entry(self, name: str) -> MediaEntry:
-        """Return the value in the form in which a run stores it.
+        """Return the value as a run stores it.
 
         Raises:
             MetricError: The value cannot be converted.
@@ -343,7 +343,7 @@ def image_source(name: str, path: object, plot: object) -> Source:
 
 
 def columns_of(name: str, rows: object) -> dict[str, object]:
-    """Return a table's columns by name.
+    """Return a table's columns as {name: list of values}.
 
     Raises:
         MetricError: The value is neither a dict, a list of dicts nor a frame.

@@ -15,7 +15,7 @@ _CHUNK_BYTES = 1 << 17
 
 
 class MetricEntry(TypedDict, total=False):
-    """A line of a metric log.
+    """A line of a metric log, with one logged value.
 
     `kind` is None for a scalar. `placed_entries_by_name` adds `rank` and `attempt`.
     """

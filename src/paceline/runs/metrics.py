@@ -49,7 +49,7 @@ class MetricLog:
         self._is_torn = False
 
     def scalar(self, name: str, value: object, step: int | None = None, time_s: float | None = None) -> None:
-        """Append one scalar of a metric.
+        """Append a value of a metric to the log.
 
         value: An int, float, str, bool, None, or an object whose `.item()` returns a scalar, such as a numpy or torch
         scalar. time_s: Seconds since 1970; by default, the present.
@@ -258,7 +258,7 @@ def json_safe(value: Any) -> Any:
 
 
 def check_name(name: object) -> str:
-    """Return a valid metric name.
+    """Return `name` if it is a valid metric name.
 
     Raises:
         MetricError: The name is not a non-empty string.
@@ -298,7 +298,7 @@ def _entries(paths: Mapping[int, Path], name: str | None) -> dict[int, dict[str,
 
 
 def _in_sequence(attempts: Mapping[int, dict[str, list[MetricEntry]]]) -> dict[str, list[MetricEntry]]:
-    """Return one rank's entries as a run without interruption would have logged them.
+    """Return one rank's entries as if its attempts were one uninterrupted run.
 
     attempt 1      step 0 1 2 3 4         killed; its last checkpoint was that of step 3
     attempt 2            .  .  . 3 4 5 6

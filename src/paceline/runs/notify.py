@@ -99,7 +99,7 @@ def _heard(receiver: str, record: RunRecord, event: str) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Notification:
-    """A message about a run or a service.
+    """A message about a run or a service, for webhooks, mail and commands.
 
     Attributes:
         title: First line of the message.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def record(folder: RunFolder) -> RunRecord:
-    """Return the current record; close the run first if it is abandoned.
+    """Return the run's current record, after closing the run if it is abandoned.
 
     Raises:
         RunNotFoundError: No record can be read.
@@ -86,7 +86,7 @@ def raw(folder: RunFolder) -> dict[str, Any] | None:
 
 
 def all_records(runs_dir: Path, *, trials: bool = True) -> Iterator[RunRecord]:
-    """Yield every readable record, newest first; trials=False skips sweeps' trials and pipelines' steps."""
+    """Yield all readable records, newest first; without trials and steps if trials=False."""
     yield from records_of(runs_dir, (run_id for run_id in store.ids(runs_dir) if trials or not is_trial(run_id)))
 
 
@@ -160,7 +160,7 @@ def matches(
     children: bool = False,
     archived: bool | None = None,
 ) -> bool:
-    """Return whether the run passes every given filter.
+    """Return whether a run passes all of these filters.
 
     tags: A dict of tag to value, or the name of one tag with any value.
     children: Whether runs with a parent pass.

@@ -83,7 +83,7 @@ class Replacement(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One launch of all workers.
+    """One launch of all workers of a run.
 
     Attributes:
         nodes: Names of the nodes by node rank.
@@ -213,7 +213,7 @@ class RunRecord:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """The script or program with its arguments; empty for a sweep."""
+        """The script or program with its arguments; empty for sweeps."""
         return self.program if self.job is None else (*self.job.entry_words, *self.job.arguments)
 
     @property
@@ -253,7 +253,7 @@ class RunRecord:
         return cls(**values).with_state(data)
 
     def with_state(self, data: Mapping[str, Any]) -> RunRecord:
-        """Return the record with those fields replaced that `data` (`state_json`) has."""
+        """Return the record with the fields of `data` (`state_json`) replaced."""
         values = {name: data[name] for name in STATE_FIELDS if name in data}
         if "attempts" in values:
             values["attempts"] = tuple(Attempt.from_json(attempt) for attempt in values["attempts"] or ())
@@ -286,7 +286,7 @@ def parse_utc(text: str) -> dt.datetime:
 
 
 def seconds_of(time_utc: object) -> float | None:
-    """Return a time in UTC as seconds since 1970; None for another text."""
+    """Return a time of a record as seconds since 1970; None if it is not one."""
     try:
         return parse_utc(time_utc).timestamp() if isinstance(time_utc, str) else None
     except (ValueError, OverflowError, OSError):
@@ -328,7 +328,7 @@ def hang_status(record: RunRecord) -> str:
 
 
 def end_text(record: RunRecord) -> str:
-    """Return a run's end in words: "Completed in 3.2 s"."""
+    """Return a run's end as text, such as "Completed in 3.2 s"."""
     took = record.duration_s
     text = record.status + (f" in {duration_text(took)}" if took is not None else "")
     return f"{text}, by {record.canceled_by}" if record.canceled_by else text

@@ -51,7 +51,7 @@ class JobStatus:
 
 
 class Teller(Protocol):
-    """The methods by which readers ask a target's engine about a run."""
+    """The methods of a target by which readers ask its engine about a run."""
 
     def look(self, folder: RunFolder, record: RunRecord) -> JobStatus:
         """Return the engine's recent report on the run, and fetch the run's new files."""
@@ -71,7 +71,7 @@ GoesOn: TypeAlias = "Callable[[RunFolder, RunRecord, JobStatus], RunRecord | Non
 
 
 def read(folder: RunFolder, record: RunRecord, goes_on: GoesOn | None = None) -> RunRecord:
-    """Return the record, updated from the engine's report on the run's job.
+    """Return the record, updated by the engine's report on the run's job.
 
     If the job is gone, write the run's end.
 
@@ -272,7 +272,7 @@ def engine(folder: RunFolder) -> dict[str, Any]:
 
 
 def note_engine(folder: RunFolder, kind: str, **values: Any) -> None:
-    """Add values to the content of `engine.json`. `kind` is the target's kind."""
+    """Add values to a run's `engine.json`. `kind` is the kind of its target."""
     write_json(folder.engine, {**engine(folder), "engine": kind, **values}, sync=True)
 
 
@@ -306,7 +306,7 @@ class ExecMessage(TypedDict, total=False):
 
 
 class Channel(Protocol):
-    """A channel to a run's supervisor, for one command."""
+    """A channel to a run's supervisor for one command of `paceline exec`."""
 
     #: Whether the command has ended, so that no message can follow.
     is_over: bool
@@ -315,7 +315,7 @@ class Channel(Protocol):
         """Send the request that starts the command."""
 
     def send(self, message: ExecMessage) -> None:
-        """Send one message."""
+        """Send the command one message, such as input."""
 
     def receive(self) -> list[ExecMessage]:
         """Return the new messages ("out", "err", "exit" or "error"), without blocking.

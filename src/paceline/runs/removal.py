@@ -73,7 +73,7 @@ def remove(folder: RunFolder, *, force: bool = False) -> None:
 
 
 def move_out(folder: RunFolder, place: Path, *, force: bool = False, mark: Mapping[str, str] | None = None) -> None:
-    """Move an ended run to `place`, out of the list of runs.
+    """Move an ended run's folder out of the list of runs, to `place`.
 
     mark: Content of the run's `deleted.json`, which is written before the move.
 

@@ -143,7 +143,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         rank: int | Collection[int] | None = None,
         attempt: int | Collection[int] | None = None,
     ) -> Figure:
-        """Return a matplotlib figure of the metrics, with a curve for each rank; notebooks show it.
+        """Return a matplotlib figure of the metrics with a curve for each rank.
 
         names: Metrics to draw; by default, all metrics with numbers. rank, attempt: As for `metrics`.
 
@@ -170,7 +170,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @classmethod
     def get_context(cls, allow_offline: bool = True) -> Self:
-        """Return the run of this process; outside a run, return an offline run that only prints.
+        """Return the run of this process, or outside a run one that only prints.
 
         If the environment was cleared, the environments of the parent processes count.
 
@@ -230,12 +230,12 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @property
     def name(self) -> str:
-        """The display name, under its name in the Azure SDK."""
+        """The display name, which the Azure SDK calls `name`."""
         return self.display_name
 
     @property
     def kind(self) -> str:
-        """The kind: "script" for a submitted run, "interactive" for one that a program logs by itself.
+        """The kind: "script" for submitted runs, "interactive" if a program logs it.
 
         The kind never changes, so reading it never asks an engine.
         """
@@ -358,7 +358,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         return found
 
     def record(self) -> RunRecord:
-        """Return the current record."""
+        """Return the run's current record (`RunRecord`)."""
         return read.record(self._folder)
 
     def get_all_logs(self, destination: str | os.PathLike[str] | None = None) -> list[str]:
@@ -399,7 +399,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     def get_metrics(
         self, name: str | None = None, recursive: bool = False, *, rank: int | None = None, by_rank: bool = False
     ) -> dict[str, Any]:
-        """Return the metrics by name: a scalar that was logged once, else a list ordered by time.
+        """Return the metrics by name: one logged scalar as such, several as a list.
 
         name: Return only this metric. recursive: Return {run id: metrics} for this run and its children. rank: Return
         only values of this rank. by_rank: Return {rank: metrics}. If the run's folder here is a copy, new values are
@@ -519,7 +519,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         return execute(self._folder, command, rank=rank, input=data)
 
     def stacks(self, *, native: bool = False) -> RunStacks:
-        """Return the current stacks and collectives of all workers, and which worker waits for which.
+        """Return all workers' current stacks and collectives, and which worker waits for which.
 
         The workers continue to run.
 
@@ -548,7 +548,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @reads
     def pace(self) -> RunPace:
-        """Return each rank's seconds per step, and its shares of computing and waiting.
+        """Return each rank's seconds per step, and how much of them it computes and waits.
 
         Only the last attempt counts. `straggler` has the ranks that clearly hold up the others, or None. If the script counts
         no steps (docs/when-it-is-slow.md), the result has no ranks.
@@ -559,7 +559,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @reads
     def goodput(self) -> Goodput:
-        """Return what the run used its cores and GPUs for, by class, with ETTR, energy and price.
+        """Return how the run used its cores and GPUs, by class of use, and its energy and price.
 
         docs/when-it-is-slow.md#what-a-run-cost defines the classes and ETTR.
         """
@@ -569,7 +569,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @reads
     def resources(self) -> dict[str, dict[int, dict[str, series.MetricSeries]]]:
-        """Return load series: {"nodes": {rank: {name: series}}, "ranks": {rank: {name: series}}}.
+        """Return CPU, memory and GPU use: {"nodes": {rank: {name: series}}, "ranks": ...}.
 
         Samples are 5 seconds apart; steps are seconds since 1970. docs/when-it-is-slow.md lists names and units.
         """
@@ -622,11 +622,11 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             interactive.begin(self._folder)
 
     def complete(self) -> None:
-        """End a run of `start_logging` or `child_run` as Completed. Do nothing for a submitted run."""
+        """End a run that this process logs as Completed; ignore submitted runs."""
         interactive.end(self._folder, states.COMPLETED)
 
     def fail(self, error_details: object = None, error_code: str | None = None) -> None:
-        """End a run of `start_logging` or `child_run` as Failed; request the end of a submitted run.
+        """End a run that this process logs as Failed, or request a submitted run's end.
 
         In a submitted run's own script, this method does nothing, because the script's exit decides.
 
@@ -757,7 +757,7 @@ def _check_numbers(what: str, given: object, there: range, run_id: str) -> None:
 
 
 def _of_all_nodes(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return each input's number of files and bytes.
+    """Return each input's number of files and bytes, over all nodes.
 
     They are sums over the nodes if each node has a partition of the input, else the numbers of one node.
     """

@@ -73,7 +73,7 @@ class InputData(OutputData, total=False):
 
 
 class RunData(TypedDict):
-    """The content of `data.json`."""
+    """The content of a run's `data.json`: its inputs and outputs."""
 
     inputs: list[InputData]
     outputs: list[OutputData]
@@ -103,7 +103,7 @@ def note(folder: RunFolder, values_by_output: Mapping[str, OutputData]) -> None:
 
 
 def note_datasets(folder: RunFolder, made: Mapping[str, str]) -> None:
-    """Record in `data.json` as which dataset each output was registered.
+    """Record in `data.json` the dataset that each output was registered as.
 
     made: For each output's name, the dataset as "name:version".
     """

@@ -141,7 +141,7 @@ class HasNotes(ABC):
 
     @property
     def display_name(self) -> str:
-        """The name that lists show: a readable name such as "brave-otter-12" unless another name was set.
+        """The name that lists show, such as "brave-otter-12".
 
         The display name of a child run, such as a sweep's trial, is its id unless another name was set.
         """
@@ -153,7 +153,7 @@ class HasNotes(ABC):
 
     @property
     def description(self) -> str | None:
-        """Notes on the run for people, in Markdown, or None. `paceline note` and the live page show them."""
+        """The run's notes in Markdown, or None. `paceline note` and the live page show them."""
         return self._notes().description
 
     @description.setter

@@ -80,17 +80,17 @@ class MetricSeries:
 
     @property
     def last_step(self) -> int | None:
-        """The step of the last value; None if it has no step."""
+        """The step of the last value, or None without a step."""
         return self.steps[-1] if self.steps else None
 
     @property
     def min(self) -> float | int | None:
-        """The smallest number without NaN; None if there is no number."""
+        """The smallest number, ignoring NaN, or None without a number."""
         return min(self._numbers(), default=None)
 
     @property
     def max(self) -> float | int | None:
-        """The largest number without NaN; None if there is no number."""
+        """The largest number, ignoring NaN, or None without a number."""
         return max(self._numbers(), default=None)
 
     def _numbers(self) -> list[float | int]:

@@ -277,7 +277,7 @@ def from_elsewhere(workspace_dir: Path) -> str:
 
 
 def deserted_report(record: RunRecord) -> FailureReport:
-    """Return the failure report of an abandoned run."""
+    """Return the failure report of a run whose supervisor is gone."""
     if record.kind == "interactive":
         cause, message = "not_completed", CAUSES["not_completed"]
     # On the owner's machine, another boot id means that the machine was restarted.
@@ -338,7 +338,7 @@ def end_changes(record: RunRecord, cause: str, ended_utc: str) -> dict[str, obje
 def close_deserted(
     folder: RunFolder, record: RunRecord, report: FailureReport, ended_utc: str | None = None
 ) -> RunRecord:
-    """Write the end of an abandoned run. The caller holds the lock."""
+    """Write an abandoned run's end. The caller holds the run's lock."""
     remove_scratch(folder, record)
     for path in folder.passing():
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
@@ -405,7 +405,7 @@ def check_own(folder: RunFolder, verb: str) -> None:
 
 
 def stored(folder: RunFolder) -> RunRecord:
-    """Return the record on disk, without checking whether the run's owner lives."""
+    """Return the record on disk, which may show a dead run as Running."""
     state = read_json(folder.state)
     try:
         submitted = _submitted(folder) if isinstance(state, dict) and "status" in state else None

@@ -59,7 +59,7 @@ class DeletedRun:
 
 
 def delete(runs_dir: Path, folders: Iterable[RunFolder], *, force: bool = False) -> list[str]:
-    """Move ended runs and their children to the trash.
+    """Move ended runs and their children to the workspace's trash.
 
     Runs that have been in the trash for a week are removed for good.
 

@@ -60,7 +60,7 @@ class TerminalLines:
         self._set: dict[Hashable, str] = {}
 
     def line(self, writer: Hashable, text: str) -> str:
-        """Return `visible_line(text)` in this writer's colours, with a reset at the end."""
+        """Return a rank's line for the terminal in its current colours, and reset them at the end."""
         before = self._set.get(writer, "")
         if not before and text.isprintable():
             return text

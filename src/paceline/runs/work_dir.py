@@ -64,12 +64,12 @@ class Place:
         return os.path.join(self.directory, "outputs")
 
     def original(self, path: str) -> str:
-        """Return the user's own path for a path relative to `work`."""
+        """Return the user's own path of a file, given its path relative to `work`."""
         return os.path.join("/", path) if self.copy else os.path.join(self.source, path)
 
 
 def place(record: Any, *, is_shared: bool = True) -> Place:
-    """Return the position of a run's source copy, from the record's JSON.
+    """Return where in `work` a run's copy of the source is, from the record's JSON.
 
     is_shared: Whether this machine has the user's folders.
     """
@@ -195,7 +195,7 @@ def _above(name: str) -> list[str]:
 
 
 def _found(folder: RunFolder, record: Any) -> Place:
-    """Return the current position of the source's copy, which `clean` moves to `work`."""
+    """Return where the source's copy is now, as `clean` moves it to `work`."""
     at = place(record)
     # Check the whole path, since the source may have a folder `home` too.
     is_among_links = at.copy and (folder.work / at.copy).is_dir()

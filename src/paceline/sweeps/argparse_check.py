@@ -36,7 +36,7 @@ _APART = ("split", "partition", "rsplit", "rpartition")
 def check_script(
     space: Space, job: Job, directory: Path, switches: Sequence[str] = (), others: Sequence[str] | None = None
 ) -> tuple[str, ...]:
-    """Raise if the script's parser certainly rejects the space.
+    """Raise an error if the script's parser is certain to reject the search space.
 
     Return `switches` with those hyperparameters added that turn a switch of the script on and off.
 

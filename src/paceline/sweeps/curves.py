@@ -35,7 +35,7 @@ class Series:
         return Series(tuple(v for v, _ in kept), tuple(s for _, s in kept))
 
     def then(self, reader: CurveReader) -> Series:
-        """Return this series followed by the values of a later run."""
+        """Return this series, continued by the values of a later run of the trial."""
         values, steps = reader.look(), reader.steps
         head = self.before(steps)
         return Series(head.values + values, head.steps + steps)

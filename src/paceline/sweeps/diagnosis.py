@@ -32,7 +32,7 @@ _LOOKED_AT = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """The cause of a failure, for display.
+    """The cause of a trial's failure, as text for people.
 
     Attributes:
         text: The cause, as one sentence or line.

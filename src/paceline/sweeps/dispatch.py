@@ -80,7 +80,7 @@ class Dispatcher:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a trial that the target refused has still to be submitted."""
+        """Whether a trial that the target refused is still to be submitted."""
         return self._refusals.is_waiting
 
     def _hand_over(self, number: int, start: Callable[[], None], begun: list[RunFolder]) -> None:

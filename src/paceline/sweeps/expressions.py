@@ -35,13 +35,13 @@ class Expression(Protocol):
         """The number of different values, or None for a continuous range."""
 
     def raw_at(self, quantile: float) -> Raw:
-        """Return the raw value at a quantile in [0, 1)."""
+        """Return the raw value, as samplers use it, at a quantile in [0, 1)."""
 
     def value(self, raw: Raw) -> object:
-        """Return the script's value for a raw value."""
+        """Return the value that the script gets for a sampler's raw value."""
 
     def raw(self, value: object) -> Raw:
-        """Return the raw value that gives this value for the script.
+        """Return the sampler's raw value for a value of the script.
 
         Raises:
             SweepError: The expression does not have this value.
@@ -53,7 +53,7 @@ class Expression(Protocol):
 
 @dataclass(frozen=True)
 class Choice:
-    """One of several options: any JSON values, or mappings that are spaces."""
+    """A choice of options: any JSON values, or mappings that are spaces."""
 
     options: tuple[Any, ...]
 

@@ -164,7 +164,7 @@ def lines(standing: Standing) -> tuple[str, ...]:
 
 
 def parameters(trials: Sequence[Trial]) -> list[str]:
-    """Return the names of all hyperparameters, in order of appearance."""
+    """Return the names of the trials' hyperparameters, in order of appearance."""
     return list(dict.fromkeys(name for trial in trials for name in trial.values))
 
 
@@ -209,12 +209,12 @@ def follow_in_notebook(folder: RunFolder) -> RunRecord:
 
 
 def html_of(standing: Standing) -> str:
-    """Return the sweep's lines and table as escaped HTML."""
+    """Return the sweep's progress and trials as escaped HTML."""
     return table_html(shown(standing, _MOST))
 
 
 def table_html(seen: Shown) -> str:
-    """Return the table as escaped HTML."""
+    """Return the table of trials as escaped HTML."""
     head = "".join(f"<th>{_text(name)}</th>" for name in seen.header)
     rows = "".join(f"<tr>{''.join(_cell(*cell) for cell in enumerate(row))}</tr>" for row in seen.rows)
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>" if seen.rows else ""

@@ -23,7 +23,7 @@ from paceline.sweeps.expressions import Choice, Expression, Fixed, Raw
 
 @dataclass(frozen=True)
 class Dimension:
-    """One hyperparameter.
+    """One hyperparameter of a search space.
 
     Attributes:
         key: Unique name for samplers and records: the name, with the branches of choices that lead to it.
@@ -38,7 +38,7 @@ class Dimension:
 
 
 class Space:
-    """The set of a sweep's possible points.
+    """A search space: the points that a sweep's trials may have.
 
     Raises:
         SweepError: The space is not a mapping or is empty, a name is invalid, or two names are equal.
@@ -120,7 +120,7 @@ class Space:
 
     @property
     def parameters(self) -> list[Dimension]:
-        """The dimensions that the script gets, of all branches."""
+        """The dimensions of all branches that the script gets as hyperparameters."""
         return [dimension for dimension in every(self.dimensions) if not dimension.branches]
 
     @property

@@ -97,7 +97,7 @@ class SweepState(ParentState):
         self._watch(trial)
 
     def go_on(self, trial: Trial) -> None:
-        """Replace a trial by a copy that has one more run."""
+        """Replace a trial in the list by `trial`, which has one more run."""
         self.trials[trial.number] = trial
         self._cut_off_once.discard(trial.number)
         self._watch(trial)

@@ -21,7 +21,7 @@ SHOWN_PAUSED = "Paused"
 
 @dataclass(frozen=True, kw_only=True)
 class Leg:
-    """One of a trial's runs.
+    """One run of a trial. A trial that was paused and continued has several.
 
     Attributes:
         chosen, values, status: As in `Trial`, but for this run.
@@ -157,7 +157,7 @@ class Trial:
 
     @property
     def curves(self) -> tuple[tuple[float, ...], ...]:
-        """The curve of each metric, the primary metric first."""
+        """The values of each metric over time, the primary metric first."""
         return (self.curve, *self.further)
 
     @property

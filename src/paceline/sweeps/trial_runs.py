@@ -55,7 +55,7 @@ def count(sweep: RunFolder) -> int:
 
 
 def children(sweep: RunFolder, first: int = 0) -> Iterator[RunRecord]:
-    """Yield the trials' first runs from number `first` on."""
+    """Yield the record of each trial's first run, from number `first` on."""
     # Trial numbers have no gaps, so the first missing child ends the loop.
     while (record := record_of(child_folder(sweep, first))) is not None:
         yield record

@@ -34,7 +34,7 @@ _goals: dict[Path, dict[str, Goal]] = {}
 
 @dataclass(slots=True, kw_only=True)
 class RunFacts:
-    """The facts of a run for lists, searches and comparisons.
+    """The facts of a run that lists, searches and comparisons need.
 
     Attributes:
         name: The display name; "" without one.
@@ -130,7 +130,7 @@ def read_facts(folder: RunFolder, known: RunFacts | None = None) -> RunFacts | N
 
 
 def read_record_facts(folder: RunFolder, known: RunFacts | None = None) -> RunFacts | None:
-    """Return the current facts of a run; None without a readable record."""
+    """Return a run's current facts without metrics; None without a readable record."""
     record_stamp, notes_stamp = stamp_hash(folder.state), stamp_hash(folder.notes)
     try:
         # Check the run's owner too, so that a run whose supervisor has died counts as ended.
@@ -255,5 +255,5 @@ def _shared(value: object) -> str:
 
 
 def utc_of(seconds: float | None) -> str | None:
-    """Return the UTC time as records have it, or None for None."""
+    """Return a Unix time as UTC text, as in records. None stays None."""
     return None if seconds is None else utc_text(dt.datetime.fromtimestamp(seconds, dt.timezone.utc))

@@ -95,7 +95,7 @@ _ALIASES = {
 
 
 def field_of(text: str, at: int = 0) -> RunField:
-    """Return the field with this name.
+    """Return the field that a query calls `text`, such as `params.lr`.
 
     Args:
         text: Its name in a query. A name with other characters is quoted: `metrics."val loss".best`.
@@ -147,7 +147,7 @@ def quoted(name: str) -> str:
 
 
 def unquoted(text: str) -> str:
-    """Return a text without its quotes and escapes."""
+    """Return a quoted text of a query without its quotes and escapes."""
     plain = re.sub(r"\\u([0-9a-fA-F]{4})|\\(.)", _escaped, text, flags=re.DOTALL)
     # Join the two \\u escapes of a surrogate pair into one character.
     return plain.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")

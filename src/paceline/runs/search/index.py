@@ -125,7 +125,7 @@ class RunIndex:
             gc.freeze()
 
     def refresh(self, shown: Iterable[str] = (), *, everything: bool = False, is_quick: bool = False) -> None:
-        """Read the records that have changed, at most once per interval.
+        """Read the records of runs that have changed, at most once per interval.
 
         Concurrent callers wait for the same refresh.
 

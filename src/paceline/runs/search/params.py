@@ -49,7 +49,7 @@ def arguments_by_name(words: Sequence[str]) -> dict[str, str]:
 def params_of(
     arguments: Sequence[str], swept: Mapping[str, object], tracked: Mapping[str, object]
 ) -> dict[str, ParamValue]:
-    """Return the parameters of a run by name, without leading dashes.
+    """Return a run's parameters by name, without leading dashes.
 
     Later sources replace earlier ones.
 
@@ -115,7 +115,7 @@ _held = 0
 
 
 def names_of(names: tuple[str, ...]) -> Names:
-    """Return the shared table for these names."""
+    """Return the shared table (`Names`) of these names."""
     global _held
     found = _tables.get(names)
     if found is None:

@@ -137,7 +137,7 @@ class Not:
 
 @dataclass(frozen=True)
 class And:
-    """Queries that must all match. An empty list of queries matches every run."""
+    """Queries that must all match a run; without a query, every run matches."""
 
     nodes: tuple[Node, ...]
 
@@ -154,7 +154,7 @@ class And:
 
 @dataclass(frozen=True)
 class Or:
-    """Queries of which at least one matches."""
+    """Queries of which at least one must match a run."""
 
     nodes: tuple[Node, ...]
 
@@ -202,7 +202,7 @@ def predicate(text: str, now: float | None = None) -> Predicate:
 
 
 def tokens(text: str) -> list[QueryToken]:
-    """Return the parts of a query, with an "end" as the last one.
+    """Split a query into tokens. The last token has the kind "end".
 
     Raises:
         QueryError: The query is too long, a quote is not closed, or a character has no meaning.

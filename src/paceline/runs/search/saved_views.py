@@ -137,7 +137,7 @@ class SavedViews(NamedDocuments[SavedView]):
         self._folder = workspace_dir / "views"
 
     def save(self, view: SavedView, *, replace: bool = False) -> None:
-        """Save a view.
+        """Save a view under its name.
 
         Raises:
             UserError: The name is taken and `replace` is False, or the workspace can't be written.

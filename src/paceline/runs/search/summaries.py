@@ -193,7 +193,7 @@ class SummaryReader:
         self._joined: dict[int, tuple[list[int], dict[str, list[float]]]] = {}
 
     def look(self) -> MetricSummaries:
-        """Return the summaries of all numbers that have been logged so far."""
+        """Read new lines. Return the summaries of all values logged so far."""
         if self._listing.is_due():
             self._logs = metric_logs(self._directory)
         found: dict[str, list[float]] = {}

@@ -61,7 +61,7 @@ class Line:
 
 @dataclass(frozen=True)
 class History:
-    """A chart of a metric over the numbers of the trials.
+    """A chart of the trials' metric values over their numbers.
 
     Attributes:
         points: (trial number, position on the axis of the metric, status) of each trial.
@@ -76,7 +76,7 @@ class History:
 
 @dataclass(frozen=True)
 class Front:
-    """A scatter plot of two metrics.
+    """A scatter plot of two metrics with the Pareto front.
 
     Attributes:
         points: (number, positions on both axes, status) of each trial.
@@ -91,7 +91,7 @@ class Front:
 
 @dataclass(frozen=True, kw_only=True)
 class Sketch:
-    """All figures of a sweep.
+    """The data of all figures of a sweep.
 
     Attributes:
         title: The sweep's id and progress.

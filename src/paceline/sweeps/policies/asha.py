@@ -21,7 +21,7 @@ from paceline.sweeps.trial import Goal, Next, Trial, cost
 
 @dataclass(frozen=True, kw_only=True)
 class ASHA(NamedPolicy):
-    """A policy that keeps the best 1 / eta at each rung.
+    """A policy that keeps the best 1 / eta of the trials at each rung.
 
     It stops the other trials that reach the rung. With promote it pauses them, and continues a trial from its
     checkpoints once it is among the best.
@@ -96,7 +96,7 @@ class ASHA(NamedPolicy):
 
     @property
     def pauses(self) -> bool:
-        """Whether trials wait at rungs. Without `promote`, the policy only stops trials."""
+        """Whether the policy pauses trials at rungs, which requires `promote`."""
         return self.promote
 
     def judge(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, Judgement]:
@@ -110,7 +110,7 @@ class ASHA(NamedPolicy):
         return promotion.following(self._ladder, trials, goal, self.waits, is_last=is_last, without=without)
 
     def waits(self, trial: Trial) -> bool:
-        """Return whether a trial may be promoted."""
+        """Return whether a trial may be promoted later from its rung."""
         has_ended = self.budget is not None and trial.status == states.COMPLETED
         return trial.is_paused or (has_ended and self.last is not None and len(trial.curve) < self.last)
 
@@ -135,7 +135,7 @@ def _there(rung: int, trials: Sequence[Trial], goal: Goal) -> list[float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Hyperband(NamedPolicy):
-    """Hyperband's brackets of ASHA, assigned by the trial's number.
+    """A policy that assigns trials to several ASHA brackets by number.
 
     Some trials get more time before they are judged. A bracket that starts one rung later gets 1 / eta as many trials.
 

@@ -37,7 +37,7 @@ class PausingPolicy(Protocol):
 
     @property
     def pauses(self) -> bool:
-        """Whether the policy pauses trials. ASHA without promotion only stops trials."""
+        """Whether the policy pauses trials; ASHA without promotion does not."""
 
     def judge(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, Judgement]:
         """Return {trial number: decision} for the live trials that have reached a rung."""

@@ -20,7 +20,7 @@ from paceline.sweeps.trial import Goal, Trial, cost, is_better
 
 @runtime_checkable
 class Policy(Protocol):
-    """A rule that stops live trials."""
+    """A rule that decides which live trials of a sweep to stop early."""
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
         """Return {trial number: reason} for the live trials that must stop."""

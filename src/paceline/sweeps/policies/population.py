@@ -221,7 +221,7 @@ def explored(
     resample: float = 0.25,
     mutate: Sequence[str] | None = None,
 ) -> dict[str, Raw]:
-    """Return a changed copy of a point, as {key: raw value}.
+    """Return a copy of a point with randomly changed values, as {key: raw value}.
 
     `factors`: Each hyperparameter is multiplied by one of them at random.
     `resample`: Probability that a hyperparameter is drawn from the space instead.

@@ -20,7 +20,7 @@ from paceline.sweeps.trial import Goal, Next, Trial, cost
 
 @dataclass(frozen=True, kw_only=True)
 class Ladder:
-    """The rungs of successive halving: first, first * eta, and so on below `last`."""
+    """The rungs of successive halving: first, first * eta, ... below `last`."""
 
     first: int
     eta: int

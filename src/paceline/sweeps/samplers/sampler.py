@@ -19,7 +19,7 @@ _SMALL = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """A point for a trial.
+    """The point (hyperparameter values) that a sampler proposes for a trial.
 
     Attributes:
         chosen: The raw value of each dimension by its key.
@@ -32,7 +32,7 @@ class Proposal:
 
 @runtime_checkable
 class Sampler(Protocol):
-    """A source of points for trials.
+    """A source of points (hyperparameter values) for a sweep's trials.
 
     A proposal depends only on the seed, the trial's number and the trials passed in. So an interrupted sweep continues exactly
     as if it had not been interrupted.
