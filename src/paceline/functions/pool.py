@@ -35,7 +35,7 @@ class CallError(TypedDict):
 
 
 class ResultLine(TypedDict, total=False):
-    """The result of one call, as a line of a file; `file` names a large value's file."""
+    """The result of one call: a value, a file's name, or an error."""
 
     call: int
     value: object

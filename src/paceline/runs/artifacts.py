@@ -46,7 +46,7 @@ def left_out(folder: RunFolder) -> list[str]:
 
 
 def put(folder: RunFolder, name: str, source: str | os.PathLike[str] | IO[bytes]) -> str:
-    """Copy a file or an open stream into the run. Return the file's name in the run.
+    """Copy a file or open stream into the run. Return its name there.
 
     A file that the run already has under this name, with equal content, stays unchanged.
 
@@ -127,7 +127,7 @@ def get(folder: RunFolder, name: str, target: str | os.PathLike[str] | None = No
 
 
 def copy_out(folder: RunFolder, path: Path, target: Path) -> None:
-    """Copy a file of the run from its resolved path to `target`, outside the run."""
+    """Copy a file, given by its resolved path, out of the run."""
     copy_whole(path, target, top=folder.path)
 
 

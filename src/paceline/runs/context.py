@@ -31,7 +31,7 @@ class WorkerContext:
 
     @classmethod
     def of_process(cls) -> WorkerContext | None:
-        """Return this process's context, even if its environment was cleared, or None outside a run.
+        """Return this process's context, or None outside a run.
 
         With an empty PACELINE_RUN_DIR, the process is outside a run. A child process of a program that called
         `paceline.init` belongs to that program's run.

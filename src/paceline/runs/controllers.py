@@ -108,7 +108,7 @@ def resume(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder], 
 
 
 def in_engine(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder], None]) -> RunRecord:
-    """Return the record of a sweep whose controller is an engine's job; restart a lost controller.
+    """Return the record of a sweep controlled by an engine's job; restart a lost controller.
 
     If no controller can start, record the sweep as Failed, after a call of `give_up`.
     """

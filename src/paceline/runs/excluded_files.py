@@ -18,7 +18,7 @@ LIMIT = 100
 
 
 def find(folder: RunFolder) -> list[dict[str, str]]:
-    """Return a dict with "name" and "why" of each file that the run does not keep, sorted.
+    """Return "name" and "why" of each file that the run does not keep.
 
     Outputs, artifacts and checkpoints are scanned; remote nodes report the files that they did not send.
     """
@@ -32,7 +32,7 @@ def find(folder: RunFolder) -> list[dict[str, str]]:
 
 
 def text(one: Mapping[str, str]) -> str:
-    """Return a clause that says why a file is excluded, such as "'outputs/a' is a pipe"."""
+    """Return why a file is excluded, such as "'outputs/a' is a pipe"."""
     return f"{one['name']!r} is {one['why']}"
 
 

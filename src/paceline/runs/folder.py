@@ -182,11 +182,11 @@ class RunFolder:
         return self.metrics / (f"rank_{rank}.jsonl" if attempt == 1 else f"rank_{rank}.{attempt}.jsonl")
 
     def node_log(self, node_rank: int) -> Path:
-        """Return the file with a node's CPU, memory and GPU samples, as a metric log."""
+        """Return the metric log with a node's CPU, memory and GPU samples."""
         return self.metrics / f"node_{node_rank}.jsonl"
 
     def load_log(self, rank: int) -> Path:
-        """Return the file with the CPU, memory and GPU samples of a rank's worker."""
+        """Return the metric log with a worker's CPU, memory and GPU samples."""
         return self.metrics / f"load_{rank}.jsonl"
 
     #: Links to the logs of the current attempt, and the driver's log of all attempts.
@@ -218,7 +218,7 @@ class RunFolder:
         return range(1 + max((world_size - 1, *logs, *metric_logs(self.metrics))))
 
     def log_order(self, attempt: int) -> Path:
-        """Return the file with lines of time, rank and log size, which orders merged logs."""
+        """Return the file with lines of time, rank and log size, for merging."""
         return self.attempt(attempt) / "log_order.txt"
 
     def worker_start(self, attempt: int, rank: int) -> Path:
@@ -246,7 +246,7 @@ class RunFolder:
         return self.attempt(attempt) / f"alone_{rank}.json"
 
     def load(self, attempt: int) -> Path:
-        """Return the file with the newest CPU, memory and GPU samples of nodes and workers."""
+        """Return the file with the newest CPU, memory and GPU samples of all."""
         return self.attempt(attempt) / "load.json"
 
     def memory_plan(self, attempt: int, rank: int) -> Path:
@@ -254,11 +254,11 @@ class RunFolder:
         return self.attempt(attempt) / f"memory_{rank}.json"
 
     def hang_report(self, attempt: int) -> Path:
-        """Return the path of the hang report. A `.json` file beside it has all stacks."""
+        """Return the hang report. The `.json` file beside it has all stacks."""
         return self.attempt(attempt) / "hang.txt"
 
     def hangs(self, attempt: int) -> Path:
-        """Return the file with a JSON line for the begin and end of each hang."""
+        """Return the file with JSON lines for hangs' begins and ends."""
         return self.attempt(attempt) / "hangs.jsonl"
 
     def stalled(self, attempt: int) -> Path:

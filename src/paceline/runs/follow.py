@@ -135,14 +135,14 @@ class Show:
 
 
 def prefix(line: LogLine, world_size: int, attempts: int = 1) -> str:
-    """Return a log line's prefix: "[rank 1] ", or "[2: rank 1] " from attempt 2."""
+    """Return a log line's prefix, such as "[rank 1] " or "[2: rank 1] "."""
     if world_size <= 1:
         return ""
     return f"[rank {line.rank}] " if attempts <= 1 else f"[{line.attempt}: rank {line.rank}] "
 
 
 def node_prefix(said: LogLine, node_count: int) -> str:
-    """Return the prefix of a node's line: "  ", or "  [node 1] " if there are several nodes."""
+    """Return the prefix of a node's line, such as "  [node 1] "."""
     return f"  [node {said.rank}] " if node_count > 1 else "  "
 
 

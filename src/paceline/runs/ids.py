@@ -68,7 +68,7 @@ def plain_experiment_name(name: object) -> str:
 
 
 def is_run_id(text: object) -> TypeGuard[str]:
-    """Return whether a text has the form of a run id, so it can't be a path."""
+    """Return whether a text is a valid run id, and not a path."""
     return isinstance(text, str) and _RUN_ID.fullmatch(text) is not None
 
 
@@ -97,7 +97,7 @@ def new_run_id(experiment: str) -> str:
 
 
 def age_key(run_id: str) -> tuple[int, str, int, int, int]:
-    """Return a run id's sort key: by time, and by number for children of one run."""
+    """Return a run id's sort key, by time and number."""
     found = _AGE.search(run_id)
     # -1, so that a sweep's id, which has no such number, sorts before its trial 0.
     if not found:
@@ -106,13 +106,13 @@ def age_key(run_id: str) -> tuple[int, str, int, int, int]:
 
 
 def experiment_of(run_id: str) -> str | None:
-    """Return the experiment in a run id, or None if a user chose the id."""
+    """Return a run id's experiment, or None for a user's own id."""
     found = _AGE.search(run_id)
     return run_id[: found.start()] if found else None
 
 
 def is_trial(run_id: str) -> bool:
-    """Return whether a run id is that of a sweep's trial or a pipeline's step."""
+    """Return whether a run id is that of a trial or pipeline step."""
     found = _AGE.search(run_id)
     return bool(found and found[3])
 

@@ -61,7 +61,7 @@ class LevelFilter:
         self._open: set[object] = set()
 
     def lines(self, writer: object, block: str) -> Iterator[tuple[int, str]]:
-        """Yield (offset, line) of those lines in a block of a rank's log that pass the filter."""
+        """Yield (offset, line) of each line in a rank's text that passes the filter."""
         lower, at = block.lower(), 0
         # Search for `_HINTS` first, which is far quicker than testing each line. Not if `lower` changes the length.
         is_quick = self._least >= LEVELS["warning"] and len(lower) == len(block)

@@ -75,7 +75,7 @@ def last_lines_start(
 
 
 def start_before(folder: RunFolder, attempt: int, ranks: Sequence[int], line: tuple[int, int], count: int) -> LogStart:
-    """Return a position at least `count` lines before a given line of the merged log.
+    """Return a position at least `count` lines before a line of the merged log.
 
     line: The rank of this line, and the line's offset in the rank's log.
     """
@@ -160,7 +160,7 @@ def _from_the_end(
 
 @dataclass(frozen=True)
 class _Span:
-    """Adjacent bytes of one rank's log in the merged log, noted by one `log_order` line.
+    """Adjacent bytes of a rank's log that are adjacent in the merged log too.
 
     `place` is the offset behind that line.
     """
@@ -191,7 +191,7 @@ class _Notes:
             self._file.close()
 
     def cut(self, ends: Mapping[int, int], rank: int, offset: int) -> dict[int, int]:
-        """Ignore the `log_order` lines behind a byte of a rank's log. Return the logs' sizes before it.
+        """Ignore `log_order` lines behind a byte of a log. Return the logs' sizes then.
 
         ends: For each rank, the size of its log.
         """

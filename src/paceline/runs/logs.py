@@ -136,7 +136,7 @@ class LineAssembler:
 
 
 class Tail:
-    """A reader of a growing log, whose oldest or middle bytes may have been deleted."""
+    """A reader of a growing log, parts of which may have been deleted."""
 
     def __init__(self, path: Path, position: int = 0) -> None:
         self._path = path

@@ -41,7 +41,7 @@ _ENCODER_S = 600
 
 @dataclass(frozen=True)
 class MediaEntry:
-    """A value of a metric in the form that a run stores: JSON, or a file and its suffix."""
+    """A metric's value as a run stores it: JSON, or a file."""
 
     kind: str
     value: object = None

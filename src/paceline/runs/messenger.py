@@ -106,7 +106,7 @@ def parsed_alert(condition: str) -> Node:
 
 
 def _fields(node: Node) -> Iterator[RunField | None]:
-    """Yield each field in a query, and None for each word that is searched for."""
+    """Yield each field in a query, and None for each searched word."""
     from paceline.runs.search import query
 
     match node:

@@ -34,7 +34,7 @@ logged_here: set[str] = set()
 
 
 class MetricLog:
-    """A writer of one rank's metrics in one attempt, safe for threads and forked children.
+    """A writer of one rank's metrics in one attempt, safe for threads and forks.
 
     of_tracker: Whether the values come from another library's tracker instead of the script's own calls.
     """
@@ -74,7 +74,7 @@ class MetricLog:
         )
 
     def other(self, kind: str, name: str, value: object, step: int | None = None, time_s: float | None = None) -> None:
-        """Append a metric value that is no scalar, such as a list or table, as plain JSON."""
+        """Append a metric value such as a list or table, as plain JSON."""
         if not self._of_tracker and len(logged_here) < _MOST_NAMES:
             logged_here.add(check_name(name))
         at = time.time() if time_s is None else time_s
@@ -341,7 +341,7 @@ def _step(entry: MetricEntry) -> float | None:
 
 
 def _sortable(series: list[MetricEntry]) -> list[MetricEntry]:
-    """Raise attempts and times in place so that they never decrease, for a merge of ranks."""
+    """Raise attempts and times in place, so that they never decrease."""
     attempt, time_s = 0, -math.inf
     for entry in series:
         if entry["attempt"] > attempt:

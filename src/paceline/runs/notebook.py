@@ -63,7 +63,7 @@ def show(html: Callable[[], str], is_over: Callable[[], bool]) -> threading.Thre
 
 
 def run_html(folder: RunFolder) -> str:
-    """Return the run's current state as HTML, or a sentence if it can't be read."""
+    """Return the run's current state, or why it can't be read, as HTML."""
     try:
         record = read.record(folder)
     except PacelineError as error:

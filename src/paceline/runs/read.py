@@ -114,7 +114,7 @@ def _has_archived_parent(record: RunRecord, folder: RunFolder) -> bool:
 
 
 def channel(folder: RunFolder) -> Channel | None:
-    """Return a channel to the run's supervisor, or None if the supervisor shares this folder.
+    """Return a channel to the run's supervisor; None if it shares this folder.
 
     Raises:
         RunStateError: This user cannot reach the supervisor.

@@ -286,7 +286,7 @@ def parse_utc(text: str) -> dt.datetime:
 
 
 def seconds_of(time_utc: object) -> float | None:
-    """Return a time of a record as seconds since 1970; None if it is not one."""
+    """Return a record's time as seconds since 1970, or None if invalid."""
     try:
         return parse_utc(time_utc).timestamp() if isinstance(time_utc, str) else None
     except (ValueError, OverflowError, OSError):

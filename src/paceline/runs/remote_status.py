@@ -60,7 +60,7 @@ class Teller(Protocol):
         """Cancel the run's job in the engine, besides the supervisor, which reads `cancel.json`."""
 
     def channel(self, folder: RunFolder) -> Channel | None:
-        """Return a channel to the run's supervisor, or None if the supervisor shares this folder."""
+        """Return a channel to the run's supervisor; None if it shares this folder."""
 
     def start_controller(self, run_dir: Path, library_dir: Path, python: str) -> None:
         """Start a controller, as `paceline.targets.Controlling` does."""
@@ -291,7 +291,7 @@ class ExecRequest(TypedDict, total=False):
 
 
 class ExecMessage(TypedDict, total=False):
-    """A message to or from a command: one of these keys, with bytes in base64."""
+    """A message to or from a command, with bytes in base64."""
 
     data: str
     end: bool

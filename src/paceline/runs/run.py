@@ -548,7 +548,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @reads
     def pace(self) -> RunPace:
-        """Return each rank's seconds per step, and how much of them it computes and waits.
+        """Return each rank's seconds per step, and its computing and waiting time.
 
         Only the last attempt counts. `straggler` has the ranks that clearly hold up the others, or None. If the script counts
         no steps (docs/when-it-is-slow.md), the result has no ranks.
@@ -559,7 +559,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @reads
     def goodput(self) -> Goodput:
-        """Return how the run used its cores and GPUs, by class of use, and its energy and price.
+        """Return how the run used cores and GPUs, by class, with energy and price.
 
         docs/when-it-is-slow.md#what-a-run-cost defines the classes and ETTR.
         """
@@ -626,7 +626,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         interactive.end(self._folder, states.COMPLETED)
 
     def fail(self, error_details: object = None, error_code: str | None = None) -> None:
-        """End a run that this process logs as Failed, or request a submitted run's end.
+        """End a run that this process logs as Failed, or request another's end.
 
         In a submitted run's own script, this method does nothing, because the script's exit decides.
 

@@ -153,7 +153,7 @@ class HasNotes(ABC):
 
     @property
     def description(self) -> str | None:
-        """The run's notes in Markdown, or None. `paceline note` and the live page show them."""
+        """The run's notes in Markdown, as `paceline note` shows them, or None."""
         return self._notes().description
 
     @description.setter

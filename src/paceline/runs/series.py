@@ -116,7 +116,7 @@ def read(
 
 
 def series_of(name: str, entries: list[MetricEntry]) -> MetricSeries:
-    """Return the series of a metric from its log entries, placed by rank and attempt."""
+    """Return a metric's series from log entries with `rank` and `attempt`."""
     kinds = {entry.get("kind") for entry in entries}
     if not kinds <= {None, "list"}:
         kind = entries[-1].get("kind")

@@ -113,7 +113,7 @@ def _fill(folder: RunFolder, record: RunRecord, secrets: Mapping[str, str], chec
 
 
 def owner() -> Owner:
-    """Return this process's pid, host and boot id, for the record of a run it owns."""
+    """Return this process's pid, host and boot id, for a record."""
     return {"pid": os.getpid(), "host": socket.gethostname(), "boot_id": processes.boot_id()}
 
 
@@ -310,7 +310,7 @@ def _rank_failure(folder: RunFolder) -> FailureReport | None:
 
 
 def mark_closing(folder: RunFolder) -> None:
-    """Create the file that shows readers an ended run whose last processes are being killed."""
+    """Tell readers that the run is over, while its last processes are being killed."""
     with contextlib.suppress(OSError):
         folder.closing.touch()
 

@@ -69,7 +69,7 @@ class Place:
 
 
 def place(record: Any, *, is_shared: bool = True) -> Place:
-    """Return where in `work` a run's copy of the source is, from the record's JSON.
+    """Return where in `work` a run's source copy is, from the record's JSON.
 
     is_shared: Whether this machine has the user's folders.
     """
@@ -156,7 +156,7 @@ def _bring(original: Path | None, target: Path) -> None:
 
 
 def _link(folder: RunFolder, top: Path, at: Place) -> None:
-    """Create the working directory's links: to source files outside the snapshot, and around the copy."""
+    """Link to source files outside the snapshot, and to folders around the copy."""
     for one in linked.read(folder.linked):
         path, original = top / at.copy / one.path, os.path.join(at.source, one.path)
         if one.is_linked and os.path.lexists(original) and not os.path.lexists(path):

@@ -105,7 +105,7 @@ def changed(space: Space, changes: Mapping[str, object], without: Collection[str
 
 
 def space_text(space: Space) -> str:
-    """Return a search space as editable text, with lines such as `lr = uniform(0, 1)`."""
+    """Return a space as editable lines, such as `lr = uniform(0, 1)`."""
     return "\n".join(f"{name} = {_text(part)}" for name, part in space.to_json().items())
 
 

@@ -89,7 +89,7 @@ def refusal(name: str, value: object, known: Declared) -> str | None:
 
 
 def list_way(space: Space, script: Path) -> str | None:
-    """Return how the script takes lists, such as `--x 1 2` (a key of `points.WAYS`), or None."""
+    """Return how the script takes lists (a key of `points.WAYS`), or None."""
     known = declared(script)
     lists = [
         dimension
@@ -201,7 +201,7 @@ def _values(expression: Expression) -> Iterator[object]:
 
 
 def certain_way(script: Path) -> str | None:
-    """Return how the script reads arguments (a key of `points.WAYS`), or None if unknown."""
+    """Return how the script reads arguments (a key of `points.WAYS`), or None."""
     nodes = nodes_of(script)
     parsers = PARSERS & imported(nodes)
     if not parsers:

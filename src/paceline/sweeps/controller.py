@@ -128,7 +128,7 @@ class Controller(ParentController[SweepState]):
                 say(f"trial {number} is paused: {verdict.why}")
 
     def _promote(self, number: int, rung: int, why: str) -> None:
-        """Let a running trial continue beyond a rung of its policy, as its run's tags say."""
+        """Let a running trial continue beyond a rung, by tags of its run."""
         sweep = self.state
         notes = sweep.folder_of(number).notes
         with contextlib.suppress(OSError):

@@ -233,7 +233,7 @@ def next_run(sweep: SweepState) -> Next | None:
 
 
 def without_checkpoints(sweep: SweepState) -> str | None:
-    """Return an error text if many trials were paused and none left a checkpoint, else None."""
+    """Return an error text if no paused trial has left a checkpoint, else None."""
     checkpoints = sweep.has_checkpoint
     if any(checkpoints.values()) or len(checkpoints) < min(_WITHOUT, sweep.spec.trials):
         return None
@@ -241,7 +241,7 @@ def without_checkpoints(sweep: SweepState) -> str | None:
 
 
 def tag_waiting(sweep: SweepState) -> None:
-    """At the sweep's end, tag each paused trial with the reason why it was not continued."""
+    """Tag each paused trial with the reason why it was not continued."""
     policy = pausing(sweep.spec.stop)
     if policy is None:
         return

@@ -105,7 +105,7 @@ class Nodes(Protocol):
         """Return the commands on the nodes that have ended since the last call."""
 
     def renew_ports(self) -> None:
-        """Choose new ports on the first node after another program has taken the present ones."""
+        """Choose new ports on the first node, as other programs use the present ones."""
 
     def lost(self) -> dict[int, str]:
         """Return {node rank: how the loss was detected} of lost nodes."""
@@ -214,7 +214,7 @@ class Alike(Protocol):
 
 @runtime_checkable
 class Controlling(Protocol):
-    """A target whose engine can run a sweep's controller while the submitting machine is off."""
+    """A target whose engine can run a sweep's controller, without the submitting machine."""
 
     def check_controller(self) -> None:
         """Raise an error if the engine is known not to see the workspace.

@@ -69,7 +69,7 @@ class Room:
             self.used[gpu] = self.used.get(gpu, 0.0) + share_of(ticket)
 
     def fit(self, ticket: "Ticket", avoided: "Collection[str]" = ()) -> "list[str] | None":
-        """Return free GPUs for a run's ticket, or None if the run does not fit.
+        """Return free GPUs for a run, or None if it does not fit.
 
         The most used GPUs come first, to keep whole GPUs free.
         """
@@ -168,7 +168,7 @@ def level(ticket: "Ticket", policy: "SharePolicy", uses: "Mapping[int, PastUse]"
 
 
 def hours_in_week(use: "PastUse | None", at: float) -> "tuple[float, float]":
-    """Return a user's GPU-hours in the 7 days before `at`: of all runs, of urgent runs."""
+    """Return a user's GPU-hours (all, urgent) in the 7 days before `at`."""
     rows = [row for row in use["hours"] if row[0] > at - _WEEK_S] if use is not None else []
     return math.fsum(row[2] for row in rows) / 3600, math.fsum(row[3] for row in rows) / 3600
 

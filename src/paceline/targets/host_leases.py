@@ -272,7 +272,7 @@ def user_folders() -> "list[Any]":
 
 
 def is_own_folder(path: str, uid: int) -> bool:
-    """Return whether a path is a folder, not a link, which only this user can change."""
+    """Return whether a path is a folder that only this user can change."""
     try:
         found = os.lstat(path)
     except OSError:

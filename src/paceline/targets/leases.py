@@ -109,7 +109,7 @@ class LeasesError(OSError):
 
 
 class Queue:
-    """The queue of one machine, as a ticket for each run that holds or awaits a share.
+    """The queue of one machine: a ticket for each running or waiting run.
 
         {"key": "2026-...", "run_id": ..., "cores": 2, "gpu_count": 1, "port_count": 0, "granted": {"gpus": ["0"]} or None}
 
@@ -162,7 +162,7 @@ class Queue:
         return found
 
     def files(self) -> "Iterator[tuple[str, Ticket | None, bool]]":
-        """Yield (path, ticket or None if invalid, whether it is this user's) of each file."""
+        """Yield (path, ticket or None if invalid, whether this user's) of each file."""
         known, self._known = self._known, {}
         self._listed = list(self._folders())
         for uid, folder in self._listed:
@@ -304,7 +304,6 @@ class Queue:
         return granted
 
     def _has_place(self, ticket: "Ticket") -> bool:
-        """Return whether the ticket is in the queue; writing it again would reset its age."""
         there = read(os.path.join(self.own, ticket["key"] + ".ticket"), None)
         return there is not None and there["granted"] is None and there.get("pid") == ticket.get("pid")
 
@@ -334,7 +333,7 @@ class Queue:
     # --- runs that hold a share
 
     def leave_reason(self, key: str, all_cores: int, all_gpus: "Sequence[str]") -> str:
-        """Return why a run has to give back its share of the machine, or "".
+        """Return why a run has to give back its share, or "".
 
         Call this method every second or so, without the lock. It also records that the run lives. A killed run is charged up to
         the last record.

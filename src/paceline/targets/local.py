@@ -162,7 +162,7 @@ class LocalTarget:
 
 
 def _waits_for(tickets: list[Ticket], run_dir: Path) -> str:
-    """Return the status text of a run that waits for the runs of these tickets.
+    """Return the status text of a run that waits for these tickets' runs.
 
     The text names the folder of a run of another workspace, and the owner of another user's run. If one of the runs hangs,
     the text says since when, and how to end that run.

@@ -43,7 +43,7 @@ _GUARD_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """The cores, GPUs and ports of a machine that a run holds, for `nodes` nodes."""
+    """The cores, GPUs and ports of a machine that a run holds."""
 
     nodes: int = 1
     cores: int
@@ -135,7 +135,7 @@ class _MachineQueue(ABC):
         self._queue, self._cores, self._gpus = queue, cores, gpus
 
     def most_nodes(self, run_dir: Path, demands: Sequence[LocalDemand]) -> int:
-        """Return how many nodes would fit if the run gave back its lease, or 0.
+        """Return how many nodes would fit without the run's own lease, or 0.
 
         demands: The run's demands for several numbers of nodes, the largest first.
 

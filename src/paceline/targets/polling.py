@@ -99,7 +99,7 @@ class Lookout(Generic[Result]):
         self._found = first
 
     def found(self) -> Result:
-        """Return the latest value, and start the next query when it is due. Never blocks."""
+        """Return the latest value, and start a query when due. Never blocks."""
         is_looking = self._thread is not None and self._thread.is_alive()
         if not is_looking and time.monotonic() >= self._next:
             # A daemon thread, so that an engine that never answers does not keep the supervisor alive.

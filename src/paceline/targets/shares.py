@@ -187,7 +187,7 @@ class SharePolicy:
         return group, group_share, share
 
     def limit(self, user: str, name: str) -> "float | None":
-        """Return a user's limit, such as "gpus", or None if there is no such limit."""
+        """Return a user's limit, such as "gpus", or None without one."""
         found = dict(self._limits.get("*", {}), **self._limits.get(user, {})).get(name)
         return None if found is None else float(found)
 
@@ -210,7 +210,7 @@ class SharePolicy:
         )
 
     def over_quota(self, ticket: "Ticket", running: "Sequence[Ticket]", hours: float, now: float) -> str:
-        """Return why a run would exceed its user's limits if it started now, or "".
+        """Return which of its user's limits a run would exceed now, or "".
 
         running: All runs that hold a share. hours: GPU-hours that the user's ended runs used in the last 7 days.
         """

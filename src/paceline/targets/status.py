@@ -30,7 +30,7 @@ class UserUse:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeStatus:
-    """The status of one node of a compute target: its cores, GPUs and their use.
+    """The status of one node: its cores, its GPUs and their use.
 
     Attributes:
         used_cores, used_gpus: Numbers that all users' jobs use; None if unknown.
@@ -155,7 +155,7 @@ def _wait_reason(ticket: Mapping[str, Any], before: int) -> str:
 
 
 def _remark(ticket: Mapping[str, Any]) -> str:
-    """Return a remark on a run that others wait for, such as "hangs", or ""."""
+    """Return a remark on a run that others await, such as "hangs", or ""."""
     remarks = []
     if ticket.get("hangs_since"):
         remarks.append(f"hangs since {ticket['hangs_since']}")

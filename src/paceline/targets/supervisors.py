@@ -20,7 +20,7 @@ _loading: dict[Path, Early] = {}
 
 
 def load(run_dir: Path, library_dir: Path, python: str, modules: Sequence[str]) -> None:
-    """Begin to load a supervisor for a future run, unless this program has begun already.
+    """Begin to load a supervisor for a future run, if not begun before.
 
     The supervisor ends at `drop` or with this program, unless `start` passes the run to it.
 
@@ -79,7 +79,7 @@ class Early:
         self._pid = process.pid
 
     def begin(self, lock_fd: int) -> int | None:
-        """Pass the run's lock to the supervisor. Return its pid; None if it has died."""
+        """Pass the run's lock to the supervisor. Return its pid, or None if dead."""
         log = _open_log(self.run_dir)
         try:
             with self._ours:

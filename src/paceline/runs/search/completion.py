@@ -21,7 +21,7 @@ _TIMES = {"-1d": "since a day ago", "-7d": "since a week ago", "today": "", "yes
 
 
 class Suggestion(NamedTuple):
-    """A completion of a query: text to insert from `start` to `end`, and its meaning."""
+    """A completion: text to insert from `start` to `end` of a query, and its meaning."""
 
     text: str
     start: int
@@ -72,7 +72,7 @@ def _candidates(earlier: list[QueryToken], part: str, runs: Sequence[RunFacts]) 
 
 
 def _compared(earlier: list[QueryToken]) -> RunField | None:
-    """Return the field that the value at the cursor is compared with, as in `state = fa`, or None."""
+    """Return the field compared with the value at the cursor (`state = fa`), or None."""
     place = len(earlier) - 1
     if place >= 1 and earlier[place].kind == "operator":
         return _field(earlier[place - 1].text)

@@ -36,7 +36,7 @@ class MeanSpread:
 
 @dataclass(frozen=True, slots=True)
 class RunGroup:
-    """The runs with the same value of a field; `text` is that value in tables."""
+    """The runs with the same value of a field; `text` shows the value."""
 
     value: FieldValue
     text: str

@@ -76,7 +76,7 @@ def params_of(
 
 
 def typed(value: object) -> ParamValue:
-    """Return a number for a number or its text, and a text for any other value."""
+    """Return numbers and their texts as numbers, and other values as texts."""
     match value:
         case bool():
             return str(value).lower()
@@ -134,7 +134,7 @@ _MOST_VALUES = 10_000
 
 
 class PackedMapping(Mapping[str, _V]):
-    """A mapping that stores only its values and refers to a shared table of names."""
+    """A mapping that stores only values, and shares a table of names."""
 
     __slots__ = ("_names", "_values")
 
@@ -161,7 +161,7 @@ class PackedMapping(Mapping[str, _V]):
 
 
 def packed(values: Mapping[str, _V]) -> PackedMapping[_V]:
-    """Return a copy of a mapping that takes less memory; equal mappings may share one."""
+    """Return a copy of a mapping that takes less memory."""
     return cast("PackedMapping[_V]", _packed(tuple(values), *values.values()))
 
 

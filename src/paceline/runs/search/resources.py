@@ -16,7 +16,7 @@ _PEAKS = ("memory_gib", "gpu_memory_gib")
 
 
 def read_resources(folder: RunFolder) -> dict[str, float]:
-    """Return the memory and CPU time that a run has used, as far as measured.
+    """Return the memory and CPU time of a run, as far as measured.
 
     `memory_gib` and `gpu_memory_gib` are the largest values of one process in any sample. `cpu_s` is the sum over all
     processes. A run that ended before the second sample has no values.

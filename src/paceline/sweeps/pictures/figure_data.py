@@ -44,7 +44,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Line:
-    """A trial as a line of the parallel coordinates and a row of the table.
+    """A trial in the parallel coordinates and in the table.
 
     Attributes:
         places: The trial's position on each column from 0 to 1, or None without a value.
@@ -265,7 +265,7 @@ def shade(place: float | None) -> str:
 
 
 def line_of(status: str, place: float | None) -> tuple[str, str]:
-    """Return the colour and SVG dash pattern of a trial by status and metric position."""
+    """Return a trial's colour and SVG dash pattern, by status and metric."""
     if status == states.FAILED:
         return FAILED, "3 3"
     return shade(place), "" if status == states.COMPLETED else "7 4"

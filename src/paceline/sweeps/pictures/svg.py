@@ -98,7 +98,7 @@ def history(picture: History) -> str:
 
 
 def scatter(picture: Front, names: Names | None = None) -> str:
-    """Return an SVG with a point for each trial in a plot of two columns."""
+    """Return an SVG scatter plot of two columns, a point per trial."""
     return front(picture, names, "slice")
 
 

@@ -203,7 +203,7 @@ def _update(cluster: Cluster, folder: RunFolder, pod: Pod, noted: Noted) -> None
 
 
 def cancel_in_pod(cluster: Cluster, folder: RunFolder, noted: Noted, request: Noted) -> bool:
-    """Write a cancel request into the run's pod, or return False if it is unreachable."""
+    """Write a cancel request into the run's pod. Return False if unreachable."""
     if not (noted.get("forwards") and noted.get("submitted")):
         return False
     try:
@@ -217,7 +217,7 @@ def cancel_in_pod(cluster: Cluster, folder: RunFolder, noted: Noted, request: No
 
 
 def connected(cluster: Cluster, folder: RunFolder, noted: Noted) -> Connection | None:
-    """Return a connection to the run's pod 0, or None while it does not run."""
+    """Return a connection to the run's pod 0, or None if it isn't running."""
     pod = reasons.running_index_0(watch.job_and_pods(cluster, str(noted["workspace"]), str(noted["job_id"]))[1])
     return None if pod is None else _connected(cluster, folder, pod)
 

@@ -228,7 +228,7 @@ class PodLeader:
             time.sleep(_TICK_S)
 
     def _print(self, frames: Iterable[bytes], most: float = math.inf) -> bool:
-        """Print changes of the run's folder to the log, or return False above `most` bytes."""
+        """Print changes of the run's folder, or return False above `most` bytes."""
         packing, packed, size = zlib.compressobj(1), [], 0
         for one in frames:
             packed.append(packing.compress(one))
@@ -303,7 +303,6 @@ class PodFollower:
         return messages.EXIT_AGAIN
 
     def _connections(self, request: Noted) -> Iterator[Connection]:
-        """Yield a connection to each address of index 0; a replacement has a second one."""
         host = f"{self._ticket.job}-0.{self._ticket.job}"
         with contextlib.suppress(OSError):
             for address in {info[4][0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}:

@@ -177,7 +177,7 @@ class KubernetesTarget:
             self._remove(folder, noted)
 
     def channel(self, folder: RunFolder) -> Channel | None:
-        """Return a channel to the run's pod for one command; None in the pod itself."""
+        """Return a channel to the run's pod for one command; None in the pod."""
         from paceline.targets.kubernetes import look, readers
 
         if not is_copy(folder):
@@ -238,7 +238,7 @@ class KubernetesTarget:
         return cluster_of(self._checked)
 
     def _may_forward(self, cluster: Cluster, workspace_dir: Path) -> bool:
-        """Return whether the user may forward ports, which newer API servers tie to two rights."""
+        """Return whether the user may forward ports to pods."""
         path = answers_dir(workspace_dir) / f"{self.name}.rights.json"
         found = kept(path)
         told = float(str(found.get("told") or 0))

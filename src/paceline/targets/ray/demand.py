@@ -59,7 +59,7 @@ class ClusterDemand:
 
 
 def demand_of(job: Job, settings: RaySettings) -> ClusterDemand:
-    """Return the demand of a job: CPUs and GPUs per worker, and the target's settings."""
+    """Return a job's resources on each node: CPUs, GPUs and those of the settings."""
     bundles = []
     for size in node_sizes(job):
         bundle = {"CPU": round(size * settings.cpus_per_worker, 4)}

@@ -44,7 +44,7 @@ _LOADED_ON_USE = ("requests", "jsonschema")
 
 
 def hold(host: str, port: int, token: str, rank: int) -> str:
-    """Run an agent in a Ray worker process on a node. Return how it ended.
+    """Run an agent in a node's Ray worker process. Return how it ended.
 
     Ray sends this function by value, since the node has no Paceline.
     """

@@ -19,7 +19,7 @@ _HELLO_BYTES = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """A connection from one node of a placement group, and its task's first message (`driver.hold`)."""
+    """A connection from a node of a placement group, and its first message."""
 
     sock: socket.socket
     told: Mapping[str, Any]

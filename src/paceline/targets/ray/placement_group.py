@@ -58,16 +58,16 @@ class GroupRequest:
 
     @property
     def needed(self) -> ClusterDemand:
-        """The resources that must be available for the run to start, with its fewest nodes."""
+        """The resources without which the run can't start, for its fewest nodes."""
         return self.demand if self.least is None else ClusterDemand(bundles=self.demand.bundles[: self.least])
 
 
 class LostError(EngineError):
-    """The error that a node was lost before the run held all of its nodes."""
+    """The error that a node was lost before all nodes were held."""
 
 
 class Holding:
-    """A placement group that a driver process holds, and the port to which its nodes connect."""
+    """A placement group held by a driver process, and its nodes' connections."""
 
     def __init__(self, asked: GroupRequest) -> None:
         self._asked = asked

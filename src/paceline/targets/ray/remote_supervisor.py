@@ -130,7 +130,7 @@ def _see_through(store: Store, ticket: Ticket, folder: RunFolder, top: Path) -> 
 
 
 def _let_go_of_driver() -> None:
-    """Close the driver's pipes in this process, so that only the supervisor keeps them open."""
+    """Close this process's ends of the driver's pipes, which the supervisor keeps."""
     if os.environ.pop(DRIVER_VARIABLE, None):
         for fd in (READS, SAYS):
             os.close(fd)

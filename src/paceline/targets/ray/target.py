@@ -294,7 +294,7 @@ class RayTarget:
 
     @contextlib.contextmanager
     def examine(self, node_count: int | None = None) -> Iterator[list[Link]]:
-        """Open a link to each node with a CPU for runs, or to `node_count` nodes.
+        """Link to all nodes with a CPU for runs, or to `node_count` nodes.
 
         Raises:
             EngineError, TargetError: Ray provides no nodes, or the nodes can't reach this machine.

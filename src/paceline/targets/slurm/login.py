@@ -54,7 +54,7 @@ _AHEAD = 64
 
 @dataclass(frozen=True, kw_only=True)
 class There:
-    """The paths of a run and of Paceline on the cluster, and the user's uid."""
+    """The paths of a run and Paceline on the cluster, and the user's uid."""
 
     folder: str
     user: str
@@ -168,7 +168,7 @@ class Login:
                 raise
 
     def open(self, request: Header) -> tuple[subprocess.Popen[bytes], str]:
-        """Send a request to `login_helper`. Return the ssh process, and the line before its answer."""
+        """Send a request to `login_helper`. Return the process, and the line before its answer."""
         mark = f"PACELINE-{secrets.token_hex(8)}"
         main = f"main({mark!r}, sys.stdin.buffer, sys.stdout.buffer)"
         texts = (links, wire, changes, login_helper)
@@ -225,7 +225,7 @@ class Login:
 
 
 class LoginChannel:
-    """A channel for `paceline exec` through the login host: one ssh while the command runs.
+    """A channel for `paceline exec` through the login host, by one ssh.
 
     On the login host, `login_helper.execute` uses the files by which the supervisor exchanges messages. When this
     program ends, its connection and the command end too.

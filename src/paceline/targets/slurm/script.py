@@ -204,7 +204,7 @@ def _options_of_job(job: Job, settings: SlurmSettings) -> Iterator[str]:
 
 
 def _cpus_of_node(job: Job, settings: SlurmSettings) -> Iterator[str]:
-    """Yield the sbatch options that give a node's cores to one task, for elastic runs.
+    """Yield an elastic run's sbatch options that give a node's cores to one task.
 
     With several tasks per node Slurm derives the total number of tasks from the minimum of nodes, and never gives more nodes.
     """
@@ -243,7 +243,7 @@ def _escaped(option: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Array:
-    """Tasks of a job array, one for each run, at most `at_once` at a time.
+    """A job array with one task for each run.
 
         runs <sweep>_0 ... <sweep>_7          --array=0-7                task n runs <sweep>_<n>
         runs <sweep>_2040 ... <sweep>_2047    --array=40-47              task n runs <sweep>_2<n, three digits>

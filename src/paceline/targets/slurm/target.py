@@ -192,7 +192,7 @@ class SlurmTarget:
         self._query(folder, user).remember(job_id)
 
     def _place(self, folder: RunFolder, library_dir: Path) -> tuple[str, str, str]:
-        """Send the run if the cluster is remote. Return (uid, run folder, library folder) there."""
+        """Send the run to a remote cluster. Return its (uid, run folder, library folder)."""
         if self.settings.login is None:
             return submission.user_here(), str(folder.path.absolute()), str(library_dir.absolute())
         has_secrets = folder.secrets.exists()

@@ -227,7 +227,7 @@ class Gathering:
         return sorted(members, key=tickets)[: self._demand.count]
 
     def _take(self, member: HostMember, *, at_once: bool) -> HeldHosts | LeaseAnswer | None:
-        """Request a share of a host. Return the granted share, the tickets to wait for, or None on an error."""
+        """Request a share of a host. Return it, the tickets before it, or None after an error."""
         hello = member.link.hello
         ticket = {
             "key": self._demand.key,
@@ -260,7 +260,7 @@ class Gathering:
 
 
 def too_few(count: int, hosts: Sequence[SshHost], reasons: dict[SshHost, str]) -> str:
-    """Return the error message for a run with too few hosts, with each host's reason."""
+    """Return an error text on too few hosts, with each host's reason."""
     fit = len(hosts) - len(reasons)
     lines = [f"\n  {host.name}: {reasons[host]}" for host in hosts if host in reasons]
     are = "is" if fit == 1 else "are"

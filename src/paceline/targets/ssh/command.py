@@ -101,7 +101,7 @@ class Ssh:
     silence_s: float = SILENCE_S
 
     def words(self, host: SshHost, command: Sequence[str], *, leave_open: bool = False, ask: bool = False) -> list[str]:
-        """Return the command line that runs `command`, quoted for the host's shell, on a host.
+        """Return the command line that runs `command` on a host.
 
         leave_open: Whether to keep the connection open for a while, for other commands.
         ask: Whether ssh may prompt the user at a terminal.

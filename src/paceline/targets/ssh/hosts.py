@@ -45,7 +45,7 @@ class SshHost:
 
 
 def read_hosts(items: Sequence[str]) -> tuple[SshHost, ...]:
-    """Parse a setting in which each item is a host, several hosts, or a file.
+    """Parse a setting that lists hosts, or files with hosts.
 
     An item is a file if it has a slash, ends with '.txt', or such a file exists.
 

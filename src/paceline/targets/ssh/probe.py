@@ -61,7 +61,7 @@ class HostProbe:
 
     @property
     def answer(self) -> LeaseAnswer:
-        """The host's report for `host_status`, with only the cores that the host offers to runs."""
+        """The host's report for `host_status`, with only the offered cores."""
         return {
             "cores": self.offered,
             "gpus": list(self.gpus),
@@ -80,7 +80,7 @@ def look_at(
     enough: int | None = None,
     leave_open: bool = True,
 ) -> list[HostProbe]:
-    """Probe hosts in parallel. Return an answer for each of `hosts`, in the same order.
+    """Probe hosts in parallel. Return their reports in the same order.
 
     leave_open: Whether to keep the connections open for a while.
     enough: Number of usable hosts after which the others get only `_MORE_S` to answer; None waits for all hosts.
@@ -123,7 +123,7 @@ def look_at(
 
 
 def host_program(verb: str, given: Mapping[str, Any]) -> bytes:
-    """Return the text of the program that a host runs to answer a request (`verb`)."""
+    """Return the text of the program that answers `verb` on a host."""
     above = [str(module.__file__) for module in (lock_holder, nvml, gpus, outside, shares, fair_share, leases)]
     return foreign_python.program(host_leases.__file__, "answer", verb, given, above=above)
 

@@ -63,7 +63,7 @@ class SshTarget:
         self._machines: set[tuple[str, str]] = set()
 
     def forward_words(self, node: str, socket_path: str, port: int) -> list[str]:
-        """Return the command line that forwards a local socket to a port of a node.
+        """Return the command line that forwards a socket to a node's port.
 
         Raises:
             TargetError: The node is not a host of this target.
