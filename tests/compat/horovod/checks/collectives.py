@@ -21,7 +21,7 @@ def everyone(hvd, shape, dtype):
     return [mine(hvd, shape, dtype, rank) for rank in range(hvd.size())]
 
 
-def check_a_sum_is_that_of_all_ranks_in_every_type_and_shape(hvd):
+def check_allreduce_sums_all_ranks_in_every_dtype_and_shape(hvd):
     for dtype in FLOATS + INTS:
         for shape in SHAPES:
             given = mine(hvd, shape, dtype)
@@ -31,7 +31,7 @@ def check_a_sum_is_that_of_all_ranks_in_every_type_and_shape(hvd):
             assert torch.equal(given, mine(hvd, shape, dtype)), "the given tensor was changed"
 
 
-def check_min_max_and_product(hvd):
+def check_allreduce_computes_min_max_and_product(hvd):
     for dtype in (torch.float32, torch.int64, torch.bfloat16):
         stacked = torch.stack(everyone(hvd, (4,), dtype))
         given = mine(hvd, (4,), dtype)
@@ -40,7 +40,7 @@ def check_min_max_and_product(hvd):
         assert torch.equal(hvd.allreduce(given, op=hvd.Product), stacked.double().prod(0).to(dtype))
 
 
-def check_an_in_place_result_is_the_given_tensor(hvd):
+def check_in_place_allreduce_returns_the_given_tensor(hvd):
     for given in (mine(hvd, (3, 4), torch.float32), mine(hvd, (4, 3), torch.float32).t()):
         expected = hvd.allreduce(given, op=hvd.Sum)
         assert hvd.allreduce_(given, op=hvd.Sum) is given
@@ -48,7 +48,7 @@ def check_an_in_place_result_is_the_given_tensor(hvd):
         assert hvd.synchronize(hvd.broadcast_async_(given, 0)) is given
 
 
-def check_tensors_with_gaps_are_taken(hvd):
+def check_collectives_accept_noncontiguous_tensors(hvd):
     wide = mine(hvd, (4, 6), torch.float32)
     for view in (wide[:, ::2], wide.t(), wide[1]):
         assert torch.equal(hvd.allreduce(view, op=hvd.Average), hvd.allreduce(view.clone(), op=hvd.Average))
@@ -56,7 +56,7 @@ def check_tensors_with_gaps_are_taken(hvd):
         assert torch.equal(hvd.allgather(view), hvd.allgather(view.contiguous()))
 
 
-def check_names_may_be_submitted_in_another_order_on_each_rank(hvd):
+def check_named_operations_may_be_submitted_in_any_order(hvd):
     generator = torch.Generator().manual_seed(hvd.rank())
     for _ in range(5):
         order = torch.randperm(40, generator=generator).tolist()
@@ -65,7 +65,7 @@ def check_names_may_be_submitted_in_another_order_on_each_rank(hvd):
             assert torch.equal(hvd.synchronize(handle), torch.full((i + 1,), float(i * hvd.size())))
 
 
-def check_a_group_is_reduced_with_mixed_types(hvd):
+def check_grouped_allreduce_accepts_mixed_dtypes(hvd):
     given = [mine(hvd, (3,), torch.float32), mine(hvd, (2, 2), torch.int64), mine(hvd, (4,), torch.bfloat16)]
     kept = [tensor.clone() for tensor in given]
     results = hvd.grouped_allreduce(given, op=hvd.Sum, name="mixed")
@@ -79,7 +79,7 @@ def check_a_group_is_reduced_with_mixed_types(hvd):
     assert all(a is b for a, b in zip(hvd.synchronize(hvd.grouped_allreduce_async_(kept)), kept, strict=True))
 
 
-def check_allgather_joins_rows_of_different_numbers(hvd):
+def check_allgather_joins_different_numbers_of_rows(hvd):
     for dtype in (*FLOATS, *INTS, torch.bool):
         parts = [mine(hvd, (rank, 2), dtype, rank) for rank in range(hvd.size())]
         assert torch.equal(hvd.allgather(parts[hvd.rank()], name=f"rows.{dtype}"), torch.cat(parts))
@@ -90,7 +90,7 @@ def check_allgather_joins_rows_of_different_numbers(hvd):
     assert hvd.synchronize(hvd.grouped_allgather_async([torch.tensor([3])]))[0].tolist() == [3] * hvd.size()
 
 
-def check_broadcast_gives_everyone_the_roots(hvd):
+def check_broadcast_copies_the_tensor_of_the_root_to_all_ranks(hvd):
     for root in range(hvd.size()):
         for dtype in (*FLOATS, *INTS, torch.bool):
             for shape in SHAPES:
@@ -100,7 +100,7 @@ def check_broadcast_gives_everyone_the_roots(hvd):
         assert hvd.broadcast_(torch.tensor(hvd.rank()), root).item() == root
 
 
-def check_alltoall_sends_rows_where_they_belong(hvd):
+def check_alltoall_sends_each_row_to_its_rank(hvd):
     size, rank = hvd.size(), hvd.rank()
     equal = hvd.alltoall(torch.arange(2 * size) + 100 * rank)
     assert equal.tolist() == [100 * r + 2 * rank + i for r in range(size) for i in range(2)]
@@ -117,7 +117,7 @@ def check_alltoall_sends_rows_where_they_belong(hvd):
     assert len(hvd.synchronize(hvd.alltoall_async(rows, splits))) == 2
 
 
-def check_reducescatter_gives_the_first_ranks_one_row_more(hvd):
+def check_reducescatter_gives_remaining_rows_to_the_first_ranks(hvd):
     size, rank = hvd.size(), hvd.rank()
     for dtype in (torch.float32, torch.bfloat16, torch.int32):
         rows = torch.arange(2 * size + 1).reshape(-1, 1).to(dtype)
@@ -133,7 +133,7 @@ def check_reducescatter_gives_the_first_ranks_one_row_more(hvd):
     assert len(hvd.synchronize(hvd.grouped_reducescatter_async([torch.ones(size)]))) == 1
 
 
-def check_fp16_compression_comes_back_in_the_own_type(hvd):
+def check_fp16_compression_returns_the_original_dtype(hvd):
     result = hvd.allreduce(torch.full((3,), 0.1), compression=hvd.Compression.fp16)
     assert result.dtype == torch.float32
     assert torch.allclose(result, torch.full((3,), 0.1), atol=1e-4)
@@ -142,7 +142,7 @@ def check_fp16_compression_comes_back_in_the_own_type(hvd):
     assert hvd.reducescatter(torch.ones(hvd.size()), compression=hvd.Compression.fp16).dtype == torch.float32
 
 
-def check_sparse_tensors_are_averaged_by_their_values(hvd):
+def check_sparse_allreduce_averages_values_at_equal_indices(hvd):
     for op in (hvd.Average, hvd.Sum):
         given = torch.sparse_coo_tensor([[0, hvd.rank() + 1]], torch.ones(2, 3), (6, 3), check_invariants=True)
         finish = hvd.sparse_allreduce_async(given, "sparse", op)
@@ -156,7 +156,7 @@ def check_sparse_tensors_are_averaged_by_their_values(hvd):
             hvd.sparse_allreduce_async(given, "sparse", op)
 
 
-def check_adasum_adds_orthogonal_and_averages_parallel(hvd):
+def check_adasum_adds_orthogonal_tensors_and_averages_parallel_ones(hvd):
     if hvd.size() == 3:
         with pytest.raises(NotImplementedError, match="power of 2"):
             hvd.allreduce(torch.ones(2), op=hvd.Adasum)

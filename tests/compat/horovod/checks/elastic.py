@@ -1,4 +1,4 @@
-"""Elastic state, sampler and loop (semantic 32)."""
+"""Elastic state, sampler and loop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from tests.compat.horovod.checks.optimizer import linear
 
 
-def check_32_a_failed_collective_goes_back_to_the_last_commit(hvd):
+def check_failed_collective_restores_the_last_commit(hvd):
     model = linear(hvd.rank() + 1.0)
     opt = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9), model.named_parameters())
     state = hvd.elastic.TorchState(model=model, optimizer=opt, batch=0)
@@ -40,7 +40,7 @@ def check_32_a_failed_collective_goes_back_to_the_last_commit(hvd):
     assert resets == [True]
 
 
-def check_32_another_process_goes_on_from_the_last_commit(hvd):
+def check_new_process_resumes_from_the_last_commit(hvd):
     import itertools
     import os
     import shutil
@@ -93,7 +93,7 @@ def check_32_another_process_goes_on_from_the_last_commit(hvd):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def check_32_new_hosts_interrupt_without_going_back(hvd):
+def check_added_hosts_interrupt_training_without_restoring_the_commit(hvd):
     from horovod.common.elastic import notification_manager
 
     state = hvd.elastic.TorchState(batch=0)
@@ -113,7 +113,7 @@ def check_32_new_hosts_interrupt_without_going_back(hvd):
     assert notification_manager._listeners == []
 
 
-def check_32_an_error_without_end_is_raised(hvd):
+def check_repeated_horovod_error_is_raised_after_ten_retries(hvd):
     state = hvd.elastic.TorchState(batch=0)
     tries = []
 
@@ -127,7 +127,7 @@ def check_32_an_error_without_end_is_raised(hvd):
     assert len(tries) == 11
 
 
-def check_32_assigning_saves_and_objects_are_not_copied(hvd):
+def check_assigning_to_elastic_state_saves_the_value(hvd):
     values = [1]
     state = hvd.elastic.TorchState(model=linear(), values=values, other=None)
     state.model = linear(5.0)
@@ -140,7 +140,7 @@ def check_32_assigning_saves_and_objects_are_not_copied(hvd):
     assert state.other is None
 
 
-def check_32_the_sampler_shares_what_is_left(hvd):
+def check_elastic_sampler_divides_remaining_samples_among_the_ranks(hvd):
     sampler = hvd.elastic.ElasticSampler(range(50), shuffle=True, seed=3)
     everyone = hvd.allgather_object(list(sampler))
     assert len({len(part) for part in everyone}) == 1
@@ -164,7 +164,7 @@ def check_32_the_sampler_shares_what_is_left(hvd):
     assert list(small) == []
 
 
-def check_32_a_handler_of_the_users_own(hvd):
+def check_custom_state_handler_of_the_user_is_used(hvd):
     from horovod.torch.elastic import state as module
 
     class Box:

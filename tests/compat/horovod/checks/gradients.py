@@ -1,4 +1,4 @@
-"""Gradients of the collectives (semantic 10)."""
+"""Gradients of the collectives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def mean_weight(hvd):
     return (hvd.size() + 1) / 2
 
 
-def check_allreduce_reduces_the_gradient_the_same_way(hvd):
+def check_gradient_of_allreduce_is_reduced_with_the_same_operation(hvd):
     for op, factor in ((hvd.Average, mean_weight(hvd)), (hvd.Sum, mean_weight(hvd) * hvd.size())):
         x = torch.ones(3, requires_grad=True)
         weighted(hvd.allreduce(x, op=op, prescale_factor=2.0, postscale_factor=0.25), hvd)
@@ -25,7 +25,7 @@ def check_allreduce_reduces_the_gradient_the_same_way(hvd):
         assert torch.allclose(torch.cat([a.grad, b.grad]), torch.full((5,), factor))
 
 
-def check_allgather_averages_the_gradient_of_the_own_rows(hvd):
+def check_gradient_of_allgather_is_the_average_for_the_local_rows(hvd):
     x = torch.ones(hvd.rank() + 1, 2, requires_grad=True)
     weighted(hvd.allgather(x), hvd)
     assert torch.allclose(x.grad, torch.full_like(x, mean_weight(hvd)))
@@ -34,13 +34,13 @@ def check_allgather_averages_the_gradient_of_the_own_rows(hvd):
     assert torch.allclose(y.grad, torch.full_like(y, mean_weight(hvd)))
 
 
-def check_broadcast_averages_the_gradient_for_the_root(hvd):
+def check_gradient_of_broadcast_is_the_average_on_the_root_and_zero_elsewhere(hvd):
     x = torch.ones(2, requires_grad=True)
     weighted(hvd.broadcast(x, hvd.size() - 1), hvd)
     assert torch.allclose(x.grad, torch.full((2,), mean_weight(hvd) if hvd.rank() == hvd.size() - 1 else 0.0))
 
 
-def check_alltoall_sends_the_gradient_back(hvd):
+def check_gradient_of_alltoall_is_sent_back_to_its_rank(hvd):
     size, rank = hvd.size(), hvd.rank()
     x = torch.ones(size + 2, requires_grad=True)
     received, _ = hvd.alltoall(x, splits=[1] * size)
@@ -49,7 +49,7 @@ def check_alltoall_sends_the_gradient_back(hvd):
     assert rank < size
 
 
-def check_reducescatter_gathers_the_gradient_and_leaves_the_given_one_alone(hvd):
+def check_gradient_of_reducescatter_is_gathered(hvd):
     size = hvd.size()
     for op, factor in ((hvd.Average, 1), (hvd.Sum, size)):
         x = torch.ones(size, requires_grad=True)

@@ -1,4 +1,4 @@
-"""DistributedOptimizer's own rules (semantics 18 to 25)."""
+"""DistributedOptimizer's own rules."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def mean_rank(hvd):
     return (hvd.size() + 1) / 2
 
 
-def check_18_it_is_a_subclass_of_the_wrapped_class_with_its_name(hvd):
+def check_distributed_optimizer_is_a_subclass_with_the_name_of_the_wrapped_class(hvd):
     model = linear()
     sgd = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     opt = hvd.DistributedOptimizer(sgd, named_parameters=model.named_parameters())
@@ -43,7 +43,7 @@ def check_18_it_is_a_subclass_of_the_wrapped_class_with_its_name(hvd):
     assert opt.state_dict()["state"][0]["momentum_buffer"].tolist() == [[1.0]]
 
 
-def check_18_a_scheduler_of_the_wrapped_one_does_not_go_round_it(hvd):
+def check_scheduler_created_for_the_wrapped_optimizer_does_not_bypass_reduction(hvd):
     model = linear()
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
     torch.optim.lr_scheduler.StepLR(sgd, 1)
@@ -53,7 +53,7 @@ def check_18_a_scheduler_of_the_wrapped_one_does_not_go_round_it(hvd):
     assert model.weight.item() == 1 - mean_rank(hvd)
 
 
-def check_19_gradients_of_several_passes_are_added_not_averaged(hvd):
+def check_gradients_of_several_backward_passes_are_summed(hvd):
     for passes in (2, 4):
         model = linear()
         opt = wrapped(hvd, model, backward_passes_per_step=passes)
@@ -65,7 +65,7 @@ def check_19_gradients_of_several_passes_are_added_not_averaged(hvd):
             assert model.weight.grad.item() == passes * mean_rank(hvd)
 
 
-def check_19_one_pass_too_many_is_an_assertion(hvd):
+def check_backward_pass_beyond_backward_passes_per_step_raises(hvd):
     if hvd.size() == 1:
         return
     model = linear()
@@ -88,7 +88,7 @@ def check_19_one_pass_too_many_is_an_assertion(hvd):
     assert model.weight.grad.item() == mean_rank(hvd)
 
 
-def check_20_zero_grad_between_backward_and_step_is_an_assertion(hvd):
+def check_zero_grad_between_backward_and_step_raises(hvd):
     model = linear()
     opt = wrapped(hvd, model)
     backward(model, 1)
@@ -102,7 +102,7 @@ def check_20_zero_grad_between_backward_and_step_is_an_assertion(hvd):
     assert model.weight.grad is None
 
 
-def check_21_clipping_between_synchronize_and_step(hvd):
+def check_gradients_can_be_clipped_between_synchronize_and_step(hvd):
     model = linear()
     opt = wrapped(hvd, model)
     backward(model, 10 * (hvd.rank() + 1))
@@ -114,7 +114,7 @@ def check_21_clipping_between_synchronize_and_step(hvd):
     assert model.weight.item() == 0.5
 
 
-def check_21_a_step_after_synchronize_reduces_again_and_warns(hvd):
+def check_step_after_synchronize_without_skip_synchronize_warns(hvd):
     if hvd.size() == 1:
         return
     model = linear()
@@ -126,7 +126,7 @@ def check_21_a_step_after_synchronize_reduces_again_and_warns(hvd):
     assert model.weight.item() == 1 - hvd.size() ** 2
 
 
-def check_21_a_step_with_a_closure_returns_its_loss(hvd):
+def check_step_with_a_closure_returns_the_loss(hvd):
     model = linear()
     opt = wrapped(hvd, model)
     loss = model(torch.tensor([[hvd.rank() + 1.0]])).sum()
@@ -135,7 +135,7 @@ def check_21_a_step_with_a_closure_returns_its_loss(hvd):
     assert model.weight.item() == 1 - mean_rank(hvd)
 
 
-def check_21_gradients_of_a_closure_are_reduced(hvd):
+def check_gradients_computed_in_a_closure_are_reduced(hvd):
     model = linear()
     opt = wrapped(hvd, model)
 
@@ -150,7 +150,7 @@ def check_21_gradients_of_a_closure_are_reduced(hvd):
         assert model.weight.item() == 1 - (step + 1) * mean_rank(hvd)
 
 
-def check_22_a_parameter_without_a_gradient_is_reduced_with_zeros(hvd):
+def check_parameter_without_a_gradient_contributes_zeros(hvd):
     model = torch.nn.ModuleList([linear(), linear()])
     opt = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters())
     backward(model[0], 1)
@@ -161,7 +161,7 @@ def check_22_a_parameter_without_a_gradient_is_reduced_with_zeros(hvd):
     assert model[0].weight.item() == 0
 
 
-def check_23_names_must_be_complete_and_unique(hvd):
+def check_incomplete_or_duplicate_parameter_names_are_refused(hvd):
     model = torch.nn.Sequential(linear(), linear())
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
     named = list(model.named_parameters())
@@ -176,7 +176,7 @@ def check_23_names_must_be_complete_and_unique(hvd):
     assert list(opt._parameter_names.values()) == ["allreduce.noname.0.0", "allreduce.noname.0.1"]
 
 
-def check_23_groups_and_predivide(hvd):
+def check_gradient_groups_and_predivide_factor_keep_the_average(hvd):
     for how in (
         {"groups": 2},
         {"groups": 7},
@@ -204,7 +204,7 @@ def check_23_groups_and_predivide(hvd):
         wrapped(hvd, linear(), num_groups=1)
 
 
-def check_24_sparse_gradients(hvd):
+def check_sparse_gradients_are_averaged(hvd):
     # Horovod itself crashes with fp16 here.
     dense = {"sparse_as_dense": True}
     for how in ({}, dense, {"compression": hvd.Compression.fp16}, {"groups": 1}, dense | {"groups": 1}):
@@ -228,7 +228,7 @@ def check_24_sparse_gradients(hvd):
             assert torch.allclose(model.weight[6], torch.full((2,), -(hvd.size() - 1) / hvd.size()), atol=1e-3)
 
 
-def check_24_gradients_that_are_sent_dense_are_sparse_again_for_the_step(hvd):
+def check_sparse_as_dense_gradients_are_sparse_again_in_the_step(hvd):
     # Story: SparseAdam takes no other, and the same script went on one rank.
     for groups in (None, 1):
         model = torch.nn.Embedding(8, 2, sparse=True)
@@ -244,7 +244,7 @@ def check_24_gradients_that_are_sent_dense_are_sparse_again_for_the_step(hvd):
         assert not model.weight[hvd.size() :].any()
 
 
-def check_25_fp16_compression_keeps_the_parameters_type(hvd):
+def check_fp16_compression_keeps_parameters_in_float32(hvd):
     model = linear()
     opt = wrapped(hvd, model, compression=hvd.Compression.fp16)
     backward(model, 0.1)
@@ -253,7 +253,7 @@ def check_25_fp16_compression_keeps_the_parameters_type(hvd):
     assert abs(model.weight.item() - 0.9) < 1e-4
 
 
-def check_17_adasum_combines_the_steps(hvd):
+def check_adasum_optimizer_combines_the_steps_of_the_ranks(hvd):
     if hvd.size() == 3:
         return
     model = linear()
@@ -272,7 +272,7 @@ def check_17_adasum_combines_the_steps(hvd):
             wrapped(hvd, model, op=hvd.Adasum, process_set=hvd.ProcessSet([0]))
 
 
-def check_gradients_that_are_not_contiguous_and_frozen_parameters(hvd):
+def check_noncontiguous_gradients_are_reduced_and_frozen_parameters_skipped(hvd):
     conv = torch.nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
     conv.bias.requires_grad_(False)
     opt = hvd.DistributedOptimizer(torch.optim.SGD(conv.parameters(), lr=1.0), conv.named_parameters())
@@ -303,7 +303,7 @@ def _trained_over_time(hvd, distributed, change, **how):
     return [p.detach() for p in model.parameters()]
 
 
-def check_layers_may_be_frozen_unfrozen_and_added_on_the_way(hvd):
+def check_layers_can_be_frozen_unfrozen_and_added_during_training(hvd):
     # Story: unfrozen or added parameters were never reduced, silently; frozen ones continued with zeros and their momentum.
     def freeze(when, model, opt):
         if when == "later":
@@ -326,7 +326,7 @@ def check_layers_may_be_frozen_unfrozen_and_added_on_the_way(hvd):
                 torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
-def check_layers_may_be_frozen_and_unfrozen_again_and_again(hvd):
+def check_layers_can_be_frozen_and_unfrozen_repeatedly(hvd):
     # Story: a layer that was frozen in one step was unknown to the hooks in the next (KeyError).
     def trained(distributed, passes):
         torch.manual_seed(5)
@@ -350,7 +350,7 @@ def check_layers_may_be_frozen_and_unfrozen_again_and_again(hvd):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
-def check_a_second_optimizer_of_the_same_parameters_takes_over(hvd):
+def check_second_optimizer_of_the_same_parameters_replaces_the_first(hvd):
     # Story: the first one's hooks went on submitting, so the second one's names were in flight already.
     model = linear()
     first = wrapped(hvd, model)
@@ -372,7 +372,7 @@ def check_a_second_optimizer_of_the_same_parameters_takes_over(hvd):
         plain.step()
 
 
-def check_an_optimizer_that_is_wrapped_twice_has_the_newer_settings(hvd):
+def check_optimizer_wrapped_twice_uses_the_newer_settings(hvd):
     # Story: TypeError: Cannot create a consistent method resolution order.
     model = linear()
     opt = wrapped(hvd, model)
@@ -383,7 +383,7 @@ def check_an_optimizer_that_is_wrapped_twice_has_the_newer_settings(hvd):
     assert model.weight.item() == 1 - mean_rank(hvd) * hvd.size()
 
 
-def check_what_is_no_optimizer_and_no_compression_is_refused(hvd):
+def check_invalid_optimizer_or_compression_argument_is_refused(hvd):
     model = linear()
     for given in (model, model.parameters(), torch.optim.SGD):
         with pytest.raises(ValueError, match=r"optimizer=.* is not an optimizer of torch. Give an instance"):
@@ -397,7 +397,7 @@ def check_what_is_no_optimizer_and_no_compression_is_refused(hvd):
             wrapped(hvd, model, **how)
 
 
-def check_a_process_set_of_its_own(hvd):
+def check_optimizer_reduces_gradients_within_its_process_set(hvd):
     # Story: a rank outside it was refused; as Horovod has it, it trains alone.
     if hvd.size() < 3:
         return
@@ -413,7 +413,7 @@ def check_a_process_set_of_its_own(hvd):
         wrapped(hvd, model, process_set=made)
 
 
-def check_an_elastic_world_of_one_has_hooks(hvd):
+def check_optimizer_of_a_single_elastic_rank_has_gradient_hooks(hvd):
     os.environ["HOROVOD_ELASTIC"] = "1"
     try:
         assert wrapped(hvd, linear())._hooked

@@ -1,4 +1,4 @@
-"""The semantics that are easy to get wrong, each its own; the numbers are those of docs/horovod.md."""
+"""The semantics that are easy to get wrong, each its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 
-def check_1_average_is_the_default_and_op_supersedes_average(hvd):
+def check_average_is_the_default_operation_and_op_excludes_average(hvd):
     assert torch.equal(hvd.allreduce(torch.tensor([float(hvd.rank())])), torch.tensor([(hvd.size() - 1) / 2]))
     for call in (hvd.allreduce, hvd.allreduce_async, hvd.allreduce_, hvd.allreduce_async_):
         with pytest.raises(ValueError, match="The op parameter supersedes average"):
@@ -22,14 +22,14 @@ def check_1_average_is_the_default_and_op_supersedes_average(hvd):
     assert (hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product) == (0, 1, 2, 3, 4, 5)
 
 
-def check_1_positions_of_arguments_differ_with_compression(hvd):
+def check_positional_arguments_of_allreduce_are_those_of_horovod(hvd):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         assert hvd.allreduce(torch.ones(1), False, "p", hvd.Compression.none).item() == hvd.size()
     assert hvd.allreduce_(torch.ones(1), None, "p", hvd.Sum).item() == hvd.size()
 
 
-def check_2_integers_are_scaled_and_cut_toward_zero(hvd):
+def check_averaged_integers_are_truncated_towards_zero(hvd):
     size, rank = hvd.size(), hvd.rank()
     total = size * (size + 1) // 2
     for dtype in (torch.int32, torch.int64):
@@ -41,12 +41,12 @@ def check_2_integers_are_scaled_and_cut_toward_zero(hvd):
         assert hvd.allreduce(given, op=hvd.Sum, postscale_factor=0.5).tolist() == [int(total * 0.5), -int(total * 0.5)]
 
 
-def check_2_half_precision_is_scaled_in_single(hvd):
+def check_float16_average_does_not_overflow(hvd):
     # 60000 is close to float16's largest number: a sum in float16 would be infinite.
     assert hvd.allreduce(torch.full((2,), 60000.0, dtype=torch.float16)).tolist() == [60000.0, 60000.0]
 
 
-def check_3_a_mismatch_raises_on_every_rank_and_the_job_goes_on(hvd):
+def check_mismatched_tensors_raise_on_every_rank_and_later_operations_work(hvd):
     if hvd.size() == 1:
         return
     rank = hvd.rank()
@@ -66,7 +66,7 @@ def check_3_a_mismatch_raises_on_every_rank_and_the_job_goes_on(hvd):
     assert issubclass(hvd.HorovodInternalError, RuntimeError)
 
 
-def check_4_what_is_wrong_on_this_rank_is_a_value_error(hvd):
+def check_invalid_arguments_on_one_rank_raise_value_error(hvd):
     size = hvd.size()
     rows = torch.ones(2 * size)
     for splits in (
@@ -86,7 +86,7 @@ def check_4_what_is_wrong_on_this_rank_is_a_value_error(hvd):
         hvd.broadcast(rows, size)
 
 
-def check_4_a_name_can_be_in_flight_once(hvd):
+def check_second_operation_of_the_same_name_in_flight_is_refused(hvd):
     if hvd.size() == 1:
         return
     # Only the last rank's part is missing, so that it can't be finished early.
@@ -102,7 +102,7 @@ def check_4_a_name_can_be_in_flight_once(hvd):
     assert hvd.allreduce(torch.ones(2), name="twice").tolist() == [1, 1]
 
 
-def check_6_tensors_without_dimensions(hvd):
+def check_scalar_tensors_are_reduced_but_not_gathered(hvd):
     assert hvd.allreduce(torch.tensor(2.0), op=hvd.Sum).item() == 2 * hvd.size()
     with pytest.raises(IndexError, match="without dimensions"):
         hvd.allgather(torch.tensor(1.0))
@@ -110,12 +110,12 @@ def check_6_tensors_without_dimensions(hvd):
         hvd.reducescatter(torch.tensor(1.0))
 
 
-def check_9_reducescatter_takes_average_and_sum_only(hvd):
+def check_reducescatter_refuses_operations_other_than_average_and_sum(hvd):
     with pytest.raises(hvd.HorovodInternalError, match="currently only supports AVERAGE and SUM"):
         hvd.reducescatter(torch.ones(4), op=hvd.Max)
 
 
-def check_11_12_process_sets(hvd):
+def check_process_sets_are_created_used_and_removed(hvd):
     size, rank = hvd.size(), hvd.rank()
     assert hvd.global_process_set.process_set_id == 0
     assert hvd.global_process_set.rank() == rank
@@ -161,7 +161,7 @@ def check_11_12_process_sets(hvd):
         hvd.allreduce(torch.ones(1), process_set=made)
 
 
-def check_13_joined_ranks_give_zeros_and_averages_keep_the_size(hvd):
+def check_joined_ranks_contribute_zeros_to_averages_over_all_ranks(hvd):
     size, rank = hvd.size(), hvd.rank()
     for batch in range(rank + 1):
         result = hvd.allreduce(torch.ones(2), name=f"batch.{batch}")
@@ -172,7 +172,7 @@ def check_13_joined_ranks_give_zeros_and_averages_keep_the_size(hvd):
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == size
 
 
-def check_13_others_can_not_gather_while_a_rank_has_joined(hvd):
+def check_allgather_is_refused_while_a_rank_has_joined(hvd):
     if (hvd.size() > 1 and hvd.rank() == 0) or (hvd.size() > 2 and hvd.rank() > 1):
         with pytest.raises(hvd.HorovodInternalError, match="is not supported with Join at this time"):
             hvd.allgather(torch.ones(1), name="joined")
@@ -184,7 +184,7 @@ def sparse_allreduce(hvd, tensor):
     return reduced()
 
 
-def check_13_whatever_the_others_ask_for_while_a_rank_has_joined_ends(hvd):
+def check_every_operation_finishes_or_raises_while_a_rank_has_joined(hvd):
     """Story: unnamed calls, once with different counts on each rank: afterwards one rank's counters stayed behind for ever."""
     size, rank = hvd.size(), hvd.rank()
     ones = torch.ones(size)
@@ -223,7 +223,7 @@ def check_13_whatever_the_others_ask_for_while_a_rank_has_joined_ends(hvd):
             hvd.remove_process_set(hvd.add_process_set([0, 1]))
 
 
-def check_15_unknown_handles(hvd):
+def check_unknown_handle_is_refused_by_poll_and_ignored_by_synchronize(hvd):
     assert hvd.synchronize(99999) is None
     with pytest.raises(ValueError, match="Handle 99999 was not created or has been cleared"):
         hvd.poll(99999)
@@ -235,7 +235,7 @@ def check_15_unknown_handles(hvd):
         hvd.poll(handle)
 
 
-def check_15_poll_tells_when_the_result_is_there(hvd):
+def check_poll_returns_true_once_the_result_is_available(hvd):
     if hvd.rank() == 0:
         handle = hvd.allreduce_async(torch.ones(1), name="polled")
         assert hvd.size() == 1 or not hvd.poll(handle)
@@ -247,13 +247,13 @@ def check_15_poll_tells_when_the_result_is_there(hvd):
     assert hvd.synchronize(handle).item() == 1
 
 
-def check_16_an_empty_group_is_refused(hvd):
+def check_grouped_operation_without_tensors_is_refused(hvd):
     for call in (hvd.grouped_allreduce, hvd.grouped_allreduce_, hvd.grouped_allgather, hvd.grouped_reducescatter):
         with pytest.raises(ValueError, match="at least one tensor"):
             call([])
 
 
-def check_17_adasum_takes_no_process_set(hvd):
+def check_adasum_refuses_a_process_set(hvd):
     if hvd.size() == 2:
         made = hvd.add_process_set([0])
         if hvd.rank() == 0:
@@ -262,7 +262,7 @@ def check_17_adasum_takes_no_process_set(hvd):
         hvd.remove_process_set(made)
 
 
-def check_topology_and_build(hvd):
+def check_rank_size_and_build_functions_return_those_of_the_world(hvd):
     assert hvd.is_initialized()
     assert 0 <= hvd.rank() < hvd.size()
     assert (hvd.local_rank(), hvd.local_size()) == (hvd.rank(), hvd.size())
@@ -283,7 +283,7 @@ def check_topology_and_build(hvd):
     assert is_homogeneous()
 
 
-def check_29_the_timeline_is_a_chrome_trace_of_rank_0(hvd):
+def check_timeline_is_written_as_a_chrome_trace_by_rank_0(hvd):
     import json
     import tempfile
     from pathlib import Path
@@ -322,7 +322,7 @@ def dynamic_timeline():
         del os.environ["HOROVOD_TIMELINE"]
 
 
-def check_a_child_of_a_rank_can_t_join_in_its_place(hvd):
+def check_child_process_of_a_rank_cannot_initialize_horovod(hvd):
     import subprocess
     import sys
 
@@ -332,7 +332,7 @@ def check_a_child_of_a_rank_can_t_join_in_its_place(hvd):
     assert refused == (hvd.size() > 1), done.stderr
 
 
-def check_a_forked_child_knows_its_place_and_takes_no_part(hvd):
+def check_forked_child_can_read_its_rank_but_not_call_collectives(hvd):
     # Story: a DataLoader's worker that asked for hvd.rank() was told to call hvd.init(); a collective in a child went
     # through MPI in its parent's place, and the parent crashed at its end.
     rank, size = hvd.rank(), hvd.size()
@@ -356,7 +356,7 @@ def check_a_forked_child_knows_its_place_and_takes_no_part(hvd):
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == size
 
 
-def check_shutdown_and_init_again(hvd):
+def check_horovod_can_be_shut_down_and_initialized_again(hvd):
     for _ in range(5):
         hvd.shutdown()
         assert not hvd.is_initialized()
@@ -379,7 +379,7 @@ def check_shutdown_and_init_again(hvd):
     hvd.init(process_sets="dynamic")
 
 
-def check_12_each_rank_may_give_the_communicator_that_it_is_in(hvd):
+def check_process_set_can_be_created_from_an_mpi_communicator(hvd):
     # Story: the sets of a Split were taken for one set of which the ranks named different members.
     if not hvd.mpi_enabled() or hvd.size() < 2:
         return
@@ -398,7 +398,7 @@ def check_12_each_rank_may_give_the_communicator_that_it_is_in(hvd):
 hvd_size_plus_one = 99
 
 
-def check_a_number_is_no_process_set(hvd):
+def check_integer_as_a_process_set_is_refused(hvd):
     for call in (hvd.allreduce, hvd.allgather, hvd.reducescatter, hvd.alltoall):
         with pytest.raises(ValueError, match="process_set=5 is not a process set"):
             call(torch.ones(2), process_set=5)

@@ -1,4 +1,4 @@
-"""Parameters and optimizers begin everywhere as on the root (semantics 26 and 27)."""
+"""Parameters and optimizers begin everywhere as on the root."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def model_of(hvd):
     return model
 
 
-def check_26_parameters_as_dict_list_and_generator(hvd):
+def check_broadcast_parameters_accepts_dict_list_and_generator(hvd):
     root = hvd.size() - 1
     for how in (
         lambda m: m.state_dict(),
@@ -38,7 +38,7 @@ def check_26_parameters_as_dict_list_and_generator(hvd):
         hvd.broadcast_parameters({"step": 3}, 0)
 
 
-def check_26_optimizer_state_and_options_come_from_the_root(hvd):
+def check_broadcast_optimizer_state_copies_state_and_options_of_the_root(hvd):
     root = hvd.size() - 1
     makers = (
         lambda p: torch.optim.SGD(p, lr=0.1 + hvd.rank(), momentum=0.9, weight_decay=0.1),
@@ -77,7 +77,7 @@ def check_26_optimizer_state_and_options_come_from_the_root(hvd):
         assert all(weight == weights[0] for weight in weights)
 
 
-def check_26_gradients_are_zeros_where_there_was_no_state(hvd):
+def check_broadcast_optimizer_state_creates_zero_gradients(hvd):
     """As in Horovod, whose scripts read `p.grad` before the first step."""
     model = torch.nn.ModuleDict({"dense": torch.nn.Linear(2, 2), "table": torch.nn.Embedding(3, 2, sparse=True)})
     model["dense"].bias.requires_grad_(False)
@@ -98,7 +98,7 @@ def check_26_gradients_are_zeros_where_there_was_no_state(hvd):
     assert plain.weight.grad is None
 
 
-def check_26_a_root_without_state_takes_that_of_the_others_away(hvd):
+def check_broadcasting_an_empty_optimizer_state_clears_that_of_other_ranks(hvd):
     model = model_of(hvd)
     opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     if hvd.rank() > 0:
@@ -108,7 +108,7 @@ def check_26_a_root_without_state_takes_that_of_the_others_away(hvd):
     assert not opt.state
 
 
-def check_26_what_can_not_be_broadcast(hvd):
+def check_optimizer_state_that_cannot_be_broadcast_is_refused(hvd):
     model = model_of(hvd)
     with pytest.raises(ValueError, match="LBFGS"):
         hvd.broadcast_optimizer_state(torch.optim.LBFGS(model.parameters()), 0)
@@ -119,7 +119,7 @@ def check_26_what_can_not_be_broadcast(hvd):
             hvd.broadcast_optimizer_state(opt, 0)
 
 
-def check_27_an_object_that_can_not_be_pickled_is_refused_on_every_rank(hvd):
+def check_unpicklable_object_is_refused_on_every_rank(hvd):
     # Story: it was refused on its own rank, and the others waited for it for ever.
     import threading
 
@@ -145,7 +145,7 @@ class _Unpicklable:
         raise self._error
 
 
-def check_27_whatever_the_text_of_that_error_is(hvd):
+def check_pickling_error_with_an_unprintable_text_is_reported(hvd):
     # Story: a lone surrogate, as in the name of a file that is not UTF-8, can't be encoded; and the other ranks waited.
     for error, text in (
         (OSError("no file 'w\udcff'"), r"rank 0: OSError: no file 'w\\udcff'"),

@@ -92,32 +92,32 @@ def compare(
     return model
 
 
-def check_digits_with_every_number_of_passes(hvd):
+def check_digits_training_with_several_backward_passes_equals_one_process(hvd):
     x, y = digits()
     for passes in (1, 2, 4):
         torch.manual_seed(passes)
         compare(hvd, DigitsNet(), x, y, passes=passes)
 
 
-def check_digits_with_groups_predivide_and_adam(hvd):
+def check_digits_training_with_groups_predivide_and_adam_equals_one_process(hvd):
     x, y = digits()
     compare(hvd, DigitsNet(), x, y, groups=2, gradient_predivide_factor=2.0)
     compare(hvd, DigitsNet(), x, y, make=lambda params: torch.optim.AdamW(params, lr=1e-3))
 
 
-def check_digits_with_fp16_compression_within_its_precision(hvd):
+def check_digits_training_with_fp16_compression_stays_close_to_one_process(hvd):
     x, y = digits()
     compare(hvd, DigitsNet(), x, y, tolerance=2e-3, compression=hvd.Compression.fp16)
 
 
-def check_a_transformer_with_a_tied_embedding(hvd):
+def check_transformer_with_a_tied_embedding_equals_one_process(hvd):
     tokens = torch.from_numpy(np.random.default_rng(0).integers(0, 20, (300, 6)))
     for passes in (1, 2):
         torch.manual_seed(passes)
         compare(hvd, TiedTransformer(), tokens, tokens.flip(1), passes=passes)
 
 
-def check_ranks_with_uneven_batches_join_in_the_end(hvd):
+def check_ranks_with_fewer_batches_call_join_and_training_completes(hvd):
     x, y = digits()
     model = DigitsNet()
     opt = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
@@ -133,7 +133,7 @@ def check_ranks_with_uneven_batches_join_in_the_end(hvd):
     assert all((weight == weights[0]).all() for weight in weights)
 
 
-def check_batch_norm_over_ranks_equals_that_over_the_whole_batch(hvd):
+def check_sync_batch_norm_equals_batch_norm_over_the_whole_batch(hvd):
     for shape in ((3,), (3, 5), (3, 4, 4)):
         # Ranks have batches of different sizes; a mean that is large beside the variance.
         sizes = [2 + rank for rank in range(hvd.size())]
@@ -160,7 +160,7 @@ def check_batch_norm_over_ranks_equals_that_over_the_whole_batch(hvd):
         assert torch.allclose(sync(mine), plain(whole)[part], atol=1e-3)
 
 
-def check_memory_of_handles_does_not_grow(hvd):
+def check_number_of_stored_handles_does_not_grow(hvd):
     from paceline.compat.horovod.common import handles
 
     before = len(handles._pending), len(handles._in_flight)

@@ -43,7 +43,10 @@ KINDS = {
     ),
 }
 #: What the package that a script imports for tf_keras has for it alone; its optimizers work with Keras 3's package, too.
-_OF_ITS_OWN_PACKAGE = {"keras2.check_it_is_the_one_of_tensorflow", "keras2.check_files_of_the_kind_before"}
+_OF_ITS_OWN_PACKAGE = {
+    "keras2.check_tf_keras_is_the_keras_of_tensorflow",
+    "keras2.check_model_files_with_legacy_optimizers_are_loaded",
+}
 
 
 def checks(kind: str) -> list[str]:

@@ -11,51 +11,81 @@ PLACES = [("keras-tensorflow", 2), ("keras-torch", 1), ("keras-torch", 3), ("tf_
 #: What is the same code with TensorFlow as with torch, where TensorFlow compiles a graph for seconds. The checks `graphs` have
 #: the digits and the rows of an embedding in one pass and in two, `tensorflow/test_on_ranks.py` has the tied embedding.
 _AS_WITH_TORCH = {
-    *("training.check_digits_equal_one_process", "training.check_digits_in_two_passes_equal_one"),
-    "training.check_a_tied_transformer_in_two_passes_equals_one",
-    *("training.check_digits_equal_one_process_with_adam", "training.check_digits_in_three_passes_equal_one"),
-    *("training.check_a_tied_transformer_equals_one_process", "training.check_a_schedule_goes_on_by_steps"),
     *(
-        "training.check_a_tied_transformer_in_three_passes_equals_one",
-        "training.check_clipping_of_each_acts_on_the_average",
+        "training.check_digits_training_equals_one_process",
+        "training.check_digits_training_with_two_backward_passes_equals_one_process",
     ),
-    "training.check_groups_predivide_and_compression_leave_the_average",
-    "training.check_weight_decay_and_moving_averages_are_the_optimizers_own",
+    "training.check_tied_transformer_with_two_backward_passes_equals_one_process",
+    *(
+        "training.check_digits_training_with_adam_equals_one_process",
+        "training.check_digits_training_with_three_backward_passes_equals_one_process",
+    ),
+    *(
+        "training.check_transformer_with_tied_weights_equals_one_process",
+        "training.check_learning_rate_schedule_equals_one_process",
+    ),
+    *(
+        "training.check_tied_transformer_with_three_backward_passes_equals_one_process",
+        "training.check_per_variable_clipping_acts_on_averaged_gradients",
+    ),
+    "training.check_gradient_groups_predivide_and_compression_keep_the_average",
+    "training.check_weight_decay_and_moving_averages_equal_one_process",
 }
 
 #: Code that knows neither torch nor TensorFlow, or Keras 3's own part: run with torch.
 _AS_WITH_ANY = {
-    *("training.check_clipping_acts_on_the_average", "callbacks.check_all_callbacks_together_train"),
-    *("callbacks.check_a_schedule_by_steps_by_function_and_by_fractions", "saving.check_a_class_of_the_scripts_own"),
-    *("saving.check_weights_go_from_one_optimizer_to_another", "elastic.check_epochs_and_batches_are_counted_on"),
-    *("saving.check_one_rank_may_load_what_the_others_build", "saving.check_a_file_is_read_without_horovod"),
     *(
-        "callbacks.check_the_best_model_is_saved_by_the_first_rank_alone",
-        "callbacks.check_momentum_is_corrected_as_the_rate_is",
+        "training.check_global_norm_clipping_acts_on_averaged_gradients",
+        "callbacks.check_training_with_all_callbacks_learns_the_digits",
     ),
-    *("keras3.check_it_trains_eagerly", "callbacks.check_the_ranks_are_equal_before_the_first_batch"),
-    "elastic.check_32_restoring_brings_back_weights_and_the_optimizers_state",
-    "callbacks.check_a_model_without_an_input_shape_is_equal_after_the_first_batch",
-    "keras3.check_clipping_acts_on_the_average_of_its_own_accumulation",
+    *(
+        "callbacks.check_learning_rate_schedule_callback_accepts_factors_and_functions",
+        "saving.check_model_with_a_custom_optimizer_class_is_loaded",
+    ),
+    *(
+        "saving.check_saved_weights_are_loaded_with_another_optimizer",
+        "elastic.check_elastic_callbacks_continue_the_epoch_and_batch_count",
+    ),
+    *(
+        "saving.check_model_loaded_on_one_rank_is_broadcast_to_models_built_on_others",
+        "saving.check_saved_model_is_loaded_without_horovod",
+    ),
+    *(
+        "callbacks.check_best_model_checkpoint_is_saved_only_by_rank_0",
+        "callbacks.check_momentum_is_corrected_when_the_learning_rate_changes",
+    ),
+    *(
+        "keras3.check_eager_training_equals_one_process",
+        "callbacks.check_broadcast_callback_makes_ranks_equal_before_the_first_batch",
+    ),
+    "elastic.check_restore_resets_weights_and_optimizer_state_to_the_commit",
+    "callbacks.check_model_without_an_input_shape_is_equal_on_all_ranks_after_the_first_batch",
+    "keras3.check_clipping_with_keras_gradient_accumulation_equals_one_process",
     # Three passes of the kind before are kept.
-    "keras2.check_an_optimizer_of_the_kind_before_in_two_passes_equals_one",
+    "keras2.check_legacy_optimizer_with_two_backward_passes_equals_one_process",
 }
 
 #: Where the ranks are one, nothing is sent: the ways past that are few, and what is trained is what Keras itself trains.
 _ALONE = {
-    *("training.check_the_silent_bug_of_two_and_four_tenths", "training.check_digits_in_two_passes_equal_one"),
-    *("training.check_passes_add_up_unless_they_are_averaged", "training.check_an_optimizer_is_what_it_was"),
     *(
-        "keras3.check_its_own_accumulation_sends_the_sums_alone",
-        "saving.check_a_loaded_model_averages_again_and_has_its_state",
+        "training.check_gradients_are_averaged_in_fit",
+        "training.check_digits_training_with_two_backward_passes_equals_one_process",
     ),
     *(
-        "callbacks.check_metrics_are_averages_for_the_callbacks_after_it",
-        "callbacks.check_a_metric_that_one_rank_lacks_is_named",
+        "training.check_backward_passes_are_summed_unless_averaging_is_requested",
+        "training.check_distributed_optimizer_keeps_class_config_and_learning_rate",
     ),
     *(
-        "callbacks.check_34_the_warmup_goes_from_a_share_to_the_whole",
-        "callbacks.check_the_ranks_are_equal_before_the_first_batch",
+        "keras3.check_keras_gradient_accumulation_equals_one_process",
+        "saving.check_loaded_model_averages_gradients_and_has_its_optimizer_state",
+    ),
+    *(
+        "callbacks.check_later_callbacks_get_metrics_averaged_over_the_ranks",
+        "callbacks.check_metric_missing_on_one_rank_is_named",
+    ),
+    *(
+        "callbacks.check_warmup_callback_raises_the_learning_rate_linearly",
+        "callbacks.check_broadcast_callback_makes_ranks_equal_before_the_first_batch",
     ),
 }
 

@@ -9,8 +9,8 @@ from tests.engines.conftest import require_module
 
 #: Each number of passes, and the tape, are seen with the embedding or with the convolutions.
 _AS_OTHERS = {
-    "training.check_a_transformer_with_tied_embedding_in_one_pass_in_three_and_by_tape",
-    "training.check_the_digits_cnn_in_two_passes",
+    "training.check_transformer_with_tied_embedding_equals_one_process_by_tape_and_in_three_passes",
+    "training.check_digits_cnn_training_with_two_backward_passes_equals_one_process",
 }
 #: Checks with the same graph on one rank as on two.
 _AS_ON_TWO = ("semantics.", "graphs.", "gradients.", "reduction.")

@@ -20,7 +20,7 @@ def seen_by_all(hvd, array, name):
     return np.array(hvd.allgather(np.asarray(array, "float64").reshape(1, -1), name=name))
 
 
-def check_the_ranks_are_equal_before_the_first_batch(hvd, keras):
+def check_broadcast_callback_makes_ranks_equal_before_the_first_batch(hvd, keras):
     opt = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1 * (hvd.rank() + 1), momentum=0.9))
     model = line(keras, opt)
     model.set_weights([np.full((1, 1), hvd.rank() + 1.0), np.full((1,), hvd.rank() + 5.0)])
@@ -44,7 +44,7 @@ def check_the_ranks_are_equal_before_the_first_batch(hvd, keras):
     assert first[-1] == [hvd.rank() + 1.0, 0.0]
 
 
-def check_a_model_without_an_input_shape_is_equal_after_the_first_batch(hvd, keras):
+def check_model_without_an_input_shape_is_equal_on_all_ranks_after_the_first_batch(hvd, keras):
     keras.utils.set_random_seed(hvd.rank())
     model = keras.Sequential([keras.layers.Dense(3), keras.layers.Dense(1)])
     model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(0.1)), loss="mse")
@@ -54,7 +54,7 @@ def check_a_model_without_an_input_shape_is_equal_after_the_first_batch(hvd, ker
     assert (everyone == everyone[0]).all()
 
 
-def check_statistics_are_sent_and_local_variables_are_not(hvd, keras):
+def check_broadcast_callback_sends_statistics_but_no_local_variables(hvd, keras):
     model = keras.Sequential([keras.Input((1,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
     rank = float(hvd.rank())
     model.set_weights([np.full_like(w, rank + 1) for w in model.get_weights()])
@@ -66,7 +66,7 @@ def check_statistics_are_sent_and_local_variables_are_not(hvd, keras):
     assert [w.item() for w in model.get_weights()] == [1.0] * 5 + [rank + 1]
 
 
-def check_different_models_are_an_error_not_a_hang(hvd, keras):
+def check_different_models_on_the_ranks_raise_an_error(hvd, keras):
     if hvd.size() == 1:
         return
     model = keras.Sequential([keras.Input((1,)), *[keras.layers.Dense(1) for _ in range(1 + (hvd.rank() == 1))]])
@@ -76,7 +76,7 @@ def check_different_models_are_an_error_not_a_hang(hvd, keras):
         fit(keras, model, x, x, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
 
 
-def check_metrics_are_averages_for_the_callbacks_after_it(hvd, keras):
+def check_later_callbacks_get_metrics_averaged_over_the_ranks(hvd, keras):
     model = line(keras, keras.optimizers.SGD(0.0), metrics=["mae"])
     model.set_weights([np.zeros((1, 1)), np.zeros((1,))])
     seen = {}
@@ -97,7 +97,7 @@ def check_metrics_are_averages_for_the_callbacks_after_it(hvd, keras):
     assert history["val_loss"] == [pytest.approx(4 * (ranks**2).mean())]
 
 
-def check_a_metric_that_one_rank_lacks_is_named(hvd, keras):
+def check_metric_missing_on_one_rank_is_named(hvd, keras):
     callback = hvd.callbacks.MetricAverageCallback()
     logs = {"loss": 1.0, "words": "left alone", "by_class": [1.0 * hvd.rank(), 2.0]}
     if hvd.size() > 1:
@@ -125,7 +125,7 @@ def rates(hvd, keras, callback, epochs, *, steps=4, optimizer=None):
     return np.array(found).reshape(epochs, steps), history["lr"]
 
 
-def check_34_the_warmup_goes_from_a_share_to_the_whole(hvd, keras):
+def check_warmup_callback_raises_the_learning_rate_linearly(hvd, keras):
     found, logged = rates(hvd, keras, hvd.callbacks.LearningRateWarmupCallback(0.8, warmup_epochs=2), 3)
     start = 0.8 / hvd.size()
     assert found.ravel()[:8] == pytest.approx([start + (0.8 - start) * (batch + 1) / 8 for batch in range(8)])
@@ -134,7 +134,7 @@ def check_34_the_warmup_goes_from_a_share_to_the_whole(hvd, keras):
     assert logged == pytest.approx([found[0, -1], 0.8, 0.8])
 
 
-def check_a_schedule_by_steps_by_function_and_by_fractions(hvd, keras):
+def check_learning_rate_schedule_callback_accepts_factors_and_functions(hvd, keras):
     make = hvd.callbacks.LearningRateScheduleCallback
     found, _ = rates(hvd, keras, make(0.5, 0.1, start_epoch=1, end_epoch=2), 3)
     assert found[:, 0] == pytest.approx([7.0, 0.05, 0.05])
@@ -146,7 +146,7 @@ def check_a_schedule_by_steps_by_function_and_by_fractions(hvd, keras):
     assert found.ravel() == pytest.approx(1 + np.arange(4) / 8)
 
 
-def check_momentum_is_corrected_as_the_rate_is(hvd, keras):
+def check_momentum_is_corrected_when_the_learning_rate_changes(hvd, keras):
     """v' = m v r - lr' g, where r = lr'/lr; without the correction r is 1."""
     for corrected in (True, False):
         opt = keras.optimizers.SGD(0.1, momentum=0.9)
@@ -164,7 +164,7 @@ def check_momentum_is_corrected_as_the_rate_is(hvd, keras):
         assert model.get_weights()[0].item() == pytest.approx(w, rel=1e-6)
 
 
-def check_what_learning_rate_callbacks_need_is_said(hvd, keras):
+def check_learning_rate_callback_refuses_an_optimizer_with_its_own_schedule(hvd, keras):
     opt = keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.2, 1, 0.5))
     with pytest.raises(ValueError, match="ExponentialDecay, a schedule that sets the rate"):
         rates(hvd, keras, hvd.callbacks.LearningRateWarmupCallback(0.8), 1, optimizer=opt)
@@ -176,7 +176,7 @@ def check_what_learning_rate_callbacks_need_is_said(hvd, keras):
         callback.on_train_begin()
 
 
-def check_the_best_model_is_saved_by_the_first_rank_alone(hvd, keras):
+def check_best_model_checkpoint_is_saved_only_by_rank_0(hvd, keras):
     model = line(keras, hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)))
     x = np.ones((2, 1), "float32")
     callback = hvd.callbacks.BestModelCheckpoint(monitor="loss", filepath=f"best_{hvd.rank()}.keras")
@@ -190,7 +190,7 @@ def check_the_best_model_is_saved_by_the_first_rank_alone(hvd, keras):
         fit(keras, model, x, x, callbacks=[hvd.callbacks.BestModelCheckpoint(monitor="loss")])
 
 
-def check_all_callbacks_together_train(hvd, keras):
+def check_training_with_all_callbacks_learns_the_digits(hvd, keras):
     x, y = digits()
     model = digits_model(keras)
     scaled = 0.05 * hvd.size()

@@ -20,7 +20,7 @@ def optimizer_values(optimizer):
     return [np.array(v.numpy()) for v in (variables() if callable(variables) else variables)]
 
 
-def check_32_another_process_takes_what_was_kept(hvd, keras):
+def check_new_process_restores_the_committed_keras_state(hvd, keras):
     """By way of what a commit keeps of it; the files are tried with torch."""
     from paceline.checkpoint.values import decode_state, encode_state
 
@@ -44,7 +44,7 @@ def check_32_another_process_takes_what_was_kept(hvd, keras):
     assert np.array_equal(other.model.get_weights()[0], state.model.get_weights()[0])
 
 
-def check_32_a_failure_goes_back_to_the_commit_and_starts_from_rank_0(hvd, keras):
+def check_failed_training_restores_the_commit_and_the_state_of_rank_0(hvd, keras):
     model = linear(keras, 1.0 + hvd.rank())
     model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.5, momentum=0.5)), loss=lambda y, p: -p * y)
     state = hvd.elastic.KerasState(model, batch=0, epoch=0)
@@ -83,7 +83,7 @@ def check_32_a_failure_goes_back_to_the_commit_and_starts_from_rank_0(hvd, keras
     assert (state.batch, state.epoch, len(resets)) == (0, 1, 1)
 
 
-def check_32_a_failed_collective_within_fit_is_a_failure(hvd, keras):
+def check_failed_collective_within_fit_restores_the_commit(hvd, keras):
     """The ranks' shapes differ in one batch; within a graph, the error comes out as one of TensorFlow's."""
     model = linear(keras, 1.0)
     model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.5)), loss=lambda y, p: -p * y)
@@ -109,7 +109,7 @@ def check_32_a_failed_collective_within_fit_is_a_failure(hvd, keras):
     assert model.get_weights()[0].item() == 1.5
 
 
-def check_32_restoring_brings_back_weights_and_the_optimizers_state(hvd, keras):
+def check_restore_resets_weights_and_optimizer_state_to_the_commit(hvd, keras):
     model = linear(keras, 1.0)
     model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(0.5)), loss="mse")
     x = np.ones((2, 1), "float32")
@@ -128,7 +128,7 @@ def check_32_restoring_brings_back_weights_and_the_optimizers_state(hvd, keras):
     assert state.values == [1]
 
 
-def check_32_every_rank_gets_the_first_ones_state(hvd, keras):
+def check_sync_copies_the_state_of_rank_0_to_every_rank(hvd, keras):
     model = linear(keras, float(hvd.rank()))
     model.compile(optimizer=keras.optimizers.SGD(0.5 + hvd.rank(), momentum=0.5), loss="mse")
     state = hvd.elastic.KerasState(model, model.optimizer, batch=hvd.rank() + 3)
@@ -139,13 +139,13 @@ def check_32_every_rank_gets_the_first_ones_state(hvd, keras):
     assert model.get_weights()[0].item() == 0.0
 
 
-def check_a_model_without_weights_is_refused(hvd, keras):
+def check_keras_state_of_a_model_without_weights_is_refused(hvd, keras):
     model = linear(keras, built=False)
     with pytest.raises(ValueError, match="has no weights yet"):
         hvd.elastic.KerasState(model)
 
 
-def check_epochs_and_batches_are_counted_on(hvd, keras):
+def check_elastic_callbacks_continue_the_epoch_and_batch_count(hvd, keras):
     class State:
         epoch, batch, commits = 2, 3, 0
 

@@ -18,7 +18,7 @@ from tests.compat.horovod.keras.checks.training import (
 )
 
 
-def check_several_steps_in_one_call(hvd, keras):
+def check_steps_per_execution_equals_one_process(hvd, keras):
     def optimizer():
         return keras.optimizers.SGD(0.1, momentum=0.9)
 
@@ -26,7 +26,7 @@ def check_several_steps_in_one_call(hvd, keras):
     compare(hvd, keras, digits_model, digits, optimizer, steps=2, passes=2, compiled={"steps_per_execution": 2})
 
 
-def check_a_loop_of_the_scripts_own_in_a_graph(hvd, keras):
+def check_custom_training_loop_in_a_graph_equals_one_process(hvd, keras):
     x, y = digits()
     for passes in (1, 2):
         rows = 8 * passes * hvd.size()
@@ -59,7 +59,7 @@ def check_a_loop_of_the_scripts_own_in_a_graph(hvd, keras):
         agree(model, expected, 1e-4)
 
 
-def check_two_optimizers_in_one_graph_are_not_mixed_up(hvd, keras):
+def check_two_optimizers_in_one_graph_reduce_their_own_gradients(hvd, keras):
     """As in a GAN: both are in flight at the same time, their variables have the same places."""
     one, other = (keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros") for _ in range(2))
     for layer in (one, other):
@@ -80,7 +80,7 @@ def check_two_optimizers_in_one_graph_are_not_mixed_up(hvd, keras):
     assert other.get_weights()[0].item() == pytest.approx(-30 * mean)
 
 
-def check_rows_of_an_embedding(hvd, keras):
+def check_sparse_embedding_gradients_are_averaged(hvd, keras):
     """Each rank looks up other rows, some of them twice, in one pass and in two."""
     for how in ({}, {"sparse_as_dense": True}, {"backward_passes_per_step": 2}):
         model = keras.Sequential(
@@ -97,7 +97,7 @@ def check_rows_of_an_embedding(hvd, keras):
         assert table == pytest.approx(expected)
 
 
-def check_a_loss_scale_within_a_graph(hvd, keras):
+def check_loss_scale_optimizer_works_within_a_graph(hvd, keras):
     if keras.__name__ != "keras":
         return
     opt = keras.optimizers.LossScaleOptimizer(hvd.DistributedOptimizer(keras.optimizers.SGD(1.0)), initial_scale=4.0)
@@ -114,7 +114,7 @@ def check_a_loss_scale_within_a_graph(hvd, keras):
     assert variable.numpy().item() == pytest.approx(-2 * np.mean([r + 1 for r in range(hvd.size())]))
 
 
-def check_xla_in_a_graph_of_the_scripts_own_is_refused(hvd, keras):
+def check_xla_compiled_training_step_is_refused(hvd, keras):
     if hvd.size() == 1:
         return
     opt = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
@@ -130,7 +130,7 @@ def check_xla_in_a_graph_of_the_scripts_own_is_refused(hvd, keras):
         step()
 
 
-def check_both_packages_have_the_same_callbacks(hvd, keras):
+def check_horovod_keras_and_horovod_tensorflow_keras_have_the_same_callbacks(hvd, keras):
     import paceline.compat.horovod.keras as standalone
     import paceline.compat.horovod.tensorflow.keras as of_tensorflow
 

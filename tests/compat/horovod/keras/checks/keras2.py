@@ -9,28 +9,28 @@ import tensorflow as tf
 from tests.compat.horovod.keras.checks.training import compare, digits, digits_model, fit, loss_of
 
 
-def check_it_is_the_one_of_tensorflow(hvd, keras):
+def check_tf_keras_is_the_keras_of_tensorflow(hvd, keras):
     assert keras.__name__ == "tf_keras"
     assert tf.keras.optimizers.SGD is keras.optimizers.SGD
 
 
-def check_optimizers_of_the_kind_before_equal_one_process(hvd, keras):
+def check_legacy_optimizers_equal_one_process(hvd, keras):
     legacy = keras.optimizers.legacy
     compare(hvd, keras, digits_model, digits, lambda: legacy.SGD(0.1, momentum=0.9))
     compare(hvd, keras, digits_model, digits, lambda: legacy.Adam(0.01), passes=3, rows=4, tolerance=1e-4)
     compare(hvd, keras, digits_model, digits, lambda: legacy.SGD(0.1, global_clipnorm=0.05))
 
 
-def check_an_optimizer_of_the_kind_before_in_two_passes_equals_one(hvd, keras):
+def check_legacy_optimizer_with_two_backward_passes_equals_one_process(hvd, keras):
     compare(hvd, keras, digits_model, digits, lambda: keras.optimizers.legacy.SGD(0.1, momentum=0.9), passes=2)
 
 
-def check_it_trains_eagerly(hvd, keras):
+def check_eager_training_equals_one_process(hvd, keras):
     for optimizer in (keras.optimizers.SGD, keras.optimizers.legacy.SGD):
         compare(hvd, keras, digits_model, digits, lambda o=optimizer: o(0.1), compiled={"run_eagerly": True}, steps=2)
 
 
-def check_apply_gradients_averages_once_and_not_where_it_is_told_not_to(hvd, keras):
+def check_apply_gradients_averages_once_unless_aggregation_is_disabled(hvd, keras):
     mean = np.mean([r + 1.0 for r in range(hvd.size())])
     for make in (keras.optimizers.SGD, keras.optimizers.legacy.SGD):
         variable = tf.Variable([0.0, 0.0])
@@ -43,7 +43,7 @@ def check_apply_gradients_averages_once_and_not_where_it_is_told_not_to(hvd, ker
         assert int(opt.iterations.numpy()) == 2
 
 
-def check_gradients_that_it_computes_are_reduced_once(hvd, keras):
+def check_gradients_from_compute_gradients_are_reduced_once(hvd, keras):
     """Scripts clip what `_compute_gradients` gives, and apply it: in Horovod those are the ranks' averages."""
     ranks = range(hvd.size())
     for make in (keras.optimizers.SGD, keras.optimizers.legacy.SGD):
@@ -73,7 +73,7 @@ def check_gradients_that_it_computes_are_reduced_once(hvd, keras):
             assert variable.numpy() == pytest.approx(-1.0 - 3 * reduced)
 
 
-def check_computed_gradients_of_several_passes_are_reduced_though_applied_as_aggregated(hvd, keras):
+def check_accumulated_gradients_applied_as_aggregated_are_still_reduced(hvd, keras):
     """Story: each rank trained alone: `_compute_gradients` leaves reducing to `apply_gradients`, which was told to skip it."""
     mean = np.mean([2.0 * r for r in range(hvd.size())])
     for make in (keras.optimizers.SGD, keras.optimizers.legacy.SGD):
@@ -94,7 +94,7 @@ def check_computed_gradients_of_several_passes_are_reduced_though_applied_as_agg
         assert variable.numpy() == pytest.approx(-2 * mean - 1)
 
 
-def check_a_script_sees_whether_passes_are_added_up(hvd, keras):
+def check_aggregation_helper_exists_only_with_several_backward_passes(hvd, keras):
     for make in (keras.optimizers.SGD, keras.optimizers.legacy.SGD):
         assert hvd.DistributedOptimizer(make(1.0))._agg_helper is None
         opt = hvd.DistributedOptimizer(make(1.0), backward_passes_per_step=3, average_aggregated_gradients=True)
@@ -106,7 +106,7 @@ def check_a_script_sees_whether_passes_are_added_up(hvd, keras):
         assert variable.numpy() == 0.0
 
 
-def check_the_kind_before_gives_reduced_gradients_in_a_graph(hvd, keras):
+def check_legacy_get_gradients_returns_reduced_gradients_in_a_graph(hvd, keras):
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         variable = tf.compat.v1.get_variable("v", [], initializer=tf.zeros_initializer())
         opt = hvd.DistributedOptimizer(keras.optimizers.legacy.SGD(1.0))
@@ -117,7 +117,7 @@ def check_the_kind_before_gives_reduced_gradients_in_a_graph(hvd, keras):
         assert session.run(variable) == pytest.approx(-np.mean([r + 1.0 for r in range(hvd.size())]))
 
 
-def check_momentum_of_the_kind_before_is_corrected(hvd, keras):
+def check_momentum_of_legacy_optimizers_is_corrected(hvd, keras):
     opt = keras.optimizers.legacy.SGD(0.1, momentum=0.9)
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
     model.compile(optimizer=opt, loss=lambda y, p: -p * y)
@@ -131,7 +131,7 @@ def check_momentum_of_the_kind_before_is_corrected(hvd, keras):
     assert model.get_weights()[0].item() == pytest.approx(w, rel=1e-6)
 
 
-def check_a_step_is_skipped_on_all_ranks_or_on_none(hvd, keras):
+def check_step_with_an_infinite_gradient_is_skipped_on_all_ranks(hvd, keras):
     for make in (keras.optimizers.SGD, keras.optimizers.legacy.SGD):
         for within in (True, False):
             variable = tf.Variable([0.0])
@@ -152,7 +152,7 @@ def check_a_step_is_skipped_on_all_ranks_or_on_none(hvd, keras):
         opt.apply_gradients([(tf.constant([1.0]), variable)])
 
 
-def check_files_of_the_kind_before(hvd, keras):
+def check_model_files_with_legacy_optimizers_are_loaded(hvd, keras):
     opt = hvd.DistributedOptimizer(keras.optimizers.legacy.Adam(0.1))
     model = digits_model(keras)
     model.compile(optimizer=opt, loss=loss_of(keras))

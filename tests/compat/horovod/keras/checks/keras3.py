@@ -67,17 +67,17 @@ def its_own_accumulation_equals_one_process(hvd, keras, **clipping):
     assert len(kernels) == (steps if hvd.size() > 1 else 0), names
 
 
-def check_its_own_accumulation_sends_the_sums_alone(hvd, keras):
+def check_keras_gradient_accumulation_equals_one_process(hvd, keras):
     its_own_accumulation_equals_one_process(hvd, keras)
     with pytest.raises(ValueError, match="give one of them"):
         hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), backward_passes_per_step=2)
 
 
-def check_clipping_acts_on_the_average_of_its_own_accumulation(hvd, keras):
+def check_clipping_with_keras_gradient_accumulation_equals_one_process(hvd, keras):
     its_own_accumulation_equals_one_process(hvd, keras, global_clipnorm=0.05)
 
 
-def check_apply_and_apply_gradients_average_once(hvd, keras):
+def check_apply_and_apply_gradients_average_gradients_once(hvd, keras):
     mean = np.mean([r + 1.0 for r in range(hvd.size())])
     for way in ("apply_gradients", "apply", "apply without variables"):
         variable = keras.Variable(np.zeros((2,), "float32"), name="weight")
@@ -100,7 +100,7 @@ def check_apply_and_apply_gradients_average_once(hvd, keras):
         opt.apply([grad, grad], [variable])
 
 
-def check_a_rank_that_made_other_models_before_has_the_same_names(hvd, keras):
+def check_rank_that_created_other_models_before_uses_the_same_gradient_names(hvd, keras):
     for _ in range(hvd.rank()):
         keras.optimizers.SGD(0.1)
         keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
@@ -110,7 +110,7 @@ def check_a_rank_that_made_other_models_before_has_the_same_names(hvd, keras):
     assert model.get_weights()[0].item() == pytest.approx(0.1 * np.mean([r + 1 for r in range(hvd.size())]))
 
 
-def check_a_missing_gradient_is_left_out(hvd, keras):
+def check_missing_gradient_is_skipped_with_a_warning(hvd, keras):
     used, unused = (keras.Variable(np.zeros((1,), "float32"), name=name) for name in ("used", "unused"))
     opt = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
     grad = keras.ops.convert_to_tensor(np.full((1,), hvd.rank() + 1.0, "float32"))
@@ -120,7 +120,7 @@ def check_a_missing_gradient_is_left_out(hvd, keras):
     assert unused.numpy().item() == 0
 
 
-def check_a_step_is_skipped_on_all_ranks_or_on_none(hvd, keras):
+def check_step_with_an_infinite_gradient_is_skipped_on_all_ranks(hvd, keras):
     """Rank 0 alone has a gradient without end: no rank may go on into a collective that it will not come to."""
     for wrapped in ("by the script", "within"):
         variable = keras.Variable(np.zeros((1,), "float32"), name="weight")
@@ -141,7 +141,7 @@ def check_a_step_is_skipped_on_all_ranks_or_on_none(hvd, keras):
             assert float(opt.scale_loss(1.0)) == (4.0 if step == 0 else 2.0)
 
 
-def check_mixed_float16_trains(hvd, keras):
+def check_mixed_float16_model_is_trained(hvd, keras):
     before = keras.mixed_precision.dtype_policy()
     keras.mixed_precision.set_dtype_policy("mixed_float16")
     try:
@@ -158,7 +158,7 @@ def check_mixed_float16_trains(hvd, keras):
         keras.mixed_precision.set_dtype_policy(before)
 
 
-def check_only_what_is_said_to_be_compiled_is_refused(hvd, keras):
+def check_explicit_jit_compile_is_refused(hvd, keras):
     opt = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
     for given in (opt, keras.optimizers.LossScaleOptimizer(opt)):
         with pytest.raises(ValueError, match="Leave jit_compile out"):
@@ -182,13 +182,13 @@ def check_only_what_is_said_to_be_compiled_is_refused(hvd, keras):
             assert single(keras, opt).jit_compile is False
 
 
-def check_it_trains_eagerly(hvd, keras):
+def check_eager_training_equals_one_process(hvd, keras):
     sgd = lambda: keras.optimizers.SGD(0.1, momentum=0.9)  # noqa: E731
     compare(hvd, keras, digits_model, digits, sgd, compiled={"run_eagerly": True}, steps=2)
     compare(hvd, keras, digits_model, digits, sgd, compiled={"run_eagerly": True}, steps=1, passes=2)
 
 
-def check_partly_local_layers(hvd, keras):
+def check_gradients_of_local_layers_are_not_reduced(hvd, keras):
     if not hasattr(hvd, "PartialDistributedOptimizer"):
         return
     for scaled in (True, False):

@@ -29,7 +29,7 @@ def same(a, b):
     return len(a) == len(b) and all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def check_a_file_is_read_without_horovod(hvd, keras):
+def check_saved_model_is_loaded_without_horovod(hvd, keras):
     model, name = trained(hvd, keras, hvd.DistributedOptimizer(keras.optimizers.Adam(0.1)), "written")
     plain = keras.models.load_model(name)
     assert type(plain.optimizer) is type(keras.optimizers.Adam(0.1))
@@ -37,7 +37,7 @@ def check_a_file_is_read_without_horovod(hvd, keras):
     assert same(state_of(plain.optimizer), state_of(model.optimizer))
 
 
-def check_a_loaded_model_averages_again_and_has_its_state(hvd, keras):
+def check_loaded_model_averages_gradients_and_has_its_optimizer_state(hvd, keras):
     # A compression of None is the same as Compression.none.
     for distributed, given in ((True, {}), (False, {"compression": None})):
         opt = keras.optimizers.Adam(0.1)
@@ -58,7 +58,7 @@ def check_a_loaded_model_averages_again_and_has_its_state(hvd, keras):
         assert np.ptp(np.array(everyone), axis=0).max() == 0
 
 
-def check_one_rank_may_load_what_the_others_build(hvd, keras):
+def check_model_loaded_on_one_rank_is_broadcast_to_models_built_on_others(hvd, keras):
     # Story: gradients met by the names of layers, which Keras 3 changes for a loaded model, and waited for ever.
     model, name = trained(hvd, keras, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "resumed")
     if hvd.rank() == 0:
@@ -69,7 +69,7 @@ def check_one_rank_may_load_what_the_others_build(hvd, keras):
     assert np.ptp(np.array(everyone), axis=0).max() == 0
 
 
-def check_a_class_of_the_scripts_own(hvd, keras):
+def check_model_with_a_custom_optimizer_class_is_loaded(hvd, keras):
     class Halving(keras.optimizers.SGD):
         def __init__(self, learning_rate=0.5, momentum=0.0, **kwargs):
             super().__init__(learning_rate=learning_rate, momentum=momentum, **kwargs)
@@ -81,7 +81,7 @@ def check_a_class_of_the_scripts_own(hvd, keras):
         assert model.optimizer.distribution.settings.passes == 1
 
 
-def check_weights_go_from_one_optimizer_to_another(hvd, keras):
+def check_saved_weights_are_loaded_with_another_optimizer(hvd, keras):
     first = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
     model, _ = trained(hvd, keras, first, "weights")
     model.save_weights(f"own_{hvd.rank()}.weights.h5")
@@ -91,13 +91,13 @@ def check_weights_go_from_one_optimizer_to_another(hvd, keras):
     assert same(model.get_weights(), before)
 
 
-def check_a_copy_is_distributed_too(hvd, keras):
+def check_copy_of_a_distributed_optimizer_has_the_same_config(hvd, keras):
     opt = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
     again = copy.copy(opt)
     assert again.get_config() == opt.get_config()
 
 
-def check_legacy_options_are_refused_where_there_are_none(hvd, keras):
+def check_legacy_optimizer_option_is_refused_under_keras_3(hvd, keras):
     if keras.__name__ == "keras":
         with pytest.raises(ValueError, match="Keras 3 has no legacy optimizers"):
             hvd.load_model("nothing.keras", legacy_opts=True)

@@ -150,7 +150,7 @@ def agree(model, expected, tolerance=1e-5):
         )
 
 
-def check_the_silent_bug_of_two_and_four_tenths(hvd, keras):
+def check_gradients_are_averaged_in_fit(hvd, keras):
     """Where an optimizer doesn't average, rank r holds 0.2 * (r + 1) after this step; all must hold the average."""
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
     opt = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
@@ -162,36 +162,36 @@ def check_the_silent_bug_of_two_and_four_tenths(hvd, keras):
     assert model.get_weights()[0].item() == pytest.approx(expected, rel=1e-6)
 
 
-def check_digits_equal_one_process(hvd, keras):
+def check_digits_training_equals_one_process(hvd, keras):
     compare(hvd, keras, digits_model, digits, lambda: keras.optimizers.SGD(0.1, momentum=0.9))
 
 
-def check_digits_equal_one_process_with_adam(hvd, keras):
+def check_digits_training_with_adam_equals_one_process(hvd, keras):
     # Adam divides by the gradients' size, and so enlarges the error of small ones.
     compare(hvd, keras, digits_model, digits, lambda: keras.optimizers.Adam(0.01), tolerance=1e-4)
 
 
-def check_digits_in_two_passes_equal_one(hvd, keras):
+def check_digits_training_with_two_backward_passes_equals_one_process(hvd, keras):
     compare(hvd, keras, digits_model, digits, lambda: keras.optimizers.SGD(0.1, momentum=0.9), passes=2)
 
 
-def check_digits_in_three_passes_equal_one(hvd, keras):
+def check_digits_training_with_three_backward_passes_equals_one_process(hvd, keras):
     compare(hvd, keras, digits_model, digits, lambda: keras.optimizers.Adam(0.01), passes=3, rows=4, tolerance=1e-4)
 
 
-def check_a_tied_transformer_equals_one_process(hvd, keras):
+def check_transformer_with_tied_weights_equals_one_process(hvd, keras):
     compare(hvd, keras, tied_transformer, sequences, lambda: keras.optimizers.SGD(0.1, momentum=0.9))
 
 
-def check_a_tied_transformer_in_two_passes_equals_one(hvd, keras):
+def check_tied_transformer_with_two_backward_passes_equals_one_process(hvd, keras):
     compare(hvd, keras, tied_transformer, sequences, lambda: keras.optimizers.SGD(0.1, momentum=0.9), passes=2)
 
 
-def check_a_tied_transformer_in_three_passes_equals_one(hvd, keras):
+def check_tied_transformer_with_three_backward_passes_equals_one_process(hvd, keras):
     compare(hvd, keras, tied_transformer, sequences, lambda: keras.optimizers.SGD(0.1), passes=3, rows=4)
 
 
-def check_passes_add_up_unless_they_are_averaged(hvd, keras):
+def check_backward_passes_are_summed_unless_averaging_is_requested(hvd, keras):
     for average, expected in ((False, 0.3), (True, 0.15)):
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
         opt = hvd.DistributedOptimizer(
@@ -205,7 +205,7 @@ def check_passes_add_up_unless_they_are_averaged(hvd, keras):
         assert int(opt.iterations.numpy()) == 1
 
 
-def check_groups_predivide_and_compression_leave_the_average(hvd, keras):
+def check_gradient_groups_predivide_and_compression_keep_the_average(hvd, keras):
     sgd = lambda: keras.optimizers.SGD(0.1)  # noqa: E731
     compare(hvd, keras, digits_model, digits, sgd, groups=2)
     compare(hvd, keras, digits_model, digits, sgd, gradient_predivide_factor=float(hvd.size()))
@@ -213,23 +213,23 @@ def check_groups_predivide_and_compression_leave_the_average(hvd, keras):
     compare(hvd, keras, digits_model, digits, sgd, compression=hvd.Compression.fp16, tolerance=2e-3)
 
 
-def check_a_sum_is_not_divided(hvd, keras):
+def check_gradient_sum_is_not_divided_by_the_ranks(hvd, keras):
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
     model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), op=hvd.Sum), loss=lambda y, p: -p * y)
     fit(keras, model, np.ones((1, 1), "float32"), np.full((1, 1), 1.0, "float32"))
     assert model.get_weights()[0].item() == pytest.approx(0.1 * hvd.size(), rel=1e-6)
 
 
-def check_clipping_acts_on_the_average(hvd, keras):
+def check_global_norm_clipping_acts_on_averaged_gradients(hvd, keras):
     compare(hvd, keras, digits_model, digits, lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.05))
 
 
-def check_clipping_of_each_acts_on_the_average(hvd, keras):
+def check_per_variable_clipping_acts_on_averaged_gradients(hvd, keras):
     for clipping in ({"clipnorm": 0.05}, {"clipvalue": 0.002}):
         compare(hvd, keras, digits_model, digits, lambda given=clipping: keras.optimizers.SGD(0.1, **given))
 
 
-def check_weight_decay_and_moving_averages_are_the_optimizers_own(hvd, keras):
+def check_weight_decay_and_moving_averages_equal_one_process(hvd, keras):
     compare(
         hvd,
         keras,
@@ -239,14 +239,14 @@ def check_weight_decay_and_moving_averages_are_the_optimizers_own(hvd, keras):
     )
 
 
-def check_a_schedule_goes_on_by_steps(hvd, keras):
+def check_learning_rate_schedule_equals_one_process(hvd, keras):
     def optimizer():
         return keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.2, 1, 0.5))
 
     compare(hvd, keras, digits_model, digits, optimizer)
 
 
-def check_local_variables_stay_on_their_rank(hvd, keras):
+def check_local_variables_are_not_reduced(hvd, keras):
     model = keras.Sequential(
         [
             keras.Input((1,)),
@@ -263,7 +263,7 @@ def check_local_variables_stay_on_their_rank(hvd, keras):
     assert shared == pytest.approx(1 + np.mean([r + 1 for r in range(hvd.size())]))
 
 
-def check_an_optimizer_is_what_it_was(hvd, keras):
+def check_distributed_optimizer_keeps_class_config_and_learning_rate(hvd, keras):
     plain = keras.optimizers.SGD(0.1, momentum=0.5)
     opt = hvd.DistributedOptimizer(plain)
     assert type(opt).__name__ == "SGD"
@@ -282,7 +282,7 @@ def check_an_optimizer_is_what_it_was(hvd, keras):
     assert model.get_weights()[0].item() == pytest.approx(hvd.size())
 
 
-def check_what_can_not_be_is_refused(hvd, keras):
+def check_unsupported_distributed_optimizer_options_are_refused(hvd, keras):
     sgd = keras.optimizers.SGD(0.1)
     with pytest.raises(ValueError, match=r"op=hvd\.Average or op=hvd\.Sum"):
         hvd.DistributedOptimizer(sgd, op=hvd.Adasum)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 
-def check_values_are_reduced(hvd, keras):
+def check_allreduce_of_plain_values_returns_numbers(hvd, keras):
     ranks = np.arange(hvd.size())
     assert float(hvd.allreduce(float(hvd.rank()))) == pytest.approx(ranks.mean())
     assert float(hvd.allreduce(hvd.rank() + 1.0, op=hvd.Sum)) == (ranks + 1).sum()
@@ -21,7 +21,7 @@ def check_values_are_reduced(hvd, keras):
         hvd.allreduce(1.0, average=True, op=hvd.Sum)
 
 
-def check_values_are_gathered_sent_and_scattered(hvd, keras):
+def check_plain_values_are_gathered_broadcast_and_scattered(hvd, keras):
     mine = np.full((hvd.rank() + 1, 2), hvd.rank(), "float32")
     everyone = np.concatenate([np.full((rank + 1, 2), rank) for rank in range(hvd.size())])
     assert np.array_equal(np.array(hvd.allgather(mine, name="ragged")), everyone)
@@ -33,7 +33,7 @@ def check_values_are_gathered_sent_and_scattered(hvd, keras):
     assert np.array_equal(part, expected)
 
 
-def check_variables_are_values_too(hvd, keras):
+def check_keras_variables_are_accepted_by_collectives(hvd, keras):
     layer = keras.layers.Dense(1, use_bias=False)
     layer.build((None, 2))
     layer.set_weights([np.full((2, 1), hvd.rank(), "float32")])
@@ -41,7 +41,7 @@ def check_variables_are_values_too(hvd, keras):
     assert np.array(hvd.allreduce(layer.weights[0])).ravel().tolist() == [mean, mean]
 
 
-def check_a_process_set_is_reduced_alone(hvd, keras):
+def check_allreduce_within_a_process_set_ignores_other_ranks(hvd, keras):
     if hvd.size() < 3:
         return
     subset = hvd.add_process_set([0, 1])

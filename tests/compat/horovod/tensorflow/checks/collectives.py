@@ -47,7 +47,7 @@ def both_ways(call, *given):
     yield tf.function(call)(*tensors)
 
 
-def check_a_sum_is_that_of_all_ranks_in_every_type_and_shape(hvd):
+def check_allreduce_sums_all_ranks_in_every_dtype_and_shape(hvd):
     pairs = kinds(*FLOATS, *INTS)
 
     def call(*tensors):
@@ -58,7 +58,7 @@ def check_a_sum_is_that_of_all_ranks_in_every_type_and_shape(hvd):
             same(result, sum(a.astype(np.float64) for a in everyone(hvd, shape, dtype)).astype(dtype))
 
 
-def check_average_min_max_and_product(hvd):
+def check_allreduce_computes_average_min_max_and_product(hvd):
     for dtype in (np.float32, np.int64, ml_dtypes.bfloat16):
         stacked = np.stack([a.astype(np.float64) for a in everyone(hvd, (4,), dtype)])
         expected = {
@@ -72,7 +72,7 @@ def check_average_min_max_and_product(hvd):
                 same(result, value.astype(dtype))
 
 
-def check_truth_values_and_complex_numbers(hvd):
+def check_allreduce_accepts_bool_and_complex_tensors(hvd):
     flags = np.array([hvd.rank() == 0, True, False])
     for result in both_ways(lambda t: hvd.allreduce(t, op=hvd.Max), flags):
         same(result, np.array([True, True, False]))
@@ -81,7 +81,7 @@ def check_truth_values_and_complex_numbers(hvd):
         same(result, np.array([hvd.size() + 1j * hvd.size() * (hvd.size() - 1)], np.complex64))
 
 
-def check_a_group_is_reduced_with_mixed_types(hvd):
+def check_grouped_allreduce_accepts_mixed_dtypes(hvd):
     given = [mine(hvd, (3,), np.float32), mine(hvd, (2, 2), np.int64), mine(hvd, (4,), ml_dtypes.bfloat16)]
     for results in both_ways(lambda *tensors: hvd.grouped_allreduce(tensors, op=hvd.Sum, name="mixed"), *given):
         for array, result in zip(given, results, strict=True):
@@ -89,7 +89,7 @@ def check_a_group_is_reduced_with_mixed_types(hvd):
             same(result, total.astype(array.dtype))
 
 
-def check_allgather_joins_rows_of_different_numbers(hvd):
+def check_allgather_joins_different_numbers_of_rows(hvd):
     kinds = (*FLOATS, *INTS, np.bool_, np.uint16, np.complex64)
     parts = [[mine(hvd, (rank, 2), dtype, rank) for rank in range(hvd.size())] for dtype in kinds]
     own = [of_kind[hvd.rank()] for of_kind in parts]
@@ -104,7 +104,7 @@ def check_allgather_joins_rows_of_different_numbers(hvd):
         same(second, np.full((sum(range(hvd.size())), 1), 7.0))
 
 
-def check_broadcast_gives_everyone_the_roots(hvd):
+def check_broadcast_copies_the_tensor_of_the_root_to_all_ranks(hvd):
     root = hvd.size() - 1
     pairs = kinds(*FLOATS, *INTS, np.bool_)
     given = [mine(hvd, shape, dtype) for dtype, shape in pairs]
@@ -113,7 +113,7 @@ def check_broadcast_gives_everyone_the_roots(hvd):
             same(result, mine(hvd, shape, dtype, root))
 
 
-def check_alltoall_sends_rows_where_they_belong(hvd):
+def check_alltoall_sends_each_row_to_its_rank(hvd):
     size, rank = hvd.size(), hvd.rank()
     for result in both_ways(hvd.alltoall, np.arange(2 * size) + 100 * rank):
         same(result, np.array([100 * r + 2 * rank + i for r in range(size) for i in range(2)]))
@@ -127,7 +127,7 @@ def check_alltoall_sends_rows_where_they_belong(hvd):
                 same(received, np.repeat(np.arange(size), rank)[:, None].repeat(2, 1).astype(dtype))
 
 
-def check_reducescatter_gives_the_first_ranks_one_row_more(hvd):
+def check_reducescatter_gives_remaining_rows_to_the_first_ranks(hvd):
     size, rank = hvd.size(), hvd.rank()
     share = [3] + [2] * (size - 1)
     own = slice(sum(share[:rank]), sum(share[: rank + 1]))
@@ -142,7 +142,7 @@ def check_reducescatter_gives_the_first_ranks_one_row_more(hvd):
         same(two, np.full((1, 2), size, np.float32))
 
 
-def check_fp16_compression_comes_back_in_the_own_type(hvd):
+def check_fp16_compression_returns_the_original_dtype(hvd):
     given = [np.full(3, 0.1, np.float32), np.array([2**20]), np.ones(hvd.size(), np.float32)]
 
     def call(small, whole, rows):
@@ -162,7 +162,7 @@ def check_fp16_compression_comes_back_in_the_own_type(hvd):
         same(rows, np.ones(1, np.float32))
 
 
-def check_given_tensors_and_variables_are_not_changed(hvd):
+def check_collectives_do_not_change_their_inputs(hvd):
     for shape in ((3,), (70000,)):
         kept = mine(hvd, shape, np.float32)
         tensor, variable = tf.constant(kept), tf.Variable(kept)
@@ -174,7 +174,7 @@ def check_given_tensors_and_variables_are_not_changed(hvd):
         same(variable.read_value(), kept)
 
 
-def check_a_result_is_left_alone_by_what_comes_later(hvd):
+def check_result_is_not_overwritten_by_later_operations(hvd):
     # Large results share memory with the arrays that the engine wrote to; each must be its own.
     results = [hvd.allreduce(tf.fill([100_000], float(i)), op=hvd.Sum) for i in range(5)]
     for i, result in enumerate(results):
@@ -184,7 +184,7 @@ def check_a_result_is_left_alone_by_what_comes_later(hvd):
     assert (gathered.numpy().reshape(hvd.size(), -1) == np.arange(hvd.size())[:, None]).all()
 
 
-def check_lists_arrays_and_keras_variables_are_taken(hvd):
+def check_collectives_accept_lists_arrays_and_keras_variables(hvd):
     import keras
 
     assert hvd.allreduce([1.0, 2.0], op=hvd.Sum).numpy().tolist() == [hvd.size(), 2.0 * hvd.size()]

@@ -24,7 +24,7 @@ def is_all(found, *expected):
             np.testing.assert_allclose(grad, value)
 
 
-def check_10_of_allreduce_is_reduced_the_same_way(hvd):
+def check_gradient_of_allreduce_is_reduced_with_the_same_operation(hvd):
     size, rank = hvd.size(), hvd.rank()
     weights = np.float32(rank + 1)
     total = size * (size + 1) / 2
@@ -35,7 +35,7 @@ def check_10_of_allreduce_is_reduced_the_same_way(hvd):
     is_all(gradients(lambda v: tf.reduce_sum(hvd.allreduce(v, **factors) * weights), one), np.full(3, 1.5 * total))
 
 
-def check_10_of_a_group(hvd):
+def check_gradients_of_grouped_allreduce_are_reduced(hvd):
     weights = np.float32(hvd.rank() + 1)
     mean = (hvd.size() + 1) / 2
 
@@ -50,7 +50,7 @@ def check_10_of_a_group(hvd):
     )
 
 
-def check_10_of_allgather_is_the_average_of_its_own_rows(hvd):
+def check_gradient_of_allgather_is_the_average_for_the_local_rows(hvd):
     size, rank = hvd.size(), hvd.rank()
     weights = np.float32(rank + 1)
     rows = np.ones((rank + 1, 2), np.float32)
@@ -69,7 +69,7 @@ def check_10_of_allgather_is_the_average_of_its_own_rows(hvd):
     is_all(gradients(both, rows, np.ones(2, np.float32)), np.ones_like(rows), np.full(2, 3.0))
 
 
-def check_10_of_broadcast_is_the_average_on_the_root_and_zero_elsewhere(hvd):
+def check_gradient_of_broadcast_is_the_average_on_the_root_and_zero_elsewhere(hvd):
     root = hvd.size() - 1
     mean = (hvd.size() + 1) / 2
     weights = np.float32(hvd.rank() + 1)
@@ -77,7 +77,7 @@ def check_10_of_broadcast_is_the_average_on_the_root_and_zero_elsewhere(hvd):
     is_all(gradients(lambda v: tf.reduce_sum(hvd.broadcast(v, root) * weights), np.ones(2, np.float32)), expected)
 
 
-def check_10_of_alltoall_comes_back_by_the_received_splits(hvd):
+def check_gradient_of_alltoall_is_sent_back_to_its_rank(hvd):
     size, rank = hvd.size(), hvd.rank()
     weights = np.float32(rank + 1)
     equal = np.ones((2 * size, 3), np.float32)
@@ -90,7 +90,7 @@ def check_10_of_alltoall_comes_back_by_the_received_splits(hvd):
     is_all(gradients(lambda v: tf.reduce_sum(hvd.alltoall(v, splits=splits)[0] * weights), rows), expected)
 
 
-def check_10_of_reducescatter_is_gathered(hvd):
+def check_gradient_of_reducescatter_is_gathered(hvd):
     size, rank = hvd.size(), hvd.rank()
     weights = np.float32(rank + 1)
     rows = np.ones((2 * size + 1, 2), np.float32)
@@ -100,7 +100,7 @@ def check_10_of_reducescatter_is_gathered(hvd):
     is_all(gradients(lambda v: tf.reduce_sum(hvd.reducescatter(v, op=hvd.Sum) * weights), rows), expected * size)
 
 
-def check_a_second_derivative_flows_through_too(hvd):
+def check_second_derivative_of_allreduce_is_computed(hvd):
     x = tf.Variable([3.0])
     with tf.GradientTape() as outer:
         with tf.GradientTape() as inner:
@@ -110,7 +110,7 @@ def check_a_second_derivative_flows_through_too(hvd):
     np.testing.assert_allclose(outer.gradient(first, x), [18.0])
 
 
-def check_a_gradient_is_taken_from_outside_of_the_function(hvd):
+def check_gradient_of_a_tf_function_with_allreduce_is_computed_outside_it(hvd):
     v = tf.Variable([1.0, 2.0])
     weights = float(hvd.rank() + 1)
 
@@ -123,7 +123,7 @@ def check_a_gradient_is_taken_from_outside_of_the_function(hvd):
     np.testing.assert_allclose(tape.gradient(loss, v), np.array([2.0, 4.0]) * hvd.size() * (hvd.size() + 1) / 2)
 
 
-def check_the_gradient_is_taken_twice_in_one_graph(hvd):
+def check_gradient_of_allreduce_can_be_computed_twice_in_one_graph(hvd):
     v = tf.Variable([1.0, 2.0])
 
     @tf.function

@@ -29,7 +29,7 @@ class Counted:
         handles.submit = self._real
 
 
-def check_a_constant_is_reduced_again_in_every_call(hvd):
+def check_allreduce_of_a_constant_runs_in_every_call_of_a_graph(hvd):
     reduced = tf.function(lambda: hvd.allreduce(tf.constant([1.0, 2.0]), op=hvd.Sum))
     with Counted() as counted:
         for _ in range(3):
@@ -37,7 +37,7 @@ def check_a_constant_is_reduced_again_in_every_call(hvd):
     assert len(counted.names) == 3, counted.names
 
 
-def check_equal_operations_are_not_merged(hvd):
+def check_equal_operations_in_a_graph_are_not_merged(hvd):
     inner = tf.function(lambda t: hvd.allreduce(t, op=hvd.Sum))
 
     @tf.function
@@ -50,7 +50,7 @@ def check_equal_operations_are_not_merged(hvd):
     assert len(counted.names) == 8, counted.names
 
 
-def check_a_function_that_is_called_twice_in_another_keeps_its_calls_apart(hvd):
+def check_nested_tf_function_called_twice_reduces_twice(hvd):
     factor = tf.Variable(2.0)
     # It reads a variable: TensorFlow puts calls of such a function in no order for that alone.
     inner = tf.function(lambda t: hvd.allreduce(t * factor, op=hvd.Sum))
@@ -70,7 +70,7 @@ def check_a_function_that_is_called_twice_in_another_keeps_its_calls_apart(hvd):
             assert part.numpy().tolist() == [2.0 * i * hvd.size()] * 3
 
 
-def check_a_function_may_have_its_first_collective_in_a_later_trace(hvd):
+def check_tf_function_can_have_its_first_collective_in_a_later_trace(hvd):
     # Story: TensorFlow allows no new variable there, and the order of graphs is kept by one.
     before, launch._line = launch._line, None
 
@@ -85,7 +85,7 @@ def check_a_function_may_have_its_first_collective_in_a_later_trace(hvd):
         launch._line = before
 
 
-def check_a_result_that_nobody_uses_is_still_reduced(hvd):
+def check_allreduce_with_an_unused_result_still_runs(hvd):
     @tf.function
     def one_rank_looks(t):
         found = hvd.allreduce(t, op=hvd.Sum, name="looked at by one rank")
@@ -95,7 +95,7 @@ def check_a_result_that_nobody_uses_is_still_reduced(hvd):
     assert result.tolist() == [hvd.size() if hvd.rank() == 0 else 1.0] * 2
 
 
-def check_loops_and_branches(hvd):
+def check_collectives_work_in_graph_loops_and_branches(hvd):
     @tf.function
     def looped(t):
         total = tf.zeros_like(t)
@@ -110,7 +110,7 @@ def check_loops_and_branches(hvd):
     assert (large == 9.0 * hvd.size()).all()
 
 
-def check_14_names_may_come_in_another_order_on_each_rank(hvd):
+def check_named_operations_may_be_submitted_in_any_order(hvd):
     launch = list(range(12))
     random.Random(hvd.rank()).shuffle(launch)
 
@@ -124,7 +124,7 @@ def check_14_names_may_come_in_another_order_on_each_rank(hvd):
             assert result.numpy().tolist() == [float(i * hvd.size())] * (i + 1)
 
 
-def check_gradients_of_many_sizes_in_another_order_on_each_rank(hvd):
+def check_gradients_of_many_sizes_may_be_reduced_in_any_order(hvd):
     launch = list(range(10))
     random.Random(hvd.rank()).shuffle(launch)
     # Large ones are submitted one by one, small ones together.
@@ -174,7 +174,7 @@ def check_large_gradients_are_submitted_before_the_backward_pass_ends(hvd):
         assert any("large0" in name for name in events[events.index("first layer") :]), events
 
 
-def check_xla_is_refused_with_what_to_do(hvd):
+def check_xla_compiled_collective_is_refused_with_the_next_step(hvd):
     for call in (
         hvd.allreduce,
         lambda t: hvd.broadcast(t, 0),
@@ -185,7 +185,7 @@ def check_xla_is_refused_with_what_to_do(hvd):
     assert hvd.allreduce(tf.ones(2)).numpy().tolist() == [1.0, 1.0]
 
 
-def check_3_a_mismatch_raises_on_every_rank_and_the_job_goes_on(hvd):
+def check_mismatched_tensors_raise_on_every_rank_and_later_operations_work(hvd):
     if hvd.size() == 1:
         return
     rank = hvd.rank()
@@ -202,7 +202,7 @@ def check_3_a_mismatch_raises_on_every_rank_and_the_job_goes_on(hvd):
         assert hvd.allreduce(tf.ones(2), name="good", op=hvd.Sum).numpy().tolist() == [hvd.size()] * 2
 
 
-def check_what_is_wrong_with_one_gradient_leaves_none_in_flight(hvd):
+def check_mismatched_gradient_raises_and_later_steps_work(hvd):
     if hvd.size() == 1:
         return
     rank = hvd.rank()
@@ -219,7 +219,7 @@ def check_what_is_wrong_with_one_gradient_leaves_none_in_flight(hvd):
             step()
 
 
-def check_shapes_that_are_not_known_when_traced(hvd):
+def check_collectives_accept_shapes_unknown_during_tracing(hvd):
     @tf.function(input_signature=[tf.TensorSpec(None, tf.float32)])
     def unknown(t):
         return hvd.allreduce(t, op=hvd.Sum), hvd.broadcast(t, 0)
@@ -238,7 +238,7 @@ def check_shapes_that_are_not_known_when_traced(hvd):
         assert result.shape[1] == 2
 
 
-def check_many_operations_of_a_tensorflow_1_graph_do_not_hold_each_other_up(hvd):
+def check_operations_of_a_tensorflow_1_graph_do_not_deadlock(hvd):
     # Story: each held one of the session's threads while it waited, and other ones did on the other ranks.
     size, rank = hvd.size(), hvd.rank()
     with tf.Graph().as_default():
@@ -253,7 +253,7 @@ def check_many_operations_of_a_tensorflow_1_graph_do_not_hold_each_other_up(hvd)
     assert all(one.tolist() == list(range(size)) for one in lists)
 
 
-def check_a_graph_of_tensorflow_1(hvd):
+def check_allreduce_and_its_gradient_work_in_a_tensorflow_1_graph(hvd):
     with tf.Graph().as_default():
         given = tf.compat.v1.placeholder(tf.float32, [2])
         summed = hvd.allreduce(given, op=hvd.Sum)
@@ -277,7 +277,7 @@ def check_a_graph_of_tensorflow_1(hvd):
             np.testing.assert_allclose(session.run(variable), hvd.size() - 1 - 0.1 * total / hvd.size(), rtol=1e-5)
 
 
-def check_a_monitored_session_begins_with_the_roots_variables(hvd):
+def check_monitored_session_starts_with_the_variables_of_the_root(hvd):
     # Story: the hook was refused, although its session is still there in tf.compat.v1.
     root = hvd.size() - 1
     with tf.Graph().as_default():

@@ -6,12 +6,12 @@ import numpy as np
 import tensorflow as tf
 
 
-def check_the_older_keras_is_in_use(hvd):
+def check_tf_keras_is_used_if_requested(hvd):
     assert tf.keras.Model.__module__.startswith("tf_keras")
     assert hvd.SyncBatchNormalization.__mro__[1].__module__.startswith("tf_keras")
 
 
-def check_an_optimizer_reduces_eagerly_and_in_fit(hvd):
+def check_keras_2_optimizer_averages_gradients_eagerly_and_in_fit(hvd):
     scale = hvd.rank() + 1.0
     mean = (hvd.size() + 1) / 2
     for make in (tf.keras.optimizers.SGD, tf.keras.optimizers.legacy.SGD):
@@ -27,7 +27,7 @@ def check_an_optimizer_reduces_eagerly_and_in_fit(hvd):
         np.testing.assert_allclose(model.get_weights()[0], [[0.2 * mean]], rtol=1e-5)
 
 
-def check_batches_are_normalised_over_the_ranks(hvd):
+def check_sync_batch_norm_equals_batch_norm_over_the_whole_batch(hvd):
     whole = np.random.default_rng(0).normal(size=(4 * hvd.size(), 3, 2)).astype(np.float32) + 100.0
     own = whole[4 * hvd.rank() : 4 * hvd.rank() + 4]
     layer, plain = hvd.SyncBatchNormalization(momentum=0.5), tf.keras.layers.BatchNormalization(momentum=0.5)
@@ -38,7 +38,7 @@ def check_batches_are_normalised_over_the_ranks(hvd):
     np.testing.assert_allclose(layer.moving_variance, plain.moving_variance, rtol=1e-3)
 
 
-def check_a_tape_and_a_models_variables(hvd):
+def check_tape_and_broadcast_work_with_keras_2_variables(hvd):
     tf.keras.utils.set_random_seed(hvd.rank())
     model = tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=(2,)), tf.keras.layers.Dense(1)])
     hvd.broadcast_variables(model.variables, root_rank=0)

@@ -20,7 +20,7 @@ def mean_of_ranks(hvd):
     return (hvd.size() + 1) / 2
 
 
-def check_a_tape_averages_over_the_ranks(hvd):
+def check_distributed_gradient_tape_averages_over_the_ranks(hvd):
     v, w, unused = tf.Variable([1.0, 2.0]), tf.Variable(3.0), tf.Variable(1.0)
     scale = float(hvd.rank() + 1)
 
@@ -44,7 +44,7 @@ def check_a_tape_averages_over_the_ranks(hvd):
     )
 
 
-def check_names_that_are_not_unique_or_differ_between_ranks(hvd):
+def check_gradients_of_variables_with_duplicate_or_different_names_are_reduced(hvd):
     # All are called "Variable:0".
     same = [tf.Variable(float(i)) for i in range(3)]
     other = [tf.Variable(float(i), name=f"of_rank_{hvd.rank()}_{i}") for i in range(3)]
@@ -60,7 +60,7 @@ def check_names_that_are_not_unique_or_differ_between_ranks(hvd):
             np.testing.assert_allclose(grads, [i * mean_of_ranks(hvd) for i in range(3)])
 
 
-def check_predivision_compression_and_groups_come_to_the_same(hvd):
+def check_predivide_compression_and_groups_keep_the_average(hvd):
     variables = [tf.Variable(tf.ones([i + 1]), name=f"g{i}") for i in range(5)]
 
     def step(**how):
@@ -83,13 +83,13 @@ def check_predivision_compression_and_groups_come_to_the_same(hvd):
         step(num_groups=2)
 
 
-def check_gradients_of_an_iterator_are_reduced(hvd):
+def check_gradients_given_by_an_iterator_are_reduced(hvd):
     reduced = hvd._make_allreduce_grads_fn("own", "", "", hvd.Compression.none, False, hvd.Sum, 1.0, None)
     grads = reduced(tf.constant([factor]) for factor in (1.0, 2.0))
     assert [grad.numpy().tolist() for grad in grads] == [[hvd.size()], [2 * hvd.size()]]
 
 
-def check_groups_are_checked(hvd):
+def check_invalid_gradient_groups_are_refused(hvd):
     v, stranger = tf.Variable([1.0]), tf.Variable([1.0], name="stranger")
     for groups, message in (
         (-1, "non-negative integer or a list of lists"),
@@ -129,7 +129,7 @@ def check_sparse_gradients_stay_sparse_or_become_dense(hvd):
             step(op=hvd.Max)
 
 
-def check_local_gradients_stay_on_their_rank(hvd):
+def check_gradients_of_local_variables_are_not_reduced(hvd):
     import keras
 
     own, shared = keras.layers.Dense(1, use_bias=False), keras.layers.Dense(1, use_bias=False)
@@ -160,7 +160,7 @@ def check_local_gradients_stay_on_their_rank(hvd):
         hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=[3])
 
 
-def check_gradients_are_summed_over_passes(hvd):
+def check_gradients_are_accumulated_over_backward_passes(hvd):
     for average in (False, True):
         for eager in (True, False):
             v, table, untouched = tf.Variable([0.0, 0.0]), tf.Variable(tf.zeros([3, 1])), tf.Variable(0.0)
@@ -187,7 +187,7 @@ def check_gradients_are_summed_over_passes(hvd):
         Accumulator(0)
 
 
-def check_an_optimizer_of_tensorflow_1(hvd):
+def check_tensorflow_1_optimizer_averages_gradients(hvd):
     scale = float(hvd.rank() + 1)
     for passes in (1, 2, 3):
         for eager in (True, False):
@@ -213,7 +213,7 @@ def check_an_optimizer_of_tensorflow_1(hvd):
         hvd.DistributedOptimizer(optimizer)
 
 
-def check_a_variable_of_an_optimizer_can_be_local(hvd):
+def check_registered_local_variable_of_an_optimizer_is_not_reduced(hvd):
     v, own = tf.Variable(1.0), tf.Variable(1.0)
     optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0), scale_local_gradients=False)
     optimizer.register_local_var(own)

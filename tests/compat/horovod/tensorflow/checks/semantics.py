@@ -1,4 +1,4 @@
-"""The semantics that are easy to get wrong, as far as they apply to TensorFlow; numbered as those of horovod.torch."""
+"""The semantics that are easy to get wrong, as far as they apply to TensorFlow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 
-def check_1_average_is_the_default_and_op_supersedes_average(hvd):
+def check_average_is_the_default_operation_and_op_excludes_average(hvd):
     assert hvd.allreduce(tf.constant([float(hvd.rank())])).numpy().tolist() == [(hvd.size() - 1) / 2]
     for call in (hvd.allreduce, lambda t, **how: hvd.grouped_allreduce([t], **how)):
         with pytest.raises(ValueError, match="The op parameter supersedes average"):
@@ -21,7 +21,7 @@ def check_1_average_is_the_default_and_op_supersedes_average(hvd):
     assert (hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product) == (0, 1, 2, 3, 4, 5)
 
 
-def check_1_positions_of_arguments(hvd):
+def check_positional_arguments_of_allreduce_are_those_of_horovod(hvd):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         given = tf.ones(1), False, "", "", hvd.Compression.none
@@ -30,7 +30,7 @@ def check_1_positions_of_arguments(hvd):
     assert hvd.allreduce(*given).numpy() == hvd.size() / 2
 
 
-def check_2_integers_are_scaled_and_cut_toward_zero(hvd):
+def check_averaged_integers_are_truncated_towards_zero(hvd):
     size, rank = hvd.size(), hvd.rank()
     total = size * (size + 1) // 2
     for dtype in (tf.int32, tf.int64):
@@ -42,7 +42,7 @@ def check_2_integers_are_scaled_and_cut_toward_zero(hvd):
     assert hvd.allreduce(tf.fill([2], tf.constant(60000.0, tf.float16))).numpy().tolist() == [60000.0, 60000.0]
 
 
-def check_3_a_mismatch_raises_on_every_rank_and_the_job_goes_on(hvd):
+def check_mismatched_tensors_raise_on_every_rank_and_later_operations_work(hvd):
     if hvd.size() == 1:
         return
     rank = hvd.rank()
@@ -64,7 +64,7 @@ def check_3_a_mismatch_raises_on_every_rank_and_the_job_goes_on(hvd):
         assert hvd.allreduce(tf.ones(2), op=hvd.Sum).numpy().tolist() == [hvd.size()] * 2
 
 
-def check_4_what_is_wrong_on_this_rank_is_a_value_error(hvd):
+def check_invalid_arguments_on_one_rank_raise_value_error(hvd):
     size = hvd.size()
     rows = tf.ones(2 * size)
     for splits in (
@@ -85,7 +85,7 @@ def check_4_what_is_wrong_on_this_rank_is_a_value_error(hvd):
         hvd.broadcast(rows, size)
 
 
-def check_6_tensors_without_dimensions(hvd):
+def check_scalar_tensors_are_reduced_but_not_gathered(hvd):
     assert hvd.allreduce(tf.constant(2.0), op=hvd.Sum).numpy() == 2 * hvd.size()
     with pytest.raises(ValueError, match="without dimensions"):
         hvd.allgather(tf.constant(1.0))
@@ -96,12 +96,12 @@ def check_6_tensors_without_dimensions(hvd):
             hvd.reducescatter(tf.constant(1.0))
 
 
-def check_9_reducescatter_takes_average_and_sum_only(hvd):
+def check_reducescatter_refuses_operations_other_than_average_and_sum(hvd):
     with pytest.raises(hvd.HorovodInternalError, match="currently only supports AVERAGE and SUM"):
         hvd.reducescatter(tf.ones(4), op=hvd.Max)
 
 
-def check_11_12_process_sets(hvd):
+def check_process_sets_are_created_used_and_removed(hvd):
     size, rank = hvd.size(), hvd.rank()
     assert hvd.size_op().numpy() == size
     with pytest.raises(ValueError, match="no process set 77"):
@@ -149,7 +149,7 @@ def check_11_12_process_sets(hvd):
     assert made.process_set_id is None
 
 
-def check_13_joined_ranks_give_zeros(hvd):
+def check_joined_ranks_contribute_zeros(hvd):
     size, rank = hvd.size(), hvd.rank()
     reduced = tf.function(lambda t: hvd.allreduce(t, name="joined"))
     for step in range(rank + 1):
@@ -171,19 +171,19 @@ def check_13_joined_ranks_give_zeros(hvd):
         assert hvd.allgather(tf.constant([rank])).numpy().tolist() == list(range(size))
 
 
-def check_14_unnamed_operations_meet_by_their_order(hvd):
+def check_unnamed_operations_are_matched_by_their_order(hvd):
     for i in range(5):
         assert hvd.allreduce(tf.constant(float(i)), op=hvd.Sum).numpy() == i * hvd.size()
 
 
-def check_16_an_empty_group_is_returned_as_it_is(hvd):
+def check_grouped_operation_without_tensors_returns_an_empty_list(hvd):
     assert hvd.grouped_allreduce([]) == []
     assert hvd.grouped_allgather([]) == []
     assert hvd.grouped_reducescatter([]) == []
     assert hvd.broadcast_([], 0) == []
 
 
-def check_17_adasum(hvd):
+def check_adasum_adds_orthogonal_tensors_and_averages_parallel_ones(hvd):
     if hvd.size() == 3:
         with pytest.raises(NotImplementedError, match="power of 2"):
             hvd.allreduce(tf.ones(2), op=hvd.Adasum)
@@ -204,7 +204,7 @@ def check_17_adasum(hvd):
     assert not hvd.check_num_rank_power_of_2(3)
 
 
-def check_24_sparse_tensors(hvd):
+def check_sparse_allreduce_averages_values_at_equal_indices(hvd):
     size, rank = hvd.size(), hvd.rank()
 
     def reduced(values, indices, op=hvd.Average, **how):
@@ -244,7 +244,7 @@ def check_24_sparse_tensors(hvd):
     assert sparse.values.shape[0] == size * (size + 1) // 2
 
 
-def check_27_objects_of_any_type(hvd):
+def check_objects_of_any_type_are_broadcast_and_gathered(hvd):
     for root in range(hvd.size()):
         given = {"lr": 0.1, "näme\n": [1]} if hvd.rank() == root else None
         assert hvd.broadcast_object(given, root) == {"lr": 0.1, "näme\n": [1]}
@@ -256,7 +256,7 @@ def check_27_objects_of_any_type(hvd):
         hvd.broadcast_object(1, hvd.size())
 
 
-def check_33_the_tape_is_of_the_given_ones_class(hvd):
+def check_distributed_gradient_tape_has_the_class_of_the_given_tape(hvd):
     class Own(tf.GradientTape):
         pass
 
@@ -269,12 +269,12 @@ def check_33_the_tape_is_of_the_given_ones_class(hvd):
         hvd.DistributedGradientTape(3)
 
 
-def check_there_are_no_global_variables_in_eager_execution(hvd):
+def check_broadcast_global_variables_is_refused_in_eager_execution(hvd):
     with pytest.raises(RuntimeError, match="does not support eager execution"):
         hvd.broadcast_global_variables(0)
 
 
-def check_topology_as_operations(hvd):
+def check_rank_and_size_operations_return_those_of_the_world(hvd):
     asked = tf.function(lambda: (hvd.rank_op(), hvd.size_op(), hvd.local_rank_op(), hvd.local_size_op()))
     expected = [hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size()]
     assert [int(found) for found in asked()] == expected

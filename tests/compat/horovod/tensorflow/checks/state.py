@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 
-def check_variables_of_every_kind_are_given_the_roots_values(hvd):
+def check_broadcast_variables_copies_every_kind_of_variable_from_the_root(hvd):
     root = hvd.size() - 1
 
     def fresh():
@@ -42,14 +42,14 @@ def check_variables_of_every_kind_are_given_the_roots_values(hvd):
     assert [float(tf.reduce_max(tensor)) for tensor in read] == [root, root]
 
 
-def check_variables_that_differ_in_shape_are_told(hvd):
+def check_broadcast_of_different_shapes_is_refused(hvd):
     if hvd.size() == 1:
         return
     with pytest.raises(hvd.HorovodInternalError, match="Mismatched BROADCAST tensor shapes"):
         hvd.broadcast_variables([tf.Variable(tf.ones(2 + (hvd.rank() == 0)))], 0)
 
 
-def check_a_model_and_its_optimizer_start_from_the_same(hvd):
+def check_broadcast_variables_makes_model_and_optimizer_equal_on_all_ranks(hvd):
     keras.utils.set_random_seed(hvd.rank())
     model = keras.Sequential([keras.Input([3]), keras.layers.Dense(4), keras.layers.Dense(1)])
     optimizer = keras.optimizers.Adam(0.1 * (hvd.rank() + 1))
@@ -62,7 +62,7 @@ def check_a_model_and_its_optimizer_start_from_the_same(hvd):
     assert int(optimizer.iterations) == 5
 
 
-def check_batches_are_normalised_over_the_ranks(hvd):
+def check_sync_batch_norm_equals_batch_norm_over_the_whole_batch(hvd):
     generator = np.random.default_rng(0)
     # Far from 0, where a sum of squares would lose everything.
     whole = (generator.normal(size=(3 * hvd.size(), 4, 2)) + 1000.0).astype(np.float32)
@@ -98,7 +98,7 @@ def check_batches_are_normalised_over_the_ranks(hvd):
     np.testing.assert_allclose(layer(own), wide(own.astype(np.float64)), atol=5e-3)
 
 
-def check_batch_normalisation_of_what_is_masked_and_refused(hvd):
+def check_sync_batch_norm_ignores_masked_positions(hvd):
     layer = hvd.SyncBatchNormalization()
     x = np.full((2, 3, 2), float(hvd.rank()), np.float32)
     mask = np.array([[True, True, False], [True, False, False]])
@@ -112,7 +112,7 @@ def check_batch_normalisation_of_what_is_masked_and_refused(hvd):
     assert isinstance(copy, hvd.SyncBatchNormalization)
 
 
-def check_elastic_state_is_spread_saved_and_restored(hvd):
+def check_elastic_state_is_synchronized_saved_and_restored(hvd):
     v, of_keras = tf.Variable([float(hvd.rank())]), keras.Variable([float(hvd.rank()) + 1])
     state = hvd.elastic.TensorFlowState([v, of_keras], batch=hvd.rank(), epoch=0)
     state.sync()
@@ -126,7 +126,7 @@ def check_elastic_state_is_spread_saved_and_restored(hvd):
     assert (v.numpy().tolist(), state.batch) == ([3.0], 7)
 
 
-def check_elastic_state_goes_to_another_process(hvd):
+def check_committed_elastic_state_is_restored_in_another_process(hvd):
     state = hvd.elastic.TensorFlowState([tf.Variable([1.0, 2.0])], batch=4)
     other = hvd.elastic.TensorFlowState([tf.Variable([0.0, 0.0])], batch=0)
     other.take_kept(state.kept())
@@ -134,7 +134,7 @@ def check_elastic_state_goes_to_another_process(hvd):
     assert (other.variables[0].numpy().tolist(), other.batch) == ([1.0, 2.0], 4)
 
 
-def check_elastic_state_of_a_session(hvd):
+def check_elastic_state_works_in_a_tensorflow_1_session(hvd):
     with tf.Graph().as_default():
         variable = tf.compat.v1.get_variable("of_session", initializer=float(hvd.rank() + 1), use_resource=True)
         with tf.compat.v1.Session() as session:
@@ -147,7 +147,7 @@ def check_elastic_state_of_a_session(hvd):
             assert session.run(variable) == 1.0
 
 
-def check_elastic_training_goes_back_to_the_last_commit(hvd):
+def check_elastic_training_restores_the_last_commit_after_a_failure(hvd):
     if hvd.size() == 1:
         return
     v = tf.Variable(float(hvd.rank()), name="trained")
@@ -173,7 +173,7 @@ def check_elastic_training_goes_back_to_the_last_commit(hvd):
     assert (len(failures), len(resets)) == (2, 2)
 
 
-def check_another_error_of_tensorflow_is_not_taken_for_a_lost_rank(hvd):
+def check_tensorflow_errors_other_than_a_lost_rank_are_raised(hvd):
     state = hvd.elastic.TensorFlowState([tf.Variable(1.0)])
     calls = []
 
@@ -187,7 +187,7 @@ def check_another_error_of_tensorflow_is_not_taken_for_a_lost_rank(hvd):
     assert len(calls) == 1
 
 
-def check_the_state_of_a_keras_model(hvd):
+def check_elastic_state_of_a_keras_model_is_synchronized_and_restored(hvd):
     keras.utils.set_random_seed(hvd.rank())
     model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
     model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")

@@ -131,23 +131,23 @@ def compare(hvd, make, data, every=(), *, by_tape=False):
             same(steps(model, hvd.DistributedOptimizer(optimizer, backward_passes_per_step=passes), own), expected)
 
 
-def check_the_digits_cnn_comes_to_what_one_process_does(hvd):
+def check_digits_cnn_training_equals_one_process(hvd):
     compare(hvd, cnn, digits, (1, 3), by_tape=True)
 
 
-def check_the_digits_cnn_in_two_passes(hvd):
+def check_digits_cnn_training_with_two_backward_passes_equals_one_process(hvd):
     compare(hvd, cnn, digits, (2,))
 
 
-def check_a_transformer_with_tied_embedding_comes_to_what_one_process_does(hvd):
+def check_transformer_with_tied_embedding_equals_one_process(hvd):
     compare(hvd, Transformer, tokens, (2,))
 
 
-def check_a_transformer_with_tied_embedding_in_one_pass_in_three_and_by_tape(hvd):
+def check_transformer_with_tied_embedding_equals_one_process_by_tape_and_in_three_passes(hvd):
     compare(hvd, Transformer, tokens, (1, 3), by_tape=True)
 
 
-def check_after_one_step_of_fit_all_ranks_hold_the_same(hvd):
+def check_weights_are_equal_on_all_ranks_after_one_step_of_fit(hvd):
     # Under Keras 3, Horovod's own optimizer reduces nothing: two ranks held 0.2 and 0.4 where both must hold 0.3.
     model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
@@ -157,7 +157,7 @@ def check_after_one_step_of_fit_all_ranks_hold_the_same(hvd):
     np.testing.assert_allclose(model.get_weights()[0], [[0.2 * (hvd.size() + 1) / 2]], rtol=1e-6)
 
 
-def check_op_and_groups_reach_an_optimizer_of_keras(hvd):
+def check_op_and_groups_arguments_apply_to_a_keras_optimizer(hvd):
     # Horovod forwards neither.
     v = keras.Variable([1.0, 2.0])
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum, groups=[[v]])
