@@ -273,7 +273,7 @@ def _link(blob: Path, target: Path, size: int, whole: Path | None = None) -> boo
 
 
 def _share(blob: Path, copy: Path, size: int) -> bool:
-    """Turn a new copy into a blob. Return False if an equal one replaced it."""
+    """Turn a new copy into a blob. Return False if an equal blob already existed."""
     beside = copy.with_name(f".{copy.name[:100]}.{os.urandom(4).hex()}")
     for name in _names(blob) * _TRIES:
         try:

@@ -49,7 +49,7 @@ class ModelSourceFile:
 class ModelSource:
     """The files from which a model is registered.
 
-    top: Name of the file or folder in the model. label: The text by which the caller named it, for messages.
+    top: Name of the file or folder in the model. label: The text by which the caller named the files, for messages.
     """
 
     top: str

@@ -79,7 +79,7 @@ def versions() -> dict[str, str]:
 
 
 def text(found: BugReport) -> str:
-    """Return the report as Markdown for an issue."""
+    """Return a bug report as Markdown for an issue."""
     lines = [f"- {name} {version}" for name, version in found["versions"].items()]
     lines += [f"- {found['platform']}", f"- Open MPI: {found['open_mpi']}"]
     if "run" in found:

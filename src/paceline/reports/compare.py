@@ -67,7 +67,7 @@ class ComparedFact:
 
     @property
     def title(self) -> str:
-        """The fact's name, with the part for a metric."""
+        """The fact's name and, for a metric, the part such as "best"."""
         return f"{self.name} {self.part}" if self.part else self.name
 
     @property

@@ -104,7 +104,7 @@ def _checked(state: object) -> State:
 
 
 def keep(path: str, state: State, fd: int) -> list[int]:
-    """Store a training state in the spare. Return the steps whose memory is free again.
+    """Store a training state in a warm spare. Return the steps whose memory is free again.
 
     path: The spare, as `spare_client.path_here` returns it. fd: Descriptor of the memory.
 

@@ -95,7 +95,7 @@ def target_in(name: str, target: str) -> "str | None":
 
 
 def find(top: str, name: str) -> "Entry | None":
-    """Return the entry of a path, which may be behind links; None if missing."""
+    """Return the `Entry` of a path, which may be behind links; None if missing."""
     real_top = os.path.realpath(top)
     place = os.path.relpath(os.path.realpath(os.path.join(real_top, name)), real_top)
     if not may_be_had(name, place):

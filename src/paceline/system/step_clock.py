@@ -66,7 +66,7 @@ class StepClock:
         self._is_inside = False
 
     def step(self, optimizer: object) -> None:
-        """Count a step of an optimizer. Of several, the one with most steps counts."""
+        """Count a step of an optimizer. Of several optimizers, the one with most steps counts."""
         made = self._optimizers.get(id(optimizer), 0) + 1
         if made > 1 or len(self._optimizers) < _MOST:
             self._optimizers[id(optimizer)] = made

@@ -101,7 +101,7 @@ class PieceStreams:
     ) -> AsyncGenerator[bytes, None]:
         """Yield an event with a part's name and HTML whenever the part changes.
 
-        key: Identifies the page. Watchers with the same key share one poll. look: Return the current pieces.
+        key: Identifies the page. Watchers with the same key share one poll. look: Return the page's current parts.
         place: The `PiecesSeen.place` that the watcher's page shows. look_s: Seconds between two polls.
         """
         look_s = _LOOK_S if look_s is None else look_s

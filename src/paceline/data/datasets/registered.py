@@ -235,7 +235,7 @@ def remove(workspace_dir: Path, name: str) -> None:
 def describe(
     workspace_dir: Path, name: str, version: int, description: str | None, tags: Mapping[str, str]
 ) -> DatasetRecord:
-    """Change a version's tags, and its description unless None. Return its record.
+    """Change a dataset version's tags, and its description unless None. Return its record.
 
     Raises:
         DataError: The version does not exist.

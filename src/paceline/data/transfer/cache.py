@@ -96,7 +96,7 @@ class DataCache:
         return self._partial / f"{key}.part"
 
     def link(self, key: str, size: int, target: str) -> bool:
-        """Hard-link the cached file to `target`. Return False if it is missing or modified."""
+        """Hard-link a cached file to `target`. Return False if the file is missing or modified."""
         source = self._path(key)
         try:
             status = os.lstat(source)

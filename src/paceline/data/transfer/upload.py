@@ -91,7 +91,7 @@ def upload_output(
     progress: Progress | None = None,
     begun: Path | None = None,
 ) -> Uploaded:
-    """Store all files of a run's output from `<run_dir>/uploads/<name>`. Return the result.
+    """Store a run's output from `<run_dir>/uploads/<name>`, and return an `Uploaded`.
 
     For a link to another file or folder of the run, Paceline stores the link's target. It leaves out other links, pipes,
     sockets and the like, and reports them through `say` and in the result.

@@ -114,7 +114,7 @@ def history(folder: RunFolder, name: str) -> list[Metric]:
 
 
 def last_metrics(folder: RunFolder) -> list[Metric]:
-    """Return each metric's last number: of the greatest step, then time, then value."""
+    """Return each metric's last number, that with the greatest (step, time, value)."""
     stamp = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in folder.metrics.glob("*"))
     kept = _last.get(folder.path)
     if kept is None or kept[0] != stamp:

@@ -283,7 +283,7 @@ def routes(name: str, find: Find) -> list[Route]:
 
 
 def page(request: Request, name: str, find: Find) -> Response:
-    """Render the page `run_<name>.html`, which contains the piece `run_<name>_part.html`."""
+    """Render the page `run_<name>.html`, which contains `run_<name>_part.html`."""
     folder = folder_of(request)
     head = run_page.head(folder)
     values = find(folder, head["record"])
