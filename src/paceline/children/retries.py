@@ -86,7 +86,7 @@ class Refusals:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the engine has refused the last child."""
+        """Whether the engine refused the latest child, so that the next must wait."""
         return self._since is not None
 
     def taken(self) -> None:

@@ -1,4 +1,4 @@
-"""account add, list, remove, log: service accounts of the page, and the log of its members."""
+"""account add, list, remove, log: service accounts of the web page, and the log of its members' changes."""
 
 from __future__ import annotations
 

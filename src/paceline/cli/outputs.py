@@ -485,7 +485,7 @@ class _TargetStatus(TypedDict):
 
 
 class TargetCounts(_TargetStatus):
-    """The status of a compute target with the numbers of its nodes."""
+    """The status of a compute target, with counts of all nodes and running nodes."""
 
     nodes: int
     nodes_up: int
@@ -722,6 +722,6 @@ class ScheduleRow(TypedDict):
 
 
 class ScheduleDetails(ScheduleRow):
-    """The JSON of `schedule show`: a schedule with its last occurrences, the newest first."""
+    """The JSON of `schedule show`: a schedule with its latest events, the newest first."""
 
     occurrences: list[OccurrenceRow]

@@ -1,4 +1,4 @@
-"""top, stacks, profile: the load of a run's nodes and workers, and where their time goes."""
+"""top, stacks, profile: what a run's nodes and workers use, and where their time goes."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def streams_of(device: torch.device) -> ModuleType | None:
 
 
 def ready(device: torch.device) -> torch.cuda.Event | None:
-    """Record a CUDA event in the caller's stream, None on the CPU."""
+    """Record and return a CUDA event in the caller's stream, None on a CPU."""
     streams = streams_of(device)
     if streams is None:
         return None

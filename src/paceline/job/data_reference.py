@@ -164,7 +164,7 @@ class DataReference:
         return replace(self, name=name)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values without defaults."""
+        """Return the fields as JSON values, without fields that have their defaults."""
         values = asdict(self) | {"sources": [asdict(source) for source in self.sources]}
         return {f.name: values[f.name] for f in fields(self) if values[f.name] not in (None, False)}
 

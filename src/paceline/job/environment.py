@@ -79,7 +79,7 @@ class EnvironmentSpec:  # noqa: PLW1641 - a frozen dataclass is given its hash
         return self.uses_conda or bool(self.pip_packages or (self.pip_requirements or "").strip() or self.locked_pip)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values without defaults."""
+        """Return the fields as JSON values, without fields that have their defaults."""
         values = asdict(self) | {"environment_variables": dict(self.environment_variables)}
         return {f.name: values[f.name] for f in fields(self) if values[f.name] not in (None, (), {}, False)}
 

@@ -54,7 +54,7 @@ class _Follower:
 
     @torch.no_grad()
     def stepped(self) -> None:
-        """Count a step of the optimizer; every `every` steps, update the tensors."""
+        """Count a step of the optimizer. Update the copy after each `every` steps."""
         self._steps += 1
         if self._steps % self._every:
             return

@@ -137,7 +137,7 @@ def refuse_too_large(
 
 
 def check(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
-    """Return this worker's plan. Raise if any plan does not fit.
+    """Return this worker's memory plan. Raise if any worker's plan does not fit.
 
     Every rank must call this.
 

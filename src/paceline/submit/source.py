@@ -36,7 +36,7 @@ class SourceCopy:
 
 
 def check_source(job: Job, directory: Path, workspace_dir: Path) -> None:
-    """Raise UserError unless the source folder exists and holds what the job runs."""
+    """Raise UserError unless the source folder exists and contains the job's script."""
     snapshot.check_folder(directory)
     is_here = configured.read(workspace_dir, job.compute_target).kind == configured.LOCAL
     entry_file(job, directory, is_here=is_here)

@@ -251,7 +251,7 @@ def agree_on_batch(batch: object, world: World) -> None:
 
 
 def tags(place: tuple[int, ...]) -> tuple[int, int]:
-    """Return a hash (0 to 63) of a position in training, and its square."""
+    """Return a small hash of a position, and its square, to compare ranks by sums."""
     # It is small because sums over the ranks, also of the squares, must be exact in single precision.
     tag = zlib.crc32(repr(place).encode()) % 64
     return tag, tag * tag

@@ -46,7 +46,7 @@ class Rows(Generic[_T]):
         return self._of_rows(lambda leaf: leaf[start:stop])
 
     def pick(self, rows: list[int]) -> _T:
-        """Return a copy of the batch with only these rows."""
+        """Return a copy of the batch with only the rows at these indices."""
         return self._of_rows(lambda leaf: leaf[rows] if isinstance(leaf, Tensor) else [leaf[row] for row in rows])
 
     def _of_rows(self, chosen: Callable[[Any], object]) -> _T:

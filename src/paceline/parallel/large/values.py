@@ -157,7 +157,7 @@ class TensorValues:
 
     @property
     def source(self) -> str:
-        """A sentence about the source of new values, or "" without any."""
+        """A sentence about the source of new values, "" if all values are the user's."""
         if self._folder is not None:
             return f"weights of {self._folder.path}: each worker has read its own part"
         if not self.empty:

@@ -91,7 +91,7 @@ def measure(
 
 
 def saved_by(forward: Callable[[], _T], model: nn.Module) -> tuple[_T, int]:
-    """Run a forward pass. Return its result, and the number of saved bytes."""
+    """Run a forward pass. Return its result and the bytes kept for backward."""
     kept = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
     sizes: dict[int, int] = {}
 
@@ -129,7 +129,7 @@ class _Run:
         self._params = [param for param in _named(task.model, segment.uses).values() if param.requires_grad]
 
     def count_saved(self) -> tuple[tuple[Tensor, ...], int]:
-        """Run the forward pass. Return detached results, and the saved bytes."""
+        """Run the forward pass. Return detached results, and the bytes kept for backward."""
         result, saved_bytes = saved_by(self._forward, self._task.model)
         return map_tensors(result, Tensor.detach), saved_bytes
 

@@ -127,7 +127,7 @@ class _Record:
     outputs: list[tuple[str, Tensor]] = field(default_factory=list)
 
     def add(self, name: str, module: nn.Module, args: tuple[object, ...], output: object) -> object:
-        """Record a layer's call. Return the output for later code: a copy."""
+        """Record a layer's call. Return a copy of the output, for later code."""
         self.calls[name] = self.calls.get(name, 0) + 1
         if not isinstance(output, Tensor) or output.grad_fn is None:
             return output

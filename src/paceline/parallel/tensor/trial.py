@@ -47,7 +47,7 @@ class Verdict:
 
 
 def try_groups(model: nn.Module, run: Callable[[], object], groups: Sequence[Group], parts: int) -> list[Verdict]:
-    """Return a verdict on each group of layers. `run` calls the model."""
+    """Return whether and how each group of layers can be cut. `run` calls the model."""
     modules = dict(model.named_modules())
     kinds: dict[Hashable, list[Group]] = {}
     verdicts = []
@@ -69,7 +69,7 @@ def try_groups(model: nn.Module, run: Callable[[], object], groups: Sequence[Gro
 def _try_alike(
     model: nn.Module, modules: Mapping[str, nn.Module], run: Callable[[], object], groups: list[Group], parts: int
 ) -> list[Verdict]:
-    """Try to cut groups of equal layers together. Return a verdict on each group."""
+    """Try to cut groups of equal layers together. Return each group's `Verdict`."""
     variants = [_variants(modules, group, parts) for group in groups]
     first = ""
     # If a column has three times as many outputs as the row has inputs, its output probably has three pieces, such as q, k and v.

@@ -180,7 +180,7 @@ def attributes_kept(model: nn.Module) -> Iterator[Callable[[], None]]:
 def untouched(model: nn.Module, training: bool | None = None) -> Iterator[None]:
     """After the block, restore buffers, modes and random generators.
 
-    `training` sets the mode within the block. None leaves it.
+    `training` selects the mode within the block. None keeps the model's mode.
     """
     # Name the model's devices: by default fork_rng saves the state of every GPU, and warns.
     devices = sorted({tensor.device.index or 0 for tensor in model.parameters() if tensor.is_cuda})

@@ -200,7 +200,7 @@ class Tracer:
             del self._ran[key]
 
     def note_changed(self, text: str) -> None:
-        """Remember a change, for the error if tracing again fails."""
+        """Remember that `text` was changed, for the error if tracing again fails."""
         self._changed = text
 
     def _without_values(self, failed: Exception) -> ParallelError:
