@@ -118,7 +118,7 @@ class Pipeline:
     ) -> RunFolder:
         """Start the pipeline. `Experiment.submit` calls this.
 
-        The record has the values of `parameters_told` among its parameters. The steps already have these values.
+        parameters_told: Values to record among the run's parameters. The steps already have these values.
         """
         run_id = new_run_id(experiment) if run_id is None else check_run_id(run_id)
         parameters = check_parameters(self.parameters, dict(pipeline_parameters or {}))

@@ -20,7 +20,7 @@ class StepSpec:
     Attributes:
         job: The job that is submitted if no earlier step is reused.
         after: Numbers of the steps that must be Completed first.
-        takes: For the name of an input, the number of the step that writes it and the output's name.
+        takes: {input's name: (number of the step that writes the input, name of this step's output)}.
         source_directory, snapshot_id, git: The step's source.
         allow_reuse: Whether to reuse the outputs of a former run if nothing has changed.
         sweep: The sweep's spec, if the step is a sweep.
@@ -57,7 +57,7 @@ class PipelineSpec:
 
     Attributes:
         parameters: Values of the pipeline's parameters at submission.
-        outputs: For the name of a pipeline output, the step that writes it and the output's name.
+        outputs: {pipeline output's name: (number of the step that writes it, name of this step's output)}.
         continue_on_step_failure: Whether steps that do not need a failed step go on.
         regenerate_outputs: Whether every step runs, without reusing outputs of former runs.
     """

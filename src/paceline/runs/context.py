@@ -21,7 +21,7 @@ class WorkerContext:
     """The run, rank and attempt of a worker process.
 
     A worker may start further processes with ranks of their own, as Lightning does (`paceline.system.run_variables`).
-    In them, `rank` and `world_size` are those of these processes.
+    In such a process, `rank` and `world_size` are its own.
     """
 
     run_dir: Path

@@ -238,7 +238,7 @@ class RunFolder:
         return self.path.joinpath("attempts", str(attempt), f"error_{rank}.json")
 
     def worker_end(self, attempt: int, rank: int) -> Path:
-        """Return the file with a worker's exit, for supervisors that are not its parent."""
+        """Return the file that says how a worker ended, for supervisors other than its parent."""
         return self.path.joinpath("attempts", str(attempt), f"end_{rank}.json")
 
     def worker_alone(self, attempt: int, rank: int) -> Path:

@@ -162,7 +162,7 @@ def _from_the_end(
 class _Span:
     """Adjacent bytes of a rank's log that are adjacent in the merged log too.
 
-    `place` is the offset behind that line.
+    `place` is the offset of the `log_order` line that ends the range of bytes.
     """
 
     place: int
@@ -191,9 +191,9 @@ class _Notes:
             self._file.close()
 
     def cut(self, ends: Mapping[int, int], rank: int, offset: int) -> dict[int, int]:
-        """Ignore `log_order` lines behind a byte of a log. Return the logs' sizes then.
+        """Ignore `log_order` lines behind a byte of one log.
 
-        ends: For each rank, the size of its log.
+        Return the size of each rank's log before that byte. ends: For each rank, the size of its log.
         """
 
         def noted(place: int) -> int:

@@ -242,7 +242,7 @@ def placed_entries_by_name(
 
 
 def read_by_rank(directory: Path, *, name: str | None = None) -> dict[int, dict[str, Any]]:
-    """Return the metrics of each rank, as in `read`."""
+    """Return {rank: the metrics of this rank, as from `read`}."""
     return {number: read(directory, name=name, rank=number) for number in metric_logs(directory)}
 
 

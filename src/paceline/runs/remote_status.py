@@ -167,7 +167,7 @@ def cancel(folder: RunFolder) -> None:
 
 
 def write_off(folder: RunFolder, by: str) -> RunRecord:
-    """Record a run as Canceled without its engine. Return the record.
+    """Record a run as Canceled although its engine does not answer. Return the record.
 
     Raises:
         RunStateError: The run belongs to another user, or another process owns it.

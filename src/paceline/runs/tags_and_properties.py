@@ -122,7 +122,7 @@ def add_properties(path: Path, properties: Mapping[str, object], *, if_missing: 
 
 
 def check_display_name(name: object) -> None:
-    """Raise UserError unless `name` is a name that people can read, or None."""
+    """Raise UserError unless a display name is None or has visible characters."""
     if name is not None and not str(name).strip():
         raise UserError(f"display_name={name!r} is empty. Give a name, or leave it out.")
 

@@ -211,7 +211,7 @@ class Dispatcher:
 
 
 def _resumed(job: Job, former: RunFolder | None) -> Job:
-    """Return the job with `former`'s outputs as the input `--resume-from`."""
+    """Return a trial's job that gets a former run's outputs by `--resume-from`."""
     if former is None:
         return job
     outputs = DataReference(name=MODEL_LOCATION, sources=(Source(path=str(former.outputs)),))

@@ -124,7 +124,7 @@ class _Range:
 
 @dataclass(frozen=True)
 class Uniform(_Range):
-    """A (log-)uniform number, which `q` rounds to a multiple."""
+    """A distribution of (log-)uniform numbers, rounded to multiples of `q`."""
 
     low: float
     high: float
@@ -170,7 +170,7 @@ class Uniform(_Range):
 
 @dataclass(frozen=True)
 class Normal(_Range):
-    """A (log-)normal number, which `q` rounds to a multiple."""
+    """A distribution of (log-)normal numbers, rounded to multiples of `q`."""
 
     mu: float
     sigma: float
@@ -204,7 +204,7 @@ class Normal(_Range):
 
 @dataclass(frozen=True)
 class Integers:
-    """A uniform integer in [low, high - 1]."""
+    """A distribution of uniform integers in [low, high - 1]."""
 
     low: int
     high: int

@@ -85,7 +85,7 @@ def way(given: object) -> str:
 
 
 def check_way(pass_as: object, space: Space) -> None:
-    """Raise SweepError unless `pass_as` is valid and can pass these names."""
+    """Raise SweepError unless `pass_as` is valid and can pass the space's names."""
     if not isinstance(pass_as, str) or (pass_as not in WAYS and not pass_as.endswith(".json")):
         raise SweepError(
             f"pass_as={pass_as!r}: write one of {', '.join(WAYS)}, a form such as '--name=value', or the name of "

@@ -119,7 +119,7 @@ def checked(
     experiment: str,
     values: Mapping[str, str] | None = None,
 ) -> CheckedSweep:
-    """Check a sweep without creating anything.
+    """Check a sweep, and return what its submission needs. Nothing is created.
 
     Raises:
         UserError: The sweep is known to fail before any process starts.

@@ -59,7 +59,7 @@ def keep(folder: RunFolder, results: Sequence[KnownResult]) -> None:
 
 
 def prior_trials(folder: RunFolder, spec: SweepSpec) -> list[Trial]:
-    """Return the results of former sweeps as trials with negative numbers."""
+    """Return former sweeps' results as trials, which have negative trial numbers."""
     results = read_json(folder.path / _FILE)
     if results is None:
         # The submission may have been killed before it wrote them.
@@ -69,7 +69,7 @@ def prior_trials(folder: RunFolder, spec: SweepSpec) -> list[Trial]:
 
 
 def as_trials(results: Sequence[KnownResult]) -> list[Trial]:
-    """Return results of `known_results` as trials with negative numbers."""
+    """Return results of `known_results` as trials, which have negative trial numbers."""
     return [
         Trial(
             number=number - len(results),

@@ -88,7 +88,7 @@ class Room:
 def in_order(
     tickets: "Sequence[Ticket]", policy: "SharePolicy | None" = None, uses: "Mapping[int, PastUse] | None" = None
 ) -> "list[Ticket]":
-    """Return the tickets in the order of service.
+    """Sort the tickets of a machine's runs in the order in which they are served.
 
     tickets: Tickets of running and waiting runs. With a policy, running runs count as use and come first.
     """

@@ -98,7 +98,7 @@ def field_of(text: str, at: int = 0) -> RunField:
     """Return the field that a query calls `text`, such as `params.lr`.
 
     Args:
-        text: Its name in a query. A name with other characters is quoted: `metrics."val loss".best`.
+        text: The field's name in a query. A name with other characters is quoted: `metrics."val loss".best`.
         at: Position in the query, for the error.
 
     Raises:

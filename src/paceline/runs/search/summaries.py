@@ -147,7 +147,7 @@ class MetricSummaries(Mapping[str, MetricFacts]):
 
     @classmethod
     def of(cls, numbers: Mapping[str, Iterable[float]], goals: Mapping[str, Goal] | None = None) -> MetricSummaries:
-        """Return summaries of {name: (last, min, max, count)}."""
+        """Return the summaries of metrics, given {name: (last, min, max, count)}."""
         return cls(
             names_of(tuple(numbers)), b"".join(_SUMMARY.pack(*values) for values in numbers.values()), goals or None
         )

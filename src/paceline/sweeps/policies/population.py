@@ -92,7 +92,7 @@ class PopulationBasedTraining(NamedPolicy):
         return {}
 
     def judge(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, Judgement]:
-        """Pause each live trial that has ended its generation. With `budget`, return {}."""
+        """Pause the live trials at the end of a generation. With `budget`, they end without it."""
         judgements: dict[int, Judgement] = {}
         for trial in trials:
             end = self._end(len(trial.legs))

@@ -84,9 +84,9 @@ def following(
 ) -> Next | None:
     """Return the next run of the trial to promote, or None.
 
-    The paper promotes every trial that is among the best at the moment, so more than 1 / eta of the trials continue if better
-    trials come later. Here, a rung promotes at most 1 / eta while trials may still reach it. After that, the rung also promotes
-    the best trials that it has not promoted before.
+    The ASHA paper promotes every trial that is among the best at the moment, so more than 1 / eta of the trials continue if
+    better trials come later. Here, a rung promotes at most 1 / eta while trials may still reach it. After that, the rung also
+    promotes the best trials that it has not promoted before.
 
     When nothing else can begin, the best waiting trial runs to its end unless another has done so. So a sweep ends with
     a trained model, even with fewer than eta trials at a rung.

@@ -22,7 +22,7 @@ NAMES = ("random", "grid", "tpe", "cmaes", "gp")
 
 
 def check_sampler(name: object, space: Space, goals: Sequence[Goal] = ("maximize",)) -> None:
-    """Raise unless the sampler exists and supports the space.
+    """Raise an error unless the sampler exists and supports the space.
 
     Raises:
         SweepError: The sampler is unknown, not installed, or does not support this space.
@@ -84,7 +84,7 @@ def _loaded(name: str, source: Path | None) -> object:
 
 
 def check_own(name: str, source: Path) -> None:
-    """Raise if a user's sampler is certainly missing.
+    """Raise an error if a user's sampler is certainly missing.
 
     This reads the text of the sampler's module without running it.
 

@@ -265,7 +265,7 @@ def _entries(part: Mapping[str, Json], group: str) -> list[dict[str, Json]]:
 
 
 def _named(parts: list[Mapping[str, Json]], group: str, key: str, name: str) -> Mapping[str, Json] | None:
-    """Return the first entry of this name: kubectl ignores later ones too."""
+    """Return a kubeconfig's first entry of this name, as kubectl does."""
     for part in parts:
         for entry in _entries(part, group):
             inner = entry.get(key)

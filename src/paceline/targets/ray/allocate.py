@@ -56,7 +56,7 @@ def _gather(asked: GroupRequest, port_count: int, waiting: Waiting) -> RayNodes 
 
 
 class RayNodes(AgentNodes):
-    """The nodes of a placement group, whose losses Ray may report before the links."""
+    """The nodes of a placement group. Ray may report a loss before the link does."""
 
     holding: Holding
     #: Ray's node ids by rank, and the ids of the nodes that were lost before `close`.

@@ -19,7 +19,7 @@ from paceline.runs import states
 
 
 class DeltaRecorder:
-    """A recorder of the changes of a run's folder `top`.
+    """A recorder of the changes of the run's folder `top`, in parts to store.
 
     part_bytes: The approximate size limit of a part.
     """

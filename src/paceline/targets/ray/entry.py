@@ -61,7 +61,7 @@ grep -q '"status": "Completed"' state.json
 
 
 def shared_entrypoint(run_dir: Path, library_dir: Path, python: str) -> str:
-    """Return a run's script for a cluster that shares the run's folder.
+    """Return the shell script of a run's Ray job, for a cluster with a shared folder.
 
     python: The submitting program's interpreter, used if the cluster has it; else Ray's.
     """
@@ -78,7 +78,7 @@ def shared_entrypoint(run_dir: Path, library_dir: Path, python: str) -> str:
 
 
 def controller_entrypoint(run_dir: Path, library_dir: Path, python: str, token_variable: str | None) -> str:
-    """Return the script that runs a sweep's controller on the cluster's head.
+    """Return the shell script that runs a sweep's controller on the cluster's head.
 
     token_variable: The variable from which trials read the cluster's token; None if they use RAY_AUTH_TOKEN.
     """
@@ -94,7 +94,7 @@ def controller_entrypoint(run_dir: Path, library_dir: Path, python: str, token_v
 
 
 def travel_entrypoint(run_id: str, python: str | None, request: str) -> str:
-    """Return the script of a run's job for a cluster without a shared folder.
+    """Return the shell script of a run's Ray job, for a cluster without a shared folder.
 
     request: The run's location as one word (`object_sync.Ticket`).
     """

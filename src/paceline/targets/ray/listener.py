@@ -81,7 +81,7 @@ class Reception:
 
 
 def _read_line(sock: socket.socket) -> bytes:
-    """Read exactly one line, since the following bytes are for the link."""
+    """Read one line from a socket, and no byte after it."""
     line = b""
     while not line.endswith(b"\n"):
         # Byte by byte: bytes beyond the line could not be pushed back.

@@ -150,7 +150,7 @@ def _insist(journal: _Journal, deadline: float) -> None:
 class _Journal:
     """A queue of changes to the run's folder that are still to be stored.
 
-    key: The key that signs the parts, in hexadecimal.
+    key: The key that signs the stored changes, in hexadecimal.
     """
 
     def __init__(self, store: Store, run_id: str, key: str) -> None:

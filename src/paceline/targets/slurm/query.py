@@ -252,7 +252,7 @@ class Query:
         return parse_squeue(done.stdout)
 
     def _sacct(self, job_ids: list[str], accounting: bool) -> tuple[dict[str, JobState], bool, str]:
-        """Query Slurm's accounting for ended jobs.
+        """Query Slurm's accounting for the states of ended jobs.
 
         Return its answers, whether accounting exists, and the reason if it does not answer now, or "".
         """

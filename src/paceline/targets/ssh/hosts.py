@@ -74,7 +74,7 @@ def check_user(user: str, where: str) -> str:
     """Return a user name of a host if it is valid for ssh.
 
     Raises:
-        TargetError: ssh or a shell behind it could misread it.
+        TargetError: ssh or a shell on the host could misread the name.
     """
     if ":" in user:
         raise TargetError(
