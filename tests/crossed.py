@@ -31,7 +31,7 @@ _KEPT = {
     # TensorFlow takes eight seconds of a processor to load.
     "test_examples_of_each_sdk_era_run_unchanged": ("2019", "2020", "2022"),
     "test_documented_programs_of_each_library_run": ("torch", "pandas"),
-    "test_step_skipped_by_one_rank_is_detected": ("PipelineParallel()", "DataParallel()"),
+    "test_training_step_skipped_by_one_rank_is_reported": ("PipelineParallel()", "DataParallel()"),
     "test_paceline_check_compares_context_and_expert_parallelism_with_one_process": ("ContextParallel()-context 2",),
     # What the engine does is above its transport.
     "test_disagreement_about_process_sets_raises_on_all_ranks_and_changes_no_set": ("mpi",),

@@ -19,13 +19,13 @@ def completed(cli: Cli, words: str, position: int) -> list[str]:
 
 
 @pytest.mark.parametrize("verb", ["logs", "status", "show", "cancel", "rerun"])
-def test_ids_of_runs_are_offered_newest_first(gallery: Gallery, verb: str) -> None:
+def test_run_ids_are_completed_newest_first(gallery: Gallery, verb: str) -> None:
     assert completed(gallery, f"paceline {verb} ", 2) == [gallery.bad, gallery.good]
     assert completed(gallery, f"paceline {verb} go", 2) == [gallery.good]
     assert completed(gallery, f"paceline {verb} x", 2) == []
 
 
-def test_verbs_and_options_are_offered(gallery: Gallery) -> None:
+def test_commands_and_options_are_completed(gallery: Gallery) -> None:
     assert completed(gallery, "paceline s", 1) == [
         "submit",
         "sweep",
@@ -49,7 +49,7 @@ def test_completion_creates_no_workspace_and_prints_no_error(cli: Cli) -> None:
     assert (done.stdout.strip(), done.stderr) == ("", "")
 
 
-def test_bash_itself_completes_with_the_script_that_is_printed(gallery: Gallery) -> None:
+def test_bash_completes_commands_with_the_printed_script(gallery: Gallery) -> None:
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("needs bash")
@@ -73,7 +73,7 @@ def test_bash_itself_completes_with_the_script_that_is_printed(gallery: Gallery)
     assert "-F _paceline_completion paceline" in script
 
 
-def test_values_of_options_are_offered(gallery: Gallery) -> None:
+def test_option_values_are_completed(gallery: Gallery) -> None:
     def offered(words: str) -> list[str]:
         return completed(gallery, f"paceline {words}", len(words.split()) + words.endswith(" "))
 

@@ -49,7 +49,7 @@ def test_setting_refused_by_the_engine_keeps_the_old_target(compute, cli):
     assert cli.json("compute", "show", "cluster")["settings"] == {"time": "10"}
 
 
-def test_a_target_is_added_listed_shown_and_removed(compute, cli):
+def test_compute_target_is_added_listed_shown_and_removed(compute, cli):
     nasty = 'a\'b "c"; $(touch x) ü'
     done = compute("add", "lab", "--kind", "toy", "--nodes=3", "--label", nasty)
     assert done.stdout == f"lab: toy nodes=3 label={nasty}\n"
@@ -221,14 +221,14 @@ def test_doctor_prints_a_table_and_next_steps_on_a_terminal(compute, cli):
     assert any("\x1b[31mfail" in line for line in lines)
 
 
-def test_names_of_targets_are_completed(compute, cli):
+def test_compute_target_names_are_completed(compute, cli):
     compute("add", "lab", "--kind", "toy", "--label", "x", "--no-check")
     words = "paceline compute show "
     variables = {"_PACELINE_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": "3"}
     assert cli(env=variables).stdout.split() == ["plain,local", "plain,lab"]
 
 
-def test_the_documentation_names_every_verb(compute):
+def test_documentation_names_every_compute_command(compute):
     described = {row[0].split()[1].strip("`") for row in tables(section(DOCS / "command-line.md", "compute"))[0]}
     shown = compute("--help").stdout
     assert described == set(re.findall(r"^\W*(\w+)  ", shown.partition("Commands")[2], re.MULTILINE))

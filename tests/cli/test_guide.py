@@ -99,14 +99,14 @@ def test_docs_opens_a_pager_on_a_terminal(cli: Cli) -> None:
         terminal.close()
 
 
-def test_each_verb_has_an_example_that_parses() -> None:
+def test_each_command_has_an_example_that_parses() -> None:
     assert set(EXAMPLES) - {""} == set(verbs())
     for verb, text in EXAMPLES.items():
         assert f"paceline {verb}" in text
         assert len(text) <= 76  # on one line
 
 
-def test_each_verb_has_a_topic_that_is_found(cli: Cli) -> None:
+def test_each_command_has_an_existing_documentation_topic(cli: Cli) -> None:
     assert set(TOPICS) <= set(VERBS)
     for topic in sorted({topic_of(verb) for verb in VERBS}):
         assert cli("docs", topic).stdout.startswith("#"), topic
@@ -122,7 +122,7 @@ def test_help_has_usage_example_options_and_page(cli: Cli, verb: str) -> None:
     assert places == sorted(places)
 
 
-def test_examples_have_only_options_that_their_verbs_have() -> None:
+def test_help_examples_use_only_options_of_their_command() -> None:
     for verb, text in EXAMPLES.items():
         command = app.load(verb.split()[0]) if verb else None
         if isinstance(command, VerbGroup):

@@ -42,7 +42,7 @@ def read(*words: str) -> dict[str, Any]:
     return taken
 
 
-def test_verb_gets_each_option_by_name() -> None:
+def test_command_function_gets_each_option_by_name() -> None:
     nothing = {"script": None, "rest": [], "nodes": None, "gpu": None, "tag": [], "wait_s": 60.0, "name": None}
     assert read() == nothing | {"sample": None, "as_json": False}
     words = [
@@ -81,7 +81,7 @@ def test_invalid_option_value_is_refused(words: list[str], message: str) -> None
         read(*words)
 
 
-def test_empty_text_is_refused_unless_the_option_takes_it() -> None:
+def test_empty_option_value_is_refused_unless_the_option_accepts_an_empty_text() -> None:
     with pytest.raises(UserError, match=r"--tag ' ' is empty\. Give a value"):
         read("--tag", "a", "--tag", " ")
     assert read("--sample", "")["sample"] == ""
@@ -94,7 +94,7 @@ def verbs() -> Iterator[tuple[str, Any]]:
         yield from ((f"{name} {word}".strip(), each.callback) for word, each in below.items())
 
 
-def test_verb_signatures_equal_their_option_tables() -> None:
+def test_command_function_signatures_equal_their_option_tables() -> None:
     texts = {str: "str", list: "list[str]", int: "int", float: "float", bool: "bool", Path: "Path"}
     for name, verb in verbs():
         parameters = inspect.signature(verb).parameters

@@ -89,7 +89,7 @@ def test_archived_runs_are_left_out_of_lists(cli: Cli, runs: list[str]) -> None:
     assert runs[0] in cli("list").stdout
 
 
-def test_note_and_tag_change_what_show_prints(cli: Cli, runs: list[str]) -> None:
+def test_note_and_tag_commands_change_the_output_of_show(cli: Cli, runs: list[str]) -> None:
     cli("note", runs[0], "Diverges with **fp16**.")
     assert cli("note", runs[0]).stdout == "Diverges with **fp16**.\n"
     assert cli("tag", runs[0], "best", "epochs=3").stdout == "best, epochs=3\n"
@@ -120,7 +120,7 @@ def test_interrupted_removal_is_completed_by_the_next_list(cli: Cli, runs: list[
     assert sorted(os.listdir(top)) == sorted(runs[1:])
 
 
-def test_prune_shows_what_it_removes_and_asks_first(cli: Cli, runs: list[str]) -> None:
+def test_prune_lists_the_files_to_remove_and_asks_for_confirmation(cli: Cli, runs: list[str]) -> None:
     assert "There is nothing to remove" in cli("prune").stdout
     dry = cli("prune", "--keep-last", "1", "--runs", "--dry-run")
     assert runs[0] in dry.stdout

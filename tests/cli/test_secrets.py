@@ -301,7 +301,7 @@ def names_of(folder: Path) -> list[str]:
 
 
 @pytest.mark.promise("secret-field-screen-page-file")
-def test_planted_secret_is_never_shown_or_stored_whatever_option_holds_it(cli: Cli) -> None:
+def test_secret_given_by_any_option_is_never_shown_or_stored(cli: Cli) -> None:
     """The story: the password of a package index, given as `${TOKEN}`, was written down in clear because it has a blank."""
     script = cli.script("import os; print(len(os.environ.get('PLANTED_TOKEN', '')))")
     host = "127.0.0.1:9"
@@ -406,7 +406,7 @@ def test_planted_secret_is_never_shown_or_stored_whatever_option_holds_it(cli: C
 
 
 @pytest.mark.promise("secret-field-screen-page-file")
-def test_planted_secret_of_a_pipeline_is_never_shown_or_stored(cli: Cli) -> None:
+def test_secret_of_a_pipeline_is_never_shown_or_stored(cli: Cli) -> None:
     """The story: a pipeline's file lay in the source folder, and its copy had the secret."""
     cli.script("import os; print(len(os.environ['PLANTED_TOKEN']), len(os.environ['HTTP_PROXY']))")
     variables = {"PLANTED_TOKEN": PLANTED, "HTTP_PROXY": f"me:{PLANTED}@127.0.0.1:9"}
@@ -433,7 +433,7 @@ def test_planted_secret_of_a_pipeline_is_never_shown_or_stored(cli: Cli) -> None
 
 
 @pytest.mark.promise("service-s-secret-own-private")
-def test_planted_secret_of_a_service_is_only_in_its_own_private_files(cli: Cli) -> None:
+def test_secret_of_a_service_is_stored_only_in_private_files(cli: Cli) -> None:
     write_tree(cli.folder, {"score.py": SERVICE_SCRIPT, "two.txt": "2"})
     url = f"http://me:{PLANTED}@127.0.0.1:9"
     deploy = ["service", "deploy", "digits", "--model", "./two.txt", "--entry", "score.py"]

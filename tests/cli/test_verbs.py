@@ -54,7 +54,7 @@ def test_version_option_does_not_load_the_parser(cli: Cli) -> None:
 
 
 @pytest.mark.promise("help-verb-load-other-verb")
-def test_help_and_each_verb_load_no_other_verb(cli: Cli) -> None:
+def test_help_and_each_command_import_no_other_command(cli: Cli) -> None:
     assert of_verbs(modules_after(cli, "--help")) == set()
     modules = modules_after(cli, "list")
     assert of_verbs(modules) == {"paceline.cli.read"}
@@ -64,7 +64,7 @@ def test_help_and_each_verb_load_no_other_verb(cli: Cli) -> None:
     assert not modules & {"rich", "yaml", "asyncio", "importlib.metadata", "paceline.environments.store"}
 
 
-def test_help_has_sections_and_a_line_for_each_verb(cli: Cli) -> None:
+def test_help_has_sections_and_a_line_for_each_command(cli: Cli) -> None:
     text = cli("--help").stdout
     for title in SECTIONS.values():
         assert f"\n{title}:\n" in text
@@ -78,7 +78,7 @@ GROUPS = [name for name, (place, _) in VERBS.items() if "." not in place]
 
 @pytest.mark.promise("help-sections-cuts-description-fits")
 @pytest.mark.parametrize("name", GROUPS)
-def test_help_of_a_group_has_a_line_for_each_verb(cli: Cli, name: str) -> None:
+def test_help_of_a_command_group_has_a_line_for_each_command(cli: Cli, name: str) -> None:
     text = cli(name, "--help").stdout
     group = app.load(name)
     assert isinstance(group, VerbGroup)
@@ -89,7 +89,7 @@ def test_help_of_a_group_has_a_line_for_each_verb(cli: Cli, name: str) -> None:
 
 @pytest.mark.promise("help-sections-cuts-description-fits")
 @pytest.mark.parametrize(("verb", "options"), [("run", RUN), ("submit", RUN), ("sweep run", SWEEP)])
-def test_help_of_a_long_verb_has_sections(cli: Cli, verb: str, options: tuple[VerbOption, ...]) -> None:
+def test_help_of_a_command_with_many_options_has_sections(cli: Cli, verb: str, options: tuple[VerbOption, ...]) -> None:
     text = cli(*verb.split(), "--help").stdout
     titles = [option.section for option in options if option.section]
     assert re.findall(r"^(\S.*):$", text, re.M) == ["Example", "Arguments", *titles]
@@ -107,7 +107,7 @@ def test_help_fits_into_a_narrow_terminal(cli: Cli, words: tuple[str, ...]) -> N
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_help_of_a_group_names_only_existing_verbs(cli: Cli, group: str) -> None:
+def test_help_of_a_command_group_names_only_existing_commands(cli: Cli, group: str) -> None:
     known = set(re.findall(r"^  (\w[\w-]*) ", cli(group, "--help").stdout.partition("Commands:")[2], re.M))
     listed = re.match(r"(?:\w+, )+\w+ and \w+", VERBS[group][1])
     named = set(re.findall(r"\w+", listed[0].lower())) - {"and"} if listed else set()

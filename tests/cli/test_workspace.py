@@ -40,7 +40,7 @@ def test_nearest_configuration_sets_the_workspace_of_subfolders(cli: Cli) -> Non
     assert folder_of(cli, cli.folder / "deep" / "er") == cli.folder / "team runs"
 
 
-def test_configuration_without_a_path_uses_the_folder_beside_it(cli: Cli) -> None:
+def test_configuration_without_a_path_uses_the_default_folder_beside_the_file(cli: Cli) -> None:
     (cli.folder / "paceline.toml").write_text("")
     (cli.folder / "deep").mkdir()
 

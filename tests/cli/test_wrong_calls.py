@@ -366,7 +366,7 @@ def text_options() -> list[tuple[str, ...]]:
 
 
 @pytest.mark.promise("errors-command-line-speak-options")
-def test_blank_option_is_refused_by_every_verb(in_process: InProcess) -> None:
+def test_blank_option_value_is_refused_by_every_command(in_process: InProcess) -> None:
     options = text_options()
     assert len(options) > 100
     for *verb, option in options:
@@ -426,14 +426,14 @@ def test_workspace_in_an_uncreatable_folder_is_refused(cli: Cli) -> None:
     assert "can't be made: Not a directory. Name another folder with PACELINE_WORKSPACE" in done.stderr
 
 
-def test_call_without_a_verb_shows_the_help(cli: Cli) -> None:
+def test_call_without_a_command_shows_the_help(cli: Cli) -> None:
     done = cli(code=2)
 
     assert done.stdout.startswith("Usage: paceline [OPTIONS] COMMAND [ARGS]...")
 
 
 @pytest.mark.parametrize("verb", ["", "run", "submit", "rerun", "status", "list", "show", "logs", "cancel"])
-def test_help_of_each_verb_fits_80_columns(cli: Cli, verb: str) -> None:
+def test_help_of_each_command_fits_80_columns(cli: Cli, verb: str) -> None:
     text = cli(*verb.split(), "--help").stdout
 
     assert text.startswith(f"Usage: paceline {verb}".rstrip())

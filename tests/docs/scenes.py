@@ -53,7 +53,7 @@ def supposed_by(*pages: str) -> Callable[[Maker], Maker]:
 def the_repository_s_examples(scene: Scene, patch: pytest.MonkeyPatch) -> None:
     copy_examples(scene.folder, "parts")
     scene.elsewhere = {
-        "$ ": "test_command_prints_what_the_page_says",
+        "$ ": "test_documented_command_prints_the_shown_output",
         "examples/digits": "test_ten_line_example_prints_the_output_on_its_page",
         "paceline.parallelize(": "test_parallel_example_trains_on_one_worker_and_on_two",
     }

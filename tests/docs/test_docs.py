@@ -100,7 +100,7 @@ def test_every_table_begins_with_a_heading(page: Path) -> None:
 
 
 @by_page
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_in_the_docs_has_an_existing_target(page: Path) -> None:
     for link in links(page):
         if re.match(r"[a-z]+:", link):
             continue
@@ -172,7 +172,7 @@ HERE = {block.text: block for block in COMMAND_BLOCKS if not is_elsewhere(block.
 @pytest.mark.promise("command-readme-works")
 @pytest.mark.slow
 @pytest.mark.parametrize("block", HERE.values(), ids=lambda block: block.text.splitlines()[0])
-def test_command_prints_what_the_page_says(checkout: Path, block: Block) -> None:
+def test_documented_command_prints_the_shown_output(checkout: Path, block: Block) -> None:
     hide_matplotlib(checkout / ".paceline")  # the page shows its sweeps, but no PNG
     assert_prints_what_it_says(block)
 
@@ -430,7 +430,7 @@ def test_the_json_keys_of_a_run_are_documented(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("verb-option-json-key-documented")
-def test_every_verb_answers_with_the_documented_keys(finished: Path) -> None:
+def test_json_of_every_command_has_the_documented_keys(finished: Path) -> None:
     keys = first_column(section(COMMANDS, "status, submit, run, rerun, list"))
     status = paceline("status", "--json")
     assert list(status) == keys
@@ -480,7 +480,7 @@ def test_every_option_is_documented(heading: str, verbs: tuple[str, ...]) -> Non
 
 
 @pytest.mark.promise("verb-option-json-key-documented")
-def test_every_verb_is_documented() -> None:
+def test_every_command_is_documented() -> None:
     text = prose(COMMANDS)
     assert not [verb for verb in VERBS if not re.search(rf"^##+ .*\b{verb}\b", text, re.MULTILINE)]
 
@@ -489,7 +489,7 @@ def test_every_verb_is_documented() -> None:
 
 
 @pytest.mark.promise("states-causes-failure-record-s")
-def test_the_states_are_documented_in_their_order() -> None:
+def test_run_states_are_documented_in_their_order() -> None:
     assert first_column(section(RUNS, "States")) == list(states.ALL)
 
 
@@ -502,7 +502,7 @@ def test_the_causes_of_failure_are_documented_with_their_meaning() -> None:
 
 
 @pytest.mark.promise("states-causes-failure-record-s")
-def test_help_and_page_have_the_fields_of_the_record() -> None:
+def test_docs_and_docstring_list_every_field_of_a_run_record() -> None:
     explained = re.findall(r"^ *(\w+): ", str(RunRecord.__doc__), re.MULTILINE)
     assert set(make_record().to_json()) - {"version"} <= set(explained)
     [attempts] = [

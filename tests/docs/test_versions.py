@@ -140,7 +140,7 @@ def test_result_of_a_version_matrix_row_names_the_failed_columns(compat):
     assert failed[2] == "examples: **1 of 1 failed**"
 
 
-def test_new_row_replaces_only_its_own_old_row(compat, tmp_path):
+def test_new_version_matrix_row_replaces_only_the_row_of_the_same_version(compat, tmp_path):
     page = tmp_path / "versions.md"
     page.write_text(f"before\n\n{compat.BEGIN}\n{compat.END}\n\nafter\n")
     ok = compat.read_report("<testsuites/>")

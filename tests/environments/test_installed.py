@@ -85,7 +85,7 @@ def test_package_requested_by_url_is_installed_even_if_a_dependency_names_the_ur
         assert [each.url for each in Visible([folder], base()).missing(order)] == ["https://host/b.whl"]
 
 
-def test_package_with_broken_metadata_counts_as_installed_without_a_version(folder):
+def test_package_with_broken_metadata_is_listed_without_a_version(folder):
     write_tree(folder / "odd-1.dist-info", {"METADATA": "Name: odd\nVersion: not a version\nRequires-Dist: (((\n"})
     write_tree(folder / "empty-1.dist-info", {"METADATA": ""})
     visible = Visible([folder], base())

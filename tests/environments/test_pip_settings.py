@@ -123,7 +123,7 @@ def test_pip_configuration_file_is_read(tmp_path, monkeypatch):
     assert values["trusted-host"] == ["a"]
 
 
-def test_invalid_pip_configuration_is_reported_by_pip_itself(monkeypatch, tmp_path):
+def test_invalid_pip_configuration_is_reported_with_the_error_of_pip(monkeypatch, tmp_path):
     (tmp_path / "pip.conf").write_text("index-url = no section\n")
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
     assert pip_settings.read(build_environment()).for_pip.startswith("`pip config list` fails")

@@ -175,7 +175,7 @@ def test_build_killed_at_any_moment_is_repeated_by_the_next(store, base_python):
         assert not (store._folder / built.key).exists()
 
 
-def test_programs_of_a_killed_build_end_with_it(store, base_python, tmp_path):
+def test_child_processes_of_a_killed_environment_build_end(store, base_python, tmp_path):
     hanging = tmp_path / "project that hangs"
     hanging.mkdir()
     (hanging / "pyproject.toml").write_text(

@@ -162,7 +162,7 @@ def test_function_of_an_installed_package_is_refused(tmp_path, monkeypatch):
     refused(module.train, "is in the installed package", 1)
 
 
-def test_package_is_imported_from_the_folder_above_it(tmp_path, monkeypatch):
+def test_function_in_a_package_is_imported_from_the_parent_folder(tmp_path, monkeypatch):
     package = tmp_path / "source" / "deep" / "er"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")

@@ -64,7 +64,7 @@ def test_packages_are_built_once_and_large_outputs_stay_on_the_volume(
     assert built == {path: path.stat().st_mtime_ns for path in volume.glob("environments/*/paceline-environment.json")}
 
 
-def test_evicted_run_of_one_pod_goes_on_from_the_checkpoint_on_the_volume(
+def test_evicted_run_of_one_pod_resumes_from_the_checkpoint_on_the_volume(
     cluster: Cluster, lab: KubeLab, volume: Path
 ) -> None:
     lab.add(volume="shared")

@@ -130,7 +130,7 @@ def test_torch_file_formats_are_distinguished(tmp_path):
 
 
 @pytest.mark.parametrize("compress", [0, 3, ("gzip", 3), ("bz2", 3), ("xz", 3), ("lzma", 3)])
-def test_joblib_file_counts_as_a_pickle_with_any_compression(tmp_path, compress):
+def test_joblib_file_with_any_compression_is_recognized_as_a_pickle(tmp_path, compress):
     joblib.dump({"weights": numpy.ones(100)}, tmp_path / "model.bin", compress=compress)
     assert format_of(tmp_path / "model.bin") in HOLDS_PICKLE
 

@@ -413,7 +413,7 @@ def test_par_check_restores_model_optimizer_and_random_state() -> None:
     assert model.training
 
 
-def test_par_check_detects_a_model_with_python_random_numbers() -> None:
+def test_par_check_refuses_a_model_that_draws_python_random_numbers() -> None:
     class Noisy(models.Mlp):
         def forward(self, x: Tensor) -> Tensor:
             # torch's are made the same, Python's can't be.

@@ -90,7 +90,7 @@ VALUES: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_flatten_and_rebuild_round_trip(name: str) -> None:
+def test_flattened_nested_value_is_rebuilt_unchanged(name: str) -> None:
     value = VALUES[name]()
     leaves, structure = flatten(value)
     again = structure.rebuild(leaves)

@@ -71,7 +71,7 @@ def test_upload_of_other_content_under_an_existing_name_is_refused(folder, tmp_p
     assert os.listdir(folder.outputs) == ["a"]
 
 
-def test_uploading_an_output_onto_itself_keeps_it(folder):
+def test_uploading_an_output_file_under_its_own_name_keeps_the_file(folder):
     (folder.outputs / "a").write_text("x")
     assert artifacts.put(folder, "outputs/a", folder.outputs / "a") == "outputs/a"
     assert (folder.outputs / "a").read_text() == "x"

@@ -106,7 +106,7 @@ def test_moves_do_not_follow_symlinks_out_of_or_into_the_run(folder, tmp_path, p
     assert not list(folder.path.glob("outputs/**/old")) or place == "outputs"
 
 
-def test_summary_names_some_excluded_files_and_counts_the_rest():
+def test_summary_names_some_excluded_files_and_counts_further_ones():
     record = make_record()
     assert excluded_files.lines(record) == []
     found = tuple({"name": f"outputs/{n}", "why": "a pipe"} for n in range(7))

@@ -26,7 +26,7 @@ def test_new_run_ids_are_unique():
     assert len({new_run_id("digits") for _ in range(2000)}) == 2000
 
 
-def test_ids_of_one_second_sort_by_creation():
+def test_run_ids_created_within_one_second_sort_by_creation():
     # The story: runs that were submitted within one second were numbered and listed at random.
     made = []
     for _ in range(20):

@@ -90,7 +90,7 @@ def test_full_disk_on_fetch_leaves_the_run_not_responding(engine, folder):
     assert found.waiting_for == "/ws/uploads/model: No space left on device"
 
 
-def test_run_whose_job_is_gone_gets_time_for_its_record_to_arrive(engine, folder):
+def test_run_with_a_missing_engine_job_is_not_failed_before_a_timeout(engine, folder):
     run = folder()
     engine.says = JobStatus(state="gone", cause="failed", message="gone")
     assert read.record(run).status == states.RUNNING
@@ -129,7 +129,7 @@ def test_run_ended_by_its_engine_has_no_waiting_reason(engine, folder):
     assert (read.record(run).status, store.stored(run).waiting_for) == (states.CANCELED, None)
 
 
-def test_job_that_reappears_restarts_the_gone_timeout(engine, folder):
+def test_timeout_for_a_missing_engine_job_restarts_when_the_job_reappears(engine, folder):
     run = folder()
     engine.says = JobStatus(state="gone", cause="failed")
     gone_for(run, 60)

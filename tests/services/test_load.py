@@ -39,7 +39,7 @@ def test_load_of_a_service_has_rates_and_latencies_between_two_samples() -> None
     assert (quiet["requests_per_s"], quiet["p50_ms"]) == (0.0, None)
 
 
-def test_server_that_was_started_again_counts_from_zero() -> None:
+def test_load_counters_of_a_restarted_server_start_at_zero() -> None:
     point = load.point(load.parse(text(100), 10.0), load.parse(text(4, fast=4), 12.0))
     assert point["requests_per_s"] == 2.0
     assert point["p50_ms"] == 50.0

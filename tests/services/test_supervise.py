@@ -110,7 +110,7 @@ def test_supervisor_records_load_history_without_watchers(workspace: Workspace, 
     assert load.ServiceLoad(service._folder).points(service.record())
 
 
-def test_a_killed_model_process_is_replaced_while_the_server_goes_on(workspace: Workspace, source: Path) -> None:
+def test_killed_model_process_is_replaced_while_the_server_continues(workspace: Workspace, source: Path) -> None:
     service = deployed(workspace, source, workers=2)
     before = service.record()
     os.kill(service.run({"x": []})["pid"], signal.SIGKILL)

@@ -15,7 +15,7 @@ def config(tmp_path, script: str, **values) -> ServerConfig:
     return ServerConfig(name="svc", entry_script="score.py", source_dir=str(tmp_path), **values)
 
 
-def test_check_passes_a_script_that_answers(tmp_path):
+def test_serve_check_succeeds_for_a_script_that_answers(tmp_path):
     script = "def predict(x: list[float]) -> float:\n    print('asked')\n    return sum(x)\n"
     found = check(config(tmp_path, script), b'{"x": [1, 2]}')
     assert (found.problem, found.kind, found.status, found.answer) == (None, "typed script", 200, "3.0")
@@ -68,7 +68,7 @@ def test_check_passes_a_script_that_answers(tmp_path):
     ],
     ids=["import", "init", "run", "result", "input", "exits", "killed", "hangs", "loads", "python", "model"],
 )
-def test_check_reports_each_problem_in_one_sentence(tmp_path, script, sample, values, problem):
+def test_serve_check_reports_each_problem_in_one_sentence(tmp_path, script, sample, values, problem):
     found = check(config(tmp_path, script, **values), sample)
     assert found.problem is not None
     assert problem in found.problem

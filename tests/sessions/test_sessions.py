@@ -165,7 +165,7 @@ def test_idle_session_ends(cli: Cli) -> None:
     assert "ends after 1 s without activity" in cli("logs", run_id).stdout
 
 
-def test_shell_has_the_variables_of_the_run_and_ends_its_session(cli: Cli) -> None:
+def test_shell_session_has_the_run_variables_and_ends_with_its_shell(cli: Cli) -> None:
     process = cli.start("dev", "--shell", env={"SHELL": "/bin/sh"}, stdin=subprocess.PIPE)
     out, err = process.communicate("echo in $PACELINE_RUN_ID; exit 3\n", timeout=100)
     assert process.returncode == 3, err
@@ -211,7 +211,7 @@ def test_run_that_is_no_session_cannot_be_opened(cli: Cli) -> None:
     assert "is not a session" in cli("dev", "--resume", run_id, code=2).stderr
 
 
-def test_session_without_jupyterlab_says_what_to_install(cli: Cli) -> None:
+def test_notebook_session_without_jupyterlab_names_the_package_to_install(cli: Cli) -> None:
     if find_spec("jupyterlab"):
         pytest.skip("JupyterLab is installed here")
     done = cli("dev", code=1)

@@ -63,7 +63,7 @@ def test_symlink_chain_to_outside_is_refused(tmp_path):
         scanned(top)
 
 
-def test_sibling_folder_whose_name_begins_alike_counts_as_outside(tmp_path):
+def test_link_to_a_sibling_folder_with_a_similar_name_is_refused(tmp_path):
     top = write_tree(tmp_path / "code", {"a": ""})
     write_tree(tmp_path / "code2", {"a": ""})
     (top / "l").symlink_to("../code2/a")
@@ -187,7 +187,7 @@ def test_limit_variable_lifts_both_limits(tmp_path, monkeypatch, name, value):
     assert scanned(write_tree(tmp_path / "code", {"a": "12345", "b": "12345"})).size == 10
 
 
-def test_ignored_files_do_not_count_toward_the_limit_of_files(tmp_path, monkeypatch):
+def test_ignored_files_are_excluded_from_the_limit_of_files(tmp_path, monkeypatch):
     monkeypatch.setattr(scan_module, "MAX_FILES", 1)
     files = {".gitignore": "data/\n", "data/a": "", "data/b": ""}
     assert set(scanned(write_tree(tmp_path / "code", files)).files) == {".gitignore"}

@@ -271,7 +271,7 @@ def test_snapshot_ids_are_equal_exactly_for_equal_content(one, other):
 @pytest.mark.promise("edit-missed-even-one-within")
 @given(small_files, st.data())
 @settings(max_examples=40)
-def test_any_edit_changes_the_id_and_undoing_it_restores_it(files, data):
+def test_any_edit_changes_the_snapshot_id_and_undoing_the_edit_restores_the_id(files, data):
     with tempfile.TemporaryDirectory() as folder:
         top = write_tree(Path(folder) / "code", files)
         first = snap(top)

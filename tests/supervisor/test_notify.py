@@ -186,7 +186,7 @@ def _all_kept(cli: Cli) -> list[bytes]:
 
 
 @pytest.mark.promise("sweep-pipeline-told-once")
-def test_receivers_of_steps_hear_once_of_their_pipeline(cli: Cli, hooks: Hooks) -> None:
+def test_receivers_of_several_steps_get_one_notification_for_their_pipeline(cli: Cli, hooks: Hooks) -> None:
     cli.script("")
     step = {"entry_script": "train.py", "notify": ["webhook:env:HOOK"]}
     steps = {"a": step, "b": {**step, "after": ["a"], "notify_on": ["start"]}}
@@ -295,7 +295,7 @@ def test_end_after_the_supervisor_was_killed_is_notified_once(cli: Cli, hooks: H
 
 
 @pytest.mark.promise("whoever-wants-know-told-run")
-def test_receivers_that_heard_of_the_end_before_a_kill_hear_it_once(tmp_path: Path, hooks: Hooks) -> None:
+def test_end_notification_sent_before_the_supervisor_was_killed_is_not_repeated(tmp_path: Path, hooks: Hooks) -> None:
     receivers = [f"webhook:env:{name}" for name in "ABC"]
     folder, fd = make_run(tmp_path / "runs", status=states.RUNNING, job=make_job(notify=receivers))
     write_json(folder.secrets, {f"notify {one}": f"{hooks.url}/{one[-1]}" for one in receivers})
@@ -322,7 +322,7 @@ def test_command_in_a_record_of_another_user_is_not_started(tmp_path: Path, monk
 ALERT = "metrics.loss > 10 or metrics.loss = nan"
 
 
-def test_condition_on_a_metric_is_notified_once(cli: Cli, hooks: Hooks) -> None:
+def test_fulfilled_metric_condition_is_notified_once(cli: Cli, hooks: Hooks) -> None:
     cli.script(
         """
         import os, sys
@@ -342,7 +342,7 @@ def test_condition_on_a_metric_is_notified_once(cli: Cli, hooks: Hooks) -> None:
     assert text.startswith("metrics.loss is ")
 
 
-def test_condition_is_tested_while_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metric_condition_is_tested_while_the_run_is_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = tmp_path / "told"
     receivers = [f"command:sh -c 'echo {name} >> {told}'" for name in ("a", "b")]
     condition = 'metrics."<b>&loss".max >= 3'
@@ -388,7 +388,7 @@ def test_condition_is_tested_while_the_run_goes_on(tmp_path: Path, monkeypatch: 
         ("vision metrics.loss > 1", "has a word. Compare metrics"),
     ],
 )
-def test_invalid_condition_is_refused_before_the_run(cli: Cli, condition: str, rule: str) -> None:
+def test_invalid_metric_condition_is_refused_before_the_run(cli: Cli, condition: str, rule: str) -> None:
     cli.script("print('no')\n")
     words = ["--notify", "mail:ann@example.com", "--notify-on", condition, "src/train.py"]
     assert rule in cli("run", *words, code=2).stderr
@@ -396,7 +396,7 @@ def test_invalid_condition_is_refused_before_the_run(cli: Cli, condition: str, r
     assert cli.json("list") == []
 
 
-def test_condition_for_a_sweep_is_refused(cli: Cli) -> None:
+def test_metric_condition_for_a_sweep_is_refused(cli: Cli) -> None:
     cli.script(
         "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--lr')\nparser.parse_args()\n"
     )

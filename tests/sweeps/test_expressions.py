@@ -54,7 +54,7 @@ def test_quantiles_match_the_distributions() -> None:
     assert [at(pl.choice("a", "b"), q) for q in (0.0, 0.49, 0.5, 0.999)] == ["a", "a", "b", "b"]
 
 
-def test_choice_of_one_sequence_unpacks_it() -> None:
+def test_choice_of_a_single_sequence_chooses_among_its_items() -> None:
     assert pl.choice([1, 2]) == pl.choice(1, 2) == pl.choice(range(1, 3)) == pl.choice((1, 2))
     assert pl.choice([1, 2], [3]).options == ([1, 2], [3])
 

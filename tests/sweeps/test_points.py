@@ -24,7 +24,7 @@ def test_sampled_values_replace_the_jobs_own_arguments() -> None:
 
 
 @pytest.mark.promise("switch-script-s-tuned-like")
-def test_switches_are_passed_without_a_value() -> None:
+def test_boolean_switches_are_passed_without_a_value() -> None:
     job = Job(entry_script="train.py", arguments=("--fast", "data", "--no-amp", "--lr", "1"))
     switches = ("--fast", "--amp/--no-amp")
     found = job_of(job, {"fast": True, "--amp": False, "lr": 2}, switches=switches)
@@ -35,7 +35,7 @@ def test_switches_are_passed_without_a_value() -> None:
     ]
 
 
-def test_values_are_passed_as_arguments() -> None:
+def test_parameter_values_are_passed_as_command_line_arguments() -> None:
     assert words({"a": True, "b": [1, 2], "c": None, "d": "x y", "-e": 1e-5, "f": {"g": 1}}) == [
         *("--a", "True", "--b", "[1, 2]", "--d", "x y", "-e", "1e-05", "--f", '{"g": 1}'),
     ]
@@ -43,7 +43,7 @@ def test_values_are_passed_as_arguments() -> None:
     assert words({"a": -0.5, "b": -1e-5, "c": "-x"}) == ["--a", "-0.5", "--b=-1e-05", "--c=-x"]
 
 
-def test_values_are_passed_as_assignments() -> None:
+def test_parameter_values_are_passed_as_name_value_arguments() -> None:
     job = Job(entry_script="train.py", arguments=("lr=1", "lr", "data=mnist", "--cfg"))
     assert job_of(job, NESTED, "assignments").arguments == (
         *("lr", "data=mnist", "--cfg", "lr=0.1", "model.layers=2", "sizes=[1, 2]", "fast=True"),
@@ -62,7 +62,7 @@ def test_parameter_values_are_passed_as_environment_variables() -> None:
 
 
 @pytest.mark.promise("script-gets-values-arguments-assignments")
-def test_values_are_merged_into_a_file_of_the_source(tmp_path: Path) -> None:
+def test_parameter_values_are_merged_into_a_file_of_the_source(tmp_path: Path) -> None:
     job = Job(entry_script="train.py")
     inner = {"lr": 0.1, "model": {"layers": 2, "kind": None}, "sizes": [1, 2], "fast": True}
     assert json.loads(job_of(job, NESTED, "p.json", tmp_path).files["p.json"]) == inner

@@ -117,7 +117,7 @@ def test_child_whose_parent_ends_during_the_scan_is_found(monkeypatch):
     assert processes.descendants(4) == [9]
 
 
-def test_is_alive_follows_a_process_to_its_end():
+def test_is_alive_returns_false_once_a_process_has_ended():
     process = subprocess.Popen(["sleep", "60"])
     assert processes.is_alive(process.pid)
     process.kill()
@@ -268,7 +268,7 @@ for p in started: p.returncode = 0
     assert run_python(code) == "[3, 137] []\n"
 
 
-def test_send_to_a_dead_process_returns_false():
+def test_sending_a_signal_to_a_dead_process_returns_false():
     process = subprocess.Popen(["true"])
     process.wait()
     assert processes.send(process.pid, signal.SIGTERM) is False

@@ -90,7 +90,7 @@ def test_second_document_of_the_same_name_is_refused(documents, monkeypatch, cod
     assert sorted(set(os.listdir(documents.folder)) - {".lock"}) == ["a.json"]
 
 
-def test_hard_link_with_a_lost_reply_counts_as_created(documents, monkeypatch):
+def test_hard_link_whose_reply_was_lost_is_treated_as_created(documents, monkeypatch):
     link = os.link
 
     def twice(source, target):

@@ -42,7 +42,7 @@ def test_step_counts_are_read_from_another_process(made):
     assert (found.steps, found.data_s, found.wait_s) == (2, pytest.approx(2), pytest.approx(3.5))
 
 
-def test_repeated_metric_counts_as_a_step_without_a_known_optimizer(made):
+def test_metric_logged_repeatedly_marks_a_step_if_no_optimizer_is_known(made):
     counted, path, _ = made
     for name in ("accuracy", "loss", "loss"):
         counted.tick(name)
@@ -63,7 +63,7 @@ def test_other_threads_and_forked_children_are_not_counted(made):
     assert read(path).wait_s == 0.0
 
 
-def test_a_function_is_timed_also_when_it_fails(made):
+def test_step_clock_times_a_function_that_raises(made):
     _, path, now = made
 
     def waits():

@@ -129,26 +129,26 @@ def test_usage_of_a_group_lowers_the_priority_of_all_its_members() -> None:
     assert keys(in_order([waiting(2, "member"), waiting(3, "other")], policy, uses)) == ["other", "member"]
 
 
-def test_use_decays_with_a_half_life() -> None:
+def test_recorded_usage_of_a_user_decays_with_a_half_life() -> None:
     week_ago = {"user": "user1", "hours": [(0.0, 100 * HOUR_S, 0.0, 0.0)], "typical_s": 0.0, "changed": 7 * 86400.0}
     today = {"user": "user2", "hours": [(7 * 86400.0, 60 * HOUR_S, 0.0, 0.0)], "typical_s": 0.0, "changed": 7 * 86400.0}
     tickets = [waiting(2, "new use"), waiting(1, "old use")]
     assert keys(in_order(tickets, SharePolicy({}), {1: week_ago, 2: today})) == ["old use", "new use"]  # type: ignore[dict-item]
 
 
-def test_runs_of_equal_users_alternate() -> None:
+def test_runs_of_two_users_with_equal_usage_alternate() -> None:
     tickets = [waiting(uid, f"{uid}{number}", at=float(number)) for uid in (1, 2) for number in range(3)]
     assert keys(in_order(tickets, SharePolicy({}))) == ["10", "20", "11", "21", "12", "22"]
 
 
-def test_higher_priority_precedes_lower_use_but_its_hours_count_double() -> None:
+def test_high_priority_run_starts_first_but_its_hours_are_charged_double() -> None:
     tickets = [waiting(1, "high", priority="high"), waiting(2, "normal"), waiting(3, "low", priority="low")]
     assert keys(in_order(tickets, SharePolicy({}), use(1, 100))) == ["high", "normal", "low"]
     policy = SharePolicy({})
     assert policy.weight(tickets[0], 2) == 2 * policy.weight(tickets[0], 1)
 
 
-def test_priority_above_a_users_limit_is_capped() -> None:
+def test_priority_above_the_limit_of_a_user_is_lowered_to_the_limit() -> None:
     policy = SharePolicy({"limits": {"user1": {"priority": "normal"}}})
     tickets = [waiting(1, "capped", priority="urgent", at=1.0), waiting(2, "normal")]
     assert keys(in_order(tickets, policy)) == ["normal", "capped"]
@@ -255,7 +255,7 @@ def test_without_fair_share_rules_an_urgent_run_preempts_only_runs_of_its_own_us
     assert planned([*tickets, waiting(3, "now", gpus=1, priority="urgent")])["leave"] == []
 
 
-def test_urgent_hours_are_limited() -> None:
+def test_hours_of_urgent_runs_are_limited_per_user() -> None:
     tickets = [running(1, "r", "01234567"), waiting(2, "now", priority="urgent")]
     assert planned(tickets, SharePolicy({}), uses=use(2, 8, urgent=7.9))["leave"] == [(1, "r")]
     assert planned(tickets, SharePolicy({}), uses=use(2, 9, urgent=8.1))["leave"] == []

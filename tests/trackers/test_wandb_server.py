@@ -444,7 +444,7 @@ def test_fake_wandb_server_of_the_tests_accepts_the_real_wandb_client(server: Se
     assert server.end == 3
 
 
-def test_verb_prints_the_address_of_the_run(server: Server, cli: Cli) -> None:
+def test_relay_command_prints_the_address_of_the_wandb_run(server: Server, cli: Cli) -> None:
     cli.script("import paceline\npaceline.Run.get_context().log('loss', 0.5, step=7)\n")
     cli("run", "--name", "brave", "src/train.py")
     env = {"WANDB_BASE_URL": server.uri, "WANDB_API_KEY": KEY}

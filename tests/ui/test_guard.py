@@ -12,7 +12,7 @@ PAGE = {"accept": "text/html"}
 
 
 @pytest.mark.promise("without-token-nothing-told-server")
-def test_pages_without_the_token_show_nothing(place: Place) -> None:
+def test_request_without_the_token_shows_no_data(place: Place) -> None:
     folder = place.run(display_name="secret name")
     client = place.client(cookie=False)
     paths = ["/", "/live", "/models", "/compute/live", f"/runs/{folder.run_id}", f"/runs/{folder.run_id}/curves"]
@@ -26,7 +26,7 @@ def test_pages_without_the_token_show_nothing(place: Place) -> None:
     assert client.get("/static/0/ui.css").status_code == 200
 
 
-def test_link_sets_a_cookie_and_removes_the_token_from_the_address(place: Place) -> None:
+def test_opening_the_link_sets_a_cookie_and_removes_the_token_from_the_url(place: Place) -> None:
     client, token = place.client(cookie=False), Token(place.path)
     answer = client.get(f"/?state=live&token={token.text}", follow_redirects=False)
     assert (answer.status_code, answer.headers["location"]) == (303, "./?state=live")

@@ -107,7 +107,7 @@ def test_log_search_over_its_time_limit_is_marked_as_partial(place: Place, monke
     assert ask(place, folder, "search=line")["is_partial"]
 
 
-def test_link_of_a_line_opens_the_lines_around_it(place: Place) -> None:
+def test_link_to_a_log_line_opens_the_lines_around_it(place: Place) -> None:
     folder = place.run(job=make_job(process_count_per_node=2, distributed_backend="gloo"))
     for number in range(0, 3000, 100):
         for rank in (0, 1):
@@ -133,11 +133,11 @@ def test_link_of_a_line_opens_the_lines_around_it(place: Place) -> None:
 
 
 @pytest.mark.parametrize("line", ["1", "1.0", "a.b.c", "1.0.-5", "1.0.99999999999999999999", "1.0.1.1", "1.²0.3"])
-def test_malformed_link_of_a_line_is_refused(place: Place, line: str) -> None:
+def test_malformed_link_to_a_log_line_is_refused(place: Place, line: str) -> None:
     assert "is not a line of a log" in ask(place, place.run(), f"line={line}", 400)["error"]
 
 
-def test_link_of_a_missing_line_finds_nothing(place: Place) -> None:
+def test_link_to_a_missing_log_line_finds_nothing(place: Place) -> None:
     folder = place.run()
     assert ask(place, folder, "line=7.3.10") == {"lines": [], "more": False, "at": -1}
     say(folder, "only\n")

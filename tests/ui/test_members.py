@@ -427,7 +427,7 @@ def test_account_file_that_others_could_have_written_is_refused(place: Place, fi
 
 
 @pytest.mark.promise("members-change-only-their-role")
-def test_log_has_a_line_for_each_change_and_admins_see_it(place: Place, file: Path) -> None:
+def test_audit_log_has_a_line_for_each_change_and_is_visible_to_admins(place: Place, file: Path) -> None:
     folder = place.run(submitted_by=str(BOB))
     client = visit(place, BOB)
     client.post(f"/runs/{folder.run_id}/rename", data=form(place, BOB, name="<b>best\n"))
@@ -442,7 +442,7 @@ def test_log_has_a_line_for_each_change_and_admins_see_it(place: Place, file: Pa
     assert place.client().get("/members").status_code == 404
 
 
-def test_log_has_whole_lines_when_two_servers_write_at_once(place: Place, file: Path) -> None:
+def test_audit_log_has_whole_lines_when_two_servers_write_concurrently(place: Place, file: Path) -> None:
     folder = place.run(submitted_by=str(BOB))
     clients = [visit(place, BOB), visit(place, ANN)]
     keys = [form(place, uid) for uid in (BOB, ANN)]
@@ -459,7 +459,7 @@ def test_log_has_whole_lines_when_two_servers_write_at_once(place: Place, file: 
     assert len([json.loads(line) for line in text.splitlines()]) == 60
 
 
-def test_nothing_is_changed_if_the_log_cannot_be_written(place: Place, file: Path) -> None:
+def test_change_is_refused_if_the_audit_log_cannot_be_written(place: Place, file: Path) -> None:
     folder = place.run(submitted_by=str(BOB))
     (place.path / "ui" / "members.jsonl").mkdir(parents=True)
     answer = visit(place, BOB).post(f"/runs/{folder.run_id}/tag", data=form(place, BOB, key="k"))
@@ -468,7 +468,7 @@ def test_nothing_is_changed_if_the_log_cannot_be_written(place: Place, file: Pat
     assert tags_and_properties.read(folder.notes).tags == {}
 
 
-def test_started_run_is_recorded_as_the_members(place: Place, file: Path, monkeypatch: Any) -> None:
+def test_run_started_on_the_page_is_recorded_under_the_member(place: Place, file: Path, monkeypatch: Any) -> None:
     from paceline.runs.record import user_name
     from paceline.ui.views import actions
 

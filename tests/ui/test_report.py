@@ -66,7 +66,7 @@ def test_run_report_has_table_curves_notes_and_images(place: Place, tmp_path: Pa
     assert ["parameters", "lr", "", [0.1, 0.2]] in data["table"]["facts"]
 
 
-def test_report_asks_no_other_address(place: Place) -> None:
+def test_report_file_loads_nothing_from_other_hosts(place: Place) -> None:
     text = report.report_text([run_with_values(place)])
     plain = re.sub(r"<(script|style)[^>]*>.*?</\1>", "", text, flags=re.DOTALL)
     assert re.findall(r'(?:src|href|action)="(?!#)(?!data:)[^"]*"', plain) == []

@@ -35,7 +35,7 @@ def two_runs(place: Place) -> list[str]:
     return [folder.run_id for folder in folders]
 
 
-def test_link_to_runs_shows_their_curves_and_nothing_else(place: Place) -> None:
+def test_shared_link_to_runs_shows_only_their_curves(place: Place) -> None:
     first, second = two_runs(place)
     client, (_, at) = place.client(cookie=False), share(place, first)
     text = client.get(f"{at}/embed").text
@@ -119,7 +119,7 @@ def test_streams_of_a_link_and_of_the_workspace_do_not_share_their_html(place: P
     asyncio.run(watch())
 
 
-def test_only_named_sites_embed_a_link(place: Place) -> None:
+def test_shared_link_can_be_embedded_only_by_named_sites(place: Place) -> None:
     first, _ = two_runs(place)
     client = place.client(cookie=False)
     plain = client.get(f"{share(place, first)[1]}/embed").headers
@@ -137,7 +137,7 @@ def test_only_named_sites_embed_a_link(place: Place) -> None:
 @pytest.mark.parametrize(
     "origin", ["*", "https://a/b", "javascript:x", "https://a; script-src *", "https://a\nx", "a.example.org", HOSTILE]
 )
-def test_wrong_site_is_refused(place: Place, origin: str) -> None:
+def test_shared_link_with_an_invalid_site_is_refused(place: Place, origin: str) -> None:
     with pytest.raises(UserError, match="must be an origin"):
         SharedLinks(place.path).make((), 7, (origin,))
 

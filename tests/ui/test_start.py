@@ -106,7 +106,7 @@ def test_invalid_fields_of_a_rerun_form_are_marked_and_no_run_starts(place: Plac
     assert store.ids(place.runs_dir) == [folder.run_id]
 
 
-def test_unknown_field_is_refused(place: Place) -> None:
+def test_rerun_form_with_an_unknown_field_is_refused(place: Place) -> None:
     folder = with_source(place, job=make_job(arguments=("--epochs", "3")))
     for name in ("option:--rate", "source_directory", "entry_script", HOSTILE):
         answer = send(place, f"/runs/{folder.run_id}/rerun", {name: "x"})
@@ -115,7 +115,7 @@ def test_unknown_field_is_refused(place: Place) -> None:
     assert send(place, "/new", {"text": "", "path": "/etc/passwd"}).status_code == 400
 
 
-def test_only_changed_fields_reach_the_new_run(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rerun_applies_only_the_changed_form_fields(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = with_source(place, job=make_job(arguments=("--epochs", "3", "--lr=0.1", "--amp")), status=states.FAILED)
     (folder.checkpoints / "step_1").mkdir(parents=True)
     started: list[Any] = []

@@ -72,7 +72,7 @@ def noted(tmp_path: Path, script: str, world_size: int = 2, **variables: str) ->
     return json.loads(path.read_text()) if path.exists() else None
 
 
-def test_worker_that_trains_without_joining_a_group_is_noted(tmp_path):
+def test_worker_that_trains_without_joining_a_process_group_is_recorded(tmp_path):
     # Each of two believed to be rank 0 of 1, and the run ended as Completed without a word.
     require_module("torch")
     assert noted(tmp_path, TRAINS) == {"library": "torch"}
@@ -82,7 +82,7 @@ def test_worker_that_trains_without_joining_a_group_is_noted(tmp_path):
     )
 
 
-def test_workers_that_joined_or_did_not_train_are_not_noted(tmp_path):
+def test_workers_that_joined_a_group_or_did_not_train_are_not_recorded(tmp_path):
     require_module("torch")
     assert noted(tmp_path, TRAINS + JOINS) is None, "its group was destroyed before the end"
     assert noted(tmp_path, EVALUATES) is None, "it has trained nothing"
@@ -92,7 +92,7 @@ def test_workers_that_joined_or_did_not_train_are_not_noted(tmp_path):
     assert noted(tmp_path, TRAINS + "import os\nos._exit(0)\n") is None, "it did not come to its end"
 
 
-def test_a_keras_model_that_is_trained_alone_is_noted(tmp_path):
+def test_keras_model_trained_without_a_strategy_is_recorded(tmp_path):
     if importlib.util.find_spec("tensorflow") is None:
         pytest.skip("needs tensorflow")
     assert noted(tmp_path, KERAS) == {"library": "tensorflow"}

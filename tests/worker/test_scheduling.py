@@ -86,7 +86,7 @@ def test_invalid_scheduling_value_warns_and_uses_the_default(asked, capsys):
     assert capsys.readouterr().err == "paceline: PACELINE_SCHEDULING is 'norml'; there are batch and normal\n"
 
 
-def test_forbidden_scheduling_policy_is_ignored(asked, monkeypatch):
+def test_worker_starts_if_the_kernel_forbids_the_scheduling_policy(asked, monkeypatch):
     def refuse(*given):
         raise PermissionError(1, "Operation not permitted")
 

@@ -45,7 +45,7 @@ def drawing(length, world_size, **options):
     )
 
 
-def test_positions_are_distributed_round_robin():
+def test_samples_are_distributed_to_ranks_round_robin():
     assert drawing(8, 3) == "0 3 6   1 4 7   2 5"
     assert drawing(8, 3, drop_last=True) == "0 3   1 4   2 5"
     assert drawing(8, 3, pad=True) == "0 3 6   1 4 7   2 5 8"
@@ -130,7 +130,7 @@ def test_state_with_the_consumed_argument_equals_that_after_advance(length, othe
     assert told.state_dict(consumed=used) == counted.state_dict()
 
 
-def test_prefetched_samples_do_not_count_as_consumed():
+def test_sampler_state_excludes_prefetched_samples():
     sampler = DistributedSampler(100, 0, 2)
     drawn = iter(sampler)
     for _ in range(50):
@@ -140,7 +140,7 @@ def test_prefetched_samples_do_not_count_as_consumed():
     assert sampler.state_dict(consumed=10)["position"] == 20
 
 
-def test_state_within_an_epoch_needs_a_count_of_used_samples():
+def test_saving_sampler_state_within_an_epoch_requires_the_number_of_consumed_samples():
     sampler = DistributedSampler(100, 0, 2)
     assert sampler.state_dict()["position"] == 0
     next(iter(sampler))

@@ -44,7 +44,7 @@ def test_partial_file_longer_than_the_whole_file_is_discarded(part):
     mine.close()
 
 
-def test_only_recorded_ranges_count_as_downloaded(part, monkeypatch):
+def test_only_recorded_byte_ranges_are_skipped_when_a_download_resumes(part, monkeypatch):
     monkeypatch.setattr(module, "SINGLE_BYTES", 10)
     mine = claim(part, 100, wait=False)
     mine.write(b"x" * 20, 40)

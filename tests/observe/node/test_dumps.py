@@ -19,7 +19,7 @@ Current thread 0x00007f02 (most recent call first):
 NEW = "Thread 0x00007f01 [loader] (most recent call first):\n  <no Python frame>\n" + OLD
 
 
-def test_dump_lists_the_main_thread_first():
+def test_stack_dump_lists_the_main_thread_first():
     main, other = dumps.from_faulthandler(OLD)
     assert main["name"] == "main"
     assert main["current"]
@@ -28,7 +28,7 @@ def test_dump_lists_the_main_thread_first():
     assert [thread["name"] for thread in dumps.from_faulthandler(NEW)] == ["main", "", "loader"]
 
 
-def test_this_python_s_dump_is_read(tmp_path):
+def test_stack_dump_of_a_python_process_is_parsed(tmp_path):
     ready, done = threading.Event(), threading.Event()
 
     def waits():
@@ -44,11 +44,11 @@ def test_this_python_s_dump_is_read(tmp_path):
         found = dumps.from_faulthandler(file.read())
     done.set()
     thread.join()
-    assert found[0]["frames"][0]["function"] == "test_this_python_s_dump_is_read"
+    assert found[0]["frames"][0]["function"] == "test_stack_dump_of_a_python_process_is_parsed"
     assert any(frame["function"] == "waits" for thread in found[1:] for frame in thread["frames"])
 
 
-def test_truncated_dump_is_recognized():
+def test_truncated_stack_dump_is_recognized():
     assert dumps.is_whole(OLD)
     assert not dumps.is_whole(OLD[:-2])
     assert not dumps.is_whole(OLD.partition("Current")[0])

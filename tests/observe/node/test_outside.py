@@ -38,7 +38,7 @@ def test_gpu_of_a_foreign_process_is_named_with_its_owner(
     assert outside.used_gpus(["0", "1", "2"], {os.getpid()}) == {}
 
 
-def test_cores_of_a_long_running_process_count_as_used(
+def test_cores_of_a_long_running_foreign_process_are_reported_as_used(
     busy: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert busy.pid not in outside.used_cores(set()), "it runs for less than a minute"

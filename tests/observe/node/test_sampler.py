@@ -58,7 +58,7 @@ def functions(found, where):
 
 
 @pytest.mark.promise("paceline-profile-samples-workers-while")
-def test_missing_py_spy_samples_main_threads_by_signal_with_a_note(worker, tmp_path, monkeypatch):
+def test_profiler_without_py_spy_samples_main_threads_by_signal(worker, tmp_path, monkeypatch):
     monkeypatch.setattr(sampler, "py_spy", lambda: None)
     output = tmp_path / "told"
     asked = {"ranks": [2, 7], "seconds": 1.5, "rate": 100}
@@ -76,7 +76,7 @@ def test_missing_py_spy_samples_main_threads_by_signal_with_a_note(worker, tmp_p
     assert (tmp_path / "stacks_2").stat().st_size == 0
 
 
-def test_refused_py_spy_falls_back_to_signals_with_a_note(worker, tmp_path, monkeypatch):
+def test_profiler_falls_back_to_signals_if_py_spy_is_refused(worker, tmp_path, monkeypatch):
     refused = tmp_path / "refuses"
     refused.write_text("#!/bin/sh\necho 'Error: Operation not permitted (os error 1)' >&2\nexit 1\n")
     refused.chmod(0o755)
@@ -87,7 +87,7 @@ def test_refused_py_spy_falls_back_to_signals_with_a_note(worker, tmp_path, monk
     assert notes[0].startswith("py-spy may not look into processes here")
 
 
-def test_empty_py_spy_result_falls_back_to_signals(worker, tmp_path, monkeypatch):
+def test_profiler_falls_back_to_signals_if_py_spy_returns_nothing(worker, tmp_path, monkeypatch):
     met_none = tmp_path / "met-none"
     met_none.write_text('#!/bin/sh\nwhile [ "$1" != --output ]; do shift; done\n: > "$2"\n')
     met_none.chmod(0o755)
@@ -113,7 +113,7 @@ def test_py_spy_samples_all_threads(worker, tmp_path):
     assert not list(tmp_path.glob("profile_*"))
 
 
-def test_py_spy_s_lines_are_read():
+def test_py_spy_output_lines_are_parsed():
     # A command line may hold line ends and semicolons.
     below = 'process 7:"python -c import os;\nx (1) 3\n";process 9:"python t.py";thread (9): MainThread'
     text = (

@@ -265,7 +265,7 @@ for strategy in (DataParallel(), FullyShard()):
 
 
 @pytest.mark.parametrize("strategy", ["DataParallel()", "PipelineParallel()", "TensorParallel()"])
-def test_step_skipped_by_one_rank_is_detected(strategy: str, tmp_path: Path) -> None:
+def test_training_step_skipped_by_one_rank_is_reported(strategy: str, tmp_path: Path) -> None:
     code = f"""
 from paceline.parallel import PipelineParallel, TensorParallel
 from torch.utils.data import DataLoader, TensorDataset

@@ -39,7 +39,7 @@ def best_by_trying(row: list[Block], stages: int, **options: object) -> Plan:
 
 
 @given(COSTS, st.integers(2, 4))
-def test_chosen_cut_has_the_fastest_possible_slowest_stage(costs: list[float], stages: int) -> None:
+def test_chosen_stage_boundaries_minimize_the_time_of_the_slowest_stage(costs: list[float], stages: int) -> None:
     row = blocks(costs, live=100)
     found = find_cuts(row, stages)
     assert found.slowest_s == pytest.approx(best_by_trying(row, stages).slowest_s, rel=1e-12)
@@ -48,7 +48,7 @@ def test_chosen_cut_has_the_fastest_possible_slowest_stage(costs: list[float], s
 
 
 @given(COSTS, st.integers(2, 4), st.integers(1, 8), st.lists(st.integers(0, 50), min_size=12, max_size=12))
-def test_chosen_cut_is_the_fastest_that_fits_into_memory(
+def test_chosen_stage_boundaries_are_the_fastest_that_fit_into_memory(
     costs: list[float], stages: int, microbatches: int, sizes: list[int]
 ) -> None:
     row = [
@@ -74,7 +74,7 @@ def test_chosen_cut_is_the_fastest_that_fits_into_memory(
             find_cuts(row, stages, microbatches=microbatches, memory_bytes=least - 1)
 
 
-def test_cut_with_less_traffic_wins_a_tie() -> None:
+def test_stage_boundaries_with_less_traffic_win_a_tie() -> None:
     row = blocks([1.0, 0.0, 1.0])
     row = [Block(**{**vars(block), "live_bytes": size}) for block, size in zip(row, (0, 9, 5), strict=True)]
     assert find_cuts(row, 2, bandwidth_bytes_s=1e30).starts == (2,)

@@ -15,7 +15,7 @@ def with_torch() -> None:
     require_module("torch")
 
 
-def test_tolerance_scale_ignores_infinite_and_nan_values() -> None:
+def test_comparison_tolerance_ignores_infinite_and_nan_values() -> None:
     """Story: one -inf of a mask made every difference look like rounding."""
     scale_of = distance.scale_of
     assert scale_of(torch.tensor([-3.0, 2.0])) == 3.0

@@ -48,7 +48,7 @@ ATTENTION = {"q": "colwise", "k": "colwise", "v": "colwise", "o": "rowwise"}
     ("split", "divided"),
     [("width", ()), ("heads", ("heads",)), ("both", ("heads", "width"))],
 )
-def test_attention_is_split_by_heads_whatever_the_names_in_the_code(split: str, divided: tuple[str, ...]) -> None:
+def test_attention_is_split_by_heads_independently_of_module_names(split: str, divided: tuple[str, ...]) -> None:
     plan = plan_of(own.Tokens(own.Attention(split)))
     assert inner(plan) == ATTENTION
     # `heads` alone would make each head's keys serve several queries; that is tried, and the numbers say no.

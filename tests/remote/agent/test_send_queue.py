@@ -27,7 +27,7 @@ def read_frames(fd: int, count: int) -> list:
     return [header for header, _ in found]
 
 
-def test_urgent_frames_go_first_and_each_kind_stays_in_order(pipe):
+def test_urgent_messages_are_sent_first_and_each_kind_stays_in_order(pipe):
     out = SendQueue(pipe[1], 60)
     for kind, name in ((BULK, "b1"), (LIVE, "l1"), (BULK, "b2"), (URGENT, "u"), (LIVE, "l2")):
         out.put({"name": name}, kind=kind)
@@ -37,7 +37,7 @@ def test_urgent_frames_go_first_and_each_kind_stays_in_order(pipe):
     out.join()
 
 
-def test_idle_queue_sends_pings(pipe):
+def test_idle_send_queue_sends_heartbeats(pipe):
     out = SendQueue(pipe[1], 0.01)
     out.start()
     assert read_frames(pipe[0], 2) == [{"op": "ping"}] * 2
@@ -45,7 +45,7 @@ def test_idle_queue_sends_pings(pipe):
     out.join()
 
 
-def test_blocked_put_returns_when_the_peer_is_gone(pipe):
+def test_blocked_send_returns_when_the_peer_has_disconnected(pipe):
     out = SendQueue(pipe[1], 60)
     for _ in range(5):
         out.put({}, bytes(CHUNK_BYTES), kind=BULK)
@@ -58,7 +58,7 @@ def test_blocked_put_returns_when_the_peer_is_gone(pipe):
     out.join()
 
 
-def test_finish_writes_queued_frames_first(pipe):
+def test_finishing_the_send_queue_writes_all_queued_frames(pipe):
     out = SendQueue(pipe[1], 60)
     out.put({"op": "last"})
     out.finish()

@@ -47,7 +47,7 @@ def test_groups_are_sorted_by_their_first_run_or_by_the_mean_of_a_metric() -> No
 @pytest.mark.parametrize(
     ("goals", "main"), [({}, "val_acc"), ({"loss": "minimize"}, "loss"), ({"gone": "minimize"}, "val_acc")]
 )
-def test_main_metric_is_the_goal_of_the_sweep_or_of_the_validation(goals: dict[str, str], main: str) -> None:
+def test_main_metric_of_a_run_is_the_sweep_goal_or_a_validation_metric(goals: dict[str, str], main: str) -> None:
     numbers = dict.fromkeys(("acc", "loss", "val_acc"), (1.0, 1.0, 1.0, 1))
     assert main_metric(MetricSummaries.of(numbers, goals)) == main  # type: ignore[arg-type]
     assert main_metric(MetricSummaries.of({})) is None

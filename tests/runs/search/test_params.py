@@ -9,7 +9,7 @@ import pytest
 from paceline.runs.search.params import arguments_by_name, packed, params_of, typed
 
 
-def test_arguments_are_read_by_option() -> None:
+def test_script_arguments_are_parsed_into_option_values() -> None:
     words = ("data", "--lr", "0.1", "--momentum=-0.5", "--shift", "-3", "-v", "--sizes", "1", "2", "--", "-")
     assert arguments_by_name(words) == {
         "argument 1": "data",

@@ -55,7 +55,7 @@ def test_attempts_in_one_file_are_joined(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("values", [[math.nan, 2.0, 1.0, math.nan], [2.0, math.nan, 1.0, math.nan]])
-def test_last_may_be_nan_and_extremes_ignore_it(tmp_path: Path, values: list[object]) -> None:
+def test_last_value_of_a_metric_may_be_nan_but_min_and_max_ignore_nan(tmp_path: Path, values: list[object]) -> None:
     log_values(tmp_path, "x", values)
     log_values(tmp_path, "y", [math.nan])
     found = SummaryReader(tmp_path).look()

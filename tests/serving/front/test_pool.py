@@ -177,7 +177,7 @@ def test_process_that_fails_to_load_is_restarted_with_backoff(tmp_path):
         assert server.score("1").json() == "fine"
 
 
-def test_children_of_a_script_end_with_it(tmp_path):
+def test_child_processes_of_a_serving_script_end_with_their_model_process(tmp_path):
     script = """
     import subprocess
     def init():

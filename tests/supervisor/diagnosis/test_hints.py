@@ -24,7 +24,7 @@ def report(exception: str | None) -> FailureReport:
     return FailureReport(cause="exception", message="Rank 1 failed.", exception=exception)
 
 
-def test_self_explanatory_failure_gets_no_hint():
+def test_failure_with_a_clear_message_gets_no_hint():
     told = report("ValueError: bad batch")
     assert with_hints(told, make_job()) is told
 
@@ -139,7 +139,9 @@ Current thread 0x00007f1f2b4f5740 (most recent call first):
     ids=["triton", "numpy", "a kernel"],
 )
 @pytest.mark.parametrize("signal", ["SIGSEGV", "SIGABRT"])
-def test_crash_while_triton_loads_names_the_import_order_that_works(stack: str, is_told: bool, signal: str) -> None:
+def test_crash_while_importing_triton_gets_a_hint_with_the_working_import_order(
+    stack: str, is_told: bool, signal: str
+) -> None:
     failed = FailureReport(cause="killed", message="The worker failed.", signal=signal, traceback=stack)
     told = with_hints(failed, make_job()).message
     assert ("Write `import triton` above `import tensorflow`" in told) == is_told
@@ -163,13 +165,13 @@ def test_crash_while_triton_loads_names_the_import_order_that_works(stack: str, 
         ("ImportError: cannot import name 'Mapping' from 'collections' (x)", "collections.abc import Mapping"),
     ],
 )
-def test_outdated_script_hints_at_the_edit(exception, edit):
+def test_error_from_a_removed_api_gets_a_hint_with_the_edit(exception, edit):
     told = with_hints(FailureReport(cause="exception", message="Rank 0 failed.", exception=exception), make_job())
     assert told.message.startswith("Rank 0 failed. ")
     assert edit in told.message
 
 
-def test_unrelated_exception_gets_no_edit_hint():
+def test_unrelated_exception_gets_no_hint_to_edit_the_script():
     for said in ("ValueError: bad batch", "AttributeError: module 'numpy' has no attribute 'floot'", None):
         assert edit_for(FailureReport(cause="exception", message="", exception=said)) is None
 
@@ -215,7 +217,7 @@ def test_file_among_earlier_results_names_the_option_that_links_them(name: str, 
         ("No such file or directory: '/home/ann/p/lib/a'", "Open it by its path from the working directory: 'lib/a'."),
     ],
 )
-def test_missing_data_hint_names_the_option_that_sends_it(exception: str, end: str) -> None:
+def test_hint_for_missing_data_names_the_option_that_sends_the_data(exception: str, end: str) -> None:
     exception = f"FileNotFoundError: [Errno 2] {exception}"
     text = told(exception, is_shared=False)
     assert text is not None
@@ -251,7 +253,7 @@ def test_unrelated_errors_get_no_missing_file_hint() -> None:
     assert told("FileNotFoundError: [Errno 2] No such file or directory: 'out/a.pt'", there=False) is None
 
 
-def test_module_that_is_not_installed_names_the_option_that_installs_it() -> None:
+def test_hint_for_a_missing_module_names_the_option_that_installs_the_package() -> None:
     for module, name in (("tabulate", "tabulate"), ("yaml", "pyyaml")):
         text = told(f"ModuleNotFoundError: No module named '{module}'", there=False)
         assert text is not None

@@ -132,7 +132,7 @@ def test_seed_determines_copies_and_mutations() -> None:
     assert [found.chosen for found in one.values()] != [found.chosen for found in other.values()]
 
 
-def test_only_named_parameters_mutate() -> None:
+def test_only_parameters_named_in_mutate_are_mutated() -> None:
     there = population((0.5,) * 2, (0.9,) * 2)
     begun = all_following(there, policy=PopulationBasedTraining(interval=2, last=6, mutate="--lr"))
     assert begun[0].source == "s_1"
@@ -140,7 +140,7 @@ def test_only_named_parameters_mutate() -> None:
     assert begun[0].chosen["lr"] != 0.1
 
 
-def test_population_script_with_a_budget_argument_ends_by_itself() -> None:
+def test_script_with_a_budget_argument_ends_without_a_stop_by_the_population_policy() -> None:
     policy = PopulationBasedTraining(interval=2, last=5, budget="--epochs")
     assert [policy.argument(rung) for rung in (0, 2, 4)] == [("--epochs", 2), ("--epochs", 4), ("--epochs", 5)]
     assert not policy.judge(trials((0.1,) * 2), "maximize")

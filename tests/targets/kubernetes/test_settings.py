@@ -50,7 +50,7 @@ def test_the_earlier_of_several_kubeconfigs_takes_precedence(tmp_path: Path, mon
     assert find_context("t", None, "b").cluster["server"] == "https://127.0.0.1:1"
 
 
-def test_paths_of_a_kubeconfig_are_relative_to_it(tmp_path: Path):
+def test_paths_in_a_kubeconfig_are_relative_to_that_file(tmp_path: Path):
     found = find_context("t", str(kubeconfig(tmp_path / "config", "a", current="a")), None)
 
     assert found.cluster["certificate-authority"] == str(tmp_path / "ca.crt")

@@ -52,7 +52,7 @@ def driver_log(run_dir: Path) -> str:
     return (run_dir / "logs" / "driver.log").read_text()
 
 
-def test_supervisor_uses_the_submitters_python_if_the_cluster_has_it(run_dir: Path, tmp_path: Path) -> None:
+def test_supervisor_uses_the_submitters_python_if_it_exists_on_the_cluster(run_dir: Path, tmp_path: Path) -> None:
     ray = program(tmp_path / "ray" / "python", "")
     mine = program(tmp_path / "my 'env" / "python", 'echo "mine: $*"; env | grep ^PACELINE_; echo path $PYTHONPATH')
     done = run(shared_entrypoint(run_dir, tmp_path / "li b", str(mine)), ray, tmp_path)

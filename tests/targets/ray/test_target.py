@@ -132,7 +132,9 @@ def test_pending_job_is_queued_until_its_supervisor_writes_a_state(cluster: Fake
     assert look(cluster, folder, states.PREPARING).state == "running"
 
 
-def test_job_unknown_to_ray_is_gone_after_a_delay(cluster: FakeCluster, folder: RunFolder) -> None:
+def test_run_whose_job_ray_does_not_know_is_reported_as_gone_after_a_delay(
+    cluster: FakeCluster, folder: RunFolder
+) -> None:
     start(cluster, folder)
     cluster.jobs.clear()
     assert look(cluster, folder).state == "queued"
@@ -143,7 +145,7 @@ def test_job_unknown_to_ray_is_gone_after_a_delay(cluster: FakeCluster, folder: 
     assert "knows no job of this run" in found.message
 
 
-def test_cancel_and_release_stop_the_job(cluster: FakeCluster, folder: RunFolder) -> None:
+def test_cancel_and_release_stop_the_ray_job(cluster: FakeCluster, folder: RunFolder) -> None:
     job = start(cluster, folder)
     target(cluster).cancel(folder, make_record(folder.run_id))
     assert job["status"] == "STOPPED"
@@ -152,7 +154,7 @@ def test_cancel_and_release_stop_the_job(cluster: FakeCluster, folder: RunFolder
     assert job["status"] == "STOPPED"
 
 
-def test_release_from_inside_the_job_does_not_stop_it(
+def test_release_from_inside_a_ray_job_does_not_stop_that_job(
     cluster: FakeCluster, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = start(cluster, folder)

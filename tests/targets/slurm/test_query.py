@@ -339,7 +339,7 @@ def test_every_recorded_waiting_reason_is_explained(version: str):
 @pytest.mark.parametrize(
     "state", ["RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STAGE_OUT", "SIGNALING", "RESIZING"]
 )
-def test_job_that_holds_nodes_counts_as_running(state: str):
+def test_slurm_job_that_holds_nodes_is_reported_as_running(state: str):
     assert look_of(job(state)).state == RUNNING
     assert not has_ended(job(state))
 

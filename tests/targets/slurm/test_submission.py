@@ -122,7 +122,7 @@ def more(slurm: FakeSlurm) -> Extension:
     return Extension(Scheduler("compute target 'cluster'", settings), "lab_1_2", "7")
 
 
-def test_additional_slurm_job_is_submitted_once_and_its_nodes_count_once_it_runs(
+def test_additional_slurm_job_is_submitted_once_and_provides_nodes_when_running(
     slurm: FakeSlurm, more: Extension
 ) -> None:
     slurm.say("squeue", "7|RUNNING|n[1-2]\n")
@@ -137,7 +137,7 @@ def test_additional_slurm_job_is_submitted_once_and_its_nodes_count_once_it_runs
     assert slurm.calls[-1] == "scancel 8"
 
 
-def test_recovered_node_of_the_own_job_counts_as_available(slurm: FakeSlurm, more: Extension) -> None:
+def test_recovered_node_of_the_jobs_own_allocation_is_reported_as_available(slurm: FakeSlurm, more: Extension) -> None:
     """Its agent was killed, or it was cut off for less long than Slurm takes to notice."""
     slurm.say("squeue", "7|RUNNING|n[1-3]\n")
     slurm.say("sinfo", "n2|mixed\nn3|down*\n")

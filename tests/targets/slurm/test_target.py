@@ -77,7 +77,7 @@ def test_newer_record_overrides_cached_squeue_answer(tmp_path: Path, slurm: Fake
     assert slurm.count("squeue") == 1
 
 
-def test_canceled_job_is_gone_and_names_the_user(tmp_path: Path, slurm: FakeSlurm):
+def test_canceled_slurm_job_is_reported_as_gone_with_the_canceling_user(tmp_path: Path, slurm: FakeSlurm):
     target, folder = submitted(tmp_path, slurm)
     slurm.say("squeue", f"7|CANCELLED|None|n1|paceline-{folder.run_id}\n")
     slurm.say("sacct", "7|CANCELLED by 0|0:15|None|n1|x\n")
@@ -85,7 +85,7 @@ def test_canceled_job_is_gone_and_names_the_user(tmp_path: Path, slurm: FakeSlur
     assert (look.state, look.cause, look.by) == (GONE, "canceled", "root")
 
 
-def test_job_unknown_to_slurm_is_gone(tmp_path: Path, slurm: FakeSlurm):
+def test_run_whose_job_slurm_does_not_know_is_reported_as_gone(tmp_path: Path, slurm: FakeSlurm):
     target, folder = submitted(tmp_path, slurm)
     slurm.say("sacct", err=NO_ACCOUNTING, code=1)
     look = target.look(folder, store.stored(folder))

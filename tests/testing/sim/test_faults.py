@@ -26,7 +26,7 @@ def test_seed_determines_failing_nodes_and_times():
     assert sorted(faulty(found).values()) == [[], [], ["full_s"], ["killed_s"], *[["silent_s"]] * 3]
 
 
-def test_later_attempts_keep_only_slow_nodes():
+def test_only_slow_nodes_stay_faulty_in_later_simulated_attempts():
     found = settings(nodes=9, slow=1, dead=4, killed=4).behaviors(range(9), has_faults=False)
     assert list(faulty(found).values()) == [[]]
 

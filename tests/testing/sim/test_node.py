@@ -68,7 +68,7 @@ def test_error_of_a_simulated_node_names_the_path_that_the_supervisor_sent(make_
     assert bench.heard() == [{"re": 1, "error": [2, "No such file or directory", f"{DISK}/nowhere"]}]
 
 
-def test_messages_take_the_latency_in_both_directions(make_bench):
+def test_simulated_messages_are_delayed_in_both_directions(make_bench):
     bench = make_bench(latency_s=1.0)
     bench.time = 5.0
     bench.heard()

@@ -86,7 +86,7 @@ def test_full_disk_of_a_simulated_node_is_the_cause(run_sim):
     assert (run.status, run.failure.cause) == ("Failed", "disk")
 
 
-def test_script_without_events_says_what_to_write(run_sim, tmp_path):
+def test_invalid_event_of_a_simulated_script_fails_the_run_and_is_named(run_sim, tmp_path):
     run = run_sim([{"jump": 1}], target={"nodes": 1}, node_count=1)
     assert run.status == "Failed"
     assert "event 0 of 'train.py' has no key 'jump'" in logs(run, tmp_path)[0]

@@ -279,7 +279,7 @@ def test_wandb_folder_becomes_a_run(tmp_path: Path, ws: Path) -> None:
     assert read.record(folder).status == "Completed"
 
 
-def test_log_that_wandb_itself_wrote_is_read(tmp_path: Path, ws: Path) -> None:
+def test_log_written_by_the_wandb_package_is_imported(tmp_path: Path, ws: Path) -> None:
     place = tmp_path / "wandb" / "offline-run-20261128_220052-img1"
     place.mkdir(parents=True)
     shutil.copy(HERE / "run-img1.wandb", place)

@@ -56,14 +56,14 @@ def test_failures_over_the_threshold_end_the_step(limits, said):
         assert said in shared.failure
 
 
-def test_items_without_a_result_count_as_failed():
+def test_parallel_run_items_without_a_result_are_reported_as_failed():
     shared = sharing(error_threshold=0)
     shared.handle({"kind": "ready"})
     assert shared.handle({"kind": "done", "number": 0, "rows": ["a"], "items": 1})["batch"] is None
     assert shared.failure == "failed items: 1, more than error_threshold=0; items of mini-batch 1 without a result: 1"
 
 
-def test_script_that_cannot_be_loaded_fails_the_step():
+def test_parallel_run_script_that_cannot_be_loaded_fails_the_step():
     shared = sharing()
     shared.handle({"kind": "ready"})
     assert shared.handle({"kind": "give_up", "why": "score.py can't be used: no model"})["batch"] is None

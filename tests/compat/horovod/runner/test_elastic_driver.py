@@ -121,7 +121,7 @@ def test_too_few_slots_raise_after_the_elastic_timeout():
         made.run()
 
 
-def test_hosts_count_as_changed_if_more_ranks_fit_or_a_host_is_gone():
+def test_host_change_is_detected_if_more_ranks_fit_or_a_host_is_gone():
     hosts = [Host(name="a", slots=2), Host(name="b", slots=1)]
     made, _ = driver(hosts, most=3)
     slots = elastic_driver.host_lists.slots(hosts, 3)

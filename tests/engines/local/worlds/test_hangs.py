@@ -211,7 +211,7 @@ def hang_of(run: pl.Run) -> dict:
 
 @pytest.mark.promise("run-hangs-noticed-rank-collective")
 @pytest.mark.parametrize("name", HANGS)
-def test_hang_report_names_what_each_kind_of_hang_waits_for(lab: Lab, name: str) -> None:
+def test_hang_report_names_the_cause_of_each_kind_of_hang(lab: Lab, name: str) -> None:
     what, words = HANGS[name]
     run = submitted(lab, what)
     found = hang_of(run)
