@@ -22,8 +22,8 @@ longer than a small message.
     _wake   _news, ended, _leaving, _asleep, new keys of _pending     nothing, _claim, _turn or both
 
 The lock order is _claim, _turn, _wake; each loop has its own three locks. `fail` takes only _wake, so any thread may call it
-while another thread is stuck in the transport and holds _turn. Removing a set waits, in the turn of the world's loop, for the
-thread of the set's loop. No set's loop waits for the world's loop.
+while another thread is stuck in the transport and holds _turn. To remove a set, the world's loop holds its own _turn and waits
+for the set's thread to end. No set's loop waits for the world's loop.
 """
 
 from __future__ import annotations
@@ -256,7 +256,8 @@ class BackgroundLoop:
     def _guarded(self) -> Iterator[None]:
         """Fail all of the engine's operations if the block raises an error.
 
-        KeyboardInterrupt does so too, and is raised again: the other ranks cannot complete the interrupted operation.
+        A KeyboardInterrupt also makes them fail, and is raised again: the other ranks cannot complete the interrupted
+        operation.
         """
         try:
             yield

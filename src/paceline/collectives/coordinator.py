@@ -51,8 +51,7 @@ class Response(NamedTuple):
 
     `slots` has the slot numbers of repeated operations, which come before those in `agreements`. A new `epoch` makes all slot
     numbers invalid after this response. `end` is the reason why no further operation follows. `results` has (position in the
-    list, result) of
-    small reductions.
+    list, result) of small reductions.
     """
 
     epoch: int

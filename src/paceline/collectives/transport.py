@@ -143,8 +143,8 @@ class SharedSegments:
     enough, where one segment per rank would need two. Only its own rank writes to a segment. A meeting also orders memory
     accesses, so earlier writes are visible after it.
 
-    The segments are anonymous files (memfd_create(2)) that the others open
-    through /proc/<pid>/fd. They have no name, and disappear with the last process that uses them.
+    The segments are anonymous files (memfd_create(2)) that the others open through /proc/<pid>/fd. They have no name, and
+    disappear with the last process that uses them.
     """
 
     def __init__(self, maps: list[mmap.mmap], size: int, rank: int, barrier: Callable[[], object]) -> None:

@@ -110,7 +110,7 @@ def check_place(place: object) -> None:
 
 
 def is_place(place: object) -> bool:
-    """Return whether this is a valid source of a value."""
+    """Return whether this is a valid source of a secret's value."""
     kind, _, rest = place.partition(":") if isinstance(place, str) else ("", "", "")
     return kind in _KINDS and bool(rest) and (kind != "keyring" or "/" in rest)
 

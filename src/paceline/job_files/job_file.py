@@ -129,9 +129,9 @@ def read(
 ) -> dict[str, Any]:
     """Return the description (`paceline.job_files.description`) in a job file.
 
-    Relative paths start from the file's folder, the default source folder. `sections` are further keys, whose values YAML
-    reads. `text` is the content of a file that need not exist. `parameters` are values of parameters in the file, `offered`
-    are values that the file need not use.
+    Relative paths start from the file's folder, the default source folder. `sections` are further keys, whose values have
+    YAML's types. `text` is the content of a file that need not exist. `parameters` are values of parameters in the file,
+    `offered` are values that the file need not use.
     """
     node = composed(path, text)
     fill(path, node, parameters or {}, offered)

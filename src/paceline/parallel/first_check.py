@@ -42,7 +42,7 @@ SHARE = 0.5
 
 
 def first_check(par: ParallelHandle, batch: object, micros: Sequence[Microbatch]) -> str:
-    """Compare the first rows with the plain model.
+    """Compare the layout's results for a few rows with the plain model's.
 
     Every rank must call this. `batch` is the argument of `step`, and `micros` are this rank's microbatches of it. Return a
     sentence about the result, or "" in a single process.

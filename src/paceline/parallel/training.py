@@ -456,6 +456,6 @@ class Parallel:
             broadcast(list(self.executor.module.buffers()), self.world.replica_group)
 
     def _place(self, batch: object) -> tuple[int, int, int]:
-        """Return the epoch, its consumed samples with this batch, and the finished steps."""
+        """Return the epoch, the samples consumed after this batch, and the finished steps."""
         known = batch if isinstance(batch, (OwnBatch, GlobalBatch)) else self._progress
         return known.epoch, known.consumed, self._progress.steps

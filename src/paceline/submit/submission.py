@@ -79,7 +79,7 @@ class Submission:
         use_snapshot(self.taken.path)
 
     def start(self, run: NewRun) -> RunFolder:
-        """Start a run, whose arguments, variables and inputs may differ. Return its folder."""
+        """Start one run, with its own arguments, variables and inputs. Return its folder."""
         folder = RunFolder(self.workspace_dir / "runs" / run.run_id)
         try:
             record, lock_fd = self._create(folder, run)
@@ -208,8 +208,8 @@ def submit(
 ) -> RunFolder:
     """Start a run of `job`, which outlives this program, and return its folder.
 
-    `step` is the record's entry of a pipeline's child, `warnings` its first warnings. `values` of secrets replace those that
-    the job's sources have, files in `leave_out` stay out of the snapshot, `checkpoints` is copied as the run's own
+    `step` is a pipeline step's entry in the record, and `warnings` are the record's first warnings. `values` of secrets replace
+    those that the job's sources have, files in `leave_out` stay out of the snapshot, `checkpoints` is copied as the run's own
     checkpoints, and `fill` is as in `NewRun`.
 
     Raises:
@@ -304,7 +304,9 @@ def being_started(
     tags: Mapping[str, object] | None = None,
     display_name: str | None = None,
 ) -> Iterator[None]:
-    """Link a new run's snapshot and store its tags; finally release its lock.
+    """Link a new run's snapshot, and store its tags. In the block its process is started.
+
+    After the block the run's lock is released.
 
     Raises:
         TargetError: No process could be started. The run is then marked Failed, as after any other PacelineError.

@@ -139,9 +139,9 @@ def _is_taken_whole(value: object) -> bool:
 def gather_parts(own: Sequence[Parts | None], like: Parts, group: dist.ProcessGroup | None) -> list[list[Parts | None]]:
     """Return all replicas' pieces on the CPU, as [replica][piece].
 
-    Every rank of the group must call this. A piece is the part of a batch that one replica computes of one microbatch.
-    `own` has this replica's pieces, and `like` is any piece of this rank.
-    Replicas send tensors, numbers and strings. Other objects are copied from `like`.
+    Every rank of the group must call this. A piece is the part of a batch that one replica computes of one microbatch. `own`
+    has this replica's pieces, and `like` is any piece of this rank. Replicas send tensors, numbers and strings. Other objects
+    are copied from `like`.
 
     Raises:
         NotPlainError: On every rank: the batch has a list with another object for each row, which cannot be sent.
