@@ -615,7 +615,7 @@ BackupRow = TypedDict(
 class CreatedBackup(TypedDict):
     """The JSON of `backup create`.
 
-    `stored` describes contents that the place did not have yet, `removed` the backups that --keep removed.
+    `stored` is the number of contents that the backup's place did not have yet. `removed` are the backups that --keep removed.
     """
 
     backup: BackupRow
@@ -629,7 +629,7 @@ class CreatedBackup(TypedDict):
 class RestoredBackup(TypedDict):
     """The JSON of `backup restore`.
 
-    `ended` are unfinished runs, which are Failed now. `kept` are existing things, which were not replaced.
+    `ended` are unfinished runs, which are Failed now. `kept` are existing files, which were not replaced.
     """
 
     backup: BackupRow
@@ -677,7 +677,7 @@ class TemplateDetails(TemplateRow):
 
 
 class MissedTimes(TypedDict):
-    """Times of a schedule that have started no run of their own."""
+    """The times of a schedule that were missed, so that they started no run of their own."""
 
     count: int
     first_utc: str

@@ -214,7 +214,7 @@ def list_runs(
 
 
 def _find(runs_dir: Path, where: str | None, sort: str | None, *, trials: bool) -> dict[str, RunFacts]:
-    """Return the facts of the matching runs by run id, sorted."""
+    """Return run id -> `RunFacts` of the runs that match `where`, sorted by `sort`."""
     for text, check in ((where or "", parse), ((sort or "").removeprefix("-"), field_of)):
         try:
             check(text) if text else None
@@ -252,7 +252,7 @@ def _summary(folder: RunFolder, record: RunRecord, facts: RunFacts | None) -> di
 
 
 def _differing(runs: Sequence[RunFacts]) -> list[str]:
-    """Return the parameters that differ among the runs, those of the most runs first."""
+    """Return the names of parameters that differ among the runs, the most frequent first."""
     counts = Counter(name for facts in runs for name in facts.params)
     differ = [name for name, _ in counts.most_common() if len({facts.params.get(name) for facts in runs}) > 1]
     return differ[:_PARAMS]
@@ -426,7 +426,7 @@ def show(*, run_id: str | None, as_json: bool) -> None:
 
 
 def _folded(names: Sequence[str]) -> Iterator[str]:
-    """Yield names. More than 16 that differ in a number are one: `logs/rank_*.log (512 files)`."""
+    """Yield file names, more than 16 that differ in a number as one: `logs/rank_*.log (512 files)`."""
     patterns = [re.sub(r"(.*?)\d+(\D*)$", r"\1*\2", name, flags=re.DOTALL) for name in names]
     counts = Counter(patterns)
     yield from dict.fromkeys(

@@ -83,7 +83,7 @@ def _changes(given: Given) -> RerunChanges:
 
 
 def _run_meant(text: str) -> str:
-    """Return the id of a run, given by its id or by a model's version that it made."""
+    """Return the run id `text`, or the id of the run that made the model version `text`."""
     if ":" not in text and "@" not in text:
         return text
     from paceline import models

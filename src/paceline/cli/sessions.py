@@ -194,7 +194,7 @@ def _public_key(file: Path) -> str:
 
 
 def _when_it_serves(folder: RunFolder) -> Serving:
-    """Print the session's states until it serves, and return how to reach it.
+    """Print the session's states until users can connect, and return its address.
 
     Raise RunStateError if the session ends.
     """

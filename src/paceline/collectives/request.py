@@ -77,7 +77,7 @@ class Agreement(NamedTuple):
         request: The first rank's request.
         slot: The number that stands for a repetition of the request, or -1.
         rows: For allgather, each array's first dimension on each rank; for alltoall, the rows that each rank sends to each.
-        joined: The last rank to join.
+        joined: For a join, the rank that called it last.
     """
 
     request: Request

@@ -44,7 +44,7 @@ class RankedWorld:
 
     Attributes:
         name: The transport's name: "mpi", "gloo" or "alone".
-        lost_ranks: The ranks that have died so far.
+        lost_ranks: The ranks whose processes have died so far.
         generation: The number of earlier engines in this process.
     """
 

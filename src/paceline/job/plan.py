@@ -130,7 +130,7 @@ class Launch:
         ends_at: Unix time at which the run's time limit ends, or None.
         secret: Hexadecimal key with which the ranks sign messages; empty for a preview.
         spare: Path of a node's warm spare, with `%` for the node's rank; empty without spares.
-        source_dir: The copy of the source, or None if it is `work_dir`.
+        source_dir: The folder with the run's copy of the source, or None if it is `work_dir`.
         original_dir: The user's source folder if the copy has links to it, otherwise None.
     """
 

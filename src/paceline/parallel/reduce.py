@@ -35,7 +35,7 @@ def sum_gradients(
     Args:
         params: The same parameters in the same order on every rank. For a DTensor the local parts are summed. Frozen parameters
             are skipped.
-        group: The ranks. With None the function does nothing.
+        group: The ranks whose gradients are summed. With None the function does nothing.
         bucket_bytes: The size of a message.
     """
     if group is None:

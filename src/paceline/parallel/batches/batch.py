@@ -47,7 +47,7 @@ class Microbatch(NamedTuple):
             the same steps.
         weight: This microbatch's share of the global batch, 0-dim, float64, on the CPU. 0 for padding.
         index: The number of the microbatch, from 0.
-        global_rows: The rows of this microbatch over all replicas.
+        global_rows: The number of rows in this microbatch over all replicas.
     """
 
     args: tuple[object, ...]
