@@ -104,7 +104,7 @@ def _value(word: str) -> object:
 
 
 def make(function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> object:
-    """Call a function, and return its result.
+    """Call a job's function in this process, and return the result.
 
     Raises:
         RuntimeError: The function called `sys.exit`.
@@ -118,7 +118,7 @@ def make(function: Callable[..., object], args: Sequence[object], kwargs: Mappin
 
 
 def check_sendable(name: str, value: object, *, pickled: bool) -> None:
-    """Raise JobError unless a value can be stored.
+    """Raise JobError unless a call's value can be stored and sent.
 
     name: Name of the value in the message, such as "train(): the argument 'config'".
     """
@@ -195,7 +195,7 @@ def is_stored(folder: Path, stem: str) -> bool:
 
 
 def load(folder: Path, stem: str, *, pickled: bool) -> Any:
-    """Read the value that `store` wrote.
+    """Read an argument or result that `store` wrote.
 
     pickled: Whether a pickle may be loaded, which must belong to this user or to root.
 

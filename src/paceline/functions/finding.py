@@ -16,7 +16,7 @@ loading: str | None = None
 
 
 def check_function(function: object) -> FunctionType:
-    """Return the function if a worker can import it by its name.
+    """Return the function if a worker can import it by name.
 
     Raises:
         JobError: A worker can't import it; the message says why.

@@ -24,7 +24,7 @@ _PAUSE_S, _LONGEST_S = 0.01, 0.25
 
 
 class FunctionRun(Run, Generic[_R]):
-    """The run of one call of a function.
+    """A run that makes one call of a function.
 
     `FunctionJob.submit` returns it. `FunctionRun.get(workspace, run_id)` opens an earlier one.
 

@@ -105,7 +105,7 @@ class PreparedFunction:
     function: str
 
     def call(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Call:
-        """Return a call with its arguments by name.
+        """Return a call of the function with its arguments by name.
 
         Raises:
             JobError: The function does not take these arguments, or one can't be sent.
@@ -331,7 +331,7 @@ def _calls(known: PreparedFunction, values: Sequence[Iterable[object]]) -> list[
 def _sized(
     known: PreparedFunction, is_here: bool, at_once: int | None, runs: int, number: int
 ) -> tuple[int, PreparedFunction]:
-    """Return a run's number of parallel calls, and the function with resources for them."""
+    """Return a run's parallel calls, and the function with resources for them."""
     if at_once is None and known.options.gpus:
         raise JobError(f"map() of {known.name} with gpus=1: write at_once=, the number of GPUs to use.")
     # 0: as many as the node has cores.

@@ -105,7 +105,7 @@ class PipelineState(ParentState):
         return changed
 
     def give_up_cut_off(self) -> None:
-        """Mark the steps Failed whose submission was interrupted."""
+        """Mark steps whose submission was interrupted as Failed."""
         for step in self.steps:
             if step.is_cut_off:
                 step.is_cut_off, step.status = False, states.FAILED

@@ -102,7 +102,7 @@ class Step:
         return tuple(self._after)
 
     def needs(self) -> list[Step]:
-        """Return all steps that must be Completed first.
+        """Return all steps that must be Completed before this step.
 
         Raises:
             PipelineError: No step writes data that this step reads.

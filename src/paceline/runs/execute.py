@@ -185,7 +185,7 @@ class Beside:
         self._channel.close()
 
     def write(self, data: bytes) -> None:
-        """Send bytes to the command's standard input."""
+        """Send bytes to the standard input of the command."""
         for begin in range(0, len(data), _CHUNK):
             self._channel.send({"data": base64.b64encode(data[begin : begin + _CHUNK]).decode()})
 

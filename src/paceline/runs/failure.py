@@ -102,7 +102,7 @@ class FailureReport:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> FailureReport:
-        """Return the report that `to_json` wrote, without the fields of newer versions."""
+        """Return the report that `to_json` wrote, without newer versions' fields."""
         values = known_fields(cls, data)
         values["last_lines"] = tuple(values.get("last_lines") or ())
         values["victims"] = tuple((v["rank"], v["message"]) for v in values.get("victims") or ())

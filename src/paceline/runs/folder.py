@@ -258,7 +258,7 @@ class RunFolder:
         return self.attempt(attempt) / "hang.txt"
 
     def hangs(self, attempt: int) -> Path:
-        """Return the file with JSON lines for hangs' begins and ends."""
+        """Return the file with a JSON line for each begin or end of a hang."""
         return self.attempt(attempt) / "hangs.jsonl"
 
     def stalled(self, attempt: int) -> Path:

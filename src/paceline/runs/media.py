@@ -175,7 +175,7 @@ class Video(Media):
 class Html(Media):
     """HTML as a value of `run.log`.
 
-    The page shows it without scripts and without the network.
+    The live page shows the HTML without scripts and without the network.
 
     Args:
         html: The text, or a `pathlib.Path` of a file.

@@ -85,7 +85,7 @@ class MetricAlerts:
 
 
 def parsed_alert(condition: str) -> Node:
-    """Return a condition of `notify_on` as a query.
+    """Parse a condition of `notify_on`, such as "metrics.loss > 10", as a query.
 
     Raises:
         JobError: The text is not a query, or the query has other fields than metrics and duration.

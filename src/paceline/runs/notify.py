@@ -120,7 +120,7 @@ class Notification:
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def text(self) -> str:
-        """Return the message as plain text."""
+        """Return the whole message as plain text, title included."""
         return f"{self.title}\n\n{self.body()}"
 
     def body(self) -> str:

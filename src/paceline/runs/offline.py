@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class OfflineRun(LogsMetrics):
-    """A run that prints metrics and keeps nothing. Its id begins with "OfflineRun_"."""
+    """A run that prints metrics and keeps nothing, with an id "OfflineRun_..."."""
 
     def __init__(self, name: str | None = None) -> None:
         self.id = f"OfflineRun_{uuid.uuid4()}"

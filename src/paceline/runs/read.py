@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def record(folder: RunFolder) -> RunRecord:
-    """Return the run's current record, after closing the run if it is abandoned.
+    """Return the run's current record. Close the run first if abandoned.
 
     Raises:
         RunNotFoundError: No record can be read.

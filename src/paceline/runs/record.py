@@ -107,7 +107,7 @@ class Attempt:
     replaced: tuple[Replacement, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values, as in `state.json`."""
+        """Return the attempt as JSON values, as in `state.json`."""
         return plain_fields(self)
 
     @classmethod
@@ -196,7 +196,7 @@ class RunRecord:
     left_out_count: int = 0
 
     def __repr__(self) -> str:
-        """Return one line, which a notebook shows for a cell that ends with `wait_for_completion()`."""
+        """Return one line, such as a notebook shows for a cell's value."""
         code = f", exit_code={self.exit_code}" if self.exit_code is not None else ""
         why = f", failure={self.failure.cause!r}" if self.failure is not None else ""
         return f"RunRecord(run_id={self.run_id!r}, status={self.status!r}{code}{why})"
@@ -208,7 +208,7 @@ class RunRecord:
 
     @property
     def world_size(self) -> int:
-        """The number of workers; 1 without a job."""
+        """The number of workers, or 1 for a run without a job."""
         return self.job.world_size if self.job else 1
 
     @property
@@ -233,20 +233,20 @@ class RunRecord:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields as plain JSON values."""
+        """Return all fields of the record as JSON values."""
         return {"version": RECORD_VERSION, **plain_fields(self)}
 
     def job_json(self) -> dict[str, Any]:
-        """Return the content of `job.json`."""
+        """Return the record's fields that `job.json` holds."""
         return {name: value for name, value in self.to_json().items() if name not in STATE_FIELDS}
 
     def state_json(self) -> dict[str, Any]:
-        """Return the content of `state.json`."""
+        """Return the record's fields that `state.json` holds."""
         return {"version": RECORD_VERSION, **{name: plain_value(getattr(self, name)) for name in STATE_FIELDS}}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RunRecord:
-        """Return the record that `to_json` wrote, without the fields of newer versions."""
+        """Return the record that `to_json` wrote, without newer versions' fields."""
         values = {name: value for name, value in known_fields(cls, data).items() if name not in STATE_FIELDS}
         values["job"] = Job.from_json(data["job"]) if data.get("job") else None
         values["program"] = tuple(map(str, data.get("program") or ()))
@@ -265,7 +265,7 @@ class RunRecord:
 
 
 def merged(job: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `job.json` and `state.json` as one dict, in the order of `RunRecord.to_json`."""
+    """Return `job.json` and `state.json` as one dict, in `to_json`'s order."""
     both = {**job, **state}
     names = ("version", *(field.name for field in fields(RunRecord)))
     return {name: both[name] for name in names if name in both}

@@ -63,7 +63,7 @@ class Teller(Protocol):
         """Return a channel to the run's supervisor; None if it shares this folder."""
 
     def start_controller(self, run_dir: Path, library_dir: Path, python: str) -> None:
-        """Start a controller, as `paceline.targets.Controlling` does."""
+        """Submit a sweep's controller; see `paceline.targets.Controlling`."""
 
 
 #: Takes the record of a run whose job is gone, and the engine's report. Returns the new record if the run continues.

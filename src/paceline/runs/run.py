@@ -122,7 +122,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         return run_html(self._folder)
 
     def show(self) -> None:
-        """Show the run and return at once: a live table in a notebook, elsewhere one line.
+        """Show a live table in a notebook, elsewhere one line. Return at once.
 
         The saved notebook keeps the table from the end of the run, with curves if `paceline[ui]` is installed.
         """
@@ -195,7 +195,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @classmethod
     def get(cls, workspace: Workspace, run_id: str) -> Run:
-        """Return a run of the workspace.
+        """Return a run of a workspace by id or name.
 
         run_id: the run's id, a unique prefix of it, or its name.
 
@@ -220,7 +220,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @property
     def experiment(self) -> ExperimentLike:
-        """The experiment of the run."""
+        """The experiment to which the run belongs."""
         return self._experiment
 
     @property
@@ -374,7 +374,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         return [str(top / name) for name in names]
 
     def restore_snapshot(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Copy the run's source, as submitted, into a new folder, and return its path.
+        """Copy the run's submitted source into a new folder, and return its path.
 
         path: the new folder; default: `./<snapshot id>`.
 
@@ -617,7 +617,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             removal.remove(run.folder)
 
     def start(self) -> None:
-        """Start a child made by `create_children`; harmless on a running run."""
+        """Start a child made by `create_children`, unless it runs already."""
         if interactive.is_ours(self._folder):
             interactive.begin(self._folder)
 

@@ -22,7 +22,7 @@ class HasFiles(ABC):
 
     @reads
     def upload_file(self, name: str, path_or_stream: str | os.PathLike[str] | IO[bytes]) -> str:
-        """Copy a file or the rest of an open stream into the run. Return its plain name.
+        """Copy a file or open stream into the run. Return its plain name.
 
         Uploading equal bytes again is harmless. Names that begin with `outputs/` or `logs/` are files in these folders.
         Files with other names are stored apart from the run's own files, so even `state.json` is a free name.
@@ -54,7 +54,7 @@ class HasFiles(ABC):
 
     @reads
     def upload_folder(self, name: str, path: str | os.PathLike[str]) -> list[str]:
-        """Copy all files below the folder `path` to `name/...`, and return their names.
+        """Copy all files below `path` to `name/...`, and return their names.
 
         Raises:
             UserError: As for `upload_file`, and if `path` is no folder.
@@ -74,7 +74,7 @@ class HasFiles(ABC):
 
     @reads
     def download_file(self, name: str, output_file_path: str | os.PathLike[str] | None = None) -> str:
-        """Copy a file of the run to a path or into a folder, and return the written path.
+        """Copy a file of the run to a path or into a folder. Return the written path.
 
         output_file_path: File or folder to write; default: the file's own name in the current directory.
 
@@ -175,7 +175,7 @@ class HasNotes(ABC):
         return tuple(self._notes().comments.values())
 
     def comment(self, text: str) -> tags_and_properties.Comment:
-        """Add a comment of the current user.
+        """Add a comment of the current user to the run.
 
         Args:
             text: Plain text of at most 2,000 characters.
@@ -206,11 +206,11 @@ class HasNotes(ABC):
         tags_and_properties.set_tags(self.folder.notes, {key: value})
 
     def set_tags(self, tags: Mapping[str, object]) -> None:
-        """Set several tags; other tags stay."""
+        """Set several tags of the run; its other tags stay."""
         tags_and_properties.set_tags(self.folder.notes, tags)
 
     def remove_tags(self, tags: list[str] | str) -> None:
-        """Remove tags by key; missing keys are ignored.
+        """Remove tags of the run by key, ignoring missing keys.
 
         Args:
             tags: Key of a tag, or several.
@@ -220,7 +220,7 @@ class HasNotes(ABC):
     # Refresh first, since a property can't be set twice, and another process may have set it.
     @reads
     def add_properties(self, properties: Mapping[str, object]) -> None:
-        """Add properties, which never change.
+        """Add properties to the run. A property never changes.
 
         Raises:
             RunStateError: One of the properties exists; no property is added then.

@@ -19,7 +19,7 @@ class LogsMetrics(ABC):
     def log(
         self, name: str | Mapping[str, object], value: object = ..., description: str = "", step: int | None = None
     ) -> None:
-        """Log a value: int, float, str, bool, or a numpy, torch or TensorFlow scalar, also NaN or infinite.
+        """Log a value: a number, text, bool, or a numpy, torch or TensorFlow scalar.
 
         A dict instead of the name logs each of its values under its key: `log({"loss": 0.1, "accuracy": 0.9}, step=3)`.
 
@@ -31,7 +31,7 @@ class LogsMetrics(ABC):
 
         Args:
             name: Name of the metric, or a dict of name to value.
-            value: The value.
+            value: The value, which may be NaN or infinite.
             description: Ignored; the Azure SDK has it.
             step: Training step of the value.
 
@@ -99,7 +99,7 @@ class LogsMetrics(ABC):
         self._write_other("list", name, [plain_value(item) for item in value], step)
 
     def log_row(self, name: str, description: str | None = None, **columns: object) -> None:
-        """Log one row of named scalars; several rows of one name make a table, a dict of lists.
+        """Log one row of named scalars; several rows make a table.
 
         Args:
             name: Name of the metric.
@@ -114,7 +114,7 @@ class LogsMetrics(ABC):
         self._write_other("row", name, {key: plain_value(item) for key, item in columns.items()})
 
     def log_table(self, name: str, value: object, description: str = "", step: int | None = None) -> None:
-        """Log a table: a dict of column name to scalar or list of scalars, a list of dicts, or a pandas frame.
+        """Log a table: a dict of columns, a list of dicts, or a pandas frame.
 
         Args:
             name: Name of the metric.

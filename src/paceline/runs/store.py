@@ -204,7 +204,7 @@ def failed_by_hand(folder: RunFolder) -> dict[str, Any] | None:
 
 
 def find(runs_dir: Path, run_id: str) -> RunFolder:
-    """Return the folder of a run.
+    """Return the folder of the run with an id or name.
 
     run_id: The run's id, a unique prefix of it, or the run's name. A sweep's id takes precedence over those of its trials,
         which begin with it.
@@ -255,7 +255,7 @@ def _named(runs_dir: Path, name: object, names: Mapping[str, str | None]) -> Run
 
 
 def ids(runs_dir: Path) -> list[str]:
-    """Return the ids of all runs, newest first."""
+    """Return the ids of a workspace's runs, newest first."""
     try:
         # Folders that are being created or removed begin with a dot.
         names = [name for name in os.listdir(runs_dir) if not name.startswith(".")]
@@ -452,7 +452,7 @@ def _submitted(folder: RunFolder, job: Job | None = None) -> RunRecord | None:
 
 
 def has_ended(folder: RunFolder) -> bool:
-    """Return whether the state in `state.json` is final."""
+    """Return whether the run's state in `state.json` is final."""
     return (read_json(folder.state) or {}).get("status") in states.TERMINAL
 
 

@@ -138,7 +138,7 @@ def set_archived(path: Path, is_archived: bool) -> None:
 
 
 def add_comment(path: Path, text: str) -> Comment:
-    """Add a comment of the current user.
+    """Add a comment of the current user to a run's notes.
 
     Raises:
         UserError: The text is empty or too long.
@@ -153,7 +153,7 @@ def add_comment(path: Path, text: str) -> Comment:
 
 
 def remove_comment(path: Path, comment_id: str, *, is_admin: bool = False) -> None:
-    """Remove a comment.
+    """Remove a comment from a run's notes.
 
     is_admin: Whether the user may remove comments of others, as the owner of the run's folder may.
 

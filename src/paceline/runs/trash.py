@@ -136,14 +136,14 @@ def _below(runs_dir: Path, above: Mapping[str, object], folders: Sequence[RunFol
 
 
 def deleted(workspace_dir: Path) -> list[DeletedRun]:
-    """Return the deleted runs, newest deletion first."""
+    """Return the runs in the workspace's trash, newest deletion first."""
     folders = [RunFolder(workspace_dir / "trash" / name) for name in names_in(workspace_dir / "trash")]
     found = [_deleted(folder) for folder in folders if _is_run(folder.path)]
     return sorted(found, key=lambda run: run.deleted_utc, reverse=True)
 
 
 def find(workspace_dir: Path, run_id: str) -> DeletedRun | None:
-    """Return the deleted run with this id."""
+    """Return the run with this id in the trash, or None."""
     folder = RunFolder(workspace_dir / "trash" / check_run_id(run_id))
     return _deleted(folder) if _is_run(folder.path) else None
 
@@ -225,7 +225,7 @@ def _meant(there: Sequence[DeletedRun], text: str) -> str:
 
 
 def purge(run: DeletedRun) -> None:
-    """Remove a run of the trash for good.
+    """Remove a run in the trash for good.
 
     Raises:
         RunStateError: Some files are another user's, and stay.

@@ -38,7 +38,7 @@ _ALL, _REST = ("parse_args", "parse_intermixed_args"), ("parse_known_args", "par
 
 @dataclass(frozen=True, kw_only=True)
 class DeclaredOption:
-    """An option that the script declares.
+    """A command-line option that a script declares.
 
     Attributes:
         line: Line of the declaration.

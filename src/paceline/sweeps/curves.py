@@ -93,7 +93,7 @@ class CurveReader:
 
     @property
     def names(self) -> set[str]:
-        """All metrics that the run has logged."""
+        """The names of all metrics that the run has logged."""
         return set(metrics.entries_by_name(self._directory))
 
     def _read_on(self, rank: int, path: Path) -> None:

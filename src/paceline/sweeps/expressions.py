@@ -48,7 +48,7 @@ class Expression(Protocol):
         """
 
     def to_json(self) -> list[object]:
-        """Return `[name, arguments]`, the Azure SDK's format."""
+        """Return the expression as `[name, arguments]`, the Azure SDK's format."""
 
 
 @dataclass(frozen=True)

@@ -272,7 +272,7 @@ def drawn(seen: Shown) -> Group:
 
 
 def follow(folder: RunFolder, stream: IO[str], line: Callable[[str], None], *, stays: bool = True) -> RunRecord:
-    """Show the sweep's progress until the sweep has ended, and return its record.
+    """Show the sweep's progress until its end, and return its record.
 
     A notebook or terminal shows a live table of trials. Any other stream gets the controller's log.
 

@@ -109,7 +109,7 @@ def check_way(pass_as: object, space: Space) -> None:
 
 
 def check_switches(switches: Sequence[str], pass_as: str, space: Space) -> None:
-    """Raise SweepError unless all switches are true-or-false hyperparameters passed as arguments."""
+    """Raise SweepError unless all switches are true-or-false arguments."""
     if switches and pass_as not in _DASHED:
         raise SweepError(f"switches={list(switches)!r} with pass_as={pass_as!r}: leave them out; they are arguments.")
     for switch in switches:
@@ -180,7 +180,7 @@ def text_of(value: object) -> str:
 
 
 def without(arguments: Sequence[str], names: Sequence[str], switches: Sequence[str] = ()) -> list[str]:
-    """Return the arguments without the options of these names and without their values."""
+    """Return the arguments without these options and their values."""
     alone = {word for switch in switches for word in switch.split("/")}
     left: list[str] = []
     skipping = False

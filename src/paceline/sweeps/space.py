@@ -125,7 +125,7 @@ class Space:
 
     @property
     def names(self) -> list[str]:
-        """The names of all parameters for the script."""
+        """The names of all hyperparameters that the script gets."""
         return list(dict.fromkeys(dimension.name for dimension in self.parameters))
 
     @property

@@ -137,12 +137,12 @@ class SweepSpec:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """All metrics, the primary one first."""
+        """The names of all metrics, the primary one first."""
         return (self.metric, *(name for name, _ in self.further))
 
     @property
     def goals(self) -> tuple[Goal, ...]:
-        """The goal of each metric."""
+        """The goal of each metric, in the order of `metrics`."""
         return (self.goal, *(goal for _, goal in self.further))
 
     def to_json(self) -> dict[str, object]:

@@ -97,7 +97,7 @@ def submit_sweep(
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedSweep:
-    """A sweep that may be submitted.
+    """A sweep that has passed all checks and may be submitted.
 
     Attributes:
         spec: The sweep's spec, with the switches that the script declares.

@@ -97,7 +97,7 @@ class SweepRun(Run):
         return results.rows(self._trials(), self.spec)
 
     def lineage(self) -> list[dict[str, Any]]:
-        """Return the runs of all trials as mappings.
+        """Return a row for each run of each trial, as dicts.
 
         Keys: trial, run_id, from (the run whose checkpoints it got), why, status, values. A trial has several runs if the
         policy pauses it: `ASHA(promote=True)`, `PopulationBasedTraining`.
@@ -161,7 +161,7 @@ class SweepRun(Run):
         sampler: str | None = None,
         learn: bool = False,
     ) -> SweepRun:
-        """Start a new sweep with a changed space.
+        """Start a new sweep like this one, with a changed space.
 
         Args:
             space: Hyperparameters to change or to add, as a dict of names to expressions.

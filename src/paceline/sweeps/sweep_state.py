@@ -135,7 +135,7 @@ class SweepState(ParentState):
         return changed
 
     def give_up_cut_off(self) -> None:
-        """Mark the trials Failed whose submission was interrupted."""
+        """Mark trials whose submission was interrupted as Failed."""
         for number in self.cut_off:
             self.trials[number] = dataclasses.replace(self.trials[number], status=states.FAILED)
             del self._live[number]

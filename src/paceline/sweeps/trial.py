@@ -203,7 +203,7 @@ def _smaller(one: float, other: float) -> float:
 
 
 def best(values: Iterable[float], goal: Goal) -> float | None:
-    """Return the largest or smallest finite value, or None."""
+    """Return the best finite value for a goal, or None."""
     # Filter first, because the result of max() with a NaN depends on the order of the values.
     finite = filter(math.isfinite, values)
     return max(finite, default=None) if goal == "maximize" else min(finite, default=None)
@@ -241,7 +241,7 @@ def front(trials: Sequence[Trial], goals: Sequence[Goal]) -> list[Trial]:
 
 
 def ordered(trials: Sequence[Trial], goals: Sequence[Goal]) -> list[Trial]:
-    """Return the trials, best first.
+    """Return the trials of a sweep, the best first.
 
     With several metrics the Pareto front comes first, and the other trials follow by the first metric.
     """

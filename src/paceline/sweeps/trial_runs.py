@@ -65,7 +65,7 @@ def children(sweep: RunFolder, first: int = 0) -> Iterator[RunRecord]:
 def all_runs(sweep: RunFolder, spec: SweepSpec | None = None, first: int = 0) -> Iterator[list[RunRecord]]:
     """Yield the records of each trial's runs, from number `first` on.
 
-    `spec`: If the policy of this spec never pauses trials, each trial has one run.
+    `spec`: The sweep's spec, if known: if its policy never pauses trials, each trial has one run.
     """
     may_be_several = spec is None or pausing(spec.stop) is not None
     for record in children(sweep, first):
@@ -74,7 +74,7 @@ def all_runs(sweep: RunFolder, spec: SweepSpec | None = None, first: int = 0) ->
 
 
 def runs_of(sweep: RunFolder, number: int) -> list[RunRecord]:
-    """Return the records of one trial's runs."""
+    """Return the records of all runs of one trial."""
     first = record_of(child_folder(sweep, number))
     return [] if first is None else [first, *_later(sweep, number)]
 
@@ -164,7 +164,7 @@ def _whole(tag: str | None) -> int:
 
 
 class EndedTrials:
-    """The cache of trials that have ended."""
+    """The file that caches a sweep's ended trials."""
 
     def __init__(self, sweep: RunFolder) -> None:
         self._sweep = sweep

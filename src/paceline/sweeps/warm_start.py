@@ -36,7 +36,7 @@ class KnownResult(TypedDict):
 
 
 def known_results(spec: SweepSpec, runs_dir: Path) -> list[KnownResult]:
-    """Return the results of the sweeps in `spec.warm_start`.
+    """Return the results of the former sweeps in `spec.warm_start`.
 
     They are values of the new sweep's metrics at points of its space. Failed trials, trials without a value and points
     outside the space are excluded.

@@ -87,7 +87,7 @@ class Nodes(Protocol):
         """Create an attempt's folder on the nodes, and begin to mirror it here."""
 
     def start(self, command: Command, work_dir: Path, shell: Mapping[str, str]) -> StartedCommand:
-        """Start a command on its node.
+        """Start a command (a worker, say) on its node, and return the handle.
 
         shell: Environment variables, which the command's own variables override.
 
@@ -99,7 +99,7 @@ class Nodes(Protocol):
         """Signal a process on a node. Return False if the process is gone."""
 
     def is_alive(self, pid: int, node_rank: int) -> bool:
-        """Return whether a process exists; False for every process of a lost node."""
+        """Return whether a process exists; always False on a lost node."""
 
     def ended(self) -> list[ProcessExit]:
         """Return the commands on the nodes that have ended since the last call."""
@@ -127,7 +127,7 @@ class Nodes(Protocol):
         """Return whether a node lacks the disk space for a worker's report."""
 
     def close(self) -> None:
-        """End the remaining processes, remove temporary files, return the nodes. Idempotent."""
+        """End the remaining processes, and give back the nodes. Idempotent."""
 
 
 class Target(Protocol):
@@ -141,7 +141,7 @@ class Target(Protocol):
         """
 
     def preview(self, job: Job) -> Preview:
-        """Return example nodes for `--dry-run` on which the job could run. Reserve nothing."""
+        """Return example nodes that `--dry-run` shows for the job. Reserve nothing."""
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
         """Add the run to the queue, which keeps the order of submission."""
@@ -236,7 +236,7 @@ class Examined(Protocol):
     """A target that `paceline compute` and the doctor can query."""
 
     def status(self) -> Status:
-        """Return the target's nodes and their use.
+        """Return the target's nodes and how they are used.
 
         Raises:
             EngineError: The engine does not answer.

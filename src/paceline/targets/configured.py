@@ -121,7 +121,7 @@ def check_target_name(name: object) -> str:
 
 
 def find_target(name: str, workspace_dir: Path) -> Target:
-    """Return a target of the workspace, `local`, or a kind without settings, by name.
+    """Return a target of the workspace, or a kind without settings, by name.
 
     Raises:
         TargetError: The target does not exist (the message lists the known targets), or its settings are wrong.
@@ -130,7 +130,7 @@ def find_target(name: str, workspace_dir: Path) -> Target:
 
 
 def read(workspace_dir: Path, name: str) -> Configured:
-    """Return the description of a target.
+    """Read the description of a workspace's target, by name.
 
     Raises:
         TargetError: The target does not exist, or its file can't be read.
@@ -154,7 +154,7 @@ def names(workspace_dir: Path) -> list[str]:
 
 
 def add(workspace_dir: Path, configured: Configured, *, replace: bool = False) -> Target:
-    """Store a target's description in the workspace. Return the target.
+    """Store a target's description in the workspace, and return the target.
 
     The target's class may convert settings, such as a file of hosts to the hosts. Existing runs keep the old settings.
 
@@ -190,7 +190,7 @@ def add(workspace_dir: Path, configured: Configured, *, replace: bool = False) -
 
 
 def remove(workspace_dir: Path, name: str) -> None:
-    """Remove a target from the workspace. Its runs keep their copies of the description.
+    """Remove a target from the workspace. Its runs keep their copies.
 
     Raises:
         TargetError: The workspace has no target of this name.
@@ -206,7 +206,7 @@ def remove(workspace_dir: Path, name: str) -> None:
 
 
 def keep_copy(run_dir: Path, configured: Configured) -> None:
-    """Copy a target's description into a run's folder, since the workspace's own may change."""
+    """Copy a target's description into a run's folder, for its readers."""
     write_json(RunFolder(run_dir).target, configured.to_json(), mode=OWNED)
 
 
@@ -249,7 +249,7 @@ def _stands_alone(kind: str) -> bool:
 
 
 def kind_names() -> list[str]:
-    """Return the names of all kinds, sorted."""
+    """Return the names of all kinds of target, sorted."""
     return plugins.names(GROUP, OWN)
 
 

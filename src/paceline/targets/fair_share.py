@@ -63,7 +63,7 @@ class Room:
             self.take(item, held_gpus(item))
 
     def take(self, ticket: "Ticket", gpus: "Sequence[str]") -> None:
-        """Count GPUs and a run's cores as used."""
+        """Mark GPUs, and the cores that a run needs, as used."""
         self.used_cores += int(ticket["cores"])
         for gpu in gpus:
             self.used[gpu] = self.used.get(gpu, 0.0) + share_of(ticket)

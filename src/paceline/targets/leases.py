@@ -105,7 +105,7 @@ _LONGEST, _UTC_LENGTH = 300, len("2026-11-23 06:12:03 UTC")
 
 
 class LeasesError(OSError):
-    """The error that a machine's leases can't be used; its text says why."""
+    """The error that a machine's leases can't be used."""
 
 
 class Queue:
@@ -373,7 +373,7 @@ class Queue:
     # --- files
 
     def write(self, ticket: "Ticket") -> None:
-        """Write a ticket atomically, readable for all users, into this user's folder."""
+        """Write a ticket atomically into this user's folder, readable for all."""
         write(os.path.join(self.own, ticket["key"] + ".ticket"), ticket)
 
     def remove(self, key: str) -> None:

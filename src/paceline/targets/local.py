@@ -222,7 +222,7 @@ class ThisMachine(LocalTarget):
 
     @contextlib.contextmanager
     def examine(self, node_count: int | None = None) -> Iterator[list[Link]]:
-        """Open one link, whatever the node count: all nodes are this machine."""
+        """Open one link, since all nodes are this machine."""
         import paceline
         from paceline.remote.foreign_python import bootstrap_words
         from paceline.remote.link.link import Link

@@ -271,7 +271,7 @@ class LocalQueue(_MachineQueue):
 
 
 class SharedQueue(_MachineQueue):
-    """The queue of all users of this machine. Its methods are those of `LocalQueue`.
+    """The queue of all users of this machine, with the methods of `LocalQueue`.
 
     A run's position depends on its time of submission, so the supervisor can write the ticket after the submission.
     """

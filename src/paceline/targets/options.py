@@ -123,7 +123,7 @@ def check_settings(
 
 
 def parse_words(kind: str, options: Sequence[Option], words: Sequence[str]) -> tuple[dict[str, object], list[str]]:
-    """Parse command-line words such as `--partition gpu --requeue --host a --host=b`.
+    """Parse command-line words such as `--partition gpu --requeue`.
 
     Return the settings and the positional words, which include everything after `--`. Paths become absolute. The caller reports
     missing required settings by `check_settings`.

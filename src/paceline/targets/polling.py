@@ -114,7 +114,7 @@ class Lookout(Generic[Result]):
 
 
 def all_within(calls: Mapping[Name, Callable[[], Result]], limit_s: float) -> dict[Name, Result | Exception]:
-    """Make all calls in parallel. Return {name: result or exception}, with TimeoutError after `limit_s`.
+    """Make all calls in parallel. Return {name: result, exception or TimeoutError}.
 
     A call that takes longer continues in the background, but its result is lost. The threads are daemons, since those
     of a pool would block the program's exit.

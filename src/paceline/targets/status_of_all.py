@@ -55,7 +55,7 @@ class TargetLook:
 
 
 def look(workspace_dir: Path, name: str, limit_s: float) -> TargetLook:
-    """Query the status of one target.
+    """Query the status of one target of a workspace.
 
     Raises:
         TargetError: The target does not exist, or its description can't be read.
@@ -66,7 +66,7 @@ def look(workspace_dir: Path, name: str, limit_s: float) -> TargetLook:
 
 
 def look_at_all(workspace_dir: Path, names: Iterable[str], limit_s: float) -> list[TargetLook]:
-    """Query all targets in parallel, each for at most `limit_s`. Keep the given order."""
+    """Query all targets in parallel, each within `limit_s`, in this order."""
     described: dict[str, Configured | TargetError] = {}
     for name in names:
         try:

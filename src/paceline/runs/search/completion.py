@@ -105,7 +105,7 @@ def _values(field: RunField, runs: Sequence[RunFacts]) -> Iterator[tuple[str, st
 
 
 def _fields(part: str, runs: Sequence[RunFacts]) -> Iterator[tuple[str, str]]:
-    """Yield (name, meaning) of fields.
+    """Yield (name, meaning) of the fields that a query may name.
 
     Names of metrics, parameters and tags come only if the user has typed a part of a name or a prefix such as "tags.".
     """

@@ -62,7 +62,7 @@ class SavedView:
 
     @property
     def where(self) -> str:
-        """The query text with the view's filters, for `paceline list --where` and `Workspace.get_runs`."""
+        """The query text with the view's filters, as for `paceline list --where`."""
         parts = [f"({self._last('q')})"] if self._last("q") else []
         parts += [
             f"{name} = {quoted(value)}"
@@ -151,7 +151,7 @@ class SavedViews(NamedDocuments[SavedView]):
             raise UserError(f"the view {view.name!r} can't be saved: {error.strerror}.") from error
 
     def rename(self, name: str, new_name: str) -> None:
-        """Give a view another name.
+        """Give a saved view another name.
 
         Raises:
             UserError: There is no such view, the new name is wrong or taken, or the workspace can't be written.
@@ -161,7 +161,7 @@ class SavedViews(NamedDocuments[SavedView]):
         self.remove(name)
 
     def remove(self, name: str) -> None:
-        """Remove a view.
+        """Remove a saved view from the workspace.
 
         Raises:
             UserError: There is no such view, or the workspace can't be written.

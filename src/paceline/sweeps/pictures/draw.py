@@ -102,7 +102,7 @@ def without_png() -> str | None:
 
 
 def write_importances(path: Path, drawn: Sketch) -> None:
-    """Write the importance as a CSV file.
+    """Write the importance of hyperparameters as a CSV file.
 
     Raises:
         OSError: The file cannot be written.

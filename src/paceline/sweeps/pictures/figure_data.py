@@ -273,7 +273,7 @@ def line_of(status: str, place: float | None) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Numbers:
-    """An axis of numbers, linear or logarithmic.
+    """An axis of numbers in a figure, linear or logarithmic.
 
     Attributes:
         low, high: The ends of the axis, the smaller number first. Both are above 0 if `is_log`.
@@ -323,7 +323,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Options:
-    """An axis of a choice's options, sorted by text."""
+    """An axis of a choice's options in a figure, sorted by text."""
 
     texts: tuple[str, ...]
 

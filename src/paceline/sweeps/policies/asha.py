@@ -162,7 +162,7 @@ class Hyperband(NamedPolicy):
         ASHA(first=self.first, eta=self.eta, last=self.last)
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
-        """Return {trial number: reason} for trials that must stop, compared within their brackets."""
+        """Return {trial number: reason} for trials to stop, compared within brackets."""
         brackets = self._brackets()
         reasons: dict[int, str] = {}
         for bracket in range(brackets):

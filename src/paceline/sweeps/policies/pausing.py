@@ -63,7 +63,7 @@ class PausingPolicy(Protocol):
         """Return why a paused trial has not been continued."""
 
     def to_json(self) -> dict[str, object]:
-        """Return `{"name": ..., parameter: ...}`."""
+        """Return the policy as `{"name": ..., parameter: ...}`."""
 
 
 def pausing(policy: object) -> PausingPolicy | None:

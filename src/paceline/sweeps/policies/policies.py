@@ -20,13 +20,13 @@ POLICIES: dict[str, type[Any]] = {
 
 
 def policy_from_json(data: Mapping[str, Any]) -> Policy:
-    """Return the policy that `to_json` wrote."""
+    """Return the policy of a sweep that `to_json` wrote."""
     policy: Policy = POLICIES[data["name"]](**{name: value for name, value in data.items() if name != "name"})
     return policy
 
 
 def parse_policy(text: str) -> Policy:
-    """Parse a policy: `asha`, `bandit(slack_factor=0.1, delay_evaluation=5)`.
+    """Parse a policy such as `asha` or `bandit(slack_factor=0.1, delay_evaluation=5)`.
 
     Raises:
         SweepError: The name or a parameter is unknown.

@@ -26,7 +26,7 @@ class Policy(Protocol):
         """Return {trial number: reason} for the live trials that must stop."""
 
     def to_json(self) -> dict[str, object]:
-        """Return `{"name": ..., parameter: ...}`."""
+        """Return the policy as `{"name": ..., parameter: ...}`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class NamedPolicy:
     NAME: ClassVar[str]
 
     def to_json(self) -> dict[str, object]:
-        """Return `{"name": ..., parameter: ...}`."""
+        """Return the policy as `{"name": ..., parameter: ...}`."""
         return {"name": self.NAME, **asdict(self)}
 
 

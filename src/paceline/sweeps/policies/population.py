@@ -92,7 +92,7 @@ class PopulationBasedTraining(NamedPolicy):
         return {}
 
     def judge(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, Judgement]:
-        """Pause the live trials at the end of a generation. With `budget`, they end without it."""
+        """Pause live trials at the end of a generation. With `budget`, scripts end by themselves."""
         judgements: dict[int, Judgement] = {}
         for trial in trials:
             end = self._end(len(trial.legs))

@@ -48,7 +48,7 @@ def seed_of(seed: int, number: int) -> int:
 
 
 class GridSampler:
-    """The points of a finite space, in order.
+    """A sampler of all points of a finite space, in order.
 
     Args:
         tried: Points of the first trials, which the grid then skips.
@@ -71,7 +71,7 @@ class GridSampler:
 
 
 class RandomSampler:
-    """Independent random points.
+    """A sampler of independent random points.
 
     Args:
         repeats: Whether a point of a finite space may be proposed twice. If not, the sampler ends after the last point.

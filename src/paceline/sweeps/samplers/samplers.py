@@ -48,7 +48,7 @@ def make_sampler(
     prior: Sequence[Trial] = (),
     tried: Sequence[Mapping[str, Raw]] = (),
 ) -> Sampler:
-    """Return the sampler of this name.
+    """Return the sampler with this name for a search space.
 
     `source`: Folder of a user's own sampler module.
     `prior`: Results of former sweeps, for samplers that learn.

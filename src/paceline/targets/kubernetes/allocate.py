@@ -185,7 +185,7 @@ def _nodes(links: Mapping[int, Link], told: Mapping[int, Noted], job: Job, setti
 
 
 def _shell(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return this pod's environment without the variables that only the supervisor needs."""
+    """Return this pod's environment without the supervisor's own variables."""
     kept = {name: value for name, value in environment.items() if name not in _OWN_VARIABLES}
     del kept["PYTHONPATH"]
     theirs = kept.pop("PACELINE_SHELL_PYTHONPATH", "")

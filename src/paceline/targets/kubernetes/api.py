@@ -58,7 +58,7 @@ _PLUGIN_S = 60.0
 
 
 class ApiRefusedError(TargetError):
-    """The error that the API refuses a request, with its HTTP status."""
+    """The error that the API refuses a request, with the HTTP status."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -145,7 +145,7 @@ class Cluster:
         return cast("Manifest", response.json()), warnings
 
     def ensure(self, kind: str, body: Manifest) -> None:
-        """Create an object unless it exists."""
+        """Create a Kubernetes object unless it exists."""
         try:
             self.create(kind, body)
         except ApiRefusedError as error:
@@ -298,7 +298,7 @@ def _unless_missing(call: Callable[[], T]) -> T | None:
 
 
 def cluster_of(settings: KubernetesSettings) -> Cluster:
-    """Return this process's client for these settings, whose connections and login all callers share."""
+    """Return this process's shared client for these settings."""
     return _cluster_of(settings.name, settings.context, settings.namespace, settings.kubeconfig)
 
 

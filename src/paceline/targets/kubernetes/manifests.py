@@ -54,7 +54,7 @@ _PORTS = range(20000, 30000)
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectNames:
-    """The names of a run's objects.
+    """The names of a run's objects in the cluster.
 
     Attributes:
         secrets: The Secret that holds each file of a pod. The files are packed parts of the library or the source.

@@ -6,7 +6,7 @@ from typing import TypedDict
 
 
 class ObjectMeta(TypedDict, total=False):
-    """The metadata of an object."""
+    """The metadata of a Kubernetes object, such as its name and labels."""
 
     name: str
     uid: str

@@ -245,7 +245,7 @@ class PodLeader:
     def _print_rest(self, pulled: Pulled) -> None:
         """Print the remaining changes, for readers of the ended pod's log.
 
-        If the changes don't fit, wait until a reader fetches them.
+        If the changes are too large for the log, wait until a reader fetches them.
         """
         over = frame({"over": True})
         if self._print((*pulled.frames(is_final=True), over), messages.LOG_BYTES):

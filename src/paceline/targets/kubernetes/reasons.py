@@ -185,7 +185,7 @@ def _pull_text(text: str) -> str:
 
 
 def last_digest(pods: Sequence[Pod]) -> str | None:
-    """Return the image's digest, such as "python@sha256:...", from a started pod."""
+    """Return the image's digest, such as "python@sha256:..."."""
     for pod in pods:
         for status in pod.get("status", {}).get("containerStatuses", []):
             if status.get("name") == CONTAINER and "sha256:" in status.get("imageID", ""):

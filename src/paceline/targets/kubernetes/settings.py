@@ -198,7 +198,7 @@ class KubeContext:
 
 
 def find_context(title: str, kubeconfig: str | None, name: str | None) -> KubeContext:
-    """Return a context, by default the current one.
+    """Return a context of a kubeconfig, by default the current one.
 
     An explicit context or kubeconfig takes precedence over the service account of a pod around this process.
 

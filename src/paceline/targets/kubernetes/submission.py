@@ -180,7 +180,7 @@ def _ensured(
     most: int,
     anew: bool,
 ) -> dict[str, str] | None:
-    """Create Secrets for the parts of some data. Return {file in the pod: Secret}.
+    """Create Secrets for the parts of data. Return {file in the pod: Secret}.
 
     Return None if there are more than `most` parts. `anew`: Whether to check each part, because some parts may be missing.
     """

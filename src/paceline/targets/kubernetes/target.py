@@ -103,7 +103,7 @@ class KubernetesTarget:
         note_engine(RunFolder(run_dir), self.kind, submitting=time.time(), mirrored=True)
 
     def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
-        """Create the run's Job.
+        """Create the run's Job, whose pod 0 starts the supervisor.
 
         Raises:
             EngineError, TargetError: The cluster does not answer for minutes, or refuses an object.

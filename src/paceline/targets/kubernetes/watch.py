@@ -61,7 +61,7 @@ class Watched:
         self._guard = threading.Lock()
 
     def read(self) -> dict[str, BatchJob | Pod]:
-        """Return the current objects by name.
+        """Return the current objects in this copy, by name.
 
         Raises:
             EngineError: The API does not answer.

@@ -37,7 +37,7 @@ PACKAGE_BYTES = 256 << 20
 
 
 class UnreachableError(EngineError):
-    """The error that the cluster does not answer, which says nothing about its jobs."""
+    """The error that the cluster does not answer, whatever its jobs do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ class RayClient:
                 raise
 
     def jobs(self) -> list[RayJob]:
-        """Return all submitted jobs of all users."""
+        """Return all jobs that any user has submitted to the cluster."""
         found = self._call("GET", "/api/jobs/")
         return [RayJob.from_json(data) for data in found if data.get("submission_id")]
 
@@ -264,11 +264,11 @@ class _AnswerError(PacelineError):
 
 
 class _RefusedError(_AnswerError, TargetError):
-    """The error that the cluster refuses the request."""
+    """The error that the cluster refuses a request."""
 
 
 class _FailedError(_AnswerError, UnreachableError):
-    """The error that the dashboard or a proxy answered a request with HTTP 5xx."""
+    """The error that the dashboard or a proxy answered with HTTP 5xx."""
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

@@ -205,7 +205,7 @@ class Driver:
                 self._say({"is": "spare", "count": count})
 
     def close(self) -> None:
-        """Return the placement group to Ray, and disconnect."""
+        """Remove the placement group from Ray, and disconnect."""
         if self._group is not None:
             self._ray.util.remove_placement_group(self._group)
         self._ray.shutdown()

@@ -166,7 +166,7 @@ def sealed_name(run_id: str) -> str:
 
 
 def unsealed(store: Store, run_id: str, key: str) -> dict[str, str]:
-    """Return the secrets that `_seal` has stored, and remove them from the store.
+    """Return the secrets that `_seal` stored, and remove them.
 
     Raises:
         TargetError: The secrets are missing or were changed.

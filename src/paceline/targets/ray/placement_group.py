@@ -29,7 +29,7 @@ _TICK_S = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class GroupRequest:
-    """The parameters of a placement group to hold.
+    """A request for a placement group that provides a run's nodes.
 
     Attributes:
         ray_python: An interpreter that has Ray.
@@ -58,7 +58,7 @@ class GroupRequest:
 
     @property
     def needed(self) -> ClusterDemand:
-        """The resources without which the run can't start, for its fewest nodes."""
+        """The resources for the fewest nodes with which the run can start."""
         return self.demand if self.least is None else ClusterDemand(bundles=self.demand.bundles[: self.least])
 
 

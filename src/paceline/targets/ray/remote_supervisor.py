@@ -168,10 +168,10 @@ class _Journal:
         self._waiting.append(part)
 
     def store(self) -> None:
-        """Store all changes that wait in the queue.
+        """Store all waiting changes in the datastore.
 
         Raises:
-            PacelineError: The store fails; the part waits for the next call.
+            PacelineError: The store fails; the changes wait for the next call.
         """
         while self._waiting:
             signed = signed_part(self._waiting[0], self._key, self._run_id, self._next)

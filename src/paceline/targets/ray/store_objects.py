@@ -48,7 +48,7 @@ def get(store: Store, path: str) -> bytes | None:
 
 
 def put(store: Store, path: str, data: bytes) -> None:
-    """Store an object atomically."""
+    """Store an object atomically in the datastore."""
     with tempfile.NamedTemporaryFile(prefix="paceline-") as file:
         file.write(data)
         file.flush()
@@ -63,7 +63,7 @@ def remove(store: Store, path: str) -> None:
 
 
 def unpack(data: bytes, folder: Path) -> None:
-    """Extract an archive, which other users may have changed, into a new folder.
+    """Extract an archive of untrusted content into a new folder.
 
     Raises:
         TargetError: A name or a link leads outside, or an entry is not a file, folder or link.
@@ -90,7 +90,7 @@ def unpack(data: bytes, folder: Path) -> None:
 
 
 def tree_sha256(folder: Path) -> str:
-    """Return a hash of a folder's names, contents, links and executable bits, in hexadecimal.
+    """Return a hash of a folder's files, links and executable bits, in hexadecimal.
 
     The hash of an archive would not do, because archives of the same folder by different runs may differ.
     """
@@ -137,7 +137,7 @@ def _leaves(name: str, folder: Path) -> bool:
 
 
 def encrypted(data: bytes, key: bytes, name: str) -> bytes:
-    """Return `data` encrypted and authenticated by AES-256-GCM, bound to the object's name.
+    """Return `data` encrypted with AES-256-GCM, bound to the object's name.
 
     Raises:
         TargetError: This Python has no `cryptography`.
@@ -162,7 +162,7 @@ def decrypted(data: bytes, key: bytes, name: str) -> bytes | None:
 
 
 def can_encrypt() -> bool:
-    """Return whether this Python has `cryptography`."""
+    """Return whether this Python has `cryptography`, which encryption needs."""
     try:
         _cipher(bytes(32))
     except TargetError:

@@ -51,7 +51,7 @@ def check_srun(job: Job, scheduler: Scheduler) -> None:
 
 
 def plugins_in(listed: CommandResult) -> list[str]:
-    """Parse the output of `srun --mpi=list`.
+    """Return the plugins that the output of `srun --mpi=list` names.
 
     Before Slurm 22.05 it is a list on standard error, since then on standard output, with the versions of pmix in a sentence.
     """

@@ -39,7 +39,7 @@ _FORM_VARIABLES = re.compile(r"(SQUEUE|SACCT|SINFO|SCONTROL|SCANCEL)_|SLURM_(TIM
 
 
 class AwayError(EngineError):
-    """The error that the engine does not answer, which says nothing about any job."""
+    """The error that the engine does not answer, whatever its jobs do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,5 +191,5 @@ class Scheduler:
 
 
 def plain(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without variables that change the format of Slurm's answers."""
+    """Return the environment without variables that change Slurm's output format."""
     return {name: value for name, value in environment.items() if not _FORM_VARIABLES.match(name)}

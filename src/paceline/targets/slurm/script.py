@@ -98,7 +98,7 @@ def array_text(
 def controller_text(
     settings: SlurmSettings, *, run_id: str, run_dir: PurePosixPath, library_dir: PurePosixPath, python: str
 ) -> str:
-    """Return the batch script of a sweep's controller, which needs one core.
+    """Return the batch script of a sweep's controller.
 
     Raises:
         TargetError: A path can't be written in a line of sbatch.

@@ -68,7 +68,7 @@ class NodeState:
 
 
 def parse_squeue(text: str) -> list[JobState]:
-    """Parse `squeue -h -o SQUEUE_FORMAT`."""
+    """Parse the output of `squeue -h -o SQUEUE_FORMAT` into jobs."""
     jobs = []
     for line in text.splitlines():
         # A job's name may contain the separator, so it comes last.

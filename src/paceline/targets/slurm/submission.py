@@ -102,7 +102,7 @@ def submit(
 
 
 def environment(shell: Mapping[str, str], settings: SlurmSettings) -> dict[str, str]:
-    """Return the submitting shell's environment for the job, without variables of another job."""
+    """Return the submitting shell's environment, without variables of other jobs."""
     set_here = {f"SBATCH_{name}" for setting, name in _OF_SETTINGS.items() if getattr(settings, setting) is not None}
     if settings.memory is not None:
         set_here |= {"SBATCH_MEM_PER_NODE", "SBATCH_MEM_PER_CPU", "SBATCH_MEM_PER_GPU"}

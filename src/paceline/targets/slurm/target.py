@@ -110,12 +110,12 @@ class SlurmTarget:
         return self.settings.python or ("python3" if self.settings.login else submitting or sys.executable)
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
-        """Record that Slurm manages the run from now on; `start_supervisor` submits the job."""
+        """Record that Slurm queues the run, whose job `start_supervisor` submits."""
         self._job = job
         note_engine(RunFolder(run_dir), self.kind, user=submission.user_here(), submitting=time.time())
 
     def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
-        """Submit the run's script.
+        """Submit the run's batch script, which starts the supervisor. Return 0.
 
         Raises:
             EngineError, TargetError: Slurm does not answer for minutes, or refuses the job.
@@ -246,7 +246,7 @@ class SlurmTarget:
             note_engine(folder, self.kind, has_secrets=False)
 
     def cancel(self, folder: RunFolder, record: RunRecord) -> None:
-        """Cancel a pending job. A running job's supervisor reads `cancel.json` and ends the job."""
+        """Cancel a pending job. A running job's supervisor reads `cancel.json`."""
         if is_over(folder):
             return  # the job has ended, and the next reader of the run completes the cancellation
         noted = engine(folder)

@@ -67,7 +67,7 @@ class HeldHosts:
 
 
 class Gathering:
-    """The allocation of hosts to one run.
+    """An allocation of hosts to one run.
 
     patience_s: Seconds to wait for hosts that are down if too few hosts are up.
     """

@@ -110,7 +110,7 @@ class Opening:
                 threading.Thread(target=self._open, args=(host,), name=f"paceline-ssh-{host.name}", daemon=True).start()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until all hosts are open or have failed. Return False after the timeout."""
+        """Wait until all hosts are open or failed. Return False after the timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: not any(self._asked.values()), timeout_s)
 
@@ -137,7 +137,7 @@ class Opening:
             return [member for member in found if not member.link.lost]
 
     def close(self, but: Iterable[HostMember] = ()) -> None:
-        """End all agents except those of `but`, also those that are still being started."""
+        """End all agents, even while they start, except those of `but`."""
         kept = {member.host for member in but}
         with self._changed:
             self._closed = True

@@ -189,7 +189,7 @@ def _content(file: Any) -> bytes:
 
 
 def spare_hosts(settings: SshSettings, job: Job, held: Collection[str], machines: Collection[tuple[str, str]]) -> int:
-    """Return how many more hosts could take the job's workers now, without reserving any.
+    """Return how many more hosts could run the job now. Reserve none.
 
     held: Names of the run's own hosts.
     machines: (boot id, host name) of the run's own hosts, which may have other names in the list.
