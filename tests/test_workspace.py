@@ -147,7 +147,7 @@ def test_the_workspace_finds_a_run_by_the_beginning_of_its_id():
     assert (found.id, found.experiment.name) == (run.id, "a")
 
 
-def test_an_unknown_run_is_a_lookup_error():
+def test_looking_up_an_unknown_run_raises_lookup_error():
     with pytest.raises(RunNotFoundError, match="no run 'a_1'"):
         Workspace("ws").get_run("a_1")
 

@@ -227,7 +227,7 @@ def test_restored_run_that_was_running_is_failed_with_the_next_step(workspace, n
     assert restored.scratch_dir is None
 
 
-def test_file_list_round_trips_through_bytes():
+def test_backup_file_list_round_trips_through_bytes():
     entries = [
         BackupEntry("folder", "runs"),
         BackupEntry("file", "runs/a/\udcff", 0o600, 5, 7, HASH, is_shared=True),

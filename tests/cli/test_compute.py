@@ -128,7 +128,7 @@ def test_add_reports_nodes_that_are_down_with_the_reason(compute):
 
 
 @pytest.mark.promise("target-does-answer-holds-up")
-def test_a_target_that_does_not_answer_is_kept_with_a_warning_and_holds_up_no_other(compute, cli):
+def test_unresponsive_target_is_added_with_a_warning_and_does_not_delay_others(compute, cli):
     done = compute("add", "off", "--kind", "toy", "--label", "x", "--broken", "status")
     assert "warning: off is kept, but can't be reached: the toy's engine is switched off." in done.stderr
     compute("add", "hung", "--kind", "toy", "--label", "x", "--broken", "hangs", "--no-check")
@@ -140,7 +140,7 @@ def test_a_target_that_does_not_answer_is_kept_with_a_warning_and_holds_up_no_ot
     assert "toykind:NoSuchClass can't be loaded" in done.stderr
 
 
-def test_a_target_in_use_is_not_removed_unless_forced(compute, cli):
+def test_target_used_by_a_run_is_not_removed_unless_forced(compute, cli):
     compute("add", "here", "--kind", "local", "--no-check")
     run_id = cli.submit("import time; time.sleep(60)", "--compute", "here")
     cli.wait(run_id, "Running")

@@ -11,7 +11,7 @@ import pytest
 from tests.cli.conftest import Cli, Gallery
 
 
-def test_the_metrics_of_a_run_are_a_table(gallery: Gallery) -> None:
+def test_metrics_command_prints_a_table(gallery: Gallery) -> None:
     lines = [line.split() for line in gallery("metrics", gallery.good).stdout.splitlines()]
     assert lines == [
         ["METRIC", "LAST", "MIN", "MAX", "STEP", "VALUES"],
@@ -113,5 +113,5 @@ def test_invalid_metrics_call_is_refused(two: Gallery, words: list[str], complai
     assert complaint.format(run=two.good) in two("metrics", two.good, *words, code=2).stderr
 
 
-def test_metrics_without_any_run_is_an_error(cli: Cli) -> None:
+def test_metrics_command_without_any_run_fails(cli: Cli) -> None:
     assert "there is no run in" in cli("metrics", code=2).stderr

@@ -353,8 +353,8 @@ def hosts(scene: Scene, patch: pytest.MonkeyPatch) -> None:
 def an_installed_package(scene: Scene, patch: pytest.MonkeyPatch) -> None:
     """An entry point is found in an environment alone, which tests/testing makes."""
     scene.elsewhere = {
-        "--kind nice": "test_commands_of_the_plug_in_page_work",
-        "NiceTarget": "test_commands_of_the_plug_in_page_work",
+        "--kind nice": "test_commands_of_the_documentation_page_on_target_plugins_run",
+        "NiceTarget": "test_commands_of_the_documentation_page_on_target_plugins_run",
         "TargetConformance": "test_documented_example_target_passes_the_conformance_suite",
     }
 

@@ -33,7 +33,7 @@ def test_hanging_node_is_skipped_by_later_checks(two, monkeypatch):
     assert len(two[0].asked) == 1
 
 
-def test_timed_out_command_does_not_abandon_the_node(two):
+def test_later_commands_run_on_a_node_after_a_command_timed_out(two):
     patient = Patient(two[0])
     with pytest.raises(NoAnswerError, match=r"no answer in 0\.1 s"):
         patient.run(["sleep", "5"], timeout_s=0.1)

@@ -104,7 +104,7 @@ def test_old_python_fails_and_different_python_versions_warn(judged):
         ("/dev/shm", 1e6, 8e9, "fail"),
     ],
 )
-def test_space_level_depends_on_the_folders_use(judged, path, free, total, level):
+def test_required_free_space_depends_on_the_use_of_a_folder(judged, path, free, total, level):
     space = {**facts()["space"], path: {"free": free, "total": total}}
     findings = judged(check_space, {"space": space}, {})
     (about,) = [finding for finding in findings if finding.node == "node0" and finding.seen.startswith(path)]

@@ -89,12 +89,12 @@ def test_different_environments_have_different_keys(one, other):
 
 
 @pytest.mark.parametrize("field", ["python", "version", "implementation", "platform"])
-def test_key_depends_on_the_interpreter(field):
+def test_environment_key_depends_on_the_interpreter(field):
     asked = Environment(pip_packages=["a"])
     assert key(asked, replace(BASE, **{field: "other"})) != key(asked, BASE)
 
 
-def test_base_packages_change_the_key_of_a_layer_only(tmp_path):
+def test_packages_of_the_base_interpreter_change_only_the_key_of_a_layer(tmp_path):
     (tmp_path / "a-1.dist-info").mkdir()
     base = replace(BASE, site_folders=(str(tmp_path),))
     layer, whole = Environment(pip_packages=["a"], layered=True), Environment(pip_packages=["a"])
@@ -116,7 +116,7 @@ def test_base_packages_change_the_key_of_a_layer_only(tmp_path):
         ({"pkg/pkg.egg-info/PKG-INFO": "x"}, False),
     ],
 )
-def test_key_of_a_source_folder_ignores_build_leftovers(tmp_path, change, counts):
+def test_environment_key_ignores_build_leftovers_in_a_source_folder(tmp_path, change, counts):
     write_tree(tmp_path, {"pkg/pyproject.toml": "", "pkg/module.py": "1"})
     before = key_of(pip_packages=[str(tmp_path / "pkg")])
     write_tree(tmp_path, change)
@@ -124,14 +124,14 @@ def test_key_of_a_source_folder_ignores_build_leftovers(tmp_path, change, counts
 
 
 @pytest.mark.parametrize(("changed", "counts"), [("module.py", False), ("pyproject.toml", True)])
-def test_key_of_an_editable_install_depends_on_build_files_only(tmp_path, changed, counts):
+def test_environment_key_of_an_editable_install_depends_only_on_build_files(tmp_path, changed, counts):
     write_tree(tmp_path, {"pkg/pyproject.toml": "", "pkg/module.py": "1"})
     before = key_of(pip_packages=[f"-e {tmp_path}/pkg"])
     (tmp_path / "pkg" / changed).write_text("# 2")
     assert (key_of(pip_packages=[f"-e {tmp_path}/pkg"]) != before) is counts
 
 
-def test_key_depends_on_the_content_of_a_wheel(tmp_path):
+def test_environment_key_depends_on_the_content_of_a_wheel(tmp_path):
     wheel = tmp_path / "x-1-py3-none-any.whl"
     wheel.write_bytes(b"1")
     before = key_of(pip_packages=[str(wheel)])
@@ -147,7 +147,7 @@ def test_computing_an_environment_key_does_not_hang_on_pipes_and_symlink_loops(t
     assert key_of(pip_packages=[str(tmp_path / "pkg")])
 
 
-def test_a_path_that_is_not_there_any_more_is_named(tmp_path):
+def test_missing_local_package_path_is_named_in_the_error(tmp_path):
     asked = Environment(pip_packages=[f"{tmp_path}/gone"])
     with pytest.raises(EnvironmentSpecError, match=r"there is no '.*/gone'"):
         key(asked, BASE)

@@ -294,7 +294,7 @@ def test_unknown_pip_package_is_named_with_the_resolvers_reason(ensure, installe
     assert "Traceback" not in str(e.value)
 
 
-def test_versions_that_contradict_each_other_are_named(ensure, installer):
+def test_conflicting_package_versions_are_named_in_the_error(ensure, installer):
     with pytest.raises(EnvironmentBuildError, match=r"chained.*small") as caught:
         ensure(pip_packages=["chained", "small<1.1"])
     assert len(str(caught.value)) < 1500
@@ -403,7 +403,7 @@ def test_unsatisfiable_lock_is_reported_with_the_reason(ensure):
         ensure(pip_packages=["small"], locked_pip=["small==7"])
 
 
-def test_a_variable_that_is_not_set_is_named(index, ensure, monkeypatch):
+def test_unset_variable_in_a_requirement_is_named_in_the_error(index, ensure, monkeypatch):
     monkeypatch.delenv("PACKAGE_TOKEN", raising=False)
     with pytest.raises(EnvironmentBuildError, match=r"needs the variable PACKAGE_TOKEN, which is not set"):
         ensure(pip_requirements="small @ https://${PACKAGE_TOKEN}@example.org/small-1.0-py3-none-any.whl\n")

@@ -32,12 +32,12 @@ def test_non_utf8_output_bytes_are_replaced():
     assert run("import os; os.write(1, b'a\\xffb\\n')")[1] == ["a\N{REPLACEMENT CHARACTER}b"]
 
 
-def test_program_reads_its_stdin():
+def test_build_program_reads_its_standard_input():
     assert run("import sys; print(sys.stdin.read().upper())", stdin="given")[1] == ["GIVEN"]
     assert run("pass", stdin="x" * 1_000_000)[0] == 0
 
 
-def test_credentials_are_masked():
+def test_credentials_in_build_output_are_masked():
     code = "print('https://me:hunter2@host/x https://t0ken@host and s3cret-value'); print('git@host:x')"
     _, lines, said = run(code, secrets=["s3cret-value", ""])
     assert lines == said == ["https://***@host/x https://***@host and ***", "git@host:x"]

@@ -64,14 +64,14 @@ def test_unknown_name_or_version_lists_the_existing_ones(workspace):
         Environment.get(workspace, "../mine")
 
 
-def test_a_damaged_file_is_named(workspace):
+def test_damaged_environment_record_is_named_in_the_error(workspace):
     MINE.register(workspace)
     (workspace.path / "environments" / "registered" / "mine" / "1.json").write_text("{")
     with pytest.raises(EnvironmentSpecError, match=r"mine/1\.json' is not a registered environment any more"):
         Environment.get(workspace, "mine")
 
 
-def test_many_processes_at_once_get_versions_of_their_own(workspace):
+def test_concurrent_registrations_get_different_versions(workspace):
     code = """
 import sys
 from pathlib import Path
@@ -105,7 +105,7 @@ def test_from_existing_accepts_the_path_of_an_interpreter_or_a_venv(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["nowhere", "a folder", "a file"])
-def test_an_interpreter_that_is_not_there_is_refused(tmp_path, name):
+def test_missing_interpreter_is_refused_by_from_existing(tmp_path, name):
     (tmp_path / "a folder").mkdir()
     (tmp_path / "a file").write_text("")
     with pytest.raises(EnvironmentSpecError, match=f"{name}'"):

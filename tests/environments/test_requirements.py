@@ -139,7 +139,7 @@ def test_file_included_twice_is_not_circular(tmp_path):
         ("folder", "can't be read: Is a dir"),
     ],
 )
-def test_a_file_that_can_not_be_read_is_named(tmp_path, content, message):
+def test_unreadable_requirements_file_is_named_in_the_error(tmp_path, content, message):
     path = tmp_path / "a file.txt"
     if content == "folder":
         path.mkdir()
@@ -149,7 +149,7 @@ def test_a_file_that_can_not_be_read_is_named(tmp_path, content, message):
         requirements.read(path)
 
 
-def test_a_password_in_a_file_is_refused_and_not_repeated(tmp_path):
+def test_password_in_a_requirements_file_is_refused_and_not_shown(tmp_path):
     (tmp_path / "r.txt").write_text("--index-url https://me:hunter2@host/simple\n")
     with pytest.raises(EnvironmentSpecError, match="pip_requirements, line 1,") as caught:
         Environment.from_pip_requirements("x", tmp_path / "r.txt")
@@ -219,7 +219,7 @@ def test_invalid_conda_file_is_refused_with_the_bad_entry(tmp_path, text, messag
     assert "e.yml" in str(caught.value)
 
 
-def test_a_missing_file_is_named(tmp_path):
+def test_missing_conda_file_is_named_in_the_error(tmp_path):
     with pytest.raises(
         EnvironmentSpecError, match=r"the conda environment file '.*nowhere.yml' can't be read: No such file"
     ):

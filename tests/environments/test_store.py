@@ -107,7 +107,7 @@ def test_concurrent_builds_of_one_environment_run_once(store, base_python, monke
     assert sum(" + chained==1.0" in output for output in outputs) == 1
 
 
-def test_waiting_for_another_build_is_reported(store, base_python, monkeypatch):
+def test_waiting_for_a_concurrent_environment_build_is_reported(store, base_python, monkeypatch):
     import fcntl
 
     store.ensure(SMALL, base_python, print)

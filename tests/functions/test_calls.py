@@ -114,7 +114,7 @@ def test_truncated_result_file_raises_an_error(tmp_path):
         calls.load(tmp_path, "v", pickled=False)
 
 
-def test_exit_of_a_function_is_an_error():
+def test_sys_exit_in_a_submitted_function_is_reported_as_an_error():
     with pytest.raises(RuntimeError, match=r"leave\(\) called sys.exit\(0\)"):
         calls.make(leave, (), {})
 

@@ -52,7 +52,7 @@ def test_invalid_notify_value_is_refused_with_the_rule(given: object, rule: str)
 
 @pytest.mark.promise("whoever-wants-know-told-run")
 @pytest.mark.parametrize("given", [SECRET, f"slack:{SECRET}", f"webhook:{SECRET}"], ids=["bare", "slack", "webhook"])
-def test_a_url_is_refused_and_not_shown(given: str) -> None:
+def test_notification_url_in_plain_text_is_refused_and_not_shown(given: str) -> None:
     with pytest.raises(JobError) as error:
         make_job(notify=[given])
     assert "slack:env:SLACK_URL" in str(error.value)
@@ -93,7 +93,7 @@ def test_notify_command_keeps_its_working_directory(tmp_path: Path, monkeypatch:
     assert Job.from_json(job.to_json()) == job
 
 
-def test_a_command_that_is_not_there_is_named_before_anything_starts(tmp_path: Path) -> None:
+def test_missing_notification_command_is_named_before_the_run_starts(tmp_path: Path) -> None:
     program = tmp_path / "told.sh"
     program.write_text("#!/bin/sh\n")
     with pytest.raises(JobError, match=r"told\.sh' is not there, or can't be run \(chmod \+x\)"):

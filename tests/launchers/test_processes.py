@@ -19,7 +19,7 @@ def test_job_without_a_backend_starts_one_process():
     assert (command.ranks, command.node_rank, command.is_launcher) == ((0,), 0, False)
 
 
-def test_two_nodes_of_two_workers_are_four_commands():
+def test_job_on_two_nodes_with_two_workers_has_four_commands():
     found = commands(make_job(distributed_backend="gloo", node_count=2, process_count_per_node=2))
     table = [
         (c.node_rank, c.ranks, c.environment["RANK"], c.environment["LOCAL_RANK"], c.environment["NODE_RANK"])

@@ -86,7 +86,7 @@ def test_rank_missing_from_a_collective_is_named():
         (rank(entry("broadcast", 3, channel="torch 1", age=5)), "It waits in broadcast 3 itself, train.py:20, `step`."),
     ],
 )
-def test_position_of_the_missing_rank_is_described(missing, said):
+def test_wait_report_describes_where_the_missing_rank_is(missing, said):
     found = wait_graph.sentences(told(rank(entry("allreduce")), missing))
     assert said in found[0], found
     assert found[0].startswith("Rank 1 has not come to allreduce 512, for which rank 0 has been waiting for 310 s. ")

@@ -50,7 +50,7 @@ PLAIN: list[Any] = [
 
 
 @pytest.mark.parametrize("value", PLAIN, ids=repr)
-def test_plain_value_round_trips(value: Any) -> None:
+def test_plain_value_sent_between_ranks_round_trips(value: Any) -> None:
     _assert_comes_as_it_was(value)
 
 

@@ -74,7 +74,7 @@ def test_bug_report_contains_no_user_data(failed: RunFolder) -> None:
 
 
 @pytest.mark.promise("bug-report-holds-argument-variable")
-def test_bug_report_names_the_place_of_the_failure(failed: RunFolder) -> None:
+def test_bug_report_names_the_paceline_function_that_failed(failed: RunFolder) -> None:
     run = bug_report(failed)["run"]
     assert run["frames"] == [
         "train.py:24 main",

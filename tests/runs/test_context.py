@@ -22,7 +22,7 @@ WORKER = {
 }
 
 
-def test_a_worker_knows_its_run_rank_and_attempt():
+def test_worker_context_has_run_rank_and_attempt():
     context = WorkerContext.from_environment(WORKER)
     assert context == WorkerContext(Path("/ws/runs/digits_1_2"), rank=3, world_size=4, attempt=2)
 

@@ -75,7 +75,7 @@ def test_valid_experiment_name_is_accepted(name):
     assert check_experiment_name(name) == name
 
 
-def test_longest_experiment_name_makes_a_valid_id():
+def test_longest_experiment_name_makes_a_valid_run_id():
     check_run_id(new_run_id(check_experiment_name("x" * 200)))
 
 

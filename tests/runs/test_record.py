@@ -93,7 +93,7 @@ def test_run_state_names_are_a_subset_of_those_of_the_azure_sdk():
     }
 
 
-def test_the_duration_is_from_start_to_end():
+def test_duration_of_a_run_is_measured_from_start_to_end():
     assert FULL.duration_s == 2.5
 
 

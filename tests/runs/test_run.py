@@ -93,7 +93,7 @@ def test_tags_properties_and_display_name_are_stored(submitted):
     assert (submitted.name, submitted.description) == ("first try", "what it is for")
 
 
-def test_remove_tags_takes_one_name(submitted):
+def test_remove_tags_accepts_a_single_name(submitted):
     submitted.set_tags({"lr": 1, "l": 2, "r": 3})
     submitted.remove_tags("lr")
     assert submitted.tags == {"l": "2", "r": "3"}

@@ -78,7 +78,7 @@ def _impatient_guardian(service: Service) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.promise("server-hangs-killed-started-again")
-def test_a_server_that_hangs_is_killed_and_started_again(workspace: Workspace, source: Path) -> None:
+def test_hanging_server_is_killed_and_restarted(workspace: Workspace, source: Path) -> None:
     """Story: its model processes may be well, but no request was answered, and nothing ended the server."""
     service = deployed(workspace, source)
     folder = service._folder
@@ -121,7 +121,7 @@ def test_killed_model_process_is_replaced_while_the_server_continues(workspace: 
 
 
 @pytest.mark.promise("service-goes-whatever-killed-same")
-def test_a_killed_supervisor_is_started_again_and_no_client_is_refused(workspace: Workspace, source: Path) -> None:
+def test_killed_service_supervisor_is_restarted_without_a_refused_request(workspace: Workspace, source: Path) -> None:
     service = deployed(workspace, source)
     _, child = supervisors(service)
     slow: list[object] = []

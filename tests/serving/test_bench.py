@@ -40,7 +40,7 @@ def test_bench_reports_latency_and_rate_for_each_number_of_clients(tmp_path):
         bench("localhost:80", b"1")
 
 
-def test_bench_results_become_a_table_and_a_picture(tmp_path):
+def test_bench_results_are_written_as_a_table_and_a_plot(tmp_path):
     one = {"requests": 10, "failures": 0, "per_second": 100.0, "p50_ms": 1.0, "p95_ms": 2.0, "p99_ms": 3.0}
     results = [BenchResult(clients=count, **one) for count in (1, 8)]
     assert table(results)[1] == ["1", "100", "1.00", "2.00", "3.00", "10", "0"]

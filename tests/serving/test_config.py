@@ -52,7 +52,7 @@ def test_server_config_round_trips_through_json():
         ({**SCRIPT, "models": {}}, "is not a list"),
     ],
 )
-def test_invalid_setting_is_named(value, said):
+def test_invalid_server_setting_is_named_in_the_error(value, said):
     with pytest.raises(ServingError) as error:
         ServerConfig.from_json(value)
     assert said in str(error.value)

@@ -77,7 +77,7 @@ def test_ignored_link_out_of_the_source_is_accepted(tmp_path):
     assert scanned(top).links == {}
 
 
-def test_the_source_itself_may_be_a_link(tmp_path):
+def test_source_folder_may_be_a_symlink(tmp_path):
     write_tree(tmp_path / "real", {"a": ""})
     (tmp_path / "code").symlink_to("real")
     (tmp_path / "real/l").symlink_to(tmp_path / "code/a")
@@ -89,14 +89,14 @@ def test_the_source_itself_may_be_a_link(tmp_path):
 
 
 @pytest.mark.promise("services-packages-links-out-tree")
-def test_a_pipe_is_refused(tmp_path):
+def test_pipe_in_the_source_is_refused(tmp_path):
     top = write_tree(tmp_path / "code", {"a": ""})
     os.mkfifo(top / "pipe")
     with pytest.raises(SnapshotError, match="'pipe' is neither a file, a folder nor a link"):
         scanned(top)
 
 
-def test_a_socket_is_refused(tmp_path, monkeypatch):
+def test_socket_in_the_source_is_refused(tmp_path, monkeypatch):
     top = write_tree(tmp_path / "code", {"a": ""})
     monkeypatch.chdir(top)
     with socket.socket(socket.AF_UNIX) as listener:

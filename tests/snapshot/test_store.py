@@ -429,7 +429,7 @@ for _ in range(3): print(take(top, workspace / "snapshots", workspace).id)
 # --- messages
 
 
-def test_progress_ends_at_the_total(tmp_path):
+def test_snapshot_progress_ends_at_the_total_size(tmp_path):
     top = write_tree(tmp_path / "code", {"a": b"0" * 2_500_000, "b": b"1" * 10})
     told: list[tuple[int, int]] = []
     take(top, tmp_path / "ws/snapshots", tmp_path / "ws", lambda done, total: told.append((done, total)))

@@ -185,7 +185,7 @@ def test_worker_that_fails_before_the_loss_of_its_peers_node_is_detected_is_not_
     assert attempts(record) == [(1, "node_lost", ("a", "c")), (2, None, ("b", "c"))]
 
 
-def test_workers_own_error_outranks_a_lost_node(tmp_path):
+def test_exception_of_a_worker_is_reported_before_a_node_lost_later(tmp_path):
     stage = Stage(tmp_path, PEER_GONE.format(error="ValueError('wrong')"), **TWO_NODES)
     record = stage.see_through({"name": "a", "cut_for_s": 0.5})
     assert attempts(record) == [(1, "exception", ("a", "c"))]

@@ -31,7 +31,7 @@ def test_target_state_depends_on_the_number_of_nodes_that_are_up(ups, state):
     assert Status(nodes=tuple(node(str(index), is_up=up) for index, up in enumerate(ups))).state == state
 
 
-def test_status_round_trips_through_json():
+def test_target_status_round_trips_through_json():
     status = Status(nodes=(node("a", cores=2, used_cores=0),), queued=3, running=1)
     told = json.loads(json.dumps(status.to_json()))
     assert (told["state"], told["cores"], told["queued"]) == ("up", 2, 3)

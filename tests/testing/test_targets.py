@@ -51,7 +51,7 @@ def test_documented_example_target_passes_the_conformance_suite(run_in_environme
 
 
 @pytest.mark.slow
-def test_commands_of_the_plug_in_page_work(run_in_environment: Runner, tmp_path: Path) -> None:
+def test_commands_of_the_documentation_page_on_target_plugins_run(run_in_environment: Runner, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import os\nprint(os.nice(0), os.environ['RANK'])\n")
     for line in blocks(PAGE, "console")[0].text.splitlines():
         program, *words = shlex.split(line.removeprefix("$ "))

@@ -85,7 +85,7 @@ def test_sweep_forms_without_a_key_or_on_a_read_only_server_are_refused(
     assert results.requested(sweep) == 0
 
 
-def test_run_that_is_no_sweep_takes_no_trials(place: Place) -> None:
+def test_adding_trials_to_a_run_that_is_no_sweep_is_refused(place: Place) -> None:
     folder = place.run()
     for path in ("more", "again"):
         answer = place.client().post(f"/runs/{folder.run_id}/{path}", data=_form(place))

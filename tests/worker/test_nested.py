@@ -102,7 +102,7 @@ def test_process_without_rank_variables_is_a_rank_after_joining_a_group(tmp_path
     assert sorted(path.name for path in metrics.iterdir()) == ["rank_0.jsonl", "rank_1.jsonl"]
 
 
-def test_a_sitecustomize_of_the_user_s_is_still_run(tmp_path):
+def test_sitecustomize_module_of_the_user_is_still_imported(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("print('mine')\n")
     found = said(tmp_path, "import sitecustomize; print(sitecustomize.__file__)")
     assert found == {"rank_0": f"mine\n{tmp_path}/sitecustomize.py\n"}

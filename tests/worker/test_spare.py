@@ -195,7 +195,7 @@ def test_recorder_notes_imported_modules_but_not_only_looked_up_ones(tmp_path: P
     assert "csv" not in names
 
 
-def test_hook_runs_for_a_module_that_was_loaded_before_the_fork() -> None:
+def test_import_hook_of_the_script_runs_for_a_module_loaded_before_the_fork() -> None:
     code = (
         "import sys, types\n"
         "from paceline.system import lazy_import\n"

@@ -62,7 +62,7 @@ def test_each_library_error_is_mapped_to_its_cause(error, cause):
     assert cause_of(error) == cause
 
 
-def test_underlying_error_determines_the_cause():
+def test_cause_of_a_storage_error_is_that_of_the_wrapped_exception():
     error = FileNotFoundError("url")
     error.__cause__ = _AnswerError(403)
     assert cause_of(error) == "denied"

@@ -235,7 +235,7 @@ def test_unreadable_symlink_target_raises_and_a_broken_symlink_is_skipped(worksp
         store.files()
 
 
-def test_unreadable_local_folder_raises(workspace, tmp_path):
+def test_listing_of_a_store_whose_folder_is_missing_raises(workspace, tmp_path):
     store = Datastore.register(workspace, "lab", tmp_path / "gone")
     with pytest.raises(DataError, match="there is nothing at 'x'"):
         store.files("x")

@@ -211,13 +211,13 @@ def test_wrong_s3_keys_raise_an_error_without_the_secret(workspace, s3, bucket, 
     assert "wrong" not in str(caught.value)
 
 
-def test_missing_bucket_raises(workspace, s3, take):
+def test_fetch_from_a_missing_bucket_raises(workspace, s3, take):
     with pytest.raises(TransferError, match=r"listing '' in datastore 'lab' .* there is no such bucket"):
         take(s3_store(workspace, s3.url, "no-such-bucket").path().as_download())
 
 
 @pytest.mark.parametrize("url", ["http://no-such-host.invalid", "http://127.0.0.1:9"])
-def test_unreachable_host_raises(workspace, s3, take, url):
+def test_fetch_from_an_unreachable_host_raises(workspace, s3, take, url):
     with pytest.raises(TransferError, match="listing '' in datastore 'lab'"):
         take(s3_store(workspace, url, "bucket").path().as_download())
 

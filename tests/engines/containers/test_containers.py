@@ -465,7 +465,7 @@ def test_another_interpreter_of_the_image_can_be_selected(engine, machine):
 
 
 @only_podman
-def test_program_that_is_no_python_is_refused(engine, machine):
+def test_interpreter_of_an_image_that_is_no_python_is_refused(engine, machine):
     with pytest.raises(LauncherError, match=r"its '/usr/bin/cat' does not run as Python 3\.10 or later does"):
         probe(engine, machine, python="/usr/bin/cat")
 
@@ -476,7 +476,7 @@ def test_a_missing_folder_is_refused_with_the_engines_reason(engine, machine, tm
         probe(engine, machine, mounts=[Mount(path=tmp_path / "nowhere")])
 
 
-def test_an_image_that_is_nowhere_is_refused_with_the_engines_reason(engine, machine):
+def test_missing_image_is_refused_with_the_error_of_the_engine(engine, machine):
     said: list[str] = []
     with pytest.raises(
         LauncherError, match=r"'127\.0\.0\.1:1/x:2' is not on this machine, and (podman|docker) could not pull"
@@ -838,7 +838,7 @@ def test_an_image_without_python_fails_the_run_before_its_workers(own_podman, la
 
 
 @only_podman
-def test_an_image_that_is_not_there_fails_the_run_before_its_workers(own_podman, lab):
+def test_run_with_a_missing_image_fails_before_its_workers_start(own_podman, lab):
     run = lab.finish("print('never')", custom_docker_image="localhost/missing:1")
     failure = run.record().failure
     assert failure is not None

@@ -101,7 +101,7 @@ def test_input_appears_at_its_path_in_the_working_directory(lab: Lab, store: pl.
     assert not run.folder.work.exists()
 
 
-def test_a_path_that_the_source_has_is_refused(lab: Lab, store: pl.Datastore) -> None:
+def test_input_path_that_exists_in_the_source_is_refused(lab: Lab, store: pl.Datastore) -> None:
     reference = store.path("mnist").as_download("data")
     run = lab.finish("print('ran')\n", {"data/mine.txt": "mine"}, inputs=[reference])
     assert run.failure is not None
@@ -176,7 +176,7 @@ def test_unstorable_output_fails_the_run_and_stays_in_its_folder(lab: Lab, store
 
 
 @pytest.mark.parametrize(("path", "said"), [("nothing", "nothing"), ("mnist/part 9.txt", "part 9.txt")])
-def test_data_that_is_not_there_is_named_before_the_workers_start(
+def test_missing_input_data_is_named_before_the_workers_start(
     lab: Lab, store: pl.Datastore, path: str, said: str
 ) -> None:
     run = lab.finish("print('ran')\n", inputs=[store.path(path).as_download()])

@@ -25,7 +25,7 @@ time.sleep(600)
 """
 
 
-def test_a_run_is_canceled_while_it_runs(lab: Lab, way: dict[str, Any]) -> None:
+def test_running_run_can_be_canceled(lab: Lab, way: dict[str, Any]) -> None:
     run = lab.submit("open('outputs/there', 'a').write('x')\n" + SLEEP, **way)
     wait_for_status(run, states.RUNNING)
     wait_for_file(run.folder.outputs / "there")

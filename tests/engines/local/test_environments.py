@@ -96,7 +96,7 @@ def test_user_managed_environment_uses_its_interpreter(lab: Lab) -> None:
     assert not (lab.workspace_dir / "environments").exists()
 
 
-def test_the_environment_s_own_variables_reach_the_workers(lab: Lab) -> None:
+def test_variables_of_the_environment_reach_the_workers(lab: Lab) -> None:
     definition = pl.Environment(environment_variables={"FROM": "environment", "OVER": "environment"})
     run = lab.complete(
         KEEP + "keep([os.environ['FROM'], os.environ['OVER']])\n",
@@ -174,7 +174,7 @@ def test_a_build_that_fails_gives_the_package_s_own_reason(lab: Lab, tmp_path: P
 
 
 @pytest.mark.promise("two-runs-need-one-environment")
-def test_two_runs_at_once_build_an_environment_once(lab: Lab, tmp_path: Path) -> None:
+def test_concurrent_runs_build_a_shared_environment_once(lab: Lab, tmp_path: Path) -> None:
     source = make_source(tmp_path / "watched", "spam")
     (source.parent / "hold").touch()
     runs = [lab.submit(LOOK, pip_packages=[str(source)]) for _ in range(2)]

@@ -141,7 +141,7 @@ def test_a_run_that_waits_on_a_full_disk_can_still_be_canceled(lab: Lab, small_d
     assert run.status == states.CANCELED
 
 
-def test_nothing_is_started_on_a_disk_that_is_full_already(lab: Lab, small_disk: Path) -> None:
+def test_no_worker_starts_on_a_full_disk(lab: Lab, small_disk: Path) -> None:
     lab.complete("print('fits')\n")
     with open(small_disk / "large", "wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:

@@ -145,7 +145,7 @@ def test_experiment_name_that_could_leave_its_folder_is_refused(lab: Lab, name: 
 
 
 @pytest.mark.parametrize("run_id", ["../lab", "..", ".", "a/b", "/etc", "-x", "", "a\n", "a\0"])
-def test_a_run_id_that_leaves_the_folder_of_runs_is_refused(lab: Lab, run_id: str) -> None:
+def test_run_id_that_points_outside_the_runs_folder_is_refused(lab: Lab, run_id: str) -> None:
     parent = lab.experiment.start_logging()
     calls = [
         lambda: pl.Run(lab.experiment, run_id),
@@ -161,7 +161,7 @@ def test_a_run_id_that_leaves_the_folder_of_runs_is_refused(lab: Lab, run_id: st
 
 
 @pytest.mark.parametrize("name", ["../x", "outputs/../../x", "/etc/passwd", "..", "", ".", "a\0b", "outputs/.."])
-def test_a_file_name_that_leaves_the_runs_folder_is_refused(lab: Lab, name: str) -> None:
+def test_file_name_that_points_outside_the_run_folder_is_refused(lab: Lab, name: str) -> None:
     run = lab.experiment.start_logging()
     (lab.folder / "file").write_text("x")
     calls = [

@@ -160,7 +160,7 @@ def test_child_runs_of_a_worker_have_their_own_records_and_metrics(lab: Lab) -> 
     assert [one.id for one in lab.experiment.get_runs()] == [run.id]
 
 
-def test_a_child_whose_worker_is_killed_has_failed(lab: Lab) -> None:
+def test_child_run_of_a_killed_worker_has_failed(lab: Lab) -> None:
     script = """
         import os, paceline
         paceline.Run.get_context().child_run("lost")
@@ -193,7 +193,7 @@ def test_a_run_submitted_by_a_worker_is_its_child(lab: Lab) -> None:
 
 
 @pytest.mark.promise("value-logged-survives-worker-s")
-def test_a_value_that_was_logged_survives_the_workers_sigkill(lab: Lab) -> None:
+def test_logged_value_survives_sigkill_of_the_worker(lab: Lab) -> None:
     script = """
         import os, paceline
         run = paceline.Run.get_context()

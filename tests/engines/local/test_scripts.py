@@ -119,7 +119,7 @@ def test_paceline_is_imported_despite_a_module_of_that_name_in_the_source(lab: L
 
 
 @BELOW_THE_SUPERVISOR
-def test_a_script_may_close_its_output(lab: Lab, parent: dict[str, Any]) -> None:
+def test_script_may_close_its_standard_output(lab: Lab, parent: dict[str, Any]) -> None:
     script = """
         import os, time
         print("before", flush=True)
@@ -143,7 +143,7 @@ def test_a_failure_after_the_output_was_closed_is_reported(lab: Lab, parent: dic
     assert run.failure.exception == "ValueError: nobody hears me"
 
 
-def test_children_that_hold_the_output_open_do_not_hold_up_the_end(lab: Lab, parent: dict[str, Any]) -> None:
+def test_child_processes_that_keep_the_output_open_do_not_delay_the_end(lab: Lab, parent: dict[str, Any]) -> None:
     script = """
         import os, time
         if os.fork() == 0:

@@ -90,7 +90,7 @@ def test_trials_run_as_tasks_of_consecutive_arrays(slurm: SlurmLab, lab: Lab) ->
 
 
 @pytest.mark.proof
-def test_arrays_go_through_a_login_host(
+def test_job_arrays_are_submitted_through_a_login_host(
     slurm_cluster: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with places.slurm(slurm_cluster, tmp_path, monkeypatch, login=True) as there:

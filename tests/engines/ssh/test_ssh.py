@@ -165,7 +165,7 @@ def test_hosts_with_a_shared_workspace_run_in_place(hosts: Hosts, settings: dict
 
 
 @pytest.mark.promise("cancel-leaves-process-node")
-def test_cancel_ends_everything_on_all_hosts(ssh_lab: Lab, hosts: Hosts, gate: Path) -> None:
+def test_cancel_ends_all_processes_of_the_run_on_all_hosts(ssh_lab: Lab, hosts: Hosts, gate: Path) -> None:
     run = ssh_lab.submit(stay(gate), **TWO)
     assert wait_for_places(run) == ["pa0", "pa1"]
     assert any("sleep 600" in command for command in hosts.processes("pa1").values())
@@ -560,7 +560,7 @@ def at_a_terminal(lab: Lab, words: list[str], answers: dict[str, str]) -> str:
 
 
 @pytest.mark.promise("same-lines-train-ssh-hosts")
-def test_a_driver_of_the_azure_sdk_trains_on_hosts(ssh_lab: Lab) -> None:
+def test_azure_sdk_driver_trains_on_ssh_hosts(ssh_lab: Lab) -> None:
     check_driver(ssh_lab, "lab")
 
 

@@ -158,7 +158,7 @@ else:
 
 
 @pytest.mark.promise("first-error-rank-reports-ranks")
-def test_a_rank_that_is_killed_ends_the_others(tmp_path: Path) -> None:
+def test_killed_rank_ends_the_other_ranks(tmp_path: Path) -> None:
     code = """
 par = spread(nn.Linear(3, 2))
 par.step((x, y))
@@ -328,7 +328,7 @@ if RANK == 1:
     assert [(end.returncode, end.output) for end in ended] == [(0, ""), (0, "")]
 
 
-def test_terminated_rank_does_not_wait_for_the_cause_of_the_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_ended_by_sigterm_exits_without_waiting_for_a_failure_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """A restart waited 11 s for it after a killed rank."""
     import torch.distributed as dist
 

@@ -323,7 +323,7 @@ def test_tracing_leaves_the_model_unchanged(x: Tensor) -> None:
         ("h = torch.func.vmap(torch.sin)(h)", "In one process it can be computed, but not be noted call by call"),
     ],
 )
-def test_a_line_that_prevents_cutting_is_named(line: str, reason: str, x: Tensor, tmp_path: Any) -> None:
+def test_code_line_that_prevents_splitting_a_model_is_named(line: str, reason: str, x: Tensor, tmp_path: Any) -> None:
     path = tmp_path / "my model.py"
     path.write_text(
         f"""import torch
@@ -348,7 +348,7 @@ class Model(nn.Module):
     assert "Model can't be cut into stages" in text
 
 
-def test_python_random_numbers_are_refused(x: Tensor) -> None:
+def test_model_that_uses_python_random_numbers_is_refused(x: Tensor) -> None:
     class Model(own.Blocks):
         def forward(self, x: Tensor) -> Tensor:
             return self.b(self.a(x)) if random.random() < 2 else x
@@ -359,7 +359,7 @@ def test_python_random_numbers_are_refused(x: Tensor) -> None:
     assert random.getstate() == state
 
 
-def test_a_buffer_that_is_replaced_is_refused(x: Tensor) -> None:
+def test_model_that_replaces_a_buffer_in_forward_is_refused(x: Tensor) -> None:
     class Model(own.Blocks):
         def forward(self, x: Tensor) -> Tensor:
             self.shift = self.shift + 1

@@ -53,7 +53,7 @@ def test_paceline_library_on_a_shared_file_system_is_not_sent(open_link, library
     assert not (tmp_path / "node/lib").exists()
 
 
-def test_folder_names_with_special_characters_work(open_link, tmp_path):
+def test_agent_starts_in_a_folder_with_special_characters(open_link, tmp_path):
     folder = tmp_path / "no de'\"; $(touch x)\n größe"
     assert open_link(folder=str(folder)).hello.library.startswith(str(folder))
     assert not (tmp_path / "x").exists()
@@ -82,13 +82,13 @@ def test_a_node_without_python_is_named(open_link):
 
 
 @pytest.mark.promise("nothing-installed-host-python-3")
-def test_too_old_python_is_named_in_the_error(open_link):
+def test_bootstrap_error_names_a_python_that_is_too_old(open_link):
     old = "import sys;sys.version_info=(3,8,10);sys.executable='/opt/old';exec(sys.stdin.buffer.readline())"
     with pytest.raises(LinkError, match=r"its Python \(/opt/old\) is 3\.8\.10, and Paceline needs 3\.10"):
         open_link(words=[sys.executable, "-c", old])
 
 
-def test_python_2_is_named(open_link):
+def test_bootstrap_error_names_a_node_that_has_only_python_2(open_link):
     told = "AttributeError: 'file' object has no attribute 'buffer'"
     with pytest.raises(LinkError, match="its Python is Python 2"):
         open_link(words=["sh", "-c", f"echo {shlex.quote(told)} >&2; exit 1"])

@@ -206,7 +206,7 @@ def test_unservable_script_ends_the_server_with_one_error_line(tmp_path, script,
     assert said in refusal(tmp_path, script)
 
 
-def test_a_missing_script_is_named(tmp_path):
+def test_missing_entry_script_is_named_in_the_error(tmp_path):
     (tmp_path / "src").mkdir()
     assert "entry_script='x.py': there is no such file in" in refusal(tmp_path, entry_script="x.py", source_dir="src")
 

@@ -44,7 +44,9 @@ def test_files_on_the_volume_are_those_of_the_last_copy(leader: PodLeader, tmp_p
     assert store.stored(leader._folder).warnings == ()
 
 
-def test_files_that_the_volume_does_not_take_are_a_warning_of_the_run(leader: PodLeader, tmp_path: Path) -> None:
+def test_files_that_cannot_be_written_to_the_volume_are_reported_as_a_warning(
+    leader: PodLeader, tmp_path: Path
+) -> None:
     (tmp_path / "volume").mkdir()
     (tmp_path / "volume" / "runs").write_text("not a folder")
 
