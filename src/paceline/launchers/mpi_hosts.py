@@ -62,7 +62,7 @@ def networks_of(launch: Launch) -> str:
 
 
 def values_of_place(launch: Launch, place: RankSlot, skip: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return the variables of one worker, without the user's and those in `skip`."""
+    """Return the variables of a worker's node and ranks, without the user's and `skip`."""
     left_out = {*skip, *launch.job.environment_variables}
     values = environment.of_place(launch, place)
     if launch.remote_shell:

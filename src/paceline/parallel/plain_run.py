@@ -44,7 +44,7 @@ class DiffersError(Exception):
 
 
 class CannotCompareError(Exception):
-    """The plain model cannot compute the rows of a comparison. All ranks raise it."""
+    """A comparison with the plain model is impossible. All ranks raise it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -418,7 +418,7 @@ def _listen(path: str) -> socket.socket:
 
 
 def _answer(connection: socket.socket, listener: socket.socket) -> list[str] | None:
-    """Answer a request for a fork or for a kept state.
+    """Answer a request to fork a worker, or to store or return a training state.
 
     Return the worker's arguments in a forked worker, None in the spare.
     """
