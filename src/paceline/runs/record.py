@@ -128,7 +128,7 @@ class RunRecord:
         kind: "script" (it has a supervisor), "interactive" (a program logs it, `start_logging`), "sweep" (its children
             try points of a space) or "pipeline" (its children are steps).
         status: A value of `paceline.runs.states`.
-        parent_run_id: Id of the run above it.
+        parent_run_id: Id of the run of which it is a child, or None.
         sweep: The search of a sweep (`paceline.sweeps.spec`).
         trial: For a sweep's child: its number, and its point for the sampler (chosen) and for the script (values).
         pipeline: The steps of a pipeline (`paceline.pipelines.spec`).
@@ -136,10 +136,10 @@ class RunRecord:
         created_utc: Time of the submission.
         started_utc: Start of the first attempt.
         ended_utc: Time of the end.
-        submitted_by: User name.
+        submitted_by: Name of the user who submitted the run.
         target: Name of the compute target.
         source_directory: The folder that was copied.
-        snapshot_id: Id of the copy.
+        snapshot_id: Id of this copy (`paceline.snapshot`).
         git: The folder's "commit", "branch", "dirty" and "repository_uri".
         job: The job that the run executes.
         program: The command line of a program that logs an interactive run.
@@ -150,7 +150,7 @@ class RunRecord:
         size: Size of an elastic run, such as "nodes 3 of 2..4", with its pending change.
         exit_code: Exit code of `paceline run`; None before the end.
         failure: The report of a failed run.
-        canceled_by: User name.
+        canceled_by: Name of the user who canceled the run.
         warnings: Sentences on probable mistakes, such as workers that trained alone or a disk that fills up.
         hang: The current hang as {"since_utc", "text", "report"} (`Hang`), or None.
         left_out: {"name", "why"} of at most 100 files that are neither stored nor fetched, such as links out of the folder.

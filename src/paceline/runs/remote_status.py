@@ -248,7 +248,7 @@ def _end(record: RunRecord, found: JobStatus) -> tuple[str, dict[str, Any]]:
 def _is_mine(folder: RunFolder) -> bool:
     """Return whether this user wrote the run's target settings.
 
-    Settings of another user could make ssh start programs. A run of an older version uses the workspace's target instead.
+    Settings of another user could make ssh start programs. A run of an older Paceline version has none: its record counts.
     """
     return is_mine(folder.target) if folder.target.exists() else has_own_record(folder)
 

@@ -561,7 +561,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     def goodput(self) -> Goodput:
         """Return how the run used cores and GPUs, by class, with energy and price.
 
-        docs/when-it-is-slow.md#what-a-run-cost defines the classes and ETTR.
+        docs/when-it-is-slow.md#what-a-run-cost defines the classes, and the ratio `ettr` of the result.
         """
         from paceline.observe import goodput
 
@@ -626,7 +626,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         interactive.end(self._folder, states.COMPLETED)
 
     def fail(self, error_details: object = None, error_code: str | None = None) -> None:
-        """End a run that this process logs as Failed, or request another's end.
+        """End this run as Failed. For a submitted run, only request the end.
 
         In a submitted run's own script, this method does nothing, because the script's exit decides.
 
@@ -653,7 +653,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     # --- children
 
     def child_run(self, name: str | None = None, run_id: str | None = None, outputs: str | None = None) -> Self:
-        """Start a new run below this run, which this process logs and ends.
+        """Start a child run, which this process logs and ends.
 
         Args:
             name: Name of the new run, for people.
@@ -665,7 +665,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     def create_children(
         self, count: int | None = None, tag_key: str | None = None, tag_values: list[object] | None = None
     ) -> list[Self]:
-        """Create several NotStarted runs below this run.
+        """Create several child runs of this run, which are NotStarted.
 
         count: Number of runs, each of which is tagged with its index. tag_values: Values for one run each, which is tagged
         `tag_key=value`.
@@ -692,7 +692,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         kind: str | None = None,
         status: str | None = None,
     ) -> Iterator[Self]:
-        """Yield the runs below this run, newest first.
+        """Yield the child runs of this run, newest first.
 
         recursive: Whether to include their children. tags: Only runs with these tags (name -> value, or one name).
         properties: Only runs with these properties. kind: Only runs of this kind, such as "script". status: Only runs
@@ -718,7 +718,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
                 yield self._handle(self._experiment, record)
 
     def submit_child(self, config: Submittable, tags: Mapping[str, object] | None = None, **overrides: Any) -> Run:
-        """Submit an estimator or a job as a run below this run.
+        """Submit an estimator or a job as a child run of this run.
 
         Args:
             config: An estimator or a job, as for `Experiment.submit`.

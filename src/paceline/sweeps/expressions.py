@@ -393,7 +393,7 @@ def from_json(data: Sequence[Any]) -> Expression:
 def parse(text: str) -> Expression:
     """Parse an expression such as `loguniform(1e-4, 1e-1)`.
 
-    Other text is a fixed value. Words are numbers, true, false, null or JSON, else strings.
+    Other text is a fixed value: a number, true, false, null, other JSON, or else a string.
 
     Raises:
         SweepError: The name before the bracket is unknown, or the arguments are wrong.

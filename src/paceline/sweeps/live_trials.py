@@ -252,7 +252,7 @@ def follow_on_terminal(folder: RunFolder, stream: IO[str], *, stays: bool = True
 
 
 def drawn(seen: Shown) -> Group:
-    """Return the table in colours, with escaped markup and control characters."""
+    """Return the table of trials in colours for a terminal, with untrusted text escaped."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

@@ -207,7 +207,7 @@ class Alike(Protocol):
     ) -> None:
         """Submit runs whose jobs differ only in arguments, instead of by `start_supervisor`.
 
-        run_dirs: Folders named `<parent>_<n>`, with consecutive numbers within one range of `ALIKE_SPAN`.
+        run_dirs: Folders `<parent>_<n>` with consecutive numbers, which do not cross a multiple of `ALIKE_SPAN`.
         at_once: How many of the runs may run at the same time.
         """
 

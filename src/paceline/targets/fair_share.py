@@ -186,8 +186,8 @@ def plan(
     """Decide which waiting runs start now, and which running runs have to leave.
 
     A run starts if it fits beside all runs before it in the order. Behind a run that does not fit, it starts only if it
-    does not delay that run: it ends in time by its time limit, or leaves enough room. The policy's hours of patience
-    allow a delay.
+    does not delay that run: it ends in time by its time limit, or leaves enough room. With `patience_hours`, the policy
+    accepts a delay of so many hours.
 
     Args:
         tickets: Tickets of all running and waiting runs.

@@ -43,7 +43,7 @@ class RunFacts:
         script: The script, such as "train.py", "-m package.train", or "train:main" for a function.
         arguments: The arguments of the script in one line.
         why: The reason for waiting, failing or hanging.
-        parent: Id of the run above this run.
+        parent: Id of the run of which this run is a child.
         params: Script arguments, sweep values and tracked parameters (`params_of`).
         metrics: A summary of each metric (`MetricFacts`).
         resources: Memory and CPU time that an ended run used (`read_resources`).

@@ -90,7 +90,7 @@ class RunIndex:
         self.version = 0
 
     def entries(self) -> list[RunFacts]:
-        """Return all facts that have been read so far, newest run first."""
+        """Return the facts of all runs read so far, newest run first."""
         version, listed = self._listed
         if version != self.version:
             version, known = self.version, self._entries

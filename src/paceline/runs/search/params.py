@@ -51,7 +51,7 @@ def params_of(
 ) -> dict[str, ParamValue]:
     """Return a run's parameters by name, without leading dashes.
 
-    Later sources replace earlier ones.
+    Values of later arguments replace those of earlier ones.
 
     Args:
         arguments: Arguments of the script. A flag has the value "true", and `lr=0.1` is a parameter too.

@@ -180,7 +180,7 @@ class PodLeader:
         store.replace_state(self._folder, replace(record, warnings=(*record.warnings, text)))
 
     def _note_lost_attempts(self) -> None:
-        """Record the attempts of earlier pods 0, whose records were lost.
+        """Record the attempts of earlier pods of index 0, whose records were lost.
 
         Not every failed pod had an attempt, so the other pods, which outlive index 0, report how many there were.
         """

@@ -45,7 +45,7 @@ class PodTicket:
     """The description of a run for its pods.
 
     Attributes:
-        workspace: Path of the workspace below its folder in a pod, with one or two parts.
+        workspace: Path of the workspace in a pod, below the folder of workspaces, such as "lab/.paceline".
         key: Secret in hexadecimal by which the run's pods and the submitting machine authenticate to each other.
         library: Digest of the library, whose parts are files `library.N`.
         source_parts: Number of files `source.N`, which together are a tar.gz of the source.

@@ -283,7 +283,7 @@ def part_name(run_id: str, number: int) -> str:
 
 
 def signed_part(part: bytes, key: str, run_id: str, number: int) -> bytes:
-    """Return a part of changes behind its signature for this run and number."""
+    """Return a part of changes, preceded by a signature for this run and part number."""
     return tag(bytes.fromhex(key), f"part {part_name(run_id, number)}", part) + part
 
 
@@ -319,7 +319,7 @@ def _has_end(folder: RunFolder) -> bool:
 
 
 def _name_canceler(folder: RunFolder) -> None:
-    """Add the user who canceled to the record, as the cluster got only a signal."""
+    """Record the user who canceled the run, since the cluster got only a signal."""
     state, request = read_json(folder.state) or {}, read_json(folder.cancel_request) or {}
     if state.get("status") != states.CANCELED:
         return

@@ -85,7 +85,7 @@ class RaySettings:
 
     @property
     def is_shared(self) -> bool:
-        """Whether the cluster should see the workspace; a run's start checks it."""
+        """Whether the cluster is expected to share the workspace's folder."""
         return self.datastore is None
 
 

@@ -182,7 +182,7 @@ class Extension:
         return len(more)
 
     def begin(self) -> None:
-        """Permit another second job when an attempt begins."""
+        """Permit a second job again when an attempt begins."""
         self._began, self._gave_up = 0.0, False
 
     def current(self) -> tuple[str, ...]:
