@@ -246,7 +246,7 @@ class RunFolder:
         return self.attempt(attempt) / f"alone_{rank}.json"
 
     def load(self, attempt: int) -> Path:
-        """Return the file with the newest CPU, memory and GPU samples of all."""
+        """Return the file with the newest load samples (CPU, memory, GPU) of nodes and workers."""
         return self.attempt(attempt) / "load.json"
 
     def memory_plan(self, attempt: int, rank: int) -> Path:

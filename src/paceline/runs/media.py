@@ -343,7 +343,7 @@ def image_source(name: str, path: object, plot: object) -> Source:
 
 
 def columns_of(name: str, rows: object) -> dict[str, object]:
-    """Return a table's columns as {name: list of values}.
+    """Return a table's columns as {name: list of values, or one value}.
 
     Raises:
         MetricError: The value is neither a dict, a list of dicts nor a frame.

@@ -445,7 +445,7 @@ def taken_ports(tickets: "Sequence[Ticket]") -> "set[int]":
 
 
 def gpus_named(ticket: "Ticket") -> "list[str]":
-    """Return the GPUs that a run holds, and those that it sees."""
+    """Return the GPUs that a run holds, and those visible to it."""
     seen = ticket.get("all_gpus")
     named = [*held_gpus(ticket), *(seen if isinstance(seen, list) else ())]
     return [gpu for gpu in named[:_COUNT] if isinstance(gpu, str)]

@@ -142,7 +142,7 @@ class MetricSummaries(Mapping[str, MetricFacts]):
         return MetricSummaries(self._names, self._numbers, goals or None)
 
     def to_json(self) -> dict[str, list[float]]:
-        """Return {name: (last, min, max, count)}. Without a number, min and max are NaN."""
+        """Return {name: (last, min, max, count)}. If all numbers are NaN, so are min and max."""
         return dict(zip(self, map(list, _SUMMARY.iter_unpack(self._numbers)), strict=True))
 
     @classmethod

@@ -77,7 +77,7 @@ def main(path: str, library: str) -> int:
 
 
 def link_to_volume(top: str, volume: str) -> None:
-    """Replace the folders of built environments and caches by links to the volume.
+    """Link the folders of built environments and caches to the volume.
 
     Raises:
         OSError: The pod's user can't write there.

@@ -48,7 +48,7 @@ _SILENCE_S = 30
 
 
 def connect(cluster: Cluster, pod: str, port: int, key: str) -> Connection:
-    """Return a connection to a pod's port, which has proved the run's key.
+    """Return a connection to a pod that has proved to know the run's key.
 
     Raises:
         EngineError: The API, the pod or its port can't be reached.

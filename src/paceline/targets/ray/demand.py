@@ -81,7 +81,7 @@ def too_large(demand: ClusterDemand, nodes: Sequence[NodeResources]) -> str | No
 
 
 def waits_for(demand: ClusterDemand, nodes: Sequence[NodeResources]) -> str:
-    """Return the status text of a run without its placement group."""
+    """Return the status text of a run that waits for its placement group."""
     names = list(demand.bundles[0])
     shown = []
     for node in nodes[:4]:

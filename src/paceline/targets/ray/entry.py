@@ -108,9 +108,9 @@ def travel_entrypoint(run_id: str, python: str | None, request: str) -> str:
 
 
 def examine_entrypoint(request: str) -> str:
-    """Return the script of the job that holds nodes for `paceline compute doctor`.
+    """Return the shell script of a job that holds nodes for `paceline compute doctor`.
 
-    request: A line for the driver.
+    request: The request that `driver.py` reads, as one line of JSON.
     """
     return (
         f"{_FIND_RAY}"

@@ -107,7 +107,7 @@ def send_run(
 
     Raises:
         DataError, TransferError: The datastore can't be written; a file that the job names is missing here or can't be sent;
-            an output can't be stored here.
+            this machine can't store an output of the run.
         EnvironmentSpecError: A package is missing here.
     """
     workspace = folder.path.parent.parent

@@ -74,8 +74,8 @@ class Login:
 
         Raises:
             EngineError, TargetError: The login host can't be reached, or its disk is full.
-            DataError, EnvironmentSpecError, TransferError: A file that the job names is missing or unreadable here; an output
-                can't be stored here.
+            DataError, EnvironmentSpecError, TransferError: A file that the job names is missing or unreadable here; this
+                machine can't store an output of the run.
         """
         taken = pack_run(folder)
         expect(folder, taken.manifest.home if taken else ())
