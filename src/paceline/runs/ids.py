@@ -97,7 +97,7 @@ def new_run_id(experiment: str) -> str:
 
 
 def age_key(run_id: str) -> tuple[int, str, int, int, int]:
-    """Return a run id's sort key, by time and number."""
+    """Return a run id's sort key: its time, then the numbers of a child run."""
     found = _AGE.search(run_id)
     # -1, so that a sweep's id, which has no such number, sorts before its trial 0.
     if not found:
@@ -106,7 +106,7 @@ def age_key(run_id: str) -> tuple[int, str, int, int, int]:
 
 
 def experiment_of(run_id: str) -> str | None:
-    """Return a run id's experiment, or None for a user's own id."""
+    """Return a run id's experiment, or None if a user chose the id."""
     found = _AGE.search(run_id)
     return run_id[: found.start()] if found else None
 

@@ -85,7 +85,7 @@ def start_before(folder: RunFolder, attempt: int, ranks: Sequence[int], line: tu
 def moment_start(
     folder: RunFolder, attempts: Sequence[Attempt], ranks: Sequence[int], time_s: float
 ) -> LogStart | None:
-    """Return the position of the first line completed since `time_s`, or None.
+    """Return the position of the first line completed at `time_s` or later, or None.
 
     attempts: Numbers of attempts in order. Attempts that ended before `time_s` are skipped. time_s: Seconds since 1970.
     """

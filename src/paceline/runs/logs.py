@@ -208,7 +208,7 @@ class Tail:
 
 
 class AttemptLog:
-    """A reader of one attempt's merged log; each call continues after the last.
+    """A reader of one attempt's merged log; each call continues after the previous one.
 
     Args:
         folder: The run's folder.
@@ -312,7 +312,7 @@ def lines_of(
 
 
 class LogFollower:
-    """A reader of a live run's merged log; each call continues after the last.
+    """A reader of a live run's merged log; each call continues after the previous one.
 
     Args:
         folder: The run's folder.

@@ -52,7 +52,7 @@ class FolderListing:
 
 
 class LogTail:
-    """A reader of a growing metric log; each call continues after the last."""
+    """A reader of a growing metric log; each call continues after the previous one."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

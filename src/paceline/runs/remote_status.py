@@ -57,7 +57,7 @@ class Teller(Protocol):
         """Return the engine's recent report on the run, and fetch the run's new files."""
 
     def cancel(self, folder: RunFolder, record: RunRecord) -> None:
-        """Cancel the run's job in the engine, besides the supervisor, which reads `cancel.json`."""
+        """Cancel the run's job in the engine. The supervisor reads `cancel.json` too."""
 
     def channel(self, folder: RunFolder) -> Channel | None:
         """Return a channel to the run's supervisor; None if it shares this folder."""

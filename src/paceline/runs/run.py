@@ -622,7 +622,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             interactive.begin(self._folder)
 
     def complete(self) -> None:
-        """End a run that this process logs as Completed; ignore submitted runs."""
+        """End this run as Completed. Do nothing for a submitted run."""
         interactive.end(self._folder, states.COMPLETED)
 
     def fail(self, error_details: object = None, error_code: str | None = None) -> None:

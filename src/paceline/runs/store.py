@@ -316,7 +316,7 @@ def mark_closing(folder: RunFolder) -> None:
 
 
 def deserted(record: RunRecord) -> RunRecord:
-    """Return an abandoned run's record as Failed, before it is written so."""
+    """Return an abandoned run's record as Failed, without writing it."""
     return dataclasses.replace(
         record, status=states.FAILED, **failure_changes(record, deserted_report(record), utc_now())
     )

@@ -170,7 +170,7 @@ class Controller(ParentController[SweepState]):
 
 
 def end_reason(sweep: SweepState) -> str | None:
-    """Return why the sweep must end early as a sentence, or None."""
+    """Return why the sweep must end early, as a sentence, or None."""
     if sweep.folder.cancel_request.exists():
         return "the sweep is canceled"
     limit, started = sweep.spec.max_duration_seconds, sweep.spec.counted_utc or sweep.record.started_utc

@@ -87,7 +87,7 @@ class Nodes(Protocol):
         """Create an attempt's folder on the nodes, and begin to mirror it here."""
 
     def start(self, command: Command, work_dir: Path, shell: Mapping[str, str]) -> StartedCommand:
-        """Start a command (a worker, say) on its node, and return the handle.
+        """Start a command on its node, and return the started command.
 
         shell: Environment variables, which the command's own variables override.
 

@@ -102,7 +102,7 @@ def in_order(
 
 
 def _by_share(tickets: "Sequence[Ticket]", policy: "SharePolicy", uses: "Mapping[int, PastUse]") -> "list[Ticket]":
-    """Sort tickets by priority level, then by past use per share of their users."""
+    """Sort tickets by priority level, then by their users' past use divided by share."""
     at = newest(tickets, policy, uses)
     ranked = sorted(tickets, key=ident)  # a fixed order, since sums of floats depend on the order
     levels = {ident(ticket): level(ticket, policy, uses, at) for ticket in ranked}

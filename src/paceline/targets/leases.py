@@ -119,7 +119,7 @@ class Queue:
     Args:
         own: The folder of this user's tickets.
         folders: Returns (uid, folder) of each user whose tickets count; uid None accepts files of any owner.
-        locked: Returns a context manager that excludes other readers and writers.
+        locked: Returns a context manager that excludes other readers and writers. Call the methods within it.
         is_alive: Returns whether the run of a ticket lives.
         free_ports: Takes (count, taken ports) and returns up to `count` free ports.
         shares: Path of the shares file, which need not exist; "" to use no file.
@@ -226,7 +226,7 @@ class Queue:
         at_once: bool = False,
         blocked: "Mapping[str, str] | None" = None,
     ) -> "LeaseAnswer":
-        """Return {"granted": share} if it is the run's turn, else the earlier tickets.
+        """Return {"granted": share} if it is the run's turn, else the tickets before it.
 
         ticket: The run's ticket, which is written to its file unless at_once is set and the run does not fit.
         others: All other tickets.

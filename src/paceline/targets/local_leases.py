@@ -211,7 +211,7 @@ class LocalQueue(_MachineQueue):
             self._queue.write(ticket)
 
     def try_grant(self, run_dir: Path, demands: Sequence[LocalDemand] = ()) -> Lease | list[Ticket]:
-        """Return the run's lease if it is first and fits, else the earlier tickets.
+        """Return the run's lease if it is first and fits, else the tickets before it.
 
         demands: Alternatives that replace the ticket's demand, largest first; the run waits for the last of them.
 

@@ -61,7 +61,7 @@ class QueryToken(NamedTuple):
 
 @dataclass(frozen=True)
 class Word:
-    """A search for a text in name, id, experiment, user and tags."""
+    """A query that matches runs whose name, id, experiment, user or tags contain a text."""
 
     text: str
 
@@ -81,7 +81,7 @@ class Word:
 
 @dataclass(frozen=True)
 class Has:
-    """A part of a query that matches runs with any value of a field."""
+    """A query that matches runs with any value of a field."""
 
     field: RunField
 
@@ -170,7 +170,7 @@ Node: TypeAlias = "Word | Has | Compare | Not | And | Or"
 
 
 def parse(text: str, now: float | None = None) -> Node:
-    """Return a query's syntax tree. `str(tree)` is an equal query.
+    """Return a query's syntax tree. `str(tree)` is an equivalent query.
 
     Args:
         text: The query; an empty one matches every run.

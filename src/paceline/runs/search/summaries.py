@@ -73,7 +73,7 @@ class MetricFacts:
 
 @lru_cache(maxsize=2 * MOST_METRICS)
 def goal_of(name: str) -> Goal | None:
-    """Return "minimize" or "maximize" by a metric's name, or None.
+    """Return "minimize" or "maximize" by a word in the metric's name, or None.
 
     Examples:
         >>> goal_of("val/top1_acc"), goal_of("train_loss"), goal_of("lr")

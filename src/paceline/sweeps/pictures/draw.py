@@ -47,7 +47,7 @@ def sketched(title: str, spec: SweepSpec, trials: Sequence[Trial], known: Shares
 
 
 def shares(spec: SweepSpec, trials: Sequence[Trial]) -> Shares:
-    """Compute the importance of hyperparameters, in seconds if there are many trials."""
+    """Return the importance of hyperparameters, which takes seconds for many trials."""
     importances_by_metric: list[tuple[str, tuple[Importance, ...]]] = []
     remarks: list[str] = []
     # Values of failed trials are not reliable.

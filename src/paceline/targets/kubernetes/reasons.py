@@ -53,7 +53,7 @@ def first_sentence(text: str) -> str:
 
 
 def waits_for(job: BatchJob, pods: Sequence[Pod], events: Sequence[ClusterEvent], queue: str = "") -> str:
-    """Return why a run waits: "3 of 4 pods, 0/3 nodes have nvidia.com/gpu".
+    """Return why a run waits, such as "3 of 4 pods, 0/3 nodes have nvidia.com/gpu".
 
     events: Events of the Job, oldest first.
     queue: Message of Kueue's Workload.

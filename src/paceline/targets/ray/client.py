@@ -37,7 +37,7 @@ PACKAGE_BYTES = 256 << 20
 
 
 class UnreachableError(EngineError):
-    """The error that the cluster does not answer, whatever its jobs do."""
+    """The error that the cluster does not answer, which says nothing about jobs."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -114,7 +114,7 @@ class SlurmSettings:
 
     @classmethod
     def of(cls, name: str, settings: SettingValues) -> SlurmSettings:
-        """Return the checked settings, with defaults for the others.
+        """Return the checked settings, with defaults for missing ones.
 
         Raises:
             TargetError: A setting is unknown, has a wrong type or form, or is an sbatch option with its own setting.

@@ -127,7 +127,7 @@ class SshTarget:
         supervisors.load(run_dir, library_dir, python, _LOADED)
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
-        """Do nothing, because the submission's time is the position in the queues."""
+        """Do nothing, because the hosts order runs by their time of submission."""
 
     def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
         return supervisors.start(run_dir, lock_fd, library_dir, python)
