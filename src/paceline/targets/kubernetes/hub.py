@@ -1,4 +1,4 @@
-"""The server on the port of index 0, for other pods and for readers.
+"""The server of pod 0 (index 0 of the Job), for other pods and for readers.
 
     other pods  ── TCP ──> hub ── Unix socket, passed descriptors ──> supervisor (`allocate`)
     readers     ── port-forward ──> hub ── files of the run's folder

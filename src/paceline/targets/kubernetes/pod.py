@@ -182,7 +182,7 @@ class PodLeader:
     def _note_lost_attempts(self) -> None:
         """Record the attempts of earlier pods of index 0, whose records were lost.
 
-        Not every failed pod had an attempt, so the other pods, which outlive index 0, report how many there were.
+        Not every failed pod had an attempt, so the other pods, which outlive that pod, report how many there were.
         """
         failures, preempted = int(self._about[FAILURES_VARIABLE] or 0), 0
         if failures and self._ticket.node_count > 1:
