@@ -185,7 +185,7 @@ class _Script:
         return job
 
     def _values(self) -> list[Any]:
-        """Return all values, and the items of dicts and lists, which scripts may change."""
+        """Return all values and the items of dicts and lists, to detect the user's changes."""
         found: list[Any] = []
         for field in fields(self):
             value = getattr(self, field.name)
@@ -488,7 +488,7 @@ def _as_reference(value: Any) -> Any:
 
 
 def sent_names(given: Any, source: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Return paths relative to the source folder. A path that is a link is not resolved.
+    """Return the paths of `send` relative to the source folder. Links themselves are not resolved.
 
     Raises:
         JobError: `given` is a text instead of a list, or a path is outside the source folder.

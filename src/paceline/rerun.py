@@ -1,4 +1,4 @@
-"""Submit a run's job again, with changes or without: for `paceline rerun`, `Workspace.rerun` and the live page."""
+"""Submit a run's job again, with or without changes."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _job_of(old: RunRecord) -> Job:
 
 
 def _with_own_places(job: Job, old: RunRecord, run_id: str) -> Job:
-    """Return a step's job with the new run's id in the paths of its outputs."""
+    """Return a step's job with `run_id` in the paths of its outputs."""
     if old.step is None:
         return job
     return in_places_of(job, run_id, old.step.get("reused_from") or old.run_id)
@@ -277,7 +277,7 @@ def _words(name: str, value: object, option: DeclaredOption, pieces: Sequence[_P
 
 @dataclass(frozen=True)
 class _Piece:
-    """An option or, with the name "", a positional argument."""
+    """An option of a command line or, with the name "", a positional argument."""
 
     name: str
     words: tuple[str, ...]
@@ -345,7 +345,7 @@ def _undeclared(name: str) -> DeclaredOption:
 
 
 def _meant(given: str, known: Declared, pieces: Sequence[_Piece]) -> tuple[str, DeclaredOption]:
-    """Return the option's name on the command line, and its declaration."""
+    """Return the option that `given` names, with or without dashes, and its declaration."""
     bare = given.lstrip("-")
     forms = [given, f"--{bare}", f"--{bare.replace('_', '-')}", f"--{bare.replace('-', '_')}", f"-{bare}"]
     options = _by_name(known)

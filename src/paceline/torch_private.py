@@ -172,9 +172,9 @@ def _moved(what: str) -> TorchError:
 
 
 def checkpoints_inputs() -> tuple[type, ...]:
-    """Return the autograd functions with which torch's checkpoints keep the inputs of a block.
+    """Return the autograd functions by which activation checkpointing keeps a block's inputs.
 
-    These functions compute nothing: their results serve only the checkpoint. torch 2.12 and later have no such functions.
+    These functions compute nothing: their results serve only the checkpointing. torch 2.12 and later have no such functions.
     """
     from torch.utils import checkpoint
 
@@ -310,7 +310,7 @@ def is_being_made_whole(part: Module) -> bool:
 
 
 def reduce_unused_too(part: FSDPModule) -> None:
-    """Send zeros for parameters without a gradient, so that all ranks send equal lengths."""
+    """Let an FSDP2 unit send zeros for parameters without gradients, so message lengths match."""
     if hasattr(part, "set_reduce_scatter_unused_params"):
         part.set_reduce_scatter_unused_params(True, recurse=False)
         return
@@ -463,6 +463,6 @@ def offer_mpi(distributed: ModuleType, kind: type, around: Callable[[Callable[..
 
 
 def corner_of_part(tensor: DTensor) -> tuple[int, ...]:
-    """Return the offsets of this rank's shard in the whole tensor, one for each dimension."""
+    """Return the shard's offsets in the whole tensor, one for each dimension."""
     (chunk,) = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
     return tuple(chunk.offsets)

@@ -228,7 +228,7 @@ def _wait_for_rank_0(runs_dir: Path, launch: Path, launcher: str, rank: int) -> 
 
 
 def _note_failure(folder: RunFolder, rank: int, pid: int) -> None:
-    """Write why this rank fails, because the launcher then kills rank 0 without a reason."""
+    """Write this rank's failure to a file, because the launcher kills rank 0."""
     status, report = interactive.end_of_program()
     if status == states.FAILED and report is not None and os.getpid() == pid:
         with contextlib.suppress(OSError):

@@ -111,8 +111,8 @@ class Workspace:
     def from_config(cls, path: str | os.PathLike[str] | None = None, *, create: bool = True) -> Workspace:
         """Return the workspace configured for the working directory.
 
-        The first of: the folder in `PACELINE_WORKSPACE`; the folder that the nearest `paceline.toml`, here or in a parent
-        folder, names (`[workspace]`, `path = "..."`, relative to that file; default `.paceline` beside it); `./.paceline`.
+        `PACELINE_WORKSPACE` names the folder. Else the nearest `paceline.toml`, here or in a parent folder, names it
+        (`[workspace]`, `path = "..."`, relative to that file; default `.paceline` beside it). Without both it is `./.paceline`.
 
         Args:
             path: A `paceline.toml`, or a folder in which to look instead of the working directory.
@@ -318,7 +318,7 @@ class Workspace:
 
         Args:
             older_than: "30d", "12h", seconds or a timedelta since a run ended, or an environment or file was last used.
-            keep_last: Newest runs of each experiment to keep.
+            keep_last: Number of newest runs of each experiment to keep.
             max_size: "20GB" or bytes that may remain of each kind; the oldest items are removed.
             status: Only runs in this state.
             experiment: Only runs of this experiment.
@@ -454,7 +454,7 @@ class Workspace:
         return run
 
     def compare(self, *runs: Run | str) -> RunTable:
-        """Return a table of runs, with what differs first.
+        """Return a table that compares runs, with differing values first.
 
         Args:
             runs: Two or more runs, or their ids or names.
@@ -745,7 +745,7 @@ def _make_experiment(runs_dir: Path, name: str) -> Experiment:
 
 
 def _open_dataset(reference: DataReference, path: str) -> object:
-    """Return a script's input by name: the path, or a table if the input has mode "direct"."""
+    """Return an input's path, or its table if the input has mode "direct"."""
     if reference.mode != "direct":
         return path
     from paceline.data.datasets.dataset import opened

@@ -191,7 +191,7 @@ def _owner(path: Path) -> str:
 
 
 def nearest_sdk_config(folder: Path, file_name: str | None = None) -> Path | None:
-    """Return the nearest file by which drivers of the Azure SDK find their workspace, or None.
+    """Return the nearest configuration file of the Azure SDK, or None.
 
     `file_name` replaces `config.json` and `project.json`.
     """
@@ -209,7 +209,7 @@ def _nearest_config(folder: Path) -> Path | None:
 
 
 def _nearest(folder: Path, names: Sequence[Path]) -> Path | None:
-    """Return the nearest of these files, in `folder` or above, that this user may use, or None."""
+    """Return the nearest usable file of these names in `folder` or above, or None."""
     for parent in (folder.absolute(), *folder.absolute().parents):
         for name in names:
             config = parent / name

@@ -1,4 +1,4 @@
-"""Read a child run for its controller: its record, its log, and whether it ever began."""
+"""Read a child run for its controller: its record, log and whether it began."""
 
 from __future__ import annotations
 

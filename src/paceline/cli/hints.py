@@ -245,7 +245,7 @@ def in_options(text: str, words: Sequence[str], options: Mapping[str, str]) -> s
 
 
 def _names_job_file(words: Sequence[str]) -> bool:
-    """Return whether the first word that is not an option or its value is a YAML file."""
+    """Return whether the verb's first argument is a YAML file."""
     takes_value = {word for option in RUN if option.type is not bool for word in option.words.split()}
     rest = iter(words[2 if words[:1] in (["sweep"], ["pipeline"]) else 1 :])
     for word in rest:

@@ -261,7 +261,7 @@ def _differing(runs: Sequence[RunFacts]) -> list[str]:
 def _print_groups(
     runs: Sequence[RunFacts], by: RunField, fields: Sequence[RunField], sort: str, *, as_json: bool
 ) -> None:
-    """Print a line for each group, by default with duration and main metric."""
+    """Print a line for each group of runs, by default with duration and main metric."""
     main = next(filter(None, (main_metric(facts.metrics) for facts in runs)), None)
     shown = list(fields) or [field_of(name) for name in ("duration", *([f"metrics.{quoted(main)}"] if main else []))]
     groups = grouped(runs, by, sort)

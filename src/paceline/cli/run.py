@@ -220,9 +220,9 @@ def _follow_with_interrupts(folder: RunFolder, view: RunView) -> tuple[RunRecord
 
 
 class _Interrupts:
-    """A handler that raises KeyboardInterrupt for the next Ctrl-C and ignores further ones.
+    """A handler of Ctrl-C that raises KeyboardInterrupt once after each `let_one_through`.
 
-    `let_one_through` allows one Ctrl-C again. So no second Ctrl-C interrupts the reaction to the first.
+    It ignores every other Ctrl-C, so that a second one can't interrupt the reaction to the first.
     """
 
     def __init__(self) -> None:
@@ -246,7 +246,7 @@ class _Interrupts:
 
 
 def _ask(interrupts: _Interrupts) -> str:
-    """Ask what to do, and return the answer's first letter. Ctrl-C means "c"."""
+    """Ask whether to detach or cancel. Return the answer's first letter, "c" after Ctrl-C."""
     question = "\nInterrupted. [d]etach and let the run go on, [c]ancel it, or Enter to keep following? "
     try:
         # Allow one more Ctrl-C, because the key press that led to this question has used up the permission.

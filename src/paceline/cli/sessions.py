@@ -217,7 +217,7 @@ def _when_it_serves(folder: RunFolder) -> Serving:
 
 
 def _jupyter(folder: RunFolder, found: Serving, local: object) -> None:
-    """Print the address of JupyterLab, and keep a tunnel to it open until the session ends.
+    """Print JupyterLab's address, and keep its tunnel open until the session ends.
 
     Each attempt of the session has another server, and the same address.
     """
@@ -244,7 +244,7 @@ def _jupyter(folder: RunFolder, found: Serving, local: object) -> None:
 
 
 def _hold(folder: RunFolder, tunnel: Tunnel | None) -> None:
-    """Pass on data of the tunnel until the session's attempt ends, or its node can't be reached.
+    """Serve a tunnel until the session's attempt ends or its node is unreachable.
 
     Raises:
         RunStateError: The tunnel has ended, but not the attempt.

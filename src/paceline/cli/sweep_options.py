@@ -115,7 +115,7 @@ _SAME = ("trials", "concurrent", "sampler", "seed", "max_failures", "pass_as", "
 
 
 def spec(given: Given, section: Mapping[str, Any], file: Path | None, former: Callable[[str], str]) -> SweepSpec:
-    """Return the sweep of the options and a file's section. Options take precedence.
+    """Return the sweep that options and a file's section describe. Options take precedence.
 
     `former` is a function that returns the full id of an earlier sweep.
     """
@@ -197,7 +197,7 @@ def params(given: list[str] | None) -> dict[str, str]:
 
 
 def _space(section: Any) -> dict[str, Any]:
-    """Parse a file's `space`: a text is an expression, a list a choice."""
+    """Parse a sweep file's `space`: a text is an expression, a list a choice."""
     if not isinstance(section, Mapping):
         raise SweepError("the space of a sweep file is a mapping, a line each, such as `lr: loguniform(1e-4, 1e-1)`.")
     return {str(name): _part(part) for name, part in section.items()}

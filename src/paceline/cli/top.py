@@ -113,7 +113,7 @@ def _told(folder: RunFolder, record: RunRecord) -> RunLoad:
 
 
 def _lines(folder: RunFolder, record: RunRecord, *, most_rows: int | None = None) -> list[str]:
-    """Return the lines to print: two tables with at most `most_rows` rows in all.
+    """Return tables of nodes and ranks as lines, with at most `most_rows` rows.
 
     Slow ranks are always among the rows.
     """

@@ -22,7 +22,7 @@ class AliasFinder:
             the submodules too.
         hidden: Modules directly below `own` that `name` must not have, such as "aliases".
         renamed: Module of `name` -> its name in `own`.
-        beside: Finds modules that other distributions add to the package `name`.
+        beside: Function that returns the spec of a module that another distribution adds to the package `name`, or None.
     """
 
     def __init__(

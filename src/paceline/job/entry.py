@@ -15,10 +15,10 @@ _BEGINNINGS = (b"#!", b"\x7fELF")
 
 
 def entry_file(job: Job, directory: Path, *, is_here: bool = False) -> str | None:
-    """Return the path of the job's file in `directory`, with forward slashes.
+    """Return the file that a job runs, as a path relative to `directory`.
 
-    Return None for a file outside of the source: an installed module, or a program of the nodes. `is_here` tells whether the
-    job runs on this machine. Only then the PATH is checked.
+    The path has forward slashes. It is None for an installed module or a program of the nodes. `is_here` tells whether the job
+    runs on this machine. Only then PATH is checked.
 
     Raises:
         JobError: The file is missing, or cannot be executed.
@@ -68,7 +68,7 @@ def _name(path: Path, directory: Path) -> str:
 
 
 def _check_on_path(job: Job, directory: Path) -> None:
-    """Raise JobError if a program is not on PATH and the PATH is known already."""
+    """Raise JobError if this machine's PATH lacks a program that no environment can install."""
     if job.environment.docker_image is not None or job.environment.needs_build:
         return
     # The job may set PATH for its workers.

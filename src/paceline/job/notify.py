@@ -33,7 +33,7 @@ _ADDRESS = re.compile(r"[^\s@,;:<>()\[\]\\\"-][^\s@,;:<>()\[\]\\\"]*@[^\s@,;:<>(
 
 
 def check_notify(given: object) -> tuple[str, ...]:
-    """Return valid notifications, with absolute paths of commands, because the supervisor runs in another folder.
+    """Return the notifications if they are valid, with absolute paths of commands.
 
     Raises:
         JobError: A notification is invalid. The message shows no URL.
@@ -66,7 +66,7 @@ def check_notify_on(given: object) -> tuple[str, ...]:
 
 
 def is_condition(event: str) -> bool:
-    """Return whether a text of `notify_on` is a condition on metrics, such as "metrics.loss > 10"."""
+    """Return whether an event is a condition on metrics, such as "metrics.loss > 10"."""
     return _COMPARES.search(event) is not None
 
 
@@ -101,14 +101,14 @@ def check_programs(notify: Sequence[str], *, is_here: bool) -> None:
 
 
 def place_of(one: str) -> str | None:
-    """Return the source of a secret address, such as "env:SLACK_URL", or None."""
+    """Return the source of a notification's URL, such as "env:SLACK_URL", or None."""
     kind, _, rest = one.partition(":")
     return rest if kind in HOOKS else None
 
 
 def key_of(one: str) -> str:
-    """Return the key of an address among a run's secrets. The space in it avoids variables' names."""
-    return f"notify {one}"
+    """Return the name that a notification's URL has among a run's secrets."""
+    return f"notify {one}"  # the space: no environment variable has this name
 
 
 def _absolute(one: str) -> str:

@@ -97,7 +97,7 @@ class RankSlot:
 
 @dataclass(frozen=True, kw_only=True)
 class Starter:
-    """An engine's own program that starts MPI's workers instead of mpirun.
+    """An engine's program that starts MPI's workers instead of mpirun, such as srun.
 
     Attributes:
         argv: Its command line, to which the worker's command line is appended. It starts each worker on its node, in order
@@ -129,7 +129,7 @@ class Launch:
         starter: The program that starts MPI's workers, or None for mpirun.
         ends_at: Unix time at which the run's time limit ends, or None.
         secret: Hexadecimal key with which the ranks sign messages; empty for a preview.
-        spare: Path of a node's warm spare, with `%` for the node's rank; empty without spares.
+        spare: Path prefix of a node's warm spare, a process that forks workers; `%` is the node's rank. Empty without spares.
         source_dir: The folder with the run's copy of the source, or None if it is `work_dir`.
         original_dir: The user's source folder if the copy has links to it, otherwise None.
     """
@@ -171,10 +171,10 @@ class Command:
         is_launcher: True if the command starts several workers (mpirun), which report their ends themselves; False if it is
             a worker.
         log: File to which output and errors are appended.
-        spare: Path of the node's warm spare, which may fork this worker; empty without spares.
+        spare: Path prefix of the node's warm spare, a process that may fork this worker. Empty without spares.
         is_spare: Whether the command is a warm spare, which outlives attempts.
-        shells: For each node, the command that runs a command line from the remote shell, which it gets as its last word.
-            Empty for `/bin/sh -c`.
+        shells: For each node, the command that starts a shell in its container. A remote shell appends the command line to
+            run. Empty for `/bin/sh -c` without containers.
     """
 
     argv: tuple[str, ...]
@@ -237,7 +237,7 @@ def preview_ports(job: Job) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class StartedCommand:
-    """A running command. `cold` is the reason why the node's warm spare did not fork it."""
+    """A running command. `cold` says why no warm spare forked it; "" if one did."""
 
     command: Command
     pid: int

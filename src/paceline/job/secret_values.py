@@ -65,7 +65,7 @@ _ENCODED = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*")
 
 @dataclass(frozen=True)
 class Secret:
-    """A value that is read from `place` (see `PLACES`) at submission and never recorded.
+    """A secret read at submission from `place`, such as "env:HF_TOKEN", and never recorded.
 
     Raises:
         JobError: The source is invalid; the message does not show it, because it may be the value.
@@ -143,9 +143,9 @@ def hidden(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def credentials_in(value: str) -> list[str]:
-    """Return the user part of a URL or of `me:password@host`, and the parts of its password.
+    """Return the users and passwords of URLs in a variable's whole value.
 
-    `value` must be a variable's whole value. It may be a comma-separated list.
+    For "https://me:pw@host" and "me:pw@host" these are ["me:pw", "pw"]. The value may be a comma-separated list.
     """
     if "@" not in value:
         return []

@@ -20,7 +20,7 @@ def data_words(inputs: list[str] | None, outputs: list[str] | None) -> tuple[Dat
 
 
 def absolute_word(option: str, word: str, base: Path | None = None) -> str:
-    """Return the word with a local path made absolute, relative to `base`."""
+    """Return an option's word with its local path made absolute, from the folder `base`."""
     name, path, _ = _split(option, word)
     whole = os.path.join(base or Path.cwd(), os.path.expanduser(path))
     # A local file called `lab:x` has priority over the store lab, as in `_source`.

@@ -172,9 +172,9 @@ def _text_of(path: Path) -> str:
 
 
 def of_node(path: Path, node: Any, sections: Collection[str] = ()) -> dict[str, Any]:
-    """Return the description in a mapping of the file. It has no default source folder.
+    """Return the description in a job file's YAML mapping, without a default source folder.
 
-    If a variable looks like a secret, `leave_out` gets the file, so that no snapshot contains the value.
+    If a variable looks like a secret, the description's `leave_out` names the file, so that no snapshot contains the file.
     """
     import yaml
 

@@ -1,4 +1,4 @@
-"""Start workers by Open MPI: with one mpirun, or a starter of the target such as Slurm's srun.
+"""Start workers by Open MPI: with one mpirun, or a starter such as Slurm's srun.
 
 Each worker's output goes to its own file, and the process that waits for the worker reports its end (`paceline.worker`).
 Neither mpirun's forwarding of output nor its exit code is used: Open MPI 5 exits with 0 when it loses a host, and any exit of
@@ -317,7 +317,7 @@ def starter_command(launch: Launch, starter: Starter, major: int, variables: Map
 
 
 def _place_words(launch: Launch) -> list[str]:
-    """Return the options with the variables of all workers: `--for 0-1 --on NODE --set ...`."""
+    """Return all workers' variables as worker options: `--for 0-1 --on NODE --set ...`."""
     words: list[str] = []
     for node in launch.nodes:
         places = [place for place in launch.places if place.node_rank == node.node_rank]

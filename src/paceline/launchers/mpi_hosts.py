@@ -123,7 +123,7 @@ def check_same_mpi(launch: Launch) -> None:
 
 
 def _image(prepared: NodeSetup) -> str | None:
-    """Return the first digits of the image's id, or its name, or None without an image."""
+    """Return the image's short id, else its name, or None without an image."""
     if prepared.container is None:
         return None
     image = str(prepared.container["image"]).removeprefix("sha256:")

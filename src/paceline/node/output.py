@@ -69,7 +69,7 @@ def close() -> None:
 def check_outputs(references: Iterable[DataReference], came: Arrived) -> dict[str, object]:
     """Raise an error if this machine cannot store the run's outputs.
 
-    Outputs that the submitting machine stores are not checked. `came` has the files and paths that arrived with the run.
+    Outputs that the submitting machine stores are not checked. `came` describes the files that were sent with the run.
 
     Raises:
         TransferError, DataError: A store can't be written, or has files that must not be replaced.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def prepare(job: Job, folder: RunFolder, node_rank: int, *, apart: bool = False) -> dict[str, Any]:
     """Prepare everything that the node's workers need. Return a `NodeSetup` as JSON.
 
-    `apart` also creates the workers' folder, because the supervisor has not.
+    `apart` also creates the workers' folder, because the supervisor can't write to this node's folder of the run.
     """
     came = as_here(folder)
     if apart:
@@ -72,7 +72,7 @@ def prepare(job: Job, folder: RunFolder, node_rank: int, *, apart: bool = False)
 def _mounts(
     references: Sequence[DataReference], inputs: Mapping[str, str], folder: RunFolder, came: Arrived
 ) -> list[Mount]:
-    """Return the container's mounts for a run's inputs, and for the targets of their links."""
+    """Return the container's mounts for inputs and for the targets of their links."""
     if all(reference.is_output for reference in references):
         return []  # the data are in the run's folder
     from paceline.containers import Mount
@@ -130,7 +130,7 @@ def _output(reference: DataReference, folder: RunFolder, node_rank: int, came: A
 def _input(
     reference: DataReference, job: Job, folder: RunFolder, node_rank: int, came: Arrived
 ) -> tuple[Path, dict[str, object]]:
-    """Fetch an input. Return its path for the workers, and its entry in the run's record."""
+    """Fetch an input. Return its path, and its entry for the run's record."""
     from paceline.data.datasets.content import content_fingerprint, with_content
     from paceline.data.transfer.cache import DataCache
     from paceline.data.transfer.fetch import fetch
@@ -189,7 +189,7 @@ def prepare_container(
 ) -> dict[str, object]:
     """Return the part of `NodeSetup` that describes the container.
 
-    `mounts` are mounts that the workers need besides the run's folder. `came` has the files and paths that arrived on this
+    `mounts` are mounts that the workers need besides the run's folder. `came` describes the files that were sent to this
     machine with the run.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Check a job as far as this machine and the workspace suffice for it."""
+"""Check a job before its submission, by facts of this machine and the workspace."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OWN_QUEUES = (configured.LOCAL, "ssh")
 
 
 def check(job: Job, workspace_dir: Path) -> None:
-    """Refuse a job that is known to fail before anything starts.
+    """Refuse a job that would fail, before anything starts.
 
     Raises:
         UserError: A target or datastore is unknown. Or a launcher, container engine or interpreter is missing, or there are
@@ -36,7 +36,7 @@ def check(job: Job, workspace_dir: Path) -> None:
 
 
 def check_on(job: Job, workspace_dir: Path, described: configured.Configured, target: Target) -> None:
-    """Check a job like `check`. `target` is the compute target that `described` describes."""
+    """Check a job as `check` does. `described` has the settings of `target`."""
     is_here = described.kind == configured.LOCAL  # other machines are checked while the run prepares
     # Paceline keeps the queues of these kinds itself, and divides their GPUs.
     if described.kind not in _OWN_QUEUES and job.gpu_share != 1:

@@ -90,7 +90,7 @@ class Submission:
         return folder
 
     def start_alike(self, runs: Sequence[NewRun], at_once: int) -> None:
-        """Start runs by one call of the engine. At most `at_once` of them run at a time.
+        """Start runs by one request to the engine, at most `at_once` at a time.
 
         Raises:
             UserError, TargetError: As for `submit`. No run has started then.
@@ -130,7 +130,7 @@ class Submission:
 
     @contextlib.contextmanager
     def _releasing(self, *folders: RunFolder) -> Iterator[None]:
-        """Release queue positions and resources of these runs if they fail to start."""
+        """Release queue positions and resources of the runs if the block raises a PacelineError."""
         try:
             yield
         except PacelineError:

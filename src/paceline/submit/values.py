@@ -59,7 +59,7 @@ def places_of(job: Job) -> dict[str, str]:
 
 
 def _check_length(what: str, text: str) -> None:
-    """Raise JobError if a text is too long for Linux to pass to a process."""
+    """Raise JobError if a text is too long for a process on Linux."""
     size = len(text.encode("utf-8", "surrogateescape"))
     if size >= _MOST_BYTES:
         raise JobError(

@@ -1,4 +1,4 @@
-"""The object that a script gets as its run outside a run, and the SDK's methods of all runs."""
+"""The object that `Run.get_context` returns outside a run, and the methods of all runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _logs_chart(kind: str) -> Callable[[SdkSpellings, str, object, str], None]:
 
 
 class SdkSpellings(LogsMetrics):
-    """SDK methods of all runs, which use `status`, `tags` and `properties` of the subclass."""
+    """A mixin of the SDK's methods that `Run` and `OfflineRun` have in common."""
 
     status: Any
     tags: Any

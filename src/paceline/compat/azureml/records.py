@@ -54,12 +54,12 @@ def names(workspace: Workspace, kind: str) -> list[str]:
 
 
 def documents(workspace: Workspace, kind: str) -> Documents:
-    """Return the records of a kind that has no versions, only one document per name."""
+    """Return the records of a kind that has no versions, by name."""
     return Documents(_folder(workspace) / kind, RULE)
 
 
 def update(workspace: Workspace, kind: str, name: str, values: Mapping[str, object]) -> None:
-    """Set these values in the document of a name. Its other values stay."""
+    """Set these values in a name's record. The record keeps its other values."""
     kept = documents(workspace, kind)
     with _registry(workspace, kind).locked():
         kept.put(name, {**(kept.read(name) or {}), **values})

@@ -1,4 +1,4 @@
-"""Classes of the SDK that need a service of Azure, and classes of arguments for them.
+"""SDK classes that need a service of Azure, and classes of their arguments.
 
 Each refused class names its replacement.
 """

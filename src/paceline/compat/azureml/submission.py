@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Shape(TypedDict, total=False):
-    """The numbers of nodes and processes of a job."""
+    """The numbers of nodes and processes of a job, and its distributed backend."""
 
     node_count: int
     process_count_per_node: int

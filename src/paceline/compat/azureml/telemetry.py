@@ -14,7 +14,7 @@ class UserType:
 
 
 def set_diagnostics_collection(send_diagnostics: bool = True, *arguments: object, **named: object) -> None:
-    """Do nothing."""
+    """Do nothing: Paceline sends no diagnostics."""
 
 
 def get_diagnostics_collection_info(*arguments: object, **named: object) -> tuple[bool, str]:

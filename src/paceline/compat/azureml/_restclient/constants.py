@@ -34,7 +34,7 @@ class RunStatus:
 
     @classmethod
     def get_running_statuses(cls) -> builtins.list[str]:
-        """Return the states of a run that has not ended."""
+        """Return the states of a run that waits or runs."""
         ended = {cls.CANCEL_REQUESTED, cls.FINALIZING, cls.COMPLETED, cls.FAILED, cls.CANCELED}
         return [one for one in cls.list() if one not in ended]
 

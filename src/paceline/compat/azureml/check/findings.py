@@ -1,4 +1,4 @@
-"""A search for uses of the SDK in source text, and for Paceline's counterpart of each."""
+"""A search for uses of the SDK in source text, with Paceline's counterparts."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ _RESERVED = ("local", "amlcompute", "containerinstance")
 
 
 class Provisioning(Strict):
-    """The result of `provisioning_configuration` and `attach_configuration`."""
+    """Settings of a new target, from `provisioning_configuration` or `attach_configuration`."""
 
     def __init__(self, kind: str, **values: Any) -> None:
         self.kind = kind

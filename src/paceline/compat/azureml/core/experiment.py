@@ -170,7 +170,7 @@ class Experiment(paceline.Experiment):
         """Do nothing: an experiment exists as long as it has runs."""
 
     def reactivate(self, new_name: str | None = None) -> None:
-        """Do nothing."""
+        """Do nothing, because `archive` has no effect."""
 
     @staticmethod
     def list(

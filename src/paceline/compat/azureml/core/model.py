@@ -342,7 +342,7 @@ def _listed(
 
 
 def _tags(tags: object) -> Any:
-    """Convert a list of names or pairs, as in the SDK of 2018, to a dict of tags."""
+    """Return tags as a dict. The SDK of 2018 took names or pairs."""
     if isinstance(tags, (list, tuple)):
         return {tag[0]: tag[1] for tag in ((one if isinstance(one, (list, tuple)) else (one, None)) for one in tags)}
     return tags

@@ -32,7 +32,7 @@ class SdkDataReference(paceline.DataReference):
         return self.sources[0].path
 
     def path(self, path: str | None = None, data_reference_name: str | None = None) -> SdkDataReference:
-        """Return a reference to a path below this path."""
+        """Return a reference to a path below this reference's path."""
         source = self.sources[0]
         inside = "/".join(part.strip("/") for part in (source.path, path or "") if part.strip("/"))
         return dataclasses.replace(
@@ -90,7 +90,7 @@ def inside(path: str | None) -> str | None:
 
 
 class DataPathComputeBinding:
-    """The way a run receives a DataPath."""
+    """The mode and path by which a run receives a DataPath."""
 
     def __init__(self, mode: str = "mount", path_on_compute: str | None = None, overwrite: bool = False) -> None:
         self.mode, self.path_on_compute, self.overwrite = mode, path_on_compute, overwrite

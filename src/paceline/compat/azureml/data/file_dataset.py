@@ -28,7 +28,7 @@ D = TypeVar("D", bound="AbstractDataset")
 
 
 class AbstractDataset(AnyDataset):
-    """A dataset whose inputs are DatasetConsumptionConfigs."""
+    """Base class of datasets, with the SDK's methods that make inputs of a run."""
 
     @classmethod
     def of(cls: type[D], native: AnyDataset) -> D:
@@ -58,7 +58,7 @@ class AbstractDataset(AnyDataset):
 
     @property
     def partition_keys(self) -> list[str]:
-        """The names of the partition_format, or the columns of partition_by."""
+        """The partition keys: names in partition_format, or columns of partition_by."""
         reading = self._reading() or {}
         if form := reading.get("partition_format"):
             return [*re.compile(path_pattern(form)[0]).groupindex]

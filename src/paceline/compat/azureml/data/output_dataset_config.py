@@ -26,7 +26,7 @@ __all__ = ["OutputDatasetConfig", "OutputFileDatasetConfig", "OutputTabularDatas
 
 
 class Registration(TypedDict):
-    """The dataset that an output becomes."""
+    """The name, description and tags with which an output becomes a dataset."""
 
     name: str
     description: str | None
@@ -34,7 +34,7 @@ class Registration(TypedDict):
 
 
 class Origin:
-    """The identity of a step's output. `producer` is the step."""
+    """The identity of a step's output in all its forms. `producer` is the step."""
 
     def __init__(self) -> None:
         self.producer: Any = None
@@ -126,7 +126,7 @@ class OutputFileDatasetConfig:
         )
 
     def reference(self, workspace: Workspace, run_id: str) -> DataReference:
-        """Return the reference for a job with this run id."""
+        """Return the output as a data reference for the run of this id."""
         store, given = self.destination or (None, None)
         path = str(given or "dataset/{run-id}/{output-name}")
         path = path.replace("{run-id}", run_id).replace("{output-name}", self.name)

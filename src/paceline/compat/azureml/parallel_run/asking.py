@@ -21,7 +21,7 @@ Ask = Callable[[RankRequest], RankResponse]
 
 
 class Listening:
-    """The server on the first rank, for `count` other ranks."""
+    """A server on the first rank that hands mini-batches to `count` other ranks."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -33,7 +33,7 @@ class Listening:
             threading.Thread(target=serve_each, args=(self._socket, _secret(), self._answer), daemon=True).start()
 
     def share(self, sharing: Sharing) -> None:
-        """Start to answer requests. Clients may have connected already."""
+        """Start to answer requests with mini-batches of `sharing`."""
         self._sharing = sharing
         self._made.set()
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Filling:
-    """The values for a run of a step.
+    """The values that replace parameters and data in the configuration of a step's run.
 
     Args:
         run_id: Id of the step's run.

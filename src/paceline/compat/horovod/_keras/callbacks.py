@@ -1,4 +1,4 @@
-"""Callbacks that give all ranks the same start, the same metrics, and a learning rate schedule.
+"""Callbacks for equal initial values, averaged metrics, and learning rate schedules.
 
 Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour" (2017): section 2.2 describes the gradual warmup, and
 remark 2 of section 3 the momentum correction.

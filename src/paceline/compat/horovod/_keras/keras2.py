@@ -44,7 +44,7 @@ class _DistributedKeras2(OptimizerOfKeras2):
         return next(iter(kept.values())) if kept else self.distribution.accumulator()
 
     def _allreduce(self, grads: Iterable[Gradient], vars: Iterable[tf.Variable]) -> list[Gradient]:
-        """Reduce gradients, and mark them so that `apply_gradients` does not repeat it."""
+        """Reduce gradients, and mark them so that `apply_gradients` does not reduce them again."""
         reduced = self.distribution.reduce(list(grads), list(vars))
         self._mark("_reduced_in")
         return reduced
@@ -78,7 +78,7 @@ class _DistributedKeras2(OptimizerOfKeras2):
         vars(self)[name] = weakref.ref(_graph())
 
     def _is_marked(self, name: str) -> bool:
-        """Return whether the current graph has set this mark, and remove the mark."""
+        """Return whether the mark `name` is of the current graph, and remove the mark."""
         place = vars(self).pop(name, None)
         return place is not None and place() is _graph()
 
@@ -86,7 +86,7 @@ class _DistributedKeras2(OptimizerOfKeras2):
         return self._is_marked("_reduced_in")
 
     def _applies_as_is(self, skip: bool) -> bool:
-        """Return whether the gradients can be applied now, without accumulation of passes."""
+        """Return whether to apply the gradients now, without adding up several passes first."""
         # `skip` is the caller's claim that the gradients are reduced. It is wrong for one of several passes.
         to_reduce = self._is_marked("_to_reduce_in")
         return self.distribution.settings.passes == 1 or (skip and not to_reduce)

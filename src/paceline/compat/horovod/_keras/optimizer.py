@@ -102,7 +102,7 @@ def PartialDistributedOptimizer(  # noqa: N802
 
 
 def distribute(optimizer: O, settings: KerasSettings, *, in_place: bool = False) -> O:
-    """Return the optimizer in a distributed class with these settings.
+    """Return the optimizer as an instance of a class that reduces gradients by `settings`.
 
     Raises:
         ValueError: `optimizer` is not a Keras optimizer, or both Keras and these settings accumulate gradients.

@@ -23,20 +23,20 @@ T = TypeVar("T")
 
 
 class Accumulator(Protocol):
-    """A sum of each variable's gradients over several passes."""
+    """A sum of each variable's gradients over several backward passes."""
 
     def step(self, grads: list[Any], variables: Sequence[Any], act: Callable[[list[Any]], object]) -> object:
-        """Add these gradients, and in the last pass call `act` with the sums."""
+        """Add these gradients, and in the last backward pass call `act` with the sums."""
 
 
 class Distributed(Protocol):
-    """A distributed optimizer."""
+    """An optimizer whose class reduces gradients over the ranks."""
 
     distribution: ClassVar[Distribution]
 
 
 class Distribution:
-    """The reduction of one optimizer's gradients. `library` is the optimizer's Keras library."""
+    """A reduction of one optimizer's gradients over the ranks, for the Keras `library`."""
 
     def __init__(self, settings: KerasSettings, library: str) -> None:
         self.settings, self.library = settings, library
@@ -72,7 +72,7 @@ class Distribution:
         return condition if is_alone else self._side.on_all_ranks(condition, self.settings)
 
     def accumulator(self) -> Accumulator:
-        """Return a new accumulator for several passes."""
+        """Return a new accumulator of gradients over several backward passes."""
         made: Accumulator = self._side.Accumulator(self.settings.passes, self.settings.average_passes)
         return made
 

@@ -1,4 +1,4 @@
-"""The variables of any Keras model and optimizer, and their exchange between ranks as NumPy arrays."""
+"""Exchange of a Keras model's and optimizer's variables between ranks, as NumPy arrays."""
 
 from __future__ import annotations
 

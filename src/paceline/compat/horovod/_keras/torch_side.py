@@ -57,7 +57,7 @@ def divided(grad: torch.Tensor, number: int) -> torch.Tensor:
 
 
 class Accumulator:
-    """Sums or averages of gradients over several passes."""
+    """Sums or averages of gradients over several backward passes."""
 
     def __init__(self, passes: int, average: bool = False) -> None:
         self.passes, self.average = passes, average
@@ -100,7 +100,7 @@ def _value(variable: Any) -> torch.Tensor:
 
 
 def _groups(indices: list[int], variables: list[Variable], groups: Groups) -> Sequence[Sequence[int]]:
-    """Return lists of indices; each list is reduced as one operation."""
+    """Return groups of variables' indices. One operation reduces a group's gradients."""
     if not groups:
         return [[index] for index in indices]
     if isinstance(groups, int):

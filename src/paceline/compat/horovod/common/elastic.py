@@ -68,7 +68,7 @@ class State(Kept):
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Adapt the state after a restart of the engine."""
+        """Adapt the state after a restart of the collective engine."""
         # Drop earlier notifications, because the restarted engine uses the present hosts.
         self._updates.clear()
         self.reset()
@@ -366,7 +366,7 @@ class RankGroup:
 
 
 def _go_on(state: State, commits: KeptCommits) -> None:
-    """Load the last commit of an earlier attempt, if there is one."""
+    """Restore the state from an earlier attempt's last commit, if there is one."""
     kept = commits.load() if state._rank() == 0 else None
     if kept is not None:
         state.take_kept(kept)

@@ -70,7 +70,7 @@ class KeptCommits:
         return state
 
     def save(self, state: Mapping[str, object]) -> None:
-        """Write a commit to a file, if this rank is the first rank of its host."""
+        """Write a commit to a file if this rank is its host's first."""
         self.number += 1
         if basics.local_rank() != 0:
             return
@@ -89,7 +89,7 @@ class KeptCommits:
         write_file(self._base.with_name(f"{self._base.name}.of_{host}.safetensors"), header, dense, durable=False)
 
     def _plain(self, name: str, value: object) -> tuple[Any, dict[str, object]]:
-        """Return a part of the state as JSON and arrays, without values that can't be written."""
+        """Return a part of the state as JSON and arrays, without unwritable values."""
         from paceline.checkpoint.api import encode_state
 
         def arrays_of(value: object, where: str) -> tuple[Any, dict[str, object]]:

@@ -1,4 +1,4 @@
-"""The operations' numbers, and the meaning of `average=` and `op=` together."""
+"""The numbers of the reduce operations, and the choice between `average=` and `op=`."""
 
 from __future__ import annotations
 

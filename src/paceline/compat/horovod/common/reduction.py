@@ -1,4 +1,4 @@
-"""Settings of reductions of tensors and gradients, shared by all frameworks, with the checks of their arguments."""
+"""Settings of reductions of tensors and gradients in all frameworks, and checks of arguments."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def checked_layers(local_layers: Layers, weights: str) -> tuple[KerasLayer, ...]
 
 
 class How(NamedTuple):
-    """Settings of a reduction of tensors."""
+    """Operation, factors and process set of a reduction of tensors."""
 
     op: int
     prescale: float = 1.0

@@ -164,7 +164,7 @@ class Prefetcher:
 
 @atexit.register
 def _close_all() -> None:
-    """Stop the threads before the interpreter ends, which a thread inside numpy or torch may crash."""
+    """Stop threads before the interpreter exits, because threads in torch may crash then."""
     for reader in list(_living):
         reader.close()
 

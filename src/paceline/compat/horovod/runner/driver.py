@@ -229,7 +229,7 @@ class RanksDriver:
                     place.connection.send_bytes(content)
 
     def _watch(self) -> str | None:
-        """Wait until the ranks have ended or must be stopped. Return a problem of mpirun, or None."""
+        """Wait until the ranks end or must stop. Return mpirun's problem, or None."""
         # Return the reason if mpirun was killed.
         failed_at: float | None = None
         while any(place.exit_code is None for place in self._ranks):

@@ -1,4 +1,4 @@
-"""An elastic job of `horovodrun`: attempts with as many ranks as hosts allow, each from the last commit.
+"""An elastic job of `horovodrun`: attempts on the present hosts, each from the last commit.
 
     hosts -> ranks start -> a rank is killed, or a host is lost     end the others; continue on the remaining hosts
                          -> there are other hosts                   the ranks end at their next commit, with EXIT_RESIZE

@@ -33,7 +33,7 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """The place of one rank. Its cross rank is the position of its host among hosts with this local rank."""
+    """The host and ranks of one process. `cross_rank` numbers the hosts with its local rank."""
 
     rank: int
     host: str
@@ -78,7 +78,7 @@ def named(hosts: str | None, hostfile: str | None, slots: int) -> list[Host]:
 
 
 def slots(hosts: Sequence[Host], ranks: int) -> list[Slot]:
-    """Return the place of each rank. The hosts are filled in order of their first mention."""
+    """Return each rank's place. Hosts are filled in order of their first mention."""
     # A host that is named twice is one host, because mpirun places all of its ranks together.
     names = dict.fromkeys(host.name for host in hosts)
     hosts = [Host(name=name, slots=sum(host.slots for host in hosts if host.name == name)) for name in names]

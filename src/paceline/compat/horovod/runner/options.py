@@ -141,7 +141,7 @@ def _read(parser: argparse.ArgumentParser, path: str) -> dict[str, object]:
 
 
 def _checked(value: Any, option: argparse.Action, where: str) -> Any:
-    """Convert a value of the file as the command line does."""
+    """Convert a value of the configuration file like one of the command line."""
     if value is None:
         return None
     # A flag must be a YAML boolean: the text "false" would count as true.

@@ -33,7 +33,7 @@ class RankEnd:
     is_lost: bool = False
 
     def whole_files(self) -> dict[str, bytes]:
-        """Return the rank's files that have arrived completely."""
+        """Return the rank's completely received files: name -> content."""
         return {name: bytes(content) for name, content in self.files.items() if len(content) == self.sizes[name]}
 
 

@@ -163,7 +163,7 @@ def without_meaning(options: Namespace) -> list[str]:
 
 
 def elastic_limits(options: Any, np: int) -> ElasticLimits | None:
-    """Return the limits of an elastic job, or None if the job is not elastic."""
+    """Return the limits of an elastic job, or None for other jobs."""
     requested = (options.min_np, options.max_np, options.host_discovery_script, options.slots, options.elastic_timeout)
     if all(value is None for value in (*requested, options.reset_limit, options.blacklist_cooldown_range)):
         return None

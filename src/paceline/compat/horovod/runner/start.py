@@ -57,7 +57,7 @@ class RanksJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """A command line, with the text for its standard input."""
+    """A command line that starts ranks, with the text for its standard input."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)

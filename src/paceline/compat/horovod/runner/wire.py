@@ -46,7 +46,7 @@ PIECE_BYTES = 1 << 16
 
 
 class RankHello(TypedDict):
-    """A rank's first message."""
+    """The first message from a rank's process to the driver."""
 
     rank: int
     host: str
@@ -56,7 +56,7 @@ class RankHello(TypedDict):
 
 
 class RankStart(TypedDict):
-    """The driver's first message, before the files' content.
+    """The driver's first message to a rank's process, before the files' content.
 
     `files` are the names of the files, such as `call` or a commit. `scratch` are folders that the rank removes if the driver
     is gone.
@@ -71,7 +71,7 @@ class RankStart(TypedDict):
 
 
 class RankEndMessage(TypedDict):
-    """A rank's last message."""
+    """The last message from a rank's process to the driver: how the program ended."""
 
     exit_code: int
     error: ErrorFile | None
@@ -128,7 +128,7 @@ def hang_up(connection: Connection) -> None:
 
 
 def is_of_host(variable: str) -> bool:
-    """Return whether a variable is specific to this host, so others must not get it."""
+    """Return whether a variable is specific to this host, so not for others."""
     return variable in _OF_HOST or variable.startswith(("SSH_", "BASH_FUNC_"))
 
 

@@ -22,7 +22,7 @@ def operation_name(kind: str, name: str | None, tensor: tf.Tensor, ignore_name_s
 
 
 def unique_in_graph(name: str) -> str:
-    """Return the name with the name scope, and with a number if the graph has it already."""
+    """Return the name with its name scope, made unique in the graph by a number."""
     if tf.executing_eagerly():
         return name
     graph = ops.get_default_graph()
@@ -58,7 +58,7 @@ class Named:
 
 
 def by_place(count: int) -> list[Named]:
-    """Return `count` stand-ins whose names are their positions."""
+    """Return `count` stand-ins for variables, named by their positions."""
     return [Named(f"gradient.{place}") for place in range(count)]
 
 

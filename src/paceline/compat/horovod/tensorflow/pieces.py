@@ -18,7 +18,7 @@ from paceline.compat.horovod.tensorflow.names import unique_in_graph
 
 
 def reduce_piece(tensors: Sequence[tf.Tensor], name: str | None, how: How, *, grouped: bool) -> Piece:
-    """Return a Piece that reduces one tensor, or a group of tensors, over the ranks."""
+    """Return a Piece that reduces one or several tensors over the ranks."""
 
     def submit(arrays: list[Array]) -> int:
         # Allocate memory for each run: the results of the previous run of this graph may still be in use.
@@ -40,7 +40,7 @@ def reduce_piece(tensors: Sequence[tf.Tensor], name: str | None, how: How, *, gr
 def gather_piece(
     tensors: Sequence[tf.Tensor], name: str | None, process_set: ProcessSet, *, grouped: bool = False
 ) -> Piece:
-    """Return a Piece that gathers one tensor, or a group of tensors, from all ranks."""
+    """Return a Piece that gathers one or several tensors from all ranks."""
     if any(tensor.shape.rank == 0 for tensor in tensors):
         raise HorovodInvalidArgumentError(
             message="a tensor without dimensions has no rows to gather; use tf.reshape(tensor, [1])."
@@ -108,7 +108,7 @@ def in_types_of(arrays: Sequence[Array]) -> Callable[[Sequence[Array]], list[Arr
 
 
 def gradient_name(name: str | None) -> str | None:
-    """Return the name of the backward pass of a named operation, or None without a name."""
+    """Return the backward pass's name for a named operation, or None without a name."""
     return None if name is None else unique_in_graph(f"{name}_grad")
 
 
@@ -118,7 +118,7 @@ def dense(grad: Gradient) -> tf.Tensor:
 
 
 def _own_part(averaged: tf.Tensor, rows: tf.Tensor, tensor: tf.Tensor, process_set: ProcessSet) -> tf.Tensor:
-    """Return this rank's rows of the gradient of all ranks' rows."""
+    """Return this rank's part of the averaged gradient of an all-gather's result."""
     place = process_set.rank()
     start = tf.reduce_sum(rows[:place])
     part = averaged[start : start + rows[place]]

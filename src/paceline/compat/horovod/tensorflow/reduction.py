@@ -85,7 +85,7 @@ def distributed(wrapped: object, mixin: type[T], what: str) -> T:
 def _groups(
     shared: list[int], grads: list[Gradient], variables: Sequence[tf.Variable], how: Reduction
 ) -> list[Sequence[int]]:
-    """Return the positions of each group's dense gradients."""
+    """Return the positions in `grads` of each group's dense gradients."""
     dense = [i for i in shared if not isinstance(grads[i], tf.IndexedSlices)]
     groups = how.groups or 0
     if isinstance(groups, int):

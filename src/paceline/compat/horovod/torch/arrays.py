@@ -95,7 +95,7 @@ def filled(tensor: torch.Tensor, in_place: bool, out: HostTensor) -> torch.Tenso
 
 @dataclass(slots=True)
 class Filled:
-    """A call of `filled` for later, as an object, because closures would be too many objects."""
+    """A deferred call of `filled`, with fewer objects than a closure."""
 
     tensor: torch.Tensor
     in_place: bool

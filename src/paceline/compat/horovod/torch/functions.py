@@ -163,7 +163,7 @@ def _rebuilt(value: object, change: Callable[[object], object]) -> object:
 
 
 def _beside(value: object, parameter: torch.Tensor) -> object:
-    """Return state on the parameter's device, but scalars unchanged."""
+    """Return state with its tensors, except scalars, on the parameter's device."""
     if isinstance(value, torch.Tensor):
         return value.to(parameter.device) if value.dim() else value
     return _rebuilt(value, lambda item: _beside(item, parameter))

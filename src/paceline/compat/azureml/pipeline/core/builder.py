@@ -147,7 +147,7 @@ class PipelineData(paceline.PipelineData):
         )
 
     def left(self, workspace: Workspace, run_id: str) -> DataReference:
-        """Return a reference to this output, as the step with this run id writes it."""
+        """Return the data reference by which the step's run of this id stores the output."""
         made = copy.copy(self)
         made.datastore = real_name(workspace, self.datastore)
         found = made.destination(run_id, made.datastore)

@@ -144,7 +144,7 @@ class OutputPortBinding:
 
 
 class PortDataReference:
-    """The output of a step in its datastore."""
+    """The files of a step's output in a datastore."""
 
     def __init__(self, context: Workspace, pipeline_run_id: str, data_reference: DataReference) -> None:
         self._workspace, self._run_id, self._reference = context, pipeline_run_id, data_reference

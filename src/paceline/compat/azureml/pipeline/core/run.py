@@ -224,7 +224,7 @@ class HyperDriveStepRun(_Step, HyperDriveRun):
 
 
 class StepRunOutput:
-    """An output of a step."""
+    """An output of a step's run, with its place in a datastore."""
 
     def __init__(self, step_run: Any, reference: DataReference) -> None:
         self._step, self._reference = step_run, reference

@@ -170,7 +170,7 @@ class HyperDriveConfig:
     ) -> tuple[Prepared, SweepSpec]:
         """Return the trials' job (`submission.Prepared`) and the `SweepSpec`.
 
-        `change` returns the script's configuration with the values of a pipeline step.
+        `change` converts the script's configuration first: a pipeline step fills in its values.
         """
         from paceline.compat.azureml.submission import prepared
         from paceline.sweeps import Space, SweepSpec, check_sampler

@@ -32,7 +32,7 @@ _RSH_AGENT = "OMPI_MCA_plm_rsh_agent"
 
 
 def make_secret_key() -> bytes:
-    """Return a new key."""
+    """Return a new random key for `compute_digest`."""
     return secrets.token_bytes(SECRET_LENGTH)
 
 
@@ -48,7 +48,7 @@ def check_digest(key: bytes, message: bytes, digest: bytes) -> bool:
 
 @dataclass(eq=False, repr=False)
 class BaseSettings:
-    """Settings of a job."""
+    """Settings of a job, with Horovod's names."""
 
     num_proc: int | None = None
     verbose: int = 0
