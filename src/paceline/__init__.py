@@ -8,7 +8,7 @@ from __future__ import annotations
 from paceline import errors
 from paceline.system.lazy_import import face, hand_down
 
-# Don't import it from typing: that import would take longer than all others. Type checkers recognize the name.
+# Define the name here: importing it from typing would take longer than all other imports. Type checkers recognize it.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -67,8 +67,7 @@ hand_down("target_of_run", "paceline.targets.configured")
 # `paceline.job` is the decorator and the package `paceline.job`, which calls the decorator.
 hand_down("job", "paceline.functions.decorator")
 
-# The imports above are only for type checkers. A name that is only there can't be imported, and a name that is only here has
-# type.
+# Type checkers read the imports above, and programs read this table. A name needs both: without an import it has no type.
 _HOMES = {
     "paceline.data.datasets.dataset": ("Dataset",),
     "paceline.data.stores.datastore": ("Datastore",),

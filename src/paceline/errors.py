@@ -86,7 +86,7 @@ A message names the value seen, the rule, and the next step; that of an `EngineE
 
 from __future__ import annotations
 
-# Don't import it from typing, for the reason given in `paceline`, which loads this module.
+# Define the name here, because importing typing is slow. Type checkers recognize it.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:

@@ -89,7 +89,7 @@ def init(
             )
         _current = run
     context = WorkerContext.of_process()
-    # Only rank 0 stores them: on other ranks they are the same, except for values such as local_rank.
+    # Only rank 0 stores parameters: other ranks have equal ones, except for values such as local_rank.
     if context is None or context.rank == 0:
         _keep(run, values)
         if name is not None:
@@ -138,7 +138,7 @@ def finish() -> None:
         run, _current = _current, None
         if run is not None and os.environ.get(TRACKED_VARIABLE) == str(run.folder.path):
             del os.environ[TRACKED_VARIABLE]
-            # In another rank, or in a child process, it is not this process that ends the run.
+            # In another rank or a child process `complete` raises, because only the process that logs the run may end it.
             with contextlib.suppress(RunStateError):
                 run.complete()
 

@@ -106,7 +106,7 @@ def execute(*, run_id: str, command: list[str], rank: int, no_terminal: bool) ->
     with (
         Beside(folder, command, rank=rank, terminal=terminal, term=os.environ.get("TERM")) as beside,
         _raw(fd if terminal else None),
-        # End as after Ctrl-C, so that the run learns of the end.
+        # Handle SIGTERM and SIGHUP like Ctrl-C, so that the supervisor ends the command, too.
         handled(end, signal.SIGTERM, signal.SIGHUP),
     ):
         if terminal:

@@ -146,7 +146,7 @@ def _not_copied(folder: RunFolder, record: RunRecord) -> list[str]:
 def _follow(folder: RunFolder, *, as_json: bool, quiet: bool) -> int:
     record = read.record(folder)
     if as_json:
-        # Keep standard output for the JSON. Switch before the view checks whether it writes to a terminal.
+        # Keep standard output for the JSON. Replace it before RunView checks whether standard output is a terminal.
         sys.stdout, kept = sys.stderr, sys.stdout
     try:
         view = RunView(record.world_size, quiet=quiet, nodes=record.job.node_count if record.job else 1)
@@ -249,7 +249,7 @@ def _ask(interrupts: _Interrupts) -> str:
     """Ask whether to detach or cancel. Return the answer's first letter, "c" after Ctrl-C."""
     question = "\nInterrupted. [d]etach and let the run go on, [c]ancel it, or Enter to keep following? "
     try:
-        # Allow one more Ctrl-C, because the key press that led to this question has used up the permission.
+        # Allow one more Ctrl-C: the press that led to this question was the one that the handler let through.
         interrupts.let_one_through()
         print(question, end="", file=sys.stderr, flush=True)
         return sys.stdin.readline().strip().lower()[:1]

@@ -37,13 +37,13 @@ from paceline.system.signals import handled
 from paceline.targets import configured
 from paceline.workspace import Workspace
 
-#: Seconds between two looks at a session that starts, and at one that runs.
+#: Seconds between two checks of a session: while the session starts, and afterwards.
 _START_LOOK_S, _LOOK_S = 0.05, 0.5
-#: Seconds in which an attempt ends after its tunnel: the supervisor waits for the worker's grace period.
+#: Seconds to wait for an attempt's end after its tunnel broke: the workers' grace period delays the end.
 _LOST_S = 60.0
 #: The shell of the user on the node.
 _SHELL = ["/bin/sh", "-c", 'exec "${SHELL:-/bin/sh}"']
-#: Options of `run` that a session does not have: it has one worker, and its own program and limits.
+#: Options of `run` that a session does not take, because a session has one worker, and its own program and limits.
 _NOT_OF_SESSIONS = frozenset(
     (
         *("script", "arguments", "module", "nodes", "backend", "ps", "compute", "gpu_visibility", "hang_after"),
@@ -168,7 +168,7 @@ def _submit(kind: str, given: Given) -> RunFolder:
             if kind == "ssh":
                 shutil.copy2(key, hidden.session / "key")
             elif kind == "jupyter":
-                # The run's own copy is a secret, which leaves this machine with a run on a cluster.
+                # Keep the token here, too: the run's own copy is a secret, which moves to the cluster with the run.
                 write_whole(hidden.session / "token", token, mode=PRIVATE)
 
         return submit(

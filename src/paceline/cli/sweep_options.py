@@ -144,7 +144,7 @@ def spec(given: Given, section: Mapping[str, Any], file: Path | None, former: Ca
             raise SweepError(f"{str(file)!r}: max_duration_seconds: {error}") from None
     stop = given["stop"] or found.get("stop")
     found["stop"] = parse_policy(str(stop)) if stop else None
-    # Try the points of both, those of the file first.
+    # Try the points of the file first, then those of the command line.
     found["points"] = listed("points", found.get("points") or ()) + tuple(_point(text) for text in given["point"] or ())
     runs = listed("warm_start", given["warm_start"] or found.get("warm_start") or ())
     found["warm_start"] = tuple(former(str(run)) for run in runs)

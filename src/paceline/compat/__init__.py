@@ -32,6 +32,6 @@ def install(name: str, *, force: bool = False) -> None:
 
 def shim_dir() -> Path:
     """Return the folder that makes `import horovod` work when it is on PYTHONPATH."""
-    # `first` replaces an installed Horovod. The folder `fallback`, on the path of horovodrun's ranks, gives an
-    # installed Horovod precedence.
+    # The folder `first` takes precedence over an installed Horovod. `horovodrun` uses the folder `fallback` instead, over which
+    # an installed Horovod takes precedence.
     return Path(__file__).parent / "shim" / "first"

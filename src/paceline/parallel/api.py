@@ -187,7 +187,7 @@ def parallelize(
 
             batch = sample
             if batch is None and loader is not None:
-                # Any layout serves to take a sample, because the global batch is the same with every layout.
+                # Take a sample with any layout, because the global batch is the same with every layout.
                 batch = feed(loader, task, mesh.build(place, strategies.Layout(data=place.size))).sample()
             choice = auto.choose(task, optimizer, batch, place, memory_bytes)
             strategy = choice.strategy

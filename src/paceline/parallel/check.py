@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 #: A layout's results may differ by this many times the change that a rounding error in each parameter causes in the plain
 #: model, because a layout sums in another order.
 ROUNDINGS = 50
-#: Prefixes of the names of buffers and of a loss's state among the results; gradients have no prefix.
+#: Prefixes that mark buffers and a loss's state among the names of results; names of gradients have no prefix.
 _BUFFER, _KEPT = "buffer ", "kept "
 
 

@@ -252,7 +252,7 @@ def _attend(
     for first, end in places.pieces:
         size = end - first
         own, start = query.narrow(-2, start, size), start + size
-        # Causal attention needs no keys after the piece. Without them all workers have equal work.
+        # Causal attention needs no keys behind this piece. Leaving them out gives all workers equal work.
         keys, values = key.narrow(-2, 0, end), value.narrow(-2, 0, end)
         causal = {"attn_mask": _causal(size, end, query.device)} if first else {"is_causal": True}
         outputs.append(F.scaled_dot_product_attention(own, keys, values, **causal, **options))
@@ -262,7 +262,7 @@ def _attend(
 def _causal(size: int, end: int, device: torch.device) -> Tensor:
     """Return the causal mask of the last `size` queries over `end` keys."""
     if device.type == "cuda":
-        # On a GPU this bias needs no mask tensor. Within a dispatch mode torch fails to make it: use the mask below.
+        # On a GPU this bias replaces the mask. Within a dispatch mode torch can't create the bias, so return the mask.
         with contextlib.suppress(RuntimeError):
             return causal_lower_right(size, end)
     return torch.arange(end - size, end, device=device)[:, None] >= torch.arange(end, device=device)

@@ -127,7 +127,7 @@ def _numpy_state() -> Hashable:
     return tuple((state["key"].tobytes(), state["pos"]) for state in states)
 
 
-#: Generators beside torch's: name, and a function that returns the state, which changes with each random number.
+#: Random generators other than torch's: name, and a function that returns the state, which changes with each number.
 GENERATORS: tuple[tuple[str, Callable[[], Hashable]], ...] = (
     ("Python's `random`", random.getstate),
     ("numpy's random numbers", _numpy_state),

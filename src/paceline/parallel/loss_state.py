@@ -40,7 +40,7 @@ from paceline.torch_private import lost_arguments
 MANY = 1000
 #: The greatest number of objects to visit.
 MOST = 20_000
-#: The most bytes of all tensors and arrays to copy, and of a frozen parameter to copy, such as a teacher's.
+#: The most bytes to copy: of all tensors and arrays together, and of a single frozen parameter, such as a teacher's.
 COPIED_BYTES, SMALL_BYTES = 1 << 28, 1 << 16
 _TABLES = ("_parameters", "_buffers", "_modules")
 
@@ -186,7 +186,7 @@ def _names_in(code: types.CodeType) -> set[str]:
 def _is_of_script(kind: type) -> bool:
     module = sys.modules.get(kind.__module__)
     file = getattr(module, "__file__", None)
-    # Also objects of `types` and `argparse` (namespaces), which consist only of their attributes.
+    # Objects of `types` and `argparse`, such as namespaces, count too, because they consist only of their attributes.
     return kind.__module__ in ("__main__", "types", "argparse") or (file is not None and is_users(file))
 
 

@@ -295,7 +295,7 @@ def _device(device: torch.device | str | None, rank: int) -> torch.device:
     return torch.device("cuda", local_rank % max(torch.cuda.device_count(), 1))
 
 
-#: At most one entry: the world's group, the connection for Paceline's messages, and the first connection to the store.
+#: (the world's group, the store for Paceline's messages, the process's first store): one entry, or none before the first use.
 _stores: list[tuple[object, Store, Store]] = []
 
 
@@ -343,7 +343,7 @@ def _leave() -> None:
 
 def _let_gloo_finish() -> None:
     """Wait for Gloo's threads: one that holds a tensor at exit aborts the process."""
-    # Seen on torch 2.13: https://github.com/pytorch/pytorch/pull/179291
+    # torch 2.13 aborts so: https://github.com/pytorch/pytorch/pull/179291
     time.sleep(0.05)
 
 

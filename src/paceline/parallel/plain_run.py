@@ -273,7 +273,7 @@ def _check_mean(loss: Tensor, of_more: Callable[[int], Tensor]) -> None:
     try:
         with torch.no_grad():
             one = float(loss)
-            # Also three times the rows: a contrastive loss, about log 2 for two rows and log 4 for four, also doubles for two.
+            # Test threefold rows too: a contrastive loss, about log 2 for two rows, log 4 for four, doubles with the rows.
             two, three = (float(of_more(times)) for times in (2, 3))
     except Exception:
         return  # no result: the loss accepts no other number of rows

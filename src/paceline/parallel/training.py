@@ -99,7 +99,7 @@ class Parallel:
         #: The memory of one worker as given to `parallelize`. `memory` is the plan, None before there is an executor.
         self.memory_bytes: int | None = None
         self.memory: MemoryPlan | None = None
-        #: A text about the comparison with the plain model before the first step.
+        #: The result of the comparison with the plain model before the first step, as a text for `explain`.
         self.compared = "" if check_first else "not compared with the plain model: check='off'"
         #: A text about the source of the parameters' values, or "" if the model had its values.
         self.source = ""

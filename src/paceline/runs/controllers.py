@@ -78,7 +78,7 @@ def reopen(folder: RunFolder, record: RunRecord) -> None:
         record, status=states.RUNNING, ended_utc=None, exit_code=None, failure=None, canceled_by=None
     )
     append_line(folder.events, {"time_utc": utc_now(), "status": again.status, "message": "more trials"})
-    folder.told.unlink(missing_ok=True)  # its next end is another one
+    folder.told.unlink(missing_ok=True)  # receivers are notified again at the next end
     store.write(folder, again)
 
 

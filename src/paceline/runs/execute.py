@@ -40,7 +40,7 @@ _READ_BYTES = 1 << 20
 _CHUNK = 1 << 15
 #: Seconds between two checks whether the run is alive.
 _RECORD_S = 1.0
-#: Seconds between these checks if each queries another machine: the channel itself detects the end earlier.
+#: Seconds between two such checks if each queries another machine: the channel itself detects the end earlier.
 _FAR_RECORD_S = 15.0
 
 

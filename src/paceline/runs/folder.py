@@ -116,7 +116,7 @@ class RunFolder:
     rank_failure = PathAttribute("rank_failure.json")
     #: The engine (such as Slurm) and the number of its job, if the run's supervisor is inside this job.
     engine = PathAttribute("engine.json")
-    #: Its time is when the engine first did not know the job although the record was not final.
+    #: A mark whose time is when the engine first did not know the job, although the record was not final.
     gone = PathAttribute("gone")
     #: Kind and settings of the compute target, as they were at the submission.
     target = PathAttribute("target.json")

@@ -237,7 +237,7 @@ def placed_entries_by_name(
         for entries in found[rank].values():
             for entry in entries:
                 entry["rank"] = rank
-                entry.setdefault("attempt", alone)  # entries of joined attempts have theirs already
+                entry.setdefault("attempt", alone)  # joined entries have an attempt already
     return _by_name(found)
 
 

@@ -67,7 +67,7 @@ def tell(folder: RunFolder, record: RunRecord, event: str, digest: str = "") -> 
             with contextlib.suppress(OSError):  # on a full disk, another process may send it again
                 append_line(folder.told, _heard(one, record, event))
 
-    # A pipeline keeps the secrets of all its steps by their places.
+    # The secrets of a pipeline are stored by the place of the step that uses them, others by the receiver's key.
     found = {one: addresses.get(key_of(one)) or addresses.get(place_of(one)) for one in wanted}
     return send(said, found, heard)
 
@@ -246,7 +246,7 @@ def _apprise(url: str, said: Notification) -> str | None:
 
     import apprise
 
-    # Its warnings may contain the URL: without a handler of its own, Python prints them.
+    # apprise's warnings may contain the URL: without a handler for its logger, Python prints them.
     log = logging.getLogger("apprise")
     if log.propagate:
         log.propagate = False

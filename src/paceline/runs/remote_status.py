@@ -111,7 +111,7 @@ def refresh(folder: RunFolder) -> None:
     Call `refresh` before reading those files. It is as quick as `read`: targets ask at most about once a second. Files
     that cannot be fetched now keep their old content, and `status` says why.
     """
-    # A process of the run sees the original folder.
+    # A process of the run itself has the original folder, which is always up to date.
     if not is_copy(folder) or os.environ.get("PACELINE_RUN_ID") == folder.run_id:
         return
     if folder.path.parents[1] in store.only_shown:

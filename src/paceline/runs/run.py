@@ -185,7 +185,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
                     "this process belongs to no run: PACELINE_RUN_DIR is not set. Submit the script with `paceline run`, "
                     "or call get_context() without allow_offline=False."
                 )
-            # The offline class has the same methods.
+            # The offline class has the methods of a run, but is no subclass.
             return cast("Self", cls.offline_class())
         folder = RunFolder(context.run_dir)
         # The record names the experiment: a worker knows its run's folder, but no workspace.
@@ -478,7 +478,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             self._metric_log = MetricLog(self._folder.metric_log(rank, attempt), attempt=attempt)
         return self._metric_log
 
-    # --- waiting for it
+    # --- waiting for the run's end
 
     def wait_for_completion(self, show_output: bool = False, raise_on_error: bool = True) -> RunRecord:
         """Block until the run has ended, and return its record. Ctrl-C only stops the waiting.
@@ -497,7 +497,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             raise RunFailedError(f"Run {self.id} failed. {record.failure or ''}", record.failure)
         return record
 
-    # --- beside it
+    # --- commands and load beside the run
 
     def exec(
         self, command: Sequence[str], rank: int = 0, input: bytes | str = b""
@@ -577,7 +577,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
         return loads.series(self._folder)
 
-    # --- ending it
+    # --- ending the run
 
     def cancel(self) -> None:
         """Request the run's end: its workers get SIGTERM, and SIGKILL after the grace period. Return at once.

@@ -36,14 +36,14 @@ class SweepState(ParentState):
         assert self.record.sweep is not None, "its kind is sweep"
         assert self.record.job is not None, "a sweep has the job of its trials"
         self.spec = SweepSpec.from_json(self.record.sweep)
-        #: The job of the trials. Receivers of messages hear of the sweep alone.
+        #: The job of the trials. Trials send no notifications; only the sweep does.
         self.job = dataclasses.replace(self.record.job, notify=())
         self.trials: list[Trial] = []
         self._live: dict[int, Watch] = {}
         self.cut_off: set[int] = set()
         self._cut_off_once: set[int] = set()
         self.pending: list[Proposal] = []
-        # Never reset, since every point of the space has been proposed.
+        # Whether the sampler has no more points. Never reset, because all points of the space have been proposed.
         self.is_exhausted = False
         self.changes = 0
         self.failure: str | None = None

@@ -62,7 +62,7 @@ def prior_trials(folder: RunFolder, spec: SweepSpec) -> list[Trial]:
     """Return former sweeps' results as trials, which have negative trial numbers."""
     results = read_json(folder.path / _FILE)
     if results is None:
-        # The submission may have been killed before it wrote them.
+        # A submission that was killed has not written the results, so read the former runs.
         results = known_results(spec, folder.path.parent)
         keep(folder, results)
     return as_trials(results)

@@ -278,7 +278,7 @@ def _may_pass(
             return True
         stay = [one for one in running if ends[ident(one)] > starts_at]
     else:
-        # No known end makes room for `first`: it must fit beside the runs that have started since it began to wait.
+        # No running run has a known end that makes room for `first`: plan with the runs that started before `first` queued.
         stay = [one for one in running if granted_at(one) > first["since"]]
     # See whether `first` fits beside this run, on GPUs that `first` may not need.
     found = room_of(stay).fit(ticket)

@@ -94,9 +94,9 @@ _TICKET_BYTES, _TICKETS, _COUNT = 1 << 16, 1000, 1 << 16
 _OFFER_S = 10.0
 #: A user's record of use: its name, the most rows, and the ages in seconds at which hours are merged and dropped.
 USE, _ROWS, _HOURLY_S, _KEPT_S = "use.json", 400, 8 * 86400.0, 80 * 86400.0
-#: Seconds between a waiting run's checks for changed files: if it is first, more for each position, and at most.
+#: Seconds between two checks for changed files by a waiting run: by the first in the queue, more per position, at most.
 _LOOK_S, _PLACE_S, _SLOWEST_S = 0.2, 0.1, 3.0
-#: Seconds between its checks whether running runs live; between its full readings for each position, and at most.
+#: Seconds between a waiting run's checks for dead runs; and between its readings of all tickets, per position and at most.
 _ALIVE_S, _READ_S, _LONGEST_READ_S = 0.5, 30.0, 300.0
 #: Seconds after which a run that holds a share records again that it lives.
 BEAT_S = 60.0
@@ -138,12 +138,12 @@ class Queue:
         self._folders, self._is_alive, self.free_ports = folders, is_alive, free_ports
         #: path -> (inode, change time and size of a file, its ticket): unchanged files are not parsed again.
         self._known = {}  # type: dict[str, tuple[tuple[int, int, int], Ticket | None]]
-        #: The folders at the last reading.
+        #: The folders of tickets at the last listing, to detect changed folders.
         self._listed = []  # type: list[tuple[int | None, str]]
         #: User -> (ids of their running runs, since when another of their runs could start, ids of their waiting runs).
         self._offered = {}  # type: dict[int, tuple[frozenset[TicketId], float, set[TicketId]]]
         self._waits = {}  # type: dict[str, _Wait]
-        #: The last result of `leave_reason`: the stamp then, when to compute it again, and the result.
+        #: The last result of `leave_reason`: the files' stamp, the time of the next computation, and the reason.
         self._left = None  # type: tuple[tuple[int, ...], float, str] | None
         self._beat_at = 0.0
         #: Why the shares file can't be used, or "".
@@ -466,7 +466,7 @@ def since(key: str, written: float) -> float:
 def has_room(ticket: "Ticket", others: "Sequence[Ticket]", all_cores: int, all_gpus: "Sequence[str]") -> bool:
     """Return whether a run's cores and GPUs are free now. Reserve nothing."""
     holders = [other for other in others if other["granted"] is not None]
-    # A waiting run of the queue comes first.
+    # If another run waits in the queue, this run has to wait behind it.
     return len(holders) == len(others) and Room(all_cores, all_gpus, holders).fit(ticket) is not None
 
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 _ADDRESS = "127.0.0.1"
 _POLL_S = 0.05
 _SLOWEST_POLL_S = 3.0
-#: Seconds after which a waiting run checks again whether the runs before it hang: for each of these, and at most.
+#: Seconds between two checks by a waiting run whether the runs before it hang: per run before it, and at most.
 _TEXT_S, _SLOWEST_TEXT_S = 10.0, 120.0
 
 

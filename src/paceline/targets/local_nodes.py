@@ -36,7 +36,7 @@ class LocalNodes:
     ) -> None:
         self.nodes, self.ports = nodes, ports
         self._give_back, self._new_ports = give_back, new_ports
-        #: Record since when the run hangs, for waiting runs; and return why the run has to leave its nodes, or "".
+        #: `note_hang` records since when the run hangs, for waiting runs. `leave_reason` returns why the run must leave, or "".
         self.note_hang: Callable[[str | None], None] = lambda since: None
         self.leave_reason: Callable[[], str] = lambda: ""
         #: Started commands, each tagged with its node's rank.

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         changed: float
 
 
-#: Beginning of the reason to wait of a run whose user may not use more now.
+#: Prefix of the waiting reason of a run whose user has reached their quota.
 OVER_QUOTA = "over quota: "
 PRIORITIES = ("low", "normal", "high", "urgent")
 LOW, NORMAL, HIGH, URGENT = range(4)

@@ -65,7 +65,7 @@ def slow_ranks(folder: RunFolder, record: RunRecord) -> SlowRanks | None:
 @lru_cache(maxsize=64)
 def _slow_ranks(path: Path, stamp: object) -> SlowRanks | None:
     sample = read_json(path) if stamp else None
-    # Don't trust the sample's form: other programs may write to a shared folder.
+    # Don't trust the structure of the supervisor's sample: other programs may write to a shared folder.
     try:
         straggler = RunPace.from_json(sample["pace"]).straggler if sample else None
         return SlowRanks(straggler.text(), straggler.since_utc) if straggler else None

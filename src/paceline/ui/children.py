@@ -12,7 +12,7 @@ from pathlib import Path
 
 from paceline.system import processes
 
-#: Maximum number of concurrent processes, and seconds between two checks whether the reader is still there.
+#: Maximum number of concurrent processes, and seconds between two checks whether the client is still connected.
 _AT_ONCE = threading.Semaphore(4)
 _CHECK_S = 0.2
 
@@ -44,7 +44,7 @@ def output_of(
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            # The calling thread waits below, so it lives as long as the process.
+            # The kernel kills the process when this thread ends. The thread waits for the process below, so it ends later.
             preexec_fn=processes.ends_with_parent(),  # noqa: PLW1509
         ) as child:
             try:

@@ -211,7 +211,7 @@ class NodeRanks:
 
 def ranks_of_nodes(folder: RunFolder) -> list[NodeRanks]:
     """Return a run's nodes and ranks in the last sample of their load; [] without one."""
-    # Don't trust the sample's form: other programs may write to a shared folder.
+    # Don't trust the structure of the supervisor's sample: other programs may write to a shared folder.
     try:
         sample = loads.last(folder) or {"nodes": {}, "ranks": {}}
         by_name: dict[str, list[int]] = {}

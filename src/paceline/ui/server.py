@@ -57,7 +57,7 @@ class _PeerProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        # A copy, because the event loop's own object may lack getsockopt.
+        # Make a copy of the socket, because the event loop's own object may lack getsockopt.
         with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as copy:
             peer = copy.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)  # pid, uid, gid
             self.client = (UNIX, int.from_bytes(peer[4:8], sys.byteorder))

@@ -27,7 +27,7 @@ from paceline.system.lock_holder import user_name
 from paceline.ui.config import UNIX, UiConfig
 from paceline.ui.members import ADMIN, NAME, OWN, PREFIX, Accounts, MembersFile, log_change
 
-#: Rule of a route that changes a run: admins, and the role own for a run of the visitor.
+#: Rule of a route that changes a run: for admins, and for members of the role `OWN` on their own runs.
 MINE = "mine"
 #: Route that writes -> the least role for it, or `MINE`. All other routes that write need the role admin.
 WRITES = {
@@ -238,7 +238,7 @@ def permit(request: Request, form: Mapping[str, str], folder: RunFolder | None) 
         # Later parts of the view must not find another run by a beginning of an id.
         request.path_params["run_id"] = folder.run_id
     part, _, verb = path.rpartition("/")
-    # `permit_runs` writes a line for each run of this form.
+    # `permit_runs` logs the change for each run of this form.
     if path != "/actions":
         _note(
             request, visitor, form.get("action", verb)[:80], request.path_params.get("run_id") or (part or path)[:500]

@@ -76,7 +76,7 @@ class WaitPicture:
 def picture_of_hang(folder: RunFolder, attempt: int) -> WaitPicture | None:
     """Return the picture of an attempt's last hang, or None if no hang was reported."""
     report = read_json(folder.hang_report(attempt).with_suffix(".json"))
-    # Don't trust the report's form: other programs may write to a shared folder.
+    # Don't trust the structure of the report: other programs may write to a shared folder.
     try:
         return wait_picture(report) if report else None
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
@@ -152,7 +152,7 @@ def _title(ranks: Sequence[int]) -> str:
 
 def _place(boxes: Sequence[Box], edges: Iterable[tuple[int, int]]) -> tuple[int, int]:
     layer = dict.fromkeys(range(len(boxes)), 0)
-    # A cycle would sink forever, so stop after as many rounds as there are boxes.
+    # Boxes in a cycle would move to lower rows without end, so stop after as many rounds as there are boxes.
     for _ in boxes:
         for first, second in edges:
             if layer[second] <= layer[first] < len(boxes):

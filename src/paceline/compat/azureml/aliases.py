@@ -30,7 +30,7 @@ _ABSENT = {
     "rag": "Use the libraries that it combines.",
     "responsibleai": "Use responsibleai by itself.",
 }
-#: Modules of the SDK whose names another module here defines.
+#: Modules of the SDK whose names are defined in a module of another name here.
 RENAMED = {
     "exceptions._azureml_exception": "exceptions",
     "core.compute_target": "core.compute",
@@ -106,7 +106,7 @@ def install() -> None:
             "the real azureml-core was imported earlier and stays in use where it is. Import paceline.azureml first."
         )
     elif PathFinder.find_spec("azureml.core", _real_folders()) is not None:
-        # Paceline's modules always come first, in every process.
+        # Nothing else to do: Paceline's `azureml` precedes the installed one in every process.
         _log().info("azureml-core is installed; in this program azureml is Paceline's")
     FINDER.install()
 

@@ -14,11 +14,11 @@ from paceline.system.registry import Documents, Versions
 if TYPE_CHECKING:
     from paceline import Workspace
 
-#: The rule for names of records.
+#: The allowed names of records.
 RULE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
 
 T = TypeVar("T")
-#: A record, as JSON has it.
+#: A record, as parsed from JSON.
 Document: TypeAlias = "dict[str, Any]"
 
 

@@ -61,7 +61,7 @@ def refuse(what: str) -> ScenarioNotSupportedException:
 class Refused:
     """The base of classes that always raise ScenarioNotSupportedException."""
 
-    #: The replacement.
+    #: The text of the exception, which names the replacement.
     refused: ClassVar[str] = ""
 
     def __init__(self, *arguments: object, **named: object) -> None:

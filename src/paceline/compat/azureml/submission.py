@@ -166,7 +166,7 @@ def reference_of(value: object, workspace: Workspace, run_id: str = "") -> DataR
     if hasattr(value, "reference") and hasattr(value, "destination"):
         output: DataReference = value.reference(workspace, run_id)
         return output
-    # Datastores and datasets have a method for the conversion.
+    # Datastores and datasets convert themselves to references.
     if hasattr(value, "as_reference"):
         found = value.as_reference()
         return found if isinstance(found, DataReference) else None
@@ -238,7 +238,7 @@ def _entry(script: str | None, words: list[str], directory: Path) -> dict[str, o
     if not script:
         raise UserErrorException("the script or command is missing. Give ScriptRunConfig(script='train.py').")
     if script.endswith(".ipynb"):
-        # nbconvert executes it in place, like the SDK's contributed package; the outputs stay with the run.
+        # nbconvert executes the notebook in the source folder, like the SDK's contributed package, and stores it in outputs.
         name = Path(script).name
         convert = ["python", "-m", "nbconvert", "--to", "notebook", "--execute", script, "--output-dir", "outputs"]
         if _is_python(directory / script):

@@ -85,7 +85,7 @@ def cut(batch: object, task: Task, world: World) -> list[Microbatch]:
     Raises:
         ParallelError: The batch cannot be cut, or the sum of its weights is 0.
     """
-    # A batch from `epoch` needs no check that all ranks have the same one.
+    # A batch from `epoch` is the same on all ranks, so only check batches that the script itself passes.
     if not isinstance(batch, _ForStep):
         agree_on_batch(batch, world)
     parts = Rows(split(batch, task))
@@ -252,7 +252,7 @@ def agree_on_batch(batch: object, world: World) -> None:
 
 def tags(place: tuple[int, ...]) -> tuple[int, int]:
     """Return a small hash of a position, and its square, to compare ranks by sums."""
-    # It is small because sums over the ranks, also of the squares, must be exact in single precision.
+    # Below 64: sums of tags and of their squares over the ranks must be exact in single precision.
     tag = zlib.crc32(repr(place).encode()) % 64
     return tag, tag * tag
 

@@ -38,7 +38,7 @@ ANOTHERS = "could not write its part; its log says why."
 #: Seconds between two checks by rank 0 whether the other ranks' parts are in the folder.
 _LOOK_S = 0.05
 
-#: The images of all saves of this process.
+#: Copies the state for saves in the background. All saves of this process share its memory.
 camera = Camera()
 
 

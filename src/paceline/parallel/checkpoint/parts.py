@@ -25,10 +25,10 @@ from paceline.parallel.full_tensor import is_part
 from paceline.parallel.reduce import local
 
 _PART = re.compile(r"part_(\d+)_of_(\d+)\.safetensors")
-#: The key in a file's metadata where torch's reader looks for the boxes' corners.
+#: The key in a file's metadata where torch's reader looks for the first index of each piece.
 _TORCHS = "DCP_SHARDING_INFO"
 
-#: A box (see above): the tensor's key, the box's corner and shape, and its number of bytes.
+#: A piece of a tensor: the tensor's key, the first index and the shape of the piece, and its number of bytes.
 Box = tuple[str, tuple[int, ...], tuple[int, ...], int]
 
 

@@ -26,7 +26,7 @@ from paceline.parallel.reduce import local
 if TYPE_CHECKING:
     from paceline.parallel.executor import TrainingState
 
-_OWN_OPTIONS = frozenset({"params", "foreach", "fused"})  # these depend on the layout, so checkpoints leave them out
+_OWN_OPTIONS = frozenset({"params", "foreach", "fused"})  # not in checkpoints, because they depend on the layout
 
 
 class Resumable(Protocol):
@@ -291,7 +291,7 @@ def full_state_dict(held: HeldState, world: World) -> dict[str, Tensor]:
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    # Copy it even if it is whole and on the CPU: the next step would change it.
+    # Copy even a whole tensor on the CPU: the next step would change the original.
     return whole(tensor).to("cpu", copy=True)
 
 

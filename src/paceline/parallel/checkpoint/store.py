@@ -442,7 +442,7 @@ def on_all(action: Callable[[], _T]) -> _T:
     try:
         result = action()
     except Exception as error:
-        # Raise here: a variable with the error would keep this frame's data in memory until a garbage collection.
+        # Raise here: storing the error in a variable would keep this frame's data in memory until a garbage collection.
         raise_agreed(error)
         raise
     raise_agreed(None)

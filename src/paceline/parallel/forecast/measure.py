@@ -47,7 +47,7 @@ def measured(
     """
     task = dataclasses.replace(task, model=model)
     reason = "" if micros else "it was not traced, for want of a batch"
-    # Without a batch: one block, of which only the parameters' sizes are known.
+    # The fallback without a batch: a single block with known sizes of parameters and unknown times.
     blocks: list[tuple[Block, ...]] = [
         (Block(name="the model", forward_s=0.0, backward_s=0.0, parameters=_sizes(model)),)
     ]

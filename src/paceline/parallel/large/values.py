@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from paceline.torch_private import Operation
 
-#: The most bytes of a parameter that is made with its values, such as `nn.Parameter(torch.zeros(...))`, and keeps them.
+#: The most bytes of a parameter that keeps the values with which it is created, such as `nn.Parameter(torch.zeros(...))`.
 KEPT_BYTES = 16 * 2**20
 
 #: The name of the attribute by which a parameter without values refers to its recorder.

@@ -22,7 +22,7 @@ _Value = TypeVar("_Value")
 
 _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
-#: The greatest level for `opened_modules`: at level n, it opens entries of lists in n lists.
+#: The highest level of `opened_modules`, which is the number of nested lists of modules that it opens.
 LEVELS = 4
 
 

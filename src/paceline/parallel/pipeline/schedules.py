@@ -59,11 +59,11 @@ def run(
     if schedule != "forward":
         try:
             check_microbatches(schedule, workers, microbatches)
-        # Too few microbatches for the schedule, as in the last batch of an epoch.
+        # GPipe works with fewer microbatches than the schedule needs, as in the last batch of an epoch.
         except ParallelError:
             schedule = "gpipe"
     of_index = {stage.index: stage for stage in stages}
-    # The result of the last call, which a send after it sends.
+    # The result of the last forward or backward pass, for the send that follows.
     made: Sequence[Tensor] = ()
     messages.begin()
     for step in program(schedule, messages.worker, workers, microbatches, len(stages)):

@@ -49,7 +49,7 @@ class StageModule(nn.Module):
     """One stage's part of the model, under the model's names."""
 
     def forward(self, turn: Turn, *received: Tensor) -> object:
-        # FSDP2's hooks must see only the received tensors, which have gradients. They don't look into a `Turn`.
+        # FSDP2's hooks look for tensors with gradients in the arguments, but not inside a `Turn`: only `received` may have some.
         # `set_grad_enabled` restores the mode if the segment's code fails while it has gradients switched off.
         with torch.set_grad_enabled(torch.is_grad_enabled()), turn.context(), normalization.counting(turn.micro):
             result = turn.segment(self, received, turn.batch)

@@ -148,7 +148,7 @@ class _Stage:
             if self.part is None:
                 self._inputs[name] = x.detach()
             elif not self.reason and not _same(x, self._inputs[name]):
-                # Another column before this one returned a part, as with LoRA's layers. The real layer would fail then.
+                # A column layer before this one has returned only a part, as with LoRA's layers. The real layer would fail then.
                 self.reason = f"{name!r} needs all of its input, and would be given a part"
             whole = _random(name, (*x.shape[:-1], outputs(module)), x)
             return whole if self.part is None else part_of(whole, pieces, self.part, self._parts)
@@ -163,7 +163,7 @@ class _Stage:
                 self._inputs[name] = x.detach()
             elif not self.reason and not _same(x, part_of(self._inputs[name], 1, self.part, self._parts)):
                 self.reason = f"what leads to {name!r} mixes the parts, so that none can be computed alone"
-            # Return equal numbers in each run, so that only parts before the row can make the runs differ.
+            # Return equal random numbers in each run, so that the runs differ only if a module before this row layer mixes parts.
             return _random(name, (*x.shape[:-1], outputs(module)), x)
 
         return forward

@@ -116,7 +116,7 @@ def noting(reads: Reads, is_outer: Callable[[], bool], name_of: Callable[[nn.Mod
                 seen.add(key)
                 _note_names(reads, frame.f_globals, _globals_of(frame.f_code), frame.f_code.co_names)
                 if frame.f_code.co_freevars:
-                    # One slow search finds all functions that have this code.
+                    # A frame does not tell its function: a slow search finds all functions with its code.
                     _note_cells(reads, frame)
 
     before, collects = sys.getprofile(), gc.isenabled()

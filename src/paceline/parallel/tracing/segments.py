@@ -116,7 +116,7 @@ def _segment(boundaries: Boundaries, first: int, last: int) -> Segment:
     if is_last:
         graph.output(map_arg(traced.output.args[0], lambda node: made[node]))
     else:
-        # In the order of the next part's `receives`.
+        # Return the tensors in the order of the next part's `receives`.
         graph.output(tuple(made[node] for node in sends))
     code = graph.python_code("self")
     names = dict(code.globals)

@@ -161,7 +161,7 @@ class Tracer:
                 except _InBlockError as failed:
                     if self._model is None:
                         raise self._without_values(failed) from failed.__cause__
-                # After the `except` block: otherwise Python would print a new error as raised "during handling of" the first.
+                # Retry after the `except` block: within, Python would print a new error as raised "during handling of" the first.
                 with stand_ins(self._real, self._device):
                     return self._trace_real(args, kwargs, training)
             except _ShutError as shut:
@@ -262,7 +262,7 @@ class Tracer:
         states = [state() for _, state in GENERATORS]
         traced = record(lambda recorder: None)
         for (name, state), earlier in zip(GENERATORS, states, strict=True):
-            # Without such a line, another thread has drawn the random numbers.
+            # If no line of the forward draws from the generator, another thread has done so.
             if state() != earlier and (line := line_where(state)) is not None:
                 raise ParallelError(
                     f"{cannot}: {shown(line)}: it draws from {name}, and a stage would repeat the first call's "

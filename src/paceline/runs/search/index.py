@@ -77,7 +77,7 @@ class RunIndex:
         self._names: int | None = None
         #: Modification time of the runs' folder at its last listing, and the time of this listing.
         self._folder_times = (-1.0, -math.inf)
-        #: Ids of runs that are not known to have ended; and the position in `ids` at which the next turn begins.
+        #: Ids of runs that are not known to have ended; and the position in `ids` at which the next refresh continues.
         self._open: list[str] = []
         self._turn: int | None = None
         #: Ended runs whose metrics are not yet read, and readers of running runs' metrics, in the order of reading.

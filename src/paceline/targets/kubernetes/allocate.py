@@ -61,7 +61,7 @@ class PodGathering:
         a pause that grows each time.
         """
         began, enough_at = time.monotonic(), float("inf")
-        # At random, so that two runs that need each other's nodes don't give up at the same time forever.
+        # Draw the limit at random, so that two runs that need each other's nodes don't give up at the same time forever.
         limit_s = self._ticket.gang_wait_s * random.uniform(1.0, 1.3)
         gave_back = False
         while self.count + held < job.node_count and time.monotonic() - enough_at < _SETTLE_S:
@@ -159,7 +159,7 @@ def _try(sock: socket.socket, about: Noted, library: Path, settings: KubernetesS
 
 
 def _open(ends: Ends, name: str, library: Path, settings: KubernetesSettings) -> Link:
-    # With the `folder` of `boot`, the agent finds the library that each pod has unpacked there.
+    # `boot` has unpacked the library below `TOP` in each pod, so the agent finds it there.
     return Link.over(ends, name=name, library_dir=library, folder=TOP, timeout_s=_LINK_S, silence_s=settings.silence_s)
 
 

@@ -158,7 +158,7 @@ def examined(cluster: Cluster, settings: KubernetesSettings, count: int, workspa
                 )
             )
         for link in links:
-            # Give all pods one network of every address: they reach each other by routes, even in different subnets.
+            # Replace each pod's address by a network of prefix length 0: routes connect pods, even in different subnets.
             routed = {name: (address, 0) for name, (address, _) in link.hello.interfaces.items()}
             link.hello = replace(link.hello, interfaces=routed)
         yield links

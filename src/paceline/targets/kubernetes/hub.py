@@ -160,7 +160,7 @@ class Hub:
     # --- other pods, and the supervisor
 
     def _greet(self, sock: socket.socket) -> None:
-        # `settimeout` would make the descriptor non-blocking, also for the connection that takes it over.
+        # Don't use `settimeout`, which makes the descriptor non-blocking, also for the `Connection` that gets it later.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _HELLO_S, 0))
         try:
             connection = prove_as_server(sock, self._key)
@@ -172,7 +172,7 @@ class Hub:
                 same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
             if request["what"] == "agent":
                 self._take_agent(connection, request)
-                return  # the connection stays open
+                return  # `_agents` keeps the connection open
             with connection:
                 self._serve(connection, request)
         except (OSError, EOFError, ValueError, KeyError, TypeError):

@@ -56,7 +56,7 @@ def clear(cluster: Cluster, workspace: str, runs_dir: Path, *, dry_run: bool) ->
         yield LeftBehind(host=where, run_id="", path="each Secret of Paceline's library and of sources", stays=why)
         return
     used = _used(cluster, over)
-    # A submission takes all parts for present if the first one is, which comes first here.
+    # Remove a source's first part first: a submission that finds the first part relies on all other parts.
     for name in sorted(secret["metadata"]["name"] for secret in secrets):
         if name not in used:
             if not dry_run:

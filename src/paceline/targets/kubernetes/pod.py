@@ -46,7 +46,7 @@ from paceline.targets.kubernetes.ticket import Noted, PodTicket
 
 _TICK_S = 0.1
 _LIVE_S = 1.0
-#: Seconds to wait at the end for connected readers and other pods; and for a reader of files that exceed the log.
+#: Seconds to wait at the end: for connected readers and other pods, and for a reader to fetch files too large for the log.
 _LAST_S, _LINGER_S = 5.0, 1800.0
 _PAUSE_S = 0.3
 #: Seconds after which a pod of `paceline compute doctor` ends, if it was not deleted.
@@ -99,7 +99,7 @@ class PodLeader:
         self._supervisor: int | None = None
         self._told_to_end = False
         self._part = 0
-        #: Copy of the user's files on the volume, if there is one. Whether the files of this pod are in it.
+        #: Copy of the user's files on the volume, if the run has a volume; and whether the copy has this pod's files.
         self._kept = Path(VOLUME) / "runs" / ticket.run_id if ticket.volume else None
         self._is_kept = False
 
@@ -117,7 +117,7 @@ class PodLeader:
         status = (read_json(self._folder.state) or {}).get("status")
         has_ended = status in states.TERMINAL
         if has_ended:
-            self._keep()  # before readers get the final record
+            self._keep()  # copy the files before readers get the final record
         self._hub.end(is_over=has_ended, is_preempted=self._told_to_end)
         if not has_ended:
             self._keep()
@@ -311,7 +311,7 @@ class PodFollower:
 
     def _connect(self, address: str, request: Noted) -> Connection:
         sock = socket.create_connection((address, self._ticket.port), timeout=5)
-        # Clear the timeout, since it makes the descriptor non-blocking, also for the connection that takes it over.
+        # Clear the timeout: it makes the descriptor non-blocking, also for the `Connection` that gets it later.
         sock.settimeout(None)
         keep_alive(sock)
         connection = prove_as_client(sock, bytes.fromhex(self._ticket.key))

@@ -32,7 +32,7 @@ def job_and_pods(cluster: Cluster, workspace: str, name: str) -> tuple[BatchJob 
     jobs, pods = _watched(cluster, workspace)
     job = cast("BatchJob | None", jobs.read().get(name))
     if job is None:
-        # The copy may not have a new Job yet.
+        # The watched list may not have a new Job yet, so query the API.
         job = cast("BatchJob | None", cluster.get("jobs", name))
         return job, cast("list[Pod]", cluster.items("pods", labelSelector=f"{_JOB_LABEL}={name}")) if job else []
     found = cast("list[Pod]", list(pods.read().values()))

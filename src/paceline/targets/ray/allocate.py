@@ -137,7 +137,7 @@ def _nodes(
                 gpus=tuple(told["gpus"]),
             )
         )
-    # `on_close` runs after the links are closed, since Ray kills a task's processes without warning.
+    # The nodes call `on_close` after they have closed the links: it ends Ray's tasks, whose processes Ray kills without warning.
     on_close: Callable[[], None] = holding.close
     python = script_python(asked.python, asked.submitter, links) or str(taken[0].told["python"])
     found = RayNodes(links, tuple(nodes), port_count, folder=asked.folder, python=python, on_close=on_close)

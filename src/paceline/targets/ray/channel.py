@@ -171,7 +171,7 @@ class StoreChannel:
         self._is_closed = True
         deadline = time.monotonic() + _REFUSED_S
         while self._is_refused and not self.is_over and time.monotonic() < deadline:
-            # Wait until the other side has closed the channel: it would not remove a {"gone"} message any more.
+            # Wait until the cluster's side has closed the channel: it would not remove a later {"gone"} message.
             self.receive()
             time.sleep(0.02)
         # Send {"gone"} only while the run lives, since later no process would read the message.

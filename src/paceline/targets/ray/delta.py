@@ -27,7 +27,7 @@ class DeltaRecorder:
     def __init__(self, top: Path, part_bytes: int = 16 << 20) -> None:
         self._top, self._part_bytes = os.fspath(top), part_bytes
         self._changes = Changes(self._top, {})
-        #: The current pass over the user's files, over many parts; and whether it began after the last change.
+        #: The current pass over the user's files, which may take many parts; and whether the pass began after the last change.
         self._pass: Iterator[Frame | None] | None = None
         self._pass_is_final = False
 

@@ -243,7 +243,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     out = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # Ray prints to standard error
+    os.dup2(2, 1)  # Ray's prints go to standard error; `out` keeps standard output for messages
 
     def say(told: dict[str, object]) -> None:
         out.write(json.dumps(told).encode() + b"\n")

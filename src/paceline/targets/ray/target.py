@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from paceline.targets.ray.allocate import RayNodes
 
 _PREFIX = "paceline-"
-#: The name recorded for the user who has canceled a run by stopping its Ray job, whom Ray does not report.
+#: The name recorded in place of the user who has stopped the Ray job: Ray does not report the user.
 _BY_RAY = "Ray (ray job stop)"
 #: Seconds for which Ray may list a lost node as alive, since its health checks take a minute.
 _AVOID_S = 90.0

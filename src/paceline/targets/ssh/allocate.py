@@ -25,7 +25,7 @@ from paceline.targets.ssh.members import HostMember, Opening
 if TYPE_CHECKING:
     from paceline.targets.leases import LeaseAnswer
 
-#: Seconds to wait for further hosts: after the first answer, and at most in all.
+#: Seconds to wait for hosts: for further ones after the first answer, and for all of them.
 _TOGETHER_S = 1.5
 _LONGEST_S = 4.0
 _POLL_S = 0.1
@@ -87,7 +87,7 @@ class Gathering:
         """
         if waiting("reaches for the hosts"):
             return None
-        # Connect to more hosts than needed only if these don't suffice. First take free shares, then queue (see above).
+        # Connect first to as many hosts as the run needs, to more only if these lack free shares. Queue only after that.
         self._opening.open(self._hosts[: self._demand.most])
         self._opening.wait_for_those_alike(_LONGEST_S, _TOGETHER_S)
         held = self._take_at_once(self._fit(), [])

@@ -130,7 +130,7 @@ def _take(op: pickletools.OpcodeInfo, value: object, stack: list[object]) -> Non
     elif "TUPLE" in name:
         stack.append((*before, *inputs))
     elif before or inputs or value is None:
-        # An empty collection, or an object whose parts alone count.
+        # An empty collection, or an object that matters only for the tensors in its parts.
         stack.append(_Made(args=(*before,), entries=[*enumerate(inputs)]))
     else:
         stack.append(value)

@@ -304,7 +304,7 @@ def live(request: Request, name: str, find: Find | None) -> Response:
             found[name] = PagePiece(stamp_of(values), lambda: render.text(request, template, **head, **values))
         return PiecesSeen(found, is_over=head["record"].is_terminal)
 
-    look()  # so that an error becomes the response, before the stream has begun
+    look()  # an error here becomes the response; after the stream's begin it could not
     return pieces(request, look)
 
 

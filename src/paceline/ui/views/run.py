@@ -36,7 +36,7 @@ async def page(request: Request) -> Response:
     found = await asyncio.to_thread(run_page.head, folder)
     record = found["record"]
     if not request.url.query and (own := "sweep" if record.sweep else "steps" if record.pipeline else ""):
-        # A sweep has no curves of its own, so open what it has.
+        # A sweep or a pipeline has no curves of its own, so open the page of its trials or steps.
         return RedirectResponse(f"./{folder.run_id}/{own}", 303)
     nodes = found["job"].node_count if found["job"] else 1
     shown = render.page(

@@ -95,7 +95,7 @@ def live(request: Request) -> Response:
     """Stream changes of a sweep's header, table and pictures."""
     folder, state = folder_of(request), request.app.state
     _head(folder)
-    # Keep the board between polls, because it reads only what is new.
+    # Keep the board for all polls, because each look reads only new content of the trials' files.
     board = Board(folder)
 
     def look() -> PiecesSeen:

@@ -99,7 +99,7 @@ def _of_file(file: str, parts: Iterable[tuple[int, str]]) -> list[DriverFinding]
         script = _Visitor(file)
         script.visit(tree)
         visitor.found += script.found
-    # The visitor has recorded such a call twice: as a use to change, and as a name that works. Keep only the first.
+    # The visitor has two findings for a use that has to change. Drop the second, which says that the name works.
     judged = {(one.line, one.name) for one in visitor.found if one.becomes != WORKS}
     kept = [one for one in visitor.found if one.becomes != WORKS or (one.line, one.name) not in judged]
     return sorted(dict.fromkeys(kept), key=lambda one: one.line)
@@ -113,7 +113,7 @@ class _Visitor(ast.NodeVisitor):
         self._names: dict[str, str] = {}
         #: Variable -> the SDK's classes of which it may hold an instance.
         self._held: dict[str, tuple[type, ...]] = {}
-        #: Number of enclosing `try` blocks: the program expects a refusal inside one.
+        #: Number of enclosing `try` blocks: in one, the program handles an unsupported call's exception itself.
         self._tries = 0
 
     def visit_Try(self, node: ast.Try) -> None:
@@ -277,7 +277,7 @@ def _looked_up(name: str) -> tuple[Any, str | None]:
     """Return (object, None) for an SDK name, or (None, reason) if it is missing."""
     parts = name.split(".")[1:]
     if parts[:2] == ["contrib", "services"]:
-        return None, None  # Scoring scripts import this name, and the service provides it.
+        return None, None  # Scoring scripts import contrib.services, which the service provides.
     if (why := aliases.FINDER.absent(".".join(parts))) is not None:
         return None, why
     parts = _here(parts)

@@ -393,7 +393,7 @@ class RemoteCompute(ComputeTarget):
 class _Cloud(ComputeTarget):
     """A kind of target that exists only in Azure."""
 
-    #: `paceline azureml check` prints this as well.
+    #: The reason in the exception, which `paceline azureml check` prints, too.
     refused = "it is a service of Azure and not available here. Train on AmlCompute, or on a target added to Paceline."
 
     @classmethod

@@ -220,9 +220,9 @@ def _place(path: object) -> Any:
             return _place(path[0].path(path[1]))
         return (_store(path[0]), path[1])
     if isinstance(path, SdkDataReference) and path.sources[0].datastore is None:
-        return path.sources[0].path  # the files of a run
+        return path.sources[0].path  # the reference is to files of a run, not of a datastore
     if isinstance(path, SdkDataReference) and path.store is not None:
-        # The reference's name alone would not identify the store.
+        # Return the store, too: stores may contain equal paths.
         return (path.store, path.path_on_datastore)
     return _store(path)
 

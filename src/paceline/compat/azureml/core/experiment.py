@@ -58,7 +58,7 @@ class Experiment(paceline.Experiment):
             AzureMLException: A value is wrong. Nothing was started.
         """
         kwargs.pop("show_output", None)
-        # HyperDriveConfig and Pipeline submit themselves: this module may not import theirs.
+        # Call the method of HyperDriveConfig or Pipeline: importing their modules here would be a circular import.
         if hasattr(config, "_submit_to"):
             return config._submit_to(self, tags, **kwargs)
         from paceline.compat.azureml.core.script_run_config import ScriptRunConfig

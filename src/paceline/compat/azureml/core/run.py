@@ -240,7 +240,7 @@ class Run(SdkSpellings, runs.Run):
         folder = os.path.abspath(path or tempfile.gettempdir())
         os.makedirs(folder, exist_ok=True)
         archive = os.path.join(folder, f"{own}.zip")
-        # Build it in a private folder first: in a shared folder another user may have planted a link.
+        # Build the archive in a private folder first: in a shared folder another user may have planted a link.
         with tempfile.TemporaryDirectory(dir=folder) as made:
             whole = shutil.make_archive(os.path.join(made, own), "zip", self.folder.snapshot.resolve())
             try:
@@ -336,10 +336,10 @@ class Run(SdkSpellings, runs.Run):
     ) -> Iterator[Run]:
         """Yield the matching runs of the experiment, newest first."""
         found = experiment.get_runs(type, tags, properties, include_children, status=status)
-        # Create each as `cls`, so a subclass of Run lists runs of that subclass.
+        # Create each run as `cls`, so a subclass of Run lists runs of that subclass.
         return (cls(experiment, one.id) for one in found)
 
-    def get_children(  # the SDK's names, `type` in place of `kind`
+    def get_children(  # parameters have the SDK's names, such as `type` instead of `kind`
         self,
         recursive: bool = False,
         tags: Tags = None,

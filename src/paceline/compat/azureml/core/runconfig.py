@@ -271,7 +271,7 @@ class RunConfiguration(Strict):
         for name in _SAVED:
             there, here, last = _place(name, data, self)
             value = getattr(here, last)
-            # The YAML writer accepts no other mapping, such as os.environ.
+            # Convert mappings such as os.environ to dicts, which the YAML writer requires.
             there[camel_case(last)] = dict(value) if isinstance(value, Mapping) else value
         dependencies = self.environment.python.conda_dependencies
         data["environment"]["python"]["condaDependenciesFile"] = "conda_dependencies.yml" if dependencies else None

@@ -419,7 +419,7 @@ def script_of(config: InferenceConfig | None, notes: SubmissionNotes) -> dict[st
     variables: dict[str, str] = {}
     if config.source_directory:
         found["source_directory"] = config.source_directory
-        # The server then runs the script in the parent folder, where `./<source folder>/file` resolves.
+        # With this variable the server runs the script in the parent folder, where `./<source folder>/file` resolves.
         variables["AZUREML_SOURCE_DIRECTORY"] = os.path.basename(os.path.realpath(config.source_directory))
     if config.environment is not None:
         spec, _ = without_sdk_packages(spec_of(config.environment, notes))

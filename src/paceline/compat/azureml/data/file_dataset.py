@@ -153,7 +153,7 @@ class MountContext:
             raise UserErrorException(f"mount_point={self._given!r} is not empty. Name another folder.")
         top = Path(self.mount_point)
         top.mkdir(parents=True, exist_ok=True)
-        # Enter the files first, so the links are removed first: the cache may evict files once they are released.
+        # The exit stack undoes in reverse order: it removes the links, then releases the files, which the cache may then evict.
         files = self._held.enter_context(
             local_files(self._dataset.native_input("mounted").sources, self._dataset._workspace_dir())
         )

@@ -67,7 +67,7 @@ class OutputFileDatasetConfig:
         self.source = source
         self.overwrite = False
         self.registered: Registration | None = None
-        #: Shared by all copies; it links the step that writes the output to the steps that read it.
+        #: An object that all copies of this output share; it links the step that writes the output to the steps that read it.
         self.origin = Origin()
 
     def as_upload(self, overwrite: bool = False, source_globs: object = None) -> OutputFileDatasetConfig:

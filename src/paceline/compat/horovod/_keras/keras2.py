@@ -40,7 +40,7 @@ class _DistributedKeras2(OptimizerOfKeras2):
         if self.distribution.settings.passes == 1:
             return None
         kept = vars(self).get("_accumulators")
-        # Before the first step there is no accumulator. Return a new one, of which scripts only read the settings.
+        # Before the first step no accumulator exists. Return a new one, of which scripts only read the settings.
         return next(iter(kept.values())) if kept else self.distribution.accumulator()
 
     def _allreduce(self, grads: Iterable[Gradient], vars: Iterable[tf.Variable]) -> list[Gradient]:
@@ -53,7 +53,7 @@ class _DistributedKeras2(OptimizerOfKeras2):
         """Return (gradient, variable) pairs, reduced unless passes are accumulated first."""
         pairs = list(grads_and_vars)
         if self.distribution.settings.passes > 1:
-            # These gradients are accumulated and reduced when applied, even if that call declares them reduced.
+            # `apply_gradients` accumulates these gradients and reduces the sum, even if its caller declares them reduced.
             self._mark("_to_reduce_in")
             return pairs
         if not pairs:

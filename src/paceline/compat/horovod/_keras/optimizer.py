@@ -145,7 +145,7 @@ def distribute(optimizer: O, settings: KerasSettings, *, in_place: bool = False)
 def _bare_class(optimizer: object) -> type:
     """Return the optimizer's class without an earlier DistributedOptimizer's mixin."""
     cls = type(optimizer)
-    # `distribute` gives such a class two bases: the mixin and the optimizer's own class.
+    # A class that `distribute` has made has two bases: the mixin and the optimizer's own class.
     return cls.__bases__[1] if "distribution" in vars(cls) else cls
 
 
@@ -199,7 +199,7 @@ class DistributedKeras3(OptimizerOfKeras3):
         super()._backend_apply_gradients(grads, trainable_variables)
 
     def _clip_gradients(self, grads: Iterable[object]) -> list[object]:
-        # Called once a step; with Keras's accumulation only in the last pass. So only the accumulated sums are sent.
+        # Keras calls this method once a step, and with its own accumulation only in the last pass: only sums are sent.
         if self.gradient_accumulation_steps:
             grads = self.distribution.reduce(list(grads), self.__dict__["_being_applied"])
         return super()._clip_gradients(grads)

@@ -159,7 +159,7 @@ def _refusing_xla(supports: Callable[[T], bool], *, raises: bool) -> Callable[[T
 def _together(check_finite: Callable[[T, object], object]) -> Callable[[T, object], object]:
     @functools.wraps(check_finite)
     def checked(self: T, grads: object) -> object:
-        # Every rank evaluates this each time, for any gradients, because the check is a collective.
+        # Call `on_all_ranks` on every rank, whatever its gradients are, because this call is a collective.
         finite, distribution = check_finite(self, grads), distribution_of(self)
         return finite if distribution is None else distribution.on_all_ranks(finite)
 

@@ -20,7 +20,7 @@ def optimizer_variables(optimizer: Optimizer | None) -> list[Variable]:
     variables = optimizer.variables
     # `variables` is a property in Keras 3, and a method in older optimizers.
     tracked = list(variables() if callable(variables) else variables)
-    # tf_keras keeps some variables elsewhere: settings that can be assigned to, and the state of the loss scale.
+    # tf_keras keeps some variables outside of this list: assignable settings, and the state of the loss scale.
     own, scale = reducing.inner_of(optimizer) or optimizer, getattr(optimizer, "_loss_scale", None)
     settings = getattr(own, "_hyper", None) or {"learning_rate": getattr(own, "_learning_rate", None)}
     apart = [settings[name] for name in sorted(settings)]
@@ -76,7 +76,7 @@ def velocities(optimizer: Optimizer) -> list[Variable]:
 
 def broadcast_variables(variables: Sequence[Variable], root_rank: int, name: str) -> None:
     """Set the variables to the values of `root_rank`."""
-    # They may belong to Keras 3 on any backend or to TensorFlow. Only `numpy()` and `assign()` are used.
+    # Use only `numpy()` and `assign()`: the variables may belong to TensorFlow, or to Keras 3 on any backend.
     import numpy as np
 
     # Copy the values, because the engine writes into its arrays.

@@ -260,7 +260,7 @@ def run_fn(func: Callable[..., T], reset: Callable[[], object]) -> Callable[...,
                 try:
                     # In the first round the engine runs already, because the script itself has called `init`.
                     if not is_new:
-                        # Restart the engine first: `on_reset` reads the new number of ranks, and `sync` sends by it.
+                        # Restart the engine first: `on_reset` reads its number of ranks, and `sync` broadcasts over it.
                         _reset(reset, last)
                         state.on_reset()
                         if group is not None and group.meet(state, is_new=False):
@@ -352,7 +352,7 @@ class RankGroup:
         """Tell the supervisor that this rank trains, so that it may replace a lost rank."""
         self.is_new = False
         kept = state.kept()
-        # A handler of the user's may not store its value where `kept` looks. Then this rank has no whole commit for others.
+        # A user's handler may keep its value where `kept` can't find it. Then new ranks can't start from this rank's commit.
         hands_over = kept is not None and None not in kept.get("handlers", {}).values()
         self._report(basics.engine().generation, hands_over=hands_over)
 

@@ -93,7 +93,7 @@ class KeptCommits:
         from paceline.checkpoint.api import encode_state
 
         def arrays_of(value: object, where: str) -> tuple[Any, dict[str, object]]:
-            # Put the name in front, so that no two parts of the state have arrays of the same name.
+            # Encode the value below its name `where`, so that the names of arrays are unique in the state.
             header, arrays = encode_state({where: value})
             return header["of"][0][1], arrays
 

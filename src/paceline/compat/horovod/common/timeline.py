@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from paceline.collectives import Engine
     from paceline.collectives.request import Request
 
-#: Guards only `_trace`. A trace has its own lock for the engine's threads. Never take this lock while holding that
-#: one.
+#: Guards only `_trace`. A trace has its own lock, for the engine's threads. A thread with a trace's lock must not take this one.
 _lock = threading.Lock()
 _trace: _Trace | None = None
 

@@ -38,7 +38,7 @@ class Optimizer(Protocol):
 
     learning_rate: object
     built: bool
-    #: A list in Keras 3, a method in older optimizers.
+    #: The optimizer's variables: a list in Keras 3, a method that returns a list in older versions.
     variables: Any
 
     def build(self, variables: Sequence[Variable]) -> None: ...

@@ -155,7 +155,7 @@ def _payload(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, ob
             f"{getattr(func, '__name__', func)!r} or its arguments can't be sent to other processes: {error}. Create "
             "open files, locks and connections, which can't be pickled, inside the function."
         ) from error
-    # Put the path first: only this process may have the folder of the function's modules on its path.
+    # Put `path` before `call`: the receiver sets its sys.path to import the function's module when it unpickles `call`.
     return pickle.dumps({"path": [os.path.abspath(place) for place in sys.path], "call": call})
 
 

@@ -93,7 +93,7 @@ class RanksDriver:
             with self._listener, signals, open(self._log_path, "wb") as log:
                 self._start(log)
                 problem = self._gather()
-                # After a signal, started ranks still wait for their command; `_end` ends them without one.
+                # After a signal don't send the command to the ranks, which still wait for it: `_end` ends them.
                 if problem is None and self._signal is None:
                     self._tell()
                     problem = self._watch()

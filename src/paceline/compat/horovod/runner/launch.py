@@ -27,7 +27,7 @@ def run_commandline() -> None:
     try:
         code = main(sys.argv[1:])
     finally:
-        # Also runs if argparse exits by SystemExit, or `main` by KeyboardInterrupt.
+        # Kill descendants also if argparse has raised SystemExit, or `main` KeyboardInterrupt.
         processes.kill_descendants(os.getpid())
     sys.exit(code)
 
@@ -105,7 +105,7 @@ def _check(options: Namespace) -> None:
 
 
 def _ended(outcome: RankOutcome) -> int:
-    # Check this first: ranks that were stopped have exit codes too, but these are no failures.
+    # Check for a signal first: ranks that a signal has stopped have exit codes too, but have not failed.
     if outcome.stopped_by is not None:
         print(f"horovodrun: stopped by {signal.Signals(outcome.stopped_by).name}.", file=sys.stderr)
         return 128 + outcome.stopped_by

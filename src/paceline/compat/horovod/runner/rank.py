@@ -176,7 +176,7 @@ class _Rank:
             stderr=subprocess.PIPE,
             # With its own session the program gets no signal that is for this process's group: this process ends it in order.
             start_new_session=True,
-            # Call it in the main thread, which Linux treats as the parent. No other thread runs yet, so it is safe.
+            # The program ends with this thread, which must be the main thread. No other thread runs yet.
             preexec_fn=processes.ends_with_parent(),  # noqa: PLW1509
         )
 

@@ -114,8 +114,8 @@ def environment_of(environ: Mapping[str, str]) -> dict[str, str]:
     from paceline.launchers.environment import inherited
 
     kept = inherited(environ)
-    # Within a run the variable names that run's workspace, and `inherited` is right to drop it. Outside of a run, it
-    # is the user's own setting.
+    # Outside of a run the user has set this variable, so keep it. Within a run it names that run's workspace, and `inherited`
+    # drops it.
     if "PACELINE_RUN_ID" not in environ and "PACELINE_WORKSPACE" in environ:
         kept["PACELINE_WORKSPACE"] = environ["PACELINE_WORKSPACE"]
     return kept

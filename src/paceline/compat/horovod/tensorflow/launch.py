@@ -79,7 +79,7 @@ def run(pieces: Sequence[Piece]) -> list[list[tf.Tensor]]:
     tensors = [tensor for piece in pieces for tensor in piece.tensors]
     if not tensors:
         results = _results(pieces, [])
-    # If no tape records, no gradient needs to be defined, and this call is cheaper.
+    # If no tape records, skip the definition of a gradient, which takes time.
     elif tf.executing_eagerly() and not record.could_possibly_record():
         results = _results(pieces, tensors)
     else:

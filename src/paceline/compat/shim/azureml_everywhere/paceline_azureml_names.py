@@ -5,7 +5,7 @@
 
 import sys
 
-# Not imported from typing, which takes longer to load than the rest of this file.
+# Don't import TYPE_CHECKING from typing, which takes longer to load than the rest of this file.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ sweep: Any
 (sweep,) = PipelineRun(run.experiment, run.parent.id).find_step_run(args.step)
 
 for path in args.metrics:
-    # Always lists, even for a single value, so that they fit into a frame.
+    # Wrap single values in lists: a data frame's columns are lists.
     columns = {
         trial: {name: value if isinstance(value, list) else [value] for name, value in metrics.items()}
         for trial, metrics in sweep.get_metrics().items()
