@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from paceline.system.lazy_import import face
 
-# Do not import it from typing: Paceline's Horovod modules import this module before a script's first line.
+# Do not import this name from typing, which is slow: Paceline's Horovod modules load this module before a script's first line.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:

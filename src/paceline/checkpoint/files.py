@@ -99,7 +99,7 @@ def whole(parts: Sequence[CheckpointPart]) -> dict[int, list[CheckpointPart]]:
     together: dict[tuple[int, int, str], list[CheckpointPart]] = {}
     for part in parts:
         together.setdefault((part.step, -part.of, part.token), []).append(part)
-    # Sorted by falling number of parts: a later checkpoint of the same step replaces an earlier one.
+    # Sort by falling number of parts: of the checkpoints of one step, the dictionary keeps the last, with the fewest parts.
     return {
         step: sorted(members, key=lambda part: part.rank)
         for (step, of, _), members in sorted(together.items())

@@ -385,7 +385,7 @@ def _copy_by_stream(memory: SharedMemory, placed: Sequence[tuple[DenseArray, int
                     room.copy_(source_bytes, non_blocking=True)
                     source.record_stream(beside)
         if not is_copied:
-            # The GPU, not this process, waits before it changes the state.
+            # Let the GPU, not this process, wait for the copy before it changes the state.
             current.wait_stream(beside)
         waits.append(beside.record_event().synchronize)
     return waits

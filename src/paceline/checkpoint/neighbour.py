@@ -21,7 +21,7 @@ from paceline.system.memory import memory
 from paceline.system.spare_client import VARIABLE, path_here, socket_of
 
 _log = logging.getLogger(__name__)
-#: Share of the training's time that this may take.
+#: Share of the training's time that keeping states in memory may take.
 _SHARE = 0.01
 #: After this many failures in a row, no more states are kept; after each failure, pause for this many seconds.
 _MOST_FAILURES, _PAUSE_S = 5, 10.0
@@ -34,7 +34,7 @@ class Neighbour:
 
     def __init__(self) -> None:
         self._camera = Camera()
-        #: Step -> the image whose memory is shared with the spare.
+        #: Step -> the image whose memory is shared with the node's spare Python process.
         self._images: dict[int, StateImage] = {}
         self._handing: threading.Thread | None = None
         self._next_s = self._cost_s = 0.0
@@ -83,7 +83,7 @@ class Neighbour:
             image.wait()
             dropped = kept_states.keep(path_here(), state, image.memory.fd)
         except OSError as error:
-            # Don't use this memory again: the spare may have received it.
+            # Don't use this memory again: the spare process may have received it.
             image.memory.close()
             self._fail(error)
             return
@@ -92,7 +92,7 @@ class Neighbour:
             if (free := self._images.pop(step, None)) is not None:
                 self._camera.give_back(free)
         self._images[state["step"]] = image
-        # Free old images here too: a spare that has started again does not report them as dropped.
+        # Free old images here too: a spare process that has started again does not report them as dropped.
         for step in sorted(self._images)[:-2]:
             self._images.pop(step).memory.close()
 

@@ -397,7 +397,7 @@ def _described(value: object) -> str:
 
 class _Parts(Sequence[object]):
     def __init__(self, checkpoint: Checkpoint) -> None:
-        # Descriptors of states in memory are closed with the checkpoint.
+        # Keep a reference: descriptors of states in memory are closed with the checkpoint object.
         self._checkpoint = checkpoint
         self._paths = checkpoint.paths
 

@@ -346,7 +346,7 @@ class _BoardTexts:
         self._texts: dict[Key, tuple[Request, str]] = {}
 
     def of(self, request: Request) -> str:
-        # Steps repeat their requests (`ResponseCache.known` returns the same object), so keep the texts.
+        # Each step repeats its requests (`ResponseCache.known` returns the same object), so keep their encoded texts.
         key = request.key
         known = self._texts.get(key)
         if known is None or known[0] != request:

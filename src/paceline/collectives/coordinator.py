@@ -25,7 +25,7 @@ from paceline.collectives import numbers
 from paceline.collectives.numbers import Array
 from paceline.collectives.request import ALLREDUCE, JOIN, Agreement, CollectiveTask, Fields, Key, Request, agree
 
-#: Most bytes of an array that travels with a request: the first rank receives all arrays. A guess; 16 KiB is too much.
+#: Most bytes of an array that is sent within its request. The first rank receives all of them. A guess; 16 KiB is too much.
 INLINE_LIMIT_BYTES = 8 << 10
 
 
@@ -159,7 +159,7 @@ class Coordinator:
         slots = tuple(self._ready_slots)
         self._ready_slots.clear()
         results: list[tuple[int, bytes]] = []
-        # Reduce these payloads before the epoch may change, because their slot numbers belong to the old epoch.
+        # Reduce the arrays that came within requests before the epoch may change: their slot numbers belong to the old epoch.
         if self._payloads:
             self._fold(results, 0, [next(iter(self._slots[slot].requests.values())) for slot in slots])
         # Wait until every rank has sent a number of this epoch: until then, older numbers may be in flight.

@@ -381,7 +381,7 @@ def start(settings: EngineSettings | None = None) -> Engine:
 
 
 def _forget() -> None:
-    # The child has none of the engine's threads, and must not use its connections or MPI.
+    # A forked child has none of the engine's threads, and must not use its connections or MPI.
     global _engine, _lock
     # Another thread may have held the lock at the fork. That thread is missing in the child, so replace the lock.
     _lock = threading.Lock()

@@ -96,7 +96,7 @@ class Fusion:
         pieces: list[_Piece] = []
         filled, scales = 0, None
         for part in parts:
-            # Most parts of a step have the same factors, so compute the derived values once.
+            # Most arrays of a step have the same scale factors, so compute the values derived from the factors once.
             if part[2:] != scales:
                 scales = part[2:]
                 factor, is_scaled = self._factor(part, op, kind)

@@ -122,7 +122,7 @@ class PeerWatch:
                 for fd, _ in events:
                     if fd == self._end:
                         continue
-                    # Otherwise each later poll would report this process or connection again.
+                    # Stop polling this descriptor: otherwise each later poll would report the process or connection again.
                     poll.unregister(fd)
                     if fd in self._ranks:
                         rank, place = self._ranks[fd]

@@ -147,7 +147,7 @@ class MpiTransport:
 
     @contextmanager
     def _row_type(self, array: Array) -> Iterator[MPI.Datatype]:
-        # The counts are 32-bit numbers: counted in rows, arrays may exceed 2 GiB.
+        # MPI's counts are 32-bit numbers: counting rows instead of bytes allows arrays above 2 GiB.
         row = self._mpi.BYTE.Create_contiguous(array.itemsize * math.prod(array.shape[1:])).Commit()
         try:
             yield row

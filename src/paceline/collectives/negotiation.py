@@ -25,7 +25,7 @@ from paceline.collectives.request import Arrivals, CollectiveTask, Key, Request,
 from paceline.collectives.settings import EngineSettings
 from paceline.collectives.transport import Transport
 
-#: Called with (request, submitted_s, agreed_s, done_s, arrivals) after each operation.
+#: A function that is called with (request, submitted_s, agreed_s, done_s, arrivals) after each operation.
 Observer = Callable[[Request, float, "float | None", float, Arrivals], object]
 
 FIRST_PAUSE_S = 0.00005

@@ -137,14 +137,14 @@ class ProcessSets:
             for callback, wants_arrivals in observers:
                 callback(request, submitted_s, agreed_s, done_s, *((arrivals,) if wants_arrivals else ()))
 
-        # Without observers None, so that the loop saves the call for each operation.
+        # Without observers set None, so that the loop saves a call for each operation.
         loop.negotiation.observer = observed if observers else None
         if any(wants_arrivals for _, wants_arrivals in observers):
             loop.negotiation.note_arrivals()
 
     def lost(self, reason: str, lost_rank: int = -1) -> None:
         """Make all operations of all process sets fail, now and later."""
-        # Any thread may call it. The caller must hold no lock except a loop's _claim.
+        # Any thread may call `lost`. The caller must hold no lock except a loop's _claim.
         self._failure = self._failure or reason
         if lost_rank >= 0 and not self._world.lost_ranks:
             self._world.lost_ranks.add(lost_rank)

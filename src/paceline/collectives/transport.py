@@ -157,7 +157,7 @@ class SharedSegments:
 
     def meet(self, dtype: DType) -> list[Array]:
         """Wait until all ranks have filled their segments, and return these."""
-        # The segments are readable until the next meeting.
+        # After this barrier, ranks may read each other's segments until the next call.
         self._barrier()
         segments = [self._segment(rank, dtype) for rank in range(len(self._maps))]
         self._turn ^= 1

@@ -29,11 +29,11 @@ _CHOICES = ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS")
 #: Variables that MPI launchers set in each process: Open MPI, MPICH and its relatives, PMIx (srun --mpi=pmix), Cray.
 _MPI_LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "PALS_RANKID")
 
-#: The next generation of each world. A worker that replaces a lost one begins with that of the ranks that wait for it.
+#: Number of the next engine of each world. A worker that replaces a lost one begins with the number of the waiting ranks.
 _generations: defaultdict[object, Iterator[int]] = defaultdict(itertools.count)
 _comm: Intracomm | None = None
 _comm_places: Sequence[PeerPlace] = ()
-#: The lost ranks, and the rendezvous at which they had met. It can't be joined again, but a rendezvous elsewhere can.
+#: The lost ranks, and the rendezvous at which they had met. No process can join this rendezvous again, only another one.
 _lost: tuple[set[int], object] = (set(), None)
 _lost_of_mpi: set[int] = set()
 

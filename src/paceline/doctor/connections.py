@@ -22,7 +22,7 @@ from paceline.doctor.examination import (
 from paceline.doctor.on_node import Asked
 from paceline.system.names import counted
 
-#: Up to so many nodes, each connects to all others; among more nodes, to the next and the opposite one.
+#: Up to this number of nodes, each connects to all others; among more nodes, to the next and the opposite one.
 _ALL_PAIRS = 16
 #: Seconds for the listeners to start and for all connections to be made.
 _CONNECT_S = 15.0

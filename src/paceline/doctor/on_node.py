@@ -200,7 +200,7 @@ def output(argv: list[str], timeout_s: float, environment: dict[str, str] | None
         try:
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # do not wait for it: the process may hang in a system call
+            os.killpg(process.pid, signal.SIGKILL)  # do not wait for the killed process: it may hang in a system call
             return "", f"{os.path.basename(argv[0])} gave no answer in {timeout_s:.0f} s"
         out.seek(0)
         err.seek(0)

@@ -110,7 +110,7 @@ def base(python: str, cache_dir: Path) -> Base:
             f"{sys.executable!r}."
         )
     path = os.path.abspath(path)
-    # Take the stamp before running the interpreter: if that changes meanwhile, the cached facts are then invalid.
+    # Take the stamp before running the interpreter: if the interpreter changes meanwhile, the cached facts are then invalid.
     stamp = _stamp(path)
     if (path, stamp) not in _known:
         _known[path, stamp] = _from_cache(path, stamp, cache_dir) or _ask(path, stamp, cache_dir)

@@ -67,7 +67,7 @@ def build(key: str, environment: EnvironmentSpec, base: Base, prefix: Path, say:
         # Install pip packages for the conda Python: its version determines which wheels fit.
         base = replace(base, python=str(python), version=_python_of(packages).partition(" ")[2])
     installer = Installer(prefix=prefix, python=python, base=base, seen=seen, uv=uv, say=say, lock_fd=lock_fd)
-    # The conda packages are not part of pip's lock.
+    # Note the conda packages that are present before pip runs, because pip's lock leaves them out.
     before = installer.own().versions() if own_python else set()
     installer.install(environment)
     own = installer.own()

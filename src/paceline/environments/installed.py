@@ -57,7 +57,7 @@ class Visible:
         while todo:
             requirement, asks_for_url = todo.pop()
             name = canonical(requirement.name)
-            # Requirements are the same if their texts, which include URLs, and their extras are equal, and if both URLs matter.
+            # Identify a requirement by its text, which includes its URL, by its extras, and by whether its URL matters.
             mark = (str(bare(requirement)), asks_for_url, frozenset(requirement.extras))
             if mark in seen:
                 continue

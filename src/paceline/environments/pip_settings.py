@@ -160,7 +160,7 @@ class PipSettings:
 
 def read(environment: Mapping[str, str]) -> PipSettings:
     """Read the settings that `pip install` with this interpreter uses."""
-    # Run pip only if needed, because it takes 0.3 s. Only pip knows which files count; variables are read here.
+    # Run pip only if there are configuration files, because it takes 0.3 s. Variables are read here.
     if not _has_files(environment):
         return PipSettings(values=_merged({":env:": _variables(environment)}))
     words = [sys.executable, "-m", "pip", "config", "list"]

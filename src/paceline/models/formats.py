@@ -201,7 +201,7 @@ def framework_of(folder: Path, files: Sequence[ModelFile], run: Lineage) -> tupl
     if framework is None:
         framework, version = _of_pickles(folder, files)
     if framework is None and formats & {"safetensors", "pickle", "joblib"}:
-        # Many frameworks write the files' formats, so use the run's framework.
+        # Several frameworks write files of these formats, so use the run's framework.
         framework = run.get("framework")
         if framework is None and "safetensors" in formats:
             framework = "pytorch" if _version("pytorch", run) else None

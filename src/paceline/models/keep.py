@@ -28,7 +28,7 @@ from paceline.errors import ModelError
 from paceline.models.sources import ModelSourceFile
 from paceline.system.files import gone_is_fine, names_in, stamp_of
 
-#: Modification time of every kept file: 2001-09-09T01:46:40Z, whole seconds for the coarsest file system.
+#: Modification time of every kept file: 2001-09-09T01:46:40Z. Every file system can store whole seconds.
 STAMP_NS = 10**18
 #: linux/fs.h: _IOW(0x94, 9, int)
 _FICLONE = 0x40049409

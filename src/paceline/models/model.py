@@ -404,7 +404,7 @@ class Model:
 
 def remove(model: Model) -> int:
     """Remove a version as `Model.delete` does, and return the freed bytes."""
-    # Refuse while a service uses the version: it reads the files at each restart of a process.
+    # Refuse while a service uses the version: the service reads the files at each restart of a process.
     if services := model.workspace.services_of(model.id):
         raise ModelError(
             f"{model.id} is served by {' and '.join(map(repr, services))}. Let it serve another model first: paceline service "

@@ -23,7 +23,7 @@ from paceline.runs.metrics import MetricLog
 from paceline.runs.record import utc_now
 from paceline.system.files import write_json
 
-# Imported with the first sample, so that supervisors start sooner. Short runs have no sample.
+# These modules are imported with the first sample, so that supervisors start sooner. Short runs have no sample.
 if TYPE_CHECKING:
     from paceline.observe.stragglers import Counted, RunPace
 
@@ -37,7 +37,7 @@ _NOT_KEPT = ("pid", "processes", "age_s", "steps", "data_s", "wait_s", "eval_s",
 MOST_SERIES = 256
 #: Number of samples that are kept for the report of a worker that ran out of memory.
 _REMEMBERED = 60
-#: Numbers of windows: to find the current straggler; to keep; and of the oldest to merge in pairs.
+#: Numbers of time windows: to find the current straggler; to keep; and of the oldest to merge in pairs.
 _RECENT, _MOST, _OLD = 12, 240, 200
 
 

@@ -55,7 +55,7 @@ class Guardian:
 
     def run(self) -> int:
         """Restart the supervisor until the service is stopped. Return the exit code."""
-        # Server processes of a previous supervisor may still hold the port.
+        # End server processes of a previous supervisor, which may still hold the port.
         self._clear()
         listener = self._listener()
         if listener is None:

@@ -78,7 +78,7 @@ class Supervisor:
         self.folder = folder
         self.wake = Wake()
         self.change: _Change | None = None
-        #: The preparation of the served revision, which keeps its environment locked.
+        #: The preparation of the served revision, which keeps the revision's environment locked.
         self.serving: Preparation | None = None
         self.deaths = 0
         self.tags = 0

@@ -35,7 +35,7 @@ _REPLY = struct.Struct("<QHQIQ")
 #: Folder in which `python -m` starts, which Python puts first in `sys.path`. It has no modules that shadow others.
 STARTED_IN = "/"
 
-#: JSON documents that the front serves, by name: "swagger2", "swagger3", "openapi", "metadata" (of the inference protocol).
+#: JSON documents that the HTTP server returns, by name: "swagger2", "swagger3", "openapi", "metadata" (of the protocol).
 Documents: TypeAlias = "dict[str, object]"
 
 

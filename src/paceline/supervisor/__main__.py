@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
         if stat.S_ISSOCK(os.fstat(int(argv[1])).st_mode):
             fd = _wait_to_begin(folder, int(argv[1]), argv[2:])
         if fd is None:
-            return 0  # there is no run: the submitting program has ended
+            return 0  # no run was created: the submitting program has ended
         # A lock of flock(2) is held while any process has the open file. The guardian and the supervisor have it by fork; a
         # worker that inherited the file would hold the lock after both were killed.
         os.set_inheritable(fd, False)

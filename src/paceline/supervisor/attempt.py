@@ -88,7 +88,7 @@ def _with_spares(run: Supervision, launch: Launch) -> Launch:
 def _note_running(run: Supervision) -> None:
     run.has_run = True
     run.to(states.RUNNING)
-    # A restart keeps its place, and begins without a wait in the queue.
+    # Send no second notification for a restart: the run has kept its nodes, and did not wait in the queue.
     if run.reason.startswith(("start", "preempted")):
         run.messenger.tell(run.record, "start")
 

@@ -50,7 +50,7 @@ def beside_worker(launch: Launch, shells: Sequence[Mapping[str, str]], rank: int
             *(f"{launch.library_dir}/paceline/{program}", *words),
         ),
         log=RunFolder(launch.run_dir).driver_log,
-        # Without a warm spare, which forks only workers.
+        # Use no spare (a pre-started Python process), because it can fork only workers.
         spare="",
     )
     if launch.prepared[command.node_rank].container is None:

@@ -18,7 +18,7 @@ from paceline.runs.driver_log import say
 from paceline.system.files import write_whole
 from paceline.targets import Nodes
 
-#: Seconds between two questions to the target for more nodes.
+#: Seconds between two requests to the target for more nodes.
 _LOOK_S = 1.0
 
 #: Seconds between two checks of the disks.

@@ -139,7 +139,7 @@ def all_started(
         return
     cold: set[str] = set()
     for given in commands:
-        # If one command found this spare busy, the others start without it: each wait for it takes time.
+        # A spare is a pre-started Python process. If a command finds it busy, later ones don't use it: each wait takes time.
         command = replace(given, spare="") if given.spare in cold else given
         try:
             started = nodes.start(command, work_dir, shells[command.node_rank])

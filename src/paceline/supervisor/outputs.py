@@ -56,7 +56,7 @@ def settle_links(run: Supervision, outcome: Outcome) -> None:
     if outcome.stopped == "interrupted" or not run.record.attempts:
         return
     try:
-        # Rescue outputs first: files that it moves into `outputs` may be links, or targets of links.
+        # Rescue outputs first: the files that this call moves into `outputs` may be links, or targets of links.
         work_dir.rescue_outputs(run.folder)
         excluded_files.settle(run.folder)
     except OSError as error:

@@ -41,9 +41,9 @@ class Replacing:
     ) -> None:
         self._launch, self._folder, self._nodes, self._shells = launch, folder, nodes, shells
         self._left, self._note = left, note
-        #: The newest generation. Until all ranks have reached it, a lost worker cannot be replaced.
+        #: The newest generation (number of the process group). A lost worker can't be replaced until all ranks have reached it.
         self._least = 0
-        #: Why the last loss was not replaced.
+        #: Why the last lost worker was not replaced.
         self.why_not = ""
 
     def start(

@@ -28,7 +28,7 @@ from paceline.targets import Nodes, Target
 from paceline.targets.configured import LOCAL
 from paceline.targets.shares import OVER_QUOTA
 
-#: Seconds between two questions whether another run needs the nodes.
+#: Seconds between two checks whether another run needs the nodes.
 _ASK_S = 1.0
 
 
@@ -64,7 +64,7 @@ class Supervision:
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
-        # Create it first: from here on a signal is recorded instead of killing this process.
+        # Create the pipe for signals first: from here on a signal is recorded instead of killing this process.
         self.wake = Wake()
         self.record: RunRecord = store.stored(folder)
         assert self.record.job is not None, "only submitted runs have a supervisor"

@@ -53,15 +53,15 @@ if TYPE_CHECKING:
     from paceline.supervisor.diagnosis.findings import Findings
 
 _TICK_S = 0.1
-#: How many times as long as a look the pause after it is, at least.
+#: Least pause after a look at the workers, in durations of this look.
 _PAUSE = 9
-#: Most seconds between two looks, and so until the supervisor reacts to a cancel.
+#: Most seconds between two looks at the workers, and so until the supervisor reacts to a cancel.
 _LONGEST_S = 0.8
 #: A worker's reports in the attempt's folder.
 _REPORT = re.compile(r"(start|error|end)_(\d+)\.json", re.ASCII)
 #: Seconds to wait after the first reported failure: another worker may have failed earlier and report it later.
 _SETTLE_S = 0.25
-#: Seconds of that wait if SIGKILL ended a worker of this machine: reports of exceptions arrive here at once.
+#: Seconds of a shorter wait if SIGKILL ended a worker of this machine: reports of exceptions arrive here at once.
 _KILLED_SETTLE_S = 0.05
 #: Seconds for a worker with a known exception to exit; some never do (MPI_Finalize waits for peers).
 _LINGER_S = 3.0
@@ -393,7 +393,7 @@ class WorkerWatch:
         if code == 0 and left_its_container(self._launch, self._folder, rank, partial(self._is_alive, rank)):
             code = 128 + signal.SIGTERM
         self._exit_codes[rank], self._ended_at[rank] = code, ended.time
-        if self._launch.prepared[0].container is None:  # otherwise the client's memory
+        if self._launch.prepared[0].container is None:  # for a container, the client's memory
             self._peaks[rank] = ended.peak_bytes
 
     # --- ending

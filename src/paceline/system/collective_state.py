@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-#: Variable with the folder of these files and of other diagnostics of a node.
+#: Variable with the folder of a node's diagnostic files, such as the file with the state of its collectives.
 FOLDER_VARIABLE = "PACELINE_WATCH_DIR"
 
 #: Layout of a slot: 1 if in progress, length of the text, number, start (seconds since the epoch), text.

@@ -28,7 +28,7 @@ _FICLONE = 0x40049409
 def state_folder() -> Path:
     """Return Paceline's folder below this user's XDG_STATE_HOME."""
     named = os.environ.get("XDG_STATE_HOME", "")
-    # The specification ignores a relative path.
+    # The XDG specification ignores a relative path.
     return Path(named if os.path.isabs(named) else os.path.expanduser("~/.local/state"), "paceline")
 
 
@@ -170,7 +170,7 @@ def remove_tree(path: Path) -> None:
     if path.is_symlink() or path.is_file():
         path.unlink(missing_ok=True)
     elif path.exists():
-        # Python 3.12 renamed the argument.
+        # Python 3.12 renamed the argument `onerror`.
         handler: dict[str, Any] = {"onexc" if sys.version_info >= (3, 12) else "onerror": again}
         shutil.rmtree(path, **handler)
     if failed:

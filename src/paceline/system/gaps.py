@@ -141,7 +141,7 @@ class Keeper:
                 # Write the description before punching the hole: readers that find zeros need the description.
                 _write(self._log, self._gap)
                 _punch(file.fileno(), self._gap)
-                # Write the line into the file too, for tools that read the file directly.
+                # Write the line that marks the gap into the log too, for tools that read the log directly.
                 os.pwrite(file.fileno(), self._gap.mark(), begin)
         # AttributeError: the C library has no fallocate, as on macOS.
         except (OSError, AttributeError) as error:

@@ -17,7 +17,7 @@ import socket
 
 from paceline.system.spare_client import LENGTH, connect
 
-# Don't import typing: the spare loads this, and with it each worker.
+# Don't import typing, which is slow: the node's spare Python process loads this module, and so does each worker.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class KeptStates:
         """Keep a new state. Return the steps of this rank's states that it replaces."""
         os.set_inheritable(fd, False)
         kept, dropped = [(new, fd)], []
-        # Another rank may be a step behind, so the last two steps of a state in parts are kept.
+        # Keep the last two steps of a state that is split over the ranks, because another rank may be a step behind.
         left = 1 if new["of"] > 1 else 0
         for state, other in reversed(self._states):
             is_own = state["folder"] == new["folder"] and state["rank"] == new["rank"]

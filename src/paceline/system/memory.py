@@ -43,7 +43,7 @@ def groups() -> list[str]:
         if controllers and "memory" not in controllers.split(","):
             continue
         top = "/sys/fs/cgroup/memory" if controllers else "/sys/fs/cgroup"
-        # In a container's view the path may lead above its root.
+        # Seen from inside a container, the cgroup's path may lead above the container's root.
         parts = [part for part in path.split("/") if part not in ("", "..")]
         places = ["/".join((top, *parts[:count])) for count in range(len(parts), -1, -1)]
         found += [place for place in places if os.path.isdir(place)]

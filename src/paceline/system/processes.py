@@ -40,7 +40,7 @@ def leave(code: int) -> NoReturn:
 
 def become_subreaper() -> None:
     """Make this process the parent of orphans below it, on Linux only."""
-    # exec keeps the setting, but fork does not pass it on.
+    # exec keeps the subreaper setting, but fork does not pass it on.
     if _LINUX:
         import ctypes
 

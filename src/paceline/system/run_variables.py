@@ -27,7 +27,7 @@ MIN_NODES_VARIABLE = "PACELINE_ELASTIC_MIN_NODES"
 MAX_NODES_VARIABLE = "PACELINE_ELASTIC_MAX_NODES"
 #: Variable with the path of a file that exists once the supervisor wants to continue with more nodes.
 REQUEST_VARIABLE = "PACELINE_ELASTIC_REQUEST"
-#: Exit code of a worker that has seen the request and saved its checkpoint. Codes up to 78 are those of sysexits.h.
+#: Exit code of a worker that has saved its checkpoint after a request to resize. Codes up to 78 are those of sysexits.h.
 EXIT_RESIZE = 79
 
 #: Number of the group that a worker joins first: 0, or more in a worker that replaces a lost one. Only with on_failure="replace".

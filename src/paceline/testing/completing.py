@@ -156,7 +156,7 @@ class ReadingChecks:
         record = run.wait_for_completion(raise_on_error=False)
         assert record.status == states.CANCELED
         assert record.canceled_by
-        # All files have been copied here by now.
+        # At the run's end, all its files have been copied to this machine.
         assert text_of(run.folder.live_log(0)).splitlines() == ["has left it", "told to end"], bench.story(run)
         assert {"kept/early.txt", "outputs/early.txt"} <= {*run.get_file_names()}
         assert run.get_metrics() == {"early": 0.5}

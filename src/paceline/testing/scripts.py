@@ -43,7 +43,7 @@ def daemon(run_id):
     os.wait()
 '''
 
-#: Records its environment in outputs/seen_<rank>.json, and writes files, metrics, a tag and output of each kind.
+#: A script that records its environment in outputs/seen_<rank>.json, and writes files, metrics, a tag and output of each kind.
 PLAIN = '''\
 import hashlib, json, os, random, stat, sys
 
@@ -100,7 +100,7 @@ for number in range(2000):
     print(f"rank {RANK}: line {number}")
 '''
 
-#: Runs until Paceline ends it. On SIGTERM workers save a checkpoint for half a second; the last of several ignores it.
+#: A script that runs until Paceline ends it. On SIGTERM workers save a checkpoint for half a second; the last ignores it.
 HOLD = """\
 import os, signal, sys, time
 
@@ -128,7 +128,7 @@ while True:
     time.sleep(600)
 """
 
-#: Writes a log, metrics and files, runs until Paceline ends it, and prints a last line.
+#: A script that writes a log, metrics and files, runs until Paceline ends it, and prints a last line.
 LEAVE_AND_WAIT = """\
 import signal, sys, time
 
@@ -151,7 +151,7 @@ print("has left it", flush=True)
 time.sleep(600)
 """
 
-#: Runs until Paceline ends it, without a signal handler.
+#: A script that runs until Paceline ends it, without a signal handler.
 WAIT = """\
 import time
 
@@ -161,7 +161,7 @@ print(f"rank {RANK} holds", flush=True)
 time.sleep(600)
 """
 
-#: The last rank fails after the barrier; the other ranks run until Paceline ends them.
+#: A script whose last rank fails after the barrier; the other ranks run until Paceline ends them.
 FAIL = """\
 import signal, sys, time
 
@@ -176,7 +176,7 @@ while True:
     time.sleep(600)
 """
 
-#: The last rank is killed in the first attempt; the second attempt resumes from the checkpoint.
+#: A script whose last rank is killed in the first attempt; the second attempt resumes from the checkpoint.
 KILLED_ONCE = """\
 import os, signal, sys, time
 

@@ -167,7 +167,7 @@ def tensor_scalar(tensor: bytes) -> float | None:
             case 1, int():
                 dtype = field
             case 2, _ if field:
-                return None  # it has dimensions
+                return None  # a tensor with dimensions is no scalar
             case 4, bytes():
                 content = field
             case _:

@@ -110,7 +110,7 @@ class Follower:
             for scalar in file.new():
                 self._sink.log(TENSORBOARD, prefix + scalar.tag, scalar.value, scalar.step, scalar.time)
         except OSError:
-            pass  # the script has removed it
+            pass  # the script has removed the file
 
     def _run(self) -> None:
         while not self._is_over.wait(_LOOK_S):

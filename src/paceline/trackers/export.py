@@ -104,7 +104,7 @@ def event_writer(place: Path) -> Callable[[str | None, int, float, float], None]
     Raises:
         UserError: tensorboard is not installed.
     """
-    # Prevents loading TensorFlow, which takes ten seconds.
+    # TensorBoard then does not load TensorFlow, which takes ten seconds.
     sys.modules.setdefault("tensorboard.compat.notf", type(sys)("notf"))
     try:
         from tensorboard.compat.proto.event_pb2 import Event

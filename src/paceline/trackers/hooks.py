@@ -93,7 +93,7 @@ def wanted(environ: Mapping[str, str]) -> list[str]:
 
 
 def _listen(loaded: ModuleType, own: str) -> None:
-    # A later version of the library may differ. The script must not fail.
+    # A later version of the tracker's library may differ, which must not fail the script.
     try:
         from importlib import import_module
 

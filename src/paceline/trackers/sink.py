@@ -58,7 +58,7 @@ class Sink:
             if not isinstance(number, (str, bool)):
                 self._log.scalar(name, number, None if step is None else int(step), time_s)
         except (MetricError, TypeError, ValueError):
-            return  # an image, a histogram, a list
+            return  # no number: an image, a histogram, a list
         except OSError as error:
             # The tracker still has the value, and a failure to copy it must not end the script.
             if not self._is_full:

@@ -76,7 +76,7 @@ class _Upserted(TypedDict):
 class WandbServer:
     """A client that stores one run on the W&B server WANDB_BASE_URL (default: https://api.wandb.ai)."""
 
-    #: The interval of W&B's own client, which the server's limit on requests allows for.
+    #: Seconds between two requests, as in W&B's own client: the server's rate limit allows for this interval.
     look_s = 15.0
 
     def __init__(self, folder: RunFolder, target: str) -> None:

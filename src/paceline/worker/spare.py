@@ -293,7 +293,7 @@ class _Library:
             reason = _load(name, origin)
         finally:
             sys.meta_path.remove(refuser)  # type: ignore[arg-type,unused-ignore]
-        # This package has noticed that a module is missing, which is there in a worker. So leave the package out.
+        # The package has noticed that a module is missing here, which workers have. So leave the package out.
         return f"imports {refuser.refused}" if refuser.refused else reason
 
 
@@ -359,7 +359,7 @@ def _hazard() -> str | None:
     except ChildProcessError:
         pass
     if _threads() > 1:
-        # Fork once before counting again: OpenBLAS ends its idle threads at a fork.
+        # Fork once before counting the threads again: OpenBLAS ends its idle threads at a fork.
         if (child := os.fork()) == 0:
             os._exit(0)
         os.waitpid(child, 0)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 
-#: Name or number of another signal for the stacks; "0" for none.
+#: Variable with the name or number of another signal for stack dumps; "0" for none.
 SIGNAL_VARIABLE = "PACELINE_STACKS_SIGNAL"
 
 #: Use file descriptors from this number on: scripts may close unknown low descriptors, or rely on the lowest.

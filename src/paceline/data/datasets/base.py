@@ -50,13 +50,13 @@ class AnyDataset:
     reading: Reading = field(default_factory=Reading, repr=False)
     #: Whether the sources are the frozen copy of a registered version.
     is_frozen: bool = field(default=False, repr=False)
-    #: "name:version" and fingerprint of the registered dataset that this one selects from.
+    #: "name:version" and fingerprint of the registered dataset from which this dataset selects files or rows.
     origin: tuple[str, str | None] | None = field(default=None, repr=False)
 
     @classmethod
     def from_folder(cls: type[D], reference: DataReference, path: str | os.PathLike[str]) -> D:
         """Create a script's dataset for the input `reference` with files at `path`."""
-        # Dataset names contain no colon, so this splits "digits:3".
+        # Dataset names contain no colon, so this splits "digits:3" into its name and version.
         name, _, version = (reference.dataset or "").rpartition(":")
         return cls(
             sources=(Source(path=os.path.abspath(path)),),
@@ -223,7 +223,7 @@ class AnyDataset:
             sources=sources,
             mode="direct",
             dataset=dataset,
-            # The fingerprint is that of all files, so an unnamed dataset with fewer files must not carry it.
+            # The fingerprint covers all files of an unnamed dataset, so a dataset with fewer files must not get it.
             fingerprint=fingerprint if sources == self.sources or self.name is not None else None,
             table=self._reference_table(),
             frozen=self.is_frozen,
@@ -292,7 +292,7 @@ class AnyDataset:
             # Dataset names may begin with a digit, input names may not.
             return cleaned if cleaned[0].isalpha() else f"input_{cleaned}"
         text = repr([(source.datastore, source.path) for source in self.sources] + list(self.steps))
-        # Use a hash, so that the same files and steps get the same name in every run.
+        # Build the name from a hash of the files and steps, so that they get the same name in every run.
         return f"input_{hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
 
     def _list_or_none(self) -> Sequence[FileInfo]:
@@ -300,7 +300,7 @@ class AnyDataset:
 
         files: dict[tuple[str, str], FileInfo] = {}
         folder = self._workspace_dir()
-        # List place by place: a missing place must not hide the files of the others.
+        # List each source separately: a missing folder must not hide the files of the other sources.
         for source in self.sources:
             try:
                 for info in list_files([source], folder):

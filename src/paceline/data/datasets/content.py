@@ -41,7 +41,7 @@ def with_content(infos: Sequence[FileInfo], workspace_dir: Path) -> list[FileInf
     if not any(paths):
         return list(infos)
     with known_digests() as known, ThreadPoolExecutor(_AT_ONCE) as pool:
-        # Threads only read and hash, both without the GIL. They never use the database connection.
+        # Reading and hashing release the GIL, so threads save time. They never use the database connection.
         digests = pool.map(lambda path: known.digest(path) if path else None, paths)
         hashed = [replace(info, version=digest or info.version) for info, digest in zip(infos, digests, strict=True)]
         known.keep()
@@ -113,7 +113,7 @@ class Digests:
         sha256 = hash_rest(file)
         # A write in the same clock tick as the last one leaves no trace in the times, so keep no hash of a new file.
         if os.fstat(file.fileno()).st_mtime_ns == status.st_mtime_ns < time.time_ns() - _TICK_NS:
-            # Assignments are atomic, and two threads that hash one file store the same value.
+            # Dictionary assignments are atomic, so no lock is needed: two threads that hash one file store the same value.
             self._known[key] = self._new[key] = sha256
         return sha256
 

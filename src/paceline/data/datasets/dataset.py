@@ -318,7 +318,7 @@ def register_outputs(references: Sequence[DataReference], workspace_dir: Path) -
         if reference.registered is None:
             continue
         request, source = json.loads(reference.registered), reference.sources[0]
-        # A dataset uses only the folder of a workspace, and this layer can't import `Workspace`.
+        # A dataset uses only the `path` of a workspace. This layer can't import `Workspace`, so pass an object with a `path`.
         workspace: Any = SimpleNamespace(path=workspace_dir)
         try:
             dataset = Dataset.File.from_files((source.datastore, source.path), validate=False, workspace=workspace)

@@ -120,7 +120,7 @@ def _compared(
     store_record, _ = place_of(record.frozen, workspace_dir)
     with Store(store_record) as store:
         infos = list[FileInfo]()
-        with contextlib.suppress(DataError):  # nothing is there any more
+        with contextlib.suppress(DataError):  # the frozen files were removed from the store
             infos = list_files([record.frozen], workspace_dir)
         reader = reader_of(store)
         with ThreadPoolExecutor(1 if store.kind == "sftp" else _AT_ONCE) as pool:

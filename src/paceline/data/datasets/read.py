@@ -64,7 +64,7 @@ def read_frames(files: Sequence[LocalFile], reading: Reading, steps: Steps) -> p
         raise DataError(
             "a tabular dataset is read with pandas, which is not installed: pip install 'paceline[tabular]'."
         ) from error
-    # Only a leading `take` limits the rows to read.
+    # Only a `take` as the first step limits the number of rows to read from the files.
     enough = steps[0][1] if steps and steps[0][0] == "take" else None
     frames, rows = [], 0
     for frame in _frames(files, reading):
@@ -91,7 +91,7 @@ def _frames(files: Sequence[LocalFile], reading: Reading) -> Iterator[pandas.Dat
             raise DataError(
                 f"{file.relative!r} needs {error.name or 'pyarrow'}: pip install 'paceline[tabular]'."
             ) from error
-        # pandas and pyarrow errors are ValueErrors, apart from the last three.
+        # Errors of pandas and pyarrow are ValueErrors, or belong to the last three classes of this tuple.
         except (ValueError, OSError, TypeError, KeyError) as error:
             raise DataError(
                 f"{file.relative!r} can't be read as {reading['format']}: {str(error).strip() or type(error).__name__}. "
@@ -161,7 +161,7 @@ def mask(table: pandas.DataFrame, condition: Step) -> pandas.Series:
     if isinstance(value, tuple):
         import pandas
 
-        # Compare as datetimes, even if the file has text.
+        # Compare as datetimes, even if the column holds text.
         column, value = pandas.to_datetime(column, utc=True), pandas.Timestamp(value[1])
         value = value.tz_localize("UTC") if value.tzinfo is None else value.tz_convert("UTC")
     try:
@@ -240,7 +240,7 @@ def path_parts(form: str, relative: str, path: Path) -> dict[str, str]:
     Raises:
         DataError: The path does not match the partition_format.
     """
-    # The prefix before the first name may be the dataset's own folder, which is not part of a worker's path.
+    # The text before the first name may be the dataset's own folder, which is missing in a worker's path: also try without it.
     short = form[form.rfind("/", 0, form.find("{")) :] if "/" in form.partition("{")[0] else form
     inside = f"/{relative}"
     for pattern, text in ((form, inside), (form, path.as_posix()), (form, path.resolve().as_posix()), (short, inside)):

@@ -204,7 +204,7 @@ def keep_frozen(workspace_dir: Path, record: DatasetRecord, content: FrozenFiles
     """Save a version's frozen folder and hashes, and return the changed record."""
     registry = _registry(workspace_dir)
     with registry.locked():
-        # Description and tags may have changed meanwhile.
+        # Load the record again: its description and tags may have changed meanwhile.
         changed = replace(
             load(workspace_dir, record.name, record.version),
             frozen=record.frozen,

@@ -63,7 +63,7 @@ def split_steps(percentage: object, seed: int | None) -> tuple[Step, Step]:
     share = _share(
         percentage, f"random_split(percentage={percentage!r}): give the first part's share, between 0 and 1."
     )
-    # Draw now: the parts are read independently and must come from the same split.
+    # Draw the seed now: both parts of the split are read independently, and must come from the same split.
     seed = _drawn(seed)
     return ("split", share, seed, 0), ("split", share, seed, 1)
 
@@ -126,7 +126,7 @@ def steps_from_json(data: Iterable[object] | None) -> Steps:
     Raises:
         DataError: A step is unknown to this version.
     """
-    # Tuples: steps are compared with those of a caller, and a list never equals a tuple.
+    # Convert lists of the JSON to tuples: steps are compared with a caller's tuples, and a list never equals a tuple.
     steps = tuple(_tuples(step) for step in data or ())
     for step in steps:
         if not step or step[0] not in ROWS + COLUMNS:

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-#: The longest order: halves of 31 bits.
+#: The longest order: the permutation works on two halves of at most 31 bits each.
 MAX_LENGTH = 1 << 62
 
 # Positions per chunk. numpy needs larger chunks, to outweigh the cost of its calls.
 _CHUNK, _NUMPY_CHUNK = 1 << 12, 1 << 16
 # Up to this many bits per half, pure Python caches the rounds in tables of at most 8 x 4096 numbers.
 _TABLE_BITS = 12
-# A smaller network can't reach every order of a few samples equally often.
+# Least bits of the permutation network: a smaller network can't reach every order of a few samples equally often.
 _LEAST_BITS = 8
 
 
@@ -98,7 +98,7 @@ class GlobalOrder(Sequence[int]):
 
     def chunks(self, positions: range) -> Iterator[array[int]]:
         """Yield the sample numbers at these positions in chunks, computed on demand."""
-        # numpy is no faster on a small domain: it would cycle-walk with a few numbers.
+        # numpy is no faster on a small domain, because each of its calls would permute only a few numbers.
         numpy = _numpy() if self.length >= 1 << _LEAST_BITS else None
         size = _CHUNK if numpy is None else _NUMPY_CHUNK
         for start in range(0, len(positions), size):
@@ -132,7 +132,7 @@ class _Network:
 
     def walk(self, value: int) -> int:
         """Return the number to which the permutation maps `value`."""
-        # The network permutes a power of two, so cycle walking returns inside, and no two values collide.
+        # The network permutes the numbers below a power of two. Repeat it until a number is below `length`: no two become equal.
         while True:
             left, right = value >> self._right_bits, value & self._right_mask
             for number, key in enumerate(self._keys):

@@ -31,7 +31,7 @@ def split_by_size(sizes: Sequence[tuple[str, int]], parts: int) -> list[list[str
         raise DataError(f"parts={parts!r}: files are split into one part or more. Give the number of nodes or ranks.")
     placed: list[list[str]] = [[] for _ in range(parts)]
     seen: set[str] = set()
-    # (bytes, files, part): the smallest gets the next file. The file count spreads empty files.
+    # (bytes, files, part) of each part: the smallest tuple gets the next file. The file count spreads empty files.
     loads = [(0, 0, part) for part in range(parts)]
     heapify(loads)
     # Break ties by name: each node computes this independently and must get the same parts.
@@ -66,7 +66,7 @@ def partition(items: Any, rank: int | None = None, world_size: int | None = None
     rank, world_size = own_rank(rank, world_size)
     _check_items(items)
     turn = slice(rank, None, world_size)
-    if hasattr(items, "iloc"):  # pandas or a lookalike: [] means columns or labels there
+    if hasattr(items, "iloc"):  # pandas or a lookalike: its [] selects columns or labels, so use `iloc`
         return items.iloc[turn]
     # Slices of strided objects are views: numpy arrays have `strides`, torch tensors `stride()`.
     if isinstance(items, range) or hasattr(items, "strides") or hasattr(items, "stride"):

@@ -83,7 +83,7 @@ class DistributedSampler:
         self._iteration = object()
         # None until `advance` is called in this iteration.
         self._used: int | None = None
-        # The current chunk, and the number of samples handed out once it is exhausted.
+        # Iterator over the current chunk, and the number of samples handed out once the chunk is exhausted.
         self._drawing: Iterator[int] = iter(())
         self._drawn_after = 0
         self._done: int | None = None  # the epoch that has ended in a loaded state
@@ -154,7 +154,7 @@ class DistributedSampler:
             "seed": self.seed,
             "shuffle": self._order.shuffle,
             "epoch": self.epoch,
-            # With `pad`, the last positions lie beyond the end.
+            # With `pad`, the last positions lie beyond the end of the dataset.
             "position": min(self._start + consumed * self.world_size, self._length),
         }
 
@@ -177,7 +177,7 @@ class DistributedSampler:
         if len(own_positions(self._length, 0, self.world_size, start=position, **self._tail)):
             self._to(epoch, position)
             return
-        # A StatefulDataLoader loads the state late, perhaps after its loop has set the next epoch.
+        # A StatefulDataLoader loads the state late, perhaps after the training loop has set the next epoch.
         self._done = epoch
         if not self._is_set or self.epoch < epoch:
             self._to(epoch + 1, 0)

@@ -63,7 +63,7 @@ class Secrets:
         # Replace the longest secret first: replacing a shorter one inside it would leave its rest readable.
         for value in sorted({*self._values.values(), *self._others.values()}, key=len, reverse=True):
             for form in sorted(forms(value), key=len, reverse=True):
-                # A form of 1 or 2 characters occurs in many words, whose gaps would reveal it: withhold the whole text.
+                # A secret of 1 or 2 characters occurs in many words, and gaps in these would reveal it: withhold the whole text.
                 if len(form) >= 3:
                     text = text.replace(form, "***")
                 elif form and form in text:

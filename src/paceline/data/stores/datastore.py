@@ -102,7 +102,7 @@ class Datastore:
             raise DataError(
                 f"datastore {name!r} is registered already. Give another name, or overwrite=True (--overwrite) to replace it."
             )
-        # Write last, so that a refusal leaves no record.
+        # Write the record last, so that a refused registration leaves no record.
         records.write_record(folder, record)
         if default:
             records.set_default(folder, name)

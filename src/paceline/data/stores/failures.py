@@ -163,8 +163,8 @@ _RULES: tuple[tuple[str, Callable[[_Evidence], object]], ...] = (
     ("missing", lambda seen: seen.status in (404, 410) or seen.names & _MISSING_CLASSES or seen.code in _MISSING_CODES),
     ("transient", lambda seen: seen.status >= 500 or seen.status in (408, 425, 429)),
     ("transient", lambda seen: seen.number in _TRANSIENT_ERRNOS or seen.names & _TRANSIENT_CLASSES),
-    # obstore raises these for errors without a class of their own. A status means that the server has answered, with another
-    # error.
+    # obstore raises the classes in `_NAMELESS` for errors without a class of their own. A status means that the server has
+    # answered, with another error.
     ("transient", lambda seen: seen.names & _NAMELESS and not seen.status and _BROKEN.search(seen.text)),
 )
 
@@ -203,7 +203,7 @@ def _detail(error: BaseException) -> str:
             return f"{code}: {match[1]}" if code else match[1]
     last = links[0]
     if isinstance(last, FileNotFoundError) and len(links) > 1:
-        last = links[1]  # fsspec's HTTP raises this for every failure; the cause is the next error
+        last = links[1]  # fsspec raises this for every HTTP failure; the cause is the next error
     text = str(last).partition("\n")[0].strip().rstrip(".")
     if isinstance(last, OSError) and last.strerror and last.errno:
         text = f"{last.strerror}" + (f": {last.filename!r}" if last.filename else "")
@@ -218,7 +218,7 @@ def _scrub(error: BaseException, secrets: Secrets) -> None:
     """Remove the secrets from a library's error, which a traceback shows."""
     try:
         error.args = tuple(secrets.scrub(part) if isinstance(part, str) else part for part in error.args)
-        # The text of an error may have secrets that its arguments do not have.
+        # Compare str and repr too: the text of an error may contain a secret that none of its arguments contains.
         if secrets.scrub(str(error)) != str(error) or secrets.scrub(repr(error)) != repr(error):
             error.args = ("(withheld: it may hold a secret)",)
     except Exception:

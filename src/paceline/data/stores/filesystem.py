@@ -166,7 +166,7 @@ def place_of(source: Source, workspace_dir: Path) -> tuple[StoreRecord, str]:
     scheme, _, rest = path.partition("://")
     host, _, inside = rest.partition("/")
     record = StoreRecord(name=None, url=f"{scheme}://{host}")
-    # The property `kind` raises for an unknown scheme.
+    # Reading the property `kind` raises an error for an unknown scheme.
     assert record.kind
     return record, inside
 

@@ -34,11 +34,11 @@ FOLDER_VARIABLE = "PACELINE_DATA_CACHE"
 LIMIT_VARIABLE = "PACELINE_DATA_CACHE_LIMIT"
 #: Default limit of the cache, enough for a few data sets. The limit is also at most half of the disk.
 DEFAULT_LIMIT_BYTES = 100 * 10**9
-#: Modification time of every whole file: 2001-09-09T01:46:40Z, whole seconds for the coarsest file system.
+#: Modification time of each complete file in the cache: 2001-09-09T01:46:40Z. Every file system can store whole seconds.
 _STAMP_NS = 10**18
 #: Remove partial files that no fetch has resumed for this long.
 _ABANDONED_S = 7 * 86400
-#: Keep views whose supervisor is on another machine for this long, even if no process of the run is seen here.
+#: Keep views whose supervisor is on another machine for this long, even if no process of the run exists on this machine.
 _UNHELD_S = 86400.0
 #: Seconds for which the removal of dead views may hold their lock.
 _MOMENT_S = 0.03
@@ -217,7 +217,7 @@ class DataCache:
         For a run that has not ended, True means that its supervisor is on another machine.
         """
         assert self.view_dir(run_id, 0)
-        # A run holds the lock throughout; the removal of dead views only for a moment.
+        # A run holds its lock until its end. The removal of dead views holds it only for a moment, so wait for this moment.
         fd = locks.take_within(self._held / run_id, _MOMENT_S)
         if fd is not None:
             os.close(fd)
@@ -252,7 +252,7 @@ class DataCache:
             fd = locks.take(self._held / name)
             if fd is None:
                 continue  # a living run holds it
-            # The next removal retries what fails.
+            # If a removal fails here, the next call tries again.
             with gone_is_fine(), open(fd, "rb"):
                 if not self._is_used_unheld(fd, name):
                     remove_tree(self.views / name)
@@ -321,7 +321,7 @@ def _link_or_copy(source: str, target: str) -> None:
     try:
         os.link(source, target)
     except FileExistsError:
-        # `os.link` never replaces; an earlier attempt may have left the name.
+        # `os.link` never replaces a file, so remove a file that an earlier attempt has left under this name.
         os.unlink(target)
         os.link(source, target)
     except FileNotFoundError:

@@ -171,7 +171,7 @@ def _held(cache: DataCache, view_dir: Path) -> Iterator[None]:
     try:
         yield
         if is_unheld:
-            # Write the note before the lock is released, because only the note keeps the view afterwards.
+            # Write the note before the lock is released, because only the note protects the view from removal afterwards.
             cache.note_unheld(fd)
     finally:
         os.close(fd)
@@ -238,7 +238,7 @@ def _download(
 
 def _from_store(store: Store, wanted: list[tuple[FileInfo, str]], cache: DataCache, meter: Meter) -> int:
     identity, fetched = store.record.identity, 0
-    # A run that needs room may evict a fetched file before it is linked.
+    # Repeat: another run that needs room may evict a fetched file before it is linked here.
     for _ in range(_LINK_TRIES):
         missing: list[tuple[FileInfo, str, str]] = []
         for info, target in wanted:

@@ -269,7 +269,7 @@ def _from_obstore(store: Store, base: str) -> list[tuple[str, int, str]] | None:
             for meta in batch
         ]
         if prefix and not entries:
-            # obstore treats a prefix as a folder.
+            # obstore lists a prefix as a folder, so it finds no object of exactly this name: request the object itself.
             try:
                 meta = obstore.head(objects, prefix)
             except FileNotFoundError:

@@ -48,7 +48,7 @@ class Partial:
         self._done = self._read_ranges() if held else []
         if self._ranges is None and 0 < held <= size:
             self._done = [(0, held)]
-        # Bytes without a record of their range, or beyond the file's size, are useless.
+        # Discard bytes without a record of their range, or beyond the file's size.
         if not self._done and (held or self._ranges is not None):
             self.start_over()
 

@@ -29,7 +29,7 @@ class Meter:
 
     def add(self, size: int, files: int = 0) -> None:
         """Count transferred bytes and files. A negative count undoes an earlier count."""
-        # Report under the lock, to keep the order of the threads. `progress` must not call back.
+        # Report while holding the lock, so that reports of several threads arrive in order. `progress` must not call this object.
         with self._guard:
             self._bytes += size
             self._files += files

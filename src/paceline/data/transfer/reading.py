@@ -15,7 +15,7 @@ from paceline.data.stores.s3 import object_store
 
 _CHUNK = 1 << 20
 _BLOCK = 4 << 20
-#: A broken stream loses at most this many bytes.
+#: Bytes per chunk of a stream: a broken connection loses at most one chunk.
 _STREAMED = 128 << 10
 
 Sink: TypeAlias = "Callable[[bytes], None]"

@@ -33,11 +33,11 @@ _RANGES_AT_ONCE = 8
 _RANGE_BYTES = 16 << 20
 #: Bytes after which progress is recorded: a kill loses at most this many bytes of each range.
 _MARK_BYTES = 4 << 20
-#: Tries of one range without progress, and in all.
+#: Maximum number of tries of a range: in a row without progress, and in total.
 _TRIES = 5
 _ALL_TRIES = 50
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 5.0
-#: Restarts of an object that changes while it is read.
+#: Maximum number of restarts for an object that changes while it is read.
 _CHANGES = 3
 
 #: Size above which files are streamed, and resumed after an interruption.
@@ -277,7 +277,7 @@ async def _fetch(reader: ObjectReader, jobs: Iterator[FileToFetch], meter: Meter
 async def _take(reader: ObjectReader, waiting: Iterator[FileToFetch], meter: Meter, left: list[FileToFetch]) -> int:
     """Download files until one fails; append the others to `left`. Return the bytes."""
     fetched = 0
-    # All 32 tasks share one iterator: they run in one thread, and switch only at a download.
+    # All 32 tasks share one iterator: they run in one thread, and switch only at a download, so no lock is needed.
     for job in waiting:
         # After a failure leave all remaining files to the caller's threads, which retry each file and report the cause.
         if left:
@@ -356,7 +356,7 @@ def download_files(
 
 
 def _job(target: Path, name: str, info: FileInfo, mode: int) -> FileToFetch:
-    # The hash covers the version: bytes of another version can't be resumed.
+    # The name has a hash of the version: bytes of another version can't be resumed.
     sign = hashlib.sha256(f"{target.name}\0{info.size}\0{info.version}".encode("utf-8", "surrogateescape")).hexdigest()[
         :32
     ]

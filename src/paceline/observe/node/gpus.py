@@ -36,7 +36,7 @@ def devices() -> "tuple[str, ...]":
 
 
 def _lines(*words: str) -> "list[str]":
-    # The import is late: most hosts are asked for no GPUs.
+    # Imported here because most hosts are not asked for their GPUs.
     import shutil
     import subprocess
 

@@ -353,7 +353,7 @@ def _disk_counts(pid: int) -> tuple[int, int]:
 
 
 def _proportional(pid: int) -> int | None:
-    found = process_state.table(f"/proc/{pid}/smaps_rollup").get("Pss")  # "1234 kB"
+    found = process_state.table(f"/proc/{pid}/smaps_rollup").get("Pss")  # a text such as "1234 kB"
     return int(found.split()[0]) << 10 if found else None
 
 

@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     output, folder, asked = argv[0], argv[1], json.loads(argv[2])
     notes: list[str] = []
     with open(os.path.join(folder, "lock"), "a") as lock:
-        # One program at a time: two would read each other's answers.
+        # Let only one program ask at a time: two would read each other's answers.
         fcntl.flock(lock, fcntl.LOCK_EX)
         found = look(folder, asked["ranks"], native=bool(asked.get("native")), notes=notes)
     answer(output, found, notes)
@@ -122,7 +122,7 @@ class Worker:
             if self._dump is not None and not self._dump.is_done():
                 return False
             self._is_dumped, self._asked_s = True, since_s
-            # Ask the recorder last: its thread wakes up, and must not appear in the stacks.
+            # Ask the process's recorder of collectives last: its thread wakes up, and must not appear in the stacks.
             self._is_asked = "pid" in self.found and self._ask_recorder()
         if self._is_asked and os.path.exists(self._told):
             self._is_asked = False

@@ -101,7 +101,7 @@ class Agent:
         return {fd for fd, _ in poll.poll(ping_s(self._settings["silence_s"]) * 1000 / 2)}
 
     def _leave(self) -> None:
-        # Close the mirror first: it sends output of the commands, and must not wait for a link that is gone.
+        # Close the mirror before killing the commands, whose output it sends. It must not wait for a link that is gone.
         if self._mirror is not None:
             self._mirror.close()
         processes.kill_descendants(os.getpid(), wait_s=_GONE_S)
@@ -169,7 +169,7 @@ class Agent:
         started: list[Header] = []
         cold: set[str] = set()
         for one in header["commands"]:
-            # If one command found this spare busy, the others start without it: each wait for it takes time.
+            # A spare is a pre-started Python process. If a command finds it busy, later ones don't use it: each wait takes time.
             spare = "" if one["spare"] in cold else one["spare"]
             try:
                 told = self._start({**header, **one, "spare": spare, "tag": ""}, {**header["env"], **one["env"]})
@@ -289,7 +289,7 @@ class Agent:
     def _op_rsh_done(self, header: Header, data: bytes) -> None:
         self._relay.answer(header["number"], header["code"], header["text"])
 
-    # --- the run's files, to the supervisor
+    # --- sending the run's files to the supervisor
 
     def _op_mirror(self, header: Header, data: bytes) -> Header:
         if self._mirror is not None and self._mirror.top == header["path"]:

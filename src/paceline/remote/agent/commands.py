@@ -33,7 +33,7 @@ class Commands:
     def __init__(self) -> None:
         self._running: dict[int, str] = {}
         self._waited: dict[int, Waited] = {}
-        #: Pids of warm spares, which outlive an attempt.
+        #: Pids of spares (pre-started Python processes), which outlive an attempt.
         self.spares: set[int] = set()
 
     def start(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None, log: str, tag: str) -> int:
@@ -136,7 +136,7 @@ def _spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str | None, stdin: 
         process = subprocess.Popen(
             list(argv), cwd=cwd, env=dict(env), stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True
         )
-    except ValueError as error:  # a NUL character in a word
+    except ValueError as error:  # an argument contains a NUL character
         raise OSError(errno.EINVAL, str(error), argv[0] if argv else "") from None
     # Keep Popen from reaping: `reap` reaps all children together, including adopted orphans.
     process.returncode = 0

@@ -50,7 +50,7 @@ class CommandFiles:
     """The files through which a client controls one command of `paceline exec`."""
 
     def __init__(self, folder: str, output: str) -> None:
-        # Check the folder again: a member of its group could have replaced it since the supervisor's check.
+        # Check the folder again: another member of the folder's Unix group may have replaced it since the supervisor's check.
         self._folder = OwnFolder(Path(folder), shut=False)
         fd = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         self._output: IO[bytes] = os.fdopen(fd, "ab", buffering=0)
@@ -158,7 +158,7 @@ class _Reader(threading.Thread):
     def __init__(self, channel: CommandFiles, fd: int, name: str) -> None:
         super().__init__(daemon=True)
         self._channel, self._fd, self._name = channel, fd, name
-        # This lock is held between reading from the pipe and writing the message.
+        # Held from reading the terminal or pipe until the message is written, so that no output that was read is lost at the end.
         self._at_it = threading.Lock()
         self._count = 0
 

@@ -197,7 +197,7 @@ def remove(path: str) -> None:
             os.unlink(path)
         return
     shutil.rmtree(path, ignore_errors=True)
-    # The first try usually fails only for read-only folders, so make them writable and retry.
+    # A removal usually fails only because of read-only folders, so make them writable and retry.
     if os.path.isdir(path):
         for directory, _, _ in os.walk(path):
             with contextlib.suppress(OSError):

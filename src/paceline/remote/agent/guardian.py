@@ -40,7 +40,7 @@ def be_agent(read_fd: int, write_fd: int, settings: dict[str, object]) -> None:
             processes.become_subreaper()
             code = serve(read_fd, write_fd, agents, settings)
         except BaseException:
-            # The supervisor keeps the last bytes of standard error for its error message. `_exit` prints no traceback.
+            # `os._exit` prints no traceback, so print it here. The supervisor shows the last bytes of standard error in messages.
             import traceback
 
             traceback.print_exc()

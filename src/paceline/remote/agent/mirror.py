@@ -58,7 +58,7 @@ class Mirror(threading.Thread):
         self.top, self._out = run_dir, out
         self.attempt, self.takes_files = attempt, takes_files
         self._jobs: collections.deque[Header] = collections.deque()
-        # Guards `_jobs` and `_closed`, which the agent's thread also changes. `_again` needs no lock.
+        # Guards `_jobs` and `_closed`, which the agent's thread also changes. Only the mirror's thread uses `_again`.
         self._changed = threading.Condition()
         self._closed = False
         self._changes = Changes(run_dir, have, shared=_SHARED)
@@ -193,7 +193,7 @@ class Mirror(threading.Thread):
             with open(os.path.join(self.top, "logs", "driver.log"), "a", encoding="utf-8") as file:
                 file.write(f"{stamp}Z {text}\n")
         except OSError:
-            pass  # such as a full disk, which the supervisor reports
+            pass  # the disk may be full, which the supervisor reports
 
     def _live_names(self, attempts: str) -> Iterator[str]:
         # With `hidden=()`, output of `paceline exec` is sent too: its client reads the supervisor's copy.

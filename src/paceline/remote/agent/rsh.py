@@ -57,7 +57,7 @@ class Relay:
         for fd, (mine, asking, _) in list(self._asking.items()):
             if mine == number:
                 del self._asking[fd]
-                # Ignore the error: the program may have been killed before the answer.
+                # Ignore errors: the requesting `rsh.py` may have been killed before this answer.
                 with contextlib.suppress(OSError), asking:
                     asking.sendall(json.dumps({"code": code, "text": text}).encode() + b"\n")
 
@@ -120,5 +120,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    # Run by its path, this file has its folder first on sys.path, so modules of this folder must not shadow others.
+    # Python puts the folder of this file first on sys.path, so modules of this folder must not shadow others.
     sys.exit(main(sys.argv[1:]))

@@ -29,7 +29,7 @@ from paceline.remote.link.messages import LinkError, Pending, Requests
 from paceline.remote.wire import Frame, Frames, Header, WireError, ping_s
 from paceline.system import processes
 
-#: The most received frames that wait for the filer, at most 16 MiB together.
+#: Maximum number of received frames that wait for the filer thread, at most 16 MiB together.
 _WAITING = 64
 
 
@@ -136,7 +136,7 @@ class AgentConnection:
             self._end_program(2.0 if self.is_closing else 0.2)
             # The filer ends at None, after all frames that have arrived.
             self._inward.put(None)
-            # Use a thread, since the reader must not wait for the filer, which may still deliver answers.
+            # Use a thread, since the reader must not wait for the filer thread, which may still deliver answers.
             threading.Thread(target=self._end_requests, daemon=True).start()
         finally:
             # Join the sending thread before closing the descriptors: the kernel reuses their numbers for other files.

@@ -59,9 +59,9 @@ class Copies:
         self._log_limit = int((record.get("job") or {}).get("log_limit") or 0)
         self._target = str(record.get("target") or "NAME")
         self._replica = Replica(folder.path, removed=_REMOVED.setdefault(str(folder.path), set()))
-        self._replica.close()  # remove incomplete files of a killed supervisor
+        self._replica.close()  # remove incomplete files that a killed supervisor has left
         self._groups: dict[int, int] = {}
-        #: The attempt of the last `follow`, and the ranks of its senders by group.
+        #: The attempt of the last call of `follow`, and for each group of nodes the rank of the node that sends its files.
         self._followed: tuple[int, dict[int, int]] | None = None
         #: Groups on which a process has started since the last fetch, so that files may be missing here.
         self._unfetched: set[int] = set()
@@ -106,7 +106,7 @@ class Copies:
         has = [self._without_removed(link, one["found"]) for link, one in zip(leaders, told, strict=True)]
         if len(leaders) < 2:
             return
-        # Fetch only checkpoints that may be newer than ours: the script may have removed the older ones.
+        # Fetch only checkpoints that may be newer than the local ones: the script may have removed the older ones.
         newest_ns = max((path.stat().st_mtime_ns for path in here.rglob("*") if path.is_file()), default=0)
         late = [
             link

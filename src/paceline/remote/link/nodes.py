@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 #: Seconds for nodes to start their commands.
 _START_S = 20.0
-#: Seconds for which the answer whether a process is alive is reused.
+#: Seconds for which a cached answer to "is this process alive?" is used again.
 _FRESH_S = 0.3
 
 

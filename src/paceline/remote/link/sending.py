@@ -55,7 +55,7 @@ def answers(links: Sequence[Link], sent: Sequence[Pending], op: str, timeout_s: 
         except (OSError, TargetError) as error:
             found.append(error)
         else:
-            # While answers arrive, the others may only be late because there are so many.
+            # Restart the timeout after each answer: the other answers may only be late because there are so many nodes.
             deadline = time.monotonic() + timeout_s
     return found
 

@@ -253,7 +253,7 @@ class Replica:
 
     def _put(self, beside: str, path: str) -> None:
         if stat.S_ISDIR(_mode(path)):
-            # A folder has this name. Another node's files may be in it; a single source has removed the folder.
+            # A folder has this name. It may have files of other nodes, so remove it only if empty, unless there is one source.
             os.rmdir(path) if self._of_nodes else shutil.rmtree(path)
         os.replace(beside, path)
 

@@ -29,7 +29,7 @@ import stat
 import time
 from typing import Container, Iterator, List, Sequence  # noqa: UP035
 
-if "entries" not in globals():  # on login hosts, the text of these modules precedes the text of this module
+if "entries" not in globals():  # on login hosts these modules' texts precede this text, so they are not imported
     from paceline.remote.wire import CHUNK_BYTES, Frame, Header
     from paceline.system.links import Entry, entries, open_below, target_in
 
@@ -246,7 +246,9 @@ def next_data(fd: int, offset: int, size: int) -> int:
     try:
         return min(os.lseek(fd, offset, os.SEEK_DATA), size)
     except OSError as error:
-        return size if error.errno == 6 else offset  # ENXIO; file systems without holes have data everywhere
+        return (
+            size if error.errno == 6 else offset
+        )  # ENXIO (6): no data follow. Files without holes have data everywhere.
     except AttributeError:
         return offset
 

@@ -137,7 +137,7 @@ class Arrived:
             try:
                 os.rename(beside, top)
             except OSError:
-                if not top.is_dir():  # if the rename fails because of it, another run has fetched the tree meanwhile
+                if not top.is_dir():  # another run may have fetched the tree meanwhile, so that the rename fails
                     raise
         finally:
             shutil.rmtree(beside, ignore_errors=True)

@@ -220,7 +220,7 @@ def _check_whole(folder: RunFolder, reference: DataReference) -> None:
     top, files = folder.uploads / reference.name, read_json(folder.left)[reference.name]
     for path in (folder.uploads, top):
         if path.is_symlink():
-            path.unlink()  # a link, which no run creates here
+            path.unlink()  # remove a link, which no run creates here
     top.mkdir(parents=True, exist_ok=True)  # an output without files never arrives
     for path in list(top.rglob("*")):
         if path.is_symlink() or (not path.is_dir() and str(path.relative_to(top)) not in files):
@@ -287,7 +287,7 @@ def _inode(reference: DataReference, folder: RunFolder) -> int | None:
 
     try:
         record, path = place_of(reference.sources[0], folder.path.parent.parent)
-        # Machines that mount a file system see the same inode; another folder at the same path differs.
+        # All machines that mount one file system see the same inode; a different folder at the same path has another one.
         return os.stat(f"{record.root}/{path}").st_ino
     except (OSError, PacelineError):
         return None

@@ -133,7 +133,7 @@ class App:
                     return
                 reply = await self._ask(scope, receive, headers_in, operation)
             if scope["state"]["connection"].is_lost:
-                # Mark the request, since uvicorn reports a disconnect only to the last of several pipelined requests.
+                # Mark the request as disconnected: uvicorn reports a disconnect only to the last of several pipelined requests.
                 vars(getattr(receive, "__self__", self))["disconnected"] = True
                 raise _gone()
         except RefusedError as refused:
@@ -283,7 +283,7 @@ class App:
 
     def _note(self, exchange: _Exchange, status: int, size: int, name: str, ran_us: int | None = None) -> None:
         scope, ids = exchange.scope, exchange.ids
-        # Use the status that the connection has sent, such as 408: the application only saw that it was closed.
+        # Use the status that the connection has sent, such as 408: the application only saw that the connection was closed.
         status = scope["state"]["connection"].status or status
         took = time.perf_counter() - exchange.began
         self.metrics.count(name, status, took, ran_us)

@@ -74,7 +74,7 @@ def serve(
     group = ServerGroup(config_file, config, listener)
     if (factory := group.web.get_loop_factory()) is None:
         return asyncio.run(group.live(keys, started, model_dir))
-    # Python has `asyncio.run` with a loop factory since 3.12.
+    # `asyncio.run` accepts a loop factory only since Python 3.12, so create the loop here.
     loop = factory()
     try:
         asyncio.set_event_loop(loop)
@@ -130,7 +130,7 @@ class ServerGroup:
         loop.add_signal_handler(signal.SIGINT, self._interrupt)
         loop.add_signal_handler(signal.SIGUSR1, self._hand_over)
         generation = self.pool.begin(self._config, model_dir, started)
-        # Accept connections only now: in a supervisor's socket they have waited while the model loaded.
+        # Accept connections only now that the model is loaded. In a supervisor's socket, clients have waited until now.
         web = self._accept() if self._config.heartbeat_fd is None else None
         background = [
             asyncio.ensure_future(each)
@@ -272,7 +272,7 @@ class ServerGroup:
         return "http" if self._config.tls_cert is None else "https"
 
     def _address(self) -> tuple[str, int]:
-        with contextlib.suppress(OSError):  # the socket is closed at the end
+        with contextlib.suppress(OSError):  # the socket is closed once the server has ended
             host, port, *_ = self._listener.getsockname()
             self._known = (str(host), int(port))
         return self._known

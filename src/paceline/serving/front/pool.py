@@ -346,7 +346,7 @@ class Pool:
             if size > 2 * limit:
                 each.kill_for("memory", text)
             elif each not in self._successor_of.values():
-                # Start the replacement now; the old process serves until it is ready.
+                # Start the replacement now; the old process serves until the replacement is ready.
                 each.cause = "memory"
                 _log.warning("model process %d is replaced: %s", each.pid, text)
                 self.restarts["memory"] += 1

@@ -99,7 +99,7 @@ class ModelProcess(asyncio.Protocol):
         self._unwanted: set[int] = set()
         self._flag = started.flag
         self.since = 0.0
-        #: Reason for which the front ends the process, and the label of this reason in the metrics.
+        #: Reason for which the HTTP server ends this process, and the label of this reason in the metrics.
         self.reason: str | None = None
         self.cause = "died"
         #: Whether the process has to end without a replacement.
@@ -238,7 +238,7 @@ def _placed(config: ServerConfig, folder: Path) -> ServerConfig:
     if not name or config.source_dir is None or config.working_dir is not None:
         return config
     if name != os.path.basename(os.path.normpath(f"/{name}")):
-        return config  # the value is a path, not a folder's name
+        return config  # the value is a path of several parts, not a folder's name
     # Each source has a folder of its own, because during an update two revisions are served.
     root = folder / "shared" / f"app-{zlib.crc32(config.source_dir.encode()):08x}"
     root.mkdir(parents=True, exist_ok=True)
@@ -266,7 +266,7 @@ def _environment(config: ServerConfig, folder: Path, model_dir: str | None) -> M
         environment["PACELINE_MODEL_DIR"] = environment["AZUREML_MODEL_DIR"] = model_dir
     environment.pop("__PYVENV_LAUNCHER__", None)
     if config.python is not None:
-        # Let the model process import Paceline, but nothing else of the front's environment.
+        # Let the model process import Paceline, but nothing else of the HTTP server's environment.
         path = [str(library_dir(folder)), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
         environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path))
     return environment

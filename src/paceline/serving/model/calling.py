@@ -86,7 +86,7 @@ def _answered(result: Any, before: float) -> Reply:
     ran_us = int((time.perf_counter() - before) * 1e6)
     if isinstance(result, AMLResponse):
         return result.reply(ran_us)
-    if callable(getattr(result, "get_wsgi_response", None)):  # A Response of Flask, by a script that uses Flask
+    if callable(getattr(result, "get_wsgi_response", None)):  # a Response object of Flask, which the script returned
         headers = [(name, value) for name, value in result.headers.items() if name.lower() != "content-length"]
         return Reply(result.status_code, result.get_data(), headers, ran_us)
     try:

@@ -236,7 +236,7 @@ def _list(each: Hint, kind: Any) -> Hint:
     def read(value: object, where: str) -> object:
         if not isinstance(value, list):
             raise _wrong(value, where, "a list")
-        # Convert plain numbers at once: the location of each item is only needed for an error.
+        # Convert a list of plain numbers in one pass: the location of each item is only needed for an error.
         if read_one is _float and set(map(type, value)) <= {float, int} and all(map(math.isfinite, value)):
             return kind(map(float, value))
         items = [read_one(item, f"{where}[{at}]") for at, item in enumerate(value)]

@@ -44,7 +44,7 @@ _FRAMES_OF_RICH = ("╭", "│", "╰", "┌", "└", "+", "|")
 _LAUNCHERS = ("ChildFailedError", "CalledProcessError", "ProcessExitedException", "ProcessRaisedException")
 #: Most lines that may follow the exception's line: further lines of its message, or a program's last output.
 _MOST_BEHIND = 8
-#: How many late operations a report names. Of further ones it has only the number.
+#: Most late operations that a report names. It only counts further operations.
 _SHOWN = 3
 #: Library -> the advice how its workers train one model together.
 _HOW = {
@@ -102,7 +102,7 @@ def printed_traceback(lines: Sequence[str]) -> tuple[str, str] | None:
         return None
     is_launcher = found[-1][0].rpartition(".")[2] in _LAUNCHERS
     if not is_launcher and sum(bool(line.strip()) for line in plain[found[-1][2] + 1 :]) > _MOST_BEHIND:
-        return None  # not the cause, because the program continued after it
+        return None  # not the cause, because the program continued after this exception
     causes = [one for one in found if one[0].rpartition(".")[2] not in _LAUNCHERS]
     # An exception about a lost peer is a consequence, even if it comes before its cause in the log.
     causes = [one for one in causes if not LOST_PEER.search(plain[one[2]])] or causes

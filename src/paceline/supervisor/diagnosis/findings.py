@@ -119,7 +119,7 @@ class Findings:
             ended_at=self.ended_at.get(rank),
             stopped=stopped,
             stack=crash_stack(lines),
-            # For a worker without an error file, which Paceline's code in a Python script writes.
+            # Search the log of a program that has no error file: only Paceline's code in a Python script writes this file.
             printed=printed_traceback(self._with_below(rank, lines)) if exit_code and not stopped else None,
             last_lines=tuple(lines[-20:]),
         )

@@ -59,7 +59,7 @@ def memory_text(
         )
         if text
     ]
-    # Before the first step, the model is still being built.
+    # Ignore growth before the first step, when the model is still being built.
     if _growth(series) and series[len(series) // 3][1].get("steps", 0.0) > 0:
         said.append(
             "What grows from step to step is kept somewhere: losses with their graph (log loss.item()), a list, a cache."
@@ -101,7 +101,7 @@ def _growth(series: Sequence[tuple[float, Mapping[str, float]]]) -> tuple[float,
 
 
 def _on_node(rank: int, samples: Sequence[Sample], node_ranks: Mapping[int, int], by_kernel: bool) -> list[str]:
-    # The last sample lacks ranks that had ended.
+    # Use samples that have this rank: the last sample lacks ranks that had ended.
     seen = [sample for sample in samples if "memory_gib" in sample.ranks.get(rank, {})] or samples[-1:]
     if not seen:
         return []

@@ -41,7 +41,7 @@ class SimTarget:
     def __init__(self, name: str = kind, settings: SettingValues | None = None) -> None:
         self.name, self.settings = name, dict(settings or {})
         self._set = SimSettings.read(self.kind, name, self.settings)
-        #: Numbers of nodes that failed in earlier attempts. They are used again only if too few others are left.
+        #: Indexes of nodes that failed in earlier attempts. They are used again only if too few other nodes are left.
         self._gone: set[int] = set()
         self._round = 0
 

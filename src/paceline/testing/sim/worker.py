@@ -68,7 +68,7 @@ class SimCommands(Commands):
         self._next_pid += 1
         pid = self._next_pid
         names = [word.rpartition("/paceline/")[2] for word in argv]
-        # A command without a rank is a warm spare, not a worker.
+        # A command without a rank is a spare (a pre-started Python process), not a worker.
         if "worker/__main__.py" in names and "PACELINE_RANK" in env:
             worker = SimWorker(self._host, pid, list(argv), env, log, functools.partial(self._note_end, pid, tag))
             self._workers[pid] = worker

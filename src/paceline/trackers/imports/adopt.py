@@ -172,7 +172,7 @@ class Adopter:
         times = [value.time_s for value in points if value.time_s]
         if started is None:
             started = min(times, default=0.0)
-        # A value without a time belongs to the start.
+        # A value without a time belongs to the start of the run.
         points = [value if value.time_s else dataclasses.replace(value, time_s=started) for value in points]
         points.sort(key=lambda value: value.time_s)
         ended = max(_time(old.ended_s) or 0.0, max(times, default=started), started)
@@ -251,7 +251,7 @@ class Adopter:
         try:
             for top in (folder.outputs, folder.logs):
                 for left in top.rglob(".upload-*"):
-                    left.unlink()  # of a killed import
+                    left.unlink()  # a file that a killed import has left
             _put_files(folder, read, known["files"])
             if is_longer:
                 _write_metrics(folder, read.points)

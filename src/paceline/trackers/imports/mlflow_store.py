@@ -229,7 +229,7 @@ def _files(uri: object, top: Path, problems: Problems) -> Callable[[], Iterable[
             return []
         parts = urllib.parse.urlsplit(str(uri))
         path = Path(urllib.parse.unquote(parts.path))
-        # An MLflow server stores such files below the folder that it was started in.
+        # An MLflow server stores files of this URI scheme below the folder that it was started in.
         if parts.scheme == "mlflow-artifacts":
             path = top / "mlartifacts" / path.relative_to("/")
         if parts.scheme not in ("", "file", "mlflow-artifacts") or not is_below(top / path, top):

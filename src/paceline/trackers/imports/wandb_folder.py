@@ -43,7 +43,7 @@ def runs(path: Path) -> Iterator[OldRun | BrokenRun]:
     places = [place for place in (path, path / "wandb", path / ".wandb") if place.is_dir()]
     patterns = ("*.wandb", "run-*/*.wandb", "offline-run-*/*.wandb")
     logs = [log for place in places for pattern in patterns for log in place.glob(pattern)]
-    # The names begin with the time of the start.
+    # Names of the logs' folders begin with the time of the start.
     logs.sort(key=lambda log: log.parent.name.removeprefix("offline-"))
     if not logs:
         raise UserError(f"{str(path)!r} is no W&B folder: it has no run-*/run-*.wandb. Name the folder `wandb`.")

@@ -27,7 +27,7 @@ from paceline.runs.search.params import LONGEST, typed
 from paceline.runs.search.query import Compare, Predicate
 from paceline.trackers.mlflow import view
 
-#: Number of runs that are read before MLflow tests them.
+#: Number of runs to read before MLflow's filter is applied to them.
 _BATCH = 100
 
 

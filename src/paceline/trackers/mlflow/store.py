@@ -195,7 +195,7 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
         self, experiment_ids, filter_string, run_view_type, max_results, order_by, page_token
     ) -> tuple[list[Run], str | None]:
         names = set(experiment_ids) if run_view_type != ViewType.DELETED_ONLY else set()
-        # One more than the page has tells whether there is another page.
+        # Read one run more than the page shows, to know whether there is another page.
         stop = SearchUtils.parse_start_offset_from_page_token(page_token) + max_results + 1
         runs = search(self._runs_dir, names, filter_string, order_by, stop)
         page: tuple[list[Run], str | None] = SearchUtils.paginate(runs, page_token, max_results)

@@ -36,7 +36,7 @@ class _TorchRunner:
         self.inputs = inputs
         self.outputs = [TensorInfo("output", "FP32", None)]
         self.default = ["output"]
-        # Set the number of threads in this thread, to which it applies and which runs the model.
+        # Call this in the thread that runs the model: torch's number of threads applies to the calling thread.
         torch.set_num_threads(max(1, torch.get_num_threads()))
 
     def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Outputs:
