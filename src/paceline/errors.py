@@ -131,7 +131,7 @@ class DataError(UserError):
 
 
 class SweepError(UserError):
-    """A wrong space, sampler, policy or other part of a sweep."""
+    """A wrong search space, sampler, policy or other part of a sweep."""
 
 
 class PipelineError(UserError):

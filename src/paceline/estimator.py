@@ -405,7 +405,7 @@ def command_line(command: object) -> str:
     `$NAME` and the shell's operators in a list stay unquoted.
 
     Raises:
-        JobError: It is neither a text nor a list, or has a word that no command could receive.
+        JobError: `command` is neither a text nor a list, or has a word that no command could receive.
     """
     if isinstance(command, str) and command.strip():
         return command

@@ -35,7 +35,7 @@ _MOST_CHOICES = 200
 
 @dataclass(frozen=True, kw_only=True)
 class RerunChanges:
-    """The changes of a job for a rerun. None keeps a value.
+    """The changes of a job for a rerun. None keeps the job's value.
 
     Attributes:
         parameters: Option of the script, such as "--lr" or "lr" -> its value. "true" and "false" turn a switch on and off, and
@@ -56,7 +56,7 @@ class RerunChanges:
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """An option of a run's script, as a form shows it.
+    """An option of a run's script, for the page's form of a rerun.
 
     Attributes:
         value: The run's value of the option, or None without one. A switch has "true" or "false", a list its words joined by
@@ -149,7 +149,7 @@ def _with_locked_environment(job: Job, folder: RunFolder) -> Job:
 def parameters(folder: RunFolder) -> list[Parameter]:
     """Return the options of a run's script.
 
-    These are declared options, and others that the run gave to the script.
+    These are the options that the script declares, and other options in the run's arguments.
 
     Raises:
         RunStateError: As for `rerun`.

@@ -356,7 +356,7 @@ def _whole(held: Any) -> Any:
 
 
 def default_store() -> Store:
-    """Return the store of the default process group."""
+    """Return the key-value store of the default process group."""
     import torch.distributed as dist
 
     c10d: Any = dist.distributed_c10d
@@ -440,7 +440,7 @@ def offer_mpi(distributed: ModuleType, kind: type, around: Callable[[Callable[..
     Args:
         distributed: `torch.distributed`, which may still be importing.
         kind: The class of the group.
-        around: Wraps the function that makes each process group, with the same arguments.
+        around: Function that gets torch's function for new process groups, and returns one to use instead.
 
     Raises:
         TorchError: This torch makes process groups in another way.

@@ -125,7 +125,7 @@ def log(name: str | Mapping[str, object], value: object = ..., *, step: int | No
 def finish() -> None:
     """End the run of `init` as Completed.
 
-    Do nothing without such a run, and in a submitted run.
+    Do nothing if `init` has started no run, and in a submitted run.
 
     Examples:
         >>> run = paceline.init()

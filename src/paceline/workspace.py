@@ -314,7 +314,7 @@ class Workspace:
     ) -> Pruned:
         """Remove old items that no live run uses, and return them.
 
-        All given criteria must match. Runs with the tag `keep`, and those that made a model, stay.
+        All given criteria must match. Runs with the tag `keep`, and runs that made a model, stay.
 
         Args:
             older_than: "30d", "12h", seconds or a timedelta since a run ended, or an environment or file was last used.
@@ -395,7 +395,7 @@ class Workspace:
         return trash.deleted(self._path)
 
     def restore(self, run_id: str) -> list[Run]:
-        """Restore a deleted run and those deleted with it.
+        """Restore a deleted run and the runs deleted with it.
 
         Args:
             run_id: The run's id, the beginning of it, or its name.

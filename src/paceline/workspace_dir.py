@@ -112,7 +112,7 @@ def _mark(path: Path, key: bytes) -> str:
 
 
 def _key(*, create: bool) -> bytes | None:
-    """Return this user's key for marks, or None if missing or readable by others."""
+    """Return this user's key for the marks of workspaces, or None without a private key."""
     file = state_folder() / "made.key"
     with contextlib.suppress(OSError):
         if create and not file.exists():

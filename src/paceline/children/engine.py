@@ -92,8 +92,8 @@ State = TypeVar("State", bound=ParentState)
 class ParentController(abc.ABC, Generic[State]):
     """The control loop of a run with children.
 
-    Each tick reads the children and repeats cancel requests that failed. Then it cancels all children if the run must end, else
-    starts the children that may begin.
+    Each tick reads the children and repeats cancel requests that failed. Then the controller cancels all children if the run must
+    end, else starts the children that may begin.
     """
 
     #: Cause in the failure report when a mistake in the user's input ends the run.

@@ -1,6 +1,6 @@
 """The JSON that verbs print with `--json`, as types: `from paceline.cli.outputs import RunSummary`.
 
-Keys are only ever added. docs/command-line.md says what those of a run mean.
+New releases only add keys. docs/command-line.md explains the keys of a run.
 """
 
 # ruff: noqa: UP013 - small types take a line each.

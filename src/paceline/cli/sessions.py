@@ -219,7 +219,7 @@ def _when_it_serves(folder: RunFolder) -> Serving:
 def _jupyter(folder: RunFolder, found: Serving, local: object) -> None:
     """Print JupyterLab's address, and keep its tunnel open until the session ends.
 
-    Each attempt of the session has another server, and the same address.
+    Each attempt of the session starts another server, which gets the same address.
     """
     try:
         token = (folder.session / "token").read_text()

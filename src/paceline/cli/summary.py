@@ -1,4 +1,4 @@
-"""A run for `--json`, with the same keys in every verb (docs/command-line.md). Keys are only ever added."""
+"""A run's JSON for `--json`, with equal keys in all verbs. New releases only add keys."""
 
 from __future__ import annotations
 

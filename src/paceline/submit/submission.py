@@ -208,9 +208,9 @@ def submit(
 ) -> RunFolder:
     """Start a run of `job`, which outlives this program, and return its folder.
 
-    `step` is a pipeline step's entry in the record, and `warnings` are the record's first warnings. `values` of secrets replace
-    those that the job's sources have, files in `leave_out` stay out of the snapshot, `checkpoints` is copied as the run's own
-    checkpoints, and `fill` is as in `NewRun`.
+    `step` is a pipeline step's entry in the record, and `warnings` are the record's first warnings. `values` are
+    secrets by name, which replace the values at the job's sources. Files in `leave_out` are not copied into the snapshot.
+    `checkpoints` and `fill` are those of `NewRun`.
 
     Raises:
         UserError: The run is known to fail before any process starts.

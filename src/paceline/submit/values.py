@@ -71,7 +71,7 @@ def _check_length(what: str, text: str) -> None:
 def unrecorded(job: Job, values: Mapping[str, str]) -> tuple[Job, dict[str, str]]:
     """Move likely secrets out of the job's variables. Return the job and all values.
 
-    So no record holds the value of such a variable. A rerun reads it from the shell's variable of the same name.
+    So no record holds the value of such a variable. A rerun reads the value from the shell's variable of the same name.
     """
     # Variables that Slurm itself sets can't be secrets (`paceline.job.job`).
     found = {

@@ -1,6 +1,6 @@
 """Installation of the SDK's names for every program of a Python environment.
 
-It puts a module and a .pth file, which loads the module at each start, among the environment's packages.
+`install` puts a module, and a .pth file that loads the module at each start, among the environment's packages.
 
 A separate distribution with `azureml/__init__.py` would not work: each SDK package, such as azureml-mlflow, overwrites
 that file. https://docs.python.org/3/library/site.html

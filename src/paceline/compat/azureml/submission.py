@@ -1,6 +1,6 @@
 """The conversion of a ScriptRunConfig into a job.
 
-It happens at submission, because drivers change the configuration until then.
+The conversion happens at submission, because drivers change the configuration until then.
 """
 
 from __future__ import annotations

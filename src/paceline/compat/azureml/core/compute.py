@@ -509,8 +509,8 @@ def _now() -> str:
 def resolve(name: object, workspace: Workspace, notes: SubmissionNotes) -> str:
     """Return the name of the compute target that a job uses.
 
-    This is a target that was added to Paceline. For every other name, such as that of a cluster in Azure, it is "local", and
-    `notes` gets a note.
+    The result is a target that was added to Paceline, or "local" for every other name, such as that of a cluster in Azure.
+    For "local", `notes` gets a note.
 
     Raises:
         ComputeTargetException: The value is not a valid target name.

@@ -17,7 +17,7 @@ __all__ = ["CondaDependencies"]
 
 
 class CondaFields(TypedDict):
-    """The content of an environment file."""
+    """The content of a conda environment file."""
 
     name: str
     dependencies: list[str | dict[str, list[str]]]

@@ -134,7 +134,7 @@ class Run(SdkSpellings, runs.Run):
     ) -> dict[str, Any]:
         """Return the metrics by name.
 
-        Those of a sweep include `best_child_by_primary_metric`: which trial was the best, and when.
+        The metrics of a sweep include `best_child_by_primary_metric`: which trial was the best, and when.
         """
         found: dict[str, object] = super().get_metrics(name, recursive, **others)
         if self.kind == "sweep" and not recursive:

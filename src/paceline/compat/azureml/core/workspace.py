@@ -160,7 +160,7 @@ class Workspace(paceline.Workspace):
     ) -> Workspace:
         """Return this machine's workspace under a name.
 
-        It does not matter whether the name was created here or in Azure.
+        The name may have been created on this machine or in Azure.
 
         Raises:
             WorkspaceException: The name is not valid.
@@ -319,7 +319,7 @@ class Workspace(paceline.Workspace):
     def get_default_compute_target(self, type: str) -> ComputeTarget:
         """Return the target `cpu-cluster` or `gpu-cluster`.
 
-        It is this machine unless a target of that name was added. `type` is "CPU" or "GPU".
+        The target is this machine unless a target of that name was added. `type` is "CPU" or "GPU".
         """
         return self.compute_targets[f"{str(type).lower()}-cluster"]
 
@@ -356,7 +356,7 @@ class Workspace(paceline.Workspace):
 def names_near(folder: Path) -> tuple[str, str, str] | None:
     """Return the names in the working directory's nearest config.json.
 
-    They are subscription, resource group and workspace. Return None if that file belongs to another workspace than `folder`.
+    The names are subscription, resource group and workspace. Return None if the file belongs to another folder's workspace.
     """
     near = nearest_sdk_config(Path.cwd())
     return _read(near) if near is not None and _folder_for(Path.cwd()) == folder else None

@@ -63,7 +63,7 @@ class Listening:
 def of_first_rank() -> Ask:
     """Return a function that sends requests to the first rank.
 
-    It retries to connect until the first rank listens.
+    The call waits until the first rank listens.
     """
     while True:
         try:

@@ -53,8 +53,8 @@ def elastic_callbacks_for(keras: ModuleType) -> dict[str, type]:
 class _Broadcast:
     """A callback that broadcasts the model and the optimizer of `root_rank`.
 
-    It sends the model's weights and the optimizer's variables once, before the first batch. A model without an input shape
-    has no weights then, so it is sent after the first batch. `local_variables` keep each rank's values. `device` has no
+    The callback sends the model's weights and the optimizer's variables once, before the first batch. A model without an input
+    shape has no weights then, so it is sent after the first batch. `local_variables` keep each rank's values. `device` has no
     effect.
     """
 
@@ -223,8 +223,8 @@ def _difference(first: Mapping[str, object], other: Mapping[str, object], rank: 
 class LearningRateSchedule:
     """A callback that sets the learning rate.
 
-    It is `initial_lr * multiplier` from `start_epoch` until before `end_epoch`. `multiplier` is a number, or a function of the
-    epoch. With `staircase` it is evaluated at each epoch's first batch, else at every batch with fractions of epochs.
+    The rate is `initial_lr * multiplier` from `start_epoch` until before `end_epoch`. `multiplier` is a number, or a function of
+    the epoch. With `staircase` it is evaluated at each epoch's first batch, else at every batch with fractions of epochs.
     `momentum_correction` scales the optimizer's momentum like the learning rate. `steps_per_epoch` is needed without
     `staircase` if Keras does not know the number of batches.
     """

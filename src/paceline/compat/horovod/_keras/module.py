@@ -116,7 +116,7 @@ class Values:
 
         Raises:
             ValueError: Both `average` and `op` are given.
-            HorovodInternalError: Shapes, types or operations differ between ranks. It is raised on every rank.
+            HorovodInternalError: Shapes, types or operations differ between ranks. Every rank raises this error.
         """
         side = self._side()
         return side.allreduce(

@@ -45,7 +45,7 @@ class Distribution:
     def reduce(self, grads: Sequence[object], variables: Sequence[Variable]) -> list[Any]:
         """Return the reduced gradients in the same order.
 
-        Gradients of local variables are not reduced. They are divided by the number of ranks if
+        Gradients of local variables are not reduced, but divided by the number of ranks if
         `settings.scale_local_gradients`. A rank outside the process set keeps all of its gradients.
         """
         size = len(registered_ranks(self.settings.process_set))

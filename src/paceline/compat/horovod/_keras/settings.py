@@ -51,8 +51,8 @@ def key_of(variable: object) -> int:
 def shared_name(place: int, variable: Variable) -> str:
     """Return a name of the variable's gradient that is equal on all ranks.
 
-    It is the position among the optimizer's variables, and the last part of the path. The rest of the path may differ: Keras
-    numbers layers by those before them in the process, and a model from a file lacks outer names.
+    The name has the position among the optimizer's variables, and the last part of the path. The rest of the path may differ:
+    Keras numbers layers by those before them in the process, and a model from a file lacks outer names.
     """
     name = str(getattr(variable, "path", None) or variable.name).removesuffix(":0").rsplit("/", 1)[-1]
     return f"{place}.{re.sub(r'_[0-9]+$', '', name)}"

@@ -80,7 +80,7 @@ def shutdown() -> None:
 def is_initialized() -> bool:
     """Return whether `init` has been called.
 
-    It is True as well in a forked child, such as a DataLoader worker, which has its parent's rank and size.
+    The result is True in a forked child too, such as a DataLoader worker, which has its parent's rank and size.
     """
     return registry.is_begun
 
@@ -213,7 +213,7 @@ def stop_timeline() -> None:
 
 
 def _place() -> str:
-    """Return the launcher's variables that identify this process."""
+    """Return a text of the launcher's variables that identify this process."""
     # A rank may start a job of its own by mpirun or torchrun. The processes of that job have other values, and may call `init`.
     names = ("PMIX_NAMESPACE", "PMIX_RANK", "MASTER_ADDR", "MASTER_PORT", "RANK")
     return ":".join(os.environ.get(name, "") for name in names)

@@ -80,7 +80,7 @@ class State(Kept):
         self._updates.append((timestamp, update_res))
 
     def commit(self) -> None:
-        """Save, then check for host changes. All ranks call it the same number of times.
+        """Save, then check for host changes. All ranks must commit equally often.
 
         Raises:
             HostsUpdatedInterrupt: The hosts have changed.
@@ -95,7 +95,7 @@ class State(Kept):
         """Check whether the first rank knows of host changes.
 
         Raises:
-            HostsUpdatedInterrupt: The hosts have changed. It is raised on every rank.
+            HostsUpdatedInterrupt: The hosts have changed. Every rank raises this error.
         """
         if run_variables.is_resize_requested():
             self.on_hosts_updated(time.time(), MIXED)

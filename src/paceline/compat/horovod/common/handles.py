@@ -39,7 +39,7 @@ def submit(
 
     An operation meets the operation of the same kind and name on the other ranks. Without a name, the n-th operation of its
     kind in this process set meets the n-th of the other ranks. In the world the counters restart at 0 after each join,
-    because ranks that have joined submit less.
+    because ranks that have joined submit fewer.
 
     `kind` is the engine's method, unless `method` names it. `arrays` is an array or a list of arrays, and `how` has further
     arguments of the method. `finish` converts the engine's result to the script's result.
@@ -110,7 +110,7 @@ def synchronize(handle: int) -> Any:
     """Wait for the operation and return its result, or None for an unknown handle.
 
     Raises:
-        HorovodInternalError: The ranks disagree, or a rank has died. It is raised on every rank.
+        HorovodInternalError: The ranks disagree, or a rank has died. Every rank raises this error.
     """
     # Remove the handle at once: if two threads ask for the same handle, one gets the result, and the other gets None.
     pending = _pending.pop(handle, None)

@@ -43,7 +43,7 @@ def base_of(environment: Mapping[str, str] = os.environ) -> str | None:
 
 
 class KeptCommits:
-    """The commits of one state. `number` counts them over all attempts."""
+    """The commits of one elastic state. `number` counts them over all attempts."""
 
     def __init__(self, base: str) -> None:
         self._base = Path(f"{base}_{next(_numbers)}")

@@ -26,7 +26,7 @@ def broadcast_object(
     The ranks may pass objects of any type. Pickling uses cloudpickle if it is installed, which accepts functions and lambdas too.
 
     Raises:
-        ValueError: `root_rank` is not in the process set, or its object cannot be pickled. It is raised on every rank.
+        ValueError: `root_rank` is not in the process set, or its object cannot be pickled. Every rank raises this error.
     """
     import numpy as np
 
@@ -48,7 +48,7 @@ def allgather_object(obj: object, name: str | None = None, process_set: ProcessS
     """Return the objects of all ranks in rank order.
 
     Raises:
-        ValueError: A rank's object cannot be pickled. It is raised on every rank.
+        ValueError: A rank's object cannot be pickled. Every rank raises this error.
     """
     import numpy as np
 

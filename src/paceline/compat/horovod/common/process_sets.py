@@ -181,7 +181,7 @@ class _Registry:
     def _alike(self, process_set: ProcessSet) -> list[list[int]]:
         """Return the process sets that the ranks register now, as lists of ranks.
 
-        It has one set, or several if each group of ranks gives its own mpi4py communicator.
+        The list has one set, or several if each group of ranks gives its own mpi4py communicator.
         """
         if process_set.ranks is not None or process_set.mpi_comm is None:
             return [process_set.ranks or []]
@@ -214,11 +214,11 @@ global_process_set = registry.world
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Register a set and return it.
 
-    Every rank of the world calls it, in the same order.
+    Every rank of the world has to call this function, in the same order.
 
     Raises:
         ValueError: Sets are not dynamic, a set of these ranks exists already, or a rank is not in the world.
-        HorovodInternalError: The ranks have named different sets. It is raised on every rank.
+        HorovodInternalError: The ranks have named different sets. Every rank raises this error.
     """
     made = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     registry.add(made)
@@ -228,7 +228,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Remove a process set and return whether it existed.
 
-    It returns False for the world and for an unregistered set. Every rank calls it.
+    The result is False for the world and for an unregistered set. Every rank has to call this function.
 
     Raises:
         ValueError: Sets are not dynamic.

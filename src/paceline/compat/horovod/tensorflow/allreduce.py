@@ -42,7 +42,7 @@ def allreduce(
         ValueError: The arguments contradict each other, Horovod is not initialized, or this rank is not in the process set.
         NotImplementedError: A tf.IndexedSlices with factors, or an operation other than Average and Sum.
         HorovodInternalError: The ranks disagree on shape, type or operation (also a tf.errors.FailedPreconditionError), or a
-            rank has died (also a tf.errors.UnknownError). It is raised on every rank.
+            rank has died (also a tf.errors.UnknownError). Every rank raises this error.
     """
     how = How(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     [converted] = _converted([tensor])

@@ -33,7 +33,7 @@ def broadcast(
 
     Raises:
         ValueError: `root_rank` is not in the process set.
-        HorovodInternalError: Shapes, types or roots differ between ranks. It is raised on every rank.
+        HorovodInternalError: Shapes, types or roots differ between ranks. Every rank raises this error.
     """
     converted = tf.convert_to_tensor(tensor)
     label = operation_name("Broadcast", name, converted, ignore_name_scope)

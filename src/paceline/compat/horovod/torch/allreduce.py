@@ -33,7 +33,7 @@ def allreduce(
 
     Raises:
         ValueError: The arguments contradict each other, Horovod is not initialized, or this rank is not in the process set.
-        HorovodInternalError: The ranks disagree on shape, type or operation, or a rank has died. It is raised on every rank.
+        HorovodInternalError: The ranks disagree on shape, type or operation, or a rank has died. Every rank raises this error.
     """
     how = How(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     return compressed(_Allreduce, [tensor], compression, name, how, grouped=False)[0]

@@ -23,7 +23,7 @@ def broadcast(
 
     Raises:
         ValueError: `root_rank` is not in the process set.
-        HorovodInternalError: Shapes, types or roots differ between ranks. It is raised on every rank.
+        HorovodInternalError: Shapes, types or roots differ between ranks. Every rank raises this error.
     """
     return differentiable(_Broadcast, tensor, root_rank, name, process_set)  # type: ignore[no-any-return]
 

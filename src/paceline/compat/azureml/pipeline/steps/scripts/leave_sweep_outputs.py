@@ -1,6 +1,6 @@
 """A script that stores a sweep's results for later steps.
 
-They are the metrics of all trials as JSON, and files of the best trial.
+The results are the metrics of all trials as JSON, and files of the best trial.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
     python -S beside_shell.py <seconds of grace> <command> [argument ...]
 
-It ends the command when its standard input is closed, that is, when the process at the other end exits.
+This process ends the command when its standard input is closed, that is, when the caller of `execute` exits.
 """
 
 import os
