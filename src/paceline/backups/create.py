@@ -223,7 +223,7 @@ class _Copy:
         waiting = [unit]
         while waiting:
             name = waiting.pop()
-            # The working directory of a run that goes on is a copy of its snapshot.
+            # Leave out the working directory of a live run, which is a copy of the run's snapshot.
             if not is_kept(name) or (is_live and name == f"{unit}/work"):
                 continue
             yield name

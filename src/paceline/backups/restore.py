@@ -259,7 +259,7 @@ def _move(entries: Iterable[BackupEntry], files: Path, top: Path) -> None:
     units = {entry.unit for entry in entries}
     for unit in sorted(units, key=lambda name: (name.startswith("runs"), name)):
         if not os.path.lexists(files / unit):
-            continue  # a killed restore has moved it
+            continue  # a killed restore has already moved this entry
         target = top / unit
         if "/" not in unit:
             target.mkdir(exist_ok=True)

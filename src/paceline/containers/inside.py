@@ -47,7 +47,7 @@ def main(argv: "list[str]") -> None:
         os.execvpe(command[0], command, environment)
     except OSError as error:
         sys.stderr.write("paceline: {!r} could not be started in the container: {}\n".format(command[0], error))
-        # Shells exit with this code if a program is missing. `start_failure` reports it so.
+        # Shells exit with this code if a program is missing. `start_failure` reports this as a missing program.
         sys.exit(127)
 
 

@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
     except ImportError:
         print("paceline: this Python has no module venv (on Debian: apt-get install python3-venv)", file=sys.stderr)
         return 1
-    # Paceline's pip is used, as many images lack ensurepip. A copied interpreter might not find its libraries.
+    # Use Paceline's pip: many images lack ensurepip. Use symlinks: a copied interpreter might not find its libraries.
     venv.EnvBuilder(symlinks=True, with_pip=False).create(prefix)
     python = os.path.join(prefix, "bin", "python")
     own = _site_packages(python)

@@ -113,7 +113,7 @@ class MappedCall(Generic[_R]):
         while (line := self._results.read().get(self.number)) is None:
             record = self.run.record()
             if record.is_terminal:
-                # The worker may have written the line after the first read.
+                # Read again: the worker may have written the line after the first read.
                 line = self._results.read().get(self.number)
                 if line is not None:
                     break

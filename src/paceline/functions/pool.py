@@ -72,14 +72,14 @@ def call_all(
     """
     folder.mkdir(exist_ok=True)
     gpus = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    # An earlier attempt may have ended some calls.
+    # An earlier attempt may have completed some calls.
     done = {number for number, line in read_lines(folder).items() if "error" not in line}
     pending = [number for number in range(len(given)) if number not in done][::-1]
     free = list(range(min(at_once or core_count(), max(1, len(pending)))))[::-1]
     live: dict[int, tuple[int, int]] = {}
     failed: list[int] = []
     ended, told = len(done), time.monotonic()
-    # The children inherit unwritten output, and would write it again.
+    # Flush now: forked children inherit unwritten output, and would write it again.
     sys.stdout.flush()
     sys.stderr.flush()
     while pending or live:
@@ -92,7 +92,7 @@ def call_all(
             live[pid] = number, slot
         pid, status = os.waitpid(-1, 0)
         if pid not in live:
-            continue  # a child process that the user's module has started
+            continue  # skip a child process that the user's module has started
         number, slot = live.pop(pid)
         free.append(slot)
         ended += 1

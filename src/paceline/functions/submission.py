@@ -334,7 +334,7 @@ def _sized(
     """Return a run's parallel calls, and the function with resources for them."""
     if at_once is None and known.options.gpus:
         raise JobError(f"map() of {known.name} with gpus=1: write at_once=, the number of GPUs to use.")
-    # 0: as many as the node has cores.
+    # 0 means: as many calls at a time as the node has cores.
     each = min(-(-at_once // runs), -(-number // runs)) if at_once is not None else 0
     job = known.job
     if known.options.gpus and each > 1:

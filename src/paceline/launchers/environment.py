@@ -47,7 +47,7 @@ _USERS_OWN = (
     *("PACELINE_TRACKERS", "PACELINE_SEPARATE_WORKERS"),
     "HOROVOD_GLOO_TIMEOUT_SECONDS",
 )
-#: Variable that is set in jobs of drivers that use the Azure names.
+#: Variable that is set in jobs whose scripts use the Azure SDK's names.
 AZURE_VARIABLE = "AZUREML_ARM_WORKSPACE_NAME"
 #: Prefixes of user settings of Open MPI. An mpirun above this process passes its own settings by these names.
 _MPI_SETTINGS = ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_")
@@ -256,7 +256,7 @@ def worker_argv(launch: Launch, node_rank: int, *options: str) -> tuple[str, ...
     The worker program is given by path: `-m` would put the working directory, with the user's modules, before the standard
     library while Paceline loads.
     """
-    # Start it by path: Python then puts only this file's folder first on sys.path, and the program removes it.
+    # Start the worker program by its path: only its folder is then first on sys.path, and the program removes this entry.
     main = launch.library_dir.joinpath("paceline", "worker", "__main__.py")
     return (
         launch.prepared[node_rank].python,

@@ -48,7 +48,7 @@ _CODE = (
 )
 _TIMEOUT_S = 20
 
-#: Prefixes of a starter's own variables. If the user sets such a variable, only the workers get it, not the starter.
+#: Prefixes of a starter's variables (srun's). If the user sets such a variable, only the workers get it, not the starter.
 _STARTERS = ("SLURM_", "SRUN_")
 #: Variables that tell Open MPI 4 that srun has started it; without them each worker has a separate world of size 1.
 _KEPT_FOR_4 = ("SLURM_NODELIST", "SLURM_STEP_ID", "SLURM_JOBID")

@@ -74,7 +74,7 @@ def _mounts(
 ) -> list[Mount]:
     """Return the container's mounts for inputs and for the targets of their links."""
     if all(reference.is_output for reference in references):
-        return []  # the data are in the run's folder
+        return []  # the data are in the run's folder, which is mounted anyway
     from paceline.containers import Mount
     from paceline.data.stores.filesystem import place_of
 
@@ -104,7 +104,7 @@ def _environment(environment: EnvironmentSpec, folder: RunFolder, node_rank: int
     store = EnvironmentStore(folder.path.parent.parent / "environments")
     built = store.ensure(came.environment(environment), base, say)
     say(f"Environment {built.key} is ready ({time.monotonic() - started:.1f} s).")
-    # Only one node writes this: the others have the same environment, and may share this file.
+    # Only one node writes the record: the others have the same environment, and may share this file.
     if node_rank == 0:
         write_json(folder.environment, came.as_submitted(built.to_json()))
     # Search a layer's programs first, then those of its base environment, such as torchrun and ninja.

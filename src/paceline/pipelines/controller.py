@@ -132,7 +132,7 @@ class _Dispatcher:
 
     def _begin(self, step: StepState) -> None:
         pipeline, spec = self._pipeline, step.spec
-        # Receivers of messages hear of the pipeline alone.
+        # Receivers of messages get messages of the pipeline only, not of each step.
         job = dataclasses.replace(pipeline.job_of(step), notify=())
         entry: StepEntry = {"number": step.number, "name": spec.name}
         if spec.sweep is None and spec.allow_reuse and self._is_reused(step, job, entry):

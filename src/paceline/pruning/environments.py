@@ -43,7 +43,7 @@ def prune(
     latest = time.time() - (policy.older_than_s or 0.0)
     left = sum(kept.size_bytes for kept in there)
     chosen: dict[str, int] = {}
-    # Remove those that were unused the longest first, until the rest fits.
+    # Remove the environments that were unused for the longest time first, until the rest fits.
     for kept in sorted(there, key=lambda kept: kept.used_s):
         if policy.max_bytes is not None and left <= policy.max_bytes:
             break

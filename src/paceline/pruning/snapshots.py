@@ -26,7 +26,7 @@ def unused(workspace_dir: Path, without: Collection[str] = ()) -> list[tuple[str
     Runs in `without` count as removed. The size of a file that several snapshots share counts for the last of them.
     """
     used = {name for run_id, name in _used(workspace_dir / "runs") if run_id not in without}
-    # A deleted run may be restored.
+    # Keep the snapshots of deleted runs in the trash: such a run may be restored.
     used |= {name for _, name in _used(workspace_dir / "trash")}
     # Keep the snapshots of models, also if the run that made the model is removed.
     used |= {name for name in made_by(workspace_dir).values() if name is not None}
@@ -76,7 +76,7 @@ def _used(runs_dir: Path) -> Iterator[tuple[str, str]]:
         try:
             yield run_id, os.path.basename(os.readlink(folder.snapshot))
         except OSError:
-            # The link is missing: it is made after the folder, and an interactive run may have none.
+            # The link to the snapshot is missing: it is made after the folder, and an interactive run may have none.
             data = read_json(folder.job)
             if isinstance(data, dict) and isinstance(data.get("snapshot_id"), str):
                 yield run_id, data["snapshot_id"]

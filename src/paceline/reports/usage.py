@@ -95,7 +95,7 @@ def summed(runs_dir: Path, by: str, *, since: dt.datetime | None = None) -> list
     for record in read.all_records(runs_dir):
         if since is not None and parse_utc(record.created_utc) < since:
             continue
-        # Skip interactive runs, because the resources that they hold are unknown.
+        # Skip interactive runs, whose resources are unknown, and sweeps, whose trials are runs of their own.
         if record.job is None or record.sweep is not None:
             continue
         name = KEYS[by](record)

@@ -81,7 +81,7 @@ class Occurrences:
             self._open.add(key, occurrence.to_json())
         except FileExistsError:
             return False
-        # Another process may have finished it since the check above.
+        # Another process may have finished the occurrence since the check above.
         if self._done.path(key).exists():
             self._open.remove(key)
             return False

@@ -108,7 +108,7 @@ class Schedules(NamedDocuments[Schedule]):
             search_path=os.environ.get("PATH", ""),
             versions=self._latest(on_dataset, on_model),
         )
-        # The import is late: the timer's look, each minute, needs no job.
+        # Imported here because the timer's check, each minute, needs no job.
         from paceline.schedules.start import check_job
 
         check_job(schedule, self.workspace_dir)

@@ -45,12 +45,12 @@ def start(workspace_dir: Path) -> Callable[[Schedule, Occurrence, Callable[[str]
         what = occurrence.what or "by hand"
         tags: Mapping[str, str] = {TAG: schedule.name, "trigger": what}
         if schedule.search_path:
-            # cron gives its programs a short PATH.
+            # cron gives its programs a short PATH, so use the user's PATH.
             os.environ["PATH"] = schedule.search_path
         if occurrence.run_id is not None:
             folder = RunFolder(workspace_dir / "runs" / occurrence.run_id)
             if folder.path.exists():
-                # A submission was killed. Unless its run has begun, complete it now.
+                # A submission was killed. Unless its run has begun, complete the submission now.
                 read.record(folder)
                 if is_cut_off(folder):
                     keep(occurrence.run_id)

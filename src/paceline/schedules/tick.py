@@ -31,9 +31,8 @@ from paceline.system.files import gone_is_fine
 Start = Callable[[Schedule, Occurrence, Callable[[str], None]], None]
 #: A time that is handled later than this was missed: timers tick each minute, and may be slow on a busy machine.
 LATE_S = 300.0
-#: How long a start is tried again if a scheduler, a host or a store does not answer.
+#: Seconds for which a start is repeated if a scheduler, a host or a store does not answer.
 _PATIENCE_S = 3600.0
-#: The tag of a run that names its schedule.
 
 
 def tick(workspace_dir: Path, start: Start, now: dt.datetime | None = None) -> list[str]:
@@ -214,7 +213,7 @@ class _Look:
         """Return the waiting occurrences. Of waiting times, keep only the latest."""
         waiting = [one for one in self.kept.open() if one.status == occurrences.WAITING]
         times_now = [one for one in waiting if one.kind == occurrences.TIME and one.run_id is None]
-        # A run that takes longer than the interval would never catch up with all of its times.
+        # Skip all times but the latest: a run that takes longer than the interval would never catch up with all of them.
         for one in times_now[:-1]:
             self.kept.finish(
                 dataclasses.replace(one, status=occurrences.SKIPPED, reason="the next time came before it could start")

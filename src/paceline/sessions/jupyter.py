@@ -86,12 +86,12 @@ class Jupyter:
 
     def _asked(self, path: str) -> Any:
         request = urllib.request.Request(
-            # Without this parameter the server would count the question as activity.
+            # Without this parameter the server would count this request as activity.
             f"http://127.0.0.1:{self._port}{path}?no_track_activity=1",
             headers={"Authorization": f"token {os.environ.get(TOKEN_VARIABLE, '')}"},
         )
         try:
-            # Never through a proxy of the environment.
+            # Never use a proxy of the environment: the server is on this machine.
             opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
             with opener.open(request, timeout=5.0) as answer:
                 return json.load(answer)
@@ -103,5 +103,5 @@ def _is_mine(port: int) -> bool:
     """Return whether a program of this user listens at a port of this machine."""
     with open("/proc/net/tcp", encoding="ascii") as file:
         rows = [line.split() for line in file]
-    # 0A: the socket listens.
+    # State 0A means that the socket listens.
     return any(row[1].endswith(f":{port:04X}") and row[3] == "0A" and int(row[7]) == os.geteuid() for row in rows[1:])

@@ -214,7 +214,7 @@ def _link(old: Path, new: Path, tree: Tree, path: str) -> bool:
         status = os.lstat(old)
         if stat.S_IMODE(status.st_mode) != stat.S_IMODE(tree.files[path][4]) or status.st_size != tree.files[path][0]:
             return False
-        # Hash it, because its times prove nothing: a script may have written into a snapshot.
+        # Hash the old file, because its times prove nothing: a script may have written into a snapshot.
         digest = hashlib.sha256()
         with open(old, "rb", buffering=0) as file:
             while data := file.read(_CHUNK):

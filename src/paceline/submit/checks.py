@@ -109,7 +109,7 @@ def _check_datastores(reference: DataReference, workspace_dir: Path) -> None:
     check_registration(reference)
     for source in reference.sources:
         if source.datastore is None:
-            # The run's record holds the URL unchanged.
+            # Refuse URLs with a secret: the run's record holds the URL unchanged.
             check_no_secrets(source.path, {})
         else:
             clean_path(source.path, f"datastore {source.datastore!r}")

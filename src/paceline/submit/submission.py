@@ -329,4 +329,4 @@ def being_started(
             raise
         raise TargetError(f"run {record.run_id} could not be started on {record.target!r}: {error}.") from error
     finally:
-        os.close(lock_fd)  # the supervisor or the controller holds it now
+        os.close(lock_fd)  # the supervisor or the controller holds the lock now

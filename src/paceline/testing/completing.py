@@ -123,7 +123,7 @@ class CompletingChecks:
         for rank in range(job.world_size):
             (before,) = text_of(run.folder.rank_log(1, rank)).splitlines()
             after, resumed = text_of(run.folder.rank_log(2, rank)).splitlines()
-            # All ranks have the same folder for checkpoints.
+            # All ranks have the same folder for checkpoints, so each rank resumes from the same step.
             assert (before.replace("attempt 1", "attempt 2"), resumed) == (after, "resumed from step 10")
             assert text_of(run.folder.live_log(rank)) == text_of(run.folder.rank_log(2, rank))
             assert run.get_metrics("attempt", rank=rank) == {"attempt": [1, 2]}

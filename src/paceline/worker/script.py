@@ -137,7 +137,7 @@ def _found(name: str) -> ModuleSpec | None:
 
 def _let_gloo_finish() -> None:
     """Wait for Gloo's threads: one that holds a tensor at exit aborts the process."""
-    # Seen on torch 2.13: https://github.com/pytorch/pytorch/pull/179291
+    # Seen on torch 2.13, whose Gloo threads may hold tensors at exit: https://github.com/pytorch/pytorch/pull/179291
     if "torch.distributed" in sys.modules:
         time.sleep(_GLOO_S)
 

@@ -232,7 +232,7 @@ def entries_of(files: Mapping[str, Path]) -> Iterator[Frame]:
                 made.add(folder)
                 yield {"name": str(folder), "kind": "dir", "mode": 0o755, "mtime": 0}, b""
         for header, data in _file(os.path.realpath(path), name):
-            # Runs share such a tree, so its files are read-only. Of their modes, only the executable bit is kept.
+            # Several runs share a tree sent this way, so its files are read-only. Of their modes only the executable bit is kept.
             mode = 0o555 if header.get("mode", 0) & 0o100 else 0o444
             yield header | ({"mode": mode} if "mode" in header else {}), data
 

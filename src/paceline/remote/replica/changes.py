@@ -246,9 +246,7 @@ def next_data(fd: int, offset: int, size: int) -> int:
     try:
         return min(os.lseek(fd, offset, os.SEEK_DATA), size)
     except OSError as error:
-        return (
-            size if error.errno == 6 else offset
-        )  # ENXIO (6): no data follow. Files without holes have data everywhere.
+        return size if error.errno == 6 else offset  # ENXIO: no more data; files without holes have data everywhere
     except AttributeError:
         return offset
 
