@@ -100,7 +100,7 @@ def rerun(
     run_id = new_run_id(old.experiment)
     return submit(
         _with_own_places(_with_locked_environment(job, before), old, run_id),
-        # The snapshot is what runs. The folder, which may be gone, is only recorded.
+        # The run uses the old snapshot. The source folder, which may be gone, is only recorded.
         SourceCopy(directory=Path(old.source_directory or "."), snapshot_id=old.snapshot_id, git=old.git),
         workspace_dir,
         old.experiment,

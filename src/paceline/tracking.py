@@ -214,7 +214,7 @@ def _wait_for_rank_0(runs_dir: Path, launch: Path, launcher: str, rank: int) -> 
                 case {"run_id": str(run_id), "launcher": started_by}:
                     with contextlib.suppress(RunNotFoundError, FileNameError):
                         folder = RunFolder(runs_dir / check_run_id(run_id))
-                        # An ended run is that of an earlier launch, unless the launcher in the file is ours.
+                        # Skip an ended run, which is from an earlier launch, unless the file names this process's launcher.
                         if not read.record(folder).is_terminal or started_by == launcher:
                             return folder
             time.sleep(pause_s)

@@ -786,7 +786,7 @@ def _pipeline_run() -> type[Run]:
     return PipelineRun
 
 
-# These are set here, because `paceline.runs` imports neither workspaces nor data, sweeps or pipelines.
+# Set these hooks here, because `paceline.runs` imports neither workspaces nor data, sweeps or pipelines.
 Run.kinds["sweep"] = _sweep_run
 Run.kinds["pipeline"] = _pipeline_run
 Run.make_experiment = staticmethod(_make_experiment)

@@ -33,7 +33,7 @@ _SDK_FOLDERS = (".azureml", "aml_config", "")
 _SDK_FILES = ("config.json", "project.json")
 MARK = ".made-here"
 
-#: Whether this process only shows a workspace, which then need not be trusted: nothing in it is started.
+#: Whether this process only displays a workspace. It starts nothing there, so the workspace need not be trusted.
 only_shows = False
 
 

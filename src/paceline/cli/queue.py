@@ -25,7 +25,7 @@ def queue(*, name: str | None, timeout_s: float, as_json: bool) -> None:
     """Show for each machine what runs, who waits and why."""
     workspace_dir = Workspace.from_config(create=False).path
     if name is not None:
-        configured.read(workspace_dir, name)  # raise the error of an unknown name
+        configured.read(workspace_dir, name)  # an unknown name raises an error
     names = configured.names(workspace_dir) if name is None else [name]
     looks = look_at_all(workspace_dir, names, timeout_s)
     if as_json:

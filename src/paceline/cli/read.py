@@ -139,7 +139,7 @@ def list_runs(
         saved = workspace.views.find(view)
         where = " and ".join(f"({text})" for text in (saved.where, where) if text)
         sort, group = sort or saved.sort, group or saved.group or None
-        # The first column of groups is the value of their field.
+        # With groups, the first column shows the value of their field, so there is no column of names.
         first = [] if group else ["name"]
         columns = columns or ",".join([*first, *saved.columns] if saved.columns else ())
         trials, archived = trials or saved.has_children, archived or saved.is_archived

@@ -96,6 +96,6 @@ def print_end(folder: RunFolder, record: RunRecord, view: RunView) -> None:
     if folder.uploads.is_dir() and (unstored := sorted(path.name for path in folder.uploads.iterdir())):
         view.say(f"Not stored, and kept in {folder.uploads}: {', '.join(unstored)}")
     if folder.work.is_dir():
-        # Files of the snapshot have been removed by now (`paceline.runs.work_dir.clean`).
+        # `work_dir.clean` has already removed the snapshot's files.
         left = sorted(visible(path.name) for path in folder.work.iterdir())
         view.say(f"The script also left in {folder.work}: {', '.join(left[:5])}{', ...' if len(left) > 5 else ''}")

@@ -65,7 +65,7 @@ class AliasFinder:
 
     def install(self) -> None:
         """Put this finder before all others, so that it precedes the installed real package."""
-        # Keep the entry of a shim package whose code is still running: the import system expects it.
+        # Keep the sys.modules entry of a shim package whose code is still running: the import system expects it.
         self._forget(but_initialising=True)
         sys.meta_path.insert(0, self)
 

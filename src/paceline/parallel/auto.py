@@ -65,7 +65,7 @@ def choose(
     """
     if place.size == 1:
         return LayoutChoice(strategy=DataParallel(), reason="DataParallel(): there is one worker.")
-    # The parameters are allocated already, and the forecast counts them as needed, so count their memory as available.
+    # The forecast includes the parameters, which are allocated already, so count their memory as available.
     held = sum(param.nbytes for param in task.model.parameters() if not param.is_meta)
     own = memory_bytes or available_bytes(place.device) + held
     # All workers need the same amount of memory, so the worker that has least counts.

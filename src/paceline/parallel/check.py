@@ -163,7 +163,7 @@ def compare(
         with loss_kept(task.loss, task.model) as state:
             own_loss, factor = _trained(par, micros)
             kept_by_loss = LossState(task.loss, task.model).numbers
-        # Only a pipeline's last stage calls the loss.
+        # In a pipeline only the last stage calls the loss. On other stages the loss's state has not changed: drop it.
         if world.layout.pipe > 1 and not any(
             _far(value, state.numbers.get(name)) for name, value in kept_by_loss.items()
         ):
@@ -191,8 +191,8 @@ def compare(
                 allowed = max(allowed, min(ROUNDINGS * _farthest(noise), 1.0))
                 # A limit for each value: a buffer that is 0 except for rounding must not raise the limit of gradients.
                 room = {name: ROUNDINGS * far for name, far in noise.items()}
-        # If the loss differs too, it may compare rows with each other. Then a plain model that gets the replicas' rows separately
-        # has the layout's results. (If only gradients differ, the cause is a user's hook that changes a part of a gradient.)
+        # If the loss differs too, the loss may compare rows with each other. Then a plain model that gets each replica's rows
+        # separately has the layout's results. (If only gradients differ, a user's hook may change a part of a gradient.)
         if world.replicas > 1 and apart[""] > allowed:
             by_replica = plain.run(replicas=world.replicas)
             if _farthest(_distances(par, result, by_replica)) <= allowed:

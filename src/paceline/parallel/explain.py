@@ -36,7 +36,7 @@ class Explanation(str):
 
     events: list[Event]
     workers: int
-    #: Name of a layout -> its forecast; empty without measurements. `chosen` is the name of the layout in use.
+    #: Name of a layout -> its forecast; empty before the measurement. `chosen` is the name of the layout in use.
     forecasts: dict[str, Forecast]
     chosen: str
 

@@ -65,7 +65,7 @@ def at_microbatch(index: int) -> Iterator[None]:
     global _microbatch
     _microbatch = index
     yield
-    # Do not reset it in a `finally`: after an error the outer `guard` still reports the number.
+    # Do not reset the number in a `finally`: after an error the outer `guard` still reports it.
     _microbatch = None
 
 
@@ -255,7 +255,7 @@ class ErrorLine:
         if self.rank == 0 and self._thread.is_alive():
             with contextlib.suppress(Exception):
                 self.store.set("end", "1")
-            # The store ends with this process, so wait until the others have stopped watching.
+            # The store ends with this process, so wait until the other ranks' watchers have stopped.
             self._wait_for_others("ended")
         self._over.set()
         self._thread.join(2 * POLL_S)
@@ -321,8 +321,8 @@ class ErrorLine:
         own = dict(self._calls)
         self.store.set(f"in/{self.rank}", json.dumps(list(own.items())))
         for rank in (rank for rank in self._others if self.store.check([f"in/{rank}"])):
-            # A slow rank may be a call behind another one, which is no error. So compare calls by their numbers: two ranks with
-            # different names for one number can never meet.
+            # A slow rank may be a call behind another rank, which is no error. So compare calls of equal number: if their names
+            # differ, the two ranks can never meet.
             for number, call in json.loads(self.store.get(f"in/{rank}")):
                 if own.get(number, call) == call:
                     continue

@@ -76,7 +76,7 @@ class Skeleton:
             part, attribute = tied_parameters.owner_of(model, name)
             # Don't use `part._parameters`, which is no dict in a scripted module but a view in C++.
             shell = dict(part.named_parameters(recurse=False, remove_duplicate=False)).get(attribute)
-            # Without a value, as for a non-persistent buffer, the copy keeps the value of the time when it was made.
+            # Without a recorded value, as for a non-persistent buffer, the tensor keeps its value from the copy of the model.
             if value is not None and shell is None:
                 part._buffers[attribute] = value.to(device)
             elif value is not None and shell is not None and shell.is_meta:

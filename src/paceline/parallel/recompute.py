@@ -84,7 +84,7 @@ def _computed_again(kind: type[nn.Module], block: nn.Module, /, *args: object, *
     return checkpoint(
         forward,
         block,
-        # `checkpoint` finds by these arguments the devices whose random state it has to restore.
+        # In these arguments `checkpoint` finds the devices whose random state has to be restored.
         *args,
         use_reentrant=False,
         context_fn=lambda: (contextlib.nullcontext(), _second(block, normalization.counting_as_now())),

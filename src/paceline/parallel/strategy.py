@@ -311,7 +311,7 @@ _AXES: dict[Any, str] = {
     ContextParallel: "context",
     ExpertParallel: "expert",
 }
-#: Strategy -> the strategies that it can be joined with.
+#: Strategy -> the strategies with which it can be combined.
 _WITH: dict[type, tuple[type, ...]] = {ContextParallel: (DataParallel, FullyShard), ExpertParallel: (DataParallel,)}
 
 

@@ -108,7 +108,7 @@ class Parallel:
         self._check_loss = check_first and is_in_parts and task.loss is not own_loss
         self._hides_count = False
         self._comparison = comparison
-        #: The averages and twins, in the order in which they were made.
+        #: The averages of weights and the `Twin`s (frozen submodules that follow another one), in the order of creation.
         self.averages: list[Average | Twin] = []
         self._hooks = {name: Hooks(param) for name, param in task.model.named_parameters()}
         if optimizer is not None and world.size > 1:

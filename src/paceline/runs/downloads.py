@@ -106,7 +106,7 @@ def download(
     wanted: list[RunFile] = []
     for file in chosen:
         (same if _is_there(file, target / file.name) else wanted).append(file)
-    # lexists, because a broken link is in the way too.
+    # Use lexists, which also finds a broken link: it would be overwritten, too.
     taken = [file.name for file in wanted if os.path.lexists(target / file.name)]
     if taken and not overwrite:
         raise RunStateError(

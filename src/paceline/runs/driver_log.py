@@ -12,5 +12,5 @@ def say(text: str) -> None:
     try:
         print(f"{stamp}Z {text}", flush=True)
     except OSError:
-        # After an error the line stays in Python's buffer, and writing it again at exit would fail too.
+        # Replace the stream: the line stays in its buffer, and writing the line at exit would raise again.
         sys.stdout = open("/dev/null", "w")  # noqa: SIM115

@@ -23,7 +23,7 @@ def find(folder: RunFolder) -> list[dict[str, str]]:
     Outputs, artifacts and checkpoints are scanned; remote nodes report the files that they did not send.
     """
     found = {str(line["name"]): str(line["why"]) for line in json_lines(folder.left_out)}
-    # A reported file that arrived later is not excluded.
+    # Ignore a file that was reported as excluded but has arrived later.
     found = {name: why for name, why in found.items() if not os.path.lexists(folder.path / name)}
     for top in KEPT:
         found |= {entry.name: entry.why for entry in entries(os.fspath(folder.path), top) if entry.kind == "left"}
@@ -58,7 +58,7 @@ def settle(folder: RunFolder) -> None:
         found = list(entries(os.fspath(folder.path), top))
         for at, entry in enumerate(found):
             path = folder.path / entry.name
-            # `entries` lists a link that can't stay as the file or folder to which it leads.
+            # If a link can't stay a link, `entries` lists its target's kind: copy the file or folder.
             if entry.kind in ("file", "dir") and path.is_symlink():
                 _replace(folder.path, entry, list(_inside(found, at)))
             elif entry.kind == "link" and os.readlink(path) != entry.target:

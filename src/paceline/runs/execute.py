@@ -99,7 +99,7 @@ class Files:
     def close(self) -> None:
         if self._output is not None:
             self._output.close()
-        # The missing folder tells the supervisor that the client has left.
+        # Remove the request's folder, which tells the supervisor that the client has left.
         if self._own is not None:
             self._own.remove()
             self._own.close()
@@ -117,7 +117,7 @@ class Files:
             if self._output is None:
                 return []
         data = self._output.read(_READ_BYTES) or b""
-        # Acknowledge the bytes: with too many unread bytes, the supervisor pauses the command.
+        # Count the bytes, which acknowledges them: if too many are unread, the supervisor pauses the command.
         self._read += len(data)
         # The last element is an unfinished line.
         *lines, self._rest = (self._rest + data).split(b"\n")

@@ -46,7 +46,7 @@ def check_file_name(name: object) -> str:
 
 
 def _temporary_folder() -> str:
-    import tempfile  # imported late, since it loads slower than this module
+    import tempfile  # imported here, because it loads slower than this module
 
     return tempfile.gettempdir()
 
@@ -103,7 +103,7 @@ class RunFolder:
         """Return the file with an exec command's output, kept while a client reads it."""
         return self.attempt(attempt) / f"exec_{name}.jsonl"
 
-    #: The receivers of the run's end, and what they heard: one JSON line each, for the process that closes a killed run.
+    #: The receivers that were notified of the run's end: one JSON line each, for the process that closes a killed run.
     told = PathAttribute("told.jsonl")
     #: Exists while a process closes an abandoned run: the lock is held, but the run is over.
     closing = PathAttribute("closing")

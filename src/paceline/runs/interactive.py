@@ -192,7 +192,7 @@ def watch_folders(folder: RunFolder, outputs: Path) -> None:
     folders = [(outputs.absolute(), "outputs"), (Path("logs").absolute(), "logs")]
     with contextlib.suppress(OSError):
         outputs.mkdir(parents=True, exist_ok=True)
-    # Existing files are not of this run, so record them as seen.
+    # Record the stamps of existing files, which were there before the run, so that they are not copied.
     _watched[folder] = [(path, name, _stamps(path)) for path, name in folders]
 
 

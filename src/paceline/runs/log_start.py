@@ -104,7 +104,7 @@ def tail_offset(path: Path, count: int) -> int:
     try:
         with open(path, "rb") as file:
             end = file.seek(0, os.SEEK_END)
-            # An unfinished line is the last one, and has no newline to count.
+            # A last line without a newline counts as a line, too.
             count -= _is_unended(file, end)
             if count < 0:
                 return end

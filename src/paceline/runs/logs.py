@@ -69,7 +69,7 @@ class LineAssembler:
 
     def feed(self, data: bytes, at: int = 0) -> Iterator[str]:
         """Yield the lines that `data`, from offset `at` of the log, completes."""
-        # A new line begins, and with it the time that it may stay unfinished.
+        # Note when an unfinished line begins, because it is shown after `_PATIENCE_S`.
         if not self._partial:
             self._since, self._begin = time.monotonic(), at
         *whole, rest = (self._partial + data).split(b"\n")
@@ -172,7 +172,7 @@ class Tail:
                 return
             if self._look_for_gap() and self._gap is not None and self._gap.begin < self.position + len(data):
                 self._file.seek(self.position)
-                continue  # this part was cut out of the log while it was read
+                continue  # while this part was read, another process has cut it out of the log
             self.position, self._ends_line = self.position + len(data), data.endswith(b"\n")
             yield data
 

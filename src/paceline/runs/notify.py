@@ -64,7 +64,7 @@ def tell(folder: RunFolder, record: RunRecord, event: str, digest: str = "") -> 
 
     def heard(one: str) -> None:
         if is_once:
-            with contextlib.suppress(OSError):  # on a full disk, another process may send it again
+            with contextlib.suppress(OSError):  # without this line, as on a full disk, another process may notify again
                 append_line(folder.told, _heard(one, record, event))
 
     # The secrets of a pipeline are stored by the place of the step that uses them, others by the receiver's key.
@@ -303,7 +303,7 @@ def _command(words: list[str], said: Notification) -> str | None:
 def _run(words: list[str], given: bytes, variables: Mapping[str, str] | None, folder: Path) -> str | None:
     environment = {**processes.shell_environment(), **(variables or {})}
     try:
-        # In the run's folder, also if another process than the supervisor starts the command.
+        # Run in the run's folder, also if another process than the supervisor starts the command.
         done = subprocess.run(
             words, input=given, env=environment, cwd=folder, capture_output=True, timeout=_COMMAND_S, check=False
         )

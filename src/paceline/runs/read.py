@@ -33,7 +33,7 @@ def record(folder: RunFolder) -> RunRecord:
     if found.is_terminal:
         return found
     if _is_own(folder) or not folder.lock.exists():
-        # A folder without a lock is a node's copy: the supervisor and the lock are on another machine.
+        # A folder without a lock is a remote node's copy: the supervisor and its lock are on another machine.
         return store.shown(folder, found)
     if (workspace_dir := folder.path.parents[1]) in store.only_shown:
         if locks.is_held(folder.lock, here=store.was_here(found)):

@@ -584,7 +584,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
         A run that has ended does not change.
         """
-        # If this process logs the run, it ends the run itself.
+        # Without a supervisor, the process that logs the run ends it itself.
         if interactive.is_ours(self._folder):
             interactive.end(self._folder, states.CANCELED)
         elif not self.record().is_terminal:

@@ -125,7 +125,7 @@ def make(folder: RunFolder, *, is_shared: bool = True, sent: Mapping[str, Path |
     # The rename makes the copy appear whole or not at all: a restarted run continues with an existing copy.
     os.rename(beside, target)
     if at.has_outputs and not folder.outputs.is_symlink():
-        # A real folder, for scripts that use `..` in it. The run's `outputs` links to it until `rescue_outputs`.
+        # Make a real folder in the copy, for scripts that use `..` in it, and link the run's `outputs` to this folder.
         for one in folder.outputs.iterdir() if folder.outputs.is_dir() else ():
             os.rename(one, target / at.outputs / one.name)
         with contextlib.suppress(FileNotFoundError):

@@ -23,12 +23,12 @@ PARSERS = frozenset(
 #: Parsers that a script with argparse must not import. OmegaConf is allowed: it may only read files.
 _OTHERS = PARSERS - {"argparse", "omegaconf"}
 _TYPES = ("int", "float", "str", "bool")
-#: Known argparse actions, and whether the action makes the option a switch (an option without a value).
+#: Known argparse action -> whether it makes the option a switch, which is an option without a value.
 _ACTIONS = {
     **dict.fromkeys(("store", "append", "extend"), False),
     **dict.fromkeys(("store_true", "store_false", "store_const", "append_const", "count", "help", "version"), True),
 }
-#: Parser methods that return another object with options, and methods without effect on the options.
+#: Methods of a parser that return an object to which options are added, and methods that add no options.
 _PARTS = ("add_argument_group", "add_mutually_exclusive_group", "add_subparsers", "add_parser")
 _HARMLESS = ("set_defaults", "get_default", "error", "exit", "print_help", "print_usage", "format_help", "format_usage")
 #: Statements that run unconditionally.

@@ -25,7 +25,7 @@ _WITHOUT, _FINITE, _RANKS, _DIRECTION = (
     "with different values",
     "from its first value",
 )
-#: Number of trials, and of values in each, that must get worse before a warning about the sweep's goal.
+#: Warn about the sweep's goal if so many trials got worse over so many values each.
 _TRIALS, _VALUES = 3, 3
 _LOOKED_AT = 50
 

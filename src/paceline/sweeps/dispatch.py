@@ -267,7 +267,7 @@ _NOTHING = (
 def _look_for_checkpoints(sweep: SweepState) -> None:
     policy = pausing(sweep.spec.stop)
     for trial in sweep.trials:
-        # Look only once, since an ended run does not change.
+        # Look for a checkpoint once per ended run, because an ended run does not change.
         if policy is None or not policy.waits(trial) or trial.run_id in sweep.has_checkpoint:
             continue
         has = _has_file(RunFolder(sweep.runs_dir / trial.run_id))

@@ -39,7 +39,7 @@ _COLOURS = {states.COMPLETED: "green", states.FAILED: "firebrick", states.CANCEL
 #: Pause between two updates in seconds, and the least ratio of the pause to the time that an update takes.
 _TERMINAL_PAUSE_S = 0.3
 _SHARE = 4
-#: Lines of a screen that the table's header, the line "and N more" and the cursor need.
+#: Number of screen lines for the table's header, the line "and N more" and the cursor.
 _FRAME_LINES = 4
 _STYLES = {states.COMPLETED: "green", states.FAILED: "red", states.CANCELED: "yellow", states.RUNNING: "cyan"}
 

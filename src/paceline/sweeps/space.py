@@ -79,7 +79,7 @@ class Space:
 
         def choose(dimension: Dimension) -> Raw:
             raw = chosen[dimension.key]
-            # The names of the branch show which one was chosen.
+            # A choice between branches has no value: the names of the chosen branch's parameters show the choice.
             if not dimension.branches:
                 values[dimension.name] = dimension.expression.value(raw)
             return raw
@@ -271,7 +271,7 @@ def _raws(expression: Expression) -> list[Raw]:
 def _json(dimension: Dimension) -> object:
     if not dimension.branches:
         return dimension.expression.to_json()
-    # Names are relative to their choice: `_dimensions` adds the prefix again.
+    # Remove the prefix of names, which are relative to their choice in JSON: `_dimensions` adds the prefix again.
     above = f"{dimension.name}."
     return [
         "choice",

@@ -36,7 +36,7 @@ if "SharePolicy" not in globals():  # hosts run the text of `shares` followed by
 
 #: Seconds that a run without a time limit or history is expected to take.
 TYPICAL_S = 3600.0
-#: Assumed seconds from a run's time limit, or a request to leave, until it returns its share.
+#: Assumed seconds until a run returns its share after its time limit, or after a request to leave.
 _OVERTIME_S = 60.0
 _WEEK_S = 7 * 24 * 3600.0
 #: The most waiting runs whose start is estimated.
@@ -229,7 +229,7 @@ def plan(
         found = room.fit(ticket, avoided)
         if found is None and avoided and room.fit(ticket) is not None:
             why[key] = "; ".join(sorted(set(avoided.values())))
-            continue  # only GPUs reserved for others are free, so this run blocks nobody
+            continue  # the free GPUs are reserved for others, so later runs need not wait for this run
         takes_nothing = not ticket["cores"] and not ticket["gpu_count"]
         running = [*holders, *started]
         if found is None or not (

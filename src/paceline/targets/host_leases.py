@@ -49,7 +49,7 @@ _PARENT = "/tmp"
 _PREFIX = "paceline-leases-"
 #: The shares file, and root's file, which takes precedence.
 _SHARES, _ROOTS_SHARES = "/var/tmp/paceline-share/shares.json", "/etc/paceline/shares.json"
-#: The folder of this user's tickets -> this process's queue, which keeps what it has read.
+#: The folder of this user's tickets -> this process's queue, which caches the tickets.
 _queues = {}  # type: dict[str, Queue]
 #: Timeout for locking the guard: longer than any program holds it, shorter than the time limit of a host's answer.
 _GUARD_S = 8.0
@@ -225,7 +225,7 @@ def _is_process(ticket: "Ticket", pid_name: str, started_name: str) -> bool:
     owner = process_owner(pid)
     if owner is not None and owner != ticket["uid"]:
         return False
-    # Where /proc hides other users' processes (hidepid), any living process with this pid counts as the agent.
+    # If /proc hides other users' processes (hidepid), treat any living process with this pid as the ticket's agent.
     found = start_time(pid)
     return found == ticket.get(started_name) if found else not os.path.isdir("/proc/%d" % pid)
 

@@ -140,7 +140,7 @@ class Queue:
         self._known = {}  # type: dict[str, tuple[tuple[int, int, int], Ticket | None]]
         #: The folders of tickets at the last listing, to detect changed folders.
         self._listed = []  # type: list[tuple[int | None, str]]
-        #: User -> (ids of their running runs, since when another of their runs could start, ids of their waiting runs).
+        #: User -> (the ids of the user's running runs, the time since which a further run could start, ids of waiting runs).
         self._offered = {}  # type: dict[int, tuple[frozenset[TicketId], float, set[TicketId]]]
         self._waits = {}  # type: dict[str, _Wait]
         #: The last result of `leave_reason`: the files' stamp, the time of the next computation, and the reason.
@@ -482,7 +482,7 @@ def write(path: str, value: "Any") -> None:
     beside = "%s.%s.new" % (path, os.urandom(8).hex())
     fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "w") as file:
-        # Other users have to read it, even with a strict umask.
+        # Let other users read the file, even with a strict umask.
         os.fchmod(fd, 0o644)
         json.dump(value, file)
     os.rename(beside, path)

@@ -107,7 +107,7 @@ class LocalTarget:
                 held.note_hang = functools.partial(queue.note_hang, run_dir)
                 held.leave_reason = functools.partial(queue.leave_reason, run_dir)
                 return held
-            # Composing the status text reads the records of other runs, so do it only after a change, or after a while.
+            # The status text takes reads of other runs' records, so compose it only after a change, or after a while.
             keys = [str(ticket.get("key") or ticket["why"]) for ticket in found]
             if keys != seen or time.monotonic() > text_at:
                 seen, text_at = keys, time.monotonic() + min(_TEXT_S * len(found), _SLOWEST_TEXT_S)

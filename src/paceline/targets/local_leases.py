@@ -304,7 +304,7 @@ class SharedQueue(_MachineQueue):
             try:
                 found = host_leases.take(asked, machine.free_ports)
             except OSError as error:
-                # Another user may hold the lock, so try again until it is free.
+                # Another user may hold the lock, so return the error as the reason to wait: the caller tries again.
                 return [{"why": f"this machine's queue can't be read: {error}"}]
             if "granted" in found:
                 return _lease(asked, found["granted"])

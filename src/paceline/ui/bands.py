@@ -36,7 +36,7 @@ def band_of(
     """
     has_steps = all(curve.has_steps for curve in curves)
     places = [curve.steps if has_steps else range(len(curve.ys)) for curve in curves]
-    # Usually all ranks have logged the same steps, and some are one step behind: compare whole arrays.
+    # Usually ranks have logged equal steps, some ranks one step less, so comparing the arrays of steps suffices.
     common = min(len(curve.ys) for curve in curves)
     if any(curve.has_nan for curve in curves) or any(places[0][:common] != other[:common] for other in places[1:]):
         common = 0

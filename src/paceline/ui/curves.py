@@ -180,7 +180,7 @@ class _Log:
                 except ValueError:
                     return False
                 given: array[float] | None = None
-                # Steps are only used if all values have one, else the values' indices.
+                # Use steps only if all values have a step, else the values' indices.
                 if b"" not in steps:
                     # The JSON parser takes half of the time of `float`, and refuses numbers such as 007.
                     try:

@@ -34,7 +34,7 @@ _MOST_FOUND = 2_000
 _LIMIT_S, _MORE_S = 20.0, 2.0
 #: Maximum number of characters of a line in a response, and of all lines in it.
 _LONGEST_LINE, _MOST_CHARS = 4_000, 8_000_000
-#: Lines behind a linked line.
+#: Number of lines to show after the line to which a link leads.
 _BEHIND = 300
 #: Maximum number of bytes of the supervisor's log, counted from its end.
 _WINDOW = 1 << 20

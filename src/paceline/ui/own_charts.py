@@ -112,7 +112,7 @@ def _histogram(curves: Sequence[Curve]) -> OwnChart:
     if not values:
         return {"curves": [], "labels": None, "width": 1.0, "note": "no finite values"}
     low, high = min(values), max(values)
-    # Equal values make one bar around them.
+    # If all values are equal, draw a single bar around the value.
     bins, width, middle = (_BINS, (high - low) / _BINS, 0.5) if high > low else (1, 1.0, 0.0)
     counts = [0] * bins
     for value in values:

@@ -253,7 +253,7 @@ def curves_of(store: CurveStore, folder: RunFolder, query: CurveQuery) -> Curves
 def curves_json(curves: RunCurves, query: CurveQuery, origin_s: float = 0.0) -> CurvesJson:
     """Return a run's metrics and requested curves. origin_s: start of the axis "relative"."""
     by_name: dict[tuple[bool, str], list[Key]] = {}
-    # In the order in which the script logged them first.
+    # Keep the order in which the script logged the metrics first.
     for key in [*curves.curves]:
         by_name.setdefault((key.is_node, key.name), []).append(key)
     plain = [of for of in by_name if not of[0]]

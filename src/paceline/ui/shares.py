@@ -18,7 +18,7 @@ from paceline.system.files import PRIVATE, read_json, write_json
 
 #: First part of the path of a shared page.
 PREFIX = "/shared/"
-#: Maximum days until a link ends, and maximum number of runs of a link and of links.
+#: Maximum days until a link ends, maximum number of runs that a link shows, and maximum number of links.
 MOST_DAYS, MOST_RUNS, _MOST = 365, 200, 1000
 #: Pages that no link shows: those that make links, start runs and name members.
 _NEVER = ("/shares", "/new", "/members")

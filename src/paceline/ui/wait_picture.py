@@ -142,7 +142,7 @@ def _box(ranks: tuple[int, ...], place: str) -> Box:
 def _title(ranks: Sequence[int]) -> str:
     if len(ranks) == 1:
         return f"Rank {ranks[0]}"
-    # Successive ranks have the same distance from their place in the list.
+    # Group successive ranks: the difference between rank and position is constant within a group.
     runs = [[rank for _, rank in run] for _, run in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0])]
     texts = ["–".join(dict.fromkeys((str(run[0]), str(run[-1])))) for run in runs]
     more = ", …" * (len(texts) > _MOST_RANGES)
@@ -188,7 +188,7 @@ def _arrow(first: Box, second: Box, wait: Wait) -> Arrow:
         side = copysign(_WIDTH / 2, x2 - x1)
         return Arrow(sentence, f"M{x1 + side:.0f} {y1:.0f}L{x2 - side:.0f} {y2:.0f}")
     down = copysign(_HEIGHT / 2, rows)
-    # Arrows back up run beside the arrows down, and arrows past a row of boxes go around it.
+    # Shift arrows that lead up, which would cover arrows that lead down. Arrows past a row of boxes go around it.
     shift = 40 * (rows < 0)
     aside = copysign(_WIDTH / 2 + 2 * _ASIDE, rows) * (abs(rows) > 1)
     x1, x2, y1, y2 = x1 + shift, x2 + shift, y1 + down, y2 - down

@@ -192,7 +192,7 @@ def raise_as_sdk(error: errors.PacelineError) -> NoReturn:
 
 @functools.cache
 def _both(bases: tuple[type[AzureMLException], type[errors.PacelineError]]) -> type[AzureMLException]:
-    # Both base classes: drivers catch the SDK's class, and Paceline's own code catches Paceline's.
+    # Derive from both classes: drivers catch the SDK's class, and Paceline's own code catches Paceline's.
     return type(bases[0].__name__, bases, {"__module__": bases[0].__module__, "__doc__": bases[0].__doc__})
 
 

@@ -67,7 +67,7 @@ def spec_of(
     """
     if environment is None:
         return EnvironmentSpec()
-    # The run's details show this name. Drop a name that is invalid here: the SDK may accept it.
+    # The run's details show the environment's name. Drop a name that Paceline refuses: the SDK may accept it.
     name = environment.name if is_environment_name(environment.name) else None
     variables = {
         str(name): str(value)

@@ -52,7 +52,7 @@ class Prepared:
     job: Job
     source_directory: Path
     notes: tuple[str, ...]
-    #: The notes that this submission was the first in this program to log.
+    #: The notes that no earlier submission of this program has logged.
     said: tuple[str, ...]
 
 
@@ -175,7 +175,7 @@ def reference_of(value: object, workspace: Workspace, run_id: str = "") -> DataR
         # The `to_config` of a run's outputs has an absolute path and no store.
         is_here = value.datastore_name is None and path.startswith("/")
         return DataReference(
-            name="input",  # the caller sets the name
+            name="input",  # a placeholder, which the caller replaces
             sources=(Source(path=path) if is_here else place_in(workspace, value.datastore_name, path.strip("/")),),
             mode=value.mode or "mount",
             overwrite=bool(value.overwrite),

@@ -26,7 +26,7 @@ _JOBS = (
     "Horovod's own services for starting ranks are not here. A job is started by horovod.run, by horovodrun, or, with "
     "horovod.runner._HorovodArgs, by horovod.runner.launch._run"
 )
-# Launchers that are built on Horovod import these modules. The error says what to use, because a bare
+# Programs built on Horovod, such as other launchers, import these modules. The error names a replacement, because a bare
 # ModuleNotFoundError would look like a broken installation.
 _ABSENT |= {
     f"runner.{name}": _JOBS
@@ -72,7 +72,7 @@ uninstall = _FINDER.uninstall
 
 def _real_package() -> str | None:
     """Return the path of the real Horovod package, or None."""
-    # A loaded `horovod` is the real package unless it is ours, or the shim, which is running this code.
+    # A loaded `horovod` is the real package, except Paceline's own module, and except the shim while its code runs.
     loaded = sys.modules.get("horovod")
     if loaded is not None and not loaded.__name__.startswith(_OURS) and not is_initialising(loaded):
         return str(getattr(loaded, "__file__", "already imported"))

@@ -45,7 +45,7 @@ def feed(loader: object, task: Task, world: World) -> Feed:
     Raises:
         ParallelError: The loader has a DistributedSampler, or is not iterable.
     """
-    # A subclass with its own `__iter__` may ignore its sampler, so take its batches as they come.
+    # A DataLoader subclass with its own `__iter__` may ignore its sampler: use only the batches that it yields.
     if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
         samplers = loader.sampler, getattr(loader.batch_sampler, "sampler", None)
         if any(isinstance(sampler, DistributedSampler) for sampler in samplers):
@@ -183,13 +183,13 @@ class _OwnRows:
         self._task = task
         self._world = world
         self._at = (0, 0)
-        #: The batches whose indices the DataLoader has taken, and whose data it has not delivered yet.
+        #: Batches whose indices the DataLoader has read, and whose data it has not delivered yet.
         self.known: deque[OwnBatch] = deque()
 
     def begin(self, epoch: int, start: int) -> None:
         """Set the epoch, and the sample from which the next iteration starts."""
         self._at = (epoch, start)
-        # A new queue, because an abandoned iteration leaves batches in the old one.
+        # Make a new queue, because an abandoned iteration leaves batches in the old queue.
         self.known = deque()
 
     def __iter__(self) -> Iterator[list[object]]:

@@ -69,7 +69,7 @@ def newest(folder: Path) -> Path | None:
     except FileNotFoundError:
         return None
     steps = {int(match[1] or match[2]) for name in names if (match := _STEP.match(name))}
-    # A name is not enough: a checkpoint counts only with its record.
+    # A folder of this name is a checkpoint only if it has a record, which `find` checks.
     for step in sorted(steps, reverse=True):
         if find(step_path(folder, step)) is not None:
             return step_path(folder, step)
@@ -145,7 +145,7 @@ def remove_leftovers(parent: Path) -> None:
         try:
             fd = os.open(parent / name / _LOCK, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
-            # The save was killed before it took the lock, or is about to take the lock.
+            # Without a lock file, the saving process was killed early, or is about to create the lock.
             if age_s(parent / name) > LOCKED_WITHIN_S:
                 shutil.rmtree(parent / name, ignore_errors=True)
             continue

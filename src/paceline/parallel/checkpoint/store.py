@@ -396,7 +396,7 @@ def _read_tensors(world: World, folder: Path, buffers: dict[str, Tensor]) -> Non
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         try:
             read(buffers, storage_reader=FileSystemReader(folder), no_dist=world.size == 1)
-        except CheckpointException as error:  # torch's CheckpointException is a BaseException
+        except CheckpointException as error:  # derives from BaseException
             raise CheckpointError(f"{str(folder)!r} can't be read: {reason(error)}.") from error
 
 

@@ -57,7 +57,7 @@ def give_memory(device: torch.device, *modules: nn.Module) -> None:
             # Use setattr, because RNNs keep a second list of their parameters.
             setattr(part, name, made[id(param)])
         if empty:
-            # The parameters are on the device already, but only this call lets FSDP2 notice that they are new.
+            # The parameters are on the device already. Call `to` nevertheless, by which FSDP2 notices new parameters.
             module.to(device)
 
 

@@ -91,7 +91,7 @@ class Pipelined:
         self._used = [self._sharded(module) for module in self._modules] if world.layout.shard > 1 else []
         self._module: nn.Module = self._modules[0]
         if len(self._modules) > 1:
-            # Join the stages' modules, because FullyShard replaces the parameters there, and not in the model.
+            # Use a module that joins the stages' modules, because FullyShard replaces parameters in these, not in the model.
             held = [plan.uses[index] for index in self._own]
             self._module = joined(task.model, zip(self._modules, held, strict=True))
         self.program = 0
@@ -150,8 +150,8 @@ class Pipelined:
         # Skip the comparison on a GPU, because the host would have to wait for it.
         if self._world.replicas > 1 and sums.device.type == "cpu":
             is_one = int(sums[2]) * self._workers == int(sums[1]) ** 2
-            # Between replicas compare only the values that the graphs read: the graphs contain each replica's number of rows. If
-            # the ranks of this pipeline differ, each gets another negative number, which equals no replica's.
+            # Between replicas compare only the values that the graphs read, because the graphs contain each replica's number of
+            # rows. If stages have traced different graphs, each gets its own negative number, so that the comparison fails.
             self.program = traced.reads.digest if is_one else -1 - self._world.rank
         return sums[0].to(self.plan.loss_dtype)
 
@@ -166,7 +166,7 @@ class Pipelined:
             sum_gradients(left, group)
         else:
             sum_gradients(params.values(), group)
-        # Sum over the stages last, so that all copies of a tied parameter get exactly the same gradient.
+        # Sum tied parameters over the stages last, so that all copies get exactly the same gradient.
         self.ties.sum_gradients(params)
 
     def predict(self, micros: Sequence[Microbatch], consume: Callable[[object, Microbatch], Tensor]) -> Tensor:

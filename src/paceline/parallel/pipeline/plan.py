@@ -170,7 +170,7 @@ def _uses(task: Task, sample: Microbatch, programs: Programs, marks: tuple[Mark,
             for own, segment in zip(used, programs.segments(sample, training, marks), strict=True):
                 own |= set(segment.uses)
         except ParallelError:
-            # An error in the mode that is not used now is raised when it is used.
+            # Ignore an error in the mode that is not used now: the first use raises it again.
             if training is None:
                 raise
     held = {name for own in used for name in held_tensors(task.model, frozenset(own))}

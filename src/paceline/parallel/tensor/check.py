@@ -139,7 +139,7 @@ class Reference:
                     return outcome
                 try:
                     assert self._loss is not None
-                    # Compute the gradients within the block too, because they may involve the loss's state.
+                    # Compute the gradients within `loss_kept` too, because they may involve the loss's state.
                     with loss_kept(self._loss, model):
                         loss, of_loss = self._loss_of(output)
                 except Exception as error:

@@ -100,8 +100,8 @@ def apply(
     plain = None
     if sample is not None and parts > 1:
         with stand_ins(model, world.device):
-            # For a model without values, ignore the loss, which can't be called after this block. Compare only gradients of small
-            # parameters, because the large ones would be whole on each rank. The small ones show errors in all cuts behind them.
+            # For a model without values, ignore the loss, which needs `stand_ins`. Compare only gradients of small parameters,
+            # because the large ones would be whole on each rank. The small ones show errors in all cuts behind them.
             samples = [sample] if few is None else [few, sample]
             plain = reference(model, samples, world, None if empty else loss, SMALL if empty else None)
     rows = sample if plain is None else plain.sample

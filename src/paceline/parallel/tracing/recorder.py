@@ -176,14 +176,14 @@ class GraphRecorder(TorchFunctionMode):
         if self._opened(name):
             self._stack.append(name)
             result = original(module, *args, **kwargs)
-            # Not in a `finally`: after an error the stack tells in which opened module it was.
+            # Don't pop in a `finally`: after an error the stack tells the opened module in which it occurred.
             self._stack.pop()
             return result
         # Don't record the recorder's own operations.
         self._paused = True
         own = list(module.buffers())
         node = self._node("call_module", name, args, kwargs)
-        # Not reset in a `finally`: after an error this attribute tells in which block it was.
+        # Don't reset `inside` in a `finally`: after an error it tells the block in which the error occurred.
         self.inside = name
         result, writes = self._run(original, module, name, own, args, kwargs)
         self.inside = None

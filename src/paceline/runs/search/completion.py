@@ -76,7 +76,7 @@ def _compared(earlier: list[QueryToken]) -> RunField | None:
     place = len(earlier) - 1
     if place >= 1 and earlier[place].kind == "operator":
         return _field(earlier[place - 1].text)
-    # A list of values: state in (failed, ...
+    # The word is in a list of values, such as `state in (failed, `: complete values of the list's field.
     while place >= 0 and (earlier[place].text in ("(", ",") or earlier[place].kind in ("word", "string")):
         if earlier[place].text == "(" and place >= 2 and earlier[place - 1][:2] == ("keyword", "in"):
             return _field(earlier[place - 2 - (earlier[place - 2].text == "not")].text)

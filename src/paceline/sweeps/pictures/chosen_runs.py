@@ -67,7 +67,7 @@ def scatter(x: str, xs: Sequence[object], y: str, ys: Sequence[object]) -> Front
 
     x, y: Names of the axes. A run in which one of the values is None has no point.
     """
-    # Runs without one of the facts have no point, so they must not turn an axis of numbers into one of texts.
+    # Skip runs that lack one of the values, which have no point: a text among them must not turn a numeric axis into texts.
     both = [number for number, pair in enumerate(zip(xs, ys, strict=True)) if None not in pair] or [*range(len(xs))]
     across, up = _read([xs[number] for number in both]), _read([ys[number] for number in both])
     columns = Column(x, axis_of(across, is_log=_is_log(across))), Column(y, axis_of(up, is_log=_is_log(up)))

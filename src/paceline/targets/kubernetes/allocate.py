@@ -29,7 +29,7 @@ from paceline.targets.kubernetes.ticket import HUB_SOCKET, TICKET_VARIABLE, Note
 _TICK_S = 0.05
 _OWN_VARIABLES = (TICKET_VARIABLE, SUPERVISOR_VARIABLE, ADDRESS_VARIABLE)
 _LINK_S = 30.0
-#: Seconds that an elastic run waits for further pods once it has its minimum.
+#: Seconds that an elastic run with enough pods for its minimum waits for further pods.
 _SETTLE_S = 2.0
 
 

@@ -28,7 +28,7 @@ def main() -> int:
     except OSError as error:
         print("paceline: the library can't be unpacked: " + str(error))
         return 70
-    # Python has put this file's folder first on sys.path, where its modules would shadow others.
+    # Replace this file's folder, which Python has put first on sys.path: modules in it would shadow others.
     sys.path[0] = library
     from paceline.targets.kubernetes.pod import main
 

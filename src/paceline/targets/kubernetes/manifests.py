@@ -111,7 +111,7 @@ def job_manifest(job: Job, settings: KubernetesSettings, names: ObjectNames) -> 
             "completionMode": "Indexed",
             # Kubernetes always replaces lost pods: the supervisor limits the number of attempts.
             "backoffLimitPerIndex": 1000,
-            # Without podFailurePolicy, since it would keep Kubernetes from replacing a pod on an unreachable node.
+            # Don't add podFailurePolicy, which would keep Kubernetes from replacing a pod on an unreachable node.
             "podReplacementPolicy": "TerminatingOrFailed",
             "successPolicy": {"rules": [{"succeededIndexes": "0"}]},
             "ttlSecondsAfterFinished": settings.keep_s,

@@ -82,7 +82,7 @@ def _from_pod(sock: socket.socket, opened: ClientConnection) -> None:
         with contextlib.suppress(OSError, WebSocketException):
             for data in opened:
                 assert isinstance(data, bytes), "the subprotocol has no texts"
-                # The first message of each of both channels has the port. Channel 1 carries errors.
+                # On each of both channels, the first message is the port's number. Channel 1 carries errors.
                 if data[:1] not in started:
                     started.add(data[:1])
                 elif data[:1] == b"\0":

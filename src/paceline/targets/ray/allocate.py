@@ -68,7 +68,7 @@ class RayNodes(AgentNodes):
 
     def spare(self) -> int:
         """Return how many more nodes an elastic run could get now."""
-        self.holding.lost()  # this also reads new messages of the driver
+        self.holding.lost()  # update `spare` from new messages of the driver
         return self.holding.spare
 
     def close(self) -> None:

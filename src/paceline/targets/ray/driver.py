@@ -236,7 +236,7 @@ class Driver:
 
 
 def main() -> int:
-    # Python has put this file's folder first on sys.path, where its modules could shadow Ray's.
+    # Remove this file's folder, which Python has put first on sys.path: modules in it could shadow Ray's.
     if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
         del sys.path[0]
     # Ray signals all processes of a stopped job, but the workers need the nodes during their grace period.

@@ -80,7 +80,7 @@ def _adopted() -> DriverProcess | None:
             return None
         if not all(stat.S_ISFIFO(os.fstat(fd).st_mode) for fd in (READS, SAYS)):
             return None
-        # Make the pipes that the job's script has opened non-inheritable, so that child processes don't keep them open.
+        # The job's script has opened these pipes for the supervisor. Child processes must not keep them open.
         for fd in (READS, SAYS):
             os.set_inheritable(fd, False)
         return DriverProcess(int(pid), os.fdopen(READS, "wb"), os.fdopen(SAYS, "rb"), None)

@@ -81,7 +81,7 @@ class Allocation:
     def extended(self, names: Sequence[str], job_id: str, cores: int) -> Allocation:
         """Return this allocation with the nodes of another Slurm job added."""
         more = [name for name in names if name not in self.nodes]
-        # The other job may have a node that this job had and has lost.
+        # Drop duplicates: the other job may have a node that this job had before and has lost.
         return replace(
             self,
             nodes=(*self.nodes, *more),

@@ -275,7 +275,7 @@ class LoginChannel:
         process, self._process = self._process, None
         assert process.stdin is not None
         with contextlib.suppress(OSError):
-            process.stdin.close()  # the login host's program ends the command then
+            process.stdin.close()  # at the end of its input, the program on the login host ends the command
         # Empty the queue, in case the reading thread waits for room in it; the thread then sees `_is_closed`.
         with contextlib.suppress(queue.Empty):
             while True:

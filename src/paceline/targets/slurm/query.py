@@ -381,7 +381,7 @@ def _how_ended(job: JobState, python: str, run_dir: str) -> str:
     if job.exit_code in (126, 127) and python:
         return f"{what} could not run {python!r}{where}. Set python on the target to one that its nodes have."
     if job.exit_code == 1 and run_dir:
-        # Slurm 20.11's message for an output file that it can't open, and our script's for a missing folder.
+        # The job's script exits with 1 if the run's folder is missing, and Slurm 20.11 if it can't open the output file.
         return (
             f"{what} ended (exit code 1){where} without a word of the run's supervisor. If the run's driver.log is empty, "
             f"the node can't open files in {run_dir!r}: the workspace has to lie where all nodes see it at the same path."

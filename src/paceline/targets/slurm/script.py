@@ -86,7 +86,7 @@ def array_text(
         f"--job-name={job_name(array.name)}",
         f"--comment=paceline runs {array.name}",
         array.option,
-        # The tasks share this folder; each then changes to its own.
+        # All tasks of the array start in this folder. Each task then changes to its own run's folder.
         f"--chdir={runs_dir}",
         f"--output={_literal(runs_dir)}/{array.file_pattern}/logs/driver.log",
         *_options_of_job(job, settings),
@@ -192,7 +192,7 @@ def _options_of_job(job: Job, settings: SlurmSettings) -> Iterator[str]:
     yield "--open-mode=append"
     yield f"--nodes={'-'.join(map(str, job.node_range or (job.node_count,)))}"
     if job.node_range:
-        # With --no-kill, a job that has lost a node keeps the others. After the loss of the first node, it is requeued.
+        # --no-kill: a job that has lost a node keeps the other nodes. If the first node is lost, Slurm requeues the job.
         yield "--no-kill"
         yield from _cpus_of_node(job, settings)
     else:

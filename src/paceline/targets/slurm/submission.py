@@ -16,7 +16,7 @@ from paceline.targets.slurm.script import extension_name, extension_text
 from paceline.targets.slurm.settings import SELECTING, SlurmSettings
 from paceline.targets.slurm.states import SQUEUE_FORMAT, expand, parse_squeue
 
-#: Messages of `sbatch --test-only` about a temporary state, in which sbatch itself accepts the job.
+#: Errors of `sbatch --test-only` that are temporary: sbatch itself accepts the job nevertheless.
 _NOT_NOW = re.compile(
     r"Required node not available|not available now|nodes are busy|is down|currently unavailable|Job violates accounting",
     re.IGNORECASE,
@@ -43,7 +43,7 @@ _OF_SETTINGS = {
     "reservation": "RESERVATION",
 }
 
-#: Seconds that additional nodes may wait for the run's next checkpoint before they are returned.
+#: Seconds that an elastic run's additional nodes may wait for the run's next checkpoint; then they are returned.
 _UNUSED_S = 900.0
 _FORMAT = "%i|%T|%N"
 

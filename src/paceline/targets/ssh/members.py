@@ -130,7 +130,7 @@ class Opening:
         """Return those of these hosts whose agents live, in the same order."""
         with self._changed:
             found = [self._members[host] for host in hosts if host in self._members]
-            # Detect links that have broken since.
+            # Move hosts whose link has broken meanwhile to the failures.
             for member in found:
                 if member.link.lost:
                     self.failures[member.host] = member.link.lost

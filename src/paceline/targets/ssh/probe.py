@@ -108,7 +108,7 @@ def look_at(
 
     for host in hosts:
         threading.Thread(target=ask, args=(host,), name=f"paceline-look-{host.name}", daemon=True).start()
-    # Abandon a thread that exceeds this limit, although ssh has a shorter one.
+    # ssh has a shorter time limit. Don't wait for a thread whose ssh exceeds even this one.
     deadline, was_enough = time.monotonic() + timeout_s + 5, False
     with changed:
         while len(found) < len(hosts) and (left := deadline - time.monotonic()) > 0:
@@ -197,7 +197,7 @@ def spare_hosts(settings: SshSettings, job: Job, held: Collection[str], machines
     left = [host for host in settings.hosts if host.name not in held]
     if not left:
         return 0
-    # Leave no connection open, since a run's link could share it and would end with it.
+    # Leave no connection open: a run's link could share it, and would end when it closes.
     looks = look_at(settings.ssh, left, python=settings.own_python, with_gpus=job.use_gpu, leave_open=False)
     return len({(look.boot_id, look.hostname) for look in looks if _takes(look, job)} - set(machines))
 

@@ -54,7 +54,7 @@ class SshSettings:
     python: str | None
     folder: str
     interface: str | None
-    #: The settings as they are stored, with the hosts in place of the file of hosts.
+    #: The settings in the form in which they are stored: the hosts replace the name of the file of hosts.
     plain: dict[str, Any]
 
     @property

@@ -10,7 +10,7 @@ import pickletools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-#: Maximum number of opcodes that are read, some 35 for each tensor, and of objects that are visited.
+#: Maximum number of opcodes to read, some 35 for each tensor, and of objects to visit.
 _MOST_OPCODES, _MOST_OBJECTS = 2_000_000, 1_000_000
 _MARK = object()
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}

@@ -79,7 +79,7 @@ def _markdown(file: BinaryIO, name: str) -> FilePreview:
     data, notes = _start(file)
 
     def image(source: str) -> str | None:
-        # The page of the file is `look/<name>`, and an image beside it is sent by `file/<its name>`.
+        # A notebook's page has the URL `look/<name>`, and an image in the notebook's folder has `file/<its name>`.
         place = posixpath.normpath(posixpath.join(posixpath.dirname(name), source.partition("?")[0]))
         is_here = ":" not in source and not source.startswith("/") and not place.startswith("..")
         return "../" * (name.count("/") + 1) + "file/" + place if is_here else None

@@ -116,7 +116,7 @@ def reader_check(request: Request) -> Callable[[], None]:
 
     def check() -> None:
         nonlocal next_s
-        # Ask the event loop only now and then: asking takes longer than reading a block of a log.
+        # Ask the event loop for a disconnect only every 0.2 s: asking takes longer than reading a block of a log.
         if time.monotonic() < next_s:
             return
         next_s = time.monotonic() + 0.2

@@ -32,7 +32,7 @@ from paceline.ui.pieces import stamp_of
 from paceline.ui.views import saved
 from paceline.ui.views.common import PATIENCE_S, as_json, events, place_of, whole
 
-#: A function that returns the page's address with changes.
+#: A function that returns the page's address with changed query parameters.
 Link: TypeAlias = Callable[..., str]
 #: Number of runs on one page.
 ROWS = 100

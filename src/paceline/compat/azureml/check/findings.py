@@ -17,7 +17,7 @@ from typing import Any
 from paceline.compat.azureml import aliases
 from paceline.compat.azureml.check import instances
 
-#: The outcomes of a use: works as written, works with a replacement, or does not work.
+#: What the check says of an SDK name: it works as written, works with a replacement, or does not work.
 WORKS, REPLACED, MISSING = "works", "replaced", "missing"
 _OURS = "paceline.compat.azureml"
 
@@ -85,7 +85,7 @@ def _of_file(file: str, parts: Iterable[tuple[int, str]]) -> list[DriverFinding]
         try:
             tree = parsed(text)
         except (SyntaxError, ValueError) as error:
-            # print statements of Python 2, and similar syntax.
+            # The program is not Python 3: it has print statements, for example.
             line = before + (getattr(error, "lineno", None) or 1)
             what = "(the cell)" if file.endswith(".ipynb") else "(the file)"
             visitor.found.append(

@@ -88,7 +88,7 @@ def refusal(found: object) -> str | None:
     if len(kept) != 1 or not isinstance(kept[0], ast.Raise) or kept[0].exc is None:
         return None
     try:
-        # This creates the exception without raising it.
+        # Evaluate the function's `raise` expression, which creates the exception without raising it.
         return str(eval(compile(ast.Expression(kept[0].exc), "<refusal>", "eval"), function.__globals__))
     except NameError:
         return (function.__doc__ or "").strip().partition("\n")[0]  # the message contains an argument of the call

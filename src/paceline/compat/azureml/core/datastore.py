@@ -135,7 +135,7 @@ class Datastore(paceline.Datastore):
         """
         if (added := _elsewhere(workspace, datastore_name)) is not None:
             return added
-        # Paceline reads credentials from the environment, so put them there and note it.
+        # Put credentials into environment variables, from which Paceline reads them, and log a note about it.
         credentials = {}
         if account_key or sas_token:
             variable = f"AZUREML_STORE_{''.join(c if c.isalnum() else '_' for c in datastore_name).upper()}"

@@ -92,7 +92,7 @@ class _Broadcast:
         variables = self._variables()
         shapes = [(tuple(variable.shape), str(variable.dtype)) for variable in variables]
         ready = bool(variables) and self.model.built
-        # Compare the variables first: if they differ between ranks, the broadcast fails on every rank.
+        # Compare shapes and dtypes first: if they differ between ranks, the broadcast fails on every rank.
         everywhere = objects.allgather_object((ready, shapes), f"broadcast_callback.{when}")
         if not all(other == (True, shapes) for other in everywhere):
             return False

@@ -48,7 +48,7 @@ def init(comm: RanksOrComm | None = None, process_sets: Sequence[ProcessSet] | s
         if isinstance(process_sets, str) and process_sets.lower() != "dynamic":
             raise ValueError(f"process_sets={process_sets!r}: give a list of hvd.ProcessSet, or 'dynamic'.")
         registry.begin(engine, dynamic=dynamic, first=[] if isinstance(process_sets, str) else process_sets or [])
-    # The engine runs by now, and other ranks expect this rank, so tell them that it leaves.
+    # After an error here the engine runs already, and other ranks wait for this rank: shut down, which tells them.
     except BaseException:
         shutdown()
         raise
@@ -69,7 +69,7 @@ def shutdown() -> None:
         # Even if the shutdown raises, the next `init` must find no state of this world.
         collectives.stop()
     finally:
-        # A forked child inherits the variable, and keeps it, because its parent is still in the world.
+        # Remove only this process's variable. A forked child has its parent's, which is still in the world.
         if os.environ.get(_JOINED, "").partition(" ")[0] == str(os.getpid()):
             del os.environ[_JOINED]
         timeline.end()

@@ -104,8 +104,8 @@ class State(Kept):
             timestamp, update = self._updates.pop(0)
             if timestamp > last:
                 last, seen = timestamp, seen | update
-        # The first rank decides for all ranks, and every rank asks it each time. If each rank acted on its own
-        # notifications, some would leave a batch earlier, and the others would wait in the next collective.
+        # The first rank decides for all ranks, and every commit asks that rank. If each rank acted on its own notifications, some
+        # ranks would leave a batch earlier, and the others would wait in the next collective.
         before, self._last_update, everything = self._bcast_object((self._last_update, last, seen))
         if self._last_update > before:
             raise HostsUpdatedInterrupt(everything == REMOVED)

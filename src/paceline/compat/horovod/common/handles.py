@@ -122,7 +122,7 @@ def synchronize(handle: int) -> Any:
     except CollectivesError as error:
         raise HorovodInternalError(str(error)) from error
     finally:
-        # Remove the name only if it still stands for this operation: another thread may have submitted the next one by now.
+        # Another thread may have submitted a new operation of this name by now. Then the name stays.
         if _in_flight.get(key) is submitted:
             del _in_flight[key]
     return finish(result)

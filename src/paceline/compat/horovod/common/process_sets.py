@@ -171,7 +171,7 @@ class _Registry:
         engine = self.engine()
         # The engine checks the ranks on all ranks together. An error on this rank only would leave the others waiting.
         with translated():
-            # Each rank registers every rank's sets in the same order, because this is a collective of the whole world.
+            # `add_process_set` is a collective of the whole world, so each rank registers every rank's sets in one order.
             for ranks in self._alike(process_set):
                 number = engine.add_process_set(ranks)
                 if ranks == process_set.ranks:
@@ -188,7 +188,7 @@ class _Registry:
         import numpy as np
 
         engine = self.engine()
-        # Gather the ranks through the given communicator, because only its members call this.
+        # Gather the ranks over the mpi4py communicator, because only its members call this method.
         process_set.ranks = sorted(int(rank) for rank in process_set.mpi_comm.allgather(engine.rank))
         # A row for each rank, with a 1 for each member of its set, tells every rank about all sets.
         own = np.zeros((1, engine.size), np.uint8)

@@ -128,11 +128,11 @@ class RanksDriver:
                 start_new_session=True,
             )
             if process.stdin is not None:
-                # `_gather` detects a launcher that has ended already, such as an ssh that cannot log in.
+                # A launcher that has ended already, such as an ssh that cannot log in, is an error that `_gather` reports.
                 with contextlib.suppress(BrokenPipeError):
                     process.stdin.write(command.text.encode())
                     process.stdin.flush()
-            # Append at once, so that `_close` also ends this launcher if the next one can't be started.
+            # Append each launcher at once, so that `_close` ends it even if the next launcher can't be started.
             self._launchers.append((command, process))
 
     def _routes(self) -> list[str]:
@@ -281,7 +281,7 @@ class RanksDriver:
             name = content[8:].decode()
             place.sizes[name], place.files[name] = int.from_bytes(content[:8], "little"), bytearray()
         elif mark == b"k":
-            # This content belongs to the newest file name, because files arrive one after the other.
+            # This is a piece of the file that was named last, because a rank sends one file after the other.
             place.files[next(reversed(place.files))] += content
             self._kept_at = time.monotonic()
         elif mark == b"E":
@@ -341,7 +341,7 @@ class RanksDriver:
         for _, process in self._launchers:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.05, deadline - time.monotonic()))
-            # The ranks are gone, so mpirun should end by itself, and remove its files if it has the time.
+            # The ranks are gone, so mpirun should end soon. SIGTERM leaves it time to remove its files.
             if process.poll() is None:
                 process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):

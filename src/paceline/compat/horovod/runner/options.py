@@ -71,7 +71,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """
     parser = _parser()
     options = parser.parse_args(list(argv))
-    # If the command line names a controller, ignore the file's, because the three options exclude each other.
+    # If the command line names a controller, ignore the file's controller: the three options exclude each other.
     chosen = any(getattr(options, name) for name in _CONTROLLERS)
     for dest, value in (_read(parser, options.config_file) if options.config_file else {}).items():
         # argparse does not say whether an option was given, so an option with its default value counts as not given.

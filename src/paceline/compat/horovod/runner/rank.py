@@ -196,7 +196,7 @@ class _Rank:
                     with open(self._request, "wb"):
                         pass
                 if message.get("end"):
-                    # `_end` sleeps, so run it in a thread. This thread must notice if the driver goes away.
+                    # `_end` sleeps, so run it in another thread: this loop must notice the end of the connection.
                     threading.Thread(target=self._end, daemon=True).start()
         except EOFError:
             # `horovodrun` or its host is gone, and no rank may outlive it.
@@ -239,7 +239,7 @@ class _Rank:
             try:
                 self._connection.send_bytes(data)
             except OSError:
-                # The driver is gone. `_listen` notices it too, and kills the program.
+                # The connection to the driver is broken. `_listen` notices this too, and kills the program.
                 self._deserted = True
 
 

@@ -21,7 +21,7 @@ def with_names(environment: MutableMapping[str, str], package: str, scratch: str
     """
     library = os.path.join(scratch, "lib")
     os.makedirs(library, exist_ok=True)
-    # Use a link, because the folder above the package may contain all packages installed beside it.
+    # Link only this package: its parent folder may be a site-packages with all other packages.
     os.symlink(package, os.path.join(library, "paceline"))
     own = [library, os.path.join(package, "compat", "shim", "fallback")]
     environment["PYTHONPATH"] = os.pathsep.join([*filter(None, [environment.get("PYTHONPATH")]), *own])

@@ -15,7 +15,7 @@ from paceline.compat.horovod.common.handles import plain
 #: A gradient; None for a variable that has none.
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 
-#: TensorFlow computes only in memory that starts at a multiple of this. It copies any other memory.
+#: TensorFlow copies memory whose address is no multiple of this number of bytes.
 _ALIGNMENT_BYTES = 64
 #: Arrays below this size are copied, which costs less than passing their memory to TensorFlow.
 _SHARED_BYTES = 1 << 15

@@ -66,7 +66,7 @@ class Accumulator:
         def due() -> tf.Tensor:
             values = [None if total is None else self._value(total) for total in sums]
             reached = [value for value in values if value is not None]
-            # Read the sums before `act` runs, and so before they are set to 0.
+            # `act` runs after these reads, and the reset to 0 runs after `act`.
             with tf.control_dependencies([] if tf.executing_eagerly() else reached):
                 done = act(values)
             after = [done] if isinstance(done, (tf.Tensor, tf.Operation)) and not tf.executing_eagerly() else reached
@@ -86,7 +86,7 @@ class Accumulator:
 
     def _prepare(self, grads: Sequence[Gradient], variables: Sequence[tf.Variable]) -> tf.Variable:
         """Create missing variables, and return the variable that counts the passes."""
-        # Create them outside of any graph that is being traced, because they outlive it.
+        # Create the variables outside of any graph that is being traced, because variables outlive the graph.
         with tf.init_scope():
             if self._count is None:
                 self._count = tf.Variable(0, dtype=tf.int32, trainable=False, name="backward_passes")

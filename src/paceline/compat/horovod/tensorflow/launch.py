@@ -47,8 +47,8 @@ from paceline.compat.horovod.common import handles
 from paceline.compat.horovod.common.exceptions import HorovodInternalError
 from paceline.compat.horovod.tensorflow.arrays import Gradient, checked, host, tensor_of
 
-#: A tensor of this size is submitted on its own when it is ready. Smaller ones share a call from TensorFlow to
-#: Python, which costs about 40 microseconds.
+#: Tensors from this size on are submitted one by one, when they are ready. Smaller ones share a call from TensorFlow to Python,
+#: which costs about 40 microseconds.
 ALONE_BYTES = 1 << 18
 
 T = TypeVar("T")

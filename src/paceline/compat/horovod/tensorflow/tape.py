@@ -128,7 +128,7 @@ class _Distributed:
         self, target: Nested, sources: Nested, output_gradients: Nested = None, use_generic_names: bool = False
     ) -> tuple[list[Pair], list[Pair]]:
         """Return (source, gradient) pairs: of local sources, and of others, which are reduced."""
-        # This calls `gradient` with the same arguments, so a tape that is not persistent can't be used afterwards.
+        # `gradient` uses up a tape that is not persistent, as TensorFlow's own method does.
         grads = self.gradient(target, sources, output_gradients, use_generic_names)
         own = self._local_keys()
         flat = tf.nest.flatten(sources)

@@ -204,7 +204,7 @@ def _submit_on_device(
         results = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in sources]
 
     def finish(let_wait: Callable[[], None]) -> object:
-        # This makes torch's stream wait for NCCL, but not this thread.
+        # Only torch's stream waits for NCCL now, and this thread goes on.
         let_wait()
         return results if grouped else results[0]
 

@@ -126,7 +126,7 @@ class GradientOptimizer:
         self._should_synchronize, self._synchronized = True, False
         self.backward_passes_per_step = passes
         self._follow_parameters()
-        # Call `_forget` after `_follow_parameters`, because it counts the passes of trained parameters.
+        # Call `_forget` last, because it counts passes for the parameters that `_follow_parameters` has found.
         self._forget()
 
     def set_backward_passes_per_step(self, passes: int) -> None:

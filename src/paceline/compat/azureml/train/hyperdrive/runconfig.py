@@ -202,7 +202,7 @@ class HyperDriveConfig:
             max_duration_seconds=self.max_duration_minutes * 60.0,
             points=points,
             resumed=tuple(run.id for run in self.resume_child_runs),
-            # Random and grid samplers ignore earlier results, but the best run may be an earlier one.
+            # Random and grid samplers don't learn from earlier results, which count only in the choice of the best run.
             warm_start=former if sampler == "tpe" else (),
         )
         return found, spec

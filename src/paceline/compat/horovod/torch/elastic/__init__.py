@@ -44,8 +44,8 @@ class ElasticSampler(Sampler[int]):
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
         """Record that each rank has processed a batch of this size."""
-        # Each rank takes every n-th sample of the epoch's order, so the processed samples are a prefix of it. Another
-        # number of ranks can then share the remaining samples.
+        # The ranks take the samples of the epoch's order in turn, so the processed samples are the first ones of this order.
+        # After a change of the number of ranks, the new ranks share the remaining samples.
         self.processed_num = min(self.processed_num + batch_size * self.num_replicas, len(self.dataset))
 
     def get_indices(self, batch_idx: int, batch_size: int) -> list[int]:
