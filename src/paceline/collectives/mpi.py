@@ -76,7 +76,7 @@ class CommThread:
     def submit(self, call: Callable[[MPI.Comm], T]) -> Future[T]:
         """Queue `call(comm)`, and return the future of its result."""
         future: Future[T] = Future()
-        # The lock keeps calls ahead of the None with which `close` ends the thread. A call behind it would never run.
+        # The lock keeps calls ahead of the None with which `close` ends the thread. A call after this None would never run.
         with self._lock:
             if self._closed:
                 raise CollectivesError("this communicator's thread is closed; nothing can be submitted to it any more.")

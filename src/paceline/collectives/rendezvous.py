@@ -291,7 +291,7 @@ class SignedStore:
 
     def for_torch(self) -> Store:
         """Return this part of the store as an object of torch, for Gloo."""
-        # The caller must keep a reference: torch keeps only the C++ part.
+        # The caller must keep a reference: torch keeps only the C++ part of the store.
         from torch.distributed.distributed_c10d import Store
 
         class Signed(Store):

@@ -24,7 +24,7 @@ from paceline.remote.agent import boot
 #: Prefix of the answer's line, since login shells and imported modules may print other lines.
 MARK = "PACELINE-ANSWERS "
 
-# The last lines of a program, for Python 3.6. `os._exit` does not wait for threads that hang on a network.
+# The last lines of each program for another Python, 3.6 or later. `os._exit` does not wait for threads that hang on a network.
 _LAST = """
 
 import json as _json, os as _os, sys as _sys

@@ -134,7 +134,7 @@ class Guardian:
                 if not record.outage_reported:
                     store.tell_down(self.folder, changed)
             if target.state != UP or self.is_ended:
-                # The next process that reads the service's record settles the request to stop.
+                # End without a listener: the next process that reads the service's record settles the request to stop.
                 return None
             time.sleep(_PAUSE_S)
 

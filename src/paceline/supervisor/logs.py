@@ -23,7 +23,7 @@ from paceline.system.files import write_whole
 
 #: Seconds after a change in which a folder may change unnoticed, and after which it is listed in any case.
 _STEADY_S, _AGAIN_S = 2.0, 5.0
-#: Least pause after a check of all logs' sizes, in durations of this check.
+#: The pause after a check of all logs' sizes lasts at least this many times as long as the check.
 _PAUSE = 9
 _RANK_LOG = re.compile(r"rank_(\d+)\.log", re.ASCII)
 

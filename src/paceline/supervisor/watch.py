@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from paceline.supervisor.diagnosis.findings import Findings
 
 _TICK_S = 0.1
-#: Least pause after a look at the workers, in durations of this look.
+#: The pause after a look at the workers lasts at least this many times as long as the look.
 _PAUSE = 9
 #: Most seconds between two looks at the workers, and so until the supervisor reacts to a cancel.
 _LONGEST_S = 0.8

@@ -112,7 +112,7 @@ class AnyDataset:
         from paceline.data.datasets.content import content_fingerprint, with_content
 
         folder = workspace_dir_of(workspace)
-        # The name of a datastore is unique only within its workspace.
+        # The name of a datastore is unique only within its workspace, so don't register it in another one.
         if self.workspace_dir not in (None, folder) and any(source.datastore for source in self.sources):
             raise DataError(
                 f"the datastores of this dataset are of the workspace {str(self.workspace_dir)!r}, not of {str(folder)!r}. "
@@ -223,7 +223,7 @@ class AnyDataset:
             sources=sources,
             mode="direct",
             dataset=dataset,
-            # The fingerprint covers all files of an unnamed dataset, so a dataset with fewer files must not get it.
+            # The fingerprint covers all files, so a reference to other files of an unnamed dataset must not carry it.
             fingerprint=fingerprint if sources == self.sources or self.name is not None else None,
             table=self._reference_table(),
             frozen=self.is_frozen,
@@ -289,7 +289,7 @@ class AnyDataset:
     def _input_name(self) -> str:
         if self.name is not None:
             cleaned = re.sub(r"[^A-Za-z0-9_]", "_", self.name)
-            # Dataset names may begin with a digit, input names may not.
+            # Dataset names may begin with a digit, but input names may not, so add a prefix.
             return cleaned if cleaned[0].isalpha() else f"input_{cleaned}"
         text = repr([(source.datastore, source.path) for source in self.sources] + list(self.steps))
         # Build the name from a hash of the files and steps, so that they get the same name in every run.
@@ -307,7 +307,7 @@ class AnyDataset:
                     files[info.path, info.datastore or ""] = info
             except DataError:
                 if source.datastore is not None:
-                    list_files([Source(datastore=source.datastore)], folder)  # an unknown store is still an error
+                    list_files([Source(datastore=source.datastore)], folder)  # raise only for an unknown store
         return self._selected([files[key] for key in sorted(files)])
 
     def _selected(self, files: list[FileInfo]) -> list[FileInfo]:

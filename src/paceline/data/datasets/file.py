@@ -125,7 +125,7 @@ class TabularDataset(AnyDataset):
             table = json.loads(reference.table or "{}")
             taken = steps_from_json(table.get("steps"))
         except (TypeError, ValueError, AttributeError) as error:
-            # A DataError, which is a ValueError too, already has a clear message.
+            # Raise a DataError, which is a ValueError too, unchanged: it already has a clear message.
             if isinstance(error, DataError):
                 raise
             raise DataError(f"input {reference.name!r}: its table={reference.table!r} is not JSON.") from error

@@ -72,7 +72,7 @@ def read_frames(files: Sequence[LocalFile], reading: Reading, steps: Steps) -> p
         rows += len(frame)
         if enough is not None and rows >= enough:
             break
-    # An empty frame would change the column types of the others.
+    # Leave out empty frames, which would change the column types of the others.
     filled = [frame for frame in frames if len(frame)] or frames[:1]
     table = pandas.concat(filled, ignore_index=True) if filled else pandas.DataFrame()
     for step in steps:

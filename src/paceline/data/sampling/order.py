@@ -179,7 +179,7 @@ class _Network:
     def permute_numpy(self, values: npt.NDArray[np.int64]) -> None:
         values[:] = self._rounds(values)
         outside = (values >= self._length).nonzero()[0]
-        # The domain is less than twice the length (see `chunks`), so at most about half of the values stay outside.
+        # The domain is less than twice the length (see `chunks`), so about half of the values at most need another round.
         while len(outside):
             walked = self._rounds(values[outside])
             values[outside] = walked

@@ -63,7 +63,7 @@ def tensorflow_dataset(
     _check_counts(batch_size=batch_size, epochs=epochs)
     if not 0 <= start <= length:
         raise DataError(f"start={start} of {length} samples: a position is one of 0 .. {length}.")
-    # Raise here, not in TensorFlow's thread at the first batch.
+    # Check the arguments here: TensorFlow's thread would raise only at the first batch.
     GlobalOrder(length, seed, epoch)
     # Only the first epoch resumes at `start`.
     shares = [

@@ -47,7 +47,7 @@ class Secrets:
         return f"Secrets(of {', '.join(sorted({**self._values, **self._others})) or 'nothing'})"
 
     def __reduce__(self) -> str:
-        # A pickle would write the values to disk or network.
+        # Refuse pickling, which would write the values to disk or network.
         raise TypeError("secrets are not pickled")
 
     def options(self) -> dict[str, str]:
@@ -176,7 +176,7 @@ def _from_environment(name: str, context: str) -> str:
 
 
 def _from_keyring(rest: str, context: str) -> str:
-    # The name of a service may contain a slash.
+    # Split at the last slash, because the name of a service may contain one.
     service, _, user = rest.rpartition("/")
     try:
         import keyring

@@ -182,7 +182,7 @@ class Datastore:
         if self.kind != "azure":
             return None
         named = self._record.options.get("account_name")
-        # abfs://container@account.dfs.core.windows.net/prefix
+        # The account begins the host: abfs://container@account.dfs.core.windows.net/prefix
         return str(named) if named else self.url.partition("@")[2].partition(".")[0] or None
 
     def unregister(self) -> None:

@@ -112,9 +112,9 @@ def _botocore_chain(
             "expires_at": expiry,
         }
 
-    # Call once now, to fail on unreadable credentials before any transfer.
+    # Call the function once now, to fail on unreadable credentials before any transfer.
     provide()
-    # obstore derives Amazon's own endpoint from the region.
+    # Pass no endpoint of Amazon: obstore derives it from the region.
     return provide, region, None if ".amazonaws.com" in endpoint else endpoint
 
 
@@ -133,7 +133,7 @@ def _make(bucket: str, endpoint: str | None, region: str, provider: Callable[[],
         bucket,
         **values,
         client_options={
-            # A private server may use plain HTTP; its endpoint decides.
+            # A private server may use plain HTTP: the scheme of its endpoint decides.
             "allow_http": True,
             "connect_timeout": "15s",
             "read_timeout": "60s",

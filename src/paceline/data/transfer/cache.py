@@ -127,7 +127,7 @@ class DataCache:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             partial.finish(path, mode=0o444, mtime_ns=_STAMP_NS)
         if target is not None:
-            # Another run may evict the file before it is linked. The caller then fetches it again.
+            # Another run may evict the file before it gets this link. The caller then fetches the file again.
             with contextlib.suppress(FileNotFoundError):
                 _link_or_copy(path, target)
 
@@ -191,7 +191,7 @@ class DataCache:
 
     def view_dir(self, run_id: str, node_rank: int) -> Path:
         """Return the folder for a node's links to cached files of a run."""
-        # The id becomes a folder name: a slash or ".." would leave the folder.
+        # The run's id becomes a folder name: a slash or ".." would leave the folder.
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", run_id):
             raise DataError(f"the run id {run_id!r} can't be the name of a folder.")
         return self.views / run_id / str(node_rank)
@@ -251,7 +251,7 @@ class DataCache:
                 continue
             fd = locks.take(self._held / name)
             if fd is None:
-                continue  # a living run holds it
+                continue  # a living run holds this lock
             # If a removal fails here, the next call tries again.
             with gone_is_fine(), open(fd, "rb"):
                 if not self._is_used_unheld(fd, name):
@@ -277,7 +277,7 @@ class DataCache:
         for name in names_in(self._partial):
             path = self._partial / name
             with gone_is_fine():
-                # A .ranges file is covered by the lock of its .part.
+                # A .ranges file is covered by the lock of its .part file.
                 is_old = now - os.lstat(path).st_mtime > _ABANDONED_S
                 if is_old and not is_claimed(path.with_suffix(".part")):
                     path.unlink()

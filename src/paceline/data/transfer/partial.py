@@ -163,7 +163,7 @@ def claim(path: Path, size: int, *, wait: bool) -> Partial | None:
                 # The other process has renamed the file or failed. The caller checks, and calls again.
                 fcntl.flock(fd, fcntl.LOCK_EX)
                 return None
-            # Another process may have finished or removed it during the wait.
+            # Another process may have finished or removed the file during the wait.
             if is_at(path, fd):
                 # `Partial` owns the open file now; -1 keeps the block below from closing it.
                 partial, fd = Partial(path, fd, size, os.fstat(fd).st_size), -1

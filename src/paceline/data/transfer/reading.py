@@ -126,7 +126,7 @@ class _HttpReader:
         from fsspec.asyn import sync
 
         fs = self._store.fs
-        # Runs in fsspec's thread while this thread waits, so `sink` is called there.
+        # `_stream` runs in fsspec's thread while this thread waits, so `sink` is called in that thread.
         sync(fs.loop, self._stream, fs, path, start, end, version, whole, sink)
 
     async def _stream(self, fs: Any, path: str, start: int, end: int, version: str, whole: bool, sink: Sink) -> None:

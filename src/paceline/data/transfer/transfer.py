@@ -94,7 +94,7 @@ class _Work:
         left = [job for job in jobs if not 0 <= job.size <= SMALL_BYTES]
         if small:
             failed: list[FileToFetch] = []
-            # In a separate thread: the caller may have a running event loop, as notebooks do.
+            # Use a separate thread: the caller may have a running event loop, as notebooks do.
             self._fetched += pool.submit(fetch_small, reader, small, self._meter, failed).result()
             left += failed
         return left
@@ -242,7 +242,7 @@ def _first_error(futures: Sequence[Future[None]], stop: threading.Event) -> None
     """Wait for all futures, or set `stop` and raise the first error."""
     done, _ = wait(futures, return_when=FIRST_EXCEPTION)
     errors = [error for future in done if (error := future.exception()) is not None]
-    # Cancellations say nothing about the cause.
+    # Take a cancellation last, because it says nothing about the cause.
     errors.sort(key=lambda error: isinstance(error, _StoppedError))
     if errors:
         stop.set()

@@ -369,7 +369,7 @@ def _put_file(store: Store, file: Path, path: str, by_content: threading.Event |
         s3.put_multipart(store.fs, file, full, by_content)
     else:
         store.fs.put_file(str(file), full)
-    # A store may have accepted fewer bytes without an error.
+    # Compare the size: a store may have accepted fewer bytes without an error.
     info = store.fs.info(full)
     if int(info.get("size") or 0) != size:
         raise ShortError(f"{path!r} has {info.get('size')} bytes there, not {size}")

@@ -115,7 +115,7 @@ class Agent:
     def _reap(self) -> None:
         ends, replies = self._commands.reap()
         for header in ends:
-            # Let the mirror report the exit, after it has sent the rest of the command's output.
+            # Let the mirror, which sends the run's files, report the exit after it has sent the rest of the command's output.
             if self._mirror is not None:
                 self._mirror.tell(header)
             else:

@@ -48,7 +48,7 @@ class FileRequests:
         request = header["of"]
         arrival = self._arrivals.get(request)
         if arrival is None:
-            return  # the tree has failed, which was reported already
+            return  # writing this tree has failed, which was reported already
         try:
             if header["kind"] == "finish":
                 arrival.finish()

@@ -59,7 +59,7 @@ def _guard(agent: int, agents: socket.socket) -> int:
         if not data:
             break
         heard += data
-    # The agent has closed the socket, but may still run.
+    # The agent has closed its socket, but may still run, so kill it.
     processes.send(agent, signal.SIGKILL)
     processes.kill_descendants(os.getpid())
     for path in heard.split(b"\0")[:-1]:

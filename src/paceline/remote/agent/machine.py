@@ -52,7 +52,7 @@ def interfaces() -> dict[str, tuple[str, int]]:
         return found
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
-            # IFNAMSIZ is 16 including the final zero.
+            # An interface's name has at most 15 bytes: IFNAMSIZ is 16 including the final zero.
             request = struct.pack("256s", os.fsencode(name)[:15])
             try:
                 # The address's 4 bytes follow the name (16 bytes), family and port (4).

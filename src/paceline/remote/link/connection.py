@@ -134,7 +134,7 @@ class AgentConnection:
                 self.lost = f"{self._name}: {why}"
             self.out.drop()
             self._end_program(2.0 if self.is_closing else 0.2)
-            # The filer ends at None, after all frames that have arrived.
+            # The filer thread ends at None, after all frames that have arrived.
             self._inward.put(None)
             # Use a thread, since the reader must not wait for the filer thread, which may still deliver answers.
             threading.Thread(target=self._end_requests, daemon=True).start()

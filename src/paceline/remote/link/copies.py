@@ -63,7 +63,7 @@ class Copies:
         self._groups: dict[int, int] = {}
         #: The attempt of the last call of `follow`, and for each group of nodes the rank of the node that sends its files.
         self._followed: tuple[int, dict[int, int]] | None = None
-        #: Groups on which a process has started since the last fetch, so that files may be missing here.
+        #: Groups of nodes on which a process has started since the last fetch, so that files of the group may be missing here.
         self._unfetched: set[int] = set()
 
     def send(self) -> None:

@@ -57,7 +57,7 @@ class Link(LinkFiles):
         self._connection = AgentConnection(ends, name, silence_s, self._hear)
         self._said_hello = threading.Event()
         self._ends: list[StartedEnd] = []
-        #: Guards `_ends`, which the connection's filer fills and the supervisor empties.
+        #: Guards `_ends`, which the connection's filer thread fills and the supervisor empties.
         self._lock = threading.Lock()
         #: Callbacks for frames of the remote shell (`on_rsh`), and for exits of commands with a tag (`on_tagged_end`).
         self.on_rsh: Callable[[Header], None] = lambda header: None
@@ -174,7 +174,7 @@ class Link(LinkFiles):
         try:
             answer, data = self._connection.wait_for(pending, shlex.join(argv), timeout_s)
         except LinkError:
-            # This thread no longer waits for the command, so let the agent kill it.
+            # This thread no longer waits for the command, so let the agent kill the command.
             self._connection.out.put({"op": "stop", "request": pending.number})
             raise
         # The frame's data is standard output, then standard error.
@@ -292,7 +292,7 @@ class Link(LinkFiles):
             # The agent did not answer, so don't wait for it again when the connection closes.
             wait_s = 0.1
         self._connection.close(wait_s)
-        # Close the replica after the connection, whose filer stores the remaining files.
+        # Close the replica after the connection, whose filer thread stores the remaining files.
         if self._replica is not None:
             self._replica.close(self._rank)
 

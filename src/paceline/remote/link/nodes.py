@@ -86,7 +86,7 @@ class AgentNodes:
         self._closed = False
         #: A callback that links call in their threads when a command has ended.
         self.on_news: Callable[[], None] = lambda: None
-        # `_tell` calls `on_news`, which the supervisor replaces later.
+        # Give the links `_tell`, which calls `on_news`: the supervisor replaces `on_news` later.
         for link in self._links:
             link.on_end = self._tell
 

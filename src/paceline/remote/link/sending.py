@@ -167,7 +167,7 @@ def send_carried(link: Link, packed: Packed, top: str, run_dir: str) -> None:
         # Test for enough files, not for the exact number: an install from a folder adds files to the node's tree.
         if there[0] < count or there[1] < size:
             link.put_files(files, target)
-    # Send the manifest last, since it refers to the trees.
+    # Send the manifest last, since it refers to the file trees sent above.
     link.put_file(f"{run_dir}/carried.json", json.dumps(packed.manifest.to_json()).encode())
 
 

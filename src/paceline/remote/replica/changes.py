@@ -35,8 +35,8 @@ if "entries" not in globals():  # on login hosts these modules' texts precede th
 
 Stamp = List[int]  # noqa: UP006
 
-#: Folders whose files are sent at once, and folders of the user's files. The working directory is sent at the end.
-#: Other files are never sent, except the names below: the lock, secrets, the target's settings, the unchanging job.
+#: Folders whose files are sent immediately, and folders of the user's files. The working directory is sent at the end. Other
+#: files are never sent, except the names below: the lock, secrets, the target's settings, the unchanging job.
 SMALL = ("attempts", "metrics", "prepared", "logs")
 LARGE, WORK = ("artifacts", "checkpoints", "outputs", "uploads"), "work"
 RECORD, NOTES, DRIVER_LOG = "state.json", "notes.jsonl", "logs/driver.log"

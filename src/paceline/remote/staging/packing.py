@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from paceline.data.transfer.listing import FileInfo
 
 
-#: Folder of the trees in a workspace, or in `paceline/` of a datastore.
+#: Folder of the file trees that come with runs, in a workspace, or in `paceline/` of a datastore.
 FOLDER = "carried"
 #: Files of a run's folder that are sent to a cluster.
 _SENT = ("job.json", "state.json", "events.jsonl", "notes.jsonl", "target.json", "ballast", "secrets.json")
@@ -66,10 +66,10 @@ def pack(job: Job, folder: RunFolder, *, reached: str | None = None) -> Packed:
         TransferError: A file can't be read.
     """
     workspace = folder.path.parent.parent
-    # The run came from another machine, where the job's paths are valid: forward the trees that came with it.
+    # The run came from another machine, where the job's paths are valid: forward the file trees that came with the run.
     if (told := read_json(folder.carried)) is not None:
         manifest = Manifest.from_json(told)
-        # Trees in a datastore need no forwarding: the next nodes read them from the datastore.
+        # File trees in a datastore need no forwarding: the next nodes read them from the datastore.
         trees = manifest.trees if manifest.store is None else []
         return Packed(manifest=manifest, files={tree: tree_files(workspace, tree) for tree in trees})
     packing = _Packing(workspace, reached)

@@ -18,7 +18,7 @@ from paceline.remote.staging.packing import FOLDER, Manifest, place_in
 from paceline.runs.folder import RunFolder
 from paceline.system.files import read_json
 
-#: Prefix of the names of datastores that stand for trees, visible to this run only.
+#: Prefix of the names of datastores that stand for file trees sent with the run, visible to this run only.
 _PREFIX = "carried-"
 
 

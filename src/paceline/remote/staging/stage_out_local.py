@@ -221,7 +221,7 @@ def _check_whole(folder: RunFolder, reference: DataReference) -> None:
     for path in (folder.uploads, top):
         if path.is_symlink():
             path.unlink()  # remove a link, which no run creates here
-    top.mkdir(parents=True, exist_ok=True)  # an output without files never arrives
+    top.mkdir(parents=True, exist_ok=True)  # an output without files is not sent
     for path in list(top.rglob("*")):
         if path.is_symlink() or (not path.is_dir() and str(path.relative_to(top)) not in files):
             path.unlink()  # an incomplete file of a killed reader, or a link, which no run creates
@@ -249,7 +249,7 @@ def _end(folder: RunFolder, now: RunRecord, end: RunRecord, failure: FailureRepo
         changes = {"failure": failure, "exit_code": failure.exit_code, "ended_utc": utc_now()}
     if status == states.COMPLETED and (said := _registered(folder, end)):
         changes["warnings"] = (*now.warnings, *said)
-    # The run's own supervisor has sent notifications of the end that it knew.
+    # The run's own supervisor has notified receivers of the end that it recorded, so notify again only of another end.
     digest = None if status == end.status else ""
     store.change(folder, now, status, digest=digest, waiting_for=None, **changes)
 

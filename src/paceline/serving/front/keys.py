@@ -76,7 +76,7 @@ def refusal(given: Mapping[bytes, bytes], host: str, origins: Collection[str]) -
     if origin:
         if origin.partition("://")[2].lower() != named.lower() and not is_allowed(origin, origins):
             return 403, f"a page of {origin!r} may not ask. Let it with --allow-origin {origin}, or send no Origin."
-    # Browsers send no Origin header for resources that a page loads without a script, such as pictures.
+    # Check Sec-Fetch-Site: browsers send no Origin for resources that a page loads without a script, such as pictures.
     elif given.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
         return 403, "a page of another site may not ask. Let its scripts with --allow-origin ORIGIN."
     return None

@@ -180,7 +180,7 @@ class SimNode:
             self._sent = now
             self._loop.after(self._behavior.latency_s, lambda: self._write([PING]), urgent=True)
         if now - self._heard > self._silence_s:
-            # A busy machine may have delayed this process as no real node: read arrived messages before judging the silence.
+            # A busy machine may delay this process: read the messages that have arrived before counting the supervisor as silent.
             self.receive()
         if now - self._heard > self._silence_s:
             self.leave()
