@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Script:
-    """A script, its arguments, its environment and its limits: the part of every estimator.
+    """A script, its arguments, environment and limits: the common part of all estimators.
 
     Args:
         source_directory: Folder that is copied at submission, including uncommitted edits.
@@ -400,7 +400,7 @@ def argument_words(
 
 
 def command_line(command: object) -> str:
-    """Return a command line for bash: a text unchanged, or the quoted words of a list.
+    """Return a command line for bash: an unchanged text, or a list's quoted words.
 
     `$NAME` and the shell's operators in a list stay unquoted.
 

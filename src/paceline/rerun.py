@@ -220,7 +220,7 @@ def _whole(given: int | str) -> int | str:
 def _with_parameters(
     folder: RunFolder, job: Job, changes: Mapping[str, str | None], problems: dict[str, str]
 ) -> list[str]:
-    """Return the arguments with changed options. Refused values become problems."""
+    """Return the arguments with changed options. Add refused values to `problems`."""
     from paceline.sweeps.argparse_check import certain_way, refusal
     from paceline.sweeps.points import ADDITIONS, ASSIGNMENTS
 

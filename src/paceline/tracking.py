@@ -144,7 +144,7 @@ def finish() -> None:
 
 
 def _of_surroundings() -> Run:
-    """Return the run of a process that has not called `init`, such as a worker's."""
+    """Return this process's run without a call of `init`, such as a worker's."""
     global _current
     with _lock:
         _current = _current or _open_run()

@@ -700,7 +700,7 @@ class Experiment:
         archived: bool | None = False,
         where: str = "",
     ) -> Iterator[Run]:
-        """Return the experiment's runs, newest first, each as an object of the class for its kind.
+        """Return the experiment's runs, newest first, each as an object of its kind's class.
 
         Args:
             kind: "script", "interactive", "sweep" or "pipeline".

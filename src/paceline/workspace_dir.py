@@ -1,4 +1,4 @@
-"""Find the configured workspace of the working directory, and check that it is the user's own.
+"""Find the working directory's configured workspace, and check that it is the user's.
 
 Anyone who can write to a workspace decides which programs its commands start. So a workspace is used only if this user has
 made it on this machine, or has named it: by a path, by `PACELINE_WORKSPACE`, or once by `paceline trust`. A `paceline.toml`

@@ -1,1 +1,1 @@
-"""Code that controllers of sweeps and pipelines share: their engine, reading a child, and retried requests."""
+"""Code that controllers of sweeps and pipelines share: engine, child records, retried requests."""

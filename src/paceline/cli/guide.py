@@ -152,7 +152,7 @@ def _show(text: str) -> None:
 
 
 def _abouts(names: Iterable[str]) -> dict[str, str]:
-    """Return what each example shows, from the table in docs/examples.md, or ""."""
+    """Return each example's description in docs/examples.md, by name; "" if missing."""
     page = (installed("docs") / "examples.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([^|\n]*`[^|\n]*) \| (.*) \|$", page, re.MULTILINE)
     texts = {

@@ -1,4 +1,4 @@
-"""The entry point: calls a verb, and turns an error into a message and an exit code."""
+"""The entry point: calls a verb, and turns errors into messages and exit codes."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def _print_side_by_side(runs: Mapping[RunFolder, Mapping[str, MetricSeries]]) ->
 
 
 def _print_series(runs: Mapping[RunFolder, MetricSeries]) -> None:
-    """Print a row for each step or value of the metric, and a column for each run."""
+    """Print a row for each step or value of a metric, and a column per run."""
     if len(runs) == 1:
         (one,) = runs.values()
         print_table(("STEP", "TIME", "VALUE"), [(_text(step), _utc(time), _text(value)) for step, value, time in one])

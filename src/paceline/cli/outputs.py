@@ -521,7 +521,7 @@ class _Target(TypedDict):
 
 
 class TargetRow(_Target):
-    """An item of the JSON array of `compute list`."""
+    """A compute target in the JSON array of `compute list`, with its status."""
 
     status: TargetCounts | None
 

@@ -1,4 +1,4 @@
-"""Options of `sweep run`, and the sweep that is made of them and of a file's section `sweep`."""
+"""Options of `sweep run`, and the sweep that they and a file's section describe."""
 
 from __future__ import annotations
 

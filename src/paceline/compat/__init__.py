@@ -1,4 +1,4 @@
-"""The APIs of Horovod and of the Azure ML SDK on Paceline's engines. Paceline itself never imports them.
+"""Horovod's and the Azure ML SDK's APIs on Paceline's engines. Paceline itself never imports them.
 
 `install("horovod")` lets a script's own `import horovod.torch as hvd` work in this process. The folder `shim/first` beside
 this file does the same for whole processes that have it on PYTHONPATH.

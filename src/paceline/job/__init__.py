@@ -1,4 +1,4 @@
-"""Define the job as frozen data converted to JSON and back: job, environment, data references, plan.
+"""Define the job and its parts as frozen data with JSON forms.
 
 `paceline.job` is this package and also a decorator (`paceline.functions`), so the package itself can be called.
 

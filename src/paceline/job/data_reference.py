@@ -1,4 +1,4 @@
-"""Define the data that a run reads or stores, as frozen data that converts to JSON.
+"""Define a run's input and output data, as frozen data with JSON forms.
 
 Jobs contain these classes, and workers load them, so this module uses only the standard library.
 """
@@ -136,7 +136,7 @@ class DataReference:
     def register_on_complete(
         self, name: str, description: str | None = None, tags: Mapping[str, str] | None = None
     ) -> DataReference:
-        """Return the upload, which registers a dataset version once the run is Completed.
+        """Return an upload that registers a dataset version once the run is Completed.
 
         Args:
             name: Name of the dataset.

@@ -81,7 +81,7 @@ def _check_on_path(job: Job, directory: Path) -> None:
 
 
 def _check_program(name: str, path: Path) -> None:
-    """Raise JobError if the kernel cannot execute a file, whatever its architecture."""
+    """Raise JobError unless a file is an executable binary or script with #!."""
     with open(path, "rb") as file:
         begins = file.read(4)
     if not begins.startswith(_BEGINNINGS):

@@ -1,6 +1,6 @@
-"""Check the values of an `EnvironmentSpec`, with only the standard library, because workers load this module.
+"""Check the values of an `EnvironmentSpec`, with only the standard library.
 
-The functions have the type `Any` for the specification, whose module imports this one.
+Workers load this module. The functions have the type `Any` for the specification, whose module imports this one.
 """
 
 from __future__ import annotations

@@ -298,7 +298,7 @@ class Job:
         return {**self.to_json(), "environment_variables": shown(self.environment_variables)}
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values with the format's version."""
+        """Return the fields as JSON values, with the format's version."""
         return {"version": JOB_VERSION, **plain_fields(self)}
 
     @classmethod

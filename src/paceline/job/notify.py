@@ -1,4 +1,4 @@
-"""Check notifications of a run: their forms, their events, and which parts may be recorded.
+"""Check notifications of a run: their forms, events, and secret parts.
 
     slack:env:SLACK_URL     teams:keyring:hooks/me     webhook:file:~/.hook     ntfy:env:TOPIC_URL     apprise:env:MATRIX_URL
     mail:ann@example.com    command:./told.sh --all

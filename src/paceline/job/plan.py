@@ -156,7 +156,7 @@ class Launch:
 
     @functools.cached_property
     def places(self) -> tuple[RankSlot, ...]:
-        """One slot per worker, in order of rank."""
+        """The `RankSlot` of each worker, in order of rank."""
         return places(self.job)
 
 
@@ -246,7 +246,7 @@ class StartedCommand:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessExit:
-    """A command's exit code as in a shell, and its peak memory in bytes, or 0."""
+    """A command's exit code as in a shell, and peak memory in bytes (0: unknown)."""
 
     pid: int
     node_rank: int

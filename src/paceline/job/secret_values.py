@@ -1,4 +1,4 @@
-"""Handle variables whose values are not recorded: sources of the values, and detection of likely secrets.
+"""Handle variables with unrecorded values: their sources, and detection of likely secrets.
 
 A job holds only the sources. `submit` reads the values, which go to the workers in a file that only the user can read
 (`RunFolder.secrets`) and that the run's end removes. docs/secrets.md describes each target.

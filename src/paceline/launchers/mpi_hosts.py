@@ -1,7 +1,7 @@
 """Return the options of mpirun for nodes that are separate machines.
 
-Open MPI's daemons are started through the run's own remote shell, so nodes need no logins on each other. The daemons
-communicate by the nodes' chosen addresses instead of the first one found. Keepalive detects broken links, which else takes hours.
+Open MPI's daemons are started through the run's own remote shell, so nodes need no logins to each other. The daemons
+communicate by the nodes' chosen addresses, not the first found. Keepalive detects a broken link soon, instead of in hours.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def networks_of(launch: Launch) -> str:
 
 
 def values_of_place(launch: Launch, place: RankSlot, skip: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return the variables of a worker's node and ranks, without the user's and `skip`."""
+    """Return variables of a worker's node and ranks, without the user's and those in `skip`."""
     left_out = {*skip, *launch.job.environment_variables}
     values = environment.of_place(launch, place)
     if launch.remote_shell:

@@ -1,4 +1,4 @@
-"""Submit jobs: check them, copy the source, read values of secrets, and start a run's supervisor."""
+"""Submit jobs: check them, copy sources, read secrets, and start a run's supervisor."""
 
 from paceline.submit.checks import check
 from paceline.submit.source import SourceCopy, check_source, not_copied, snapshot_folder, take_snapshot

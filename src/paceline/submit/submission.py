@@ -1,4 +1,4 @@
-"""Submit runs: one run, many runs with one preparation, or a run whose submission was interrupted."""
+"""Submit runs: one, many with one preparation, or one whose submission was interrupted."""
 
 from __future__ import annotations
 

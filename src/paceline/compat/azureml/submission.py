@@ -184,7 +184,7 @@ def reference_of(value: object, workspace: Workspace, run_id: str = "") -> DataR
 
 
 def distribution(run: RunConfiguration) -> Shape:
-    """Return node_count, process_count_per_node and backend.
+    """Return the nodes, processes and backend that a run configuration requests.
 
     Raises:
         RunConfigurationException: The nodes can't share the processes evenly.

@@ -45,7 +45,7 @@ _LINE = re.compile(r"(\s*)(?:(\w[\w, ]*=)\s*)?(?:[%!?].*|[\w.]+\?{1,2}\s*)$")
 
 @dataclass(frozen=True)
 class DriverFinding:
-    """One use of a name in a program.
+    """One use of an SDK name in a program.
 
     Args:
         file: File that holds the use.
@@ -63,7 +63,7 @@ class DriverFinding:
 
 
 def of_folder(top: Path) -> list[DriverFinding]:
-    """Return the uses in a file or a folder's programs, by file and line."""
+    """Return the uses of SDK names in a file or in a folder's programs."""
     found: list[DriverFinding] = []
     for file in [top] if top.is_file() else sorted(_written(top)):
         found += _of_file(str(file if top.is_file() else file.relative_to(top)), programs(file))
@@ -269,7 +269,7 @@ def missing(name: str) -> str | None:
 
 
 def found_at(name: str) -> Any:
-    """Return the object of an SDK name, or None if it is missing or unknown."""
+    """Return Paceline's object for an SDK name, or None if missing or unknown."""
     return _looked_up(name)[0]
 
 
@@ -329,7 +329,7 @@ def _dotted(node: ast.AST) -> str | None:
 
 
 def of_old_library(name: str) -> str | None:
-    """Return how to replace a name of an old library, or None."""
+    """Return how to replace a name of an outdated library, or None."""
     for pattern, text in _COMPILED:
         if (match := pattern.search(name)) is not None:
             return text.format(*match.groups())
@@ -394,7 +394,7 @@ def writes_script(text: str) -> bool:
 
 
 def parsed(text: str) -> ast.Module:
-    """Parse a program or a cell.
+    """Return the syntax tree of a program or of a notebook's cell.
 
     Raises:
         SyntaxError: The text is not Python 3.

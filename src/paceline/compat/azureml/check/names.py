@@ -25,7 +25,7 @@ def by_module() -> dict[str, list[str]]:
 
 
 def table() -> str:
-    """Return the table as Markdown.
+    """Return the table of supported SDK names as Markdown.
 
     Modules that share another module's names come last, in one row for each such module.
     """

@@ -151,7 +151,7 @@ class ComputeTarget:
         return ComputeStatus(self._data)
 
     def get_status(self) -> ComputeStatus:
-        """Return a status with the requested number of nodes."""
+        """Return the target's status, with the requested number of nodes."""
         return self.status
 
     def refresh_state(self) -> None:

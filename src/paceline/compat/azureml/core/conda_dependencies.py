@@ -75,7 +75,7 @@ class CondaDependencies:
         python_version: str = _PYTHON,
         pin_sdk_version: bool = True,
     ) -> CondaDependencies:
-        """Return dependencies made from lists.
+        """Return dependencies made from lists of packages.
 
         `pin_sdk_version` has no effect, because Paceline never installs the SDK's own packages.
         """

@@ -29,7 +29,7 @@ __all__ = ["DataType", "Dataset", "FileDatasetFactory", "PromoteHeadersBehavior"
 
 @sdk_class
 class FileDatasetFactory:
-    """The functions of `Dataset.File`."""
+    """Functions that create datasets of files: `Dataset.File`."""
 
     @staticmethod
     def from_files(
@@ -60,7 +60,7 @@ class FileDatasetFactory:
 
 @sdk_class
 class TabularDatasetFactory:
-    """The functions of `Dataset.Tabular`."""
+    """Functions that create datasets of rows: `Dataset.Tabular`."""
 
     @staticmethod
     def from_delimited_files(

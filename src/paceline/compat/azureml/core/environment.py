@@ -416,7 +416,7 @@ def environment_of(workspace: Workspace, spec: EnvironmentSpec | None) -> Enviro
 
 
 class EnvironmentBuild:
-    """The result of `Environment.build`."""
+    """A finished build of an environment, from `Environment.build`."""
 
     status = "Succeeded"
 

@@ -24,7 +24,7 @@ __path__: list[str] = []
 
 
 class ImageConfiguration:
-    """The settings that `image_configuration` returns.
+    """The script and the conda file of an image, from `image_configuration`.
 
     Raises:
         WebserviceException: The script does not exist.

@@ -35,7 +35,7 @@ __all__ = ["Dataset", "InferenceConfig", "Model", "ModelNotFoundException", "Res
 
 
 class Framework:
-    """Names of frameworks."""
+    """Names of model frameworks, for `Model.register`."""
 
     CUSTOM = "Custom"
     TENSORFLOW = "TensorFlow"

@@ -38,7 +38,7 @@ _NO_ENDPOINT = (
 
 
 class DeploymentConfiguration(Strict):
-    """The result of `deploy_configuration`. `kind` names the class of the service."""
+    """Settings of a service, from `deploy_configuration`. `kind` names the service's class."""
 
     def __init__(self, kind: str, **values: Any) -> None:
         self.kind = kind
@@ -50,7 +50,7 @@ class DeploymentConfiguration(Strict):
 
 
 class Webservice:
-    """A deployed service, looked up by name. Its class is that of its deployment configuration.
+    """A deployed service, looked up by name. Its class depends on its deployment configuration.
 
     Raises:
         WebserviceException: The service does not exist. The message contains WebserviceNotFound.

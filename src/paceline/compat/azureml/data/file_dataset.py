@@ -65,7 +65,7 @@ class AbstractDataset(AnyDataset):
         return [*reading.get("partition_keys", ())]
 
     def checked_keys(self, keys: str | Sequence[str] | None) -> list[str]:
-        """Return the keys, by default all partition keys.
+        """Return `keys`, or all partition keys by default, as a checked list.
 
         Raises:
             UserErrorException: A name is not a partition key.
@@ -105,7 +105,7 @@ class FileDataset(AbstractDataset, data.FileDataset):
         return super().to_path()
 
     def get_partition_key_values(self, partition_keys: list[str] | None = None) -> list[dict[str, object]]:
-        """Return the distinct combinations of the keys' values."""
+        """Return the distinct combinations of the partition keys' values."""
         keys = self.checked_keys(partition_keys)
         found = [
             key_values(self.reading["partition_format"], info.relative, Path(info.path)) for info in self.list_files()

@@ -89,7 +89,7 @@ class TabularDataset(AbstractDataset, data.TabularDataset):
         return made.register(store.workspace, name, create_new_version=True) if name else made
 
     def get_partition_key_values(self, partition_keys: list[str] | None = None) -> list[dict[str, object]]:
-        """Return the distinct combinations of the keys' values."""
+        """Return the distinct combinations of the partition keys' values."""
         keys = self.checked_keys(partition_keys)
         if not keys:
             return []

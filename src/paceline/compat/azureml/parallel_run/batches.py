@@ -25,7 +25,7 @@ Table: TypeAlias = "tuple[pandas.DataFrame, pandas.Series | None]"
 
 
 class BatchFields(TypedDict):
-    """The fields of a Batch in a message."""
+    """The JSON fields of a `Batch` in messages between ranks."""
 
     number: int
     input: str
@@ -125,7 +125,7 @@ def content(batch: Batch, settings: ParallelRunSettings, tables: dict[str, Table
 
 
 def values_of(batch: Batch, settings: ParallelRunSettings, given: Any) -> dict[str, object]:
-    """Return a mini-batch's value of each key. `given` is the argument of `run`."""
+    """Return a mini-batch's value of each partition key. `given` is the argument of `run`."""
     if not settings.keys:
         return {}
     if batch.files:

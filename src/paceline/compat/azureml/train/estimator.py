@@ -249,7 +249,7 @@ class MMLBaseEstimator(ScriptRunConfig):
         return made
 
     def script_run_config(self, workspace: Workspace) -> ScriptRunConfig:
-        """Return the ScriptRunConfig, with script_params as arguments."""
+        """Return the estimator as a ScriptRunConfig, with script_params as arguments."""
         made = copy.copy(self)
         made.run_config = copy.copy(self.run_config)
         words: list[object] = []

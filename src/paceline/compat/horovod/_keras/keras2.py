@@ -50,7 +50,7 @@ class _DistributedKeras2(OptimizerOfKeras2):
         return reduced
 
     def _computed(self, grads_and_vars: Iterable[Pair]) -> list[Pair]:
-        """Return (gradient, variable) pairs, reduced unless passes are accumulated first."""
+        """Return (gradient, variable) pairs, reduced unless several passes are accumulated first."""
         pairs = list(grads_and_vars)
         if self.distribution.settings.passes > 1:
             # `apply_gradients` accumulates these gradients and reduces the sum, even if its caller declares them reduced.

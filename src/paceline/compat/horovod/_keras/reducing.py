@@ -88,7 +88,7 @@ def accumulator_of(optimizer: Distributed, variables: Sequence[Variable]) -> Acc
 
 
 def side_of(backend: str) -> ModuleType:
-    """Return the module that handles tensors of this backend."""
+    """Return the module that handles tensors of this Keras backend."""
     if backend == "torch":
         from paceline.compat.horovod._keras import torch_side
 
@@ -99,7 +99,7 @@ def side_of(backend: str) -> ModuleType:
 
 
 def distribution_of(optimizer: object) -> Distribution | None:
-    """Return the optimizer's distribution, or None if it is not distributed."""
+    """Return the optimizer's `Distribution`, or None if it reduces no gradients."""
     inner = inner_of(optimizer)
     distribution = getattr(type(optimizer if inner is None else inner), "distribution", None)
     return distribution if isinstance(distribution, Distribution) else None

@@ -38,7 +38,7 @@ class KerasSettings(Reduction):
             raise ValueError(f"backward_passes_per_step={self.passes}: it must be at least 1.")
 
     def local_keys(self) -> set[int]:
-        """Return the keys of all local variables."""
+        """Return the keys of variables whose gradients stay on their rank."""
         weights = (weight for layer in self.local_layers for weight in layer.trainable_weights)
         return self.local_variables | {key_of(weight) for weight in weights}
 

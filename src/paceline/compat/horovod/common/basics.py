@@ -23,7 +23,7 @@ _JOINED = "HOROVOD_JOINED_BY"
 
 
 def init(comm: RanksOrComm | None = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
-    """Join the ranks that were started together.
+    """Connect this process with the ranks that were started with it.
 
     Args:
         comm: All ranks, as a list or an mpi4py communicator. None also means all ranks.

@@ -52,7 +52,7 @@ def equal_splits(rows: int, size: int) -> list[int]:
 
 
 def check_splits(splits: Sequence[int], rows: int, size: int) -> None:
-    """Raise an error for splits that do not fit the rows or the ranks."""
+    """Raise an error if alltoall's splits do not fit the rows or ranks."""
     if len(splits) != size:
         raise ValueError(f"splits has {len(splits)} entries, but there are {size} ranks: give one for each.")
     if any(count < 0 for count in splits):

@@ -111,7 +111,7 @@ def check_adasum(process_set: ProcessSet) -> None:
 
 
 class _Registry:
-    """The registered process sets."""
+    """The registered process sets by id."""
 
     def __init__(self) -> None:
         # The constructor needs ranks, but the world's ranks are only known while an engine runs.

@@ -54,7 +54,7 @@ class ElasticPart:
 
 
 class RanksDriver:
-    """A job in progress. When `run` returns, no process of the job is left."""
+    """A running job of `horovodrun`. After `run`, no process of the job is left."""
 
     def __init__(self, job: RanksJob, output: Output, elastic: ElasticPart | None = None) -> None:
         self._elastic = elastic

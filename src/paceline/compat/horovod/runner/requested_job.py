@@ -133,7 +133,7 @@ def start_timeout_s(requested_s: float | None, environ: Mapping[str, str] = os.e
 
 
 def variables(options: Namespace) -> dict[str, str]:
-    """Return the environment variables for these options."""
+    """Return the ranks' environment variables for these `horovodrun` options."""
     environment = {
         name: str(value) for dest, name in _VARIABLES.items() if (value := getattr(options, dest)) is not None
     }

@@ -128,7 +128,7 @@ def hang_up(connection: Connection) -> None:
 
 
 def is_of_host(variable: str) -> bool:
-    """Return whether a variable is specific to this host, so not for others."""
+    """Return whether a variable holds on this host only."""
     return variable in _OF_HOST or variable.startswith(("SSH_", "BASH_FUNC_"))
 
 

@@ -45,7 +45,7 @@ class Accumulator:
         variables: Sequence[tf.Variable],
         act: Callable[[list[tf.Tensor | None]], object],
     ) -> tf.Tensor:
-        """Add these gradients, and call `act` with the sums after the last pass.
+        """Add these gradients, and call `act` with the sums after the last backward pass.
 
         Return a boolean tensor, which is True if `act` was called. Gradients are tensors, tf.IndexedSlices or None. The sums
         are tensors, or None where a variable never had a gradient. In a graph `act` is traced once and its result is

@@ -263,7 +263,7 @@ def run_beside(operation: tf.Operation) -> None:
 
 
 class _Stretch:
-    """Consecutive collectives of a graph, without a call of a function that has collectives."""
+    """Consecutive collectives of a graph, with no call of a collective function in between."""
 
     def __init__(self, graph: tf.Graph, line: tf.Variable) -> None:
         self._graph, self._line = graph, line
@@ -370,7 +370,7 @@ def aware(call: Callable[P, T]) -> Callable[P, T]:
 
 
 def install() -> None:
-    """Make TensorFlow's functions and sessions raise these error classes."""
+    """Make TensorFlow's functions and sessions raise this module's error classes."""
     for owner, name in ((context.Context, "call_function"), (session.BaseSession, "_do_call")):
         # A later TensorFlow may lack one of the two methods. Then errors from graphs stay UnknownErrors.
         call = getattr(owner, name, None)

@@ -30,7 +30,7 @@ class HostTensor(NamedTuple):
 
 
 def differentiable(function: Any, *args: object) -> Any:
-    """Apply an autograd function, for which torch declares no types."""
+    """Apply an autograd function, and declare the types that torch does not."""
     return function.apply(*args)
 
 

@@ -123,7 +123,7 @@ def _shown(value: object) -> str:
 def parameter_names(
     optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, torch.Tensor]] | None
 ) -> dict[torch.Tensor, str]:
-    """Return the parameters' names in the groups' order.
+    """Return the parameters' names in the order of the parameter groups.
 
     Raises:
         ValueError: `named` has no pairs, has a duplicate name, or lacks a parameter.
@@ -156,7 +156,7 @@ def parameter_names(
 def in_groups(
     names: dict[torch.Tensor, str], groups: int | Sequence[Sequence[torch.Tensor]] | None, process_set: ProcessSet
 ) -> list[tuple[str, list[torch.Tensor]]]:
-    """Return (name, parameters) of each group.
+    """Return (name, parameters) of each group that is reduced as one operation.
 
     `groups` is the number of groups to make of all parameters, in the first rank's order, or lists of parameters. Parameters
     of other optimizers in these lists are ignored.

@@ -39,7 +39,7 @@ RESUMED = "azureml.hyperdrive.resume_from"
 
 
 class PrimaryMetricGoal(enum.Enum):
-    """The direction of the primary metric."""
+    """Whether a sweep maximizes or minimizes its primary metric."""
 
     MAXIMIZE = "MAXIMIZE"
     MINIMIZE = "MINIMIZE"

@@ -79,7 +79,7 @@ def _exp(bound: float) -> float:
 
 
 class HyperParameterSampling:
-    """A sampler.
+    """A sampler of hyperparameters.
 
     `parameter_space` maps names, with or without dashes, to expressions.
 
