@@ -149,7 +149,7 @@ def write_image(path: Path, data: memoryview, moves: Callable[[], None]) -> None
                 fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)
             except OSError:
                 is_direct = False
-        # The end is not a multiple of a block, so it is written through the cache.
+        # The end of the data is not a multiple of a block, so it is written through the page cache.
         whole_blocks = len(data) // _BLOCK * _BLOCK if is_direct else 0
         try:
             _write_all(fd, data[:whole_blocks], 0, moves)

@@ -72,7 +72,7 @@ class Neighbour:
         self._handing = threading.Thread(target=self._hand_over, args=(state, image), daemon=True)
         self._handing.start()
         cost_s = time.monotonic() - began
-        # Count at most twice the previous cost, so that one slow call changes little.
+        # Count at most twice the previous cost of keeping a state, so that one slow call changes little.
         self._cost_s = min(cost_s, 2 * self._cost_s or cost_s)
         if step_s:
             # Keep every 2^n-th step, so that ranks with different costs have steps in common.

@@ -169,7 +169,7 @@ class BackgroundLoop:
 
     def fail(self, error: ShutDownError) -> None:
         """Fail all operations in flight and all later ones with this error."""
-        # Only the first call has an effect. Any thread may call this method.
+        # Only the first call of `fail` has an effect. Any thread may call `fail`.
         with self._wake:
             if self.ended is None:
                 self.ended = error

@@ -89,7 +89,7 @@ class Coordinator:
         self._epoch = 0
         self._slots: list[_Slot] = []
         self._slot_of: dict[Key, int] = {}
-        self._requested: list[int] = []  # for each slot, the ranks that requested it, as bits
+        self._requested: list[int] = []  # for each slot, the ranks that requested the slot's operation, as bits
         self._open: dict[Key, dict[int, Request]] = {}
         self._since_s: dict[Key, float] = {}
         self._ready_slots: list[int] = []

@@ -319,7 +319,7 @@ class Engine:
         none = (None,) * len(arrays)
         targets = none if outs is None else tuple(outs)
         ready, names, shapes, scattered = [], [], [], False
-        # One loop with few calls keeps this fast, because a step submits hundreds of arrays.
+        # One loop with few calls keeps the submission fast, because a step submits hundreds of arrays.
         for array, out, dtype in zip(arrays, targets, dtypes or none, strict=True):
             if out is not None and out is not array and (out.shape != array.shape or out.dtype != array.dtype):
                 raise ArgumentError(

@@ -31,9 +31,9 @@ class ProcessSets:
     def __init__(self, joined: world.RankedWorld, settings: EngineSettings) -> None:
         self._world, self._settings = joined, settings
         self._rank, self._size = joined.transport.rank, joined.transport.size
-        #: The ranks of each set.
+        #: The ranks of each process set.
         self.ranks: dict[int, tuple[int, ...]] = {0: tuple(range(self._size))}
-        #: The loop of each set that includes this rank.
+        #: The background loop of each process set that includes this rank.
         self.loops: dict[int, BackgroundLoop] = {}
         self._numbers = itertools.count(1)
         #: Callbacks, and whether each wants arrival times.
@@ -165,7 +165,7 @@ class ProcessSets:
         if self._failure is not None and not self._world.lost_ranks:
             # A process that dies closes its connections some time before the kernel reports its end.
             time.sleep(_DYING_S)
-        # Stop watching first, because from now on other ranks may end at any time.
+        # Stop watching the other ranks first, because from now on they may end at any time.
         self._peer_watch.close()
         loops = [self.loops[number] for number in sorted(self.loops, reverse=True)]
         if self._failure is not None:

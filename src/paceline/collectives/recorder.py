@@ -85,7 +85,7 @@ def _serve(pipe: int, folder: str) -> None:
         for name in os.read(pipe, 4096).decode("utf-8", "replace").split():
             try:
                 _tell(os.path.join(folder, os.path.basename(name)))
-            except Exception:  # other torch releases may lack this recorder
+            except Exception:  # other torch releases may lack the flight recorder
                 continue
 
 

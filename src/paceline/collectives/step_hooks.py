@@ -48,7 +48,7 @@ def follow_collectives() -> None:
     from paceline import torch_private
     from paceline.system import step_clock
 
-    # A torch release without this class is not counted.
+    # Collectives of a torch release without this class are not counted.
     work = torch_private.work_class()
     if work is not None:
         try:

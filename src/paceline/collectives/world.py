@@ -82,7 +82,7 @@ def choice(environ: Mapping[str, str]) -> str:
         raise ArgumentError(f"{both} contradict each other: one transport does both. Set them to the same.")
     if chosen:
         return next(iter(chosen.values()))
-    # torchrun or Paceline may itself run below an mpirun or in a Slurm step.
+    # Ignore MPI's variables under torchrun or Paceline, which may themselves run below an mpirun or in a Slurm step.
     if _ranks_of_mpi(environ):
         return MPI
     size = environ.get("WORLD_SIZE") or environ.get("HOROVOD_SIZE") or ""

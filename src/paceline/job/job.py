@@ -576,7 +576,7 @@ def _take_secrets(job: Job) -> None:
     # Make a list first, because the loop removes entries from the dictionary.
     for name in [name for name, given_value in variables.items() if isinstance(given_value, Secret)]:
         place = variables.pop(name).place
-        # The same source in both places is allowed.
+        # A secret may be given in both places if its source is the same.
         if secrets.setdefault(name, place) != place:
             raise JobError(f"secrets and environment_variables both set {name}. Remove one of them.")
     object.__setattr__(job, "environment_variables", variables)

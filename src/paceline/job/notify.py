@@ -108,7 +108,7 @@ def place_of(one: str) -> str | None:
 
 def key_of(one: str) -> str:
     """Return the name that a notification's URL has among a run's secrets."""
-    return f"notify {one}"  # the space: no environment variable has this name
+    return f"notify {one}"  # with a space, which no environment variable's name has
 
 
 def _absolute(one: str) -> str:

@@ -133,7 +133,7 @@ class LoadWatch:
 
     def _workers(self) -> dict[int, WatchedWorkers]:
         pids = self._pids()
-        # Processes in a container have other pids outside it.
+        # Processes in a container have other pids outside the container.
         is_apart = self._launch.prepared[0].container is not None
         found: dict[int, WatchedWorkers] = {}
         for place in self._launch.places:

@@ -85,7 +85,7 @@ class Guardian:
             try:
                 if ends_with_guardian is not None:
                     ends_with_guardian()
-                processes.become_subreaper()  # child processes do not inherit this setting
+                processes.become_subreaper()  # child processes do not inherit the subreaper setting
                 run(self.folder, listener)
                 code = 0
             except ServiceNotFoundError:

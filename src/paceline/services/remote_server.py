@@ -146,7 +146,7 @@ class RemoteServer:
         self._look()
         for served in (self._next, self._present):
             if served is not None and served.tag == tag and served.is_ready:
-                # Switch new connections before retiring the other run, so that none of them goes to it.
+                # Switch new connections to this run before retiring the other run, so that no connection goes to a retired run.
                 self._relay.place = served.place
                 if served is self._next:
                     before, self._present, self._next = self._present, served, None

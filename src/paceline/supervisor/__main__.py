@@ -104,7 +104,7 @@ def _guard(folder: RunFolder, supervisor: int) -> int:
     def forward(number: int, frame: object) -> None:
         processes.send(supervisor, number if number == signal.SIGUSR2 else signal.SIGTERM)
 
-    # Engines and `kill` signal the process that they started, which is the guardian.
+    # Engines and `kill` signal the process that they started, which is the guardian: forward the signals to the supervisor.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, forward)
     # Reap every child: otherwise adopted orphans would stay as zombies.

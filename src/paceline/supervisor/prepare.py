@@ -180,7 +180,7 @@ def _views(job: Job, run_id: str) -> Iterator[None]:
     from paceline.data.transfer.cache import DataCache
 
     cache = DataCache()
-    cache.drop_dead_views()  # killed runs left these views
+    cache.drop_dead_views()  # remove the views that killed runs left
     held = cache.hold_view(run_id)
     try:
         yield

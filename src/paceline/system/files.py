@@ -318,7 +318,7 @@ def make_own(path: Path) -> None:
             what = "can be written to by everybody"
         else:
             if found.st_mode & 0o020:
-                os.chmod(path, 0o700)  # a umask of 002 creates it with other permissions
+                os.chmod(path, 0o700)  # a umask of 002 creates the folder with other permissions
             return
         raise PermissionError(
             f"{str(path)!r} {what}, so nothing is put there. Remove it, or let its owner or an administrator do so."
@@ -343,7 +343,7 @@ def append_line(path: Path, value: Any) -> None:
         if _ends_torn(path):
             line = b"\n" + line
         if (written := os.write(fd, line)) != len(line):
-            os.write(fd, line[written:])  # a full disk cuts a write short; the next one raises
+            os.write(fd, line[written:])  # a full disk cuts a write short; the next write raises
     finally:
         os.close(fd)
 

@@ -14,7 +14,7 @@ import struct
 import time
 from _thread import get_ident
 
-# typing is slow to load, and a worker loads this before its script.
+# typing is slow to load, and a worker loads this module before its script.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:

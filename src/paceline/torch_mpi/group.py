@@ -250,7 +250,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
             return
         self._is_shut_down = True
         _GROUPS.discard(self)
-        # Close the messages first: the lane frees the communicator that they use.
+        # Close the messages first: `Lane` frees the communicator that they use.
         self._messages.close()
         self._lane.close()
 

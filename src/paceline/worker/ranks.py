@@ -96,9 +96,9 @@ def take_place(environment: MutableMapping[str, str], options: Sequence[str]) ->
             "start MPI with mpirun (mpi='mpirun')."
         )
     said = {name: needed(environment, source, _SRUN_HINT) for name, source in _AS_MPIRUN.items()}
-    # The variable lists the ranks of all workers on this node.
+    # SLURM_GTIDS lists the ranks of all workers on this node.
     said["OMPI_COMM_WORLD_LOCAL_SIZE"] = str(len(environment.get("SLURM_GTIDS", "").split(",")))
-    # Read the variable before it is removed.
+    # Read SLURMD_NODENAME before this variable is removed.
     node = environment.get("SLURMD_NODENAME")
     kept = [value for option, value in zip(options[::2], options[1::2], strict=True) if option == "--keep"]
     for name in [name for name in environment if name.startswith(_SLURM) and name not in kept]:

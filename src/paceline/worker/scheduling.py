@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-# typing is slow to load, and a worker loads this before its script.
+# typing is slow to load, and a worker loads this module before its script.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 D = TypeVar("D", bound="AnyDataset")
 
 
-# No `eq`: it would hash all fields, and `tags` is not hashable.
+# No generated `eq`: the hash that comes with it would cover all fields, but `tags` is not hashable.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AnyDataset:
     """A dataset whose files are read only on use; `Dataset` creates it.

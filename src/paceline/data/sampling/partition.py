@@ -34,7 +34,7 @@ def split_by_size(sizes: Sequence[tuple[str, int]], parts: int) -> list[list[str
     # (bytes, files, part) of each part: the smallest tuple gets the next file. The file count spreads empty files.
     loads = [(0, 0, part) for part in range(parts)]
     heapify(loads)
-    # Break ties by name: each node computes this independently and must get the same parts.
+    # Break ties by name: each node computes the parts independently and must get the same parts.
     for name, size in sorted(sizes, key=lambda pair: (-pair[1], pair[0])):
         if size < 0:
             raise DataError(f"the file {name!r} has a size of {size} bytes; its store must tell a size of 0 or more.")

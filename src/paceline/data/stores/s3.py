@@ -61,7 +61,7 @@ def object_store(store: Store) -> Any | None:
         provider, chain_region, chain_endpoint = _botocore_chain(store, options.get("profile"))
         region, endpoint = region or chain_region, endpoint or chain_endpoint
     if endpoint is None and region is None:
-        return None  # s3fs finds a bucket's region by itself; obstore would fail
+        return None  # obstore needs the region, which s3fs finds by itself: use s3fs
     return _make(store.record.root.partition("/")[0], endpoint, region or "us-east-1", provider)
 
 
@@ -190,7 +190,7 @@ def put_multipart(fs: Any, file: Path, full: str, stop: threading.Event) -> None
                 raise
         fs.call_s3("complete_multipart_upload", **to, UploadId=upload, MultipartUpload={"Parts": parts})
     except Exception:
-        # A concurrent upload of the same content may have completed it.
+        # A concurrent upload of the same content may have completed the object.
         if not _is_there(fs, to, size):
             raise
     finally:

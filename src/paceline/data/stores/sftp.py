@@ -79,7 +79,7 @@ def walk_sftp(fs: Any, root: str) -> Iterator[tuple[str, Any]]:
         for entry in fs.ftp.listdir_attr(f"{root}/{folder}".rstrip("/") or "/"):
             path = f"{folder}/{entry.filename}" if folder else entry.filename
             full, target = f"{root}/{path}", entry
-            # Listings show the link itself, so stat its target.
+            # SFTP listings describe a link itself, so stat the link's target.
             if stat.S_ISLNK(entry.st_mode or 0):
                 try:
                     target = fs.ftp.stat(full)

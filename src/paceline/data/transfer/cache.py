@@ -172,10 +172,10 @@ class DataCache:
         removed = 0
         for path, status in entries:
             if removed >= excess or (unused_for_s and status.st_atime_ns > newest_ns):
-                # All following files were used later than this one.
+                # All following files were used even later, so stop here.
                 break
             with gone_is_fine():
-                # Check again: a run may have linked it since the listing.
+                # Check again: a run may have linked the file since the listing.
                 if os.lstat(path).st_nlink == 1:
                     if not dry_run:
                         path.unlink()

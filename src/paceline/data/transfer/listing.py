@@ -289,7 +289,7 @@ def _markers(objects: Any, found: Sequence[tuple[str, int, str]]) -> set[str]:
     import obstore
 
     empty = {key for key, size, _ in found if not size}
-    # One request per folder with an empty object, not one per object.
+    # One request per folder that has an empty object of its name, not one request per object.
     folders = [
         obstore.list_with_delimiter(objects, prefix=parent or None)
         for parent in {key.rpartition("/")[0] for key in empty}

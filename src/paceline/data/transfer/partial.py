@@ -160,7 +160,7 @@ def claim(path: Path, size: int, *, wait: bool) -> Partial | None:
             except BlockingIOError:
                 if not wait:
                     return None
-                # The other process has renamed the file or failed. The caller checks, and calls again.
+                # The process that held the lock has renamed the file or failed. The caller checks which, and calls again.
                 fcntl.flock(fd, fcntl.LOCK_EX)
                 return None
             # Another process may have finished or removed the file during the wait.

@@ -185,7 +185,7 @@ class _Work:
             self._meter.add(size)
             with self._guard:
                 self._fetched += size
-            # Mark after writing: a kill in between only means that these bytes are fetched again.
+            # Mark the bytes after writing them: a kill in between only means that these bytes are fetched again.
             if position - marked >= _MARK_BYTES:
                 partial.mark(marked, position)
                 marked = position

@@ -223,7 +223,7 @@ class Worker:
             os.unlink(self._told)
         try:
             pipe = os.open(os.path.join(self._folder, f"ask_{self.rank}"), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:  # there is no pipe, or no reader
+        except OSError:  # the process has no recorder: its pipe is missing, or has no reader
             return False
         try:
             os.write(pipe, f"{os.path.basename(self._told)}\n".encode())

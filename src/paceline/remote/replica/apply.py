@@ -52,7 +52,7 @@ class Replica:
         self.known = {} if known is None else known
         self.removed = set() if removed is None else removed
         self._take_record, self._of_nodes = take_record, take_record is None
-        # Several links call this replica, each in its thread.
+        # Several links call this replica at the same time, each in its thread.
         self._lock = threading.Lock()
         self._failed: dict[str, OSError] = {}
         self._origin: dict[str, int] = {}
@@ -145,7 +145,7 @@ class Replica:
             self._failed.pop(key, None)
             _unlink(beside)
             return
-        if key in self._failed:  # an earlier piece of this file did not fit on the disk
+        if key in self._failed:  # skip the piece: an earlier one of this file did not fit on the disk
             if is_last:
                 raise self._failed.pop(key)
             return

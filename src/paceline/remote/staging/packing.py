@@ -176,7 +176,7 @@ class _Packing:
     def add_output(self, reference: DataReference) -> None:
         (source,) = reference.sources
         record, _ = self._place(source)
-        # The other machine writes to a shared datastore itself.
+        # The machine that runs the job writes to a shared datastore itself.
         if record.kind == "local" and (source.datastore is None or source.datastore != self._reached):
             self.home.append(reference.name)
 
@@ -188,7 +188,7 @@ class _Packing:
         is_whole = True
         for source in reference.sources:
             record, path = self._place(source)
-            # The other machine reads a remote store itself, and needs only its record.
+            # The machine that runs the job reads a remote store itself, and needs only the store's record.
             if record.kind != "local":
                 is_whole = False
                 continue

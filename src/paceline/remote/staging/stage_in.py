@@ -77,7 +77,7 @@ class Arrived:
         """Return JSON with this machine's paths replaced by the submitting machine's paths."""
         if isinstance(value, Mapping):
             return {name: self.as_submitted(one) for name, one in value.items()}
-        # A string is a sequence of strings too, so the recursion would never end.
+        # Exclude strings: a string is a sequence of strings too, so the recursion would never end.
         if isinstance(value, Sequence) and not isinstance(value, str):
             return [self.as_submitted(one) for one in value]
         if isinstance(value, str):

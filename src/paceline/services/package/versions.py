@@ -15,7 +15,7 @@ from paceline.errors import ServiceError
 from paceline.job.environment import EnvironmentSpec
 from paceline.system.plugins import version_of
 
-#: Packages that the server needs. uvicorn's extras make it faster if they are installed.
+#: Packages that the server needs. uvicorn's extras make the server faster if they are installed.
 _SERVER = ("starlette", "uvicorn", "httptools", "uvloop")
 #: Framework -> name of its distribution, if it differs from the module's name.
 _FRAMEWORKS = {"sklearn": "scikit-learn", "scikit-learn": "scikit-learn", "pytorch": "torch", "tfkeras": "tensorflow"}

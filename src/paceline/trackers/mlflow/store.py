@@ -316,7 +316,7 @@ def _add_parameters(to: _Open, values: dict[str, str]) -> None:
                 tags_and_properties.add_properties(to.folder.notes, new)
             return
         except RunStateError:
-            continue  # another rank has stored it first
+            continue  # another rank has stored this parameter first
         except PacelineError as error:
             raise MlflowException(str(error), INVALID_PARAMETER_VALUE) from error
 
