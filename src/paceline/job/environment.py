@@ -75,7 +75,7 @@ class EnvironmentSpec:  # noqa: PLW1641 - a frozen dataclass is given its hash
 
     @property
     def needs_build(self) -> bool:
-        """Whether packages must be installed."""
+        """Whether packages must be installed before the script runs."""
         return self.uses_conda or bool(self.pip_packages or (self.pip_requirements or "").strip() or self.locked_pip)
 
     def to_json(self) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def is_editable(requirement: str) -> bool:
 
 
 def local_path(requirement: str, folder: Path | None = None) -> LocalPath | None:
-    """Return the path in a requirement as an absolute path, or None without a path.
+    """Return a requirement's path as an absolute path, or None without a path.
 
     `folder` is the base of relative paths. The working directory is the base if the path does not exist in `folder`, as in
     pip.

@@ -1,4 +1,4 @@
-"""The number of nodes of a job: one number, or a range for an elastic job."""
+"""A job's number of nodes, or the range of an elastic job."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Job files and descriptions of jobs, as the command line, the page and schedules read them."""
+"""Job files and descriptions of jobs, for the command line, page and schedules."""

@@ -1,4 +1,4 @@
-"""Read values of a job's secrets, and replace the run id in the paths of outputs."""
+"""Read values of a job's secrets, and set run ids in outputs' paths."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def places_of(job: Job) -> dict[str, str]:
 
 
 def _check_length(what: str, text: str) -> None:
-    """Raise JobError if a text is too long for a process on Linux."""
+    """Raise JobError if a text exceeds Linux's limit for arguments and variables."""
     size = len(text.encode("utf-8", "surrogateescape"))
     if size >= _MOST_BYTES:
         raise JobError(

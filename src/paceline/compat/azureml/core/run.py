@@ -166,7 +166,7 @@ class Run(SdkSpellings, runs.Run):
         return super().upload_folder(name, path)
 
     def get_file_names(self) -> builtins.list[str]:
-        """Return the names of the run's files: outputs, logs, the script's own files in `./logs`, and uploads."""
+        """Return the names of the run's outputs, logs, uploads and files in `./logs`."""
         return sorted({*super().get_file_names(), *self._script_logs()})
 
     def download_file(  # type: ignore[override]

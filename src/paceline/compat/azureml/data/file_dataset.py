@@ -122,7 +122,7 @@ class FileDataset(AbstractDataset, data.FileDataset):
 
 
 def key_values(form: str, relative: str, path: Path) -> dict[str, object]:
-    """Parse a file's path by a partition_format into strings and datetimes."""
+    """Return the values (strings, datetimes) that a partition_format finds in a path."""
     moments = path_pattern(form)[1]
     return {
         name: dt.datetime.strptime(text, moments[name]) if name in moments else text

@@ -1,4 +1,4 @@
-"""The process that runs the user's script, and the class through which a rank uses it.
+"""The process that runs the user's script, and the rank's handle on it.
 
     python -m paceline.compat.azureml.parallel_run.scoring FD SETTINGS [argument ...]
 

@@ -66,7 +66,7 @@ class _Broadcast:
         self._local = {key_of(variable) for variable in local_variables or ()}
 
     def register_local_var(self, variable: Variable) -> None:
-        """Keep each rank's value of this variable."""
+        """Keep each rank's own value of this variable, instead of broadcasting."""
         self._local.add(key_of(variable))
 
     def on_train_begin(self, logs: object = None) -> None:

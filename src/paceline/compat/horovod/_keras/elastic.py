@@ -1,4 +1,4 @@
-"""A model and its optimizer as elastic state, and callbacks that update it within `fit`."""
+"""A Keras model and optimizer as elastic state, with callbacks that update it."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class _DistributedKeras2(OptimizerOfKeras2):
         vars(self)[name] = weakref.ref(_graph())
 
     def _is_marked(self, name: str) -> bool:
-        """Return whether the mark `name` is of the current graph, and remove the mark."""
+        """Return whether the mark `name` was set in this graph, and remove it."""
         place = vars(self).pop(name, None)
         return place is not None and place() is _graph()
 

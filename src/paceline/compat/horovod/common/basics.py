@@ -1,4 +1,4 @@
-"""Horovod's calls to start and shut down, and to ask for ranks, sizes and capabilities."""
+"""Horovod's calls to start and stop, and for ranks, sizes and capabilities."""
 
 from __future__ import annotations
 

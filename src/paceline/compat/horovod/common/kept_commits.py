@@ -32,7 +32,7 @@ _numbers = itertools.count()
 
 
 def base_of(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return the prefix of the paths of commits, or None if commits stay in memory."""
+    """Return the prefix of commits' paths, or None if commits stay in memory."""
     if base := environment.get(VARIABLE):
         return base
     folder = environment.get("PACELINE_CHECKPOINT_DIR")

@@ -28,7 +28,7 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def check_extension(ext_name: str, ext_env_var: str = "", pkg_path: str = "", *args: object) -> None:
-    """Check that the framework is installed.
+    """Check that the framework of an extension is installed.
 
     Raises:
         ImportError: The framework is missing.

@@ -1,4 +1,4 @@
-"""`horovod.data`: loaders that read ahead in a thread while the script works on the current batch.
+"""`horovod.data`: loaders whose thread reads ahead while the script works on a batch.
 
 class Loader(AsyncDataLoaderMixin, BaseDataLoader):
     def _iterate(self): ...
@@ -164,7 +164,7 @@ class Prefetcher:
 
 @atexit.register
 def _close_all() -> None:
-    """Stop threads before the interpreter exits, because threads in torch may crash then."""
+    """Stop the threads, because a thread inside numpy or torch may crash the interpreter's exit."""
     for reader in list(_living):
         reader.close()
 

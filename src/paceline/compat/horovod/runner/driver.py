@@ -1,4 +1,4 @@
-"""One job of `horovodrun`: start a process beside each rank, watch the processes, end them together."""
+"""One job of `horovodrun`: start, watch and end a process beside each rank."""
 
 from __future__ import annotations
 

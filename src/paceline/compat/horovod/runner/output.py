@@ -1,4 +1,4 @@
-"""The ranks' output as lines `[rank]<stdout>:text` on this process's output, and in a file for each rank."""
+"""The ranks' output as lines `[rank]<stdout>:text`, and in a file for each rank."""
 
 from __future__ import annotations
 

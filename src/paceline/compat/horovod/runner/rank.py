@@ -1,4 +1,4 @@
-"""The process beside each rank: starts the program, sends its output to `horovodrun`, reports its end.
+"""The process beside each rank: runs the program and reports to `horovodrun`.
 
     python .../runner/rank.py [RANK]
 

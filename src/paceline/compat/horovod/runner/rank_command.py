@@ -1,4 +1,4 @@
-"""A rank's command line and module path, made on the machine where the rank runs."""
+"""A rank's command line and PYTHONPATH, made on the rank's machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command lines that start `runner.rank` once for each rank: one mpirun, or plain processes and ssh."""
+"""The command lines that start all ranks: one mpirun, or plain processes and ssh."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank of `horovod.run`: call the function and write its result for the process beside the rank.
+"""One rank of `horovod.run`: call the function and write its result to a file.
 
     main_script.py task.py <scratch folder>
 

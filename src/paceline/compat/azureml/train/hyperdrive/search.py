@@ -175,7 +175,7 @@ class MedianStoppingPolicy(EarlyTerminationPolicy):
 class TruncationSelectionPolicy(EarlyTerminationPolicy):
     """A policy that stops the worst trials at each interval.
 
-    `truncation_percentage` is their percentage.
+    `truncation_percentage` is the percentage of trials to stop.
 
     Raises:
         HyperDriveConfigException: The percentage is not an integer from 1 to 99, or an interval is not valid.

@@ -1,1 +1,1 @@
-"""`horovod.runner.common`: small things that launchers and helpers built on Horovod import; its services are not here."""
+"""`horovod.runner.common`: small helpers that launchers built on Horovod import, without Horovod's services."""

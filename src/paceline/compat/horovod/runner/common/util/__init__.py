@@ -48,7 +48,7 @@ def check_digest(key: bytes, message: bytes, digest: bytes) -> bool:
 
 @dataclass(eq=False, repr=False)
 class BaseSettings:
-    """Settings of a job, with Horovod's names."""
+    """Settings of a `horovodrun` job, with Horovod's names."""
 
     num_proc: int | None = None
     verbose: int = 0

@@ -1,4 +1,4 @@
-"""Hosts with their slots, and the place of each rank on them, with Horovod's classes."""
+"""Hosts, their slots and the place of each rank, with Horovod's classes."""
 
 from __future__ import annotations
 
