@@ -26,11 +26,11 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.record import Attempt, parse_utc
 
 _CHUNK = 1 << 16
-#: Bytes of notes in the first read; each further read is eight times as large, up to 4 MiB.
+#: Bytes of `log_order.txt` in the first read; each further read is eight times as large, up to 4 MiB.
 _NOTES, _MOST_NOTES = 1 << 16, 1 << 22
 #: Bytes to search backwards for the beginning of an unfinished line; of a progress bar only the last state counts.
 _FAR_BACK = 1 << 20
-#: More bytes than any note has.
+#: More bytes than any line (note) of `log_order.txt` has.
 _NOTE_BYTES = 80
 
 
@@ -180,7 +180,7 @@ class _Notes:
             self.size = self._file.seek(0, os.SEEK_END)
         except OSError:
             self._file, self.size = None, 0
-        #: Cache of `offsets`: rank -> (end of the earliest note of this rank that was read, log size in this note)
+        #: Cache of `offsets`: rank -> (offset behind the rank's earliest note that was read, log size in this note).
         self._seen: dict[int, tuple[int, int]] = {}
 
     def __enter__(self) -> _Notes:
@@ -204,7 +204,7 @@ class _Notes:
         behind = bisect.bisect_left(range(self.size + 1), offset + 1, key=noted)
         self._seen.clear()
         if behind > self.size:
-            # No note covers the byte. Bytes without notes come last, in order of rank.
+            # The position is in the bytes without a note, which come last in the merged log, in order of rank.
             sizes = self.offsets(tuple(ends), self.size)
             order = [*ends]
             sizes.update({one: ends[one] for one in order[: order.index(rank)]})
@@ -220,14 +220,14 @@ class _Notes:
         ends: For each rank, the size of its log.
         """
         end, want = self.size, _NOTES
-        # First the bytes without notes, which come last in the merged view.
+        # Begin with the bytes without a note, which come last in the merged log.
         offsets = self.offsets(tuple(ends), end)
         for rank in reversed(ends):
             if offsets[rank] < ends[rank]:
                 yield _Span(end, rank, offsets[rank], ends[rank])
         while end > 0:
             begin = self._line_start(end - want)
-            if begin >= end:  # not the end of a line, so this file does not have notes
+            if begin >= end:  # without line ends, `log_order.txt` has no notes
                 begin = 0
             offsets = self.offsets(tuple(ends), begin)
             spans = []
@@ -240,12 +240,12 @@ class _Notes:
 
     def offsets(self, ranks: Sequence[int], end: int) -> dict[int, int]:
         """Return each rank's log size at offset `end` of `log_order`, or 0."""
-        # Use a cached note only if it is before `end`.
+        # Search for the ranks without a cached note before `end`.
         missing = {rank for rank in ranks if rank not in self._seen or self._seen[rank][0] > end}
         at = end
         while at > 0 and missing:
             begin = max(0, at - _FAR_BACK)
-            # Pieces overlap by the longest note, so a note that is cut at the beginning is whole in the next piece.
+            # Let the pieces overlap by a note's length, so that each note is whole in one of the pieces.
             top = max(0, begin - _NOTE_BYTES)
             data = self._read(top, at)
             for rank in list(missing):
@@ -259,7 +259,7 @@ class _Notes:
 
     def at(self, time_s: float) -> int:
         """Return the offset of the first `log_order` line at `time_s` or later."""
-        # Bisect over offsets: the time of the first note behind an offset never decreases.
+        # Bisect over offsets of `log_order.txt`: the time of the first note behind an offset never decreases.
         lines = range(self.size + 1)
         return self._line_start(bisect.bisect_left(lines, time_s, key=self._time_at))
 

@@ -97,7 +97,7 @@ class LineAssembler:
         end = data.rfind(b"\n")
         block = self._partial + data[: max(end, 0)]
         is_plain = end >= 0 and not self._shown and b"\r" not in block and b"\r" not in data and _NOISE not in block
-        # A block must be valid UTF-8: with replaced bytes, offsets in the text would differ from those in the log.
+        # A block must be valid UTF-8: replaced bytes would shift offsets in the text against offsets in the log.
         if not is_plain or (text := _strictly(block)) is None:
             yield from self.feed(data, at)
             return
@@ -186,11 +186,11 @@ class Tail:
         self._gap_seen = (found.st_mtime_ns, found.st_ino)
         before, now = self._gap, gaps.read(str(self._path))
         if now is None or not now.is_closed or not self._is_at_its_path():
-            # The cut is in progress, or this reader still has the long file open: use the offsets of the long file.
+            # Another process is still cutting the log, or this reader has the long file open: use the long file's offsets.
             self._gap = now or before
             return True
         self._gap = None
-        # This reader has the short file, in which offsets behind the cut differ from those in the long file.
+        # This reader has the shortened file now: convert an offset behind the cut to the shortened file's offset.
         if before is not None and self.position >= before.end:
             self.position = now.place(self.position)
         return False
@@ -241,7 +241,7 @@ class AttemptLog:
         """Yield the lines that were logged since the last call, in order."""
         if self._takes_all:
             self._add(self._folder.ranks_with_log(self._attempt))
-        # First the bytes in the order of their notes. Bytes without a note follow, in order of rank.
+        # First yield the bytes in the order of the supervisor's notes. Bytes without a note follow, in order of rank.
         for data in self._order.read():
             *notes, self._order_rest = (self._order_rest + data).split(b"\n")
             for note in notes:

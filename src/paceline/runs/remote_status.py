@@ -161,7 +161,7 @@ def cancel(folder: RunFolder) -> None:
     Raises:
         TargetError: The engine cannot be reached.
     """
-    # The supervisor of another user's run finds the request in the folder.
+    # Ask the engine only about this user's run. For another user's run, its supervisor reads the request file.
     if _is_mine(folder):
         teller(folder).cancel(folder, store.stored(folder))
 

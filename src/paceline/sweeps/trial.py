@@ -110,7 +110,7 @@ class Trial:
     @property
     def is_paused(self) -> bool:
         """Whether the policy has paused the trial's last run."""
-        # A script that ended by itself before the pause is not Canceled, and does not continue.
+        # If the script ended by itself before the pause, the run is not Canceled, and the trial does not continue.
         return self.paused is not None and self.status == states.CANCELED
 
     @property

@@ -224,7 +224,7 @@ def _settled(par: ParallelHandle, patience_s: float) -> str:
     if not problem and not all(ended for ended, _ in everyone):
         return "the one before is not yet written, and a disk takes no bytes."
     if not has_ended:
-        # The folder may not show that a rank has failed, so end the wait for its part.
+        # Stop waiting for the other ranks' parts: a rank that failed does not write its part, and may not say so.
         job.give_up()
     pace.running = None
     return problem

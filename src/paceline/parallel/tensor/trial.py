@@ -72,7 +72,7 @@ def _try_alike(
     """Try to cut groups of equal layers together. Return each group's `Verdict`."""
     variants = [_variants(modules, group, parts) for group in groups]
     first = ""
-    # If a column has three times as many outputs as the row has inputs, its output probably has three pieces, such as q, k and v.
+    # If a column layer has three times as many outputs as the row layer has inputs, they are probably three pieces (q, k, v).
     pieces = list(dict.fromkeys((_pieces(modules, groups[0], parts), 1)))
     # Try variant n of all groups together, because blocks of one class have equal attributes.
     for chosen in itertools.islice(zip(*variants, strict=False), _MOST_VARIANTS):

@@ -101,7 +101,7 @@ class Traced:
         return zlib.crc32(repr(self.calls()).encode())
 
     def _line(self, number: int) -> Line | None:
-        # The output has no line, so use the line of the last call.
+        # The graph's output has no source line, so use the source line of the last call.
         order = [*self.order, *self.order[-1:]]
         line: Line | None = order[number].meta["line"] if number < len(order) else None
         return line

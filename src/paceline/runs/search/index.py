@@ -42,7 +42,7 @@ _NOTES = RunFolder(Path()).notes.name
 _FRESH_S = 0.7
 #: Pause between refreshes, as a multiple of the last refresh's duration, to spare slow file systems.
 _REST = 4.0
-#: Number of other ended runs whose notes a refresh checks, or a quick refresh. The first refresh checks all.
+#: Number of ended runs whose notes a refresh checks, and a quick refresh. The first refresh checks all ended runs.
 _TURN, _QUICK_TURN = 5_000, 500
 #: Seconds after which the folder of runs is listed again without a change; the resolution of file times.
 _LIST_S, _TICK_S = 5.0, 2.0
@@ -235,7 +235,7 @@ class RunIndex:
 
     def _read_metrics(self) -> None:
         until = time.monotonic() + self._metrics_s
-        # Ended runs newest first, then running runs in turns.
+        # Read ended runs first, newest first, then running runs in turns.
         for run_id in [*self._unread, *self._readers]:
             facts, reader = self._entries[run_id], self._readers.pop(run_id, None)
             folder = RunFolder(self._runs_dir / run_id)

@@ -329,7 +329,7 @@ def _client(title: str, context: KubeContext, proxy: str | None) -> tuple[httpx2
         params = ConnectionParams(proxy=proxy, trust_env=False).httpx_params(config)
     except (OSError, ValueError) as error:
         raise TargetError(f"{title}: context {context.name!r} of the kubeconfig can't be used: {error}.") from error
-    # 16 requests at a time, and two watches for each of 16 workspaces.
+    # Up to 48 connections: 16 requests at a time, and two watches for each of 16 workspaces.
     params |= {"timeout": httpx2.Timeout(_TIMEOUT_S), "limits": httpx2.Limits(max_connections=48)}
     return httpx2.Client(**(params | {"auth": login} if login else params)), params["verify"]
 

@@ -168,7 +168,7 @@ def _updating(folder: RunFolder) -> Iterator[dict[str, Any] | None]:
 @contextlib.contextmanager
 def _applying(folder: RunFolder, told: dict[str, Any]) -> Iterator[Replica]:
     replica = Replica(folder.path, lambda record: take_record(folder, record), told["known"])
-    replica.known.pop(folder.state.name, None)  # always fetch the state, which may have changed here
+    replica.known.pop(folder.state.name, None)  # always fetch the state file: this machine's copy may have changed
     try:
         yield replica
     except (ReplicaError, WireError) as error:

@@ -184,7 +184,7 @@ class RayClient:
             status = self._call("GET", "/api/cluster_status")["data"]["clusterStatus"]
             return dict(status["loadMetricsReport"]["usageByNode"])
         except (_AnswerError, KeyError, TypeError):
-            return {}  # a cluster without a monitor process
+            return {}  # the cluster has no monitor process, so no load report
 
     # Packages
 

@@ -67,7 +67,7 @@ def hold(host: str, port: int, token: str, rank: int) -> str:
         found = dict(word.split("=", 1) for word in words if "=" in word)
         environment = found or environment
     if "LD_PRELOAD" not in os.environ:
-        environment.pop("LD_PRELOAD", None)  # the raylet's memory allocator, not for workers
+        environment.pop("LD_PRELOAD", None)  # the raylet's memory allocator, which workers must not load
     environment = {name: value for name, value in environment.items() if not name.startswith(("RAY_", "__RAY"))}
     devices = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
     told = {

@@ -49,7 +49,7 @@ from paceline.targets.ray.store_objects import decrypted, encrypted, exists, get
 #: Files of a run's folder that are not in `start.tar.gz`: the cluster does not need them, or gets them otherwise.
 _NOT_SENT = frozenset({"lock", "ballast", "snapshot", "home.json", "secrets.json", "exec_key", "session"})
 _LOOK_S = 1.0
-#: Seconds to wait for the last part after the final record, since readers never fetch an ended run again.
+#: Seconds that a reader of the final record waits for the last part, because no reader fetches an ended run again.
 _END_S = 2.0
 
 

@@ -125,7 +125,7 @@ class Login:
             replica = Replica(folder.path, lambda record: take_record(folder, record), told.get("known"))
             if not replica.known:
                 replica.known = replica.have()  # an older Paceline sent the run and recorded no stamps
-            replica.known.pop(folder.state.name, None)  # the state may have changed here
+            replica.known.pop(folder.state.name, None)  # always fetch the state file: this machine's copy may have changed
             request = {"op": "pull", "run_dir": run_dir, "known": replica.known, "final": sorted(states.TERMINAL)}
             told = {"time": 0.0}
             try:

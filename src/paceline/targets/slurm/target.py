@@ -235,7 +235,7 @@ class SlurmTarget:
                 message=f"Slurm knows nothing of job {job_id} any more, and keeps no account of how it ended.",
             )
         if not has_ended(job) and _is_newer(folder.state, query.answered_at):
-            # Since Slurm's answer, the supervisor has written the state.
+            # The supervisor has written the state since Slurm answered, so the answer is old.
             return JobStatus(state=RUNNING)
         return look_of(job, python=self._python(), run_dir=str(noted.get("run_dir") or folder.path))
 

@@ -298,7 +298,7 @@ async def _changes(
             rows, _ = await asyncio.to_thread(made, matching)
             changed = {run_id: row for run_id, row in rows.items() if told.get(run_id) != row}
             now = _place(rows, len(matching))
-            # At first, compare with the rows that the page already shows (`place`).
+            # In the first message compare with the rows (`place`) with which the page was rendered.
             if now != place if is_first else changed or list(told) != list(rows):
                 data = {"order": list(rows), "rows": changed, "total": len(matching), "first": is_first}
                 yield message("rows", data, now)

@@ -44,7 +44,7 @@ def given_by(owner: type, method: str) -> tuple[type, ...]:
     return (found,) if isinstance(found, type) and found.__module__.startswith("paceline.compat.azureml.") else ()
 
 
-#: Methods of AutoML's runs.
+#: Methods that only AutoML's runs have in the SDK.
 _OF_AUTOML = (
     *("continue_experiment", "get_best_child", "get_guardrails", "get_output", "get_run_sdk_dependencies", "pause"),
     *("cancel_iteration", "register_model_with_guardrails", "resume", "retry", "summary"),

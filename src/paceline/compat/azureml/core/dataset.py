@@ -195,7 +195,7 @@ class Dataset:
         if os.path.isabs(str(id)):
             found = late("core.run", "Run").get_context().input_datasets
             if names := [name for name in found if os.environ.get(f"{PATH_VARIABLES[1]}{name}") == id]:
-                # The run received the dataset as a folder, but the script asks for a dataset.
+                # The run received this dataset as a folder. Wrap the folder in a dataset, which the script asks for.
                 one: str | FileDataset | TabularDataset = found[names[0]]
                 return FileDatasetFactory.from_files(one) if isinstance(one, str) else one
         return of_native(paceline.Dataset.get_by_id(workspace, id))

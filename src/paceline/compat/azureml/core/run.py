@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 #: Kind of a run -> type in the SDK.
 TYPES = {"script": "azureml.scriptrun", "sweep": "hyperdrive", "pipeline": "azureml.PipelineRun", "interactive": "run"}
-#: Names of logs across the SDK's versions -> Paceline's: of a rank; of preparation and of the run itself; of the script.
+#: Log names of the SDK's versions -> Paceline's. In order: logs of a rank, of preparation and the run itself, of the script.
 _LOGS = (
     (r"azureml-logs/70_driver_log_(?:worker_|rank_)?0*(\d+)\.txt", "logs/rank_{}.log"),
     (r"user_logs/std_log_process_0*(\d+)\.txt", "logs/rank_{}.log"),

@@ -180,7 +180,7 @@ class _BestModel:
             )
         super().on_train_begin(logs)  # type: ignore[misc]
 
-    # Keras calls this from both of its hooks, at the end of a batch and of an epoch.
+    # Keras calls `_save_model` at the end of a batch and of an epoch.
     def _save_model(self, *args: object, **kwargs: object) -> None:
         if basics.rank() == 0:
             super()._save_model(*args, **kwargs)  # type: ignore[misc]

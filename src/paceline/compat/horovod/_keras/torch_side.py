@@ -80,7 +80,7 @@ class Accumulator:
         if self._count < self.passes:
             return False
         sums = [self._sums.get(key_of(variable)) for variable in variables]
-        # Reset before `act`, so that the next step begins at 0 even if `act` raises.
+        # Reset the sums before calling `act`, so that the next step begins at 0 even if `act` raises.
         self._count, self._sums = 0, {}
         act([None if total is None else total / (self.passes if self.average else 1) for total in sums])
         return True

@@ -19,9 +19,9 @@ from typing import Any
 
 __all__ = ["AsyncDataLoaderMixin", "BaseDataLoader"]
 
-#: Seconds between checks for `close`, made by the thread and by the loop while they wait for the queue.
+#: Seconds between checks whether `close` was called: by the loading thread, and by the script's loop over batches.
 _TICK_S = 0.1
-#: Seconds that `close` waits for the batch that the thread is loading.
+#: Seconds that `close` waits for the batch that the background thread is loading.
 _CLOSE_S = 5.0
 
 #: All readers whose threads run. Each thread refers to its reader, so the reader stays in this set until then.
@@ -33,7 +33,7 @@ class BaseDataLoader:
 
     def __len__(self) -> int:
         """Return the number of batches."""
-        # Raise TypeError, as for any object without a length: `list(loader)` asks for it and ignores this error.
+        # Raise TypeError, as for any object without a length: `list(loader)` calls `__len__` and ignores this error.
         raise TypeError(f"{type(self).__name__} has no __len__; define it to return the number of batches.")
 
     def __iter__(self) -> Iterator[Any]:
@@ -95,7 +95,7 @@ class AsyncDataLoaderMixin:
             for batch in reader:
                 yield process(batch)
         finally:
-            # This also runs if the script leaves the loop early, because Python then closes the generator.
+            # Close the reader also if the script leaves its loop early, because Python then closes this generator.
             reader.close()
             self._async_readers.remove(reader)
 

@@ -156,7 +156,7 @@ def _receive(sent: object, root_rank: int, own: list[torch.Tensor]) -> Any:
 def _rebuilt(value: object, change: Callable[[object], object]) -> object:
     if isinstance(value, dict):
         return {key: change(item) for key, item in value.items()}
-    # Not for subclasses: a named tuple is constructed from its fields, not from one iterable.
+    # Leave subclasses unchanged: a named tuple's constructor takes its fields, not one iterable.
     if type(value) is list or type(value) is tuple:
         return type(value)(change(item) for item in value)
     return value

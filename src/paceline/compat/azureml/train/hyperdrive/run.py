@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HyperDriveRun", "PrimaryMetricGoal"]
 
-#: The name of the sweep run's own metric.
+#: The name of the metric that the sweep's own run has.
 BEST_CHILD = "best_child_by_primary_metric"
 #: Paceline's names -> the SDK's.
 _SAMPLERS = {"random": "RANDOM", "grid": "GRID", "tpe": "BAYESIANOPTIMIZATION"}
@@ -60,7 +60,7 @@ class HyperDriveRun(Run):
             "max_concurrent_jobs": spec.concurrent,
             "max_duration_minutes": int((spec.max_duration_seconds or 0) / 60),
         }
-        # Set both names to JSON: readers recognize a sweep by either.
+        # Set each tag under both of its names: readers recognize a sweep by either name.
         for name, value in parts.items():
             known[name] = known[f"_aml_system_{name}"] = json.dumps(value)
         return {**super().tags, **known}
