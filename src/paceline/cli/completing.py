@@ -135,7 +135,7 @@ def _variables(workspace: Workspace, *_: object) -> Iterable[str]:
 
 
 def _run_states(workspace: Workspace, incomplete: str, *_: object) -> Iterable[str]:
-    # Offer lower case if the word begins so, because `--status` takes lower and upper case.
+    # `--status` ignores case, so offer states in lower case if the word begins in lower case.
     return [state.lower() for state in states.ALL] if incomplete[:1].islower() else states.ALL
 
 

@@ -303,7 +303,7 @@ class StacksJson(WorkersReport):
     waiting: list[str]
 
 
-#: own: share of the time in the function itself; whole: with all functions that it calls; by_rank: rank -> own.
+#: own: share of the time in the function itself; whole: including called functions; by_rank: rank -> own share.
 FunctionShare = TypedDict(
     "FunctionShare",
     {"function": str, "file": str, "line": int, "own": float, "whole": float, "by_rank": dict[str, float]},
@@ -569,7 +569,7 @@ Environments = TypedDict(
 )
 ShownEnvironment = TypedDict("ShownEnvironment", {"registered": "dict[str, object] | None", "built": "BuiltRow | None"})
 BuiltEnvironment = TypedDict("BuiltEnvironment", {"environment": dict[str, object], "built": "BuiltRow | None"})
-#: `data cache`, and an item of the array of `data ls`. size: -1 if unknown.
+#: The output of `data cache`, and an item of the array that `data ls` prints. size: -1 if unknown.
 CacheState = TypedDict(
     "CacheState", {"folder": str, "files": int, "bytes": int, "linked_bytes": int, "limit_bytes": int}
 )

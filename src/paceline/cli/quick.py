@@ -42,7 +42,7 @@ def submit(**given: Any) -> int:
 
 
 def _begin(given: Given, *, follow: bool) -> int:
-    # Stop the garbage collector meanwhile: it would scan the loaded modules, which all stay, again and again.
+    # Disable garbage collection during the submission: each collection would scan all loaded modules, which stay.
     gc.disable()
     file, description = words(given)
     # Don't load a supervisor for a job file, which may name another target than this machine.

@@ -78,7 +78,7 @@ def _live(folder: RunFolder, interval_s: float) -> int:
             until = time.monotonic() + interval_s
             while not ended and time.monotonic() < until:
                 time.sleep(_PAUSE_S)
-    # Print the last state once more on the normal screen.
+    # The live view's separate screen is gone by now, so print its last state on the normal screen.
     print("\n".join(lines))
     return 128 + ended[0] if ended else 0
 

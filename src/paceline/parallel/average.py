@@ -24,7 +24,7 @@ from paceline.parallel.reduce import local
 if TYPE_CHECKING:
     from paceline.parallel.executor import ParallelHandle
 
-#: The decay: a number, a function of the number of earlier updates, or None for the mean of the weights at all updates.
+#: The decay of the average: a number, a function of the number of updates so far, or None for the mean over all updates.
 Decay = float | Callable[[int], float] | None
 
 
@@ -119,7 +119,7 @@ class Twin(_Follower):
         tensors = held.model_tensors()
         own = {name: (tensors[first].shape, tensors[first].dtype) for name, first in held.first_names().items()}
         self._pipe = par.world.group("pipe")
-        #: For each stage of a pipeline, the names of its tensors.
+        #: The names of the tensors in each stage of the pipeline.
         stages = [own] if self._pipe is None else gather(own, self._pipe)
         self._stages = [set(of_stage) for of_stage in stages]
         self._about = {name: about for of_stage in reversed(stages) for name, about in of_stage.items()}

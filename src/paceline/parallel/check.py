@@ -219,7 +219,7 @@ def _trained(par: ParallelHandle, micros: Sequence[Microbatch]) -> tuple[Tensor,
         raise
     except Exception as error:
         if is_communication(error):
-            raise  # the failing rank reports this error itself
+            raise  # the failing rank reports its own error
         raise CannotComputeError(
             f"on {par.world.layout} the model can't compute the first rows of the first batch, which it can in one process: "
             f"{error_line(error)}: {error_summary(error)}. {_way_out(par, error)}"

@@ -46,7 +46,7 @@ def evaluate(
     Raises:
         ParallelError: The metric is not a number, or the loader is empty.
     """
-    # Without loss_weight `cut` weights batches by rows, and padding by 0.
+    # Drop loss_weight, so that `cut` weights each row by 1, and padding by 0.
     counted = dataclasses.replace(task, loss_weight=None)
     means = _Means(
         metric,

@@ -160,7 +160,7 @@ def _pipeline_lines(executor: Pipelined, microbatches: int, layout: Layout) -> l
             )
         )
     lines = [f"  {line}" for line in aligned(rows)]
-    # Add up the stages of each worker.
+    # Add up the costs of each worker's stages.
     of_worker = [sum(costs[worker::workers]) for worker in range(workers)]
     balance = sum(of_worker) / workers / max(of_worker)
     idle = bubble(layout.schedule, workers, microbatches, layout.chunks)
@@ -227,7 +227,7 @@ def _events(executor: Pipelined, microbatches: int, layout: Layout) -> list[Even
     parts = executor.plan.plan.parts(executor.plan.blocks)
     forward = [sum(block.forward_s for block in part) for part in parts]
     backward = [sum(block.backward_s for block in part) for part in parts]
-    # All times are 0 if the blocks take less than a tick of the clock.
+    # Use 1.0 if all measured times are 0, as for blocks that take less than a tick of the clock.
     unit = sum(forward) / len(forward) or 1.0
     return simulate(
         layout.schedule,

@@ -51,7 +51,7 @@ def first_check(par: ParallelHandle, batch: object, micros: Sequence[Microbatch]
         ParallelError: On every rank: the layout has other results than the plain model, or cannot be trained.
     """
     if par.world.size == 1:
-        # One process computes the plain model itself. Check only whether cutting a batch into microbatches changes the result.
+        # A single process computes the plain model itself, so check only the effect of cutting a batch into microbatches.
         warn_of_parts(par, _short(par, batch, micros, min(MICROBATCHES, len(micros))), min(MICROBATCHES, len(micros)))
         return ""
     try:

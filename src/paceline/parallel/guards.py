@@ -48,7 +48,7 @@ class KeptTensors:
             raise
         except Exception as error:
             if is_communication(error):
-                raise  # the failing rank reports this error itself
+                raise  # the failing rank reports its own error
             for name, param in self._params.items():
                 if _kind(param) != self._before[name]:
                     raise ParallelError(
@@ -86,7 +86,7 @@ def refuse_shared(model: nn.Module, layout: Layout | None = None) -> None:
         taken = _taken.get(module)
         if taken is None or not any(True for _ in module.parameters()):
             continue
-        # A module that was cut can never be used again. A whole module can, once the other training's model is gone.
+        # A module that was cut can never be used again. An uncut module can, once the model of the other training is gone.
         is_apart = taken.root() is not model
         if _cuts(taken.layout) and not is_apart:
             raise ParallelError(

@@ -33,7 +33,7 @@ MOST_NODES = 64
 ROWS, NUMBERS = 8, 1 << 20
 #: The largest difference between whole and parts: as a fraction of the loss, and in rounding errors of the output's numbers.
 LIMITS, ROUNDINGS = {torch.float64: 1e-7, torch.float32: 1e-4}, 50
-#: Nodes of autograd's graph whose function at most multiplies a single input by a constant.
+#: Names of autograd nodes whose function multiplies a single input by a constant, or leaves it unchanged.
 _SCALED = {
     *("MulBackward", "NegBackward", "ToCopyBackward", "CloneBackward", "AliasBackward", "ViewBackward"),
     *("UnsafeViewBackward", "ReshapeAliasBackward", "SqueezeBackward", "UnsqueezeBackward"),
@@ -54,7 +54,7 @@ class MeanOver:
     count: float | None = None
     is_sole: bool = True
     is_hidden: bool = False
-    #: Whether the loss is a sum that the script itself divides by the count.
+    #: Whether the loss is a sum that the script divides by the count of targets itself.
     is_divisor: bool = False
 
     def counts_nothing(self, loss: Tensor) -> bool:
@@ -69,7 +69,7 @@ class MeanOver:
 
 def mean_over(loss: Tensor) -> MeanOver:
     """Find the number that a loss divides by, in its autograd graph."""
-    # Without modes: these would record reads of the tensors that the graph has saved, which the loss itself does not read.
+    # Disable modes: they would record reads of tensors that the graph has saved, and that the loss itself does not read.
     with without_modes():
         return MeanOver() if loss.grad_fn is None else _read(loss.grad_fn, [MOST_NODES])
 

@@ -36,7 +36,7 @@ from paceline.parallel.tracing.reads import plain_attributes
 from paceline.parallel.tracing.source import Line, is_users, users_line
 from paceline.torch_private import lost_arguments
 
-#: Of a container with more items, save the items but not their contents.
+#: Of a container with more items than this, record only which items it has, not their contents.
 MANY = 1000
 #: The greatest number of objects to visit.
 MOST = 20_000

@@ -58,7 +58,7 @@ class StepResult:
     loss: float
     gradients: dict[str, Tensor | None]
     buffers: dict[str, Tensor]
-    #: The state that the loss keeps between its calls, if its result depends on this state.
+    #: What the loss remembers between its calls, if its result depends on this.
     kept: dict[str, Number] = field(default_factory=dict)
     scales: dict[str, float] = field(default_factory=dict)
 

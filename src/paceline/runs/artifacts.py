@@ -66,7 +66,7 @@ def put(folder: RunFolder, name: str, source: str | os.PathLike[str] | IO[bytes]
     # Write under a temporary name first, so that readers only see whole files.
     at, beside = _open_folder(folder, plain, parent), f".upload-{os.urandom(8).hex()}"
     try:
-        # Open relative to the folder's descriptor: the path may lead through a new link since the check.
+        # Open relative to the folder's descriptor: since the check, a part of the path may have become a link.
         with open(os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=at), "wb") as file:
             if isinstance(source, (str, os.PathLike)):
                 with open(source, "rb") as opened:
@@ -74,7 +74,7 @@ def put(folder: RunFolder, name: str, source: str | os.PathLike[str] | IO[bytes]
             else:
                 shutil.copyfileobj(source, file)
         try:
-            # Link instead of rename: if two ranks upload the same name at once, one of them gets the error.
+            # Link instead of rename: if two ranks upload the same name at once, the second rank gets an error.
             os.link(beside, last, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
         except FileExistsError:
             if not _is_equal(folder, where, at, beside):

@@ -119,7 +119,7 @@ def download(
             copy_whole(file.path, target / file.name, came, top=file.top)
             copied.append(file)
         except FileNotFoundError:
-            # The file's or the target's folder may be missing; only a missing file is harmless.
+            # Ignore a source file that is gone. If it exists, the target's folder is missing, which is an error.
             if file.path.exists():
                 raise
             gone.append(file)

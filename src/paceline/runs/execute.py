@@ -105,7 +105,7 @@ class Files:
             self._own.close()
             self._own = None
         with contextlib.suppress(OSError):
-            self._path.parent.rmdir()  # fails if other commands use the folder
+            self._path.parent.rmdir()  # raises an error if the folder of another command is in it
 
     def _new(self) -> list[ExecMessage]:
         if self._output is None:

@@ -144,7 +144,7 @@ def _report(details: object, code: str | None = None) -> FailureReport:
 
 def end_of_program() -> tuple[str, FailureReport | None]:
     """Return the final state and failure of the runs that this program logs."""
-    # The interpreter stores an uncaught exception here; after sys.exit() it stores nothing.
+    # The interpreter stores an uncaught exception in sys.last_value, but not a SystemExit.
     error = getattr(sys, "last_value", None)
     # In a notebook or a prompt, an exception ends a cell, not the program.
     if error is not None and not hasattr(sys, "ps1"):

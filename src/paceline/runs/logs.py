@@ -162,7 +162,7 @@ class Tail:
             stop, gap = until, self._gap
             if gap is not None and self.position < gap.end:
                 if self.position >= gap.begin:
-                    # The text about the cut is a line, so end a line that is cut in its middle.
+                    # The mark of the gap is a line of its own, so first end a line that the gap has cut off.
                     yield (b"" if self._ends_line else b"\n") + gap.mark(self.position)
                     self.position, self._ends_line = self._file.seek(gap.end), True
                     continue
@@ -272,7 +272,7 @@ class AttemptLog:
         try:
             _, rank, offset = note.split()
             number, until = int(rank), int(offset)
-        # Skip a note that a SIGKILL has cut short: the rank's next note covers its bytes.
+        # Skip a note that a SIGKILL has cut short: the rank's next note also counts these bytes.
         except ValueError:
             return
         if number in self._tails:

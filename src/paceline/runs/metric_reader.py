@@ -56,7 +56,7 @@ class LogTail:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        #: End of the last chunk in the file.
+        #: Offset in the file up to which chunks have been read.
         self.position = 0
 
     def chunks(self, chunk_bytes: int = _CHUNK_BYTES) -> Iterator[bytes]:

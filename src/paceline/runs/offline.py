@@ -80,7 +80,7 @@ class OfflineRun(LogsMetrics):
         self.status = "Canceled"
 
     def _write_scalar(self, name: str, value: object, step: int | None) -> None:
-        # Print in the Azure SDK's wording. Raise the errors of a real run, which would come only after the queue.
+        # Print in the Azure SDK's wording. Check values now: a submitted run's error would come only after the queue.
         print(
             f"Attempted to log scalar metric {check_name(name)}:\n{value if value is None else plain_scalar(name, value)}"
         )

@@ -44,7 +44,7 @@ def record(folder: RunFolder) -> RunRecord:
         if not controllers.is_controlled(found):
             return remote_status.read(folder, found)
         return controllers.in_engine(folder, found, _end_children)
-    # For another user's lock, which can't be opened, look at the kernel's list of this machine's locks.
+    # Another user's lock can't be opened. `is_held` finds it in the kernel's list of this machine's locks.
     if not locks.is_held(folder.lock, here=store.was_here(found)):
         # Read again: since the record was read, the owner may have written the end and exited.
         found = store.stored(folder)
@@ -133,7 +133,7 @@ def request_cancel(folder: RunFolder, by: str, reason: str = "", fail: str | Non
         RunStateError: The run belongs to another user, and its folder cannot be written to.
     """
     try:
-        # Write the request before calling the engine, which a supervisor that shares this folder does not need.
+        # Write the request before asking the engine: a supervisor that shares this folder acts on the request alone.
         asked = {"by": by, "reason": reason, "time_utc": utc_now()}
         write_json(folder.cancel_request, asked if fail is None else {**asked, "fail": fail})
     except PermissionError as error:
@@ -144,7 +144,7 @@ def request_cancel(folder: RunFolder, by: str, reason: str = "", fail: str | Non
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        folder.cancel_request.touch()  # on a full disk: an empty file is a request too
+        folder.cancel_request.touch()  # on a full disk make an empty file, which is a request too
     if folder.engine.exists():
         remote_status.cancel(folder)
 

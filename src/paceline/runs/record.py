@@ -298,7 +298,7 @@ def duration_s(started_utc: str | None, ended_utc: str | None) -> float | None:
     if started_utc is None:
         return None
     end = parse_utc(ended_utc) if ended_utc else dt.datetime.now(dt.timezone.utc)
-    # Never negative, even if a clock was set back, or the start is by another machine's clock.
+    # The difference may be negative: a clock was set back, or the start is by another machine's clock.
     return max(0.0, (end - parse_utc(started_utc)).total_seconds())
 
 

@@ -92,7 +92,7 @@ def read(folder: RunFolder, record: RunRecord, goes_on: GoesOn | None = None) ->
         return record
     if found.state != GONE:
         with contextlib.suppress(OSError):
-            # The engine knows the job again, as after a restart of the engine. A later loss starts a new grace period.
+            # The engine knows the job again, for example after the engine's restart. A later loss starts a new grace period.
             folder.gone.unlink(missing_ok=True)
     if found.state == UNREACHABLE:
         return dataclasses.replace(record, status=states.NOT_RESPONDING, waiting_for=found.message)

@@ -100,7 +100,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     _said: Collection[str] = ()
     #: Set by `paceline.workspace`: finds the models of a run.
     models_of: Callable[[RunFolder], list[Model]]
-    #: Set by `paceline.workspace`: returns HTML with the curves of a run, "" without the parts of the page.
+    #: Set by `paceline.workspace`: returns HTML with the curves of a run, or "" if the web page's packages are missing.
     _charts_of: Callable[[RunFolder], str]
 
     def __init__(self, experiment: ExperimentLike, run_id: str) -> None:

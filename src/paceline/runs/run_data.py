@@ -39,7 +39,7 @@ def unlink_inputs(job: Job, folder: RunFolder) -> None:
     for reference in job.inputs:
         if reference.path_on_compute is not None:
             link = folder.work / reference.path_on_compute
-            # If the script has replaced the link by a file, the file stays.
+            # Remove only the link that Paceline has made: the script may have put a file in its place.
             if link.is_symlink():
                 link.unlink()
                 with contextlib.suppress(OSError):

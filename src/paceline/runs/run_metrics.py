@@ -63,7 +63,7 @@ class LogsMetrics(ABC):
         if not hasattr(value, "tolist") and callable(to_numpy := getattr(value, "numpy", None)):
             value = to_numpy()
         if callable(listed := getattr(value, "tolist", None)):
-            value = listed()  # of an array or a tensor; may return nested lists
+            value = listed()  # an array's or a tensor's values, perhaps as nested lists
         if isinstance(value, (list, tuple, set, frozenset, range, Iterator)):
             self._write_other("list", name, [plain_value(item) for item in value], step)
         else:

@@ -124,7 +124,7 @@ def write(folder: RunFolder, record: RunRecord) -> None:
     dropped instead, so readers keep seeing the previous state.
     """
     try:
-        # Only the final record must survive a power cut: with any earlier record, the run is abandoned then.
+        # Sync only the final record: after a power cut a run with any earlier record counts as abandoned in any case.
         if record.is_terminal:
             sync_if_possible(folder.job)
         replace_state(folder, record, sync=record.is_terminal)
@@ -344,7 +344,7 @@ def close_deserted(
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     changes = failure_changes(record, report, ended_utc or utc_now())
     record = change(folder, record, states.FAILED, **changes, scratch_dir=None)
-    # Remove this file last: while it exists, readers report what the record will say.
+    # Remove `closing` last: while it exists, readers report the end that is being written.
     folder.closing.unlink(missing_ok=True)
     return record
 

@@ -288,7 +288,7 @@ class _Reader:
             if not all(self._is_command_line(value) for value in sources):
                 raise _NotKnownError
         elif method not in _HARMLESS:
-            # Other methods are unknown, such as `register`, which can redefine int.
+            # Give up at any other method, such as `register`, which can redefine the type int.
             raise _NotKnownError
 
     # --- the command line
@@ -337,7 +337,7 @@ class _Reader:
         if not names[0].startswith("-"):
             self._has_positionals = True
             return
-        # The script keeps the returned action object, and may change it later.
+        # If the script keeps the action that add_argument returns, it may change the action later.
         if None in keywords or not isinstance(self._parent[call], ast.Expr):
             self._options.append(DeclaredOption(names=tuple(names), line=call.lineno, is_switch=None))
             return

@@ -194,7 +194,7 @@ class Queued(Protocol):
         """Return the job script for the engine, which --dry-run prints, or None."""
 
 
-#: The most runs in a `start_supervisors` call, all with numbers in one range: 0 to 999, 1000 to 1999, and so on.
+#: Largest number of runs for one `start_supervisors` call; their numbers have the same thousands, such as 1000 to 1999.
 ALIKE_SPAN = 1000
 
 

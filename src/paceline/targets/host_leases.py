@@ -77,7 +77,7 @@ def look(given: "Ticket") -> "LeaseAnswer":
     if given.get("with_gpus") or "gpus" in given:
         answer["gpus"] = list(given["gpus"] if "gpus" in given else devices())
     queue, answer["tickets"] = host_queue(), []
-    # Without any ticket there is nothing to lock, so don't create the guard file.
+    # Create no guard file if no user has tickets, because there is nothing to lock then.
     if user_folders():
         with locked():
             answer["tickets"] = queue.tickets()
@@ -160,7 +160,7 @@ def take(given: "Ticket", free_ports: "Callable[[int, Any], Sequence[int]] | Non
                 mine.update({name: item[name] for name in ("granted", "since", "changed")})
             else:
                 others.append(item)
-        # Ask the GPU driver which GPUs other programs use, unless the run has a lease already.
+        # Without a lease, ask the GPU driver which GPUs are in use by other programs.
         blocked = (
             used_gpus(all_gpus, own_pids([*others, mine])) if mine["gpu_count"] and mine["granted"] is None else {}
         )

@@ -235,11 +235,11 @@ class Queue:
         """
         if ticket["granted"] is None:
             stamp = self.stamp()
-            # A run without GPUs does not query them, but must know whether the runs before it can start.
+            # A run without GPUs does not query them. Take their names from tickets, to plan the starts of runs before it.
             gpus = all_gpus or sorted({gpu for one in others for gpu in gpus_named(one)})
             policy, uses, now, mine = self.policy(), self.uses(), time.time(), ident(ticket)
             everyone = [*others, ticket]
-            # Ignore leased GPUs: they are not free anyway, or their run shares them.
+            # Don't report leased GPUs as used by other programs: their runs may be the users.
             held = {gpu for one in others for gpu in held_gpus(one)}
             outside = {gpu: text for gpu, text in (blocked or {}).items() if gpu not in held}
             decided = plan(everyone, all_cores, gpus, now, policy, uses, outside, self._passed)
@@ -273,7 +273,7 @@ class Queue:
         used = sum(one["cores"] for one in others if one["granted"] is not None) + sum(
             cores for cores, _ in found.values()
         )
-        # A run that needs more cores than usually are free waits until the machine is idle.
+        # A run that asks for all cores of the machine waits until no other program uses any.
         if not found or used + min(ticket["cores"], all_cores) <= all_cores + 0.5:
             return ""
         most = sorted(found.values(), reverse=True)[:3]

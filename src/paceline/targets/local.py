@@ -84,7 +84,7 @@ class LocalTarget:
         self._enqueue(self._queue(job), job, run_dir)
 
     def _enqueue(self, queue: LocalQueue | SharedQueue, job: Job, run_dir: Path) -> None:
-        # An elastic run queues with the demand of its minimum, and takes more nodes if they are free when it starts.
+        # Queue an elastic run with the demand of its minimum. At its start it takes more nodes if more are free.
         fewest = self._demand(job.resized(job.least_nodes))
         queue.enqueue(run_dir, fewest, LeaseRequest.of_job(job, port_count(job)))
 
@@ -96,7 +96,7 @@ class LocalTarget:
             try:
                 found = queue.try_grant(run_dir, demands)
             except LookupError:
-                # The run has no ticket: it has returned its nodes, or has not yet entered the queue of all users.
+                # Queue the run: it has no ticket yet, or has returned its nodes.
                 self._enqueue(queue, job, run_dir)
                 continue
             if isinstance(found, Lease):

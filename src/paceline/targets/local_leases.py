@@ -263,7 +263,7 @@ class LocalQueue(_MachineQueue):
     def _locked(self) -> Iterator[None]:
         Path(self._queue.own).mkdir(parents=True, exist_ok=True)
         try:
-            # No foreign user can open the guard, so this error is rare.
+            # The lock is rarely busy for long, because other users can't open the guard.
             with locks.locked(self._guard, patience_s=_GUARD_S):
                 yield
         except locks.LockHeldError as error:

@@ -19,7 +19,7 @@ from paceline.errors import EngineError, PacelineError, TargetError
 from paceline.system import locks
 from paceline.system.files import read_json, write_json
 
-#: The age in seconds up to which a cached answer is used.
+#: The age in seconds from which a cached answer is not used any more.
 FRESH_S = 5.0
 
 Name = TypeVar("Name", bound=Hashable)
@@ -40,7 +40,7 @@ def answer(path: Path, ask: Callable[[], dict[str, Any]], clock: Callable[[], fl
     """Return an engine's cached answer if fresh (`FRESH_S`), else call `ask`."""
     found = kept(path)
     if not _is_fresh(found, clock):
-        # Hold the lock during the query, so that other processes wait for this answer instead of querying too.
+        # Hold the lock during the query: other processes then wait for the answer instead of sending their own query.
         with locked(path):
             found = kept(path)  # another process may have queried meanwhile
             if not _is_fresh(found, clock):
@@ -135,7 +135,7 @@ def all_within(calls: Mapping[Name, Callable[[], Result]], limit_s: float) -> di
     deadline = time.monotonic() + limit_s
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    # Read each answer once: a call without an answer now counts as timed out, even if it ends a moment later.
+    # Read each answer once: a call without an answer by now counts as timed out, even if it ends a moment later.
     late = TimeoutError(f"no answer in {limit_s:g} s")
     return {name: answers.get(name, late) for name in calls}
 

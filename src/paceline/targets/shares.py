@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any, TypedDict
 
-    #: A ticket as read from a file, perhaps another user's; or a request for a ticket.
+    #: A ticket as read from a file, which another user may have written; or a request for a ticket.
     Ticket = dict[str, Any]
     #: A ticket's owner and key, which identify it on its machine.
     TicketId = tuple[int, str]
@@ -182,7 +182,7 @@ class SharePolicy:
     def place_of(self, user: str) -> "tuple[str, float, float]":
         """Return a user's group, the group's share, and the user's share in it."""
         share = self.shares.get(user, self.shares.get("*", 1.0))
-        # A user without a group is a group of their own.
+        # A user without a group counts as a group of one.
         group, group_share = self._group_of.get(user, ("user " + user, share))
         return group, group_share, share
 

@@ -76,7 +76,7 @@ def host_status(name: str, answer: LeaseAnswer) -> Status:
     node = NodeStatus(
         name=name,
         cores=cores,
-        # A ticket has the cores that the run demands, which may be more than the machine has.
+        # Limit the sum: a ticket has the cores that its run asks for, which may be more than the machine has.
         used_cores=min(cores, sum(int(ticket["cores"]) for ticket in granted)),
         gpus=len(gpus),
         used_gpus=len(held & set(gpus)),

@@ -97,7 +97,7 @@ class UiConfig:
     def host_names(self) -> frozenset[str]:
         """Return the host names that requests may name, in lower case, without port."""
         own = {"127.0.0.1", "localhost", "[::1]", *self.proxies}
-        # A server that listens at all addresses has no name of its own: TLS verifies the name instead.
+        # With an address for all interfaces, the server has no host name to compare: TLS verifies the name instead.
         if self.host not in ("", "0.0.0.0", "::"):
             own.add(f"[{self.host}]" if ":" in self.host else self.host)
         return frozenset(name.lower() for name in own)

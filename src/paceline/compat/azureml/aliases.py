@@ -145,5 +145,5 @@ FINDER = AliasFinder(
     renamed=RENAMED,
     beside=_beside,
 )
-#: The module finder that `import` calls for these names.
+#: The finder's function that finds modules for imports of the SDK's names.
 find_spec = FINDER.find_spec

@@ -270,7 +270,7 @@ def _command(
         return {"entry_script": "bash", "arguments": ("-c", command)}, []
     items = list(command)
     words, references = words_of(items, workspace, run_id)
-    # Quote only the paths that Paceline inserts.
+    # Quote only inserted paths: other words may contain shell syntax that the user wants.
     line = " ".join(
         word if isinstance(item, str) else f'"{word}"' if word.startswith("$") else shlex.quote(word)
         for item, word in zip(items, words, strict=True)

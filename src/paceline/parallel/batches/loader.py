@@ -233,10 +233,10 @@ class Order:
     def __init__(self, loader: DataLoader[object], seed: int, world: World) -> None:
         self._loader = loader
         self._world = world
-        # Don't use `loader.sampler`: if the user has given a batch sampler, it is a default that nothing uses.
+        # Don't use `loader.sampler`: with a batch sampler of the script, it is an unused default.
         sampler = getattr(loader.batch_sampler, "sampler", None)
         generator = getattr(sampler, "generator", None) or loader.generator
-        # If the user has seeded a generator, rank 0's seed decides the order.
+        # If the script has seeded a generator for the loader, use rank 0's seed of it for the order.
         self._seed = derive("generator", seed, generator.initial_seed()) if generator is not None else seed
         size = getattr(loader.batch_sampler, "batch_size", None)
         self._seed = _agreed(self._seed, f"{_length(loader.dataset)} samples in batches of {size or 'any size'}", world)

@@ -151,7 +151,7 @@ def global_parts(batch: object, task: Task, world: World) -> list[Parts]:
     if group is None:
         return [own]
     everyone = [Rows(piece) for pieces in gather_parts([own], own, group) for piece in pieces if piece is not None]
-    # The ranges of each microbatch's rows within the replicas' parts.
+    # For each microbatch, the ranges of its rows in the replicas' parts of the batch.
     sizes = zip(*piece_sizes(batch.global_rows, task.microbatches, world.replicas), strict=True)
     spans = list(map(consecutive, sizes))
     pieces = [
@@ -271,7 +271,7 @@ def agree_on_place(sums: Tensor, place: tuple[int, int, int], program: int, worl
     Raises:
         ParallelError: On every rank, with each rank's position: a rank has skipped a step, or left a loop.
     """
-    # Here and below a group of None means the whole world.
+    # A process group of None means the whole world, here and below.
     count = dist.get_world_size(world.replica_group)
     # Skip the comparison on a GPU, because the host would have to wait for its result.
     if sums.device.type != "cpu" or sums[1].item() * count == sums[0].item() ** 2:

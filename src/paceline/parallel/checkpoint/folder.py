@@ -38,7 +38,7 @@ ANOTHERS = "could not write its part; its log says why."
 #: Seconds between two checks by rank 0 whether the other ranks' parts are in the folder.
 _LOOK_S = 0.05
 
-#: Copies the state for saves in the background. All saves of this process share its memory.
+#: The maker of copies of the state, which are written in the background. All saves reuse its shared memory.
 camera = Camera()
 
 
@@ -120,7 +120,7 @@ class Saving:
         elif os.path.lexists(self.path):
             self.path.rmdir()
         os.rename(self.folder, self.path)
-        # A rename is durable once the parent folder is on the disk.
+        # Sync the parent folder, which makes the rename durable.
         sync_if_possible(self.path.parent)
         # Remove the lock only after the rename: without it another save would take the folder for a killed process's.
         (self.path / _LOCK).unlink()

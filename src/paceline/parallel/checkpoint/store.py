@@ -96,7 +96,7 @@ def save(
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ParallelError(f"every={every!r} must be an integer of at least 1, the number of steps.")
         leaving.listen(saves=True)
-    # Take rank 0's answer for all ranks, because a request to end may reach other ranks later.
+    # Use rank 0's answer on all ranks, because a request to end the run may reach other ranks later.
     asked = from_first(leaving.asked()) if every is not None or REQUEST_VARIABLE in os.environ else None
     pace = _paces.setdefault(par, _Pace())
     step_s, is_due = pace.step_s(), every is None or asked is not None or par.progress.steps % every == 0

@@ -98,7 +98,7 @@ def _whole(task: Task, micro: Microbatch, device: torch.device) -> Block:
             return task.weighted_loss(model(*micro.args, **micro.kwargs), micro)
 
     with stand_ins(model, device), untouched(model):
-        # This pass, only for its saved bytes, has released its memory before the timed pass begins.
+        # Measure the saved bytes in a separate pass, whose memory is free again when the timed pass begins.
         saved = saved_by(forward, model)[1]
         params = [param for param in model.parameters() if param.requires_grad]
         start = now()

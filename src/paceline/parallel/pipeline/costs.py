@@ -188,7 +188,7 @@ def _kind(model: nn.Module, segment: Segment, finish: object) -> Hashable:
         for inner in part.modules()
     )
     inputs = tuple((value.shape, value.dtype, value.requires_grad) for value in segment.receives)
-    # Remove numbers from the source: they only number blocks and values.
+    # Remove the numbers in the source, which differ between equal segments: they only number blocks and values.
     return parts, inputs, re.sub(r"\d+", "", segment.source), finish is not None
 
 

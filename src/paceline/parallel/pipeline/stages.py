@@ -69,7 +69,7 @@ class Stage:
         self._turns: Sequence[Turn] = ()
         self._trains = False
         self._left = 0
-        # Microbatch -> received and sent tensors: start and end of its graph in this stage.
+        # Number of a microbatch -> the received tensors, at which its graph in this stage starts, and the sent ones, its ends.
         self._kept: dict[int, tuple[Sequence[Tensor], tuple[Tensor, ...]]] = {}
 
     def begin(self, turns: Sequence[Turn], *, trains: bool) -> None:

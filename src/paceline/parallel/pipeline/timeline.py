@@ -179,7 +179,7 @@ def _interleaved(worker: int, workers: int, microbatches: int, chunks: int) -> I
     """Yield the calls of the interleaved schedule, by groups of microbatches."""
     group = microbatches // max(1, microbatches // workers)
     calls = chunks * microbatches
-    # Narayanan et al. 2021, section 2.2, as in Megatron-LM: the forward passes until the first microbatch has returned here.
+    # The forward passes before the worker's first backward pass (Narayanan et al. 2021, section 2.2, as in Megatron-LM).
     warm_up = min(calls, (chunks - 1) * group + 2 * (workers - 1 - worker))
     done: dict[tuple[str, int], int] = {}
 

@@ -106,7 +106,7 @@ class Plain:
                     self._used.watch()
                 # The loss has no gradient if all parameters are frozen, or if this replica has no rows.
                 if loss.requires_grad:
-                    # Divide: gradients are summed over the context group, whose workers all have the whole loss.
+                    # Each worker of the context group has the whole loss, and their gradients are summed: divide by their number.
                     share = loss / self._world.layout.context if self._world.layout.context > 1 else loss
                     share.backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())

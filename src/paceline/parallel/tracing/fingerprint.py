@@ -128,7 +128,7 @@ class Fingerprint:
         return tuple((name, self.of(item)) for name, item in own.items())
 
     def _settings(self, kind: type) -> tuple[Hashable, ...]:
-        # A class that is a value by itself may hold settings. In a container, such as a table of classes, only its name counts.
+        # A class that is itself an attribute's value may hold settings. For a class in a container only its name counts.
         if len(self._inside) > 1 or is_library(kind) or issubclass(kind, nn.Module):
             return ()
         return tuple(

@@ -338,7 +338,7 @@ class GraphRecorder(TorchFunctionMode):
 
     def _find(self, tensor: Tensor) -> fx.Node:
         if (known := self._nodes.get(id(tensor))) is not None:
-            # The recorded calls don't explain why the tensor has a gradient, or has none: the graph's gradient would be wrong.
+            # If the tensor has a gradient and its recorded node has none, or the reverse, the graph's gradient would be wrong.
             if known[1].meta["requires_grad"] != tensor.requires_grad:
                 raise CannotRecordError(
                     "it has a gradient that the calls which made it don't explain, or has lost one (a call below torch's own "

@@ -286,7 +286,7 @@ class Tracer:
                 "stage would not do so again. Do it inside a block, or in the loop, before step()."
             )
         calls = tuple(traced.calls())
-        # Skip the second run if an earlier graph had the same calls, as often for another mode or number of rows.
+        # Skip the second run if it has confirmed the same calls before, as often for another mode or number of rows.
         is_new = calls not in self._repeated
         if is_new and (line := traced.difference(record(lambda recorder: None, with_reads=False))) is not None:
             raise ParallelError(

@@ -396,7 +396,7 @@ def _row(facts: RunFacts) -> list[object]:
     values: dict[str, object] = {name: getattr(facts, name) for name in _NAMES}
     values |= {name: dict(getattr(facts, name)) for name in _MAPPINGS}
     values["metrics"] = [facts.metrics.to_json(), facts.metrics.goals]
-    # Most runs have no tracked parameters.
+    # Save space: `given` equals `params` in most runs, those without tracked parameters.
     values["given"] = values["given"] if values["given"] != values["params"] else None
     return list(values.values())
 

@@ -42,7 +42,7 @@ class NamedPolicy:
 
 def judged_at(trial: Trial, evaluation_interval: int, delay_evaluation: int) -> int | None:
     """Return the last interval at which to judge a trial; None before the first."""
-    # A trial without a value is not judged even with a delay of 0.
+    # The curve has one entry per value, so a trial without a value is not judged, even with a delay of 0.
     last = len(trial.curve) // evaluation_interval * evaluation_interval
     return last if not trial.is_over and last and last >= delay_evaluation else None
 
@@ -150,7 +150,7 @@ class TruncationSelection(NamedPolicy):
             bests = (other.best(goal, interval) for other in trials if len(other.curve) >= interval)
             worst = sorted((cost(value, goal) for value in bests if value is not None), reverse=True)
             count = len(worst) * self.truncation_percentage // 100
-            # A trial as good as the first trial to keep continues too.
+            # Trials equal to the worst trial that is kept continue, too.
             if count and cost(own, goal) > worst[count]:
                 reasons[trial.number] = (
                     f"TruncationSelection: its best of {own:g} after {interval} values is among the worst "

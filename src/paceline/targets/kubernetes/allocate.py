@@ -179,7 +179,7 @@ def _nodes(links: Mapping[int, Link], told: Mapping[int, Noted], job: Job, setti
         nodes.append(Node(node_rank=rank, name=links[index].name, address=address, cores=cores, gpus=gpus))
     ordered = [links[index] for index in sorted(links)]
     python = None if os.sep not in settings.python else settings.python
-    # With a volume, every agent has its own copy of the run, so that environments have one path in all pods.
+    # On a volume each agent has its own copy of the run, at one path in all pods, which environments need.
     is_shared = False if settings.volume else None
     return AgentNodes(ordered, tuple(nodes), port_count(job), folder=TOP, python=python, is_shared=is_shared)
 

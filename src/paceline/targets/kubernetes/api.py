@@ -33,7 +33,7 @@ from paceline.targets.kubernetes.settings import Json, KubeContext, KubernetesSe
 
 T = TypeVar("T")
 
-#: Kind of object -> path in the API, before the names of the namespace and the object.
+#: Kind of object -> the API path of its group and version, which the namespace and the name follow.
 _PATHS = {
     "jobs": "apis/batch/v1",
     "pods": "api/v1",
@@ -185,7 +185,7 @@ class Cluster:
         """
         request = self._http.build_request("GET", path, params=dict(params))
         if isinstance(self._http.auth, httpx2.Auth):
-            next(self._http.auth.sync_auth_flow(request))  # sets the headers that log the user in
+            next(self._http.auth.sync_auth_flow(request))  # adds the credentials' headers to the request
         given = {name: request.headers[name] for name in ("authorization",) if name in request.headers}
         url = str(request.url)
         try:

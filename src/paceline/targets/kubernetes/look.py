@@ -28,7 +28,7 @@ Note = Callable[..., None]
 _WAITING = (states.NOT_STARTED, states.QUEUED)
 #: Prefix of the reason that the supervisor records for a preempted attempt.
 _PREEMPTED = "preempted: "
-#: Seconds for which a reason why a run waits is reused: for a new run, and for one submitted more than `_FRESH_S` ago.
+#: Seconds for which to reuse the reason why a run waits: for a new run; for one submitted more than `_FRESH_S` ago.
 _NEW_S, _FRESH_S = 3.0, 60.0
 
 
@@ -148,7 +148,7 @@ def _status(
         why = reasons.first_sentence(failed.get("message", ""))
         return JobStatus(state=GONE, message=f"Its Job failed: {failed.get('reason')}: {why}.")
     if condition_of(conditions, "Complete") is not None:
-        # With code 404 the log is gone. Other answers change, such as 401 of a kubelet that ends.
+        # Code 404: the log is gone for good. Other errors may pass, such as the 401 of a kubelet that shuts down.
         if isinstance(away, EngineError) or getattr(away, "code", 404) != 404:
             return JobStatus(state=UNREACHABLE, message=f"the run has ended, and its result is not here yet: {away}")
         return JobStatus(

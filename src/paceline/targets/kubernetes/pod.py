@@ -51,7 +51,7 @@ _LAST_S, _LINGER_S = 5.0, 1800.0
 _PAUSE_S = 0.3
 #: Seconds after which a pod of `paceline compute doctor` ends, if it was not deleted.
 _EXAMINED_S = 900.0
-#: Seconds in which a new index 0 waits for a connection of another pod.
+#: Seconds in which a restarted pod of index 0 waits until another pod connects.
 _MEET_S = 20.0
 #: Seconds after `gang_wait_s` until a pod that can't reach index 0 exits, which frees its node.
 _LONELY_S = 60.0
@@ -144,7 +144,7 @@ class PodLeader:
         for packed in (open(archive, "rb"), *([io.BytesIO(b"".join(parts))] if parts else ())):  # noqa: SIM115
             _extract(packed, incoming)
         archive.unlink()
-        # Move the run's folder last: if it exists, all folders exist. Keep existing trees, named by content.
+        # Move the run's folder last: if it exists, the others do. Don't replace other trees: equal names mean equal content.
         for name in ("snapshots", "carried", "runs"):
             (self._workspace / name).mkdir(exist_ok=True)
             for path in (incoming / name).iterdir() if (incoming / name).is_dir() else ():
@@ -279,7 +279,7 @@ class PodFollower:
         self._told_to_end = False
         #: The largest incarnation of index 0 so far, to ignore an older pod that still runs beside its replacement.
         self._incarnation = 0
-        #: Number of attempts in which this pod was an agent, and which of them a preemption of index 0 ended.
+        #: Number of attempts in which this pod was an agent; numbers of those that a preemption of index 0 has ended.
         self._attempts, self._preempted = 0, set[int]()
 
     def run(self) -> int:

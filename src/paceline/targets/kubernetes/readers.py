@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from paceline.targets.kubernetes.api import Cluster
     from paceline.targets.kubernetes.objects import Pod
 
-#: Seconds for which a mirrored folder counts as up to date.
+#: Seconds for which the local copy of a run's folder counts as up to date.
 _FRESH_S = 0.5
 _STATE, _LOCK = "mirrored.json", "mirror.lock"
 #: The WebSocket subprotocol that kubectl uses, and the most bytes that we send in one of its messages.
@@ -184,7 +184,7 @@ def _apply(replica: Replica, header: Header, data: bytes) -> bool:
         return True
     known = replica.known.get(header.get("file", ""))
     if header.get("how") == "append" and known is not None and known[2] in (0, header["ino"]):
-        # The pod's log repeats lines that have already arrived through a connection: drop those.
+        # The pod's log repeats data that has already arrived through a connection: drop this data.
         done = min(len(data), max(0, known[0] - header["at"]))
         header, data = {**header, "at": header["at"] + done}, data[done:]
     replica.apply(header, data)

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 #: Seconds for which a submission and the checks before it wait for an API that can't be reached.
 _PATIENCE_S, _CHECK_S = 120.0, 20.0
-#: Seconds for which the answer whether the user may forward ports is reused.
+#: Seconds for which to reuse the answer whether the user may forward ports.
 _RIGHTS_S = 3600.0
-#: Seconds after which a run without a Job counts as never submitted.
+#: Seconds after which a run that still has no Job counts as never submitted.
 _SUBMIT_S = 180.0
 
 

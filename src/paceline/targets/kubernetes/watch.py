@@ -15,9 +15,9 @@ from paceline.targets.kubernetes.objects import BatchJob, Pod
 
 if TYPE_CHECKING:
     from paceline.targets.kubernetes.api import Cluster
-#: Seconds from one list to the next: before the first watch, and after a watch that broke.
+#: Seconds between two list requests: until the first watch runs, and after a watch that broke.
 _NEW_S, _FRESH_S = 0.3, 3.0
-#: Seconds without a reader after which a watch is not renewed.
+#: Seconds after which a watch whose data nobody has read is not renewed.
 _IDLE_S = 60.0
 _JOB_LABEL = "batch.kubernetes.io/job-name"
 

@@ -42,7 +42,7 @@ _AGAIN_S = 6.0
 _ALIVE_S = 5.0
 #: Seconds for which a store may be slow or unreachable before the other side counts as gone.
 _SILENCE_S = 40.0
-#: Number of unread objects at which the command has to wait.
+#: With this many unread objects, the sender waits for the reader.
 _AHEAD = 8
 
 
@@ -55,7 +55,7 @@ class Sealed:
     def __init__(self, store: Store, run_id: str, key: str, name: str, way: str) -> None:
         self._store, self._run_id, self._key, self._way = store, run_id, bytes.fromhex(key), way
         self._top = f"{run_prefix(run_id)}/exec/{name}"
-        #: The number of objects written or read.
+        #: The number of objects that this side has written or read, which names the next object.
         self.count = 0
 
     def put(self, messages: Sequence[ExecRequest | ExecMessage]) -> None:
@@ -148,7 +148,7 @@ class StoreChannel:
             self._look(messages)
             self._well_at = time.monotonic()
         except PacelineError:
-            # Ignore a short failure of the store. Messages that were read before the failure are returned.
+            # Ignore a short failure of the store, and return the messages that were read before it.
             if time.monotonic() - self._well_at > _SILENCE_S / 2:
                 raise
         self._looked_at = time.monotonic()
@@ -234,7 +234,7 @@ class StoreListener:
         knock = _knock(self._folder.run_id)
         if get(store, knock) is None:
             return []
-        # Remove the announcement before listing commands, so that later announcements are seen next time.
+        # Remove the announcement before listing commands: an announcement after this is for the next poll.
         with contextlib.suppress(FileNotFoundError):
             remove(store, knock)
         new = [name for name in names(store, self._folder.run_id) if name not in self._seen]

@@ -46,7 +46,7 @@ from paceline.targets.ray.entry import travel_entrypoint
 from paceline.targets.ray.settings import RaySettings
 from paceline.targets.ray.store_objects import decrypted, encrypted, exists, get, put, remove, tree_sha256
 
-#: Files of a run's folder that are not in `start.tar.gz`: the cluster does not need them, or gets them otherwise.
+#: Files of a run's folder that `start.tar.gz` leaves out: the cluster does not need them, or gets them otherwise.
 _NOT_SENT = frozenset({"lock", "ballast", "snapshot", "home.json", "secrets.json", "exec_key", "session"})
 _LOOK_S = 1.0
 #: Seconds that a reader of the final record waits for the last part, because no reader fetches an ended run again.
@@ -236,7 +236,7 @@ def fetch_run(settings: RaySettings, folder: RunFolder) -> bool:
         DataError, TransferError: The datastore can't be read.
     """
     state = folder.path / ".travel.json"
-    # Several parts may hold pieces of a file; the run's folder has them until the last one arrives.
+    # Pieces of a large file come in several parts, and wait in the run's folder for the last piece.
     replica = Replica(folder.path, lambda record: take_record(folder, record))
 
     def replay(part: bytes) -> bool:
@@ -259,7 +259,7 @@ def fetch_run(settings: RaySettings, folder: RunFolder) -> bool:
         with Store(store_record(settings, folder.path.parent.parent)) as store:
             while (signed := _next_part(store, folder, told)) is not None:
                 part = _unsigned(store, folder, told["next"], signed)
-                # After the final record only the last part may follow, or the same part after a kill.
+                # After the final record only the last part is valid, or that part again if this process was killed.
                 told["ended"] = delta.ends(part) if _has_end(folder) else replay(part)
                 # Apply, record, remove, in this order: after a kill in between, the part is applied again.
                 told["next"] += 1

@@ -82,7 +82,7 @@ class Holding:
         self._text = "waits for Ray"
         self._too_large_since: float | None = None
         self._too_large = ""
-        #: Set on each message of the driver and each connection of a node.
+        #: An event that each message of the driver and each connection of a node sets.
         self._news = threading.Event()
         self._reception = _reception(self._news.set, asked.address)
         try:
@@ -104,11 +104,11 @@ class Holding:
         placed_at: float | None = None
         # The number of an elastic run's nodes is known only after the placement.
         while len(self._reception.taken) < self._count or (self._asked.least is not None and not self._placed):
-            # Clear the event before reading messages, so that a message after this sets it again.
+            # Clear the event before reading messages, so that a later message sets the event again.
             self._news.clear()
             self._hear()
             if self._lost:
-                # Check `_lost` before `_failed`: after the loss of all nodes, the driver fails too.
+                # Check `_lost` before `_failed`: if all nodes are lost, the driver fails as a consequence.
                 rank, why = min(self._lost.items())
                 raise LostError(f"node {rank} of the run: {why}.")
             if self._failed is not None:

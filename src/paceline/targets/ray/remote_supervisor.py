@@ -93,7 +93,7 @@ def _see_through(store: Store, ticket: Ticket, folder: RunFolder, top: Path) -> 
     recorder = DeltaRecorder(folder.path)
     recorder.skip_present()
     journal = _Journal(store, ticket.run_id, ticket.exec_key)
-    # The job's standard error goes into Ray's log; the supervisor's output belongs to the run.
+    # Write the supervisor's output to the run's own log. The job's standard error would go into Ray's log.
     log = os.open(folder.driver_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     supervisor = subprocess.Popen(
         [sys.executable, "-m", "paceline.supervisor", str(folder.path)],
@@ -107,7 +107,7 @@ def _see_through(store: Store, ticket: Ticket, folder: RunFolder, top: Path) -> 
     _let_go_of_driver()
     listener = StoreListener(ticket.record, folder, ticket.exec_key)
     stored = 0.0
-    # While a part waits to be stored, don't record another part: the next part will have the changes since then.
+    # Record no further part while one waits to be stored: the next part then has all changes since.
     while supervisor.poll() is None:
         time.sleep(_TICK_S)
         if time.monotonic() - stored >= _PART_S:

@@ -169,7 +169,7 @@ def open_nodes(
 def link_words(allocation: Allocation, node: str, *, python: str | None = None) -> list[str]:
     """Return the command line that starts a node's agent, by srun on other nodes."""
     agent = [python or sys.executable, "-S", "-c", _AGENT]
-    # On the node of the batch step, the agent is a child of this process and needs no step.
+    # On this node itself, start the agent as a child process, without a Slurm step.
     job_id = allocation.owners.get(node, allocation.job_id)
     return agent if node == allocation.here else [*srun_words(job_id, node), *agent]
 
@@ -211,7 +211,7 @@ def _open_all(
     least: Once so many links are open, wait only `AGAIN_S` for the other links.
     """
     found: dict[str, Link] = {}
-    # `deciding` guards `found` and `is_over`. Links that open after `is_over` is set are closed.
+    # `deciding` guards `found` and `is_over`. Once `is_over` is set, threads close the links that they open.
     is_over, deciding = threading.Event(), threading.Lock()
     errors: dict[str, PacelineError] = {}
 

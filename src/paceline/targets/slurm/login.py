@@ -42,13 +42,13 @@ from paceline.system.files import read_json, write_json
 from paceline.targets.slurm import login_helper
 from paceline.targets.slurm.scheduler import AwayError, Scheduler
 
-#: Seconds for which a mirrored folder counts as up to date.
+#: Seconds for which the local copy of a run's folder counts as up to date.
 _FRESH_S = 1.0
 #: File in the run's folder here: {"time": time of the last complete update, "known": stamps of the arrived files}.
 _STATE = "mirrored.json"
 
 _ALIVE_S = 1.0
-#: Pieces of output that are buffered here before the login host has to wait.
+#: Number of pieces of output that are buffered here. With more, the login host's program has to wait.
 _AHEAD = 64
 
 
@@ -125,7 +125,7 @@ class Login:
             replica = Replica(folder.path, lambda record: take_record(folder, record), told.get("known"))
             if not replica.known:
                 replica.known = replica.have()  # an older Paceline sent the run and recorded no stamps
-            replica.known.pop(folder.state.name, None)  # always fetch the state file: this machine's copy may have changed
+            replica.known.pop(folder.state.name, None)  # this machine may have changed the state file
             request = {"op": "pull", "run_dir": run_dir, "known": replica.known, "final": sorted(states.TERMINAL)}
             told = {"time": 0.0}
             try:

@@ -149,7 +149,7 @@ class Query:
         which = hashlib.sha256(f"{scheduler.where} {user}".encode()).hexdigest()[:12]
         self._path = folder / f"slurm-{which}.json"
         self._scheduler, self._user, self._clock = scheduler, user, clock
-        #: Time of the query whose answer was used last, in seconds since the epoch.
+        #: When the query was made whose answer was used last, in seconds since the epoch.
         self.answered_at = 0.0
 
     def job(self, job_id: str, since: float) -> JobState | None:
@@ -228,7 +228,7 @@ class Query:
                 best = self._best(ends.get(key), told.get(key))
                 if best is not None:
                     ended[key] = best
-            # A job that squeue lists as alive has been requeued since its end.
+            # Drop the cached end of a job that squeue lists as alive: Slurm has requeued the job.
             ended = {key: job for key, job in ended.items() if key not in jobs or key in ends}
             unsigned = _unsigned(ended, ends) if accounting and not unaccounted else set()
         except AwayError as error:

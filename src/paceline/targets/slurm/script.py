@@ -15,7 +15,7 @@ from paceline.job.plan import node_sizes
 from paceline.targets.base import ALIKE_SPAN as SPAN
 from paceline.targets.slurm.settings import SELECTING, SlurmSettings
 
-#: Seconds beyond the workers' grace period to write and fetch the last files.
+#: Seconds, in addition to the workers' grace period, for writing and fetching the last files.
 _FINALIZE_S = 30
 #: Memory in MiB requested for a sweep's controller, which needs at most 300 MB.
 _CONTROLLER_MIB = 1024
@@ -174,7 +174,7 @@ def warning_s(job: Job, settings: SlurmSettings) -> int:
     """Return how many seconds before the time limit Slurm warns the supervisor."""
     wanted = math.ceil(job.grace_period_seconds) + _FINALIZE_S
     limit = settings.time_s
-    # At most a third of a short job's time: a warning at the start would be useless.
+    # Limit the warning time to a third of a short job's time: at the job's start the warning would be useless.
     return max(1, min(wanted, 65535, int(limit / 3) if limit is not None else wanted))
 
 

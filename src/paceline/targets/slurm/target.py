@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 #: Pause between queries for further nodes of an elastic run.
 _LOOKOUT_S = 5.0
-#: The most jobs that a status lists with their users.
+#: Maximum number of jobs, with their users, in a status.
 _MOST_JOBS = 1_000
 _DOWN = ("down", "drain", "fail", "maint", "unk", "error", "no_respond", "not_responding", "power_down", "powered_down")
 
@@ -59,7 +59,7 @@ class SlurmTarget:
         self._title = f"compute target {name!r}"
         self._scheduler = Scheduler(self._title, self.settings)
         self._had_nodes = False
-        #: In an elastic run's supervisor: the second job, which has additional nodes, and the poller of their number.
+        #: Only in an elastic run's supervisor: the job that holds additional nodes, and the poller of how many are free.
         self._extension: Extension | None = None
         self._lookout: Lookout[int] | None = None
 
@@ -325,7 +325,7 @@ class SlurmTarget:
         # The agent's output comes last in the error, without a full stop.
         why = f"{str(error).rstrip('.')}."
         done = self._scheduler.call(["scontrol", "requeue", job_id])
-        # A negative code is a signal of Slurm, which ends the job's processes, perhaps before scontrol returns.
+        # A negative code means that a signal ended scontrol: Slurm ends all of the job's processes, perhaps this early.
         if done.returncode > 0:
             raise EngineError(f"{why} The job can't be requeued to get other nodes: {done.said}.") from error
         say(f"{why} So Slurm was asked to put the job back into the queue, where it gets other nodes.")

@@ -175,7 +175,7 @@ class Gathering:
         plan: list[HostMember] = []
         pause, looked_at = _POLL_S, time.monotonic()
         while True:
-            # If a host was lost, make a new plan: return all shares and queue again.
+            # If a host of the plan was lost, return all shares, make a new plan, and queue again.
             if any(member.link.lost for member in plan) or not plan:
                 self._give_back([*held, *([queued] if queued else [])])
                 held, queued = [], None
@@ -205,7 +205,7 @@ class Gathering:
                 looked_at = time.monotonic()
                 self._try_again(after_s=_TRY_AGAIN_S)
                 others = [member for member in self._fit() if member not in plan]
-                # Try other hosts while keeping the queue position. If too few are free, return their shares at once.
+                # Try other hosts and keep the queue position. If the other hosts are too few, return their shares at once.
                 found = self._take_at_once(others, held)
                 if len(found) >= self._demand.count:
                     self._give_back([queued])

@@ -142,7 +142,7 @@ class Opening:
         with self._changed:
             self._closed = True
             ending = [member for host, member in self._members.items() if host not in kept]
-        # Don't wait: an agent also ends when its link is cut.
+        # Don't wait longer than 3 s: an agent also ends when its link is cut.
         all_within({member.host: member.link.close for member in ending}, 3.0)
 
     def _open(self, host: SshHost) -> None:

@@ -150,7 +150,7 @@ def curves(request: Request) -> Response:
         lowest = {entry["name"]: entry["ranks"][0] for entry in one["names"] if not entry["node"]}
         for entry in one["names"]:
             if not entry["node"]:
-                # Leave the last value out of the legend: with several runs there is more than one.
+                # Leave the last value out of the legend, because each of the compared runs has another last value.
                 listed.setdefault(entry["name"], {**entry, "last": ""})
         drawn += [
             {**curve, "run": place}

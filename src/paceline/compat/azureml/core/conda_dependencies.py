@@ -24,7 +24,7 @@ class CondaFields(TypedDict):
     channels: list[str]
 
 
-#: The version written when none was requested. Runs use this interpreter's version in any case.
+#: The Python version to write if none was requested. Runs use this interpreter's version in any case.
 _PYTHON = "3.10.18"
 #: Matches `numpy`, `conda-forge::_libgcc_mutex=0.1` and `torch[x]>=1; python_version<"3"`, but no path, URL or option.
 _NAME = re.compile(r"^(?:[\w.-]+::)?([A-Za-z0-9_][\w.-]*)\s*(?:\[[^]]*\]\s*)?(?:$|[=<>!~;@#\s])")

@@ -142,7 +142,7 @@ def _loaded(settings: ParallelRunSettings, arguments: list[str]) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None, "its ending was looked at"
     assert spec.loader is not None, "it is a file"
-    # Use the script's own name, so that pickled objects can be loaded again.
+    # Import the script under its own name, which pickled objects of its classes refer to.
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -87,7 +87,7 @@ class _DistributedKeras2(OptimizerOfKeras2):
 
     def _applies_as_is(self, skip: bool) -> bool:
         """Return whether to apply the gradients now, without adding up several passes first."""
-        # `skip` is the caller's claim that the gradients are reduced. It is wrong for one of several passes.
+        # With `skip` the caller claims that the gradients are reduced, which is wrong for the gradients of one pass of several.
         to_reduce = self._is_marked("_to_reduce_in")
         return self.distribution.settings.passes == 1 or (skip and not to_reduce)
 

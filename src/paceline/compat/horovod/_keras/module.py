@@ -87,7 +87,7 @@ def loader_for(library: ModuleType) -> Callable[..., Any]:
         optimizer = getattr(model, "optimizer", None)
         if optimizer is not None:
             distribute(optimizer, KerasSettings(compression=compression or NoneCompressor), in_place=True)
-            # The file may say that the model was compiled with XLA, whose programs can't call a collective.
+            # A loaded model may be set to compile with XLA, whose programs can't call a collective.
             if getattr(model, "jit_compile", None):
                 model.jit_compile = False
         return model

@@ -66,7 +66,7 @@ def shutdown() -> None:
     from paceline import collectives
 
     try:
-        # Even if the shutdown raises, the next `init` must find no state of this world.
+        # Remove this world's state even if `stop` raises, so that a later `init` starts without it.
         collectives.stop()
     finally:
         # Remove only this process's variable. A forked child has its parent's, which is still in the world.
@@ -224,7 +224,7 @@ def _refuse_ranks_child() -> None:
     from paceline.collectives.errors import CollectivesError
 
     pid, _, place = os.environ.get(_JOINED, "").partition(" ")
-    # Without the variable `place` is empty. `_place()` is never empty, because it contains colons.
+    # `place` is empty without the variable, and then differs from `_place()`, which contains colons.
     if place == _place() and int(pid) != os.getpid():
         raise CollectivesError(
             f"hvd.init() was called in process {os.getpid()}, a child of the rank in process {pid}, which has called it "

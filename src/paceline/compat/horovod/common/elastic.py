@@ -24,7 +24,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 #: Values for `on_hosts_updated`: no change, hosts added, hosts removed, both.
 NO_UPDATE, ADDED, REMOVED, MIXED = range(4)
-#: Most restores in a row without a commit in between, before the error is raised. A guess.
+#: The error is raised after this many restores in a row without a commit between them. The value is a guess.
 _RESTORES_WITHOUT_COMMIT = 10
 
 
@@ -69,7 +69,7 @@ class State(Kept):
 
     def on_reset(self) -> None:
         """Adapt the state after a restart of the collective engine."""
-        # Drop earlier notifications, because the restarted engine uses the present hosts.
+        # Drop notifications from before the restart, because the restarted engine uses the present hosts.
         self._updates.clear()
         self.reset()
         for callback in self._reset_callbacks:

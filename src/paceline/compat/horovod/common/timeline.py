@@ -45,7 +45,7 @@ def start(path: str, engine: Engine, *, mark_cycles: bool) -> None:
         if engine.rank == 0:
             _trace = _Trace(path, mark_cycles, engine)
             engine.observe(_trace.observed, arrivals=True)
-            # Few scripts call shutdown. Viewers read the file without its closing bracket, but json.load does not.
+            # Close the file at exit, because few scripts call shutdown: json.load needs the closing bracket, viewers don't.
             # Unregister first, because atexit keeps one entry for each call.
             atexit.unregister(_stop_at_exit)
             atexit.register(_stop_at_exit, os.getpid())
@@ -57,7 +57,7 @@ def stop() -> None:
     with _lock:
         trace, _trace = _trace, None
     if trace is not None:
-        # First stop new calls of `observed`. A call in flight finds the file open or None, under the trace's lock.
+        # First stop further calls of `observed`. A call that still runs sees an open file, or None once it is closed.
         trace.engine.ignore(trace.observed)
         trace.close()
 

@@ -116,7 +116,7 @@ def on_ranks(
         outcome = requested_job.run(
             options, output, (executable or sys.executable, MAIN_SCRIPT, _TASK), files, executable
         )
-    # Raise KeyboardInterrupt, as Python itself does on Ctrl-C. While the job ran, the driver had its own handler.
+    # Raise KeyboardInterrupt, as Python does on Ctrl-C: during the job `horovodrun`'s own handler got the signal.
     if outcome.stopped_by == signal.SIGINT:
         raise KeyboardInterrupt
     if outcome.stopped_by is not None:

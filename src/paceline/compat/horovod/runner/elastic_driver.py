@@ -27,7 +27,7 @@ from paceline.errors import RunFailedError
 from paceline.system.run_variables import EXIT_RESIZE
 
 _TICK_S = 0.1
-#: Number of attempts that may fail in a row without a commit in between before the job ends. A guess.
+#: The job ends after this many failed attempts in a row without a commit between them. The value is a guess.
 _FAILURES_WITHOUT_COMMIT = 3
 _DEFAULT_WAIT_S = 600.0
 
@@ -133,7 +133,7 @@ class ElasticDriver:
         for number, rank in enumerate(outcome.ranks):
             for name, content in rank.whole_files().items():
                 if name != wire.RESULT:
-                    # Use a different name, because the next attempt may write a file for the same host.
+                    # Rename the file, because the next attempt may write a file of the same name, for the same host.
                     arrived[f"{_state_of(name)}.of_before-{number}.safetensors"] = content
             for name in rank.files.keys() - {wire.RESULT}:
                 del rank.files[name]

@@ -126,7 +126,7 @@ def start_timeout_s(requested_s: float | None, environ: Mapping[str, str] = os.e
     text = environ.get("HOROVOD_START_TIMEOUT", "")
     if requested_s is not None or not text:
         return _START_TIMEOUT_S if requested_s is None else float(requested_s)
-    # Don't rely on float(), which also accepts "nan", "inf" and "-5".
+    # Don't check by float(), which also accepts "nan", "inf" and "-5".
     if not text.replace(".", "", 1).isdigit():
         raise UserError(f"HOROVOD_START_TIMEOUT={text!r} is not a number of seconds. Unset it, or set a number.")
     return float(text)
@@ -143,7 +143,7 @@ def variables(options: Namespace) -> dict[str, str]:
     if options.fusion_threshold_mb is not None:
         environment["HOROVOD_FUSION_THRESHOLD"] = str(int(options.fusion_threshold_mb * 1024 * 1024))
     if options.stall_check is not None:
-        # This variable means the opposite of the option.
+        # Invert the value: the variable disables the stall check, and the option enables it.
         environment["HOROVOD_STALL_CHECK_DISABLE"] = str(int(not options.stall_check))
     if options.tcp:
         environment["NCCL_IB_DISABLE"] = "1"
