@@ -244,7 +244,7 @@ class RunFailedError(PacelineError, RuntimeError):
     """A run that ended as Failed.
 
     Attributes:
-        report: The failure report, or None.
+        report: The failure report, or None if there is no report.
     """
 
     def __init__(self, message: str, report: FailureReport | None = None) -> None:

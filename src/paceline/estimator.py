@@ -49,21 +49,21 @@ class _Script:
 
     Args:
         source_directory: Folder that is copied at submission, including uncommitted edits.
-        entry_script: Python file in it to run, or another program: a binary, or a script that begins with #!. Else the name of
-            a program on the nodes' PATH.
+        entry_script: File in source_directory to run: a Python file, a binary, or a script that begins with #!. Or the name of a
+            program on the nodes' PATH.
         entry_module: Module to run instead, as `python -m` does in source_directory.
         command: Command line to run instead, by bash in the copy of source_directory, once for each worker: a text, or a list of
             words and data. `python` is the job's interpreter.
-        script_params: Argument -> value, in order. An argument with an empty string as value gets no value.
-        arguments: Words as the script gets them, after those of script_params: strings, numbers, paths and data. For
-            positionals, flags that are repeated and flags with several values.
+        script_params: Argument -> value, in order. An empty string as value makes the argument a flag.
+        arguments: Words that the script gets after those of script_params: strings, numbers, paths and data. Use them for
+            positional arguments, repeated flags, and flags with several values.
         compute_target: Name of a target, or one of `Workspace.compute_targets`. None: "local".
         use_gpu: Whether each worker gets a GPU.
-        gpu_visibility: "worker": each worker sees its own GPU alone, as `cuda:0`. "node": each sees all of its node's, for
-            scripts that call `torch.cuda.set_device(LOCAL_RANK)`.
+        gpu_visibility: "worker": each worker sees only its own GPU, as `cuda:0`. "node": each worker sees all GPUs of its node,
+            for scripts that call `torch.cuda.set_device(LOCAL_RANK)`.
         gpu_share: Part of a GPU that each worker reserves, above 0 and up to 1. With 0.5, two such runs use one GPU at a time. On
             targets of kind "local" and "ssh" only.
-        cores: Cores of this machine that the run reserves for each worker; with 0 it waits for no others. On "local" only.
+        cores: Cores of this machine that the run reserves for each worker; a run with 0 never waits for cores. On "local" only.
         priority: Position among waiting runs: "low", "normal", "high", or "urgent", which also asks runs of a lower priority to
             leave. On "local" and "ssh" only.
         conda_packages: Match specs of conda packages.
@@ -76,25 +76,25 @@ class _Script:
         user_managed: Use the interpreter unchanged, without further packages.
         environment_definition: An `Environment`, instead of packages, python, image and user_managed.
         custom_docker_image: Image of the container that the workers run in.
-        shm_size: Size of the container's /dev/shm, such as "2g". None: the host's is shared.
+        shm_size: Size of the container's /dev/shm, such as "2g". None: the host's /dev/shm is shared.
         environment_variables: Variables of every worker, which override all others. `secret("NAME")` is never recorded.
         inputs: Data references and datasets, besides those of the arguments. `run.input_datasets[name]` is the folder.
-        send: Files and folders of source_directory that are not copied, such as ignored data, to send to nodes that do not see
-            it, whatever their size. Up to 1 GB in all is sent without it.
+        send: Paths in source_directory that are not copied, such as ignored data, but sent in any size to nodes that do not see
+            the folder. Other uncopied files are sent up to 1 GB in all.
         max_run_duration_seconds: Time after which the run is ended as Failed: seconds, a timedelta, or a text such as "1h30m" or
             Slurm's "1-12:00:00". None: no limit.
-        python: Interpreter that runs the script, or that its environment is made from. None: the one that submits.
+        python: Interpreter that runs the script, or that its environment is made from. None: the submitting interpreter.
         grace_period_seconds: Time between SIGTERM and SIGKILL when a run is ended.
-        max_restarts: How often a run may start over after it lost a node, a worker or its launcher, or found a port in use.
+        max_restarts: How often a run may restart after it lost a node, a worker or its launcher, or found a port in use.
             An attempt after a preemption does not count.
         on_failure: "restart" starts all workers again. "replace" starts only a lost worker again where the script allows it, and
             the others continue (needs max_restarts and "gloo").
-        restart_on_exception: Also start again after an exception of the script itself.
-        log_limit: How much of each worker's log is kept, its first and last parts: bytes, or such as "500MB". None or 0: all.
+        restart_on_exception: Also restart after an exception of the script itself.
+        log_limit: Size to keep of each worker's log, from its beginning and its end: bytes, or "500MB". None or 0: no limit.
         notify: Receivers of messages: "mail:ann@example.com", "slack:env:SLACK_URL", "command:./told.sh", or a list.
         notify_on: Events to send: "start", "end", "failure", "hang", "quota" (over quota), "best" (a sweep's), a
             condition such as "metrics.loss > 10", or a list.
-        hang_seconds: Time without output, metrics or progress until the run counts as hanging; or such as "10m". 0: never.
+        hang_seconds: Time without output, metrics or progress until the run counts as hanging: seconds, or "10m". 0: never.
         on_hang: Reaction to a hanging run: "report", "fail", or "restart" (needs max_restarts).
         warm: "auto" keeps the script's libraries loaded on each node for the next attempt; "off" starts each attempt cold.
 
@@ -269,7 +269,7 @@ class _Distributed(_Script):
     """A script that may run as several processes.
 
     Args:
-        node_count: Number of nodes, at least 1. (2, 4): an elastic run, which continues with as many as there are, 2 to 4.
+        node_count: Number of nodes, at least 1. (2, 4) makes an elastic run, which continues with 2 to 4 nodes, as are available.
         process_count_per_node: Workers on each node, at least 1.
         distributed_backend: How the workers communicate: one of the class's `backends`. None: one process.
         elastic_seconds: Minimum seconds between two restarts of an elastic run for more nodes.

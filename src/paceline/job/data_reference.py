@@ -43,7 +43,7 @@ class DataReference:
     """Files that a run reads from a folder, or a folder that it stores.
 
     Args:
-        name: Letters, digits and `_`.
+        name: Name of the reference: letters, digits and `_`.
         sources: Locations of the files; an upload has exactly one.
         mode: "download": a copy that the node's workers and later runs share. "mount": the original if the store is a folder
             of this machine, else a download. "upload": an empty folder whose files are stored at the end. "direct": a

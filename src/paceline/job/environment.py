@@ -25,10 +25,10 @@ class EnvironmentSpec:  # noqa: PLW1641 - a frozen dataclass is given its hash
         layered: Keep the base interpreter's packages and add only missing ones. False: only the named packages and their
             dependencies.
         user_managed: Use the interpreter unchanged, without installing.
-        pip_packages: Requirements. Local paths become absolute.
+        pip_packages: Requirements in pip's form. Local paths become absolute.
         pip_requirements: The text of a requirements file without includes (see `Environment.from_pip_requirements`).
         pip_constraints: Versions of packages in case they are needed, as for `pip install -c`.
-        conda_packages: Match specs.
+        conda_packages: Match specs of conda packages.
         conda_channels: Names or URLs (also `file://`), the preferred channel first.
         environment_variables: Variables of every worker. Those of a job override them.
         docker_image: Image of the workers' containers.

@@ -31,7 +31,7 @@ class LocalPath:
     Attributes:
         name: Name of the package, or "" if the requirement has only a path.
         extras: Extras, such as "[gpu]".
-        tail: Marker, or options such as `--hash`.
+        tail: Environment marker, or options such as `--hash`.
     """
 
     path: Path

@@ -25,7 +25,7 @@ class Node:
     Attributes:
         address: Host name or IP address by which the other nodes reach the node.
         cores: Cores that the run may use on the node, at least 1.
-        gpus: Leased devices, as in `CUDA_VISIBLE_DEVICES`.
+        gpus: GPUs that the run leases, as in `CUDA_VISIBLE_DEVICES`.
         interface: Network interface with `address`, or None if unknown.
         network: Network of `address`, such as "10.0.0.0/24", or None if unknown.
     """

@@ -52,7 +52,7 @@ class Templates(NamedDocuments[Template]):
         """Keep a copy of a job file under a name.
 
         Args:
-            name: Letters, digits, `.`, `_` and `-`, beginning with a letter or digit; at most 80 characters.
+            name: Name of the template: a letter or digit, then letters, digits, `.`, `_` and `-`; at most 80 characters.
             path: The job file.
             replace: Replace a template of this name.
 

@@ -24,7 +24,7 @@ class SourceCopy:
     """The code of a run: a folder, or the existing snapshot of a rerun.
 
     Attributes:
-        is_whole: The folder was made for this run and will be removed, so every file in it is copied.
+        is_whole: Whether the folder was made for this run and will be removed, so that every file in it is copied.
         link: Folders in the source, as relative paths, with results of earlier runs that the run must see.
     """
 

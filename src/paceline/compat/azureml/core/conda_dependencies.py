@@ -36,7 +36,7 @@ class CondaDependencies:
     Args:
         conda_dependencies_file_path: A conda environment file to start from; None starts with Python and
             `azureml-defaults`.
-        _underlying_structure: The parsed content of such a file.
+        _underlying_structure: The parsed content of a conda environment file.
 
     Raises:
         UserErrorException: The file is missing, or is not a conda environment file.

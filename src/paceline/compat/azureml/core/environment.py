@@ -132,7 +132,7 @@ class Environment(Strict):
     `version`.
 
     Args:
-        name: Letters, digits, `-`, `_` and `.`.
+        name: Name of the environment: letters, digits, `-`, `_` and `.`.
 
     Raises:
         UserErrorException: The name is not valid.

@@ -185,8 +185,8 @@ class ParallelRunSettings:
         entry: The user's script, relative to the working directory.
         files, tables: Names of the inputs.
         batch_size: Number of files, or approximate bytes of a table, in a mini-batch.
-        timeout_s: Longest call of run().
-        tries: Attempts for each mini-batch.
+        timeout_s: Time limit for a call of run().
+        tries: Maximum number of attempts for each mini-batch.
         error_threshold: Number of items that may fail; -1 allows any number.
         failed_batches, failed_percent: Limits for failed mini-batches; -1 allows any number.
         keys: Keys whose values define the mini-batches, instead of batch_size.

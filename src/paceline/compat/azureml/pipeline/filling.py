@@ -22,7 +22,7 @@ class Filling:
 
     Args:
         run_id: Id of the step's run.
-        parameters: Name -> value.
+        parameters: Name of a pipeline parameter -> value.
         outputs: The step's outputs.
     """
 

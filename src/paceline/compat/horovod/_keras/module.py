@@ -72,7 +72,7 @@ def loader_for(library: ModuleType) -> Callable[..., Any]:
             custom_optimizers: The script's own optimizer classes.
             custom_objects: The script's other classes and functions, by name.
             compression: A choice of hvd.Compression.
-            legacy_opts: The optimizer is from `tf.keras.optimizers.legacy`. Not needed if the file says so itself.
+            legacy_opts: Whether the optimizer is from `tf.keras.optimizers.legacy`. Not needed if the file says so itself.
 
         Raises:
             ValueError: `legacy_opts` with Keras 3, which has no such optimizers; or the file cannot be read.

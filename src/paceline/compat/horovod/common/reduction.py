@@ -111,7 +111,7 @@ class Reduction:
     """Settings of a reduction of gradients.
 
     Attributes:
-        op: The operation.
+        op: The reduce operation, such as Average.
         compression: Compresses gradients before they are sent.
         sparse_as_dense: Make sparse gradients dense before the reduction.
         gradient_predivide_factor: Divides gradients before the sum, and multiplies their average, so that float16 does not

@@ -152,8 +152,8 @@ class RankListener:
 
     Attributes:
         addresses: (host, port) pairs at which the server listens.
-        joined: (connection, hello) of each rank.
-        events: (rank, message), with a message of None when the rank's connection ends.
+        joined: Queue of (connection, hello), one from each rank.
+        events: Queue of (rank, message). The message is None when the rank's connection ends.
     """
 
     def __init__(self, hosts: Sequence[str]) -> None:

@@ -30,8 +30,8 @@ class Pipeline:
     The pipeline includes the steps on which the listed steps depend.
 
     Args:
-        default_datastore: For PipelineData without a datastore.
-        default_source_directory: For steps without a source directory.
+        default_datastore: Store of each PipelineData without a datastore.
+        default_source_directory: Source of steps without a source directory.
 
     Raises:
         UserErrorException: An item is not a step, the graph has a cycle, or an input is no step's output.

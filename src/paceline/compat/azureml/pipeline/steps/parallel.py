@@ -50,13 +50,13 @@ class ParallelRunConfig:
         allowed_failed_count, allowed_failed_percent: Limits for failed mini-batches.
         output_action: "append_row" appends run()'s results, in the order of the mini-batches, to a file in the output;
             "summary_only" only counts them.
-        append_row_file_name: Default: parallel_run_step.txt.
+        append_row_file_name: Name of that file; default: parallel_run_step.txt.
         mini_batch_size: Number of files (default 10), or approximate size of a table ("1MB").
-        process_count_per_node: Default 1.
+        process_count_per_node: Number of workers on each node; default: 1.
         partition_keys: Columns of a table, or names in the partition_format of files. Each combination of their values
             is a mini-batch; mini_batch_size is ignored.
-        run_invocation_timeout: Longest call of run(), in seconds.
-        run_max_try: Attempts for each mini-batch.
+        run_invocation_timeout: Time limit for a call of run(), in seconds.
+        run_max_try: Maximum number of attempts for each mini-batch.
         description: Accepted without effect.
 
     node_count, process_count_per_node, mini_batch_size, error_threshold, run_invocation_timeout, run_max_try and

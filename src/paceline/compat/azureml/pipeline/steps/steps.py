@@ -77,8 +77,8 @@ class PythonScriptStep(_ConfiguredStep):
 
     Args:
         runconfig: Environment, communicator and other settings.
-        compute_target: Default: the runconfig's, otherwise this machine.
-        params: Name -> value, in the script's variables AML_PARAMETER_<name>.
+        compute_target: A target or its name; default: the runconfig's, otherwise this machine.
+        params: Name -> value, which the script gets as the variable AML_PARAMETER_<name>.
         runconfig_pipeline_params: NodeCount, MpiProcessCountPerNode, TensorflowWorkerCount or
             TensorflowParameterServerCount -> PipelineParameter.
         allow_reuse: Reuse the outputs of an earlier step with the same script, arguments, inputs and environment.

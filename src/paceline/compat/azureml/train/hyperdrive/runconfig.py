@@ -60,9 +60,9 @@ class HyperDriveConfig:
     Each trial runs `estimator` or `run_config` (a ScriptRunConfig). Exactly one of them must be present.
 
     Args:
-        max_concurrent_runs: Default: the total number of runs.
-        max_duration_minutes: Default: a week.
-        policy: Default: none.
+        max_concurrent_runs: Trials that run at a time; default: the total number of trials.
+        max_duration_minutes: Time limit of the sweep; default: a week.
+        policy: Early termination policy; default: none.
         resume_from: At most 5 earlier HyperDriveRuns, whose results the sampler uses from the start.
         resume_child_runs: Ended trials of earlier sweeps. Each runs again with its parameters, and receives its outputs
             through `--resume-from`.
