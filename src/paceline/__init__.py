@@ -1,6 +1,6 @@
 """Paceline: run training, from one process to hundreds, on machines you already have.
 
-The public names, loaded on first use: importing this package loads nothing but the exceptions (`paceline.errors`).
+The public names are loaded on first use. Importing this package loads only the exceptions (`paceline.errors`).
 """
 
 from __future__ import annotations

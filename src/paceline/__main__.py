@@ -1,4 +1,4 @@
-"""`python -m paceline`: the command line."""
+"""Run the command line as `python -m paceline`."""
 
 from paceline.cli import main
 

@@ -1,4 +1,4 @@
-"""Experiments (`azureml.core.experiment`).
+"""Experiments with the SDK's methods (`azureml.core.experiment`).
 
 https://learn.microsoft.com/python/api/azureml-core/azureml.core.experiment.experiment
 """

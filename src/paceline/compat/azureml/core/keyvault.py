@@ -1,6 +1,6 @@
 """The workspace's secrets (`azureml.core.keyvault`).
 
-Each is a file that only its owner can read.
+Each secret is a file that only its owner can read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`azureml.data`."""
+"""`azureml.data`: datasets, and data references of runs."""
 
 from __future__ import annotations
 

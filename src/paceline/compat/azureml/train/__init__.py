@@ -1,1 +1,1 @@
-"""`azureml.train`."""
+"""`azureml.train`: estimators and hyperparameter tuning."""

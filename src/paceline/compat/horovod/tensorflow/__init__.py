@@ -1,4 +1,4 @@
-"""`horovod.tensorflow`: `import horovod.tensorflow as hvd`."""
+"""The public names of `horovod.tensorflow`, for `import horovod.tensorflow as hvd`."""
 
 from __future__ import annotations
 

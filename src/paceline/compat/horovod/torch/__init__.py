@@ -1,4 +1,4 @@
-"""`horovod.torch`: `import horovod.torch as hvd`."""
+"""The public names of `horovod.torch`, for `import horovod.torch as hvd`."""
 
 from __future__ import annotations
 

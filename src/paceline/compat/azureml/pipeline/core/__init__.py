@@ -1,4 +1,4 @@
-"""`azureml.pipeline.core`."""
+"""`azureml.pipeline.core`: pipelines, their steps and their data."""
 
 from __future__ import annotations
 

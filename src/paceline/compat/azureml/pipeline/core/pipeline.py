@@ -1,4 +1,4 @@
-"""Pipelines (`azureml.pipeline.core.pipeline`).
+"""Pipelines with the SDK's methods (`azureml.pipeline.core.pipeline`).
 
 https://learn.microsoft.com/python/api/azureml-pipeline-core/azureml.pipeline.core.pipeline.pipeline
 """

@@ -1,4 +1,4 @@
-"""`azureml.pipeline.steps`."""
+"""`azureml.pipeline.steps`: the kinds of pipeline steps."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""`horovod.runner.util`: threads."""
+"""`horovod.runner.util`: helpers for threads."""
