@@ -188,6 +188,6 @@ __all__ = [
 __getattr__ = face(__name__, _HOMES)
 
 
-# Without this, `dir(paceline)` and completion would list only loaded names.
+# Without this function, `dir(paceline)` and completion would list only loaded names.
 def __dir__() -> list[str]:
     return __all__

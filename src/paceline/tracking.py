@@ -186,7 +186,7 @@ def _started(experiment: str | None) -> Run:
 
 def _launch_file(workspace: Path) -> Path:
     name = launch_name()
-    # If the launcher sets no variables, use its process; if its address is localhost, add the name of this machine.
+    # If the launcher sets no variables, name its process; if its address is localhost, add the name of this machine.
     if not name.strip():
         name = _launcher()
     elif (

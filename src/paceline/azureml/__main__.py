@@ -40,7 +40,7 @@ def _run_module() -> None:
         raise SystemExit(2)
     module = sys.argv[2]
     del sys.argv[:2]
-    # `python -m` does this, even if the import path started elsewhere.
+    # `python -m` puts the working directory first, even if the import path started elsewhere.
     sys.path[0] = os.getcwd()
     if spec_of(module) is None:
         print(f"paceline: error: there is no module {module!r}. Name one that `python -m` finds here.", file=sys.stderr)

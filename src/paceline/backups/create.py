@@ -145,7 +145,7 @@ def _spool(workspace_dir: Path) -> Iterator[Path]:
     if fd is None:
         raise DataError("another process makes a backup of this workspace. Wait for its end.")
     try:
-        # A killed process may have left its copies.
+        # Remove copies that a killed process may have left.
         remove_tree(folder / "copies")
         (folder / "copies").mkdir()
         yield folder / "copies"
@@ -200,7 +200,7 @@ class _Copy:
                 except OSError as error:
                     self.left_out[name] = f"can't be read: {error.strerror}"
             if not os.path.lexists(self._top / unit):
-                return  # removed meanwhile
+                return  # this folder was removed meanwhile
             # List again if a file has vanished: a newer checkpoint has probably replaced an old one.
             if self._store_originals() and (not has_vanished or attempt == _TRIES - 1):
                 self.entries += entries

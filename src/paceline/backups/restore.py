@@ -222,7 +222,7 @@ def _build(entries: Sequence[BackupEntry], stage: Path) -> None:
             path = files / entry.name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.symlink_to(entry.target)
-    # A folder's own permissions and time come after its content.
+    # Set a folder's own permissions and time after its content is complete.
     for entry in reversed(entries):
         if entry.kind == "folder":
             os.chmod(files / entry.name, entry.mode | 0o700)

@@ -94,7 +94,7 @@ def leave(why: str, *, followers: int = 0) -> NoReturn:
     _flush()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTERM)
-    # Without effect of the signal, because SIGTERM is blocked: exit with its exit code.
+    # If the signal has no effect, because SIGTERM is blocked, exit with the signal's exit code.
     raise SystemExit(128 + signal.SIGTERM)
 
 
@@ -202,7 +202,7 @@ def _unblock() -> None:
 def _in_child() -> None:
     global _pipe
     if _pipe is not None:
-        # Otherwise the child's signals would appear in the parent's pipe.
+        # Detach the child from the pipe: otherwise its signals would appear in the parent's pipe.
         signal.set_wakeup_fd(-1)
         os.close(_pipe)
         _pipe = None

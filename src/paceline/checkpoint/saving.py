@@ -439,7 +439,7 @@ def latest(folder: str | os.PathLike[str] | None = None) -> Checkpoint | None:
         >>> checkpoint.latest("checkpoints").step
         7
     """
-    # A checkpoint that this process is still writing will be the newest.
+    # Wait for a checkpoint that this process is still writing: it will be the newest.
     _settled(END_S)
     place = files.folder_of(folder)
     complete = files.whole(files.parts_in(place))

@@ -251,7 +251,7 @@ def main(argv: list[str], controller: type[ParentController[Any]]) -> int:
             built.run(controllers.own(folder))
             if not controller.reopens(folder):
                 return 0
-            # The cancel request may have arrived while the end was written.
+            # Remove a cancel request that may have arrived while the end was written.
             folder.cancel_request.unlink(missing_ok=True)
             controllers.reopen(folder, store.stored(folder))
     except Exception as error:

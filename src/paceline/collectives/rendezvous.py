@@ -224,7 +224,7 @@ def _store(
                 timeout=timedelta(seconds=timeout_s),
                 # torch need not wait for the workers: `wait_for_all` does, and can name the missing ranks.
                 wait_for_workers=False,
-                # torch's own rendezvous sets this too, so both share one server.
+                # torch's own rendezvous sets `multi_tenant` too, so both share one server.
                 multi_tenant=True,
             )
         return links.own_address(host, port), _stores[host, port]

@@ -169,7 +169,7 @@ def _output(argv: list[str], variables: Mapping[str, str]) -> tuple[int, str]:
         done = processes.said_by(argv, timeout_s=_ANSWER_S, environment=variables)
     except OSError as error:
         return -1, error.strerror or str(error)
-    # The last line is then the error message after a failure, and otherwise the answer.
+    # Put the answer last, or after a failure the error message: callers read the last line.
     if done.returncode != 0:
         return done.returncode, f"{done.stdout}\n{done.stderr}"
     return done.returncode, f"{done.stderr}\n{done.stdout}"

@@ -56,7 +56,7 @@ class PipSettings:
             value = _filled_in(line.value)
             match (line.option or "").lstrip("-"):
                 case "index-url":
-                    # An index replaces all configured indexes, including the extra ones.
+                    # The option replaces all configured indexes, including the extra ones.
                     self.values |= {"index-url": [value], "extra-index-url": []}
                 case "no-index":
                     self.values |= {"no-index": ["1"], "index-url": [], "extra-index-url": []}
@@ -214,7 +214,7 @@ def _merged(sections: Mapping[str, Mapping[str, list[str]]]) -> dict[str, list[s
 
 def _has_files(environment: Mapping[str, str]) -> bool:
     if named := environment.get("PIP_CONFIG_FILE"):
-        # If the variable names the null device, pip reads no file: https://pip.pypa.io/en/stable/topics/configuration/.
+        # If PIP_CONFIG_FILE names the null device, pip reads no file: https://pip.pypa.io/en/stable/topics/configuration/.
         return named != os.devnull
     home = os.path.expanduser("~")
     folders = [

@@ -14,7 +14,7 @@ from urllib.parse import quote, quote_plus
 
 from paceline.errors import JobError
 
-#: Kinds of sources of a value, as for credentials of datastores (`paceline.data.stores.credentials`).
+#: Kinds of sources of a secret's value, as for credentials of datastores (`paceline.data.stores.credentials`).
 _KINDS = ("env", "keyring", "file")
 PLACES = "'env:VARIABLE', 'keyring:service/user' or 'file:PATH' (mode 600, '#field' for one field of a JSON file)"
 

@@ -83,7 +83,7 @@ def combined(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, An
     for key in ("environment_variables", "secrets", "tags"):
         if key in below and key in above:
             found[key] = {**below[key], **above[key]}
-    # A variable is either plain or a secret. If `above` has it as one kind, remove the other kind of `below`.
+    # A variable is either plain or a secret. If `above` has the variable as one kind, remove the other kind of `below`.
     for key, other in (("environment_variables", "secrets"), ("secrets", "environment_variables")):
         if key in above and other in below:
             found[other] = {name: value for name, value in found[other].items() if name not in above[key]}
@@ -161,7 +161,7 @@ def asked(description: Mapping[str, Any], workspace_dir: Path | None = None) -> 
         if name in description
     }
     if "gpu_share" in description:
-        with contextlib.suppress(ValueError):  # the job refuses other words than numbers and reports them
+        with contextlib.suppress(ValueError):  # the job refuses a word that is no number, and reports it
             given["gpu_share"] = description["gpu_share"]
             given["gpu_share"] = float(description["gpu_share"])
     if "log_limit" in description:

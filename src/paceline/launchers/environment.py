@@ -40,7 +40,7 @@ _FOREIGN = frozenset(
         *("HOROVOD_SIZE", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"),
     )
 )
-#: Variables with these prefixes that are user settings.
+#: Variables with the prefixes above that are settings of the user.
 _USERS_OWN = (
     *("OMPI_ALLOW_RUN_AS_ROOT", "PACELINE_MPIRUN", "PACELINE_GPUS", "PACELINE_LEASES", "PACELINE_SNAPSHOT_LIMIT"),
     *("PACELINE_CONTAINER_ENGINE", "PACELINE_DATA_CACHE", "PACELINE_STACKS_SIGNAL", "PACELINE_SCHEDULING"),

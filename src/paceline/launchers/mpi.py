@@ -227,7 +227,7 @@ def _workers(launch: Launch) -> list[str]:
     for place in places:
         if by_host and place.local_rank:
             continue
-        # Options before the first `:` apply to that context only.
+        # Options before the first `:` apply to the first application context only.
         words += [":"] if words else []
         words += ["-n", str(place.local_world_size if by_host else 1)]
         words += context_options(launch, place) if launch.remote_shell else []
@@ -269,7 +269,7 @@ def mpi4py_library(python: str) -> MpiLibrary | None:
         done = processes.said_by([python, "-c", _CODE], timeout_s=_TIMEOUT_S, environment=environment)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    # Some libraries fill the rest of a fixed buffer with NULs.
+    # Cut the text at a NUL: some libraries fill the rest of a fixed buffer with NULs.
     text = done.stdout.partition("\0")[0].strip()
     if done.returncode != 0 or not text:
         return None

@@ -87,7 +87,7 @@ def facts(workspace_dir: Path, record: ModelRecord) -> dict[str, dict[str, str]]
             "environment": _environment(run),
             "topology": _texts(run.get("topology") or {}),
         }
-    # Other programs and users may write into a shared workspace.
+    # Other programs and users may write into a shared workspace, so the file may have any content.
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ModelError(
             f"the record of {record.id} has a lineage that can't be read ({type(error).__name__}: {error}). Register the "

@@ -92,7 +92,7 @@ def push(
         content = {**record.to_json(), "notes": asdict(notes)}
         is_new = there is None and put_new(store, json.dumps(content).encode() + b"\n", document)
         if not is_new:
-            # Another process may have stored a record at the same time.
+            # Another process may have stored a record at the same time: check that both records are the same.
             _check_same(record, read_bytes(store, document) or b"", store)
         return Pushed(
             place=to.path if to.datastore is None else f"{to.datastore}:{to.path}",

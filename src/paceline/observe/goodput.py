@@ -30,7 +30,7 @@ from paceline.system.files import json_lines, read_json
 QUEUE, PREPARING, STARTING, COMPUTING, COMMUNICATING = "queue", "preparing", "starting", "computing", "communicating"
 DATA, EVALUATING, CHECKPOINTING = "waiting for data", "evaluating", "checkpointing"
 AGAIN, HANGING, IDLE, UNKNOWN = "done again", "hanging", "idle", "unknown"
-#: All classes, in the order of a run.
+#: All classes of a run's time, in the order in which a run usually has them.
 CLASSES = (
     *(QUEUE, PREPARING, STARTING, COMPUTING, COMMUNICATING, DATA),
     *(EVALUATING, CHECKPOINTING, AGAIN, HANGING, IDLE, UNKNOWN),
@@ -369,14 +369,14 @@ def _samples(lines: Iterable[object]) -> list[_Sample]:
         if not found or at > found[-1].at:
             values = {}
             found.append(_Sample(at, values))
-        # Skip earlier times, which come after the supervisor's clock was set back.
+        # Skip samples with earlier times, which occur after the supervisor's clock was set back.
         if at == found[-1].at:
             values[name] = value
     return found
 
 
 def _within(samples: Sequence[_Sample], begin: float, until: float) -> list[_Sample]:
-    # The stamps of samples are whole seconds, rounded down.
+    # The stamps of samples are whole seconds, rounded down, so accept a stamp that is up to one second early.
     return [one for one in samples if begin - 1 < one.at <= until]
 
 

@@ -33,11 +33,11 @@ SECONDS_VARIABLE, SECONDS = "PACELINE_SAMPLE_SECONDS", 5.0
 THINNED = ((600.0, 6), (6 * 3600.0, 24))
 #: Values of a worker's load that are not stored as series: process counts, and totals since the worker's start.
 _NOT_KEPT = ("pid", "processes", "age_s", "steps", "data_s", "wait_s", "eval_s", "save_s")
-#: Ranks from here on have no series: thousands of files would hold the supervisor up. The last sample has all ranks.
+#: Ranks from this number on have no series: thousands of files would hold the supervisor up. The last sample has all ranks.
 MOST_SERIES = 256
 #: Number of samples that are kept for the report of a worker that ran out of memory.
 _REMEMBERED = 60
-#: Numbers of time windows: to find the current straggler; to keep; and of the oldest to merge in pairs.
+#: Numbers of time windows: to search for the current straggler; to keep in all; and of the oldest ones, to merge in pairs.
 _RECENT, _MOST, _OLD = 12, 240, 200
 
 

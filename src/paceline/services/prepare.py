@@ -100,7 +100,7 @@ class Preparation:
                 self.held.enter_context(store.hold(Built.from_json(outcome["built"])))
                 self.setup = NodeSetup.from_json(outcome["setup"])
             except EnvironmentBuildError:
-                # The environment was pruned between the end of the build and this lock.
+                # Build again: the environment was pruned between the end of the build and this lock.
                 self._start()
                 return False
         return True

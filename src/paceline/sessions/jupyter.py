@@ -44,12 +44,12 @@ class Jupyter:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "jupyterlab", *words],
             stdin=subprocess.DEVNULL,
-            # A home that several nodes share would keep the files of the server and of its kernels after a kill.
+            # Use a private folder: a home that several nodes share would keep files of the server and its kernels after a kill.
             env={**os.environ, "JUPYTER_RUNTIME_DIR": str(private_folder())},
         )
         self._last = ""
         deadline = time.monotonic() + _START_S
-        # Another user's program could take the port first, and would learn the token from a request.
+        # Check who owns the port: another user's program could take it first, and would learn the token from a request.
         while not _is_mine(self._port) or self._asked("/api/status") is None:
             self.check()
             if time.monotonic() > deadline:

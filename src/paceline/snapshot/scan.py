@@ -33,7 +33,7 @@ _AZURE_LIMIT_VARIABLE = "AML_SNAPSHOT_NO_FILE_LIMIT"
 #: A duration longer than the timestamp granularity of any file system in use.
 _CLOCK_TICK_NS = 50_000_000
 
-#: size, mtime, ctime, inode, mode.
+#: Stamp of a file: size, mtime, ctime, inode, mode.
 Stamp: TypeAlias = "tuple[int, int, int, int, int]"
 
 

@@ -155,7 +155,7 @@ def _read(tree: Tree, path: str, target: Path | None, meter: _Meter) -> str:
             while data := source.read(_CHUNK):
                 digest.update(data)
                 if copy is not None and copy.write(data) != len(data):
-                    # An unbuffered write on a nearly full disk only returns a smaller count.
+                    # Raise here: an unbuffered write on a nearly full disk only returns a smaller count.
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
                 meter.add(len(data))
         finally:

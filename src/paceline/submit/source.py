@@ -86,7 +86,7 @@ def take_snapshot(
             id=source.snapshot_id, path=path, file_count=0, size=0, is_new=False, files=frozenset()
         )
         return _with_not_copied(taken, job, source.directory, is_here=is_here)
-    # Check this before the copy, which may take minutes, so that a missing script is reported at once.
+    # Check the script before the copy, which may take minutes, so that a missing script is reported at once.
     script = entry_file(job, source.directory, is_here=is_here)
     _check_named(job, source, workspace_dir)
     opened = None if source.is_whole else _opened(script, job.working_directory)

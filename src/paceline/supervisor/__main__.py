@@ -79,7 +79,7 @@ def _wait_to_begin(folder: RunFolder, fd: int, modules: Sequence[str]) -> int | 
     with socket.socket(fileno=fd) as told:
         for name in modules:
             importlib.import_module(name)
-        # The data is empty if the other end is closed: by `Early.drop`, or by the kernel after a kill.
+        # The data is empty if the other end of the socket is closed: by `Early.drop`, or by the kernel after a kill.
         data, fds, _, _ = socket.recv_fds(told, 16, 2)
     if not data:
         return None
@@ -121,7 +121,7 @@ def _guard(folder: RunFolder, supervisor: int) -> int:
         return 0
     record = store.stored(folder)
     if status == 0 and folder.engine.exists():
-        return 0  # write no end: the engine interrupted the run, and may start it again
+        return 0  # write no end of the run: the engine interrupted it, and may start it again
     code = os.waitstatus_to_exitcode(status)
     how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
     say(f"the supervisor (pid {supervisor}) {how}; its workers were ended")

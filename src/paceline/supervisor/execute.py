@@ -91,7 +91,7 @@ class ExecCommands:
     def look(self) -> None:
         """Start requested commands, forward messages, and end commands whose client is gone."""
         now = time.monotonic()
-        # The supervisor calls this on each tick. List the folder less often.
+        # The supervisor calls `look` on each tick, but the folder need not be listed so often.
         if now < self._next:
             return
         self._next = now + _LOOK_S
@@ -164,7 +164,7 @@ class ExecCommands:
         begin: Starts the dump or profile. Its argument is a function that receives the result.
         """
         output = self._make_output(name)
-        # Keep the request as known; it is forgotten when its client is gone.
+        # Remember the request as answered until its client is gone.
         self._told[name] = time.monotonic() + limit_s + 2 * LIMIT_S
 
         def tell(found: WorkersReport) -> None:

@@ -21,7 +21,7 @@ from paceline.runs.folder import RunFolder
 from paceline.system import gaps
 from paceline.system.files import write_whole
 
-#: Seconds after a change in which a folder may change unnoticed, and after which it is listed in any case.
+#: Seconds after a change in which a folder may change again without a new time, and after which it is listed in any case.
 _STEADY_S, _AGAIN_S = 2.0, 5.0
 #: The pause after a check of all logs' sizes lasts at least this many times as long as the check.
 _PAUSE = 9

@@ -65,7 +65,7 @@ def hold_nodes(run: Supervision) -> Outcome | None:
     if done.failure is not None or done.stopped is not None:
         return Outcome(failure=done.failure, stopped=done.stopped, lost=len(nodes.lost()))
     if run.seen.is_shared:
-        unlink_inputs(run.job, run.folder)  # links that an attempt on other nodes left
+        unlink_inputs(run.job, run.folder)  # remove links that an attempt on other nodes left
         link_inputs(run.job, run.prepared[0], run.folder.work)
     run.start_clock()
     return None
@@ -154,7 +154,7 @@ def _prepare(run: Supervision, nodes: Nodes, seen: RemotePaths) -> tuple[NodeOut
             run.held.enter_context(_hold_environment(run.folder))
             break
         except EnvironmentBuildError as error:
-            # The nodes lock the environment only while they build it, so another process may have removed it since.
+            # The nodes lock the environment only while they build it, so another process may have removed the environment since.
             say(f"{error} It is built again.")
     if done.results and job.inputs:
         outputs = [reference.to_json() for reference in job.inputs if reference.is_output]

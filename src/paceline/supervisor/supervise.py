@@ -259,7 +259,7 @@ def _finish(run: Supervision, outcome: Outcome) -> None:
     run.held.close()
     unlink_inputs(run.job, run.folder)
     if outcome.stopped != "interrupted":
-        work_dir.clean(run.folder)  # the next attempt of an interrupted run continues in this folder
+        work_dir.clean(run.folder)  # keep the folder of an interrupted run, in which the next attempt continues
     shutil.rmtree(run.folder.scratch, ignore_errors=True)
     if run.target is not None:
         run.target.release(run.folder.path)

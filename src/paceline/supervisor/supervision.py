@@ -293,7 +293,7 @@ class Wake:
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
-        # The interpreter's C handler writes the byte. A full pipe is harmless: one byte wakes up.
+        # The interpreter's C handler writes the byte. A full pipe is harmless: one byte is enough to wake `sleep`.
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         # Use handlers: workers would inherit masks and SIG_IGN. SIGCHLD needs one, or Python's C handler does not run.
         signal.signal(signal.SIGCHLD, lambda *_: None)

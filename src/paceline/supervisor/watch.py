@@ -57,7 +57,7 @@ _TICK_S = 0.1
 _PAUSE = 9
 #: Most seconds between two looks at the workers, and so until the supervisor reacts to a cancel.
 _LONGEST_S = 0.8
-#: A worker's reports in the attempt's folder.
+#: Names of the workers' reports in the attempt's folder.
 _REPORT = re.compile(r"(start|error|end)_(\d+)\.json", re.ASCII)
 #: Seconds to wait after the first reported failure: another worker may have failed earlier and report it later.
 _SETTLE_S = 0.25
@@ -77,7 +77,7 @@ _LOST_GRACE_S = 10.0
 _LAST_LOOK_S = 5.0
 #: Seconds and samples per second of the sampling of a straggler's stacks.
 _WHERE_S, _WHERE_RATE = 4.0, 10.0
-#: Seconds after an attempt's start at which it loads the modules for the diagnosis of failures and hangs.
+#: Seconds after an attempt's start at which the supervisor loads the modules for the diagnosis of failures and hangs.
 _LOAD_S = 5.0
 
 
@@ -149,7 +149,7 @@ class WorkerWatch:
         self._driver_from = folder.driver_log.stat().st_size if folder.driver_log.exists() else 0
         self._ending_since: float | None = None
         self._load_at_s = time.monotonic() + _LOAD_S
-        #: The stacks that the time limit's report shows.
+        #: The stacks that the report of an exceeded time limit shows.
         self._stood: str | None = None
 
     def run(self, commands: list[Command]) -> Outcome:
@@ -393,7 +393,7 @@ class WorkerWatch:
         if code == 0 and left_its_container(self._launch, self._folder, rank, partial(self._is_alive, rank)):
             code = 128 + signal.SIGTERM
         self._exit_codes[rank], self._ended_at[rank] = code, ended.time
-        if self._launch.prepared[0].container is None:  # for a container, the client's memory
+        if self._launch.prepared[0].container is None:  # for a container, this is the memory of its client
             self._peaks[rank] = ended.peak_bytes
 
     # --- ending
@@ -483,7 +483,7 @@ class WorkerWatch:
     def _ended_well(self) -> bool:
         if self._lost or self._errors or self._asked or self._hangs.failure is not None:
             return False
-        # mpirun may exit with 0 after it has lost a remote node.
+        # An exit code of 0 is not enough: mpirun may exit with 0 after it has lost a remote node.
         if self._has_launcher and self._nodes.shell(0) is not None:
             return False
         return all(self._exit_codes.get(rank) == 0 for rank in self._places)

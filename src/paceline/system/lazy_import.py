@@ -57,7 +57,7 @@ def later(name: str) -> None:
         def __getattr__(self, wanted: str) -> object:
             from importlib import import_module
 
-            # Modules that imported this object keep it, and it forwards each name; later imports find the real module.
+            # Modules that imported this object keep it, and the object forwards each name; later imports find the real module.
             if sys.modules.get(name) is self:
                 del sys.modules[name]
             return getattr(import_module(name), wanted)

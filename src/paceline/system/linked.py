@@ -308,7 +308,7 @@ def read(path: Path) -> list[NotCopied]:
 def _is_one(one: object, kinds: Mapping[str, type]) -> bool:
     if not isinstance(one, Mapping) or not {"path", "why", "is_linked"} <= {*one}:
         return False
-    # In Python a bool is an int.
+    # In Python a bool is an int, so compare exact types.
     if any(type(value) is not kinds[name] for name, value in one.items() if name in kinds):
         return False
     parts = one["path"].split("/")

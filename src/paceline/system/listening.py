@@ -77,6 +77,6 @@ def accept_each(
 def close(listener: socket.socket) -> None:
     """Close a listener and wake the thread in `accept_each`."""
     with contextlib.suppress(OSError):
-        # Closing the socket would not wake the thread in accept().
+        # Shut the socket down: closing alone would not wake the thread in accept().
         listener.shutdown(socket.SHUT_RDWR)
     listener.close()

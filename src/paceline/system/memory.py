@@ -75,7 +75,7 @@ def _used(group: str) -> int | None:
     text = _read(f"{group}/memory.current") or _read(f"{group}/memory.usage_in_bytes")
     if not text.strip().isdigit():
         return None
-    # Cached files count as used, but the kernel frees them on demand.
+    # Subtract cached files: they count as used, but the kernel frees them on demand.
     for line in _read(f"{group}/memory.stat").splitlines():
         name, _, count = line.partition(" ")
         if name in ("inactive_file", "total_inactive_file") and count.isdigit():

@@ -62,7 +62,7 @@ def ends_with_parent(number: int = signal.SIGKILL) -> Callable[[], None] | None:
 
     def ask() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
-        # If the parent died before prctl, the kernel sends no signal any more.
+        # If the parent died before prctl, the kernel sends no signal any more, so end this process here.
         if os.getppid() != parent:
             os._exit(1)
 

@@ -59,7 +59,7 @@ def nested_rank(environ: Mapping[str, str] = os.environ) -> tuple[int, int] | No
 
 def by_launcher(environ: Mapping[str, str] = os.environ) -> tuple[int, int, int] | None:
     """Return (rank, world size, local rank) from a launcher in the script, or None."""
-    # Lightning sets no RANK.
+    # Lightning sets no RANK, only LOCAL_RANK and NODE_RANK.
     local = environ.get("LOCAL_RANK", "") if environ.get("NODE_RANK", "0") == "0" else ""
     torch = environ.get("RANK") or local, environ.get("WORLD_SIZE", ""), environ.get("LOCAL_RANK", "")
     mpi = tuple(environ.get(f"OMPI_COMM_WORLD_{name}", "") for name in ("RANK", "SIZE", "LOCAL_RANK"))

@@ -62,7 +62,7 @@ class EndingChecks:
 
         assert bench.wait_for_end(waiter) == states.CANCELED
         assert waiter.record().attempts == ()
-        # The waiting run's cancel did not end the holder. On a busy machine its record may lag behind its log.
+        # The waiting run's cancel did not end the holder. On a busy machine the holder's record may lag behind its log.
         bench.wait_for_status(holder, states.RUNNING)
         next_one = bench.submit("print('at last')\n", **bench.target.whole)
         holder.cancel()

@@ -133,8 +133,8 @@ def pieces(tensor: torch.Tensor, sizes: Sequence[int]) -> MpiPieces:
 
 def wide(tensor: torch.Tensor, operation: MPI.Op) -> torch.Tensor:
     """Convert the tensor to a dtype in which MPI can reduce it."""
-    # Returns the contiguous tensor itself, a float32 copy of half precision, or for sums an int32 copy of int8, int16.
-    # MPI has no type for floats of 16 or 8 bits.
+    # `wide` returns the contiguous tensor itself, a float32 copy of half precision, or for sums an int32 copy of int8, int16. MPI
+    # has no type for floats of 16 or 8 bits.
     if tensor.is_floating_point() and tensor.element_size() < 4:
         return plain(tensor).float()
     # With AVX, Open MPI's sums of short integers saturate at the largest number (component op/avx). Other builds wrap

@@ -250,7 +250,7 @@ def _all_reduce_sparse(tensor: Tensor, op: Operation, size: int) -> Call:
         counts = comm.allgather(indices.shape[1])
         # Store the indices entry by entry, not dimension by dimension, so that the ranks' entries can be concatenated.
         entries = indices.t().contiguous()
-        # The length of an entry comes from the first one. A rank without entries computes it from the shape: it takes part too.
+        # The length of an entry comes from the first one. A rank without entries takes part too, and computes it from the shape.
         width, length = entries.shape[1], values[:1].numel() if counts[comm.rank] else math.prod(values.shape[1:])
         all_entries = entries.new_empty(sum(counts), width)
         all_values = values.new_empty(sum(counts), *values.shape[1:])

@@ -103,7 +103,7 @@ class Lane:
             # A future's callback calls this: its operation has released `_turn`, but a caller's thread may hold it by now.
             with self._turn:
                 return self._run(call, timeout_s, _LOOKS_ASIDE)
-        # Run it here only if no call is queued: overtaking a queued call would change the order that other ranks see.
+        # Run the call here only if no call is queued: overtaking a queued call would change the order that other ranks see.
         with self._count_lock:
             free = self._waiting == 0 and self._turn.acquire(blocking=False)
         if not free:
@@ -168,7 +168,7 @@ class Lane:
     def _meet(self, text: str, timeout_s: float, looks: int) -> None:
         from mpi4py import MPI
 
-        # All ranks have the same code exactly if the largest code equals the smallest.
+        # All ranks have the same checksum of the text exactly if the largest checksum equals the smallest.
         code = zlib.crc32(text.encode())
         extremes = array("q", (code, -code))
         request = self.comm.Iallreduce(MPI.IN_PLACE, [extremes, 2, MPI.INT64_T], op=MPI.MAX)

@@ -103,7 +103,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
             raise RuntimeError(f"no backend for tensors on {device}: the backend 'mpi' is for tensors on the CPU.")
         return self
 
-    # torch keeps these names in its own backends, which this group lacks. getGroupName and getGroupDesc are for C++.
+    # torch keeps a group's names in its own backend, which this group lacks. getGroupName and getGroupDesc are for C++.
 
     def _set_group_name(self, name: str) -> None:
         self._group_name = name
@@ -270,7 +270,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _start(self, call: Call, opts: _Options | None) -> MpiWork:
         if self._is_shut_down:
-            # If the lane was broken off, raise its reason, which says more than "destroyed".
+            # If the communication `Lane` was broken off, raise its reason, which says more than "destroyed".
             self._lane.check()
             raise CollectivesError(f"{call.text}: the process group was destroyed.")
         timeout_s = _timeout_s(opts)
@@ -296,7 +296,7 @@ def _leave_well() -> None:
     atexit.register(_abandon_if_busy)
     before = sys.excepthook
 
-    # The hook runs before the functions in `atexit`, among them MPI's finalization.
+    # sys.excepthook runs before the functions in `atexit`, among them MPI's finalization.
     def report(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         mpi.abandon()
         before(kind, error, traceback)
@@ -313,8 +313,8 @@ def _abandon_if_busy() -> None:
 def _forsake() -> None:
     """Make the groups' operations fail in a forked child."""
     for group in list(_GROUPS):
-        # Set this first, so that later calls raise the lane's reason and take no lock that the parent's threads held at
-        # the fork.
+        # Set the flag first, so that later calls raise the lane's reason and take no lock that the parent's threads held at the
+        # fork.
         group._is_shut_down = True
         group._lane.break_off(
             f"process {os.getpid()} was forked from a rank, which alone can use its process groups. Let a DataLoader's "

@@ -42,7 +42,7 @@ _PLAIN = re.compile(
 #: Wire type -> length of a value of fixed size.
 _FIXED_BYTES = {1: 8, 5: 4}
 _BYTES_AT_ONCE = 1 << 22
-#: A longer record is corrupt.
+#: Maximum length of a record in bytes; a longer one is corrupt.
 _LONGEST = 1 << 30
 
 
@@ -192,7 +192,7 @@ def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     """
     at, size = 0, len(message)
     while at < size:
-        # Nearly all keys and lengths are one byte, and a call would cost more than the rest.
+        # Nearly all keys and lengths are one byte, and a function call for each would take longer than all other work.
         key = message[at]
         at += 1
         if key > 127:

@@ -290,7 +290,7 @@ class MlflowServer:
         name = self._experiment or run.info.experiment_id
         there = self._client.get_experiment_by_name(name)
         place = there.experiment_id if there is not None else self._client.create_experiment(name)
-        # An earlier request may have created the run although its answer was lost.
+        # Search first: an earlier request may have created the run although its answer was lost.
         mine = f"tags.`paceline.run_id` = '{self._folder.run_id}'"
         for found in self._client.search_runs([place], mine, max_results=1):
             return str(found.info.run_id)

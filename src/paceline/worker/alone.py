@@ -80,7 +80,7 @@ def _joined_tensorflow(modules: dict[str, ModuleType]) -> bool:
         context._server_def or context._collective_ops_server_def or context._collective_leader
     ):
         return True
-    # The script may have started a TensorFlow server.
+    # The script may have started a TensorFlow server, which also connects the workers.
     server = getattr(modules.get("tensorflow.python.training.server_lib"), "Server", None)
     return server is not None and _is_there(server)
 

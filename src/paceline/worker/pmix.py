@@ -47,7 +47,7 @@ class PmixRelay:
 
     def leave(self) -> None:
         """Close the worker's copies of the relay's sockets, in the forked worker."""
-        # Close them because copies in the forked worker would accept connections after the end of the parent.
+        # Close the copies: in the forked worker they would accept connections after the end of the parent.
         for listener in self._listeners.values():
             listener.close()
 

@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: "batch" (default), or "normal" to keep the policy.
+#: Variable with the workers' scheduling policy: "batch" (default), or "normal" to keep the inherited policy.
 VARIABLE = "PACELINE_SCHEDULING"
 _VALUES = ("batch", "normal")
 #: Devices of the GPU drivers of NVIDIA and AMD.

@@ -89,7 +89,7 @@ def record() -> None:
         low = os.open(modules_of(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         sys.meta_path.insert(0, _Recorder(fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _FIRST_FD)))  # type: ignore[arg-type,unused-ignore]
         os.close(low)
-    except OSError:  # the disk is full, or the folder is gone: the next attempt starts cold
+    except OSError:  # the disk is full, or the folder is gone: the next attempt loads all modules itself
         pass
 
 

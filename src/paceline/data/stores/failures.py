@@ -183,7 +183,7 @@ def _status(error: BaseException, text: str) -> int | None:
     known = itertools.chain(
         attributes, [metadata.get("HTTPStatusCode")], map(int, filter(None, match.groups() if match else ()))
     )
-    # Numbers outside this range are not an HTTP status.
+    # Only numbers from 400 to 599 are the HTTP status of an error.
     return next((value for value in known if isinstance(value, int) and 400 <= value < 600), None)
 
 

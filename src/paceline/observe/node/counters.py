@@ -52,7 +52,7 @@ class TcpCounts:
         try:
             counts = {inode: both for inode, both in connections() if inode in self._ranks}
         except OSError:
-            # The kernel is old, or a container has no permission.
+            # The counters can't be read: the kernel is old, or a container has no permission.
             self._is_told = False
             return {}
         passed, self._at_s = now - self._at_s, now

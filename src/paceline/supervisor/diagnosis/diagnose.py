@@ -179,7 +179,7 @@ def _cause(end: WorkerEnd, oom_killed: bool) -> tuple[str, str]:
     exception, _ = _exception(end)
     has_own = end.error is not None and end.error.get("type") != "SystemExit"
     if not has_own and exception is not None:
-        # There is no error file, but a program printed an exception.
+        # Without an error file, judge by the name of the exception that a program printed.
         is_memory = exception.partition(":")[0].endswith(("MemoryError", "OutOfMemoryError"))
         return ("memory", f"out of memory: {exception}") if is_memory else ("exception", exception)
     if end.error is not None and not has_own:

@@ -186,7 +186,7 @@ def _with_memory(failed: FailureReport, found: Findings) -> FailureReport:
     peak, by_kernel = found.peaks.get(failed.rank, 0), failed.signal is not None
     on_gpu = _OF_GPU.search(failed.exception or "") is not None
     text = memory_text(failed.rank, found.samples, nodes, plan, peak_bytes=peak, by_kernel=by_kernel, on_gpu=on_gpu)
-    # The message may be an exception's line without a full stop.
+    # End the message with a full stop, which an exception's line may lack.
     message = failed.message if failed.message.endswith((".", "!", "?")) else f"{failed.message}."
     return dataclasses.replace(failed, message=f"{message} {text}") if text else failed
 
@@ -205,7 +205,7 @@ def may_have_lost_a_node(found: Findings) -> bool:
     if all(end.exit_code is not None or end.error is not None for end in ends) or _noticed(found.driver_lines()):
         return False
     failed = [end for end in ends if end.failed]
-    # Open MPI 5 exits with 0 when it has lost a host.
+    # Go on without a failed worker: Open MPI 5 exits with 0 when it has lost a host.
     if not failed and found.launcher_code is None:
         return False
     return all(end.is_victim or (found.has_launcher and end.signal in _BY_LAUNCHER) for end in failed)

@@ -14,13 +14,13 @@ from typing import Any
 from paceline.observe.load_watch import Sample
 
 _GIB = 1 << 30
-#: An increase by this factor over this many seconds counts as growth; smaller ones may come from the start.
+#: An increase by this factor over this many seconds counts as growth; a smaller increase may come from the start of the script.
 _GROWN, _GROWN_S = 1.3, 20.0
 #: If the peak is more than this many times the last sample, the process reached it after that sample.
 _BEYOND = 1.05
 #: A rank with this many times the memory of the other ranks is named in the report.
 _LARGER = 1.5
-#: Share of a node's memory, used by other programs, that is worth a sentence.
+#: Share of a node's memory, used by other programs, from which the report mentions them.
 _OTHERS = 0.3
 #: A node with less than this share of its memory in use had free memory.
 _ROOM = 0.6

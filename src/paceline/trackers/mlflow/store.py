@@ -294,7 +294,7 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
             if self._sink is None or run_id != self._sink.folder.run_id:
                 self._folder(run_id)
                 raise _refused(f"run {run_id} is logged by another program, or has ended")
-            # The script has the run's id from elsewhere, such as MLFLOW_RUN_ID.
+            # The script has got the id of the worker's run from elsewhere, such as MLFLOW_RUN_ID.
             _open[run_id] = _Open(self._sink.folder, sink=self._sink)
         return _open[run_id]
 
