@@ -263,7 +263,7 @@ def without_modes() -> Iterator[None]:
 
 
 def lost_arguments(function: Any) -> dict[str, object]:
-    """Return the keyword arguments of `function` that torch does not pass to a function mode.
+    """Return keyword arguments of `function` that torch does not pass to function modes.
 
     A mode's `__torch_function__` calls this. From torch 2.13 on, l1_loss omits its weight.
     """

@@ -48,7 +48,7 @@ def check_notify(given: object) -> tuple[str, ...]:
 
 
 def check_notify_on(given: object) -> tuple[str, ...]:
-    """Return the events and conditions to notify of, if they are valid. Submission parses the conditions.
+    """Return the events and conditions if they are valid. Submission parses the conditions.
 
     Raises:
         JobError: An event is unknown.

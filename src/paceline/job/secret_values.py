@@ -155,7 +155,7 @@ def credentials_in(value: str) -> list[str]:
 
 
 def forms(secret: str) -> set[str]:
-    """Return the forms in which programs print a value, such as in JSON or URLs."""
+    """Return the forms of a value in programs' output, such as JSON or URLs."""
     if not secret:
         return set()
     lines = {line.strip() for line in secret.splitlines()}

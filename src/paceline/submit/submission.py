@@ -58,7 +58,7 @@ class NewRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """A checked job with its target and its copied source, for one run or many.
+    """A checked job with its target and copied source, for one run or many.
 
     Attributes:
         warnings: First warnings in the record of each run.

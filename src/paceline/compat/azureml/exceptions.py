@@ -180,7 +180,7 @@ _OF: dict[type[errors.PacelineError], type[AzureMLException]] = {
 
 
 def raise_as_sdk(error: errors.PacelineError) -> NoReturn:
-    """Raise an error of Paceline as an exception that is of the SDK's class too."""
+    """Raise Paceline's error as an exception that is of the SDK's class too."""
     if isinstance(error, AzureMLException):
         raise error
     above = next(above for above in type(error).__mro__ if above in _OF)

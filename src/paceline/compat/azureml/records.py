@@ -79,7 +79,7 @@ def late(module: str, name: str) -> Any:
 
 
 class NamedObjects(dict[str, T]):
-    """A dict of objects by name. Calling the dict returns it, as drivers of 2018 do."""
+    """A dict of objects by name. Drivers of 2018 may call the dict to get it."""
 
     def __call__(self) -> NamedObjects[T]:
         return self

@@ -95,7 +95,7 @@ class ComputeTarget:
 
     @staticmethod
     def attach(workspace: Workspace, name: str, attach_configuration: Provisioning) -> ComputeTarget:
-        """Create a target and return it. The SSH host of a RemoteCompute is added to Paceline."""
+        """Create and return a target. A RemoteCompute's SSH host is added to Paceline."""
         return ComputeTarget.create(workspace, name, attach_configuration)
 
     @staticmethod

@@ -167,7 +167,7 @@ class Datastore(paceline.Datastore):
     def register_azure_data_lake(
         workspace: Workspace, datastore_name: str, *others: object, **named: object
     ) -> Datastore:
-        """Return the store that the user has added under this name for a retired Data Lake."""
+        """Return the store that the user has added for a retired Data Lake."""
         return _added(workspace, datastore_name, "a Data Lake of the first generation")
 
     @staticmethod

@@ -302,7 +302,7 @@ class InferenceConfig:
 
 
 def registered_of_run(run: Run, model_name: str, model_path: str | None, **given: Any) -> Model:
-    """Register a file or folder of a run as a model, and return the model.
+    """Register a run's file or folder as a model, and return the model.
 
     Raises:
         ModelPathNotFoundException: The run has no such file. The message lists the files it has.

@@ -82,7 +82,7 @@ class Run(SdkSpellings, runs.Run):
 
     @classmethod
     def get_context(cls, allow_offline: bool = True, used_for_context_manager: bool = False, **others: object) -> Any:
-        """Return the run of this process. Without a run, return an OfflineRun or raise an error."""
+        """Return this process's run. Without a run, return an OfflineRun or raise an error."""
         try:
             return super().get_context(allow_offline)
         except RunStateError as error:
@@ -285,7 +285,7 @@ class Run(SdkSpellings, runs.Run):
         resource_configuration: object = None,
         **others: object,
     ) -> paceline.Model:
-        """Register a file or folder of the run as a model's next version, and return it.
+        """Register a run's file or folder as a model's next version, and return it.
 
         `model_path` is relative to the run: `outputs/model.pkl` or `./outputs/model.pkl`.
 

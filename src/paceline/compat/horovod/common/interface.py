@@ -1,4 +1,4 @@
-"""The names that every framework's module exports besides its collectives, by `from ... import *`."""
+"""The names besides collectives that every framework's module exports."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def _part(name: str | None, part: str) -> str | None:
 
 
 def _packed(obj: object) -> tuple[Array, Exception | None]:
-    """Pickle the object, or return the error and its text in place of the pickle."""
+    """Return the object's pickle and None, or the text of an error and the error."""
     import numpy as np
 
     error = None

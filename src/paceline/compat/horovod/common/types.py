@@ -96,7 +96,7 @@ else:
 
 
 class KeptState(TypedDict, total=False):
-    """The saved values of an elastic state: plain values, variables, and the values of handlers."""
+    """An elastic state's saved values: plain values, variables, and handlers' values."""
 
     values: dict[str, object]
     variables: list[Array]

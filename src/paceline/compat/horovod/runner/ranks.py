@@ -81,7 +81,7 @@ def why(outcome: RankOutcome) -> tuple[int, int, str] | None:
 
 
 def variables(slot: Slot, size: int, transport: str, master: tuple[str, int]) -> dict[str, str]:
-    """Return the environment variables of one rank. `master` is the address where torch's ranks meet."""
+    """Return one rank's environment variables. `master` is the address of torch's rendezvous."""
     return {
         "HOROVOD_CONTROLLER": transport,
         "HOROVOD_CPU_OPERATIONS": transport,

@@ -147,7 +147,7 @@ class PipelineData(paceline.PipelineData):
         )
 
     def left(self, workspace: Workspace, run_id: str) -> DataReference:
-        """Return the data reference by which the step's run of this id stores the output."""
+        """Return the data reference by which a step's run stores the output."""
         made = copy.copy(self)
         made.datastore = real_name(workspace, self.datastore)
         found = made.destination(run_id, made.datastore)

@@ -1,4 +1,4 @@
-"""A process between `execute` and its command, run by path so that it starts fast.
+"""A process between `execute` and its command, started by path for speed.
 
     python -S beside_shell.py <seconds of grace> <command> [argument ...]
 

@@ -81,7 +81,7 @@ def parse_hosts(hosts_string: str) -> list[HostInfo]:
 def get_host_assignments(
     hosts: Sequence[HostInfo], min_num_proc: int, max_num_proc: int | None = None
 ) -> list[SlotInfo]:
-    """Return the place of each rank. The hosts are filled in order, up to `max_num_proc` ranks.
+    """Return each rank's place. Hosts are filled in order, up to `max_num_proc` ranks.
 
     Raises:
         ValueError: There are fewer slots than `min_num_proc`.
