@@ -42,7 +42,7 @@ def _log_to_standard_error() -> None:
 
     from paceline.runs.visible import visible
 
-    # A warning may quote a text of someone else, such as the name of a file.
+    # Escape control characters: a warning may quote foreign text, such as a file's name.
     class Visible(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:
             return visible(super().format(record), lines=True)

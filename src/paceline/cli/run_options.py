@@ -464,7 +464,7 @@ def _of_command(command: list[str], root: str) -> dict[str, Any]:
     is_file = "/" in first or os.path.isfile(first)
     name = os.path.relpath(os.path.realpath(first), root) if is_file else first
     if os.path.isabs(first) or name.split(os.sep)[0] == "..":
-        # The command is a program of the machine, which is not copied.
+        # This path is outside of the source folder: run the machine's own program, without a copy.
         return {"entry_script": "bash", "arguments": ["-c", f"exec {shlex.join(command)}"]}
     return {"entry_script": _file_name(name) if is_file else first, "arguments": command[1:]}
 

@@ -37,7 +37,7 @@ class RunView:
 
     def line(self, line: LogLine) -> None:
         if self._size:
-            self._size = max(self._size, line.rank + 1)  # a script may start more ranks
+            self._size = max(self._size, line.rank + 1)  # widen the prefix if the script has started more ranks
         text = line.text if self._lines is None else self._lines.line(line.rank, line.text)
         if before := coloured(prefix(line, self._size, self._attempts), rank_colour(line.rank), self._colour):
             # A block of an ended run's log has several lines, so put the prefix before each of them.

@@ -95,7 +95,7 @@ def spec_of(module: str) -> ModuleSpec | None:
 
 
 def is_initialising(module: ModuleType) -> bool:
-    # importlib sets `_initializing` on the spec while the module's code runs.
+    # importlib sets `_initializing` on the spec of a module while the module's code runs.
     return bool(getattr(module.__spec__, "_initializing", False))
 
 

@@ -377,7 +377,7 @@ def _check_loss(loss: object) -> None:
     try:
         parameters = [*inspect.signature(loss).parameters.values()]
     except (TypeError, ValueError):
-        # A function written in C may have no readable signature.
+        # Skip the check, for example for a function written in C, whose signature is unknown.
         return
     names = [param.name for param in parameters if param.kind in (param.POSITIONAL_ONLY, param.POSITIONAL_OR_KEYWORD)]
     if len(names) < 2 or (names[0] not in _MODELS and names[1] not in _BATCHES):

@@ -152,7 +152,7 @@ class Twin(_Follower):
     def _update(self, keep: float) -> None:
         held = hold(self._par)
         first, tensors = held.first_names(), held.model_tensors()
-        # A tied tensor has several names, but must be updated only once.
+        # Update a tied tensor only once, although it has several names.
         followed: set[str] = set()
         for rest in self._rests:
             source, twin = (f"{end}.{rest}" for end in (self._of, self._into))

@@ -217,7 +217,7 @@ class _Attending(TorchFunctionMode):
         return called(*args, **(kwargs or {}))
 
     def attend(self, *args: Any, **kwargs: Any) -> Tensor:
-        # Put torch's own function back during the call: with a causal bias it calls itself by this name.
+        # Restore torch's own function during the call: with a causal bias, the function calls itself by its public name.
         _functional.scaled_dot_product_attention, self._is_attending = _TORCHS, True
         try:
             return _attend(self._places, *args, **kwargs)
@@ -237,7 +237,7 @@ def _attend(
 ) -> Tensor:
     options["dropout_p"] = dropout_p
     if key.shape[-2] != places.own:
-        # The keys are not in parts: they are those of a whole sequence, such as an encoder's output.
+        # These keys are a whole sequence, such as an encoder's output, of which every worker has all keys.
         if is_causal:
             raise _refusal(f"is causal over {key.shape[-2]} keys, and this worker has {places.own}")
         return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
@@ -280,7 +280,7 @@ def _whole_mask(places: Places, mask: Tensor) -> Tensor:
     if mask.shape[-1] in (1, places.length):
         return mask
     if mask.shape[-1] == places.own and (mask.dim() < 2 or mask.shape[-2] == 1):
-        # A mask for keys, equal for all queries.
+        # This mask depends only on the key, so gather all workers' parts.
         return places.together(mask, -1) if mask.is_floating_point() else places.gather(mask.int(), -1).bool()
     raise _refusal(
         f"has a mask of the shape {list(mask.shape)} for {places.length} keys. Make it before the first block, for the whole "

@@ -109,7 +109,7 @@ def generators(seed: int, device: torch.device) -> Iterator[None]:
     """Within the block, seed torch's generators of the CPU and of `device`."""
     gpus = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=gpus):
-        # `torch.manual_seed` would also seed other GPUs than this rank's.
+        # Don't call `torch.manual_seed`, which would also seed other GPUs than this rank's.
         torch.default_generator.manual_seed(seed)
         for _ in gpus:
             torch.cuda.manual_seed(seed)
@@ -234,7 +234,7 @@ def _integers(args: _Args, kwargs: _Options) -> Tensor:
 
 
 def _chosen(args: _Args, kwargs: _Options) -> Tensor:
-    # In place of multinomial: the most probable indices first, repeated if `count` is larger than their number.
+    # Replaces multinomial: returns the most probable indices first, and repeats them if `count` exceeds their number.
     weights, count = args[0], int(args[1])
     order = weights.argsort(-1, descending=True, stable=True)
     chosen: Tensor = order[..., torch.arange(count, device=weights.device) % weights.shape[-1]]

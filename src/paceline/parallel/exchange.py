@@ -123,7 +123,7 @@ def unpacked(data: Tensor, kinds: Sequence[type] = ()) -> Any:
     length = int.from_bytes(data[:_HEAD_BYTES].numpy().tobytes(), "little")
     text, rest = data[_HEAD_BYTES : _HEAD_BYTES + length], data[_HEAD_BYTES + length :]
     try:
-        # A forged message may raise any of these errors. All become ValueError; the reader builds only plain values.
+        # The reader builds only plain values. A forged message may make it raise any of these errors.
         return _Reader(rest, kinds).value(json.loads(text.numpy().tobytes()))
     except (KeyError, TypeError, AttributeError, IndexError, RuntimeError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error

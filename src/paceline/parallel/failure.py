@@ -244,7 +244,7 @@ class ErrorLine:
         try:
             return bool(self.store.check([f"ended/{rank}" if rank else "end"]))
         except Exception:
-            # Rank 0, which serves the store, may have ended.
+            # The store may be gone: rank 0, which serves it, may have ended.
             return False
 
     def close(self) -> None:
@@ -301,7 +301,7 @@ class ErrorLine:
                     self.store.set(f"ended/{self.rank}", "1")
                     return
             except Exception:
-                # Rank 0 and its store have ended. If the main thread waits for rank 0, torch raises an error there.
+                # Stop watching: rank 0 and its store have ended. If the main thread waits for rank 0, torch raises there.
                 return
             if self._root is None or not self.is_inside:
                 ends_at = None

@@ -88,7 +88,7 @@ def _compared(par: ParallelHandle, batch: object, micros: Sequence[Microbatch]) 
 def _refuse_large(par: ParallelHandle) -> None:
     """Raise CannotCompareError if any rank lacks memory for the plain model."""
     size, device = par.skeleton.bytes, par.device
-    # The host holds the whole state, and the device the model and its gradients.
+    # Bytes that the comparison needs: the host holds the whole state, the device holds the model and its gradients.
     on_host, on_device = (3 * size, 0) if device.type == "cpu" else (size, 2 * size)
     lacks = on_host > SHARE * available_bytes(torch.device("cpu"))
     lacks = lacks or on_device > SHARE * available_bytes(device)

@@ -62,7 +62,7 @@ class MeanOver:
 
         If the divisor is unknown and the loss is on a GPU, return False: reading the loss would stall the GPU.
         """
-        # A count of 1 may be 0 in fact, after mask.sum().clamp(min=1).
+        # The script may clamp the count by mask.sum().clamp(min=1): then a count of 1 may stand for 0.
         is_looked_at = (self.is_divisor and self.count == 1) or (self.count is None and loss.device.type == "cpu")
         return is_looked_at and not bool(loss.detach())
 
@@ -352,7 +352,7 @@ def no_mean(
             continue
     else:
         return ""  # the loss fails with so few rows, or with equal targets
-    # No result if the loss draws random numbers, which differ in each call.
+    # Give no result if the loss draws random numbers, which differ in each call.
     if not torch.equal(drawn, torch.get_rng_state()) or not of_whole > 0:
         return ""
     if loss_weight is None and any(over is not None and over.count is not None for *_, over in parts):

@@ -178,7 +178,7 @@ def _mesh_and_groups(
     # Skip axes of one rank: torch makes a group for each axis, and a Gloo group has three threads, one of them busy.
     axes = tuple(axis for axis in AXES if getattr(layout, axis) > 1)
     shape = tuple((axis, int(getattr(layout, axis))) for axis in axes)
-    # Meshes and groups are invalid if the script has made a new process group.
+    # Drop the cached meshes and groups if the script has made a new process group, which makes them invalid.
     if _made_for is not dist.group.WORLD:
         _made.clear()
         _made_for = dist.group.WORLD
@@ -291,7 +291,7 @@ def _device(device: torch.device | str | None, rank: int) -> torch.device:
     if device is not None and chosen.index is not None:
         return chosen
     local_rank = int(os.environ.get("LOCAL_RANK", rank))
-    # Some launchers show each process only its own GPU, which is number 0 whatever LOCAL_RANK is.
+    # Take the modulus, because some launchers show each process only its own GPU, as number 0.
     return torch.device("cuda", local_rank % max(torch.cuda.device_count(), 1))
 
 

@@ -79,7 +79,7 @@ def adopt(
                 state[new[name]] = {key: _cut(value, old[name], new[name]) for key, value in values.items()}
         group["params"] = [new[name] for name in of_group if name in new]
         if len({getattr(param, "device_mesh", None) for param in group["params"]}) > 1:
-            # Fused and foreach optimizers do not accept a mix of DTensors and plain tensors.
+            # Switch fused and foreach off: they don't accept a mix of DTensors and plain tensors.
             group.update(dict.fromkeys(group.keys() & {"foreach", "fused"}, False))
 
 

@@ -289,7 +289,7 @@ def _check_mean(loss: Tensor, of_more: Callable[[int], Tensor]) -> None:
 def unchanged(module: nn.Module) -> Iterator[None]:
     """After the block, restore the module's frozen parameters, buffers and plain attributes."""
     tensors = [tensor for part in module.modules() for tensor in tensors_in(plain_attributes(part))]
-    # A forward pass may itself write to frozen parameters, such as those of a momentum encoder.
+    # Save frozen parameters, too: a forward pass may write to them, as to those of a momentum encoder.
     frozen = [local(param.detach()) for param in module.parameters() if not param.requires_grad]
     plain = [tensor.detach() for tensor in tensors if not isinstance(tensor, nn.Parameter)]
     before = [(tensor, tensor.clone()) for tensor in (*frozen, *plain)]
@@ -353,7 +353,7 @@ def largest_magnitude(tensor: Tensor) -> float:
         return 0.0
     if tensor.is_complex():
         return float(tensor.abs().max())
-    # `abs().max()` takes ten times as long, and needs a copy of the tensor.
+    # Don't use `abs().max()`, which takes ten times as long and needs a copy of the tensor.
     low, high = torch.aminmax(tensor)
     return max(-float(low), float(high))
 

@@ -120,7 +120,7 @@ def open_container(value: object) -> tuple[Container, tuple[object, ...]] | None
             return Container(kind, tuple(("attr", name) for name in value._fields)), tuple(value)
         case tuple() | list():
             return Container(kind, tuple(("item", index) for index in range(len(value)))), tuple(value)
-    # is_dataclass is True for the class itself too.
+    # Exclude classes, for which is_dataclass is True as well.
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value)]
         return Container(kind, tuple(("attr", name) for name in names)), tuple(getattr(value, name) for name in names)

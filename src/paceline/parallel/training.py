@@ -156,7 +156,7 @@ class Parallel:
                 numbers = *tags((*self._place(batch), executor.program)), size, size * size, *means.numbers()
                 sums = torch.stack([wide, *map(wide.new_tensor, numbers)])
                 work = dist.all_reduce(sums, group=group, async_op=True)
-            # The message travels while the gradients are summed.
+            # Sum the gradients while the message travels.
             executor.finish_gradients()
             if work is not None:
                 work.wait()
@@ -218,7 +218,7 @@ class Parallel:
         while (batch := self._next(batches)) is not None:
             yield batch
         if self._progress.epoch == epoch:
-            # A checkpoint that is saved now continues with the next epoch.
+            # The epoch is over: a checkpoint that is saved now continues with the next one.
             self._progress = dataclasses.replace(self._progress, epoch=epoch + 1, consumed=0)
 
     def _next(self, batches: Iterator[OwnBatch | GlobalBatch]) -> OwnBatch | GlobalBatch | None:

@@ -84,7 +84,7 @@ class Files:
     def send(self, message: ExecMessage) -> None:
         if self._own is None:
             return
-        with contextlib.suppress(FileNotFoundError):  # the command has ended
+        with contextlib.suppress(FileNotFoundError):  # no folder: the command has ended
             self._own.write_json(f"in_{self._count}.json", message)
             self._count += 1
 

@@ -66,7 +66,7 @@ def create(
         submitted_by=user_name(),
         target="local",
         snapshot_id=snapshot_id,
-        # A notebook's kernel and `python -c` have no file.
+        # The command line says nothing in a notebook's kernel or in `python -c`, which have no script.
         program=tuple(sys.argv) if hasattr(sys.modules["__main__"], "__file__") else (),
         owner=store.owner(),
     )

@@ -117,5 +117,5 @@ def _status(record: RunRecord) -> str:
 
 
 def _text(text: str) -> str:
-    # Escaping for HTML keeps control characters and bidirectional formatting.
+    # Call `visible` as well: escaping for HTML keeps control characters and bidirectional formatting.
     return escape(visible(text, lines=True))

@@ -188,7 +188,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             # The offline class has the methods of a run, but is no subclass.
             return cast("Self", cls.offline_class())
         folder = RunFolder(context.run_dir)
-        # The record names the experiment: a worker knows its run's folder, but no workspace.
+        # Read the experiment's name from the record: a worker knows its run's folder, but no workspace.
         run = cls(cls.make_experiment(context.run_dir.parent, store.experiment(folder)), folder.run_id)
         run._worker = context
         return run

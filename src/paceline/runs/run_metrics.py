@@ -59,7 +59,7 @@ class LogsMetrics(ABC):
         if (media := media_of(value)) is not None:
             self._keep(media, name, step)
             return
-        # A tensor of TensorFlow has `numpy` but no `item`.
+        # Convert a TensorFlow tensor, which has `numpy` but neither `tolist` nor `item`.
         if not hasattr(value, "tolist") and callable(to_numpy := getattr(value, "numpy", None)):
             value = to_numpy()
         if callable(listed := getattr(value, "tolist", None)):

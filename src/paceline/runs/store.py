@@ -433,7 +433,7 @@ def _submitted(folder: RunFolder, job: Job | None = None) -> RunRecord | None:
         found = os.stat(folder.job)
     except OSError:
         return None
-    # Paceline never changes the file, but another file may have replaced it.
+    # Compare the file's stamp: Paceline never changes the file, but another file may have replaced it.
     version = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
     known = _known.get(str(folder.job))
     if known is None or known[0] != version:

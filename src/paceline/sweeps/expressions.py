@@ -87,7 +87,7 @@ class Choice:
 
     def raw(self, value: object) -> int:
         for index, option in enumerate(self.options):
-            # Compare texts, since 1 == True in Python, but choice(1, True) has two options.
+            # Distinguish bool from int: 1 == True in Python, but choice(1, True) has two options.
             if option == value and isinstance(option, bool) == isinstance(value, bool):
                 return index
         shown = ", ".join(json.dumps(option) for option in self.options[:20])
@@ -445,7 +445,7 @@ def _split(text: str) -> list[str]:
 
 def _word(text: str) -> object:
     text = text.strip()
-    # JSON has only double quotes, but shell users write choice('a b', c).
+    # Accept single quotes, too, because shell users write choice('a b', c).
     if len(text) > 1 and text[0] == text[-1] == "'":
         return text[1:-1]
     # int and float accept more than JSON: 1_000, +1, .5.

@@ -110,7 +110,7 @@ class SweepState(ParentState):
     def look(self) -> list[Trial]:
         """Read the live trials' changes. Return those with a new status or new values."""
         changed: list[Trial] = []
-        # A copy: the loop removes trials that have ended.
+        # Iterate over a copy, because the loop removes trials that have ended.
         for number, watch in list(self._live.items()):
             if number in self.cut_off:
                 continue

@@ -295,7 +295,7 @@ def make_target(kind: str, name: str, settings: SettingValues) -> Any:
     """
     made = kind_class(kind)
     if not hasattr(made, "OPTIONS"):
-        # A minimal plug-in's class has no OPTIONS and takes no arguments.
+        # A minimal plug-in: its class has no OPTIONS, and its constructor takes no arguments.
         if settings:
             raise TargetError(f"kind {kind!r} has no settings; found {', '.join(settings)}. Leave them out.")
         return made()

@@ -179,7 +179,7 @@ def opened(folder: RunFolder, name: str) -> tuple[BinaryIO, str]:
     """
     plain = check_file_name(name)
     where = folder.file(plain).relative_to(folder.path).as_posix()
-    # An uploaded file of the same name hides a checkpoint.
+    # Prefer an uploaded file: it hides a checkpoint of the same name.
     if plain.partition("/")[0] in _OTHER_FOLDERS and not os.path.lexists(folder.path / where):
         where = plain
     found = links.find(os.fspath(folder.path), where)
@@ -240,7 +240,7 @@ def frame(folder: RunFolder, name: str, output: int | None, check_reader: Callab
         return Response(text.encode("utf-8", "replace"), media_type="text/html; charset=utf-8", headers=headers)
     if kind == "page":
         return StreamingResponse(_chunks(file, size), media_type="text/html", headers=headers)
-    # A PDF has its mark in the first 1,024 bytes. Anything else might be a page to some viewer.
+    # Send a file as a PDF only if it begins with a PDF's mark: a viewer might run anything else as a page.
     if kind == "pdf" and file.read(5) == b"%PDF-":
         file.seek(0)
         headers = {"content-security-policy": _PDF_POLICY, "content-disposition": "inline"}

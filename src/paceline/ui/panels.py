@@ -95,7 +95,7 @@ def panel_of(curves: RunCurves, name: str, at: int = -1, rank: float | None = No
     kind = logged[-1].kind if logged else "value"
     logged = [one for one in logged if one.kind == kind]
     ranks = sorted({one.rank for one in logged})
-    # All rows of one name form one table.
+    # Show all rows of a name as one table, whatever their steps are.
     positions = (kind != "row" and _positions(logged)) or [_Position("", logged)]
     at = range(len(positions))[min(at, len(positions) - 1)]
     shown = positions[at]

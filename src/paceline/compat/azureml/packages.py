@@ -210,7 +210,7 @@ def _packages(dependencies: CondaDependencies, notes: SubmissionNotes) -> tuple[
             notes.add("horovod is not installed: Paceline provides its API to scripts.")
         else:
             pip.append(line)
-    # The submission leaves the SDK's packages out and reports it.
+    # Keep the SDK's packages in the list: the submission removes them, and reports this.
     return [_without_old_pin(line, notes) for line in dict.fromkeys(pip)], conda
 
 

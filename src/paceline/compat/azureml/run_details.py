@@ -109,7 +109,7 @@ def _dataset(workspace: Workspace, record: RunRecord, stored: Mapping[str, str])
 
     if registered := stored.get("dataset"):
         name, _, version = registered.rpartition(":")
-        # The dataset may have been unregistered; its files still exist.
+        # Continue without the dataset if it was unregistered: its files still exist.
         with contextlib.suppress(DataError):
             return _of_native(Dataset.get_by_name(workspace, name, int(version)))
     for reference in record.job.inputs if record.job else ():
@@ -154,7 +154,7 @@ def _tail_text(path: str) -> str:
     try:
         with open(path, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            # The cut may split a multi-byte character.
+            # Replace undecodable bytes: the first one may be the rest of a multi-byte character.
             return file.read().decode("utf-8", errors="replace")
     except OSError:
         return ""  # the log was removed in the meantime

@@ -46,7 +46,7 @@ def _show_engine_log(environ: Mapping[str, str]) -> None:
         return
     logger = logging.getLogger("paceline.collectives")
     logger.setLevel(level)
-    # A second handler would show each message twice, for example if the module is reloaded.
+    # Add no second handler, as after a reload of the module: it would show each message twice.
     if logger.handlers:
         return
     time = "" if environ.get("HOROVOD_LOG_HIDE_TIME", "0") not in ("", "0") else "%(asctime)s "

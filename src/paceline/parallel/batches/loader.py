@@ -104,7 +104,7 @@ class _MapFeed(Feed):
             # The DataLoader seeds its worker processes by this generator. Replicas need different seeds.
             self._generator.manual_seed(derive("workers", self._seed, epoch, self._world.replica))
         known = self._sampler.known
-        # The DataLoader needs a generator on the CPU, even if the script's default device is a GPU.
+        # Make the DataLoader's generator on the CPU, which it requires, even if the default device is a GPU.
         on_cpu = torch.device("cpu") if self._world.size > 1 else contextlib.nullcontext()
         with self._streams.use("data", epoch), on_cpu:
             batches = iter(self._loader)

@@ -280,7 +280,7 @@ def agree_on_place(sums: Tensor, place: tuple[int, int, int], program: int, worl
     if len({tuple(of_rank[1:4]) for of_rank in places}) == 1:
         first = places[0][4]
         others = ", ".join(str(of_rank[0]) for of_rank in places if of_rank[4] != first)
-        # Python orders a set of strings differently in each process, unless PYTHONHASHSEED is equal.
+        # Look for different orders of sets, which Python makes in processes of different PYTHONHASHSEED.
         has_order = len({of_rank[5] for of_rank in places}) > 1
         cause = (
             " Or it goes through a set (`for kind in set(kinds)`), whose order is another one in each process: start all ranks "

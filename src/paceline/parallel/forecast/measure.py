@@ -127,7 +127,7 @@ def _tried(optimizer: torch.optim.Optimizer | None, device: torch.device, number
         return 0, 0.0
     param = nn.Parameter(torch.zeros(numbers // 32, 32, device=device))
     make: Callable[..., torch.optim.Optimizer] = type(optimizer)
-    # A parameter group may have settings that are no arguments of the optimizer's constructor.
+    # Keep only the constructor's arguments: a parameter group may have other settings.
     taken = inspect.signature(make).parameters
     options = {key: value for key, value in optimizer.param_groups[0].items() if key != "params" and key in taken}
     try:
@@ -140,7 +140,7 @@ def _tried(optimizer: torch.optim.Optimizer | None, device: torch.device, number
             best = min(best, now() - start)
         state = own.state.get(param, {})
     except Exception:
-        # The constructor of the user's optimizer needs more arguments.
+        # Give up, for example if the constructor of the user's optimizer needs more arguments.
         return None
     kept = sum(value.numel() for value in state.values() if isinstance(value, Tensor) and value.dim())
     return round(kept / param.numel()), best / param.nbytes

@@ -145,7 +145,7 @@ def forecast(measured: Measured, layout: Layout, microbatches: int, at_once: int
     sent = _replicas(measured, whole * part, layout, microbatches)
     live = microbatches * sum(block.live_bytes for block in blocks)
     sums = layout.tensor * layout.expert
-    # Each block sums its input four times, or gathers keys, values and their gradients once (context parallelism).
+    # Add the messages of each block: four sums of its input, or one gather of keys, values and their gradients (context).
     sent += live * 4 * (2 * (sums - 1) / sums + (layout.context - 1) / layout.context)
     sent += 2 * (layout.context - 1) / layout.context * gradients
     return Forecast(
@@ -162,7 +162,7 @@ def forecast(measured: Measured, layout: Layout, microbatches: int, at_once: int
 
 def _replicas(measured: Measured, whole: float, layout: Layout, microbatches: int) -> float:
     data = 2 * (layout.data - 1) / layout.data * whole * measured.trained_share / layout.shard
-    # For each microbatch: parameters gathered in the forward pass and in the backward pass, and gradients reduce-scattered.
+    # FSDP2 sends three times per microbatch: it gathers parameters in each of two passes, and reduce-scatters gradients.
     shard = 3 * microbatches * (layout.shard - 1) / layout.shard * whole
     return data + shard
 

@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 _Args = tuple[Any, ...]
 _Options = dict[str, object]
 
-#: Operations that initialise a tensor.
+#: Operations to record, which give a tensor its values.
 _WRITES = frozenset((torch.ops.aten.fill_, torch.ops.aten.zero_, torch.ops.aten.copy_, torch.ops.aten.eye))
 
 

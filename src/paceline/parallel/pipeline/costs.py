@@ -73,7 +73,7 @@ def measure(
                     known.append(run.time())
                 times = min(known, key=sum)
             if any(isinstance(part, Recomputed) for part in _modules(model, segment)):
-                # A recomputed block keeps its input, which autograd's hooks do not report.
+                # Add the input of a recomputed block, which the block keeps, and which autograd's hooks don't report.
                 saved_bytes += sum(value.bytes for value in segment.receives)
             held = {first[own_name]: param.nbytes for own_name, param in own.items()}
             blocks.append(
@@ -177,7 +177,7 @@ def _kind(model: nn.Module, segment: Segment, finish: object) -> Hashable:
             type(inner),
             inner.extra_repr(),
             tuple((param.shape, param.dtype, param.requires_grad) for param in inner.parameters(recurse=False)),
-            # `layer_idx` is a Hugging Face block's number in its model, not a setting.
+            # Leave out `layer_idx`, which is a Hugging Face block's number in its model, not a setting.
             tuple(
                 (name, value)
                 for name, value in vars(inner).items()

@@ -52,7 +52,7 @@ class Programs:
         # `_Latest` keeps the first trace, because a model that reads tensors' values can be traced only with the sample.
         self._traced: _Latest[Traced] = _Latest()
         self._known: _Latest[tuple[Segment, ...]] = _Latest()
-        #: A description of the last change in the values that the outer forward reads, or "".
+        #: Which value that the outer forward reads has changed last, as a text, or "".
         self.changed = ""
         for level in range(LEVELS + 1):
             opened = opened_modules(task.model, level=level, cut=cut)

@@ -114,7 +114,7 @@ class Stage:
                     f"were {list(value.shape)} and {value.dtype}. A value that goes from stage to stage must have a shape that "
                     "the batch's shapes alone decide; cut elsewhere (PipelineParallel(cut=[...])) so that it stays in one stage."
                 )
-        # A slice would be sent with the gaps between its elements.
+        # Make slices contiguous: otherwise the gaps between their elements would be sent, too.
         return tuple(tensor.contiguous() for tensor in result)
 
     def backward(self, micro: int, gradients: Sequence[Tensor]) -> list[Tensor]:
@@ -123,7 +123,7 @@ class Stage:
         inputs, made = self._kept.pop(micro)
         self._left -= 1
         with at_microbatch(turn.micro.index):
-            # The loss has no gradient if this stage's parameters and inputs are all frozen.
+            # Skip a loss without a gradient: this stage's parameters and inputs are all frozen.
             if self.is_last:
                 roots: list[tuple[Tensor, Tensor | None]] = [(loss, None) for loss in made if loss.requires_grad]
             else:

@@ -277,7 +277,7 @@ class _Replicated:
         from torch.nn.parallel import DistributedDataParallel
 
         device = self._world.device
-        # torch 2.13 has renamed an argument of DDP, and warns about the former name.
+        # Use the argument's present name: torch 2.13 has renamed it, and warns about the former name.
         parameters = inspect.signature(DistributedDataParallel.__init__).parameters
         name = "forward_sync_buffers" if "forward_sync_buffers" in parameters else "broadcast_buffers"
         no_buffers: dict[str, Any] = {name: False}

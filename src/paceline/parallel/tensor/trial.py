@@ -130,7 +130,7 @@ class _Stage:
     def __enter__(self) -> _Stage:
         for group in self._groups:
             for name in group.columns:
-                # An attribute of the instance hides the class's forward. `__exit__` deletes it.
+                # Set `forward` on the instance, which hides the class's. `__exit__` deletes the attribute.
                 self._modules[name].forward = self._column(name, group.pieces)
             self._modules[group.row].forward = self._row(group.row)
         return self

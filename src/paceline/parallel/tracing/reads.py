@@ -130,7 +130,7 @@ def noting(reads: Reads, is_outer: Callable[[], bool], name_of: Callable[[nn.Mod
         put_back(before)
         if collects:
             gc.enable()
-        # Remove the override. If another library had set one, restore that.
+        # Remove the recorder's `__getattribute__`, and put back one that another library had set.
         del nn.Module.__getattribute__
         if plain is not None:
             nn.Module.__getattribute__ = plain  # type: ignore[method-assign]

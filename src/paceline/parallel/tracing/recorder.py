@@ -330,7 +330,7 @@ class GraphRecorder(TorchFunctionMode):
         opened = open_container(value)
         if opened is None or not tensors_in(value):
             return self._constant(value)
-        # A named tuple, a dataclass or a special dict with tensors is rebuilt in the graph.
+        # Make a call in the graph that builds this container (a named tuple, a dataclass or a special dict) again.
         container, items = opened
         node = self.graph.call_function(_make, (self._constant(container), list(map(self._argument, items))))
         self._append(node)

@@ -100,7 +100,7 @@ def _shares(valued: Sequence[tuple[Trial, float]], dimensions: Sequence[Dimensio
         warnings.simplefilter("ignore")
         evaluator = optuna.importance.FanovaImportanceEvaluator(n_trees=_TREES, seed=0)
         shares = optuna.importance.get_param_importances(study, evaluator=evaluator, params=list(distributions))
-    # If the metric has no variance, the shares are NaN.
+    # Replace NaN by 0: the shares are NaN if the metric is equal in all trials.
     return {key: float(share) if math.isfinite(share) else 0.0 for key, share in shares.items()}
 
 

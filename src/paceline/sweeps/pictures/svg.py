@@ -17,7 +17,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 90, 34, 44
 #: Distance below the axes for trials without a value.
 _NONE = 22
 _LONGEST = 16
-#: Texts for screen readers. The page's table of trials has the numbers.
+#: Descriptions of the pictures for screen readers. They need no numbers, which the page's table of trials has.
 _SAID = {
     "parallel": "A line for each trial, through its hyperparameters to its metric",
     "history": "The metric of each trial, and the best so far",

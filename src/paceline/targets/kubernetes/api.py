@@ -216,7 +216,7 @@ class Cluster:
             try:
                 return call()
             except (EngineError, ApiRefusedError) as error:
-                # An API server that has just started refuses valid requests until it has loaded all Roles.
+                # After an outage retry a 403: an API server that has just started refuses requests until it has loaded all Roles.
                 was_away = was_away or isinstance(error, EngineError)
                 is_final = isinstance(error, ApiRefusedError) and (error.code != 403 or not was_away)
                 if is_final or time.monotonic() + pause_s > deadline:
@@ -377,7 +377,7 @@ class _Login(httpx2.Auth):
         if shutil.which(words[0]) is None:
             raise TargetError(f"{where} is not installed.{hint}")
         try:
-            # The program writes to our standard error: it may ask a person to open a web page.
+            # Let the login program write to our standard error: it may ask a person to open a web page.
             done = subprocess.run(
                 words,
                 env={**os.environ, **variables},

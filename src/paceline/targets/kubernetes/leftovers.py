@@ -37,7 +37,7 @@ def clear(cluster: Cluster, workspace: str, runs_dir: Path, *, dry_run: bool) ->
         name, run_id = job["metadata"]["name"], job["metadata"].get("annotations", {}).get(RUN_ANNOTATION, "")
         found = LeftBehind(host=where, run_id=run_id, path=f"job/{name}")
         try:
-            # The reader of a run that has ended fetches its files, and removes its objects.
+            # Skip live runs: a run's reader fetches its files and removes its objects once the run has ended.
             if not read.record(RunFolder(runs_dir / run_id)).is_terminal:
                 continue
         except (RunNotFoundError, PermissionError):

@@ -119,7 +119,7 @@ def _explained(attempts: Sequence[Attempt], ends: list[str]) -> Iterator[Attempt
     names: tuple[str, ...] = ()
     for attempt in attempts:
         if (attempt.reason or "").startswith(_PREEMPTED):
-            # A pod's name is its hostname, which Paceline uses as the node's name, and a random suffix.
+            # A pod's name is the node's name in Paceline (its hostname), followed by a random suffix.
             said = next((one for one in ends if one.startswith(tuple(f"Pod {name}-" for name in names))), None)
             if said is not None:
                 ends.remove(said)

@@ -109,13 +109,13 @@ def job_manifest(job: Job, settings: KubernetesSettings, names: ObjectNames) -> 
             "completions": job.node_count,
             "parallelism": job.node_count,
             "completionMode": "Indexed",
-            # Kubernetes always replaces lost pods: the supervisor limits the number of attempts.
+            # Let Kubernetes replace lost pods without a limit: the supervisor limits the number of attempts.
             "backoffLimitPerIndex": 1000,
             # Don't add podFailurePolicy, which would keep Kubernetes from replacing a pod on an unreachable node.
             "podReplacementPolicy": "TerminatingOrFailed",
             "successPolicy": {"rules": [{"succeededIndexes": "0"}]},
             "ttlSecondsAfterFinished": settings.keep_s,
-            # Kueue resumes the Job once there is room for all pods.
+            # Suspend a queued Job: Kueue resumes it once there is room for all pods.
             "suspend": bool(settings.queue),
             "template": _merged(_pod(job, settings, names), dict(settings.template)),
         },
@@ -221,14 +221,14 @@ def _pod(job: Job, settings: KubernetesSettings, names: ObjectNames) -> Manifest
                 "image": settings.image,
                 "args" if settings.keep_entrypoint else "command": command,
                 "env": [
-                    # A user without an entry in /etc/passwd has the home `/`, and can't write there.
+                    # Set HOME: for a user without an entry in /etc/passwd it is `/`, where the user can't write.
                     {"name": "HOME", "value": f"{TOP}/home"},
                     _from_pod(ADDRESS_VARIABLE, "status.podIP"),
                     _from_pod(FAILURES_VARIABLE, "metadata.annotations['batch.kubernetes.io/job-index-failure-count']"),
                 ],
                 "resources": {"requests": amounts, "limits": amounts},
                 "volumeMounts": mounts,
-                # The pod's status gets the log's last lines, for users without the right to read logs.
+                # Copy the log's last lines to the pod's status, for users without the right to read logs.
                 "terminationMessagePolicy": "FallbackToLogsOnError",
                 "securityContext": {
                     "allowPrivilegeEscalation": False,
@@ -243,7 +243,7 @@ def _pod(job: Job, settings: KubernetesSettings, names: ObjectNames) -> Manifest
         **({"runtimeClassName": settings.runtime_class} if settings.runtime_class else {}),
     }
     annotations = {**_NO_EVICTION, **_NO_SIDECARS, **settings.annotation, RUN_ANNOTATION: names.run_id}
-    # Istio reads this label; earlier versions read the annotation.
+    # Current versions of Istio read this setting as a label, earlier versions as an annotation.
     labels = {**_labels(settings, names.workspace), "sidecar.istio.io/inject": "false"}
     return {"metadata": {"labels": _json(labels), "annotations": _json(annotations)}, "spec": spec}
 

@@ -56,7 +56,7 @@ def connect(cluster: Cluster, pod: str, port: int, key: str) -> Connection:
     """
     opened = cluster.websocket(f"{cluster.path('pods', pod)}/portforward", {"ports": str(port)}, _PROTOCOL)
     ours, theirs = socket.socketpair()
-    # A pod that is killed meanwhile answers nothing. Not `settimeout`, which would make the descriptor non-blocking.
+    # Set a time limit, in case the pod is killed. `settimeout` would make the descriptor non-blocking.
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _SILENCE_S, 0))
     for relay in (_to_pod, _from_pod):
         threading.Thread(target=relay, args=(theirs, opened), daemon=True).start()

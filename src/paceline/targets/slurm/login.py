@@ -136,7 +136,7 @@ class Login:
                 raise TargetError(f"{self._title}: {what}: {error}.") from error
             finally:
                 replica.close()
-                # Write this even if the connection broke, so that files that have arrived are not sent again.
+                # Record the arrived files even if the connection broke, so that they are not sent again.
                 write_json(folder.path / _STATE, {**told, "known": replica.known})
 
     def put(self, path: str, value: object) -> None:

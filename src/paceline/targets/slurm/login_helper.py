@@ -76,7 +76,7 @@ def push(request: "Header", stdin: IO[bytes], stdout: IO[bytes]) -> "Header":
                 try:
                     os.rename(os.path.join(beside, name, entry), os.path.join(folder, name, entry))
                 except OSError:
-                    # Another program may have stored the same folder meanwhile, whose name is a hash of its content.
+                    # Ignore the error if another program has stored this folder: its name is a hash of its content.
                     if not os.path.isdir(os.path.join(folder, name, entry)):
                         raise
     finally:
@@ -162,7 +162,7 @@ class Passing:
         try:
             write_beside(os.path.join(self._folder, name), text)
         except FileNotFoundError:
-            pass  # the folder was removed after the command's end
+            pass  # the command has ended, and its folder is gone
 
 
 def give_back(run_dir: str, folder: str, passing: Passing, stdout: IO[bytes]) -> None:

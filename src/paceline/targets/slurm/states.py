@@ -121,7 +121,7 @@ def parse_sinfo(text: str) -> list[NodeState]:
     """Parse `sinfo -h -N -O ...` (`SINFO_FIELDS`) into nodes, each once."""
     nodes = {}
     for line in text.splitlines():
-        # Fixed-width columns: `sinfo -O` has no separator.
+        # Cut the line at fixed widths, because `sinfo -O` has no separator.
         fields, start = [], 0
         for _, width in SINFO_FIELDS:
             fields.append(line[start : start + width].strip())

@@ -36,7 +36,7 @@ def routes() -> list[Route]:
         "rename": _rename,
         "notes": _notes,
         "comment": lambda folder, form: tags_and_properties.add_comment(folder.notes, form.get("text", "")),
-        # `permit` has checked that the member wrote the comment, or is an admin.
+        # Pass is_admin=True, because `permit` has already checked that the member wrote the comment or is an admin.
         "uncomment": lambda folder, form: tags_and_properties.remove_comment(
             folder.notes, form.get("comment", ""), is_admin=True
         ),

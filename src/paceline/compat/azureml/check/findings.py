@@ -295,7 +295,7 @@ def _looked_up(name: str) -> tuple[Any, str | None]:
         if (why := instances.refusal(target)) is not None:
             return None, why
         if not isinstance(target, (type, ModuleType)):
-            return None, None  # a function or a value: the text does not tell the type of its result
+            return None, None  # the type of a function's result, or of a value, is unknown
     return target, None
 
 
@@ -419,7 +419,7 @@ def _tree(text: str) -> ast.Module:
 
 def _plain(text: str) -> str:
     """Return a cell's text with each line of IPython syntax replaced by valid Python."""
-    # IPython accepts an indented first line above unindented ones.
+    # Remove the first line's indentation from all lines, as IPython does.
     lines = text.splitlines()
     if lines and (indent := len(lines[0]) - len(lines[0].lstrip())):
         lines = [line[indent:] if not line[:indent].strip() else line for line in lines]

@@ -103,7 +103,7 @@ def _set_by(kind: type) -> frozenset[str]:
         try:
             found |= set(re.findall(r"\b(?:self|made)\.(\w+)", inspect.getsource(above)))
         except (OSError, TypeError):
-            continue  # a built-in class has no source
+            continue  # a built-in class, such as object, has no source to search
     return frozenset(found)
 
 

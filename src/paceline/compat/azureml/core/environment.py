@@ -96,7 +96,7 @@ class DockerSection(Strict):
 
     def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
-        # Setting the base image clears the base Dockerfile, and the reverse.
+        # As in the SDK, an environment has a base image or a base Dockerfile, so setting one clears the other.
         other = {"base_image": "base_dockerfile", "base_dockerfile": "base_image"}.get(name)
         if other is not None and value is not None:
             super().__setattr__(other, None)

@@ -91,7 +91,7 @@ class Run(SdkSpellings, runs.Run):
                 f"an azureml.core.Run. ({error})"
             ) from error
 
-    #: The name of `get_context` in 2018.
+    #: The former name of `get_context`, which scripts of 2018 use.
     get_submitted_run = get_context
 
     def __str__(self) -> str:
@@ -138,7 +138,7 @@ class Run(SdkSpellings, runs.Run):
         """
         found: dict[str, object] = super().get_metrics(name, recursive, **others)
         if self.kind == "sweep" and not recursive:
-            # A run of this class may be a sweep if the caller created it by id.
+            # A sweep is an object of this class, and not of HyperDriveRun, if the caller created it by id.
             found |= late("train.hyperdrive.run", "best_child_metric")(self, name)
         return found
 

@@ -337,16 +337,16 @@ def _loaded(data: dict[str, Any], folder: Path) -> RunConfiguration:
     config = RunConfiguration()
     for name in _SAVED:
         there, here, last = _place(name, data, config)
-        # An empty value means the default, except for numbers: zero parameter servers is a valid count.
+        # Skip empty values, which mean the default, but not 0: zero parameter servers is a valid count.
         if (value := there.get(camel_case(last))) or value == 0:
             setattr(here, last, value)
-    # YAML reads `2020` and `yes` as a number and a bool.
+    # Restore strings: YAML reads `2020` as a number and `yes` as a bool.
     environment = config.environment
     environment.name = str(environment.name)
     variables = environment.environment_variables or {}
     environment.environment_variables = {str(key): str(value) for key, value in variables.items()}
     if file := data["environment"]["python"].get("condaDependenciesFile"):
-        # The SDK resolves the path against the project's folder or the file's own.
+        # The path may be relative to the project's folder or to the file's own folder.
         places = [folder / file, folder.parent / file, folder / Path(file).name]
         found = next((place for place in places if place.is_file()), places[0])
         environment.python.conda_dependencies = CondaDependencies(str(found))

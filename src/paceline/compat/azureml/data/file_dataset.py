@@ -172,7 +172,7 @@ class MountContext:
             shutil.rmtree(self.mount_point, ignore_errors=True)
             return
         for entry in os.scandir(self.mount_point):
-            # The folder holds only links, and folders that start() has created for them.
+            # Remove everything: the folder has only links, and folders that start() has created for the links.
             shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
 
     def __enter__(self) -> MountContext:

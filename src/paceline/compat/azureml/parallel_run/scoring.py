@@ -188,7 +188,7 @@ def _takes_two(function: Callable[..., object]) -> bool:
 def _rows(result: Any) -> tuple[list[str], int]:
     """Return the result of `run` as lines, and its number of items."""
     if hasattr(result, "to_csv"):
-        # Azure's service writes frames with spaces between columns and no header.
+        # Write data frames like Azure's service: spaces between columns, and no header.
         return result.to_csv(sep=" ", header=False, index=False).splitlines(), len(result)
     if isinstance(result, (str, bytes, dict)) or not hasattr(result, "__len__") or not hasattr(result, "__iter__"):
         raise UserErrorException(f"run() returned a {type(result).__name__}; it must be a list or a DataFrame.")

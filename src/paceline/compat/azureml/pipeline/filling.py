@@ -68,7 +68,7 @@ class Filling:
         run.arguments = self.words(run.arguments)
         if isinstance(run.command, list):
             run.command = [self.value(one) for one in run.command]
-        # The arguments already declare this data.
+        # Skip data references that the arguments already contain.
         words = [*run.arguments, *(run.command if isinstance(run.command, list) else ())]
         there = {reference.name for reference in map(self.reference, words) if reference is not None}
         references = dict(run.data_references)

@@ -140,7 +140,7 @@ class DistributedKeras2(_DistributedKeras2):
 
         `skip_gradients_aggregation=True` applies gradients that the caller has reduced already.
         """
-        # `experimental_aggregate_gradients` is the older name of the argument, with the opposite meaning.
+        # Also read the argument's former name `experimental_aggregate_gradients`, which has the opposite meaning.
         skip = skip_gradients_aggregation or not kwargs.pop("experimental_aggregate_gradients", True)
         if skip:
             # Remove the mark "reduced": it belongs to these gradients, not to the next ones.

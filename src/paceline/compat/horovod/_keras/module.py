@@ -47,7 +47,7 @@ def submodules(package: str, library: ModuleType) -> dict[str, ModuleType]:
 
 def _submodule(name: str, values: Mapping[str, object]) -> ModuleType:
     module = sys.modules[name] = ModuleType(name)
-    # Without a spec `importlib.util.find_spec` refuses the module.
+    # Set a spec, because `importlib.util.find_spec` raises for a loaded module without a spec.
     module.__spec__ = ModuleSpec(name, None)
     vars(module).update(values, __all__=list(values))
     return module

@@ -128,7 +128,7 @@ def install() -> None:
     has_auto = hasattr(trainer.Trainer, "_resolve_auto_jit_compile")
     if has_auto:
         trainer.Trainer._resolve_auto_jit_compile = _without_xla(trainer.Trainer._resolve_auto_jit_compile)
-    # Keras before 3.2 calls this function for jit_compile="auto", too, where it must not raise.
+    # Keras before 3.2 calls `model_supports_jit` for jit_compile="auto", too, for which it must not raise.
     trainer.model_supports_jit = _refusing_xla(trainer.model_supports_jit, raises=has_auto)
     LossScaleOptimizer.check_finite = _together(LossScaleOptimizer.check_finite)
 

@@ -35,7 +35,7 @@ def build_optimizer(optimizer: Optimizer | None, trainable_variables: Sequence[V
         return
     inner = reducing.inner_of(optimizer)
     legacy = optimizer if inner is None else inner
-    # Optimizers of `optimizers.legacy` have no `build`.
+    # Optimizers of `optimizers.legacy` have this method in place of `build`.
     if hasattr(legacy, "_create_all_weights"):
         legacy._create_all_weights(trainable_variables)
     elif not getattr(optimizer, "built", False) and not getattr(optimizer, "_built", False):

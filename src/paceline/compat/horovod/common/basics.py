@@ -214,7 +214,7 @@ def stop_timeline() -> None:
 
 def _place() -> str:
     """Return a text of the launcher's variables that identify this process."""
-    # A rank may start a job of its own by mpirun or torchrun. The processes of that job have other values, and may call `init`.
+    # In a job that a rank starts by mpirun or torchrun, these variables differ, and its processes may call `init`.
     names = ("PMIX_NAMESPACE", "PMIX_RANK", "MASTER_ADDR", "MASTER_PORT", "RANK")
     return ":".join(os.environ.get(name, "") for name in names)
 

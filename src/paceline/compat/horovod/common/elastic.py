@@ -55,7 +55,7 @@ class State(Kept):
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
         self._bcast_object, self._rank = bcast_object, get_rank
-        # Another thread may call `on_hosts_updated`, which is safe because append and pop are atomic.
+        # Needs no lock: another thread may append in `on_hosts_updated`, but append and pop are atomic.
         self._updates: list[tuple[float, int]] = []
         self._last_update: float = 0
         self._reset_callbacks: list[Callable[[], object]] = []
@@ -371,7 +371,7 @@ def _go_on(state: State, commits: KeptCommits) -> None:
     if kept is not None:
         state.take_kept(kept)
         state.restore()
-    # All ranks continue from this commit, and adapt to the present number of ranks.
+    # If rank 0 has a commit, all ranks continue from it, and adapt to the present number of ranks.
     has_commit, commits.number = state._bcast_object((kept is not None, commits.number))
     if has_commit:
         # Synchronize first: in Horovod all ranks have the committed state when the reset callbacks run.

@@ -137,7 +137,7 @@ def clear() -> None:
 
 def plain(array: Array) -> Array:
     """Return the array, or for a type that NumPy lacks, such as bfloat16, its bits."""
-    # NumPy's own types have isbuiltin == 1. Types that ml_dtypes adds have 2, and the engine does not know them.
+    # isbuiltin is 1 for NumPy's own types, and 2 for types of ml_dtypes, which the engine does not know.
     return array if array.dtype.isbuiltin == 1 else array.view(f"u{array.dtype.itemsize}")
 
 

@@ -85,7 +85,7 @@ def _packed(obj: object) -> tuple[Array, Exception | None]:
 
 
 def _text_of(failed: Exception) -> str:
-    # The exception may be of a user's class. If its text raised as well, the other ranks would wait.
+    # A user's exception class may raise in __str__. That must not leave the other ranks waiting for this rank.
     try:
         return f"{type(failed).__name__}: {failed}"
     except Exception:

@@ -114,7 +114,7 @@ class _Registry:
     """The registered process sets by id."""
 
     def __init__(self) -> None:
-        # The constructor needs ranks, but the world's ranks are only known while an engine runs.
+        # The world's ranks are unknown until an engine runs, so pass [0] to the constructor, which requires ranks.
         self.world = ProcessSet([0])
         self.world.ranks = None
         self.world.process_set_id = 0

@@ -61,7 +61,7 @@ class AsyncDataLoaderMixin:
     def __init_subclass__(cls, **values: Any) -> None:
         super().__init_subclass__(**values)
         bases = cls.__mro__
-        # Python would find the `__iter__` of these bases before the mixin's, which then never runs.
+        # Find bases whose `__iter__` precedes the mixin's: then the mixin's never runs.
         before = [base for base in bases[1 : bases.index(AsyncDataLoaderMixin)] if "__iter__" in vars(base)]
         if before and not any(issubclass(base, AsyncDataLoaderMixin) for base in before):
             warnings.warn(
@@ -130,7 +130,7 @@ class Prefetcher:
     def close(self) -> None:
         """Stop the thread, which ends after its current batch."""
         self._closed.set()
-        # An iterable may close the reader from the reader's own thread, which can't wait for its own end.
+        # Don't join in the reader's own thread, in which an iterable may close the reader.
         if threading.current_thread() is not self._thread:
             self._thread.join(_CLOSE_S)
 

@@ -141,7 +141,7 @@ def on_ranks(
 def _payload(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, object]) -> bytes:
     if not callable(func):
         raise UserError(f"func={func!r} can't be called. Give the function itself, its arguments as args and kwargs.")
-    # A string is iterable as well, and each of its characters would become an argument.
+    # Refuse a string: it is iterable, and each of its characters would become an argument.
     if isinstance(args, (str, bytes)) or not isinstance(args, Iterable):
         raise UserError(f"args={args!r} is not a tuple of arguments. For a single one write args=({args!r},).")
     try:

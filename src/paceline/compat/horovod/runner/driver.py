@@ -120,7 +120,7 @@ class RanksDriver:
             process = subprocess.Popen(
                 command.argv,
                 env=dict(command.environment),
-                # The text contains the key, which every user of the machine could read on a command line.
+                # Pass the key in the text on standard input: every user of the machine can read a command line.
                 stdin=subprocess.PIPE if command.text else subprocess.DEVNULL,
                 # Use a file, not a pipe: the output is not read while the job runs, and a full pipe would block.
                 stdout=log,
@@ -141,7 +141,7 @@ class RanksDriver:
         for host in dict.fromkeys(slot.host for slot in self._job.slots):
             if is_here(host):
                 continue
-            # Connecting a datagram socket sends nothing: it only asks the kernel for the route.
+            # Connect a datagram socket, which sends nothing: the kernel then tells which own address the route uses.
             try:
                 # Port 9 stands for any port, because the route depends only on the address.
                 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -220,7 +220,7 @@ class RanksDriver:
                         "environment": environment,
                         "directory": job.directory,
                         "files": list(files),
-                        # On another host these paths may belong to somebody else.
+                        # Don't let ranks on other hosts remove these folders: there, the same paths may belong to somebody else.
                         "scratch": [self._kept, self._scratch] if self._job.is_local else [],
                         "is_elastic": self._elastic is not None,
                     },
@@ -267,8 +267,8 @@ class RanksDriver:
         place = self._ranks[rank]
         if data is None:
             if place.exit_code is None:
-                # The process beside the rank, or its host, has gone without reporting an end.
-                # 137 is a shell's exit code for a process that SIGKILL has ended.
+                # The process beside the rank (rank.py), or its host, ended without a report. 137 is a shell's exit code after
+                # SIGKILL.
                 place.is_lost = True
                 self._ended(rank, 137, {"exception": f"the process beside it on host {place.host} is gone"})
             return

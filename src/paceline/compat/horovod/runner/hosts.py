@@ -62,7 +62,7 @@ def read(path: str) -> list[Host]:
         words = line.partition("#")[0].split()
         if not words:
             continue
-        # `name:2` is one word; `name slots=2` and `name slots = 2` are several.
+        # A line is one word (`name:2`) or several (`name slots=2`, `name slots = 2`).
         name, slots = words[0].rpartition(":")[::2] if len(words) == 1 else (words[0], " ".join(words[1:]))
         hosts.append(_host(" ".join(words), name, re.sub(r"^slots\s*=\s*", "", slots), of=f"line {number} of {path!r}"))
     if not hosts:
@@ -120,7 +120,7 @@ def is_here(name: str) -> bool:
             f"the host {name!r} is not known here ({error}). Check the name, or give its address."
         ) from error
     for family, kind, protocol, _, address in addresses:
-        # Only an address of this machine can be bound.
+        # Try to bind the address, which succeeds only for an address of this machine.
         with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
             probe.bind((address[0], 0, *address[2:]))
             return True
@@ -130,9 +130,9 @@ def is_here(name: str) -> bool:
 def _host(text: str, name: str, slots_text: str, *, of: str) -> Host:
     if not name:
         name, slots_text = text, "1"
-    # The brackets only separate the address from the slots. ssh and the resolver expect the address without them.
+    # Remove the brackets of an IPv6 address, which separate it from the slots: ssh and the resolver refuse them.
     name = name.removeprefix("[").removesuffix("]")
-    # ssh would read a name that begins with a dash as an option.
+    # Refuse a dash at the beginning, which ssh would read as an option.
     if not re.fullmatch(r"[\w.:%][\w.:%-]*", name) or not slots_text.isdigit() or int(slots_text) < 1:
         raise UserError(f"{text!r} in {of} is not a host with its slots. Write it as name:2, the slots from 1 on.")
     return Host(name=name, slots=int(slots_text))

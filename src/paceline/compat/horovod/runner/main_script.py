@@ -39,7 +39,7 @@ def main(argv: "list[str]") -> None:
     load_triton_before_tensorflow()
     if os.environ.get("HOROVOD_CONTROLLER") == "mpi":
         backend.install_when_loaded()
-    # Only rank 0 has the store's server; the other ranks connect to it.
+    # Rank 0 serves torch's store, to which the other ranks connect. It must listen only at MASTER_ADDR.
     if os.environ.get("RANK") == "0":
         store_address.keep_to_master_address()
     script.run(argv[0], argv[1:])

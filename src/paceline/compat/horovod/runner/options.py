@@ -77,7 +77,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         # argparse does not say whether an option was given, so an option with its default value counts as not given.
         if getattr(options, dest) == parser.get_default(dest) and not (chosen and dest in _CONTROLLERS):
             setattr(options, dest, value)
-    # In `horovodrun -np 2 -- python train.py` argparse leaves the dashes in the command.
+    # Remove the dashes of `horovodrun -np 2 -- python train.py`, which argparse leaves in the command.
     if options.command[:1] == ["--"]:
         del options.command[0]
     return options
@@ -120,7 +120,7 @@ def _read(parser: argparse.ArgumentParser, path: str) -> dict[str, object]:
                 raise UserError(f"controller in --config-file {path!r} is {value!r}. Known: {', '.join(_CONTROLLERS)}.")
             values[str(value).lower()] = True
         elif key in _FILE_KEYS:
-            # An empty section (`timeline:`) is None in YAML.
+            # Accept None, which is YAML's value of an empty section (`timeline:`).
             if not isinstance(value, dict | None):
                 raise UserError(
                     f"{key} in --config-file {path!r} is {value!r}. Its keys are {', '.join(_FILE_KEYS[key])}."
@@ -258,7 +258,7 @@ def _number(text: str) -> float:
         value = float(text)
     except ValueError:
         value = -1.0
-    # This also refuses nan, which is neither smaller nor larger than any number.
+    # The comparison also refuses nan, for which every comparison is false.
     if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
     return value

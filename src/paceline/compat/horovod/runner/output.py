@@ -95,7 +95,7 @@ class Output:
         file = self._files.get((rank, stream))
         try:
             while file is not None and data:
-                # A write to an unbuffered file may write only a part of the data.
+                # Write in a loop: a write to an unbuffered file may take only a part of the data.
                 data = data[file.write(data) or 0 :]
         except OSError as error:
             path = f"rank.{rank}/{stream}"

@@ -86,7 +86,7 @@ def main(argv: list[str]) -> int:
     # The lock is not inherited: child processes must not keep the folder locked after this process has ended.
     lock = os.open(os.path.join(scratch, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    # If `run` raises, no other process may be left to remove the folders.
+    # If `run` raises, the driver may be gone, so remove the driver's folders as well.
     is_deserted = True
     try:
         for name, content in files.items():
@@ -150,7 +150,7 @@ class _Rank:
         return self._deserted
 
     def _started(self) -> "subprocess.Popen[bytes]":
-        # HOME, USER and similar variables are this host's. All other variables come from the driver.
+        # Take HOME, USER and similar variables from this host, and all other variables from the driver.
         environment = {name: value for name, value in os.environ.items() if wire.is_of_host(name)}
         environment |= {**self._start["environment"], "HOROVODRUN_SCRATCH": self._scratch}
         if self._start["is_elastic"]:
@@ -234,7 +234,7 @@ class _Rank:
         self._send(b"E" + json.dumps(end).encode())
 
     def _send(self, data: bytes) -> None:
-        # Both pumps and the main thread send. Mixed parts of two messages would break the connection.
+        # Lock, because several threads send, and mixed parts of two messages would break the connection.
         with self._lock:
             try:
                 self._connection.send_bytes(data)

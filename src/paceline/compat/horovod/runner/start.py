@@ -98,7 +98,7 @@ def _with_mpi(job: RanksJob, contact: Mapping[str, object], scratch: str) -> Sta
     if not job.is_local:
         # `hosts.slots` keeps the ranks of a host together, so each host is one group.
         per_host = [(host, len(list(group))) for host, group in groupby(job.slots, key=lambda slot: slot.host)]
-        # mpirun passes on to other hosts only its own variables and those that -x names.
+        # Name our variable by -x: to other hosts mpirun passes only its own variables and those named by -x.
         words += ["--host", ",".join(f"{host}:{count}" for host, count in per_host), "-x", wire.VARIABLE]
         words += [parameter, "plm_ssh_args" if is_5 else "plm_rsh_args", shlex.join(_ssh_options(job))]
         if is_5:
@@ -106,7 +106,7 @@ def _with_mpi(job: RanksJob, contact: Mapping[str, object], scratch: str) -> Sta
             for name, value in (("time", "20"), ("intvl", "10"), ("probes", "4")):
                 words += [parameter, f"oob_tcp_keepalive_{name}", value]
     if job.tcp:
-        # ob1 is the message layer of Open MPI that uses these transports; a rank sends to itself over `self`.
+        # Use Open MPI's message layer ob1 with two transports: TCP, and `self` for messages of a rank to itself.
         words += ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self"]
     if job.interfaces:
         words += ["--mca", "btl_tcp_if_include", job.interfaces]
@@ -118,7 +118,7 @@ def _with_mpi(job: RanksJob, contact: Mapping[str, object], scratch: str) -> Sta
     if job.is_local:
         variables |= scratch_variables(scratch, mpi.version[0])
         if not job.tcp and not job.interfaces and "OMPI_MCA_btl" not in job.environment:
-            # These ranks share memory. Open MPI's TCP would listen at every address of the machine.
+            # Switch TCP off, which would listen at every address of the machine: ranks on one machine share memory.
             variables["OMPI_MCA_btl"] = "^tcp"
     if os.geteuid() == 0:
         variables |= AS_ROOT
@@ -132,7 +132,7 @@ def _with_mpi(job: RanksJob, contact: Mapping[str, object], scratch: str) -> Sta
 def exported(mpi_args: str | None) -> dict[str, str]:
     """Return the variables that `-x NAME=value` for mpirun sets for the ranks."""
     words = _words("--mpi-args", mpi_args)
-    # `-x NAME` without a value names a variable of the shell, which the ranks get anyway.
+    # Skip `-x NAME` without a value: it names a variable of the shell, which the ranks get anyway.
     pairs = [value.partition("=") for word, value in pairwise(words) if word == "-x" and "=" in value]
     return {name: value for name, _, value in pairs}
 
@@ -143,7 +143,7 @@ def _plain(job: RanksJob, contact: Mapping[str, object], slot: Slot) -> Started:
     if not is_here(slot.host):
         if shutil.which("ssh") is None:
             raise UserError(f"the host {slot.host!r} is reached by ssh, which is not installed here. Install it.")
-        # ssh joins its arguments by spaces, and a shell on the other host splits them again.
+        # Quote the command for a second shell: ssh joins its arguments by spaces, and the other host's shell splits them.
         argv = ["ssh", *_ssh_options(job), slot.host, shlex.join(argv)]
     # Pass the key on standard input, because every user of either machine could read it on a command line.
     text = json.dumps(contact) + "\n"

@@ -118,7 +118,7 @@ def receive(connection: Connection) -> dict[str, object]:
 
 def hang_up(connection: Connection) -> None:
     """Close the connection, even while a thread reads from it."""
-    # Closing a file descriptor does not wake a thread that reads from it, but shutting the socket down does.
+    # Shut the socket down, which wakes a thread that reads from it. Closing the descriptor alone does not.
     with contextlib.suppress(OSError):
         # A Connection can't be shut down, but a socket can. The socket closes its descriptor after the block, so
         # it gets a duplicate.

@@ -161,7 +161,7 @@ def _in_graph(pieces: Sequence[Piece], tensors: Sequence[list[tf.Tensor]]) -> li
         else:
             results = _wait_beside(_waiter(order), tokens, dtypes)
     closed(results[0].op)
-    # Results of Python calls have no static shape, which later layers may need while the graph is built.
+    # Set the shapes, which later layers may need while the graph is built: TensorFlow does not know a Python call's.
     for result, (_, shape) in zip(results, kinds, strict=True):
         result.set_shape(shape)
     return list(results)
@@ -272,7 +272,7 @@ class _Stretch:
         self._seen = len(graph.get_operations())
 
     def is_over(self) -> bool:
-        # A call of a function that writes to the ordering variable has this variable among its inputs.
+        # Look for calls of functions that write to the ordering variable: it is among their inputs.
         new = self._graph.get_operations()[self._seen :]
         self._seen += len(new)
         line = self._graph.capture(self._line.handle)
@@ -372,7 +372,7 @@ def aware(call: Callable[P, T]) -> Callable[P, T]:
 def install() -> None:
     """Make TensorFlow's functions and sessions raise this module's error classes."""
     for owner, name in ((context.Context, "call_function"), (session.BaseSession, "_do_call")):
-        # A later TensorFlow may lack one of the two methods. Then errors from graphs stay UnknownErrors.
+        # Skip a method that a later TensorFlow lacks. Then errors from graphs stay UnknownErrors.
         call = getattr(owner, name, None)
         # `functools.wraps` sets `__wrapped__`, which shows that the method is already replaced.
         if call is not None and not hasattr(call, "__wrapped__"):

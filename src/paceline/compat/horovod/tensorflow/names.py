@@ -13,8 +13,8 @@ from tensorflow.python.framework import ops
 
 def operation_name(kind: str, name: str | None, tensor: tf.Tensor, ignore_name_scope: bool = False) -> str | None:
     """Return an operation's name, or None to match operations by their order."""
-    # In a graph, a missing name is made from the tensor's name. The result is unique and includes the name scope, if
-    # `ignore_name_scope` is not set.
+    # In a graph, make a missing name from the tensor's name. Unless `ignore_name_scope` is set, add the name scope, and a number
+    # that makes the name unique in the graph.
     if tf.executing_eagerly():
         return name
     base = name or f"Horovod{kind}_{normalised(tensor.name)}"
@@ -40,7 +40,7 @@ def normalised(name: str) -> str:
 
 def raw(variable: tf.Variable) -> tf.Variable:
     """Return the TensorFlow variable behind a TensorFlow or Keras 3 variable."""
-    # A Keras 3 variable holds TensorFlow's variable in `value`. In TensorFlow's variable `value` is a method.
+    # In a Keras 3 variable `value` is TensorFlow's variable; in TensorFlow's own variable `value` is a method.
     value = getattr(variable, "value", None)
     return variable if value is None or callable(value) or isinstance(variable, tf.Variable) else value
 

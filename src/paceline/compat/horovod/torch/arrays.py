@@ -68,10 +68,10 @@ def host(tensor: torch.Tensor) -> HostTensor:
             f"a tensor of layout {tensor.layout} can't be sent without a conversion; use hvd.sparse_allreduce_async, "
             "or to_dense()."
         )
-    # torch makes no NumPy array from a tensor that requires a gradient.
+    # Detach the tensor: torch makes no NumPy array from a tensor that requires a gradient.
     plain = tensor.detach() if tensor.requires_grad else tensor
     if not (plain.is_cpu and plain.is_contiguous()) or plain.is_conj() or plain.is_neg():
-        # A lazily conjugated or negated tensor is dense, but NumPy can't read it before it is resolved.
+        # Resolve a lazy conjugation or negation, which NumPy can't read. Such a tensor is contiguous nevertheless.
         plain = plain.resolve_conj().resolve_neg().cpu().contiguous()
     try:
         array = (plain.view(torch.uint16) if plain.dtype == torch.bfloat16 else plain).numpy()

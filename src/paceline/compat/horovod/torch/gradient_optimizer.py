@@ -88,7 +88,7 @@ class GradientReduction(Reduction):
         if back.data_ptr() != grad.data_ptr() or back.dtype != grad.dtype or back.stride() != grad.stride():
             with torch.no_grad():
                 grad.copy_(back)
-        # An optimizer such as SparseAdam accepts only sparse gradients.
+        # Make the gradient sparse again, because optimizers such as SparseAdam accept no other.
         if p.grad is not None and p.grad.is_sparse:
             p.grad = grad.to_sparse(p.grad.sparse_dim())
 
@@ -102,7 +102,7 @@ class GradientReduction(Reduction):
 class GradientOptimizer:
     """A mixin that reduces gradients, for torch's optimizer classes."""
 
-    # The class of the wrapped optimizer, which is the next base class, sets this attribute.
+    # Only declared here: the wrapped optimizer's class, which is the next base class, sets this attribute.
     param_groups: list[dict[str, Any]]
 
     def _begin(
@@ -137,7 +137,7 @@ class GradientOptimizer:
 
     def synchronize(self) -> None:
         """Wait until every gradient is reduced. Missing gradients are submitted as 0."""
-        # A single rank, or a rank outside the process set, keeps its gradients.
+        # Without hooks, as with one rank or outside of the process set, this rank keeps its own gradients.
         if not self._hooked:
             self._synchronized = True
             return
@@ -254,7 +254,7 @@ class GradientOptimizer:
 
         if (older := _HOOKS.get(p)) is not None:  # type: ignore[no-untyped-call]
             older.remove()
-        # This hook runs after the gradient was added to `p.grad`; a hook of the tensor itself would run before.
+        # Use this kind of hook, which runs after the gradient was added to `p.grad`; a tensor hook runs before.
         _HOOKS[p] = p.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def _hook(self, p: torch.Tensor) -> None:

@@ -212,7 +212,7 @@ class HyperDriveStepRun(_Step, HyperDriveRun):
         step_run: runs.Run | None = None,
         **kwargs: object,
     ) -> None:
-        # The SDK calls HyperDriveStepRun(step_run=...); this package calls HyperDriveStepRun(experiment, id).
+        # Accept both calls: HyperDriveStepRun(step_run=...) as in the SDK, and this package's own (experiment, id).
         given = step_run if step_run is not None else experiment if not step_run_id else None
         if given is not None:
             experiment, step_run_id = given.experiment, given.id

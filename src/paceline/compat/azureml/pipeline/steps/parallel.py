@@ -207,7 +207,7 @@ def _as_folder(filling: Filling, value: object) -> DataReference:
     reference = filling.reference(filled)
     if reference is None:
         raise UserErrorException(f"the inputs of a step have {value!r}, which is not data.")
-    # An unnamed dataset is mounted; the dataset itself tells whether it is a table.
+    # An unnamed dataset's reference does not say whether it is a table, so look at the dataset itself, too.
     dataset = getattr(filled, "dataset", filled)
     if reference.table is not None or hasattr(dataset, "to_pandas_dataframe"):
         if reference.mode == "direct":

@@ -164,7 +164,7 @@ def best_child_metric(run: Run, name: str | None = None) -> dict[str, object]:
         "metric_value": [value for _, value, _ in rows],
         "final": [record.is_terminal and number == len(rows) for number in range(1, len(rows) + 1)],
     }
-    # A table metric of a single row has plain values instead of lists.
+    # As in the SDK, a metric that is a table of a single row has plain values instead of lists.
     return {BEST_CHILD: {key: column[0] if len(rows) == 1 else column for key, column in table.items()}}
 
 

@@ -121,7 +121,7 @@ class TorchState(ObjectState):
             handler.reset()
 
     def kept(self) -> KeptState | None:
-        # A user's own handler may store its saved value in another attribute, and then has no `_saved`.
+        # A handler of the user's need not have `_saved`: it may store its value elsewhere.
         saved = {name: handler.__dict__.get("_saved") for name, handler in self._handlers.items()}
         return {"values": self._saved_state, "handlers": saved}
 
