@@ -300,7 +300,7 @@ def _looked_up(name: str) -> tuple[Any, str | None]:
 
 
 def _here(parts: list[str]) -> list[str]:
-    """Replace the SDK's module in a name's parts by Paceline's module."""
+    """Return a name's parts with Paceline's module in place of the SDK's."""
     for other, ours in aliases.RENAMED.items():
         if ".".join(parts[: (count := other.count(".") + 1)]) == other:
             return [*ours.split("."), *parts[count:]]

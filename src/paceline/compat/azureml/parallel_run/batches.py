@@ -37,7 +37,7 @@ class BatchFields(TypedDict):
 
 @dataclass(frozen=True)
 class Batch:
-    """A mini-batch.
+    """A mini-batch of a ParallelRunStep.
 
     Args:
         number: Position among the mini-batches of all inputs, from 0.
