@@ -21,8 +21,8 @@ _KEPT = {
     "test_module_runs_like_python_m": ("None-1", "mpi-2"),
     "test_mpi4py_sums_over_two_workers_and_a_raising_rank_ends_the_other": ("system",),
     # A controller, links and trials go through the same code with every engine; each job of Ray's starts six processes.
-    "test_killed_controller_in_the_engine_is_replaced": ("slurm",),
-    "test_symlinks_resolve_on_their_node_and_expose_no_other_files": (
+    "test_killed_sweep_controller_that_runs_as_an_engine_job_is_replaced": ("slurm",),
+    "test_output_symlinks_are_resolved_on_their_node_and_never_to_files_of_the_submitter": (
         "local",
         "ssh",
         "slurm, login host",
@@ -47,7 +47,7 @@ _KEPT = {
     "test_index_password_from_a_variable_is_used_but_not_stored": ("uv",),
     "test_requirement_hashes_are_verified": ("uv",),
     "test_editable_folder_is_used_in_place": ("uv-False",),
-    "test_newer_version_in_a_layer_overrides_the_base": ("uv",),
+    "test_newer_version_in_a_layered_environment_overrides_the_base": ("uv",),
     # podman and docker get the same command line; the tests of containers that stay run each of them.
     "test_container_killed_during_creation_leaves_nothing": ("podman",),
     "test_packages_added_to_an_image_are_importable_beside_those_of_the_image": ("podman",),

@@ -261,7 +261,7 @@ def test_datastore_or_dataset_argument_is_mounted_as_a_folder(tmp_path):
     assert Estimator(entry_script="train.py", inputs=[store, train]).job().inputs == mounted
 
 
-def test_data_in_script_params_becomes_an_input_and_a_variable_argument():
+def test_data_reference_in_script_params_becomes_an_input_and_a_placeholder_argument():
     job = Estimator(entry_script="train.py", script_params={"--data": MNIST, "--lr": 1}, inputs=[MNIST]).job()
     assert job.arguments == ("--data", "$AZUREML_DATAREFERENCE_mnist", "--lr", "1")
     assert job.inputs == (MNIST,)
@@ -292,7 +292,7 @@ def test_packages_of_an_estimator_are_stored_in_its_job():
 @pytest.mark.parametrize(
     ("kind", "layered"), [(Estimator, False), (PyTorch, True), (TensorFlow, True), (SKLearn, True)]
 )
-def test_framework_estimators_layer_packages_by_default(kind, layered):
+def test_framework_estimators_add_packages_to_the_base_interpreter_by_default(kind, layered):
     assert kind(entry_script="train.py", pip_packages=["einops"]).job().environment.layered is layered
     other = kind(entry_script="train.py", pip_packages=["einops"], layered=not layered)
     assert other.job().environment.layered is not layered

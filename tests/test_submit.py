@@ -210,7 +210,7 @@ def test_path_that_can_t_be_sent_is_refused_with_the_reason(tmp_path, path, said
     assert not (source / "ws/runs").exists()
 
 
-def test_earlier_outputs_are_refused_as_a_link(tmp_path):
+def test_link_option_for_the_outputs_folder_is_refused(tmp_path):
     """The run's own outputs would have gone into the user's folder."""
     error = refused(tmp_path, make_job(), {"train.py": "", "outputs/a": ""}, link=frozenset({"outputs"}))
     assert "link='outputs': 'outputs' is the place of the run's own outputs" in str(error)

@@ -146,7 +146,7 @@ def test_rank_whose_rank_0_never_calls_init_raises_an_error_with_the_next_step(m
 @pytest.mark.parametrize(
     "content", ["", "[]", '{"run_id": 5}', '{"run_id": "../x"}', '{"run_id": "digits_1_2", "launcher": []}']
 )
-def test_broken_launch_file_is_ignored(content: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_rank_0_ignores_a_broken_launch_file(content: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from paceline import tracking
 
     launch = tracking._launch_file(Workspace.from_config().path)

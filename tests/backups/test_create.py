@@ -223,7 +223,7 @@ def test_killed_backup_is_not_listed_and_its_files_are_reused_by_the_next_backup
 
 
 @pytest.mark.promise("backup-removal-keeps-shared-content")
-def test_keep_removes_old_backups_but_no_content_used_by_newer_backups(filled, lab, tmp_path):
+def test_keep_limit_removes_old_backups_but_no_content_that_newer_backups_use(filled, lab, tmp_path):
     first = create(filled.path, LAB)
     table = filled.path / "data/table.csv"
     table.write_text("a,b,c\n")

@@ -126,7 +126,7 @@ def test_restore_refuses_damaged_content_and_the_next_backup_repairs_it(filled, 
     assert (tmp_path / "back/data/table.csv").read_text() == "a,b\n"
 
 
-def test_content_of_a_wrong_size_is_sent_again_without_a_check(filled, near, tmp_path):
+def test_truncated_file_in_the_backup_store_is_stored_again_by_the_next_backup(filled, near, tmp_path):
     create(filled.path, near)
     largest = max((tmp_path / "near/contents").iterdir(), key=lambda path: path.stat().st_size)
     os.truncate(largest, 5)
@@ -191,7 +191,7 @@ def test_restore_killed_while_moving_files_is_completed_by_the_next(filled, near
     assert ".restoring" not in restore_of
 
 
-def test_restore_killed_while_fetching_does_not_fetch_again(filled, near, tmp_path, monkeypatch):
+def test_restore_interrupted_after_fetching_is_completed_without_fetching_again(filled, near, tmp_path, monkeypatch):
     create(filled.path, near)
     with monkeypatch.context() as patch:
         patch.setattr(restoring, "_build", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))

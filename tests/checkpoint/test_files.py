@@ -47,7 +47,7 @@ def test_each_rank_removes_its_own_old_checkpoints_and_keeps_the_newest(tmp_path
     assert files.parts_in(tmp_path) == [CheckpointPart(7)]
 
 
-def test_rank_alone_in_its_checkpoint_folder_keeps_two_extra_old_parts(tmp_path):
+def test_rank_keeps_its_three_newest_parts_while_parts_of_other_ranks_are_missing(tmp_path):
     write(tmp_path, CheckpointPart(1), *(CheckpointPart(step, 1, 2, "aa") for step in (2, 3, 4, 5)))
     files.remove_old(tmp_path, 1, rank=1, size=2)
     assert sorted(part.step for part in files.parts_in(tmp_path)) == [1, 3, 4, 5]
@@ -79,7 +79,7 @@ def test_invalid_checkpoint_file_is_named_in_the_error(tmp_path, data):
 
 @pytest.mark.parametrize("refuses", ["nothing", "flag", "write"])
 @pytest.mark.parametrize("size", [0, 100, 4096, 3 * 4096 + 1])
-def test_image_is_written_if_the_file_system_refuses_o_direct(tmp_path, monkeypatch, refuses, size):
+def test_checkpoint_image_is_written_even_if_the_file_system_refuses_o_direct(tmp_path, monkeypatch, refuses, size):
     pwrite, calls, pieces = os.pwrite, fcntl.fcntl, []
     monkeypatch.setattr(files, "_LEAST_DIRECT", 0)
     monkeypatch.setattr(files, "_PIECE", 4096)

@@ -57,7 +57,7 @@ def bytes_of(taken):
     return bytes(taken.bytes())
 
 
-def test_forked_copy_has_the_state_at_the_time_of_the_call(forks, monkeypatch):
+def test_checkpoint_copied_by_a_forked_child_has_the_state_at_the_time_of_the_call(forks, monkeypatch):
     array, camera = np.arange(100_000.0), Camera()
     expected = b"head" + array.tobytes()
     with stopped_child(monkeypatch):
@@ -118,7 +118,7 @@ def test_process_with_a_mapped_device_copies_instead_of_forking_and_warns_once(m
 
 
 @pytest.mark.parametrize(("step_s", "way"), [(0.001, "copy"), (1000.0, "fork"), (None, "fork")])
-def test_fork_is_used_unless_a_step_is_shorter_than_the_copy(forks, step_s, way):
+def test_checkpoint_is_copied_by_a_fork_unless_a_step_is_shorter_than_the_copy(forks, step_s, way):
     taken = Camera().take(b"", [DenseArray("x", np.zeros(1 << 20))], step_s)
     taken.wait()
     assert taken.way == way
@@ -133,7 +133,7 @@ def test_shared_memory_and_devices_are_found_in_the_memory_mappings():
     assert found.devices == []
 
 
-def test_buffer_of_a_written_image_is_reused():
+def test_memory_buffer_of_a_written_checkpoint_is_reused_for_a_later_one():
     camera, array = Camera(), np.arange(10.0)
     first = camera.take(b"", [DenseArray("x", array)], None)
     second = camera.take(b"", [DenseArray("x", array)], None)
@@ -145,7 +145,7 @@ def test_buffer_of_a_written_image_is_reused():
     assert bytes_of(third) == (array + 1).tobytes()
 
 
-def test_prepared_buffer_is_used_for_the_next_image(forks):
+def test_memory_buffer_allocated_in_advance_is_used_for_the_next_checkpoint(forks):
     camera, array = Camera(), np.zeros(1 << 20)
     camera.prepare([DenseArray("x", array)])
     deadline = time.monotonic() + 120
@@ -156,7 +156,7 @@ def test_prepared_buffer_is_used_for_the_next_image(forks):
 
 
 @pytest.mark.parametrize("has_room", [True, False])
-def test_side_stream_copies_a_clone_or_training_waits_without_gpu_memory(monkeypatch, has_room):
+def test_gpu_tensors_are_copied_on_a_side_stream_while_training_continues_if_memory_suffices(monkeypatch, has_room):
     torch = pytest.importorskip("torch")
     calls = []
 

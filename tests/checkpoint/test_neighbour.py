@@ -121,7 +121,7 @@ def test_step_in_memory_is_used_only_if_all_ranks_have_kept_it(states, tmp_path)
         {"state": "give"},
     ],
 )
-def test_invalid_request_to_the_warm_process_gets_an_error_and_stores_nothing(states, request_):
+def test_invalid_request_to_the_process_that_keeps_states_in_memory_gets_an_error(states, request_):
     with connect(os.environ["PACELINE_SPARE"]) as connection:
         text = json.dumps(request_).encode()
         connection.sendall(LENGTH.pack(len(text)) + text)
@@ -129,7 +129,7 @@ def test_invalid_request_to_the_warm_process_gets_an_error_and_stores_nothing(st
     assert states._states == []
 
 
-def test_training_continues_if_the_warm_process_that_keeps_states_has_ended(states, tmp_path, monkeypatch, caplog):
+def test_training_continues_if_the_process_that_keeps_states_in_memory_has_ended(states, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(neighbour, "_PAUSE_S", 0.0)
     monkeypatch.setattr(kept_states, "keep", lambda *_: (_ for _ in ()).throw(OSError(0, "the warm process ended")))
     for step in range(1, 10):

@@ -151,7 +151,7 @@ def test_full_disk_does_not_end_the_training(tmp_path, asynchronous, caplog):
     assert checkpoint.latest(tmp_path).step == 4
 
 
-def test_error_of_a_save_without_every_is_raised_by_the_call(tmp_path, monkeypatch):
+def test_failed_synchronous_save_without_every_raises_checkpoint_error(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "rename", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(CheckpointError, match="No space left"):
         checkpoint.save(1, 1, folder=tmp_path, asynchronous=False)
@@ -312,7 +312,7 @@ for step in range(1, 100_000):
 """
 
 
-def test_rank_in_a_collective_ends_with_the_missing_rank(tmp_path):
+def test_sigterm_ends_ranks_blocked_in_a_collective_with_one_complete_checkpoint(tmp_path):
     (tmp_path / "program.py").write_text(WAITS)
     ranks = start_ranks(tmp_path, "whole")
     try:

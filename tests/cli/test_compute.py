@@ -36,7 +36,7 @@ def compute(cli):
     return call
 
 
-def test_setting_refused_by_the_engine_keeps_the_old_target(compute, cli):
+def test_target_setting_that_slurm_refuses_changes_no_compute_target(compute, cli):
     sinfo = "#!/bin/sh\n[ \"$1\" = -p ] || printf 'main\\nshort\\n'\n"
     cli.environment["PATH"] = f"{write_program(cli.folder / 'bin' / 'sinfo', sinfo).parent}:{os.environ['PATH']}"
     words = ("add", "cluster", "--kind", "slurm", "--partition", "mian")
@@ -160,7 +160,7 @@ def test_unknown_targets_are_refused_with_the_existing_ones(compute):
     assert "it can't be removed" in compute("remove", "local", code=2).stderr
 
 
-def test_login_needs_a_kind_with_login_and_a_terminal(compute):
+def test_compute_login_is_refused_for_kinds_without_login_and_outside_a_terminal(compute):
     assert "of kind 'local', which needs no login" in compute("login", "local", code=2).stderr
     compute("add", "hosts", "--kind", "ssh", "--hosts", "nowhere.invalid", "--no-check")
     assert "a login needs a person at a terminal" in compute("login", "hosts", code=2).stderr

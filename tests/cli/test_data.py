@@ -80,7 +80,7 @@ def test_files_are_uploaded_listed_and_downloaded(data, cli):
     assert (cli.folder / "out/train/a.csv").read_text() == "new"
 
 
-def test_the_cache_is_shown_and_pruned(data, cli):
+def test_data_cache_is_shown_and_data_prune_refuses_an_invalid_size(data, cli):
     found = cli.json("data", "cache")
     assert (found["folder"], found["files"], found["bytes"]) == (str(cli.folder / "cache"), 0, 0)
     assert found["limit_bytes"] > 0

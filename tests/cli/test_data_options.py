@@ -30,7 +30,7 @@ def test_input_option_is_parsed_as_a_name_and_a_data_reference(word, reference):
     assert data_words([word], None) == (reference,)
 
 
-def test_a_path_of_this_machine_is_made_absolute(tmp_path):
+def test_relative_local_path_of_an_input_option_is_made_absolute(tmp_path):
     (tmp_path / "da:ta").mkdir()
     (reference,) = data_words(["x=da:ta"], None)
     assert reference.sources == (Source(path=str(tmp_path / "da:ta")),)

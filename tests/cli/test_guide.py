@@ -24,7 +24,7 @@ def verbs() -> list[str]:
     return found
 
 
-def test_init_writes_a_script_that_runs_and_a_sweep_that_finds_its_rate(cli: Cli) -> None:
+def test_init_writes_a_script_and_job_file_that_run_and_a_valid_sweep_file(cli: Cli) -> None:
     done = cli("init", "first")
     assert done.stdout == "4 files written to first: .gitignore, job.yaml, sweep.yaml, train.py\n"
     assert "cd first && paceline run train.py -- --rate 0.3" in done.stderr
@@ -81,7 +81,7 @@ def test_docs_lists_and_prints_pages_and_headings(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("topic", "meant"), [("sweps", "'sweeps'"), ("exit-code", "'exit-codes'"), ("runs#restarst", "")]
 )
-def test_unknown_topic_is_answered_with_the_nearest_ones(cli: Cli, topic: str, meant: str) -> None:
+def test_unknown_documentation_topic_suggests_the_nearest_ones(cli: Cli, topic: str, meant: str) -> None:
     done = cli("docs", topic, code=2)
     assert f"there is no page or heading {topic!r}." in done.stderr
     assert meant in done.stderr

@@ -378,7 +378,7 @@ def test_ranks_started_by_a_script_have_separate_logs(cli: Cli) -> None:
         run.metrics(rank=2)
 
 
-def test_program_that_prints_a_rank_prefix_has_one_log(cli: Cli) -> None:
+def test_output_that_looks_like_a_rank_prefix_is_not_split_into_rank_logs(cli: Cli) -> None:
     cli("run", cli.script("print('[rank 1] is said by 0')"))
     assert cli("logs").stdout == "[rank 1] is said by 0\n"
     refused = cli("logs", "--rank", 1, code=2).stderr

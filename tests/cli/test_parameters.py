@@ -28,7 +28,7 @@ def read(tmp_path: Path, text: str, **parameters: str) -> dict[str, object]:
     return job_file.read(tmp_path / "job.yaml", text=text, parameters=parameters)
 
 
-def test_given_template_parameters_replace_defaults_and_take_the_type_of_their_key(tmp_path: Path) -> None:
+def test_given_template_parameters_replace_defaults_and_are_not_substituted_again(tmp_path: Path) -> None:
     found = read(tmp_path, FILE, data="mnist", nodes="2..4", lr="1e-3")
 
     assert found["node_count"] == "2..4"
@@ -38,7 +38,7 @@ def test_given_template_parameters_replace_defaults_and_take_the_type_of_their_k
     assert read(tmp_path, FILE, data="${lr}")["tags"] == {"data": "${lr}"}, "a value is not searched for parameters"
 
 
-def test_parameters_in_other_sections_get_yaml_types(tmp_path: Path) -> None:
+def test_template_parameter_in_another_section_gets_its_yaml_type_unless_quoted(tmp_path: Path) -> None:
     text = "entry_script: a.py\nsweep: {trials: 3, seed: 0}\n".replace("3", '"${n:3}"')
     plain = "entry_script: a.py\nsweep:\n  trials: ${n:3}\n  name: ${name:}\n"
 
@@ -46,7 +46,7 @@ def test_parameters_in_other_sections_get_yaml_types(tmp_path: Path) -> None:
     assert job_file.read(tmp_path / "s.yaml", ("sweep",), text=plain)["sweep"] == {"trials": 3, "name": None}
 
 
-def test_yaml_alias_of_a_value_is_substituted_once(tmp_path: Path) -> None:
+def test_escaped_parameter_reached_through_a_yaml_alias_is_substituted_only_once(tmp_path: Path) -> None:
     text = "entry_script: a.py\nexperiment: &name $${lr}\narguments: [*name]\n"
 
     assert read(tmp_path, text)["arguments"] == ["${lr}"]

@@ -70,7 +70,7 @@ def test_urgent_run_preempts_another_which_resumes_at_its_step(shared: Cli) -> N
     assert second.reason.startswith("preempted: the urgent run ")
 
 
-def test_share_init_on_a_shared_machine_fails_and_share_check_reports_an_invalid_file(shared: Cli) -> None:
+def test_share_init_refuses_an_already_shared_machine_and_share_check_reports_an_invalid_file(shared: Cli) -> None:
     assert "is shared already, by " in shared("share", "init", code=2).stderr
     assert "is correct" in shared("share", "check").stdout
     path = shared.folder / "leases/paceline-share/shares.json"

@@ -326,7 +326,7 @@ def test_list_prints_groups_with_means(cli: Cli) -> None:
     assert "--group: there is no field 'rate'" in cli("list", "--group", "rate", code=2).stderr
 
 
-def test_list_finds_sorts_and_shows_fields(cli: Cli) -> None:
+def test_list_filters_runs_by_a_query_sorts_them_and_shows_chosen_columns(cli: Cli) -> None:
     runs_dir = cli.folder / ".paceline" / "runs"
     for number, acc in enumerate((0.5, 0.9, 0.7), 1):
         job = make_job(arguments=("--lr", f"1e-{number}"))

@@ -145,7 +145,7 @@ def test_quiet_leaves_only_the_scripts_output_and_errors(cli: Cli) -> None:
     assert "ValueError: bad batch" in done.stderr
 
 
-def test_run_lists_outputs_and_leftover_files(cli: Cli) -> None:
+def test_run_prints_its_outputs_and_files_left_in_the_working_folder(cli: Cli) -> None:
     script = cli.script("for n in range(7): open(f'outputs/{n}', 'w')\nopen('beside', 'w')\n")
     done = cli("run", script)
 
@@ -223,7 +223,7 @@ def test_environment_tag_experiment_and_source_options_apply_to_the_run(cli: Cli
 @pytest.mark.parametrize(
     ("folder", "experiment"), [("digits", "digits"), ("my digits; 2", "my-digits-2"), ("ünï-", "n"), ("☃", "default")]
 )
-def test_the_experiment_is_named_after_the_folder(cli: Cli, folder: str, experiment: str) -> None:
+def test_default_experiment_is_named_after_the_folder_of_the_script(cli: Cli, folder: str, experiment: str) -> None:
     script = cli.folder / cli.script("", f"{folder}/train.py")
     run_id = cli(
         "submit", script.name, cwd=script.parent, env={"PACELINE_WORKSPACE": str(cli.folder / ".paceline")}

@@ -94,7 +94,7 @@ def test_scheduled_run_started_by_hand_records_its_trigger(lab: Cli) -> None:
 
 
 @pytest.mark.promise("schedule-triggers")
-def test_schedule_starts_runs_on_new_versions_and_ended_runs(lab: Cli) -> None:
+def test_schedules_start_runs_on_new_model_versions_and_ended_runs(lab: Cli) -> None:
     lab.script("import paceline as pl, sys; pl.Dataset.File.from_files(sys.argv[1]).register(pl.Workspace.from_config(),"
                "'mnist', create_new_version=True)", "register.py")  # fmt: skip
     lab.script("weights", "model.bin")

@@ -513,7 +513,7 @@ def test_password_without_a_scheme_is_refused_and_not_shown(cli: Cli, secret: st
 
 
 @pytest.mark.promise("snapshot-copy-job-file-pipeline")
-def test_job_file_with_a_secret_is_linked_and_one_without_is_copied(cli: Cli) -> None:
+def test_snapshot_links_a_job_file_with_a_secret_and_copies_one_without(cli: Cli) -> None:
     """The story: a job file in the source folder had a token, and each snapshot of the folder had it too."""
     token = "ghp_" + "a1B2" * 9
     cli.script("import os; print(len(os.environ['MINE']), os.path.islink('job.yaml'), os.path.exists('job.yaml'))")

@@ -76,7 +76,7 @@ def test_cached_request_with_another_shape_gets_an_error():
     assert "[3]" in response.agreements[0].error
 
 
-def test_slot_number_sent_before_a_new_epoch_is_still_resolved():
+def test_cache_slot_sent_before_the_cache_was_renumbered_is_still_resolved():
     coordinator = Coordinator(2, 1)
     agree_on(coordinator, "a", 3)
     slot = agree_on(coordinator, "a", 3)

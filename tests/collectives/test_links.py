@@ -116,7 +116,7 @@ def test_missing_ranks_are_named_in_the_timeout():
         link.close()
 
 
-def test_local_address_used_to_reach_loopback_is_loopback():
+def test_own_address_for_a_loopback_peer_is_loopback():
     assert links.own_address("127.0.0.1", 9) == "127.0.0.1"
     with pytest.raises(socket.gaierror):
         links.own_address("no-such-host.invalid", 9)

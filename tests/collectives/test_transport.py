@@ -48,7 +48,7 @@ def on_ranks(
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_each_rank_reads_the_segments_of_all_ranks_in_order(ranks: int) -> None:
+def test_each_rank_reads_the_shared_memory_segments_of_all_ranks_in_rank_order(ranks: int) -> None:
     def work(rank: int, segments: SharedSegments | None) -> list[list[float]]:
         assert segments is not None
         segments.fill(FLOAT)[:2] = rank, rank + 0.5
@@ -57,7 +57,7 @@ def test_each_rank_reads_the_segments_of_all_ranks_in_order(ranks: int) -> None:
     assert on_ranks(ranks, work) == [[[rank, rank + 0.5] for rank in range(ranks)]] * ranks
 
 
-def test_segment_is_not_overwritten_while_another_rank_reads_it() -> None:
+def test_shared_memory_segment_is_not_overwritten_while_another_rank_reads_it() -> None:
     may_read = threading.Event()
 
     def work(rank: int, segments: SharedSegments | None) -> list[float]:
@@ -77,7 +77,7 @@ def test_segment_is_not_overwritten_while_another_rank_reads_it() -> None:
     assert on_ranks(2, work) == [[0, 1, 2]] * 2
 
 
-def test_no_shared_memory_if_a_rank_does_not_see_all_segments(tmp_path: Any) -> None:
+def test_shared_memory_is_not_used_if_a_rank_cannot_open_all_segments(tmp_path: Any) -> None:
     other = os.open(tmp_path / "other", os.O_RDWR | os.O_CREAT)
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
@@ -115,7 +115,7 @@ def test_shared_memory_leaves_no_open_files() -> None:
 
 
 @pytest.mark.parametrize("length", [4, 1 << 19])
-def test_engine_of_one_rank_performs_every_operation(length: int) -> None:
+def test_every_collective_operation_works_on_a_single_rank(length: int) -> None:
     places = [PeerPlace(host="here", pid=1, namespace="")]
     engine = Engine(RankedWorld(name="alone", transport=Alone(), places=places), EngineSettings())
     array = numpy.arange(length, dtype=numpy.float32)

@@ -32,7 +32,7 @@ def test_undecodable_output_bytes_are_replaced(script):
     assert (code, lines) == (0, ["a�b"])
 
 
-def test_children_are_killed_if_the_listener_raises(script):
+def test_child_processes_of_the_container_client_are_killed_if_the_output_callback_raises(script):
     pids: list[int] = []
 
     def hear(line: str) -> None:

@@ -95,7 +95,7 @@ def test_variable_values_are_passed_by_the_environment_only():
     assert command.environment["_PACELINE_SET_PATH"] == "/users/own"
 
 
-def test_shell_variables_do_not_enter_a_container_except_replaceable_ones():
+def test_container_gets_omp_num_threads_but_not_paths_of_the_submitting_shell():
     command = wrapped(
         distributed_backend="gloo", shell={"OMP_NUM_THREADS": "3", "LD_LIBRARY_PATH": "/host", "PATH": "/host/bin"}
     )
@@ -107,7 +107,7 @@ def test_shell_variables_do_not_enter_a_container_except_replaceable_ones():
     assert command.defaults == {}
 
 
-def test_environment_programs_precede_those_of_the_image():
+def test_container_command_uses_python_and_programs_of_the_isolated_environment():
     argv = wrapped(prepared=NodeSetup(python="/env/bin/python", bin_dir="/env/bin", is_isolated=True)).argv
     assert "--entrypoint=/env/bin/python" in argv
     assert argv[argv.index("--path") + 1] == "/env/bin"

@@ -75,7 +75,7 @@ def test_unresponsive_engine_is_skipped_and_named(bin_dir, name, text, reason):
         (fakes.REMOTE_PODMAN, r"podman serves another machine"),
     ],
 )
-def test_engine_looked_up_without_starting_is_probed_only_for_its_version(bin_dir, text, reason):
+def test_container_engine_lookup_without_a_start_queries_only_the_version(bin_dir, text, reason):
     fakes.program(bin_dir, "podman", fakes.ROOTLESS_PODMAN.replace("info)", "info) touch $0.asked;"))
     found = find_engine({"PATH": f"{bin_dir}:/bin"}, to_start=False)
     assert (found.kind, found.version, found.is_rootless) == ("podman", "4.3.1", None)

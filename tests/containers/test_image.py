@@ -123,7 +123,7 @@ def test_image_with_python_before_3_10_is_refused(look):
         look(answer(version=[3, 6, 9]))
 
 
-def test_engine_without_this_machines_folders_is_reported(look):
+def test_container_engine_that_cannot_see_the_folders_of_this_machine_is_reported(look):
     from paceline.containers.command import INSIDE
 
     with pytest.raises(LauncherError, match="podman does not see this machine's folders"):

@@ -43,7 +43,7 @@ def test_paceline_prefix_of_variables_is_removed_inside_the_container():
     assert found == {"HOME": "/mine", "TOKEN": "a\n'b'", "EMPTY": "", "IMAGES": "replaced", "PACELINE_RUN_ID": "r"}
 
 
-def test_default_variable_is_overridden_by_the_image_and_by_the_run():
+def test_default_of_a_variable_yields_to_values_of_the_image_and_of_the_run():
     _, found = run(
         _PACELINE_DEFAULT_A="1", _PACELINE_DEFAULT_B="1", _PACELINE_DEFAULT_C="1", B="2", _PACELINE_SET_C="3"
     )
@@ -74,7 +74,7 @@ def test_missing_command_inside_the_container_is_named():
     assert "paceline: 'nothing-of-this-name' could not be started in the container" in told
 
 
-def test_probe_reports_version_and_executable():
+def test_interpreter_probe_returns_version_and_executable_of_python():
     done = subprocess.run(
         [sys.executable, "-I", "-S", inside.__file__, "--probe"], env={}, capture_output=True, text=True, check=True
     )
@@ -83,7 +83,7 @@ def test_probe_reports_version_and_executable():
     assert found["executable"] == sys.executable
 
 
-def test_probe_file_parses_on_old_pythons():
+def test_interpreter_probe_file_is_valid_syntax_for_python_3_4():
     tree = ast.parse(Path(inside.__file__).read_bytes(), feature_version=(3, 4))
     assert not [node for node in ast.walk(tree) if isinstance(node, (ast.JoinedStr, ast.AnnAssign))]
     assert "annotations" not in Path(inside.__file__).read_text()

@@ -54,7 +54,7 @@ def runs(tmp_path):
     return len((tmp_path / "podman.runs").read_text().splitlines())
 
 
-def test_equal_packages_share_a_layer(ensure, tmp_path):
+def test_equal_packages_share_a_package_layer(ensure, tmp_path):
     first = ensure(INSTALLS, "tiny")
     assert first.packages == ("tiny==1.0",)
     assert ensure(INSTALLS, "tiny") == first
@@ -64,7 +64,7 @@ def test_equal_packages_share_a_layer(ensure, tmp_path):
     assert runs(tmp_path) == 3
 
 
-def test_changed_local_wheel_makes_a_new_layer(ensure, tmp_path):
+def test_changed_local_wheel_makes_a_new_package_layer(ensure, tmp_path):
     wheel = tmp_path / "tiny-1.0-py3-none-any.whl"
     wheel.write_text("one")
     first = ensure(INSTALLS, str(wheel))
@@ -72,7 +72,7 @@ def test_changed_local_wheel_makes_a_new_layer(ensure, tmp_path):
     assert ensure(INSTALLS, str(wheel)) != first
 
 
-def test_change_at_the_start_of_a_large_local_file_is_detected(tmp_path):
+def test_change_at_the_start_of_a_large_file_of_a_local_package_is_detected(tmp_path):
     project = tmp_path / "project"
     project.mkdir()
     seen = set()
@@ -83,7 +83,7 @@ def test_change_at_the_start_of_a_large_local_file_is_detected(tmp_path):
     assert "weights.bin" in seen.pop()
 
 
-def test_failed_pip_install_is_reported_and_keeps_no_layer(ensure, tmp_path):
+def test_failed_pip_install_is_reported_and_keeps_no_package_layer(ensure, tmp_path):
     with pytest.raises(EnvironmentBuildError) as caught:
         ensure(FAILS, "nothing")
     assert "No matching distribution found for nothing: Could not find a version" in str(caught.value)
@@ -91,7 +91,7 @@ def test_failed_pip_install_is_reported_and_keeps_no_layer(ensure, tmp_path):
     assert ensure(INSTALLS, "nothing").packages == ("tiny==1.0",)
 
 
-def test_leftovers_of_an_interrupted_install_are_removed(ensure, tmp_path):
+def test_leftovers_of_an_interrupted_package_layer_install_are_removed(ensure, tmp_path):
     first = ensure(INSTALLS, "tiny")
     left = write_tree(Path(first.prefix).parent / "11111111", {"half": "written"})
     (tmp_path / "images" / f"{left.parent.name}.json").write_text('{"prefix": "cut sho')
@@ -100,7 +100,7 @@ def test_leftovers_of_an_interrupted_install_are_removed(ensure, tmp_path):
     assert not left.exists()
 
 
-def test_moved_layer_is_rebuilt(ensure, tmp_path):
+def test_package_layer_whose_recorded_path_has_changed_is_rebuilt(ensure, tmp_path):
     first = ensure(INSTALLS, "tiny")
     path = tmp_path / "images" / f"{Path(first.prefix).parent.name}.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "prefix": "/elsewhere/x/y"}))
@@ -108,7 +108,7 @@ def test_moved_layer_is_rebuilt(ensure, tmp_path):
     assert runs(tmp_path) == 2
 
 
-def test_two_nodes_build_the_same_layer_at_the_same_path(ensure, tmp_path):
+def test_two_nodes_build_the_same_package_layer_at_the_same_path(ensure, tmp_path):
     # Story: mpirun has one interpreter for all nodes; each node's try had another name, and a file that was sent to each
     # had another time.
     wheel = tmp_path / "tiny-1.0-py3-none-any.whl"
@@ -127,7 +127,7 @@ def test_two_nodes_build_the_same_layer_at_the_same_path(ensure, tmp_path):
     assert runs(tmp_path) == 2
 
 
-def test_unwritable_layer_folder_raises_environment_build_error(ensure, tmp_path):
+def test_unwritable_package_layer_folder_raises_environment_build_error(ensure, tmp_path):
     (tmp_path / "images").write_text("a file in the way")
     with pytest.raises(
         EnvironmentBuildError, match=r"could not be installed on top of the image: File exists: '.*images'"
@@ -167,7 +167,7 @@ def images(tmp_path):
     return folder
 
 
-def test_complete_layers_are_listed_by_last_use(images):
+def test_complete_package_layers_are_listed_by_last_use(images):
     found = all_layers(images)
     assert [(kept.key, kept.layer.packages, kept.used_at) for kept in found] == [
         ("b" * 20, ("x==1",), 1001.0),
@@ -176,12 +176,12 @@ def test_complete_layers_are_listed_by_last_use(images):
     assert [key_of(kept.layer) for kept in found] == ["b" * 20, "a" * 20]
 
 
-def test_missing_images_folder_has_no_layers(tmp_path):
+def test_missing_images_folder_lists_no_package_layers(tmp_path):
     assert all_layers(tmp_path / "images") == []
     assert prune_layers(tmp_path / "images") == []
 
 
-def test_layer_in_use_survives_prune_and_gets_a_new_time_of_last_use(images):
+def test_package_layer_in_use_survives_prune_and_gets_a_new_time_of_last_use(images):
     with hold_layer(images, "a" * 20):
         assert [kept.key for kept in prune_layers(images)] == ["b" * 20]
         assert [kept.key for kept in all_layers(images)] == ["a" * 20]
@@ -192,12 +192,12 @@ def test_layer_in_use_survives_prune_and_gets_a_new_time_of_last_use(images):
     assert not (images / ("c" * 20)).exists(), "what a killed installation has left is gone too"
 
 
-def test_a_dry_run_removes_nothing(images):
+def test_dry_run_of_a_prune_removes_no_package_layer(images):
     assert len(prune_layers(images, dry_run=True)) == 2
     assert len(all_layers(images)) == 2
 
 
-def test_using_a_pruned_layer_raises_environment_build_error(images):
+def test_using_a_pruned_package_layer_raises_environment_build_error(images):
     """Story: a run went on with an environment that had been pruned between its build and the hold."""
     prune_layers(images, only=["a" * 20])
     with (
@@ -208,7 +208,7 @@ def test_using_a_pruned_layer_raises_environment_build_error(images):
     assert not (images / ("a" * 20)).exists()
 
 
-def test_layer_used_after_listing_survives_prune(images, monkeypatch):
+def test_package_layer_used_after_listing_survives_prune(images, monkeypatch):
     def use_first(path):
         if path.stem == "a" * 20:
             with hold_layer(images, path.stem):

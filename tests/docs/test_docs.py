@@ -339,7 +339,7 @@ def test_workers_find_the_documented_variables_and_no_others() -> None:
     assert not documented("Set for every worker", 1) & everywhere
 
 
-def test_documented_defaults_equal_the_replaceable_variables() -> None:
+def test_documented_default_variables_equal_those_that_a_shell_can_override() -> None:
     commands = [
         command for launch in LAUNCHES.values() for command in get_launcher(launch.job.launcher).commands(launch)
     ]
@@ -382,13 +382,13 @@ def under_open_mpi(launch: Launch) -> set[str]:
     return set(values) - set(given)
 
 
-def test_documented_rank_variables_equal_the_refused_ones() -> None:
+def test_documented_refused_rank_variables_equal_those_of_the_code() -> None:
     refused = re.search(r"are refused \((.*?)\)", section(VARIABLES, "Precedence"), re.DOTALL)
     assert refused
     assert sorted(code_words(refused[1])) == sorted(RANK_VARIABLES)
 
 
-def test_dropped_shell_variables_are_documented() -> None:
+def test_shell_variables_that_workers_do_not_inherit_are_documented() -> None:
     dropped, kept = section(VARIABLES, "Dropped from the shell").split("except your own settings")
     prefixes = [word for word in code_words(dropped) if word.endswith("_")]
     assert sorted(prefixes) == sorted(environment._FOREIGN_PREFIXES)

@@ -101,7 +101,7 @@ def test_each_promise_has_a_test_or_a_benchmark():
     assert [promise.says for promise in PROMISES if not promise.tests and not promise.results] == []
 
 
-def test_each_test_that_is_named_exists(collected):
+def test_each_test_named_by_a_promise_exists(collected):
     assert [test for promise in PROMISES for test in promise.tests if test not in collected] == []
 
 

@@ -53,7 +53,7 @@ def told(findings):
     return [(finding.check, finding.node, finding.level) for finding in findings]
 
 
-def test_the_engine_comes_first_and_nodes_that_are_down_are_named(two, tmp_path, no_checks):
+def test_doctor_reports_the_target_status_and_down_nodes_before_reachable_nodes(two, tmp_path, no_checks):
     nodes = (NodeStatus(name="node0"), NodeStatus(name="node9", is_up=False, state="drained", message="fan broken"))
     findings = list(examine(target_of(*two, status=lambda: Status(nodes=nodes, queued=3)), tmp_path))
     assert told(findings) == [

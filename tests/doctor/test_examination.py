@@ -78,7 +78,7 @@ def test_nodes_are_checked_concurrently(two):
     assert everywhere([Patient(link) for link in two], question, 15.0) == {"node0": True, "node1": True}
 
 
-def test_a_node_may_have_a_name_that_a_shell_would_read(tmp_path):
+def test_doctor_runs_commands_on_a_node_whose_name_has_shell_characters(tmp_path):
     link = LocalLink("a'b; $(c)", str(tmp_path / "x"))
     assert everywhere([Patient(link)], lambda patient: patient.run(["echo", "$(x)'"]).stdout, 5.0) == {
         "a'b; $(c)": b"$(x)'\n"
@@ -102,7 +102,7 @@ def test_local_bridge_is_no_common_network(bridge):
     assert common_network(nodes) is None
 
 
-def test_nodes_are_one_machine_only_with_identical_addresses():
+def test_node_names_are_one_machine_only_if_their_addresses_are_equal():
     bridge = {"docker0": ("172.17.0.1", 16)}
     a, b = {"eth0": ("10.0.0.1", 24)}, {"eth0": ("10.1.0.1", 24)}
     assert same_machine({"one": {**a, **bridge}, "two": {**b, **bridge}, "three": {**a}}) == ["one", "three"]

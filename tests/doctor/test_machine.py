@@ -111,7 +111,7 @@ def test_required_free_space_depends_on_the_use_of_a_folder(judged, path, free, 
     assert (about.level, bool(about.advice)) == (level, level != "ok")
 
 
-def test_a_folder_that_cannot_be_written_has_failed(judged):
+def test_unwritable_folder_fails_the_free_space_check(judged):
     space = {**facts()["space"], "/runs": {"error": "/runs: Permission denied"}}
     assert [finding.seen for finding in judged(check_space, {"space": space}, {}) if finding.level == "fail"] == [
         "/runs: Permission denied"

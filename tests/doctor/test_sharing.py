@@ -46,7 +46,7 @@ def test_folder_shared_by_some_nodes_is_a_warning(shared, examination):
     assert "Mount it on all nodes" in workspace.advice
 
 
-def test_a_folder_that_cannot_be_written_has_failed(shared, two):
+def test_unwritable_folder_fails_the_sharing_check(shared, two):
     def refuse(path, data):
         raise PermissionError(13, "Permission denied", path)
 

@@ -76,14 +76,14 @@ def test_environment_without_conda_python_uses_the_base_python(solve, base_pytho
     assert output("hello", env={"PATH": f"{built.bin_dir}:/bin:/usr/bin"}).startswith("hello again")
 
 
-def test_without_a_conda_python_the_environment_may_be_a_layer(solve):
+def test_conda_packages_without_python_can_be_added_to_the_base_interpreter(solve):
     built, _ = solve(conda_packages=["app"], pip_packages=["beside-heavy"], layered=True)
     assert built.pip == ("beside-heavy==1.0",)
     assert versions(built, "heavy") == {"heavy": "2.0"}
     assert (built.bin_dir / "hello").exists()
 
 
-def test_layer_whose_conda_package_brings_python_is_refused(solve, store):
+def test_conda_packages_that_bring_python_cannot_be_added_to_the_base_interpreter(solve, store):
     with pytest.raises(EnvironmentBuildError, match=r"bring a Python of their own \(python 3\..*Write layered=False"):
         solve(conda_packages=["greet"], layered=True)
     assert store.all() == []

@@ -38,7 +38,7 @@ def test_environment_round_trips_through_json():
     assert Environment.from_json(json.loads(json.dumps(EVERYTHING.to_json()))) == EVERYTHING
 
 
-def test_environment_round_trips_through_the_record():
+def test_environment_in_a_job_round_trips_through_json_and_pickle():
     job = make_job(environment=EVERYTHING)
     read = Job.from_json(json.loads(json.dumps(job.to_json()))).environment
     assert (type(read), read, EVERYTHING) == (EnvironmentSpec, EVERYTHING, read)
@@ -47,7 +47,7 @@ def test_environment_round_trips_through_the_record():
     assert pickle.loads(pickle.dumps(EVERYTHING)) == EVERYTHING
 
 
-def test_environment_copies_lists_to_tuples_and_the_callers_dict():
+def test_environment_copies_the_lists_and_dicts_given_by_the_caller():
     variables = {"A": "1"}
     environment = Environment(pip_packages=["a"], environment_variables=variables)
     variables["A"] = "2"

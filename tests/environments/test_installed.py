@@ -78,7 +78,7 @@ def test_circular_requirements_terminate(tmp_path, place):
     assert Visible([tmp_path / "site"], base()).missing([Requirement("x")]) == []
 
 
-def test_package_requested_by_url_is_installed_even_if_a_dependency_names_the_url(folder):
+def test_url_requirement_named_directly_and_by_a_dependency_is_missing_once(folder):
     unpack(make_wheel(folder.parent / "wheels", "f", "1", ["b @ https://host/b.whl"]), folder)
     asked = [Requirement("f"), Requirement("b @ https://host/b.whl")]
     for order in (asked, asked[::-1]):
@@ -92,7 +92,7 @@ def test_package_with_broken_metadata_is_listed_without_a_version(folder):
     assert [str(each) for each in visible.missing([Requirement("odd"), Requirement("odd>=1")])] == ["odd>=1"]
 
 
-def test_unsatisfied_requirement_is_reported_as_broken(folder):
+def test_package_with_an_unsatisfied_requirement_is_reported_as_broken(folder):
     broken = Visible([folder], base()).broken(["a", "d"])
     assert [(name, str(requirement)) for name, requirement in broken] == [("d", "e>1")]
 

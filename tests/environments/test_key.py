@@ -59,7 +59,7 @@ def key_of(**values):
         ({"pip_packages": ["a"], "conda_channels": ["x"]}, {"pip_packages": ["a"]}),
     ],
 )
-def test_equivalent_environments_share_a_key(one, other):
+def test_equivalent_environments_share_a_cache_key(one, other):
     assert key_of(**one) == key_of(**other)
 
 
@@ -84,17 +84,17 @@ def test_equivalent_environments_share_a_key(one, other):
         ({"conda_packages": ["a"]}, {"conda_packages": ["a"], "python_version": "3.11"}),
     ],
 )
-def test_different_environments_have_different_keys(one, other):
+def test_different_environments_have_different_cache_keys(one, other):
     assert key_of(**one) != key_of(**other)
 
 
 @pytest.mark.parametrize("field", ["python", "version", "implementation", "platform"])
-def test_environment_key_depends_on_the_interpreter(field):
+def test_environment_cache_key_depends_on_the_interpreter(field):
     asked = Environment(pip_packages=["a"])
     assert key(asked, replace(BASE, **{field: "other"})) != key(asked, BASE)
 
 
-def test_packages_of_the_base_interpreter_change_only_the_key_of_a_layer(tmp_path):
+def test_packages_of_the_base_interpreter_change_only_cache_keys_of_layered_environments(tmp_path):
     (tmp_path / "a-1.dist-info").mkdir()
     base = replace(BASE, site_folders=(str(tmp_path),))
     layer, whole = Environment(pip_packages=["a"], layered=True), Environment(pip_packages=["a"])
@@ -116,7 +116,7 @@ def test_packages_of_the_base_interpreter_change_only_the_key_of_a_layer(tmp_pat
         ({"pkg/pkg.egg-info/PKG-INFO": "x"}, False),
     ],
 )
-def test_environment_key_ignores_build_leftovers_in_a_source_folder(tmp_path, change, counts):
+def test_environment_cache_key_ignores_build_leftovers_in_a_source_folder(tmp_path, change, counts):
     write_tree(tmp_path, {"pkg/pyproject.toml": "", "pkg/module.py": "1"})
     before = key_of(pip_packages=[str(tmp_path / "pkg")])
     write_tree(tmp_path, change)
@@ -124,14 +124,14 @@ def test_environment_key_ignores_build_leftovers_in_a_source_folder(tmp_path, ch
 
 
 @pytest.mark.parametrize(("changed", "counts"), [("module.py", False), ("pyproject.toml", True)])
-def test_environment_key_of_an_editable_install_depends_only_on_build_files(tmp_path, changed, counts):
+def test_environment_cache_key_of_an_editable_install_depends_only_on_build_files(tmp_path, changed, counts):
     write_tree(tmp_path, {"pkg/pyproject.toml": "", "pkg/module.py": "1"})
     before = key_of(pip_packages=[f"-e {tmp_path}/pkg"])
     (tmp_path / "pkg" / changed).write_text("# 2")
     assert (key_of(pip_packages=[f"-e {tmp_path}/pkg"]) != before) is counts
 
 
-def test_environment_key_depends_on_the_content_of_a_wheel(tmp_path):
+def test_environment_cache_key_depends_on_the_content_of_a_wheel(tmp_path):
     wheel = tmp_path / "x-1-py3-none-any.whl"
     wheel.write_bytes(b"1")
     before = key_of(pip_packages=[str(wheel)])
@@ -139,7 +139,7 @@ def test_environment_key_depends_on_the_content_of_a_wheel(tmp_path):
     assert key_of(pip_packages=[str(wheel)]) != before
 
 
-def test_computing_an_environment_key_does_not_hang_on_pipes_and_symlink_loops(tmp_path):
+def test_computing_an_environment_cache_key_does_not_hang_on_pipes_and_symlink_loops(tmp_path):
     write_tree(tmp_path, {"pkg/pyproject.toml": ""})
     os.mkfifo(tmp_path / "pkg" / "pipe")
     (tmp_path / "pkg" / "dangling").symlink_to("/nowhere")

@@ -112,7 +112,7 @@ def test_package_found_only_on_pythonpath_is_installed(ensure, wheels, tmp_path,
 
 @pytest.mark.promise("layer-sees-interpreter-installed-again")
 @uv_for_both
-def test_layer_sees_base_and_editable_packages(ensure, installer):
+def test_layered_environment_sees_base_and_editable_packages(ensure, installer):
     built, _ = ensure(pip_packages=["beside-heavy"], layered=True)
     assert versions(built, "beside_heavy", "heavy", "small", "editable") == {
         **{"beside_heavy": "1.0", "heavy": "2.0"},
@@ -122,13 +122,13 @@ def test_layer_sees_base_and_editable_packages(ensure, installer):
 
 
 @pytest.mark.promise("layer-sees-interpreter-installed-again")
-def test_layer_does_not_reinstall_base_packages(ensure):
+def test_layered_environment_does_not_reinstall_base_packages(ensure):
     built, said = ensure(pip_packages=["heavy", "small>=1", "Editable==1.0"], layered=True)
     assert built.pip == ()
     assert said == ["the base has all that is asked for: nothing is installed"]
 
 
-def test_newer_version_in_a_layer_overrides_the_base(ensure, installer):
+def test_newer_version_in_a_layered_environment_overrides_the_base(ensure, installer):
     built, said = ensure(pip_packages=["heavy>=3"], layered=True)
     assert (installer == "uv") is not any("pip installs" in line for line in said)
     assert built.pip == ("heavy==3.0",)
@@ -136,14 +136,14 @@ def test_newer_version_in_a_layer_overrides_the_base(ensure, installer):
 
 
 @uv_for_both
-def test_a_newer_version_that_a_package_requires_goes_into_the_layer(ensure, installer):
+def test_newer_version_required_by_a_package_is_installed_into_the_layered_environment(ensure, installer):
     built, said = ensure(pip_packages=["modern"], layered=True)
     assert (installer == "uv") is not any("pip installs" in line for line in said)
     assert built.pip == ("heavy==3.0", "modern==1.0")
     assert versions(built, "heavy", "modern") == {"heavy": "3.0", "modern": "1.0"}
 
 
-def test_extra_installs_only_missing_packages(ensure, base_python):
+def test_extra_of_a_package_installs_only_packages_missing_from_the_base_interpreter(ensure, base_python):
     built, _ = ensure(pip_packages=["optional[more]"], layered=True)
     assert built.pip == ("chained==1.0", "optional==1.0", "small==1.1")
 
@@ -169,7 +169,9 @@ def test_conflict_with_a_base_package_is_warned_about(store, wheels, tmp_path):
     assert "warning: picky of the base requires heavy<3, and the layer has 3.0" in said
 
 
-def test_base_venv_with_system_packages_shows_them(store, tmp_path, wheels, base_python, monkeypatch):
+def test_environment_on_a_venv_with_system_site_packages_sees_user_site_packages(
+    store, tmp_path, wheels, base_python, monkeypatch
+):
     prefix = tmp_path / "base"
     subprocess.run([sys.executable, "-I", "-m", "venv", "--without-pip", "--system-site-packages", prefix], check=True)
     user = tmp_path / "user"
@@ -227,7 +229,9 @@ def test_changed_source_folder_makes_a_new_environment_unless_editable(ensure, p
 
 @uv_for_both
 @pytest.mark.parametrize("form", ["{}[more]", "-e {}[more]", "own[more] @ file://{}"], ids=["path", "editable", "url"])
-def test_version_that_an_extra_of_a_local_folder_pins_goes_into_the_layer(ensure, tmp_path, form, installer):
+def test_version_pinned_by_an_extra_of_a_local_folder_is_installed_into_the_layered_environment(
+    ensure, tmp_path, form, installer
+):
     # The story: the base has another version, which the run then imported in silence.
     backend = BACKEND.replace(
         "Version: 0.1\\n", "Version: 0.1\\nProvides-Extra: more\\nRequires-Dist: small==1.1; extra == 'more'\\n"
@@ -253,7 +257,7 @@ def test_console_script_of_an_installed_package_runs(ensure):
     assert done.stdout == "small says\n"
 
 
-def test_option_unknown_to_uv_makes_pip_install(ensure, wheels):
+def test_requirements_option_unsupported_by_uv_selects_pip_as_installer(ensure, wheels):
     built, said = ensure(pip_requirements="--prefer-binary\nsmall\n")
     assert said[0] == "pip's setting prefer-binary has no counterpart in uv: pip installs"
     assert built.pip == ("small==1.1",)

@@ -71,7 +71,7 @@ def test_pip_setting_becomes_a_variable_for_uv(listed, variables):
         "global.only-binary=':all:,a'",
     ],
 )
-def test_pip_setting_unknown_to_uv_makes_pip_install_with_a_note(listed):
+def test_pip_setting_unsupported_by_uv_selects_pip_as_installer_with_a_note(listed):
     _, settings = translated(listed)
     name = listed.partition(".")[2].partition("=")[0]
     assert settings.for_pip == f"pip's setting {name} has no counterpart in uv"
@@ -96,12 +96,12 @@ def test_options_of_a_requirements_file_override_the_pip_configuration(monkeypat
 @pytest.mark.parametrize(
     ("listed", "file"), [("global.no-index='1'", ""), ("global.index-url='https://a'", "--no-index\n")]
 )
-def test_disabled_index_sets_no_index(listed, file):
+def test_disabled_pip_index_is_translated_to_no_index(listed, file):
     found, settings = translated(listed, file)
     assert (found, settings.no_index) == ({}, True)
 
 
-def test_secrets_include_encoded_passwords_and_token_users():
+def test_passwords_and_tokens_in_pip_settings_are_recognized_as_secrets():
     assert PipSettings(values={"proxy": ["me:pass", "word@host:1"]}).secrets()[:1] == ["me:pass word"]
     settings = PipSettings(
         values=parse("global.index-url='https://me:p%40ss@a'\nglobal.extra-index-url='https://t0ken@b https://c'")

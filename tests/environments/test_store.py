@@ -210,7 +210,7 @@ def test_incomplete_environment_is_rebuilt(store, base_python):
     assert versions(built, "small", "heavy") == {"small": "1.1", "heavy": "-"}
 
 
-def test_damaged_record_is_ignored(store, base_python):
+def test_environment_with_a_damaged_record_is_not_found_or_listed(store, base_python):
     built = store.ensure(SMALL, base_python, print)
     for text in ("", "{", "[]", "{}", '{"key": 3}', '"x"'):
         (built.prefix / RECORD).write_text(text)
@@ -270,7 +270,7 @@ def test_ensure_updates_the_time_of_last_use(store, base_python):
     assert store.prune(unused_for_s=3600) == []
 
 
-def test_prune_removes_leftovers_and_aliases_of_interrupted_builds(store, base_python):
+def test_prune_removes_incomplete_environments_and_aliases_but_no_registered_environment(store, base_python):
     built = store.ensure(SMALL, base_python, print)
     left = store._folder / ("0" * 20)
     (left / "bin").mkdir(parents=True)
@@ -284,7 +284,7 @@ def test_prune_removes_leftovers_and_aliases_of_interrupted_builds(store, base_p
     assert list((store._folder / "aliases").iterdir()) == []
 
 
-def test_environment_is_found_by_its_key_prefix(store, base_python):
+def test_environment_is_found_by_a_prefix_of_its_cache_key(store, base_python):
     built = store.ensure(SMALL, base_python, print)
     assert store.get(built.key[:6]).key == built.key
     with pytest.raises(EnvironmentSpecError, match="there is no environment 'zz'"):
@@ -293,7 +293,7 @@ def test_environment_is_found_by_its_key_prefix(store, base_python):
         store.get("")
 
 
-def test_ambiguous_key_prefix_is_refused(store, base_python, monkeypatch):
+def test_ambiguous_prefix_of_an_environment_cache_key_is_refused(store, base_python, monkeypatch):
     built = store.ensure(SMALL, base_python, print)
     other = replace(built, key=f"{built.key[:10]}{'0' * 10}")
     monkeypatch.setattr(store, "all", lambda: [built, other])

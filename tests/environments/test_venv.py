@@ -44,7 +44,7 @@ def test_new_venv_is_empty_with_and_without_uv(make, uv):
     assert left == set()
 
 
-def test_shown_folders_follow_the_venvs_own_packages(make, tmp_path):
+def test_venv_prefers_its_own_packages_to_those_of_added_folders(make, tmp_path):
     prefix = make(None)
     write_tree(
         tmp_path,

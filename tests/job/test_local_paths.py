@@ -23,7 +23,7 @@ from paceline.job.local_paths import is_editable, local_path
         ("/a/[odd]/b", "/a/[odd]/b", "", ""),
     ],
 )
-def test_local_path_is_split_into_path_extras_and_tail(text, path, extras, tail):
+def test_local_requirement_is_split_into_path_extras_and_remaining_text(text, path, extras, tail):
     found = local_path(text)
     assert found is not None
     assert (found.path, found.extras, found.tail) == (Path(path), extras, tail)

@@ -24,7 +24,7 @@ def test_consecutive_ranks_share_a_node():
     assert drawing(job) == "w0 w1\nw2 w3\nw4 w5"
 
 
-def test_parameter_servers_come_last():
+def test_parameter_servers_are_placed_after_the_workers():
     job = make_job(distributed_backend="ps", worker_count=3, parameter_server_count=2, node_count=2)
     assert drawing(job) == "w0 w1 w2\np0 p1"
 
@@ -34,7 +34,7 @@ def test_a_node_may_hold_workers_and_parameter_servers():
     assert drawing(job) == "w0 p0 p1\np2 p3"
 
 
-def test_single_process_has_one_place():
+def test_single_process_job_is_placed_as_rank_0_on_one_node():
     (place,) = places(make_job())
     assert (place.rank, place.node_rank, place.local_rank, place.local_world_size) == (0, 0, 0, 1)
 

@@ -347,7 +347,7 @@ def scopes(made) -> dict[str, list[str]]:
     return found
 
 
-def test_srun_command_has_the_places_of_all_workers():
+def test_one_srun_command_has_the_variables_of_every_worker():
     made = command()
     assert made.argv[:3] == ("/usr/bin/srun", "--mpi=pmix", "/env/bin/python")
     assert made.argv[4] == "--srun"

@@ -118,7 +118,7 @@ def test_load_of_short_runs_and_of_nodes_without_counters_is_not_measured(
     ]
 
 
-def test_long_run_keeps_mean_loads_and_peak_memory(tmp_path: Path, clock: Clock) -> None:
+def test_load_history_of_a_long_run_is_thinned_to_mean_loads_and_peak_memory(tmp_path: Path, clock: Clock) -> None:
     folder, _ = make_run(tmp_path / "runs")
     nodes = Nodes()
     nodes.says = [{0: {"cpu_percent": float(number % 6), "memory_gib": float(number % 6)}} for number in range(200)]
@@ -217,7 +217,7 @@ class Driver:
         return 0
 
 
-def test_gpus_are_measured_by_the_driver_s_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_load_memory_and_power_are_measured_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Nvml, "begin", lambda: Nvml(Driver()))
     found = {name: value for name, value in LoadMeter().look().items() if name.startswith("gpu")}
     assert found == {

@@ -114,7 +114,7 @@ def test_rank_that_finished_a_collective_is_not_reported_as_missing():
     assert said == "Rank 1 is in broadcast 512 for 310 s; all have come to it, and it does not end."
 
 
-def test_named_operations_are_reported_by_name_and_join_matches_all():
+def test_wait_report_names_a_named_allreduce_and_does_not_blame_a_joined_rank():
     named = {"number": 0, "channel": "process set 0"}
     first = entry("allreduce", name="allreduce.grad.7", **named)
     look = told(rank(first), rank(entry("join", name="join", **named)), rank())

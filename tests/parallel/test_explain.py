@@ -38,7 +38,7 @@ def test_explain_on_one_worker_shows_its_memory() -> None:
     assert last.endswith(("machine's memory)", "control group's limit)"))
 
 
-def test_picture_without_a_pipeline_is_refused(tmp_path: Path) -> None:
+def test_saving_a_schedule_picture_of_a_model_without_a_pipeline_is_refused(tmp_path: Path) -> None:
     text = Explanation("nothing")
     text.events = []
     with pytest.raises(ParallelError, match="no pipeline"):

@@ -123,7 +123,7 @@ def test_meta_copy_of_a_model_with_a_scripted_block_is_filled_with_values() -> N
     assert all(torch.equal(tensor, values[name]) for name, tensor in filled.state_dict().items())
 
 
-def test_difference_between_ranks_names_the_parameter_missing_on_some() -> None:
+def test_model_difference_message_names_a_parameter_missing_on_some_ranks() -> None:
     same = ["model: M", "parameter a: [1]", "parameter b: [2]"]
     more = ["model: M", "parameter a: [1]", "parameter extra: [7]", "parameter b: [2]"]
     told = first_difference([same, more, same])

@@ -230,7 +230,7 @@ def test_prune_removes_environments_by_age_and_size_but_not_needed_ones(tmp_path
     assert not (layers / "b").exists()
 
 
-def test_environment_of_a_queued_run_is_needed(tmp_path, monkeypatch):
+def test_prune_keeps_the_environment_of_a_queued_run(tmp_path, monkeypatch):
     class Found:
         key = "k"
 
@@ -248,7 +248,7 @@ def test_env_prune_keeps_environments_of_live_runs(tmp_path, layers):
     assert environments.free_keys(tmp_path / "none") == set()
 
 
-def test_layers_are_pruned_only_with_an_age_or_a_size(tmp_path, layers):
+def test_package_layers_are_pruned_only_by_age_or_size(tmp_path, layers):
     assert not prune(tmp_path, PrunePolicy(), dry_run=True)
     assert keys(prune(tmp_path, PrunePolicy(older_than_s=30 * DAY), dry_run=True)) == ["a"]
     assert not prune(tmp_path, PrunePolicy(keep_last=3), dry_run=True)

@@ -49,7 +49,7 @@ def test_log_prefix_has_rank_and_attempt_if_there_are_several(world_size, attemp
     assert prefix(LogLine(2, 3, "x"), world_size, attempts) == text
 
 
-def test_changed_record_is_read_again(tmp_path):
+def test_run_watch_reads_a_changed_run_record_again(tmp_path):
     folder, fd = make_run(tmp_path / "runs", status=states.QUEUED)
     watch = RunWatch(folder)
     assert watch.look().status == states.QUEUED

@@ -27,7 +27,7 @@ def test_cancel_of_another_users_run_is_refused_with_the_owner(tmp_path: Path, m
         read.request_cancel(folder, "bob")
 
 
-def test_removal_and_write_off_of_another_users_run_are_refused_with_the_owner(
+def test_removing_or_force_ending_another_users_run_is_refused_with_its_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # They named a process that looks after the run, and said to try again.

@@ -158,7 +158,7 @@ def test_restore_of_a_missing_ambiguous_or_existing_run_is_refused(tmp_path: Pat
     assert sorted(deleted_ids(tmp_path)) == sorted([RUN_ID, "digits_1700000003_00000004"])
 
 
-def test_two_people_delete_and_rename_at_the_same_time(tmp_path: Path) -> None:
+def test_concurrent_deletions_and_renames_of_one_run_leave_it_restorable(tmp_path: Path) -> None:
     folder = ended(tmp_path)
     outcomes: list[object] = []
 

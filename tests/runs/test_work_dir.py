@@ -69,7 +69,7 @@ def test_creating_a_work_dir_without_its_snapshot_raises_file_not_found(folder):
         work_dir.make(folder)
 
 
-def test_job_files_are_removed_from_the_work_dir_unless_changed(folder):
+def test_files_written_from_the_job_are_removed_from_the_work_dir_unless_changed(folder):
     files = {"train.py": "given", "cfg/given.json": "{}", "kept.json": "1", "link": "in its place"}
     write_json(folder.job, {"job": {"files": files}})
     work = work_dir.make(folder)
@@ -205,7 +205,7 @@ def carried(tmp_path: Path) -> Path:
     return top
 
 
-def test_sent_data_is_copied_and_removed_unless_changed(folder, carried):
+def test_data_sent_with_a_run_is_copied_to_the_work_dir_and_removed_unless_changed(folder, carried):
     sent = {"data": carried, "d/one.txt": carried / "x.txt", "empty2": None}
     work = work_dir.make(folder, is_shared=False, sent=sent)
     assert (work / "data/x.txt").read_text() == (work / "d/one.txt").read_text() == "rows"

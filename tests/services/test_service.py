@@ -150,7 +150,7 @@ def test_service_reload_uses_the_edited_files(workspace: Workspace, source: Path
 
 
 @pytest.mark.promise("keys-file-others-can-read")
-def test_service_keys_are_created_and_renewed(workspace: Workspace, source: Path) -> None:
+def test_service_api_keys_are_created_and_renewed(workspace: Workspace, source: Path) -> None:
     service = deployed(workspace, source, auth=True)
     uri, (primary, secondary) = str(service.scoring_uri), service.get_keys()
 

@@ -59,7 +59,7 @@ def test_invalid_server_setting_is_named_in_the_error(value, said):
 
 
 @pytest.mark.promise("keys-asked-replaced-while-serves")
-def test_binding_all_addresses_needs_keys():
+def test_binding_all_addresses_needs_api_keys():
     assert ServerConfig.from_json({**SCRIPT, "host": "0.0.0.0", "keys_file": "k"}).host == "0.0.0.0"
 
 

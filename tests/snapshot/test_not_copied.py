@@ -87,7 +87,9 @@ def test_outside_links_sockets_and_unreadable_files_are_linked_instead_of_copied
     assert found[".env"] == "its values are secrets"
 
 
-def test_large_file_and_folder_of_many_files_are_linked(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_files_and_folders_of_many_files_are_not_copied_into_a_snapshot(
+    top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with open(top / "weights.bin", "wb") as file:
         file.truncate(scanning._DATA_BYTES + 1)
     monkeypatch.setattr(scanning, "MAX_FILES", 4)
@@ -161,7 +163,7 @@ ONE = {"path": "data", "why": "ignored", "is_linked": True}
     ],
     ids=str,
 )
-def test_forged_path_in_the_excluded_list_is_refused(tmp_path: Path, forged: dict[str, object]) -> None:
+def test_forged_path_in_the_list_of_uncopied_files_is_refused(tmp_path: Path, forged: dict[str, object]) -> None:
     """A member of a group's workspace can write such a file: its names are linked to, and sent from, the user's folders."""
     write_json(tmp_path / "linked.json", {"not_copied": [ONE, {**ONE, **forged}]})
     assert linked.read(tmp_path / "linked.json") == []
@@ -170,12 +172,12 @@ def test_forged_path_in_the_excluded_list_is_refused(tmp_path: Path, forged: dic
 @pytest.mark.parametrize(
     "text", ["", "[]", "3", '{"not_copied": {"a": 1}}', '{"not_copied": [3]}', '{"not_copied": [{}]}']
 )
-def test_invalid_list_reads_as_empty(tmp_path: Path, text: str) -> None:
+def test_damaged_list_of_uncopied_files_reads_as_empty(tmp_path: Path, text: str) -> None:
     (tmp_path / "linked.json").write_text(text)
     assert linked.read(tmp_path / "linked.json") == []
 
 
-def test_list_of_an_older_or_newer_paceline_is_read(tmp_path: Path) -> None:
+def test_list_of_uncopied_files_with_an_unknown_field_is_read(tmp_path: Path) -> None:
     write_json(tmp_path / "linked.json", {"not_copied": [{**ONE, "colour": "red"}]})
     assert linked.read(tmp_path / "linked.json") == [linked.NotCopied(path="data", why="ignored", is_linked=True)]
 
@@ -248,7 +250,7 @@ def test_folder_with_too_many_ignored_files_is_sent_only_if_named(top: Path, mon
     assert sent(top, "data")["data"] == ""
 
 
-def test_submission_notes_sent_and_excluded_files_with_the_option() -> None:
+def test_submission_lists_uncopied_files_and_the_option_that_sends_them() -> None:
     big = linked.NotCopied(
         path="a b", why="ignored", is_linked=True, is_folder=True, size=5 * 10**9, kept_back=linked.TOO_MUCH
     )
@@ -263,7 +265,7 @@ def test_submission_notes_sent_and_excluded_files_with_the_option() -> None:
 
 
 @pytest.mark.parametrize("kind", ["folder", "link to a folder", "file", "link to nothing"])
-def test_earlier_outputs_are_never_linked(top: Path, tmp_path: Path, kind: str) -> None:
+def test_outputs_of_earlier_runs_are_never_linked_into_a_new_run(top: Path, tmp_path: Path, kind: str) -> None:
     """A run would write its own into the user's folder."""
     if kind == "folder":
         (top / "outputs").mkdir()

@@ -195,7 +195,7 @@ def test_snapshot_after_a_small_edit_shares_unchanged_files_with_the_previous_sn
     assert (first.path / "a").read_text() + (second.path / "a").read_text() == "12"
 
 
-def test_a_damaged_last_copy_is_not_shared(tmp_path):
+def test_damaged_file_of_the_previous_snapshot_is_copied_again_instead_of_shared(tmp_path):
     top = write_tree(tmp_path / "code", {"large": b"0" * 1000, "a": "1"})
     first = snap(top)
     (first.path / "large").write_bytes(b"1" * 1000)

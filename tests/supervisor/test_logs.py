@@ -95,7 +95,7 @@ def test_only_logs_that_grew_are_examined_if_their_names_are_known(make_watch, m
     assert [path for path in examined if str(path).endswith(".log")] == [str(folder.rank_log(1, 2))]
 
 
-def test_log_of_a_rank_that_a_script_started_is_linked_and_indexed(make_watch):
+def test_log_of_a_rank_started_by_a_script_is_linked_and_indexed(make_watch):
     folder, watch = make_watch()
     folder.rank_log(1, 7).write_text("seven\n")
     watch.look({"rank_7.log", "start_7.json"})
@@ -103,7 +103,7 @@ def test_log_of_a_rank_that_a_script_started_is_linked_and_indexed(make_watch):
     assert folder.live_log(7).read_text() == "seven\n"
 
 
-def test_last_lines_are_indexed_at_the_close_even_during_a_pause(make_watch):
+def test_last_log_lines_are_indexed_when_the_log_watch_closes(make_watch):
     folder, watch = make_watch()
     watch._next_s = float("inf")
     folder.rank_log(1, 0).write_text("last\n")

@@ -117,7 +117,7 @@ time.sleep(600)
 """
 
 
-def test_stopped_worker_is_continued_to_receive_its_end(tmp_path):
+def test_stopped_worker_is_continued_so_that_it_can_save_before_the_cancellation(tmp_path):
     # It waited out the whole grace period, and was killed without having saved anything.
     stage = Stage(tmp_path, STOPPED, grace_period_seconds=600)
     process = stage.start(A)
@@ -205,7 +205,7 @@ def test_lost_node_is_the_cause_if_no_replacement_exists(tmp_path):
     assert record.failure.message.endswith("15 s. There were no nodes for another attempt: only 1 node is left.")
 
 
-def test_failure_without_nodes_has_the_message_of_the_engine(tmp_path):
+def test_run_that_gets_no_nodes_fails_with_the_message_of_the_engine(tmp_path):
     record = Stage(tmp_path, "").see_through("partition 'gpu' is down.")
     assert (record.failure.cause, record.failure.message) == ("engine", "partition 'gpu' is down.")
     assert record.attempts == ()

@@ -493,5 +493,5 @@ def test_switches_of_tyro_are_found(tmp_path: Path) -> None:
         ("name=value", ["lr=-0.5", "sizes=[1, 2]"]),
     ],
 )
-def test_explicit_argument_form_is_used(tmp_path: Path, form: str, words: list[str]) -> None:
+def test_argument_form_set_by_the_user_overrides_the_detected_one(tmp_path: Path, form: str, words: list[str]) -> None:
     assert found(tmp_path, "import fire", {"lr": pl.choice(-0.5), "sizes": pl.choice([[1, 2]])}, form) == words

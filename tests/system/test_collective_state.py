@@ -11,7 +11,7 @@ from paceline.system import collective_state
 from paceline.system.collective_state import RankBoard, entry_text, ranks_of, ranks_text
 
 
-def test_running_collective_is_read_from_the_board(tmp_path):
+def test_running_collective_is_read_from_the_state_file_of_its_rank(tmp_path):
     path = str(tmp_path / "board_0")
     written = RankBoard(path)
     first = written.begin(entry_text("torch 0", "all_reduce", "", "[4, 3] float", 48, "0-3"), 512)
@@ -27,7 +27,7 @@ def test_running_collective_is_read_from_the_board(tmp_path):
     assert collective_state.read(path) == []
 
 
-def test_collectives_beyond_the_boards_size_are_not_recorded(tmp_path):
+def test_collectives_beyond_the_capacity_of_the_state_file_are_not_recorded(tmp_path):
     path = str(tmp_path / "board")
     written = RankBoard(path)
     places = [written.begin(entry_text("c", "k", str(number), "", 0, ""), 0) for number in range(300)]
@@ -57,7 +57,7 @@ def test_ranks_are_formatted_as_ranges(ranks, text):
     assert ranks_of(text) == ranks
 
 
-def test_forked_child_does_not_write_to_the_board(tmp_path, monkeypatch):
+def test_forked_child_does_not_write_to_the_collective_state_file_of_its_rank(tmp_path, monkeypatch):
     monkeypatch.setattr(own, "_board", None)
     monkeypatch.setattr(own, "_is_made", False)
     own.board({"PACELINE_WATCH_DIR": str(tmp_path), "PACELINE_RANK": "0"})

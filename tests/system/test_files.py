@@ -273,7 +273,7 @@ def test_missing_file_is_skipped_without_an_error(tmp_path):
     assert seen == []
 
 
-def test_stamps_of_two_writes_within_a_clock_tick_differ(tmp_path):
+def test_change_stamps_of_two_versions_of_a_file_with_equal_times_differ(tmp_path):
     path, stamps = tmp_path / "a", []
     for text in "ab":
         write_whole(path, text)

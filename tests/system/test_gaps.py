@@ -104,7 +104,7 @@ def test_log_stays_whole_with_a_note_if_holes_are_unsupported(log, monkeypatch):
     assert os.listdir(log.parent) == ["rank_3.log"]
 
 
-def test_offsets_map_to_the_shortened_log():
+def test_offsets_in_the_original_log_map_to_the_truncated_log():
     gap = gaps.Gap(100, 1000, LIMIT)
     mark = len(gap.mark())
     assert [gap.place(offset) for offset in (0, 100, 500, 1000, 1010)] == [0, 100, 100 + mark, 100 + mark, 110 + mark]

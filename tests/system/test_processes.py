@@ -216,7 +216,7 @@ def test_process_between_fork_and_exec_is_found_by_its_variable(monkeypatch):
 
 
 @linux
-def test_process_without_variables_is_not_waited_for(monkeypatch):
+def test_process_with_an_empty_environment_is_read_without_waiting(monkeypatch):
     monkeypatch.setattr(processes, "_EXEC_S", 60)
     process = subprocess.Popen(["sleep", "60"], env={})
     try:

@@ -84,7 +84,7 @@ def test_older_submission_is_granted_first(ask: Ask, agents: Any) -> None:
     assert ask("take", **ticket("2", old, cores=4))["granted"] == {"gpus": []}
 
 
-def test_nonblocking_take_leaves_no_ticket(ask: Ask, agents: Any) -> None:
+def test_lease_request_that_does_not_wait_leaves_no_queue_ticket(ask: Ask, agents: Any) -> None:
     ask("take", **ticket("2", agents(), cores=4))
     assert "granted" not in ask("take", at_once=True, **ticket("1", agents()))
 
@@ -306,7 +306,7 @@ def test_hanging_run_is_marked_in_its_ticket(agents: Any, tmp_path: Path, monkey
     assert leases.look({})["tickets"][0]["hangs_since"] is None
 
 
-def test_error_names_the_process_that_holds_the_guard(
+def test_lease_error_names_the_process_that_holds_the_lock_file(
     agents: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # It was: "it does not answer: it is down, or the network in between is".

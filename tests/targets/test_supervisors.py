@@ -24,7 +24,7 @@ def early(tmp_path: Path, run_dir: Path) -> Early:
     return Early(run_dir, library_dir(tmp_path / "ws"), sys.executable, MODULES)
 
 
-def test_dropped_early_supervisor_ends_and_leaves_no_files(tmp_path: Path) -> None:
+def test_unused_prestarted_supervisor_ends_and_leaves_no_files(tmp_path: Path) -> None:
     waiting = early(tmp_path, tmp_path / "ws" / "runs" / "x_1")
     process = detached_process.started[-1]
     assert process.poll() is None
@@ -33,7 +33,7 @@ def test_dropped_early_supervisor_ends_and_leaves_no_files(tmp_path: Path) -> No
     assert not (tmp_path / "ws" / "runs").exists()
 
 
-def test_early_supervisor_ends_with_its_parent_process(tmp_path: Path) -> None:
+def test_prestarted_supervisor_ends_with_its_parent_process(tmp_path: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path; from paceline.targets import supervisors\n"
         "from paceline.system import detached_process\n"
@@ -44,7 +44,7 @@ def test_early_supervisor_ends_with_its_parent_process(tmp_path: Path) -> None:
     wait_until(lambda: not processes.is_alive(pid), "the supervisor has ended")
 
 
-def test_early_supervisor_completes_its_run(tmp_path: Path) -> None:
+def test_prestarted_supervisor_completes_its_run(tmp_path: Path) -> None:
     run_dir = tmp_path / "ws" / "runs"
     folder, lock_fd = make_run(run_dir, job=make_job(), target="local")
     source = write_tree(tmp_path / "ws/snapshots/1", {"train.py": "print('done')"})
@@ -58,7 +58,7 @@ def test_early_supervisor_completes_its_run(tmp_path: Path) -> None:
     waiting.drop()  # harmless
 
 
-def test_starting_a_run_with_a_killed_early_supervisor_returns_none(tmp_path: Path) -> None:
+def test_starting_a_run_with_a_killed_prestarted_supervisor_returns_none(tmp_path: Path) -> None:
     folder, lock_fd = make_run(tmp_path / "ws" / "runs", job=make_job(), target="local")
     waiting = early(tmp_path, folder.path)
     detached_process.started[-1].send_signal(signal.SIGKILL)
@@ -68,7 +68,7 @@ def test_starting_a_run_with_a_killed_early_supervisor_returns_none(tmp_path: Pa
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_run_is_started_by_its_early_supervisor(tmp_path: Path, is_killed: bool) -> None:
+def test_run_is_started_by_its_prestarted_supervisor(tmp_path: Path, is_killed: bool) -> None:
     """By another one where that has died meanwhile."""
     folder, lock_fd = make_run(tmp_path / "ws" / "runs", job=make_job(), target="local")
     folder.snapshot.symlink_to(write_tree(tmp_path / "ws/snapshots/1", {"train.py": ""}))
@@ -87,7 +87,7 @@ def test_run_is_started_by_its_early_supervisor(tmp_path: Path, is_killed: bool)
     assert store.stored(folder).status == states.COMPLETED
 
 
-def test_early_supervisor_of_another_run_is_not_dropped(tmp_path: Path) -> None:
+def test_prestarted_supervisor_of_another_run_is_not_ended(tmp_path: Path) -> None:
     library = library_dir(tmp_path / "ws")
     supervisors.load(tmp_path / "a", library, sys.executable, ())
     process = detached_process.started[-1]

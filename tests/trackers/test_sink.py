@@ -21,7 +21,7 @@ def to(tmp_path: Path) -> Iterator[Sink]:
     metrics.logged_here.clear()
 
 
-def test_metric_name_belongs_to_its_first_tracker_or_the_script(to: Sink) -> None:
+def test_metric_logged_by_two_trackers_is_kept_only_from_the_first(to: Sink) -> None:
     to.log("lightning", "loss", 1.0, 0)
     to.log("tensorboard", "loss", 1.0, 0)
     to.claim("transformers", ["train/loss"])

@@ -113,7 +113,7 @@ def test_run_is_renamed(place: Place) -> None:
     assert tags_and_properties.read(folder.notes).name == "best <so far>"
 
 
-def test_form_without_a_valid_key_is_refused(place: Place) -> None:
+def test_form_without_a_valid_csrf_token_is_refused(place: Place) -> None:
     folder = place.run(status=states.RUNNING)
     client = place.client()
     for form in ({}, {"form_key": ""}, {"form_key": "a.b"}, {"form_key": "0123456789abcdef." + "0" * 64}):
@@ -288,7 +288,7 @@ def test_notes_are_shown_as_safe_markdown(place: Place) -> None:
     assert '<div class="notes">' not in client.get(f"/runs/{folder.run_id}").text
 
 
-def test_form_key_of_another_workspace_is_refused(place: Place, tmp_path: Path) -> None:
+def test_csrf_token_of_another_workspace_is_refused(place: Place, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     other = Place(tmp_path / "other")
     folder = place.run()

@@ -188,7 +188,7 @@ def test_forms_that_a_member_may_not_use_are_not_shown(place: Place, file: Path)
     assert visit(place, BOB).get("/new").status_code == 200
 
 
-def test_form_key_of_another_member_is_refused(place: Place, file: Path) -> None:
+def test_csrf_token_of_another_member_is_refused(place: Place, file: Path) -> None:
     folder = place.run(submitted_by=str(BOB))
     address = f"/runs/{folder.run_id}/archive"
     for key in (Token(place.path).form_key(str(ANN)), Token(place.path).form_key(), ""):

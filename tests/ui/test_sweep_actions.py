@@ -76,7 +76,7 @@ def test_invalid_sweep_form_values_change_nothing(
 
 
 @pytest.mark.parametrize("path", ["more", "again"])
-def test_sweep_forms_without_a_key_or_on_a_read_only_server_are_refused(
+def test_sweep_forms_without_a_csrf_token_or_on_a_read_only_server_are_refused(
     place: Place, sweep: RunFolder, path: str
 ) -> None:
     address = f"/runs/{sweep.run_id}/{path}"

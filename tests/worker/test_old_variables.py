@@ -46,7 +46,7 @@ def test_variables_in_script_arguments_are_expanded_for_each_worker(tmp_path):
     assert arguments == ["--rank", "1", "1x", "/data/a", "$NOT_THERE", "100$", "1"]
 
 
-def test_input_variable_gets_the_plain_name_unless_it_is_in_use(tmp_path):
+def test_azureml_input_variable_is_set_under_its_plain_name_unless_already_set(tmp_path):
     _, environment = found(
         tmp_path,
         *("--", "train.py"),

@@ -94,7 +94,7 @@ def spares() -> Iterator[list[Spare]]:
         spare.process.wait()
 
 
-def test_worker_forked_from_a_warm_process_has_its_own_rank_folder_and_arguments(
+def test_worker_forked_from_a_preloaded_process_has_its_own_rank_folder_and_arguments(
     tmp_path: Path, spares: list[Spare]
 ) -> None:
     spares.append(spare := Spare(tmp_path, {"fine": "x = 1"}))
@@ -133,7 +133,7 @@ def test_packages_that_are_not_safe_to_fork_are_left_out_with_the_reason(tmp_pat
                 os.kill(pid, signal.SIGKILL)
 
 
-def test_package_that_becomes_unsafe_later_is_left_out_by_the_next_spare(tmp_path: Path, spares: list[Spare]) -> None:
+def test_package_whose_import_starts_a_thread_is_left_out_of_preloading(tmp_path: Path, spares: list[Spare]) -> None:
     spares.append(spare := Spare(tmp_path, {"fine": "x = 1"}))
     later = tmp_path / "lib" / "site-packages" / "numpy_like.py"
     later.write_text("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()")
@@ -143,12 +143,12 @@ def test_package_that_becomes_unsafe_later_is_left_out_by_the_next_spare(tmp_pat
     assert spare.result()["loaded"] == ["fine"]
 
 
-def test_warm_process_does_not_preload_user_modules(tmp_path: Path, spares: list[Spare]) -> None:
+def test_preloaded_process_does_not_import_user_modules(tmp_path: Path, spares: list[Spare]) -> None:
     spares.append(spare := Spare(tmp_path, {"fine": "x = 1"}, own="raise SystemExit(9)"))
     assert spare.result()["loaded"] == ["fine"]
 
 
-def test_fork_request_with_wrong_types_is_refused_and_the_warm_process_continues(
+def test_fork_request_with_wrong_types_is_refused_and_the_preloaded_process_continues(
     tmp_path: Path, spares: list[Spare]
 ) -> None:
     spares.append(spare := Spare(tmp_path, {"fine": "x = 1"}))
@@ -173,12 +173,12 @@ def test_fork_request_that_timed_out_starts_no_worker(tmp_path: Path, spares: li
     assert not (tmp_path / "ran").exists()
 
 
-def test_fork_request_without_a_warm_process_raises_an_error(tmp_path: Path) -> None:
+def test_fork_request_without_a_preloaded_process_raises_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="no warm process is ready"):
         spare_client.ask(str(tmp_path / "spare_0"), ["python", "x"], {}, "/", (0, 1, 2))
 
 
-def test_recorder_notes_imported_modules_but_not_only_looked_up_ones(tmp_path: Path) -> None:
+def test_recorded_modules_include_imported_ones_but_not_those_only_found_by_find_spec(tmp_path: Path) -> None:
     code = (
         "import importlib.util, os\n"
         "from paceline.worker import spare\n"

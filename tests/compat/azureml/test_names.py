@@ -159,7 +159,7 @@ def test_every_renamed_module_can_be_imported():
     )
 
 
-def test_each_login_is_a_separate_class():
+def test_each_azureml_authentication_class_is_distinct():
     from paceline.compat.azureml.core import authentication
 
     login = authentication.InteractiveLoginAuthentication()

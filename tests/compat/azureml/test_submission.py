@@ -218,7 +218,7 @@ def test_run_details_have_the_environments_name_and_version(ws, tmp_path):
 
 
 @pytest.mark.promise("can-t-had-replaced-sentence")
-def test_replacement_notes_are_shown_once(ws, tmp_path, capsys, caplog):
+def test_note_about_a_replaced_azure_cluster_is_shown_once(ws, tmp_path, capsys, caplog):
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "train.py").write_text("")
     ComputeTarget.create(ws, "once-cluster", AmlCompute.provisioning_configuration("STANDARD_D2_V2"))

@@ -99,7 +99,7 @@ def test_download_replaces_files_only_with_overwrite(data, tmp_path):
     assert Path("out/b.csv").read_text() == CSV["data/b.csv"]
 
 
-def test_download_of_a_pattern_leaves_no_cache_view(data, tmp_path):
+def test_download_of_a_pattern_leaves_no_input_folder_in_the_cache(data, tmp_path):
     assert len(Dataset.File.from_files("data/*.csv").download("out")) == 2
     assert [entry for entry in os.listdir(tmp_path / "cache/views") if not entry.startswith(".")] == []
 
@@ -190,7 +190,7 @@ def test_dataset_of_a_store_name_gets_its_workspace_when_registered(workspace):
 # What a run takes.
 
 
-def test_dataset_returns_a_reference_for_each_mode(data, workspace):
+def test_dataset_used_as_an_input_returns_a_data_reference_with_the_chosen_mode(data, workspace):
     dataset = Dataset.File.from_files("data").register(workspace, "my digits")
     reference = dataset.as_named_input("train")
     assert (reference.name, reference.mode, reference.sources) == ("train", "direct", (Source(path=str(data)),))

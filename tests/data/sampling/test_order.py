@@ -57,19 +57,19 @@ def test_global_order_is_the_same_with_numpy_without_numpy_and_by_single_index(l
     assert [order[position] for position in positions] == fast.tolist()
 
 
-def test_numpy_is_not_loaded_at_import():
+def test_sample_order_module_does_not_import_numpy():
     loaded = run_python("import sys, paceline.data.sampling.order; print('numpy' in sys.modules)")
     assert loaded.strip() == "False"
 
 
-def test_order_works_where_numpy_is_not_installed():
+def test_global_sample_order_is_computed_without_numpy():
     ask = "from paceline.data.sampling.order import GlobalOrder\nprint(*GlobalOrder(10)[:])"
     code = f"import sys; sys.modules['numpy'] = None\n{ask}"
     assert [int(word) for word in run_python(code).split()] == FROZEN_10
 
 
 @given(st.integers(1, 5000), st.data())
-def test_slices_equal_those_of_a_list(length, data):
+def test_slices_of_the_global_order_equal_slices_of_its_list(length, data):
     order = GlobalOrder(length, 3, 4)
     everything = list(order)
     part = data.draw(st.slices(length))
@@ -78,7 +78,7 @@ def test_slices_equal_those_of_a_list(length, data):
     assert order[position] == everything[position]
 
 
-def test_long_slice_is_computed_in_chunks_and_shared_with_numpy():
+def test_long_slice_of_the_global_order_shares_its_memory_with_numpy():
     order = GlobalOrder(200_000)
     part = order[1:]
     assert part.tolist() == [sample for piece in order.chunks(range(1, 200_000)) for sample in piece]
@@ -88,7 +88,7 @@ def test_long_slice_is_computed_in_chunks_and_shared_with_numpy():
     assert part[0] == -1
 
 
-def test_positions_out_of_range_raise_but_samples_wrap_around():
+def test_position_beyond_the_global_order_raises_but_sample_ranges_wrap_around():
     order = GlobalOrder(10)
     with pytest.raises(IndexError):
         order[10]

@@ -122,7 +122,7 @@ def test_run_resumed_on_another_worker_count_keeps_the_order(length, seed, epoch
 
 
 @given(st.integers(1, 60), st.integers(1, 60), WORLDS, st.integers(0, 60))
-def test_state_with_the_consumed_argument_equals_that_after_advance(length, other, world_size, used):
+def test_sampler_state_for_given_consumed_samples_equals_that_after_advance(length, other, world_size, used):
     told, counted = samplers(length, world_size)[0], samplers(length, world_size)[0]
     used = min(used, len(told))
     list(told), list(counted)
@@ -167,7 +167,7 @@ def test_advance_by_the_samples_of_all_ranks_instead_of_one_is_refused():
     assert sampler.state_dict()["position"] == 16
 
 
-def test_length_equals_the_next_iterations_count():
+def test_sampler_length_is_the_number_of_samples_left_for_the_next_iteration():
     sampler = DistributedSampler(10, 1, 3)
     assert len(sampler) == 3
     sampler.load_state_dict({**sampler.state_dict(), "position": 4})
@@ -184,7 +184,7 @@ def test_only_the_first_iteration_starts_at_the_resumed_position():
     assert len(list(sampler)) == 10
 
 
-def test_set_epoch_keeps_a_loaded_position_only_in_its_own_epoch():
+def test_set_epoch_keeps_a_resumed_position_only_for_the_resumed_epoch():
     sampler = DistributedSampler(10, 0, 1)
     sampler.load_state_dict({**sampler.state_dict(), "epoch": 3, "position": 4})
     assert sampler.epoch == 3
@@ -215,7 +215,7 @@ def test_state_at_the_end_of_an_epoch_resumes_the_next(drop_last):
     assert (late.epoch, len(late)) == (5, len(resumed))
 
 
-def test_samples_of_an_older_iterator_are_not_counted():
+def test_samples_drawn_from_an_older_iterator_cannot_be_counted_by_advance():
     sampler = DistributedSampler(10, 0, 1)
     old, new = iter(sampler), iter(sampler)
     next(old)

@@ -30,7 +30,7 @@ def test_secret_is_read_from_a_private_file_or_json_field(tmp_path):
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o606])
-def test_a_file_that_others_may_read_is_refused_with_its_mode_and_the_chmod(tmp_path, mode):
+def test_secret_file_readable_by_others_is_refused_with_its_mode_and_the_chmod_command(tmp_path, mode):
     (tmp_path / "open").write_text(SECRET)
     (tmp_path / "open").chmod(mode)
     with pytest.raises(DataError, match=f"has mode {mode:o}.*chmod 600") as caught:

@@ -73,14 +73,14 @@ def test_prune_keeps_linked_files(cache, tmp_path):
     assert cache.use().linked_bytes == 100
 
 
-def test_make_room_removes_old_files_before_a_download(tmp_path):
+def test_data_cache_removes_least_recently_used_files_to_make_room(tmp_path):
     cache = DataCache(tmp_path / "c", limit_bytes=250)
     first, second = put(cache, "a", bytes(100), 200), put(cache, "b", bytes(100), 100)
     cache.make_room(100)
     assert (cache.has(first, 100), cache.has(second, 100)) == (False, True)
 
 
-def test_cache_views_of_dead_runs_are_removed(cache):
+def test_cached_input_folders_of_dead_runs_are_removed(cache):
     held = cache.hold_view("living")
     for run in ("living", "dead"):
         cache.view_dir(run, 0).mkdir(parents=True)
@@ -92,7 +92,7 @@ def test_cache_views_of_dead_runs_are_removed(cache):
     assert not cache.view_dir("living", 0).exists()
 
 
-def test_cache_views_of_remote_supervisors_stay_until_their_run_ends(cache):
+def test_cached_input_folders_of_remote_supervisors_stay_until_their_run_ends(cache):
     for run in ("elsewhere", "running", "forgotten"):
         assert cache.is_unheld(run)
         fd = cache.hold_view(run)
@@ -119,7 +119,7 @@ def test_cache_views_of_remote_supervisors_stay_until_their_run_ends(cache):
     assert list((cache.views / ".held").iterdir()) == []
 
 
-def test_cache_view_of_a_killed_supervisor_is_removed_at_once(cache):
+def test_cached_input_folder_of_a_killed_supervisor_is_removed_at_once(cache):
     held = cache.hold_view("here")
     assert not cache.is_unheld("here")
     cache.view_dir("here", 0).mkdir(parents=True)
@@ -128,7 +128,7 @@ def test_cache_view_of_a_killed_supervisor_is_removed_at_once(cache):
     assert not cache.view_dir("here", 0).exists()
 
 
-def test_cache_view_of_a_killed_run_is_removed_by_the_next_run(cache):
+def test_cached_input_folder_of_a_killed_run_is_removed_by_the_next_run(cache):
     code = (
         "import sys, time; from pathlib import Path; from paceline.data.transfer.cache import DataCache\n"
         "cache = DataCache(Path(sys.argv[1])); cache.hold_view('run_1'); cache.view_dir('run_1', 0).mkdir(parents=True)\n"
@@ -147,7 +147,7 @@ def test_cache_view_of_a_killed_run_is_removed_by_the_next_run(cache):
     assert not cache.view_dir("run_1", 0).exists()
 
 
-def test_removing_a_cache_view_does_not_follow_symlinks(cache, tmp_path):
+def test_removing_a_cached_input_folder_does_not_follow_symlinks(cache, tmp_path):
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious/file").write_text("stays")
     view = cache.view_dir("run_1", 0)
@@ -220,7 +220,7 @@ def test_cache_folder_that_cannot_be_created_is_refused(tmp_path):
         DataCache(tmp_path / "file" / "cache")
 
 
-def test_concurrent_processes_create_and_remove_views_without_errors(cache):
+def test_concurrent_processes_create_and_remove_cached_input_folders_without_errors(cache):
     code = (
         "import os, sys; from pathlib import Path; from paceline.data.transfer.cache import DataCache\n"
         "cache = DataCache(Path(sys.argv[1]))\n"

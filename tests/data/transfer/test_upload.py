@@ -133,7 +133,7 @@ def test_upload_follows_symlinks_and_skips_special_files(tmp_path):
     assert [name for name, _ in files_below(tmp_path / "out")] == ["a", "linked/b"]
 
 
-def test_output_with_links_stores_only_files_of_the_run(workspace, tmp_path):
+def test_uploaded_output_follows_links_only_to_files_of_the_run(workspace, tmp_path):
     store = Datastore.register(workspace, "lab", tmp_path / "near")
     reference, said = store.path("up", "model").as_upload(), []
     top = write_tree(

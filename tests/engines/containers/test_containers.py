@@ -292,7 +292,7 @@ def test_variable_values_of_containers_are_not_on_a_command_line(runs):
 
 
 @only_podman
-def test_two_workers_meet_over_gloo(runs):
+def test_two_workers_in_containers_all_reduce_over_gloo(runs):
     require_engine("torch", importlib.util.find_spec("torch"))
     launch = runs.launch(
         """\
@@ -471,7 +471,7 @@ def test_interpreter_of_an_image_that_is_no_python_is_refused(engine, machine):
 
 
 @only_podman
-def test_a_missing_folder_is_refused_with_the_engines_reason(engine, machine, tmp_path):
+def test_mount_of_a_missing_folder_is_refused_with_the_error_of_the_engine(engine, machine, tmp_path):
     with pytest.raises(LauncherError, match=r"could not start a container: .*nowhere"):
         probe(engine, machine, mounts=[Mount(path=tmp_path / "nowhere")])
 
@@ -555,7 +555,7 @@ def test_packages_added_to_an_image_are_importable_beside_those_of_the_image(lay
 
 
 @only_podman
-def test_layer_with_the_same_packages_is_installed_only_once(layer, tmp_path):
+def test_package_layer_with_the_same_packages_is_installed_only_once(layer, tmp_path):
     wheel(tmp_path / "index")
     said: list[str] = []
     made = layer("tiny", say=said.append)
@@ -567,7 +567,7 @@ def test_layer_with_the_same_packages_is_installed_only_once(layer, tmp_path):
 
 
 @only_podman
-def test_uninstallable_package_is_named_and_no_layer_is_kept(layer, machine, tmp_path):
+def test_uninstallable_package_is_named_and_no_package_layer_is_kept(layer, machine, tmp_path):
     with pytest.raises(EnvironmentBuildError, match=r"No matching distribution found for tiny"):
         layer("tiny")
     assert machine.containers() == []
@@ -576,7 +576,7 @@ def test_uninstallable_package_is_named_and_no_layer_is_kept(layer, machine, tmp
 
 
 @only_podman
-def test_killed_installation_leaves_no_layer_and_is_repeated(layer, engine, machine, tmp_path):
+def test_killed_installation_leaves_no_package_layer_and_is_repeated(layer, engine, machine, tmp_path):
     wheel(tmp_path / "index")
 
     def hear(line: str) -> None:
@@ -642,7 +642,7 @@ def test_workers_run_in_the_image_of_the_run(own_podman, lab):
 
 
 @only_podman
-def test_container_shows_its_secret_to_its_user_only_and_outside_links_are_not_followed(
+def test_secret_of_a_container_run_is_in_no_file_and_outside_links_are_not_followed(
     own_podman, lab, tmp_path, monkeypatch
 ):
     """A link to what only the host has must not make the host read it; the engine shows the secret in the container's variables

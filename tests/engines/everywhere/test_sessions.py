@@ -101,7 +101,7 @@ def left(run_id: str) -> list[str]:
 
 
 @pytest.mark.promise("session-is-a-run")
-def test_session_on_a_node_serves_keeps_its_notebook_and_ends(there: There) -> None:
+def test_notebook_session_on_a_node_serves_stores_its_notebook_and_leaves_no_process(there: There) -> None:
     write_tree(there.folder, {"jupyterlab/__init__.py": "", "jupyterlab/__main__.py": JUPYTERLAB})
     process, run_id, url = open_session(there, "there", "--idle", "0")
     assert fetched(url) == "/lab"
@@ -155,7 +155,7 @@ def test_requeued_session_keeps_its_address_and_notebook(there: There) -> None:
 
 
 @pytest.mark.parametrize("there", ["slurm"], indirect=True)
-def test_wrong_session_on_a_cluster_starts_nothing(there: There) -> None:
+def test_session_with_an_occupied_port_or_invalid_setting_starts_no_run(there: There) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -62,7 +62,7 @@ def controllers(engine: SlurmLab | RayLab, run: SweepRun) -> dict[int, str]:
 
 @pytest.mark.promise("sweep-s-controller-may-job")
 @pytest.mark.parametrize("way", ["slurm", "ray, shared folder"])
-def test_killed_controller_in_the_engine_is_replaced(
+def test_killed_sweep_controller_that_runs_as_an_engine_job_is_replaced(
     way: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = request.getfixturevalue(WAYS[way][0])
@@ -96,7 +96,7 @@ def test_killed_controller_in_the_engine_is_replaced(
 
 @pytest.mark.promise("sweep-s-controller-may-job")
 @pytest.mark.parametrize("way", ["slurm, login host", "ray"])
-def test_a_controller_that_could_not_see_the_workspace_is_refused(
+def test_sweep_controller_on_an_engine_that_cannot_see_the_workspace_is_refused(
     way: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with place(way, request, tmp_path, monkeypatch) as there:

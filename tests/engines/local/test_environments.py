@@ -45,7 +45,7 @@ def builds(folder: Path) -> int:
     return len((folder / "builds").read_text().splitlines())
 
 
-def test_packages_of_a_layer_precede_those_of_the_interpreter_on_sys_path(lab: Lab, spam: str) -> None:
+def test_packages_added_to_an_interpreter_precede_its_own_on_sys_path(lab: Lab, spam: str) -> None:
     run = lab.complete(LOOK + "import pytest\n", estimator=pl.PyTorch, pip_packages=[spam])
 
     path = seen(run)["path"]
@@ -106,7 +106,7 @@ def test_variables_of_the_environment_reach_the_workers(lab: Lab) -> None:
     assert seen(run) == ["environment", "estimator"]
 
 
-def test_workers_under_mpirun_run_in_a_layer(lab: Lab, spam: str, any_mpirun: str) -> None:
+def test_workers_under_mpirun_import_packages_added_to_the_interpreter(lab: Lab, spam: str, any_mpirun: str) -> None:
     run = lab.complete(
         LOOK + "from mpi4py import MPI\nkeep(MPI.COMM_WORLD.size, 'size')\n",
         estimator=pl.PyTorch,

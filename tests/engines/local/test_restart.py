@@ -258,7 +258,7 @@ print("forked" if "--spare" in open("/proc/self/cmdline").read() else "cold", sy
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/cmdline"), reason="spares need Linux")
-def test_second_attempt_is_forked_from_a_warm_process(lab: Lab, way: dict[str, Any]) -> None:
+def test_second_attempt_is_forked_from_a_process_with_preloaded_imports(lab: Lab, way: dict[str, Any]) -> None:
     run = lab.submit(FORKED, arguments=["--x", "1"], max_restarts=1, environment_variables={"WAITS": "90"}, **way)
     wait_for_end(run)
     assert run.status == states.COMPLETED
@@ -295,7 +295,7 @@ def test_killed_training_resumes_from_a_step_kept_in_memory(lab: Lab) -> None:
     assert [log_text(run, rank) for rank in (0, 1)] == ["True []\n"] * 2
 
 
-def test_run_without_warm_processes_starts_each_attempt_cold(lab: Lab) -> None:
+def test_run_with_warm_off_starts_attempts_without_forking(lab: Lab) -> None:
     run = lab.submit(FORKED, max_restarts=1, warm="off", environment_variables={"WAITS": "1"})
     wait_for_end(run)
     assert log_text(run, 0) == "cold []\n"

@@ -211,7 +211,7 @@ def test_all_ranks_write_to_outputs_at_once(lab: Lab, parent: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("remove", ["os.unlink('outputs')", "shutil.rmtree(os.environ['PACELINE_OUTPUT_DIR'])"])
-def test_a_script_may_remove_and_make_outputs_again(lab: Lab, remove: str) -> None:
+def test_script_may_remove_and_recreate_its_outputs_folder(lab: Lab, remove: str) -> None:
     script = f"""
         import os, shutil
         open("outputs/early", "w").write("1")

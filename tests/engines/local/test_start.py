@@ -176,7 +176,7 @@ def test_job_variables_override_those_of_the_shell(
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores for two runs at once")
 @pytest.mark.parametrize("backend", ["nccl", "mpi"])
-def test_workers_see_the_gpus_of_their_node_and_no_two_runs_the_same(
+def test_workers_see_the_gpus_of_their_node_and_concurrent_runs_get_different_gpus(
     lab: Lab, any_mpirun: str, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PACELINE_GPUS", "3,5")

@@ -155,7 +155,9 @@ def test_waiting_run_reports_since_when_the_blocking_run_hangs(
         assert wait_for_end(run) == states.CANCELED
 
 
-def test_hosts_with_a_shared_workspace_run_in_place(hosts: Hosts, settings: dict[str, Any], lab: Lab) -> None:
+def test_hosts_that_share_the_workspace_run_workers_in_its_run_folder(
+    hosts: Hosts, settings: dict[str, Any], lab: Lab
+) -> None:
     shared = Lab(hosts.folder / "shared")
     add(shared.workspace_dir, Configured(name="lab", kind="ssh", settings=settings))
 

@@ -52,7 +52,7 @@ def test_load_of_a_worker_includes_children_and_counts_shared_memory_once(tmp_pa
         process.stdout.close()
 
 
-def test_step_clock_of_a_rank_gives_shares_of_its_time(tmp_path, monkeypatch):
+def test_load_sample_has_step_rate_and_time_shares_from_the_step_counters_of_a_rank(tmp_path, monkeypatch):
     now = [50.0]
     monkeypatch.setattr(load.time, "monotonic", lambda: now[0])
     counted = StepClock(str(tmp_path / "steps_4"))

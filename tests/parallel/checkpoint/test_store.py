@@ -10,7 +10,7 @@ import pytest
 from paceline.errors import CheckpointError
 
 
-def test_tensors_read_before_an_error_are_freed() -> None:
+def test_tensors_of_a_failed_checkpoint_read_are_freed_without_garbage_collection() -> None:
     # Not above: it loads torch, which collecting the tests does not.
     from paceline.parallel.checkpoint.store import on_all
 

@@ -108,7 +108,7 @@ def test_uninitialized_parameter_is_refused_by_name() -> None:
     assert parallel.initialise(model).weight.dtype is torch.float64
 
 
-def test_a_large_constant_takes_no_memory() -> None:
+def test_large_constant_parameter_of_an_empty_model_takes_no_memory() -> None:
     class Table(nn.Module):  # type: ignore[misc,name-defined]
         def __init__(self) -> None:
             super().__init__()

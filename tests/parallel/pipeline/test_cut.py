@@ -110,7 +110,7 @@ def test_tied_parameter_is_counted_once_per_stage() -> None:
     assert find_cuts(row, 2).memory_bytes == (40, 40)
 
 
-def test_tied_blocks_stay_in_one_stage_if_cheap() -> None:
+def test_tied_blocks_are_placed_in_one_stage_if_the_balance_allows() -> None:
     row = blocks([1.0, 1.0, 0.02, 1.0, 1.0])
     assert find_cuts(row, 2, tied=[frozenset({1, 2})]).starts == (3,)
     assert find_cuts(row, 2, tied=[frozenset({2, 3})]).starts == (2,)

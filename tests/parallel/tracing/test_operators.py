@@ -129,7 +129,7 @@ def test_weight_of_l1_loss_outside_the_blocks_is_traced() -> None:
 @pytest.mark.proof
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.timeout(1200)
-def test_each_function_of_torchs_own_list_outside_the_blocks_equals_the_whole_model(
+def test_each_operation_of_torchs_test_list_outside_the_blocks_equals_the_whole_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The list with which torch tests itself: functions, methods, operators and their forms in place, with its own samples."""

@@ -177,7 +177,7 @@ def test_blocks_that_change_their_input_in_place_are_traced(x: Tensor) -> None:
     parts.assert_parts_equal_whole(model, x)
 
 
-def test_views_of_a_later_changed_tensor_stay_in_one_part(x: Tensor) -> None:
+def test_model_is_not_cut_between_a_view_and_a_later_change_of_its_tensor(x: Tensor) -> None:
     class Model(own.Blocks):
         def forward(self, x: Tensor) -> Tensor:
             h = self.a(x)
@@ -212,7 +212,7 @@ def test_cut_model_draws_the_same_random_numbers_as_the_whole_model(x: Tensor) -
     parts.assert_parts_equal_whole(Model(), x)
 
 
-def test_integers_and_masks_cross_cuts() -> None:
+def test_integer_and_boolean_tensors_are_passed_between_model_parts() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -228,7 +228,7 @@ def test_integers_and_masks_cross_cuts() -> None:
     parts.assert_parts_equal_whole(Model(), torch.randint(0, 9, (2, 5)))
 
 
-def test_block_called_twice_is_two_parts(x: Tensor) -> None:
+def test_model_can_be_cut_at_the_second_call_of_a_block(x: Tensor) -> None:
     class Model(own.Blocks):
         def forward(self, x: Tensor) -> Tensor:
             return self.b(self.a(self.b(self.a(x))))
@@ -236,7 +236,7 @@ def test_block_called_twice_is_two_parts(x: Tensor) -> None:
     assert "a (call 2)" in parts.assert_parts_equal_whole(Model(), x)
 
 
-def test_batch_norm_called_twice_stays_in_one_part(x: Tensor) -> None:
+def test_model_is_not_cut_between_two_calls_of_one_batch_norm(x: Tensor) -> None:
     class Model(own.Blocks):
         def __init__(self) -> None:
             super().__init__()
@@ -463,7 +463,7 @@ def test_module_that_can_not_be_traced_becomes_one_block(x: Tensor) -> None:
     assert parts.marks(Model(), x) == ["mid", "head"]
 
 
-def test_lists_and_sequences_are_opened_and_their_entries_are_blocks(x: Tensor) -> None:
+def test_model_can_be_cut_at_entries_of_module_lists_and_sequential_containers(x: Tensor) -> None:
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -516,7 +516,7 @@ def test_a_model_that_can_not_be_copied_is_refused() -> None:
         parts.traced(model, torch.zeros(1, 6))
 
 
-def test_modules_of_torch_that_hold_a_list_are_opened() -> None:
+def test_model_can_be_cut_between_layers_of_a_torch_transformer_encoder() -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
     model = nn.Sequential(nn.Linear(8, 8), nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), nn.Linear(8, 8))

@@ -304,7 +304,7 @@ def test_signals_reach_all_processes_of_all_nodes(make_nodes, run_folder, librar
     assert {(end.node_rank, end.pid, end.exit_code) for end in found} == {(0, pids[0][0], 143), (1, pids[1][0], 143)}
 
 
-def test_process_of_the_run_started_by_others_is_signaled(make_nodes, run_folder, library):
+def test_only_processes_with_the_run_id_in_their_environment_are_signaled(make_nodes, run_folder, library):
     # Story: workers in docker's containers are its daemon's children, and mpirun's were never told to end.
     nodes = make_nodes()
     nodes.send(run_folder, library)
@@ -600,7 +600,7 @@ def test_remote_shell_uses_the_nodes_own_interpreter(make_nodes, run_folder, lib
     wait_until(lambda: f"yes, its own, {run_folder.run_id}\n" in driver_log(run_folder), "its output")
 
 
-def test_finished_remote_command_is_not_hung_up(make_nodes, run_folder, library):
+def test_remote_command_that_ends_soon_after_its_killed_shell_gets_no_sighup(make_nodes, run_folder, library):
     # Story: mpirun's end told podman to signal containers that were being removed, and the log had its complaints.
     nodes = make_nodes(2)
     seen = nodes.send(run_folder, library)
@@ -634,7 +634,7 @@ def test_damaged_snapshot_copy_is_sent_again(make_nodes, run_folder, library):
     assert (Path(seen.run_dir) / "snapshot/train.py").exists()
 
 
-def test_unresponsive_node_is_waited_for_once(make_nodes, open_link, run_folder, library):
+def test_unresponsive_node_delays_only_the_first_of_many_process_checks(make_nodes, open_link, run_folder, library):
     nodes = make_nodes(links=[open_link(silence_s=6.0)])
     nodes.send(run_folder, library)
     link = nodes._links[0]
@@ -675,7 +675,7 @@ def _each(values: list):
     return give
 
 
-def test_renewed_ports_differ(make_nodes):
+def test_renewed_ports_of_a_run_differ_from_the_previous_ones(make_nodes):
     nodes = make_nodes(ports=3)
     before = nodes.ports
     nodes.renew_ports()
@@ -704,7 +704,7 @@ def test_files_beside_outputs_are_fetched_on_close(make_nodes, run_folder, libra
 
 
 @pytest.mark.promise("machines-do-see-project-data")
-def test_uncopied_data_is_sent_to_each_node_once(make_nodes, run_folder, library, tmp_path):
+def test_data_outside_the_snapshot_is_sent_to_a_node_again_only_if_changed(make_nodes, run_folder, library, tmp_path):
     source = write_tree(tmp_path / "code", {"data/x.txt": "one", "data/deep/y.txt": "two"})
     told = json.loads(run_folder.job.read_text())
     write_json(run_folder.job, told | {"source_directory": str(source), "job": make_job().to_json()})

@@ -270,7 +270,7 @@ def test_copy_of_the_supervisor_does_not_note_excluded_files(copy):
     assert os.listdir(copy.top) == []
 
 
-def test_record_is_written_by_its_own_handler(copy, tmp_path):
+def test_received_state_file_of_a_run_is_passed_to_its_own_handler(copy, tmp_path):
     copy.apply(*part("state.json", b"{}"))
     copy.apply(*part("outputs/state.json", b"mine", key=2))
     copy.close()

@@ -95,7 +95,7 @@ def test_truncated_file_is_sent_whole(two: Two) -> None:
     assert two.text("attempts/1/rank_0.log") == "on"
 
 
-def test_restart_from_the_copy_sends_only_changed_files(two: Two) -> None:
+def test_file_sync_restarted_with_the_contents_of_the_replica_sends_only_changed_files(two: Two) -> None:
     two.write({"metrics/rank_0.jsonl": "1\n2\n", "outputs/o": "o", "attempts/1/rank_0.log": "new run\n"})
     two.sync(final=True)
     two.frames.clear()
@@ -300,7 +300,7 @@ def test_unreadable_file_is_excluded_with_one_note(two: Two, monkeypatch: pytest
     ]
 
 
-def test_record_is_read_before_all_other_files(two: Two) -> None:
+def test_requested_run_state_file_is_marked_as_final_if_its_status_is_terminal(two: Two) -> None:
     two.write({"state.json": json.dumps({"status": "Completed"})})
     header, data, is_end = two.changes.record(["Completed"])
     two.write({"state.json": json.dumps({"status": "Running"})})

@@ -103,7 +103,7 @@ def test_missing_input_is_named_in_the_error(folder: RunFolder, store: pl.Datast
         packed(folder, environment=Environment(pip_packages=(str(tmp_path / "none.whl"),)))
 
 
-def test_run_submitted_from_a_transferred_run_forwards_its_packed_inputs(
+def test_run_submitted_from_inside_another_run_reuses_its_transferred_inputs(
     folder: RunFolder, store: pl.Datastore
 ) -> None:
     first = packed(folder, store.path("a"))

@@ -200,7 +200,7 @@ def test_outputs_of_a_failed_run_are_stored_and_its_failure_stays(trip: Trip) ->
 
 
 @pytest.mark.parametrize(("status", "left"), [(states.CANCELED, None), (states.FAILED, {})])
-def test_returned_run_without_outputs_uploads_nothing(trip: Trip, status: str, left: Any) -> None:
+def test_remote_run_that_returns_without_outputs_uploads_nothing(trip: Trip, status: str, left: Any) -> None:
     trip.come_back(status, left)
     assert trip.record.status == status
     assert not settle(trip.folder)

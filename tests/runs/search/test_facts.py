@@ -94,7 +94,9 @@ def test_trial_has_its_parameter_values_and_the_metric_goal_of_its_sweep(tmp_pat
         },
     ],
 )
-def test_record_with_values_of_wrong_types_still_has_facts(tmp_path: Path, changes: dict[str, object]) -> None:
+def test_run_record_with_values_of_wrong_types_still_has_search_facts(
+    tmp_path: Path, changes: dict[str, object]
+) -> None:
     folder = ended(tmp_path)
     for path in (folder.job, folder.state):
         path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))

@@ -64,7 +64,7 @@ def test_last_value_of_a_metric_may_be_nan_but_min_and_max_ignore_nan(tmp_path: 
     assert (found["y"].min, found["y"].max, found["y"].count) == (None, None, 1)
 
 
-def test_reader_reads_only_appended_lines_and_skips_broken_ones(tmp_path: Path) -> None:
+def test_metric_summaries_read_only_appended_lines_and_skip_broken_ones(tmp_path: Path) -> None:
     log_values(tmp_path, "x", [1.0, True, None, "text", [5, 6], 10**400])
     reader = SummaryReader(tmp_path)
     assert reader.look()["x"] == MetricFacts(math.inf, 1.0, math.inf, 4)

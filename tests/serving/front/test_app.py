@@ -372,7 +372,7 @@ def test_pages_of_an_allowed_origin_can_send_requests_and_read_answers(tmp_path)
         assert server.score("1", headers={"origin": "null"}).headers["access-control-allow-origin"] == "null"
 
 
-def test_cross_origin_request_needs_a_key_if_keys_are_set(tmp_path):
+def test_cross_origin_request_needs_an_api_key_if_api_keys_are_set(tmp_path):
     keys = {"primary": "p" * 32}
     (tmp_path / "keys.json").write_text(json.dumps(keys))
     page = {"origin": "https://app.example", "host": "service.example"}

@@ -91,7 +91,7 @@ def test_process_count_changes_under_load_without_lost_requests(tmp_path):
 
 
 @pytest.mark.promise("keys-asked-replaced-while-serves")
-def test_keys_are_required_and_replaced_while_serving(tmp_path):
+def test_api_keys_are_required_and_can_be_replaced_while_serving(tmp_path):
     (tmp_path / "keys.json").write_text(json.dumps(KEYS))
     with serving(tmp_path, ECHO, keys_file="keys.json", host="0.0.0.0") as server:
         client = httpx.Client(base_url=f"http://127.0.0.1:{server.state['port']}", timeout=PATIENCE_S)

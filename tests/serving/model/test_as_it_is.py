@@ -35,7 +35,7 @@ def classifier(tmp_path_factory):
         yield server
 
 
-def test_plain_model_answers_rows_by_method_name(classifier):
+def test_served_classifier_returns_one_result_per_row_under_the_method_name(classifier):
     assert classifier.score({"data": [[0, 0], [1, 1]]}).json() == {"predict": ["no", "yes"]}
     assert classifier.score([[1, 1]]).json() == {"predict": ["yes"]}
     found = classifier.score({"data": [[1, 1]], "method": "predict_proba"}).json()

@@ -160,7 +160,7 @@ def test_error_shared_by_all_workers_is_reported_once():
     assert report.victims == ((1, "failed after it with the same error."),)
 
 
-def test_worker_waiting_after_its_script_is_not_blamed():
+def test_worker_terminated_while_waiting_after_its_script_ended_is_not_blamed():
     lost = "HorovodInternalError: allreduce.x: rank 1 has shut down."
     victim, waiting = raised(0, lost, at=3), exited(1, 143, 4.0)
     assert first_failure([victim, waiting]) is victim

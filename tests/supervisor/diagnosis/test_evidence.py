@@ -278,11 +278,11 @@ def test_occupied_port_of_the_run_is_named_with_its_process(error, log, port):
     ],
     ids=["its own port", "a longer number", "a port that is free", "no port", "no exception"],
 )
-def test_foreign_port_is_the_scripts_own_failure(end):
+def test_occupied_port_outside_the_run_is_not_reported_as_a_port_clash(end):
     assert clash(end, log=("retried: port 29500: address already in use",) if end.error is None else ()) is None
 
 
-def test_unnamed_port_is_attributed_if_a_run_port_is_occupied():
+def test_port_error_without_a_number_is_assigned_to_the_occupied_port_of_the_run():
     end = raised(1, BARE, at=5.0)
     assert clash(end, held={29501: "pid 7 (x)"})[1].startswith(
         "port 29501 (JAX_COORDINATOR_ADDRESS) was taken by pid 7 (x)"

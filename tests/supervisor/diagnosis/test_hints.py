@@ -200,7 +200,9 @@ def told(
         ("/home/ann/p/out/a.pt", ".", "--link out"),
     ],
 )
-def test_file_among_earlier_results_names_the_option_that_links_them(name: str, cwd: str, option: str) -> None:
+def test_hint_for_a_file_among_earlier_results_names_the_option_that_provides_it(
+    name: str, cwd: str, option: str
+) -> None:
     text = told(f"FileNotFoundError: [Errno 2] No such file or directory: '{name}'", cwd=cwd)
     path = "'/home/ann/p/out/a.pt'"
     assert (

@@ -49,7 +49,9 @@ class Opened:
     [Opened(b"\0\0\0", b"\1\0\0", b"", b"", ends=True), Opened(b"\0\0\0", ends=False)],
     ids=["empty messages", "silence"],
 )
-def test_reader_refuses_a_pod_that_does_not_prove_its_key(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_to_a_pod_that_does_not_prove_its_key_is_refused(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(readers, "_SILENCE_S", 1)
 
     with pytest.raises(EngineError, match="pod p does not answer at port 1"):

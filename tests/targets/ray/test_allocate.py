@@ -14,7 +14,9 @@ from paceline.targets.ray.placement_group import LostError
 
 
 @pytest.mark.promise("how-long-silent-node-waited")
-def test_link_timeout_is_the_silence_setting_of_the_target(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_timeout_of_node_connections_is_silence_s_of_the_ray_target(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     asked: list[float] = []
 
     def refuse(sock: socket.socket, *, name: str, silence_s: float, **_: Any) -> None:

@@ -276,7 +276,7 @@ def test_cluster_with_another_store_is_reported(trip: Trip, tmp_path: Path) -> N
     assert "Does the cluster reach the very store" in done.stdout
 
 
-def test_ticket_names_the_places_of_secrets_but_no_secret(trip: Trip, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_job_command_has_references_to_secrets_but_no_secret(trip: Trip, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAB_SECRET", "hush-hush")
     write_json(
         trip.workspace / "datastores" / "lab.json",
@@ -309,7 +309,7 @@ def test_secrets_are_sent_encrypted_and_removed_from_the_store_once_read(trip: T
     assert not trip.folder.secrets.exists()
 
 
-def test_key_of_a_session_stays_on_the_submitting_machine(trip: Trip) -> None:
+def test_private_key_of_a_session_is_not_sent_through_the_datastore(trip: Trip) -> None:
     trip.folder.session.mkdir()
     (trip.folder.session / "key").write_text("PRIVATE KEY")
     trip.send()

@@ -50,7 +50,7 @@ def test_allocation_outside_a_job_raises_target_error(name: str):
 
 
 @pytest.mark.promise("how-long-silent-node-waited")
-def test_link_timeout_equals_the_silence_setting_of_the_slurm_target(monkeypatch: pytest.MonkeyPatch, tmp_path):
+def test_timeout_of_node_connections_is_silence_s_of_the_slurm_target(monkeypatch: pytest.MonkeyPatch, tmp_path):
     asked: list[float] = []
 
     def refuse(argv, *, name, silence_s, **_):

@@ -291,7 +291,7 @@ def test_uncreatable_remote_folder_raises_target_error(tmp_path: Path, home: Pat
         make_login(folder="/proc/x").push(folder, library(tmp_path))
 
 
-def test_login_host_without_the_python_raises_away_error(tmp_path: Path, home: Path):
+def test_push_to_a_login_host_without_the_configured_python_is_reported(tmp_path: Path, home: Path):
     folder = submitted(tmp_path)
     with pytest.raises(AwayError, match="no '/nowhere/python3' there"):
         make_login(python="/nowhere/python3").push(folder, library(tmp_path))
@@ -360,7 +360,7 @@ def test_malicious_login_host_writes_no_foreign_file(tmp_path: Path, home: Path,
     ("said", "why"),
     [(b"Segmentation fault", "no answer that can be read"), (b"", "can't be used"), (b"\0", "can't be")],
 )
-def test_invalid_answer_raises_away_error(tmp_path: Path, home: Path, said: bytes, why: str):
+def test_invalid_answer_of_a_login_host_is_reported_with_the_reason(tmp_path: Path, home: Path, said: bytes, why: str):
     folder = submitted(tmp_path)
     lie(tmp_path, said)
     with pytest.raises(AwayError, match=f"the login host head .*{why}"):

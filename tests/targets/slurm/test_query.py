@@ -61,7 +61,9 @@ def test_concurrent_queries_share_one_squeue_call(slurm: FakeSlurm, tmp_path: Pa
     assert slurm.count("squeue") == 1
 
 
-def test_answer_older_than_a_submission_is_ignored(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
+def test_squeue_answer_from_before_a_submission_does_not_hide_the_submitted_job(
+    slurm: FakeSlurm, tmp_path: Path, clock: Clock
+):
     # Each of 200 submissions, looked at while it is made, was once a question of its own.
     slurm.say("squeue", "")
     slurm.say("sacct", err=NO_ACCOUNTING, code=1)
@@ -213,7 +215,9 @@ def test_requeued_job_is_pending_again(slurm: FakeSlurm, tmp_path: Path, clock: 
         clock.now += 6
 
 
-def test_query_after_an_unreachable_controller_is_retried_after_5_s(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
+def test_after_an_unreachable_slurm_controller_squeue_is_called_again_only_after_5_s(
+    slurm: FakeSlurm, tmp_path: Path, clock: Clock
+):
     query = make(tmp_path, clock)
     query.remember("1")
     slurm.say("squeue", err="Unable to contact slurm controller (connect failure)", code=1)
@@ -228,7 +232,7 @@ def test_query_after_an_unreachable_controller_is_retried_after_5_s(slurm: FakeS
     assert job.state == "RUNNING"
 
 
-def test_slow_answer_still_serves_all_waiting_readers(
+def test_slow_failed_squeue_call_is_not_repeated_for_other_readers(
     slurm: FakeSlurm, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ):
     # Of a controller that is away, squeue itself makes sure for a long time.

@@ -46,7 +46,9 @@ def test_unreachable_slurm_controller_raises_an_away_error(slurm: FakeSlurm, wor
         ("slurmdbd down: sacct", "sacct"),
     ],
 )
-def test_unreachable_daemon_is_recognized_for_each_version(slurm: FakeSlurm, version: str, what: str, program: str):
+def test_unreachable_slurm_daemon_is_recognized_from_the_error_of_each_version(
+    slurm: FakeSlurm, version: str, what: str, program: str
+):
     # The fake has no salloc: the message counts, not the program.
     name = "sbatch" if program == "salloc" else program
     said = failure(version, what)
@@ -56,7 +58,7 @@ def test_unreachable_daemon_is_recognized_for_each_version(slurm: FakeSlurm, ver
         make().call([name])
 
 
-def test_machine_without_a_cluster_is_not_retried(slurm: FakeSlurm):
+def test_missing_slurm_configuration_is_not_reported_as_an_unreachable_controller(slurm: FakeSlurm):
     # Story: with Slurm's packages installed and no slurm.conf, a submission tried "the controller" again for two minutes.
     words = (
         "squeue: error: resolve_ctls_from_dns_srv: res_nsearch error: {}\nsqueue: error: fetch_config: DNS SRV lookup failed\n"

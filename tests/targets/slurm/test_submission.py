@@ -37,7 +37,7 @@ def test_job_id_is_parsed_from_sbatch_output(slurm: FakeSlurm, out: str):
     assert slurm.script == SCRIPT
 
 
-def test_refusal_is_one_error_with_the_request(slurm: FakeSlurm):
+def test_refusal_by_slurm_is_one_error_with_the_requested_options(slurm: FakeSlurm):
     slurm.say(
         "sbatch",
         err="sbatch: error: invalid partition specified: nope\nallocation failure: Invalid partition name specified\n",

@@ -89,7 +89,7 @@ def test_lost_host_is_reopened_as_a_new_member(opened: Callable[..., Opening]) -
     assert [member.link for member in opening.members([A])] == [second]
 
 
-def test_unused_and_late_links_are_closed(opened: Callable[..., Opening]) -> None:
+def test_ssh_links_to_unused_hosts_are_closed_even_if_opened_late(opened: Callable[..., Opening]) -> None:
     kept, left, late, gate = FakeLink(), FakeLink(), FakeLink(), threading.Event()
     slow = SshHost(name="slow")
     opening = opened({A: [kept], B: [left], slow: [gate, late]})
@@ -109,7 +109,7 @@ def test_unused_and_late_links_are_closed(opened: Callable[..., Opening]) -> Non
 
 @pytest.mark.promise("how-long-silent-node-waited")
 @pytest.mark.usefixtures("ssh_client")
-def test_link_and_ssh_timeouts_are_the_silence_setting_of_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timeouts_of_node_connections_and_ssh_are_silence_s_of_the_ssh_target(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
     monkeypatch.setattr(members.Link, "open", lambda argv, **values: given.update(values, argv=argv) or FakeLink())
 

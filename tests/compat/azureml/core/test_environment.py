@@ -8,7 +8,7 @@ from paceline.compat.azureml.packages import spec_of
 from paceline.compat.azureml.policy import SubmissionNotes
 
 
-def test_package_added_to_a_curated_clone_is_layered_on_the_installed_ones(ws):
+def test_package_added_to_a_cloned_curated_environment_keeps_the_installed_packages(ws):
     mine = Environment.get(ws, "AzureML-Minimal").clone("mine")
     mine.python.conda_dependencies.add_pip_package("tqdm")
     found = spec_of(mine, SubmissionNotes())

@@ -188,7 +188,7 @@ def test_installed_real_horovod_takes_precedence(tmp_path, monkeypatch):
     assert lines(done, 0) == ["horovod, real"], done.stderr
 
 
-def test_installing_the_names_twice_changes_nothing(tmp_path):
+def test_second_install_of_the_horovod_alias_changes_nothing(tmp_path):
     path = script(
         tmp_path, "import paceline.compat as c; c.install('horovod'); import horovod; print(horovod.__name__)"
     )

@@ -271,7 +271,7 @@ def test_unsupported_steps_name_the_alternative(name):
         getattr(steps, name)(name="a")
 
 
-def test_publishing_is_refused_with_the_alternative(ws, source):
+def test_publishing_or_scheduling_a_pipeline_is_refused_with_a_hint_at_the_alternative(ws, source):
     pipeline = Pipeline(ws, [script("a")])
     for call in (
         lambda: pipeline.publish("p"),
