@@ -121,7 +121,7 @@ def _key(*, create: bool) -> bytes | None:
             try:
                 with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
                     opened.write(os.urandom(32))
-                # If several processes come at once, the first creates the key.
+                # If several processes create the key at the same time, the first one wins.
                 with contextlib.suppress(FileExistsError):
                     os.link(beside, file)
             finally:

@@ -188,7 +188,7 @@ class _Copy:
         """Store a folder of the workspace, such as a run's, recursively."""
         is_live = unit.startswith("runs/") and not runs_store.has_ended(RunFolder(self._top / unit))
         for attempt in range(_TRIES):
-            # The state of a run must be its oldest file.
+            # Store the state of a run first, because it must be the run's oldest file.
             names = sorted(self._names(unit, is_live), key=lambda name: name != f"{unit}/state.json")
             entries: list[BackupEntry] = []
             has_vanished = False

@@ -162,7 +162,7 @@ def from_bytes(data: bytes, where: str) -> list[BackupEntry]:
     names = [entry.name for entry in entries]
     if len(set(names)) != len(names):
         raise DataError(f"the list of files of a backup in {where} names a file twice. Name another backup.")
-    # A file below a link would be written to the target of the link.
+    # Refuse a file below a link: it would be written to the target of the link.
     folders = {entry.name for entry in entries if entry.kind == "folder"}
     check_tree([name for name in names if name not in folders], where)
     return entries

@@ -120,7 +120,7 @@ class BackgroundLoop:
             self._idle_pause_s = min(_IDLE_PAUSE_S, settings.stall_warning_s / 4 or _IDLE_PAUSE_S)
         # Keep bound methods: every attribute access makes a new object, and a step makes hundreds of handles.
         self.waiter = self.wait
-        #: Takes a request's fields and returns the request, reusing an equal one that the ranks agreed on before.
+        #: A function that takes a request's fields and returns the request, reusing an equal one that the ranks agreed on before.
         self.known = self.negotiation.cache.known
         self._claim = threading.Lock()
         self._turn = threading.Lock()

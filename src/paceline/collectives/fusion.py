@@ -64,8 +64,8 @@ class Fusion:
 
     def open(self) -> None:
         """Open memory that the ranks share, if possible."""
-        # Called at the first reduction, because shared memory takes space. All ranks begin the same operation then, so either
-        # all of them open it or none does.
+        # `open` is called at the first reduction, because shared memory takes space. All ranks begin the same operation then, so
+        # either all of them open it or none does.
         if not self._is_open:
             self._shared = self._transport.share_segments(SEGMENT_BYTES)
         self._is_open = True

@@ -36,7 +36,7 @@ class ProcessSets:
         #: The background loop of each process set that includes this rank.
         self.loops: dict[int, BackgroundLoop] = {}
         self._numbers = itertools.count(1)
-        #: Callbacks, and whether each wants arrival times.
+        #: Callbacks that are called after each operation, and whether each wants arrival times.
         self._observers: list[tuple[Callable[..., object], bool]] = []
         self._device_groups: dict[int, DeviceGroup] = {}
         #: Whether this rank has begun an operation.
@@ -163,7 +163,7 @@ class ProcessSets:
     def stop(self) -> None:
         """Leave all process sets, and wait until the other ranks have received that."""
         if self._failure is not None and not self._world.lost_ranks:
-            # A process that dies closes its connections some time before the kernel reports its end.
+            # Wait: a process that dies closes its connections some time before the kernel reports its end.
             time.sleep(_DYING_S)
         # Stop watching the other ranks first, because from now on they may end at any time.
         self._peer_watch.close()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     _P = ParamSpec("_P")
 else:
-    # typing's ParamSpec and a TypeVar look the same to Generic.
+    # At run time a TypeVar is enough: Generic treats it like a ParamSpec.
     _P = TypeVar("_P")
 _R = TypeVar("_R")
 

@@ -103,7 +103,7 @@ def names_python(spec: str) -> bool:
 
 
 def _strings(field: str, values: Any, example: str) -> tuple[str, ...]:
-    # A str is iterable, and its letters would be taken for packages.
+    # Refuse a str: it is iterable, and its letters would be taken for packages.
     if isinstance(values, str):
         raise EnvironmentSpecError(f"{field}={values!r} is one string. Write {field}=[{values!r}].")
     if not isinstance(values, Iterable) or isinstance(values, (bytes, Mapping)):
@@ -126,7 +126,7 @@ def _check_scalars(environment: Any) -> None:
     if environment.name is not None:
         check_name(environment.name)
     version = environment.version
-    # isinstance takes True for an int.
+    # Exclude True, which isinstance takes for an int.
     if version is not None and (not isinstance(version, int) or isinstance(version, bool) or version < 1):
         raise EnvironmentSpecError(f"version={version!r} is not a whole number from 1 on.")
     for field in ("python", "python_version", "pip_requirements", "docker_image", "shm_size"):

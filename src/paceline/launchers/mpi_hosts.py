@@ -43,8 +43,8 @@ def host_options(launch: Launch, major: int) -> list[str]:
         settings |= {"plm": "rsh", "plm_rsh_agent": shell, "plm_rsh_no_tree_spawn": "1"}
     words = ["--host", hosts]
     if launch.prepared[0].container:
-        # A background daemon would end with its container, whose first process has ended. But in the foreground the daemon
-        # keeps its shell, of which mpirun allows 128 by default.
+        # A background daemon would end with its container, whose first process has ended. But a daemon in the foreground keeps
+        # its remote shell open, and mpirun allows 128 of these by default.
         words += ["--leave-session-attached"]
         settings[f"plm_{settings['plm']}_num_concurrent"] = str(len(launch.nodes))
     for name, value in settings.items():

@@ -226,7 +226,7 @@ def _checked(step: StepSpec, directory: Path, workspace_dir: Path, given: Mappin
         check_no_conditions(step.job.notify_on, "pipeline")
         if step.sweep is not None:
             check_points(step.job, SweepSpec.from_json(step.sweep), directory)
-    # Key the secrets by place, because a variable may have different values in different steps.
+    # Key the secrets by their source, because a variable may have different values in different steps.
     places = places_of(step.job)
     return {places[name]: value for name, value in secret_values.items()}
 

@@ -34,7 +34,7 @@ def key_of(step: StepSpec, job: Job, workspace_dir: Path) -> str:
     Raises:
         DataError, TransferError: An input cannot be listed.
     """
-    # Outputs do not depend on the receivers of messages.
+    # Leave out the receivers of messages, on which the outputs do not depend.
     key_parts = {**job.to_json(), "notify": []}
     del key_parts["notify_on"]
     # Output places differ from run to run, so only the places of inputs are in the key.

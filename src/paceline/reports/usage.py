@@ -176,7 +176,7 @@ def _events(folder: RunFolder) -> Iterator[tuple[dt.datetime, str]]:
         try:
             event = json.loads(line)
             yield parse_utc(event["time_utc"]), event["status"]
-        # If the supervisor was killed, the last line may be incomplete.
+        # Skip a last line that is incomplete because the supervisor was killed.
         except (ValueError, KeyError, TypeError):
             continue
 

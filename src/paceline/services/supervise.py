@@ -278,7 +278,7 @@ class Supervisor:
         is_down = self.record.state == UNHEALTHY and self.deaths and (self.deaths >= _MOST_DEATHS or since_s > _DOWN_S)
         if is_down and not self.record.outage_reported:
             self._note(outage_reported=True)
-            # In a thread, because the server is restarted meanwhile.
+            # Use a thread, because the server is restarted meanwhile.
             threading.Thread(target=store.tell_down, args=(self.folder, self.record)).start()
 
     def _tidy(self) -> None:

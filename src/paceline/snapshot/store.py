@@ -23,7 +23,7 @@ from paceline.system.linked import NotCopied
 _CHUNK = 1 << 20
 _TRIES = 3
 
-#: Called with (bytes done, total bytes) while files are hashed and copied.
+#: A function that is called with (bytes done, total bytes) while files are hashed and copied.
 Progress: TypeAlias = "Callable[[int, int], None]"
 
 

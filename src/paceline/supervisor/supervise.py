@@ -249,7 +249,7 @@ def _finish(run: Supervision, outcome: Outcome) -> None:
     """
     run.to(states.FINALIZING, waiting_for=None)
     if not run.record.attempts:
-        remove_containers(run.job, run.record.run_id)  # examining an image may have left containers
+        remove_containers(run.job, run.record.run_id)  # remove containers that examining an image may have left
     clean_nodes(run)
     # Take the time before releasing the nodes: the next run on them must not seem to start before the end of this run.
     ended_utc = utc_now()

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 #: "<rank>/<world size>", set when a process without launcher variables has joined a process group (`worker.nested`).
 VARIABLE = "PACELINE_NESTED_RANK"
-#: The worker's output file or pipe: "<device>:<inode>".
+#: Variable with the worker's output file or pipe: "<device>:<inode>".
 OUTPUT_VARIABLE = "PACELINE_WORKER_OUTPUT"
 
-#: Folder of the run that `paceline.init` started in this process or in a parent process.
+#: Variable with the folder of the run that `paceline.init` started in this process or in a parent process.
 TRACKED_VARIABLE = "PACELINE_TRACKED_RUN"
 
 #: Minimum and maximum number of nodes; only set in workers of elastic runs.

@@ -100,7 +100,7 @@ class Lane:
     def finish(self, call: Call, timeout_s: float | None = None) -> object:
         """Run the call, in this thread if the queue is empty. Return its outputs."""
         if threading.get_ident() == self._worker:
-            # A future's callback calls this: its operation has released `_turn`, but a caller's thread may hold it by now.
+            # A future's callback calls `finish`: its operation has released `_turn`, but a caller's thread may hold the lock now.
             with self._turn:
                 return self._run(call, timeout_s, _LOOKS_ASIDE)
         # Run the call here only if no call is queued: overtaking a queued call would change the order that other ranks see.

@@ -104,7 +104,7 @@ class Sink:
                 file.seek(0)
                 known, before = dict[str, str](), dict[str, str]()
                 for line in file:
-                    with contextlib.suppress(ValueError):  # a line that a full disk has cut short
+                    with contextlib.suppress(ValueError):  # skip a line that a full disk has cut short
                         attempt, of, where, prefix = json.loads(line)
                         if of == tracker:
                             (known if attempt == self.context.attempt else before)[where] = prefix

@@ -34,7 +34,7 @@ from paceline.trackers.relay import CutError, SentValue
 
 _HISTORY, _SUMMARY = "wandb-history.jsonl", "wandb-summary.json"
 _TARGET = re.compile(r"(?:(?P<entity>[\w.-]{1,128})/)?(?P<project>[^/\\#?%:\s][^/\\#?%:\n]{0,127})")
-#: Without a user and a password, which would become a part of messages.
+#: A URL without a user and a password, which would become a part of messages.
 _BASE = re.compile(r"https?://[^\s/@?#]+(?:/[^\s@?#]*)?")
 _KEY = re.compile(r"[\w.-]{8,1024}", re.ASCII)
 #: HTTP status codes after which W&B's client retries, and those of 500 and above.

@@ -80,7 +80,7 @@ class PmixRelay:
     def _to_server(self, worker: socket.socket, server: socket.socket) -> None:
         _copy(worker, server)
         if _is_ending(self._worker):
-            return  # close nothing: the connections stay open
+            return  # the worker is exiting: leave its connections open
         self._servers.discard(server)
         _shut(server)
 

@@ -108,7 +108,7 @@ def add(
         id=str(uuid.uuid4()),
         created_utc=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         file_count=len(files),
-        # A store that does not report a size gives -1.
+        # Count -1 as 0: a store that does not report a size gives -1.
         size_bytes=sum(max(info.size, 0) for info in files),
     )
 

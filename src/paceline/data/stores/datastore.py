@@ -328,7 +328,7 @@ class Datastore:
     ) -> DataReference:
         target = clean_path(target_path or "", self._record.title).rstrip("/")
         with Store(self._record) as store:
-            # HTTP can't be listed here; `put_files` refuses the upload.
+            # An HTTP store can't be listed for this check; `put_files` refuses the upload anyway.
             if not overwrite and files and self.kind != "http":
                 there = {info.path for info in _listed(self, target)}
                 files = [(name, file) for name, file in files if (f"{target}/{name}" if target else name) not in there]

@@ -41,7 +41,7 @@ class KnownHostsSftp(SFTPFileSystem):  # type: ignore[misc]
         if self._known_hosts is not None:
             self.client.load_host_keys(os.path.expanduser(self._known_hosts))
         else:
-            # Without a path, paramiko reads the user's ~/.ssh/known_hosts.
+            # Without a path, this call reads the user's ~/.ssh/known_hosts.
             self.client.load_system_host_keys()
             if os.path.exists("/etc/ssh/ssh_known_hosts"):
                 self.client.load_system_host_keys("/etc/ssh/ssh_known_hosts")

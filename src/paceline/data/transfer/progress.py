@@ -10,7 +10,7 @@ from typing import IO, TypeAlias
 
 from paceline.system.units import size_text as size_text  # noqa: PLC0414 - its other users take it from here
 
-#: Called with (bytes done, total bytes, files done, total files).
+#: A function that is called with (bytes done, total bytes, files done, total files).
 Progress: TypeAlias = "Callable[[int, int, int, int], None]"
 
 _EVERY_S = 0.1

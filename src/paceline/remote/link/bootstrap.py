@@ -77,7 +77,7 @@ class Ends:
         poll.register(wanted, select.POLLOUT if writes else select.POLLIN)
         if self.stderr_fd is not None:
             poll.register(self.stderr_fd, select.POLLIN)
-        # `poll` takes milliseconds.
+        # `poll` takes its timeout in milliseconds.
         ready = {fd for fd, _ in poll.poll(timeout_s * 1000)}
         if self.stderr_fd in ready:
             self.hear_stderr()

@@ -203,7 +203,7 @@ class Copies:
             else:
                 self._unfetched.discard(group)
         if any(link.lost for link in senders) and self._leaders().keys() == leaders.keys():
-            self.fetch(attempt, is_last=is_last)  # another node of the group is alive
+            self.fetch(attempt, is_last=is_last)  # try again: another node of the group is alive
             return
         # Nothing can fetch the files of a group whose nodes are all lost.
         missing += [str(self._links[group].lost).rstrip(".") for group in sorted(self._unfetched - set(leaders))]

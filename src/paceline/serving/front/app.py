@@ -139,7 +139,7 @@ class App:
         except RefusedError as refused:
             await self._refuse(exchange, refused)
             return
-        # The pool makes the bodies of 502 and 504 without knowing the path, so convert them to the path's protocol.
+        # The process pool makes the bodies of 502 and 504 without knowing the path, so convert them to the path's protocol.
         body = in_words_of(path, reply.body) if reply.status in (502, 504) else reply.body
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers] or [_JSON]
         headers += exchange.ids

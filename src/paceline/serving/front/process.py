@@ -189,7 +189,7 @@ class ModelProcess(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         # The process may have closed the socket without ending, so kill it.
         kill_group(self.pid)
-        # Wait for its end: the kernel closes the socket before it frees the memory, which may take long.
+        # Wait for the process's end: the kernel closes the socket before it frees the memory, which may take long.
         _after(0, self._wait_for_end)
 
     def _wait_for_end(self) -> None:
