@@ -146,7 +146,7 @@ class _Script:
     backends: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
-        # `help(PyTorch)` shows one text with all parameters, including inherited ones.
+        # Add the inherited parameters to the docstring, so that `help(PyTorch)` shows all of them.
         if cls.__doc__:
             text, _, examples = inspect.cleandoc(cls.__doc__).partition("\n\nExamples:\n")
             summary, _, own = text.partition("\n\nArgs:\n")
@@ -162,7 +162,7 @@ class _Script:
             self.source_directory = "."
         if not isinstance(self.source_directory, (str, os.PathLike)):
             raise JobError(f"source_directory={self.source_directory!r} is not a path.")
-        # An empty text means the working directory, as in `Path("")`; messages show the dot.
+        # Store an empty text as a dot, which messages can show: both mean the working directory, as in `Path("")`.
         self.source_directory = os.fspath(self.source_directory) or "."
         # Make the job here, so that a wrong value is refused in its own line and not at submission. The values are kept,
         # because a script may change a value before it submits.
@@ -205,7 +205,7 @@ class _Script:
             source_directory=self.source_directory or ".",
             # With an image, the name is looked up on the image's PATH, which is unknown on this machine.
             python=interpreter(self.python) if self.custom_docker_image is None else _word(self.python),
-            # Framework estimators use the installed framework, without another download.
+            # Frameworks' estimators use the installed framework by default, which needs no download.
             layered=(self.framework is not None and not self.user_managed) if self.layered is None else self.layered,
             user_managed=self.user_managed,
             pip_packages=self.pip_packages,
@@ -421,7 +421,7 @@ def command_line(command: object) -> str:
 def _quoted(word: str) -> str:
     if word in ("&&", "||", "|", ";", ">", ">>", "<", "2>&1"):
         return word
-    # A variable in double quotes expands to one word.
+    # Use double quotes for a word with a variable, which the shell then expands to one word.
     return f'"{word}"' if re.fullmatch(r"[\w\s@%+=:,./$(){}-]*\$[\w\s@%+=:,./$(){}-]*", word) else shlex.quote(word)
 
 
@@ -451,7 +451,7 @@ def _words_of_params(script_params: object) -> list[str]:
 def _words_of_list(arguments: object) -> list[str]:
     if arguments is None:
         return []
-    # A str is a sequence of letters and bytes one of numbers: the loop below would accept both.
+    # Refuse str and bytes, which are sequences, too: the loop below would accept their letters and numbers.
     if isinstance(arguments, str):
         raise JobError(f"arguments={arguments!r} is not a list. Write it as {arguments.split()!r}.")
     if isinstance(arguments, bytes) or not isinstance(arguments, Sequence):
@@ -475,9 +475,9 @@ def _word(given: object) -> str | None:
         # Use the default: a pipeline's parameter gets its own value when the pipeline is submitted.
         return _word(value.default_value)
     if isinstance(value, os.PathLike):
-        # A path object may return bytes for a name that is not UTF-8.
+        # Use fsdecode, because a path object may return bytes, for a name that is not UTF-8.
         return os.fsdecode(value)
-    # numpy's int64 and float32 are numbers but neither int nor float.
+    # Test for Number, because numpy's int64 and float32 are neither int nor float.
     return str(value) if isinstance(value, (str, Number, DataReference)) else None
 
 

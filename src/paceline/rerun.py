@@ -198,7 +198,7 @@ def changed(folder: RunFolder, job: Job, changes: RerunChanges, workspace_dir: P
     if changes.resume and not has_checkpoints(folder):
         problems["resume"] = "the run has no checkpoint to start from"
     if not problems:
-        # The job's own rules relate several fields, such as processes and back end.
+        # Make the job, whose own checks relate several fields, such as processes and back end.
         try:
             job = dataclasses.replace(job, **fields)  # type: ignore[arg-type]
         except JobError as error:
@@ -292,7 +292,7 @@ def _has(pieces: Sequence[_Piece], name: str) -> bool:
 def _put(pieces: Sequence[_Piece], name: str, words: Sequence[str]) -> list[_Piece]:
     at = [number for number, piece in enumerate(pieces) if piece.name == name]
     ends = [number for number, piece in enumerate(pieces) if piece.words == ("--",)]
-    # The last occurrence counts. A new option must stand before `--`.
+    # Replace the option's last occurrence, which counts. Put a new option before `--`.
     place = at[-1] if at else min(ends, default=len(pieces))
     before, behind = ([piece for piece in part if piece.name != name] for part in (pieces[:place], pieces[place:]))
     return [*before, *[_Piece(name, tuple(words))] * bool(words), *behind]

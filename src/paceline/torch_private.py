@@ -198,7 +198,7 @@ def keep_lookups_apart() -> None:
         schema = importlib.import_module("torch.distributed.tensor._op_schema")
     except ImportError:
         return
-    # torch 2.10 drops the underscore. A release that has neither class distinguishes masks correctly.
+    # The class has lost its underscore in torch 2.10. A release without either class distinguishes masks correctly.
     kind: Any = getattr(lookups, "_MaskPartial", None) or getattr(lookups, "MaskPartial", None)
     # Two new masks that compare equal reveal the bug in any release. After the change they differ, so a second call does
     # nothing.
@@ -215,7 +215,7 @@ def _count_the_size_of_a_vocabulary(schema: ModuleType) -> None:
 
     propagator = getattr(getattr(DTensor, "_op_dispatcher", None), "sharding_propagator", None)
     known = getattr(propagator, "op_to_schema_info", None)
-    # A release with this table includes the vocabulary's size in the cache key.
+    # Change nothing in a release with this table: its cache key includes the vocabulary's size.
     if known is None or hasattr(propagator, "op_to_schema_info_for_single_dim_strategy"):
         return
     # aten::embedding_dense_backward(grad_output, indices, num_weights, ...): the cache key starts with the third argument.
@@ -340,7 +340,7 @@ def _with_zeros(group: Any, post_backward: Callable[..., None]) -> Callable[...,
 def _parameter_groups(part: FSDPModule) -> list[Any]:
     try:
         state: Any = part._get_fsdp_state()
-        # torch 2.12 and later have several parameter groups.
+        # torch 2.12 and later have several parameter groups in a module.
         if hasattr(state, "_fsdp_param_groups"):
             return list(state._fsdp_param_groups)
         return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
@@ -374,7 +374,7 @@ def recorded_collectives() -> bytes:
     nothing.
     """
     module: Any = sys.modules.get("torch._C._distributed_c10d")
-    # The second name is that of torch before 2.8, and covers only NCCL.
+    # Before torch 2.8 the function had the second name, and covered only NCCL.
     dump = getattr(module, "_dump_fr_trace_json", None) or getattr(module, "_dump_nccl_trace_json", None)
     if dump is None:
         return b""
@@ -421,7 +421,7 @@ def waited_s(model: Any) -> float | None:
     """
     try:
         told = model._get_ddp_logging_data()
-        # The times are in nanoseconds. The attribute is missing before the first step.
+        # Convert nanoseconds to seconds. Before the first step the attribute is missing.
         return float(
             max(0, told.get("backward_comm_time", 0) - told.get("backward_compute_comm_overlap_time", 0)) / 1e9
         )
@@ -449,10 +449,10 @@ def offer_mpi(distributed: ModuleType, kind: type, around: Callable[[Callable[..
     missing = [name for name in ("_new_process_group_helper", "_MPI_AVAILABLE") if not hasattr(c10d, name)]
     if missing:
         raise _moved(f"torch.distributed.distributed_c10d.{missing[0]}")
-    # init_process_group and new_group both call this function.
+    # Replace the function that both init_process_group and new_group call.
     c10d._new_process_group_helper = around(c10d._new_process_group_helper)
     c10d.ProcessGroupMPI = kind
-    # is_mpi_available() reads this variable.
+    # is_mpi_available() returns this variable.
     c10d._MPI_AVAILABLE = True
     setattr(distributed, "ProcessGroupMPI", kind)  # noqa: B010 - torch's stubs don't have it
     # From torch 2.15 on, the flight recorder listens to C++ group objects, which a group made in Python lacks. Backends in

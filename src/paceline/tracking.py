@@ -75,7 +75,7 @@ def init(
         ('Completed', {'lr': '0.1'})
     """
     global _current
-    # An empty dict is a parameter too.
+    # Keep an empty dict as a parameter.
     named = flat(_mapping(params), is_whole=lambda value: not value)
     values = {key: str(value)[:_LONGEST] for key, value in named}
     with _lock:

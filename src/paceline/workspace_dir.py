@@ -46,7 +46,7 @@ def configured(start: Path | None = None) -> Path:
         WorkspaceError: The configuration can't be read, or this user has neither made nor named the workspace.
     """
     named = os.environ.get(WORKSPACE_VARIABLE)
-    # A configuration file that the caller names overrides the variable.
+    # The variable does not count if the caller names a configuration file.
     if start is None and named:
         return Path(named)
     here = start if start is not None else Path.cwd()
@@ -61,7 +61,7 @@ def configured(start: Path | None = None) -> Path:
     else:
         sdk_config = nearest_sdk_config(here)
         found = (here if sdk_config is None else project_of(sdk_config)) / DEFAULT_FOLDER
-    # A file that the caller names is trusted.
+    # Trust a configuration file that the caller names.
     if not here.is_file() and not is_own(found):
         raise WorkspaceError(
             f"the workspace {str(found)!r} belongs to {_owner(found)}, who could start programs as you with files in it. "

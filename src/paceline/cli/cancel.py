@@ -47,7 +47,7 @@ def cancel(*, run_ids: list[str], wait: bool, force: bool, as_json: bool) -> Non
         if record.is_terminal:
             print(f"{folder.run_id} is {record.status} already.", file=sys.stderr)
         elif force and record.status == states.NOT_RESPONDING:
-            with contextlib.suppress(EngineError, TargetError):  # the engine can't stop the run either
+            with contextlib.suppress(EngineError, TargetError):  # write the run off even if the engine can't stop it
                 read.request_cancel(folder, by=user_name())
             remote_status.write_off(folder, by=user_name())
             if not as_json:
@@ -98,7 +98,7 @@ def execute(*, run_id: str, command: list[str], rank: int, no_terminal: bool) ->
     if not no_terminal and sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty():
         terminal = _size()
     fd: int | None = None
-    # Standard input may be missing, and the standard input of a test has no descriptor.
+    # Continue without a descriptor: standard input may be missing, or be an object without one, as in a test.
     with contextlib.suppress(OSError, ValueError, AttributeError):
         fd = sys.stdin.fileno()
     # The handler only records the change of size: sending the size at once could interrupt a half-sent message.
@@ -135,7 +135,7 @@ def _pass_on(beside: Beside, fd: int | None) -> int | None:
         return fd
     try:
         data = os.read(fd, _CHUNK)
-    # Reading from a closed terminal fails with EIO.
+    # A closed terminal raises EIO, which counts as the end of the input.
     except OSError:
         data = b""
     if data:

@@ -222,7 +222,7 @@ def _print_goodput(run_ids: Sequence[str], *, as_json: bool) -> None:
 
 
 def _row(one: usages.Usage) -> tuple[str, ...]:
-    # If no run used a GPU, shares of core hours show how the time was used.
+    # Show the shares of GPU hours, or of core hours if no run used a GPU.
     kind = "gpu" if one.gpu_hours else "core"
     held = getattr(one, f"{kind}_hours")
     shares = [_share(getattr(one, f"{why}_{kind}_hours"), held) for why in ("failed", "canceled", "preparing", "data")]

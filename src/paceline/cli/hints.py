@@ -138,7 +138,7 @@ def option_message(option: str, text: str, argv: Sequence[str]) -> str:
     `text` is the parser's message, which names the `option`. Of short options in one word (`-np`) the parser names only one
     letter.
     """
-    # Words behind `--` belong to the script, and may look like any option of ours.
+    # Ignore words behind `--`, which belong to the script and may look like any option of ours.
     words = [*argv[: argv.index("--")]] if "--" in argv else [*argv]
     found = next((word for word in words if word.split("=")[0] == option), None)
     # The parser reads -np as -n and -p, and reports the first of them that it does not know.
@@ -156,7 +156,7 @@ def option_message(option: str, text: str, argv: Sequence[str]) -> str:
         following = words[words.index(found) + 1 :]
         value = following[0] if following and not following[0].startswith("-") else ""
     whose, meaning = known[key]
-    # Users of torchrun give both of its options, and -j takes both values in one word.
+    # Combine both of torchrun's options (processes and nodes) into one value, as -j requires.
     shape = _shape(words) if key in ("nproc_per_node", "nnodes") else None
     return f"No such option: {name}, which is {whose}'s. Here: {shape or meaning.replace('{n}', value or 'N')}."
 
@@ -239,7 +239,7 @@ def in_options(text: str, words: Sequence[str], options: Mapping[str, str]) -> s
         # Replace a list of one item by this item.
         text = re.sub(rf"(?<![\w-]){field}=\[('[^']*')\]", rf"{word} \1", text)
         text = re.sub(rf"(?<![\w-]){field}=", f"{word} ", text)
-        if "_" in field:  # A word with an underscore is surely a field's name, not an English word.
+        if "_" in field:  # with an underscore, the word is surely a field's name, not an English word
             text = re.sub(rf"\b{field}\b", word, text)
     return text.replace(", or None.", ", or leave it out.")
 

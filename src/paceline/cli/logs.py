@@ -205,7 +205,7 @@ def driver_offset(path: Path, since_s: float) -> int:
             for line in file:
                 if stamp := _STAMP.match(line):
                     at = dt.datetime.fromisoformat(stamp[1].decode()).replace(tzinfo=dt.timezone.utc)
-                    if at.timestamp() + 1 > since_s:  # the log's times are cut to seconds
+                    if at.timestamp() + 1 > since_s:  # add a second, because times in this log have whole seconds
                         break
                 offset += len(line)
     except OSError:

@@ -71,7 +71,7 @@ class VerbOption:
 
     def __post_init__(self) -> None:
         if not self.name:
-            # Of `--gpu/--no-gpu`, the name is that of the word before the slash, which switches the option on.
+            # Name `--gpu/--no-gpu` by the word before the slash, which switches the option on.
             words = self.words.split("/")[0].split()
             long = next((word[2:] for word in words if word[:2] == "--"), words[0])
             object.__setattr__(self, "name", long.replace("-", "_"))
@@ -167,7 +167,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic from click
         self._unit, self._least = unit, least
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, float):  # the value is a default, which is in seconds
+        if isinstance(value, float):  # a default value, which is in seconds already
             return value
         try:
             seconds = units.seconds(value, unit=self._unit)

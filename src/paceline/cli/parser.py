@@ -151,11 +151,11 @@ class TopLevel(VerbGroup):
 
 def call() -> int | None:
     """Parse the command line, call its verb, and return the verb's exit code."""
-    # A shell sets this variable to ask for completions.
+    # A shell's completion script sets this variable and calls the program.
     if instruction := os.environ.get("_PACELINE_COMPLETE"):
         return shell_complete(app, {}, "paceline", "_PACELINE_COMPLETE", instruction)
     columns = shutil.get_terminal_size().columns
-    # click does not use less than 50 columns.
+    # Set the width, because click does not use less than 50 columns.
     width = max(30, columns - 2) if columns <= _NARROW else None
     # Don't call `app.main`, which prints an empty line after Ctrl-C.
     try:

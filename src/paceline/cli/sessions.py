@@ -282,7 +282,7 @@ def _tell_ssh(folder: RunFolder, found: Serving) -> None:
             f"the key of session {folder.run_id} is not here: open it on the machine that submitted it."
         )
     file = folder.session / "ssh_config"
-    # Each attempt has its own host key.
+    # Forget the host keys of earlier attempts, because each attempt has its own host key.
     (folder.session / "known_hosts").unlink(missing_ok=True)
     file.write_text(ssh_config(folder, found), encoding="utf-8")
     print(f"ssh -F {shlex.quote(str(file))} {folder.run_id}")

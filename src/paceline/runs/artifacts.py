@@ -59,7 +59,7 @@ def put(folder: RunFolder, name: str, source: str | os.PathLike[str] | IO[bytes]
     if isinstance(source, (str, os.PathLike)) and not os.path.isfile(source):
         raise UserError(f"{os.fspath(source)!r} is not a file. Give a file's path; for folders there is upload_folder.")
     where = _place(folder, plain)
-    # A script may upload the run's own outputs/model.pt under its own name.
+    # Copy nothing if the source is the file itself: a script may upload outputs/model.pt under this name.
     if isinstance(source, (str, os.PathLike)) and _is_same(folder, where, source):
         return plain
     parent, _, last = where.rpartition("/")

@@ -87,13 +87,13 @@ def resume(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder], 
 
     If no controller can start, record the run as Failed, after a call of `give_up`.
     """
-    # Only the machine that ran the controller, and the user who wrote the record, can resume the run.
+    # Another machine than the controller's, or another user than the record's, can't resume the run.
     if not store.was_here(record) or not has_own_record(folder):
         host = record.owner.get("host")
         waiting = f"its controller is gone; the {record.kind} goes on when its owner looks at it on {host}"
         return dataclasses.replace(record, status=states.NOT_RESPONDING, waiting_for=waiting)
     fd = locks.take(folder.lock)
-    # If several readers come at once, the reader that gets the lock starts the controller.
+    # Another reader holds the lock, and starts the controller.
     if fd is None:
         return store.shown(folder, record)
     try:
@@ -116,7 +116,7 @@ def in_engine(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder
     def goes_on(folder: RunFolder, record: RunRecord, found: remote_status.JobStatus) -> RunRecord | None:
         if found.cause == "canceled":
             if not RunFolder(folder.path.parent / f"{folder.run_id}_0").state.exists():
-                return None  # an ended run has no live trials
+                return None  # no trials exist, so none have to be canceled
             if not folder.cancel_request.exists():
                 # Whoever cancels the controller's job cancels the sweep: start a controller that ends the trials.
                 write_json(folder.cancel_request, {"by": found.by or "the engine", "time_utc": utc_now()})

@@ -140,7 +140,7 @@ def _matches(name: str, pattern: str) -> bool:
     last = name.rpartition("/")[2]
     if not _WILD & set(plain):
         return "/" not in plain and last == plain
-    # fnmatch ignores case on some systems; its `*` matches `/` on all.
+    # Use fnmatchcase, because fnmatch ignores case on some systems. In both, `*` also matches `/`.
     return fnmatchcase(name, plain) or ("/" not in plain and fnmatchcase(last, plain))
 
 

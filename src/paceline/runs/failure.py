@@ -111,7 +111,7 @@ class FailureReport:
     def __str__(self) -> str:
         lines = [self.message]
         if self.traceback:
-            # A traceback ends with the exception and the line that raised it.
+            # Show the last lines of a traceback: the line that raised the exception, and the exception.
             lines += ["", *_indented(self.traceback.rstrip().splitlines()[-_LAST_LINES:])]
         elif self.last_lines:
             lines += ["", "Its last lines:", *_indented(self.last_lines)]
@@ -142,7 +142,7 @@ def signal_name(number: int) -> str:
     """Return the name of a signal, such as "SIGKILL", or "signal 42"."""
     try:
         return signal.Signals(number).name
-    # Most real-time signals, and signals of other systems, have no name.
+    # No name exists for most real-time signals, and for signals of other systems.
     except ValueError:
         return f"signal {number}"
 

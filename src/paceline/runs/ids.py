@@ -92,7 +92,7 @@ def new_run_id(experiment: str) -> str:
     The first five hexadecimal digits are the fraction of the second, so ids sort by time; the last three are random.
     """
     now = time.time()
-    # Five hexadecimal digits resolve a microsecond.
+    # Write the fraction of the second as five hexadecimal digits, which resolve a microsecond.
     return f"{experiment}_{int(now)}_{int(now % 1 * (1 << 20)):05x}{os.urandom(2).hex()[1:]}"
 
 

@@ -105,7 +105,7 @@ def end(folder: RunFolder, status: str, details: object = None, code: str | None
             f"run {folder.run_id} is logged by process {record.owner.get('pid')} on {record.owner.get('host')}; "
             "only that process can end it."
         )
-    # A program that completes after a request to cancel was canceled.
+    # If somebody has requested the run's end, a program that completes counts as canceled.
     if status == states.COMPLETED and folder.cancel_request.exists():
         status = states.CANCELED
     report = _report(details, code) if status == states.FAILED else None
@@ -146,12 +146,12 @@ def end_of_program() -> tuple[str, FailureReport | None]:
     """Return the final state and failure of the runs that this program logs."""
     # The interpreter stores an uncaught exception in sys.last_value, but not a SystemExit.
     error = getattr(sys, "last_value", None)
-    # In a notebook or a prompt, an exception ends a cell, not the program.
+    # In a notebook or a prompt (sys.ps1), an exception ends a cell, not the program.
     if error is not None and not hasattr(sys, "ps1"):
         if isinstance(error, KeyboardInterrupt):
             return states.CANCELED, None
         return states.FAILED, _report(error)
-    # sys.exit(False) exits with 0, sys.exit("text") with 1.
+    # Any true argument means failure, such as sys.exit("text"), which exits with 1; sys.exit(False) exits with 0.
     if _exit_code:
         text = f"The program ended with sys.exit({_exit_code!r})."
         return states.FAILED, FailureReport(cause="exception", message=text)
@@ -167,7 +167,7 @@ def _watch_end() -> None:
     @functools.wraps(leave)
     def exit_and_note(status: str | int | None = None, /) -> NoReturn:
         global _exit_code
-        # In another thread, sys.exit ends only this thread.
+        # Ignore other threads, of which sys.exit ends only the thread itself.
         if threading.current_thread() is threading.main_thread():
             _exit_code = status
         leave(status)
@@ -188,7 +188,7 @@ def _end_all() -> None:
 def watch_folders(folder: RunFolder, outputs: Path) -> None:
     """Begin to watch `outputs` and `./logs`, whose new files are copied into the run."""
     if outputs.is_symlink():
-        return  # in a worker, `outputs` belongs to the submitted run
+        return  # this is a worker, whose `outputs` belongs to the submitted run
     folders = [(outputs.absolute(), "outputs"), (Path("logs").absolute(), "logs")]
     with contextlib.suppress(OSError):
         outputs.mkdir(parents=True, exist_ok=True)

@@ -148,7 +148,7 @@ def _from_the_end(
             for newline in _newlines_back(logs[span.rank], span.begin, span.end):
                 found += 1
                 if found >= count:
-                    # This newline is before the first line to show. Its exact beginning is found below.
+                    # A line before the first one to show ends here. The code below looks for the exact beginning.
                     offsets[span.rank] = newline
                     break
             if found >= count:

@@ -335,7 +335,7 @@ class LogFollower:
         """
         lines = self._new(attempts, is_over=is_over)
         if self._last is not None:
-            # `last` limits only the lines that exist at the first call.
+            # Apply `last` only in the first call, to the lines that exist then.
             lines = iter(deque(lines, maxlen=self._last))
             self._last = None
         yield from lines

@@ -44,7 +44,7 @@ class FolderListing:
             stamp = os.stat(self._directory).st_mtime_ns
         except OSError:
             return False
-        # Two files may appear within one tick of the file system's clock, and an NFS client caches a folder's time.
+        # List again after a while: a new file may not change the folder's time (clock tick, cache of an NFS client).
         if stamp == self._stamp and now - self._listed_at < _LIST_S:
             return False
         self._stamp, self._listed_at = stamp, now
@@ -117,7 +117,7 @@ def last_entries(path: Path, tail_bytes: int) -> list[MetricEntry]:
         try:
             entry: Any = json.loads(line)
         except ValueError:
-            # The first line may be cut off, and the last line may still be being written.
+            # Skip an incomplete line: the first line may be cut off, and the last line may still grow.
             continue
         if isinstance(entry, dict) and isinstance(entry.get("name"), str) and "value" in entry:
             entries.append(cast("MetricEntry", entry))

@@ -100,7 +100,7 @@ class MetricLog:
     def _write(self, line: bytes) -> None:
         if self._fd < 0:
             self._open()
-        # A newline ends a partial line; readers skip empty lines.
+        # Begin with a newline, which ends a partial line. Readers skip the empty line that it makes otherwise.
         if self._is_torn:
             line = b"\n" + line
         # Reset this only after the write: a full disk raises an error and leaves a partial line.
@@ -114,7 +114,7 @@ class MetricLog:
     def _open(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        # An earlier process may have been killed in the middle of a line.
+        # Assume a partial line at the end: an earlier process may have been killed while it wrote.
         self._is_torn = True
         start = {"attempt": self._attempt, "pid": os.getpid(), "time": round(time.time(), 6)}
         self._write(json.dumps(start).encode() + b"\n")
@@ -283,7 +283,7 @@ def _entries(paths: Mapping[int, Path], name: str | None) -> dict[int, dict[str,
             try:
                 metric = entry["name"]
             except KeyError:
-                # Earlier versions wrote all attempts into one file, each after a line with the attempt's number.
+                # A line without a name begins an attempt in files of earlier versions, which had all attempts in one file.
                 if attempt == 1 and type(of := entry.get("attempt")) is int:
                     result = attempts.setdefault(of, {})
                 continue

@@ -31,7 +31,7 @@ def is_here() -> bool:
     """Return whether this program is a notebook's kernel, which has imported IPython."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
-    # IPython on a terminal has no kernel, and shows HTML as `<IPython.core.display.HTML object>`.
+    # Without a kernel, IPython runs on a terminal, which shows HTML as `<IPython.core.display.HTML object>`.
     return getattr(shell, "kernel", None) is not None
 
 

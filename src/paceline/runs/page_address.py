@@ -37,7 +37,7 @@ def page_of(workspace_dir: Path) -> str | None:
             return None
         told = json.loads(path.read_text())
         return str(told["url"]) if told["host"] == socket.gethostname() else None
-    # A server that is just starting may have written only a part of the file.
+    # The file may be incomplete, while a server starts.
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

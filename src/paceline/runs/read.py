@@ -102,7 +102,7 @@ def records_of(runs_dir: Path, run_ids: Iterable[str]) -> Iterator[RunRecord]:
 def _has_archived_parent(record: RunRecord, folder: RunFolder) -> bool:
     above: object = record.parent_run_id
     seen = {record.run_id}
-    # Damaged records may name each other as parent.
+    # Stop at a repetition, because damaged records may name each other as parent.
     while is_run_id(above) and above not in seen:
         seen.add(above)
         parent = RunFolder(folder.path.with_name(above))

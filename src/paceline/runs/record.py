@@ -281,7 +281,7 @@ def utc_text(time: dt.datetime) -> str:
 
 
 def parse_utc(text: str) -> dt.datetime:
-    # `fromisoformat` accepts a Z from Python 3.11 on.
+    # Replace the Z, which `fromisoformat` accepts only from Python 3.11 on.
     return dt.datetime.fromisoformat(text.replace("Z", "+00:00"))
 
 
@@ -315,7 +315,7 @@ def login_name() -> str:
     """Return the login name, or "unknown" for a nameless user of a container."""
     try:
         return getpass.getuser()
-    # For a uid without a name, Python raises KeyError, from 3.13 on OSError.
+    # The uid has no name. Python raises KeyError, from 3.13 on OSError.
     except (KeyError, OSError):
         return "unknown"
 

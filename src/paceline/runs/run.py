@@ -246,7 +246,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         """The run's number in its experiment, from 1, in order of submission."""
         records = read.all_records(self._folder.path.parent)
         ids = [record.run_id for record in records if record.experiment == self._experiment.name]
-        # The newest run is first in the list, and has the highest number.
+        # Count from the end, because the newest run is first in the list and has the highest number.
         return len(ids) - ids.index(self.id)
 
     @property

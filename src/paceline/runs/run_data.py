@@ -43,7 +43,7 @@ def unlink_inputs(job: Job, folder: RunFolder) -> None:
             if link.is_symlink():
                 link.unlink()
                 with contextlib.suppress(OSError):
-                    # removedirs also removes the parents that are empty, and raises if the first folder is not empty.
+                    # Remove the folder and its parents if they are empty, else do nothing.
                     os.removedirs(link.parent)
 
 

@@ -76,7 +76,7 @@ class LogsMetrics(ABC):
         check_name(name)
         try:
             self._write_entry(name, media.entry(name), step)
-        # Foreign objects convert themselves, and may raise anything.
+        # Catch everything, because foreign objects convert themselves and may raise anything.
         except Exception as error:
             why = str(error).removeprefix(f"metric {name!r}: ")
             note(name, f"the {type(media).__name__} was not kept: {why}")
@@ -93,7 +93,7 @@ class LogsMetrics(ABC):
         Raises:
             MetricError: The value is not iterable.
         """
-        # These types are iterable too, but yield letters, bytes or keys.
+        # Refuse strings and mappings, which are iterable, too, but yield letters, bytes or keys.
         if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
             raise MetricError(f"metric {name!r}: a {type(value).__name__} is not a list of scalars; log takes a value.")
         self._write_other("list", name, [plain_value(item) for item in value], step)

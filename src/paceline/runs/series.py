@@ -60,7 +60,7 @@ class MetricSeries:
             raise UserError("to_pandas() needs pandas: pip install 'paceline[tabular]'.") from error
         return pandas.DataFrame(
             {
-                # pandas' Int64, with a capital letter, allows missing values.
+                # Use pandas' Int64, which allows missing values, unlike int64.
                 "step": pandas.array(list(self.steps), dtype="Int64"),
                 # Set a type for an empty list, which pandas would make a column of objects.
                 "value": pandas.Series(list(self.values), dtype=None if self.values else "float64"),
@@ -161,7 +161,7 @@ def plot(found: Mapping[str, MetricSeries], title: str) -> Any:
         raise UserError(f"{title} has no metric with numbers to draw.")
     columns = min(_COLUMNS, len(curves))
     rows = math.ceil(len(curves) / columns)
-    # pyplot would keep the figure, and might open a window.
+    # Don't use pyplot, which would keep the figure and might open a window.
     figure = Figure(figsize=(_WIDTH * columns, _HEIGHT * rows), layout="constrained")
     figure.suptitle(_no_math(title))
     for number, (name, drawn) in enumerate(curves.items()):
@@ -190,5 +190,5 @@ def _curves(one: MetricSeries) -> dict[str, tuple[list[float], list[float]]]:
 
 
 def _no_math(text: str) -> str:
-    # matplotlib parses text between two dollar signs as mathematics.
+    # Escape dollars, because matplotlib reads text between two of them as mathematics.
     return text.replace("$", r"\$")

@@ -103,7 +103,7 @@ def _fill(folder: RunFolder, record: RunRecord, secrets: Mapping[str, str], chec
     write_json(folder.job, record.job_json(), mode=record_mode(record))
     replace_state(folder, record)
     append_line(folder.events, {"time_utc": record.created_utc, "status": record.status})
-    # Children are identified by their parent's id and their number.
+    # Give names only to runs without a parent. Children have the parent's id and a number.
     if record.parent_run_id is None:
         name = take_name(folder.path.parents[1], record.experiment, record.run_id)
         append_line(folder.notes, {"drawn_name": name})
@@ -257,7 +257,7 @@ def _named(runs_dir: Path, name: object, names: Mapping[str, str | None]) -> Run
 def ids(runs_dir: Path) -> list[str]:
     """Return the ids of a workspace's runs, newest first."""
     try:
-        # Folders that are being created or removed begin with a dot.
+        # Skip names with a dot, which folders have that are being created or removed.
         names = [name for name in os.listdir(runs_dir) if not name.startswith(".")]
     except FileNotFoundError:
         return []
@@ -280,7 +280,7 @@ def deserted_report(record: RunRecord) -> FailureReport:
     """Return the failure report of a run whose supervisor is gone."""
     if record.kind == "interactive":
         cause, message = "not_completed", CAUSES["not_completed"]
-    # On the owner's machine, another boot id means that the machine was restarted.
+    # If the boot id has changed and this is the owner's machine, the machine was restarted.
     elif record.owner.get("boot_id") not in ("", None, processes.boot_id()) and was_here(record):
         cause, message = "reboot", f"the machine was restarted while the run was {record.status}"
     elif record.status == states.NOT_STARTED:
@@ -445,7 +445,7 @@ def _submitted(folder: RunFolder, job: Job | None = None) -> RunRecord | None:
         if job is None:
             record = RunRecord.from_json(data)
         else:
-            # The process that made the run already has the job.
+            # Use the job of the process that made the run, without parsing it again.
             record = dataclasses.replace(RunRecord.from_json({**data, "job": None}), job=job)
         known = _known[str(folder.job)] = (version, record)
     return known[1]

@@ -143,7 +143,7 @@ def add_comment(path: Path, text: str) -> Comment:
     Raises:
         UserError: The text is empty or too long.
     """
-    # Browsers send the line breaks of a text field as CR LF.
+    # Convert the line breaks of a browser's text field, which are CR LF.
     text = str(text).replace("\r\n", "\n").strip()
     if not 0 < len(text) <= LONGEST_COMMENT:
         raise UserError(f"a comment has 1 to {LONGEST_COMMENT} characters, got {len(text)}. Longer texts are notes.")

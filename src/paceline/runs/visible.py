@@ -67,12 +67,12 @@ class TerminalLines:
         text = visible_line(text)
         after = before
         for code in _COLOURS.findall(text):
-            # `\x1b[1;31m` has the fields 1 and 31; an empty field means 0, which resets everything.
+            # An escape code has fields: `\x1b[1;31m` has 1 and 31. A last field that is 0 or empty resets all colours.
             fields = code[2:-1].split(";")
             if fields[-1] in ("", "0"):
                 after = ""
             else:
-                # A leading 0 resets the colours; a 0 in 38;2;R;G;B does not.
+                # A first field of 0 resets the earlier colours; another 0, as in 38;2;R;G;B, does not.
                 keeps = fields[0] not in ("", "0") and len(after) < _LONGEST_COLOURS
                 after = after + code if keeps else code
         self._set[writer] = after
@@ -84,7 +84,7 @@ def _escape(found: re.Match[str]) -> str:
     if character in _SHORT:
         return _SHORT[character]
     code = ord(character)
-    if 0xDC80 <= code <= 0xDCFF:  # such a surrogate stands for a byte that is not UTF-8
+    if 0xDC80 <= code <= 0xDCFF:  # a surrogate in this range stands for a byte that is not UTF-8
         code -= 0xDC00
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 

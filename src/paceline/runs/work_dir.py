@@ -226,7 +226,7 @@ def clean(folder: RunFolder) -> None:
         for directory, folders, files in os.walk(work, topdown=False):
             inside = os.path.relpath(directory, work)
             original = source / os.path.relpath(directory, copy)
-            # Interpreters write __pycache__ beside the sources; it holds no results.
+            # Skip __pycache__, which interpreters write beside the sources, and which holds no results.
             is_cache = "__pycache__" in Path(inside).parts
             for name in (*files, *(name for name in folders if os.path.islink(os.path.join(directory, name)))):
                 path = os.path.join(directory, name)

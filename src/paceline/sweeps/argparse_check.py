@@ -130,7 +130,7 @@ def _complaint(dimension: Dimension, known: Declared, switches: Sequence[str]) -
         return None
     for value in values:
         wrong = [_wrong(option, value, known) for option in options]
-        # Two subcommands may declare the option. One declaration that accepts the values is enough.
+        # It is enough if one of the declarations accepts the values: two subcommands may declare the same option.
         if all(wrong):
             return f"{name}: {wrong[0]}"
     return None
@@ -138,7 +138,7 @@ def _complaint(dimension: Dimension, known: Declared, switches: Sequence[str]) -
 
 def _of_others(space: Space, known: Declared, given: Sequence[str]) -> Iterator[str]:
     own = [argument(name) for name in space.names]
-    # After `--` all words are positional. argparse takes a word with a space as positional too.
+    # Skip positional words: all words after `--`, and words with a space, as in argparse.
     words = itertools.takewhile(lambda word: word != "--", given)
     names = [word.partition("=")[0] for word in words if word.startswith("-") and " " not in word]
     for name in dict.fromkeys(names):
@@ -157,7 +157,7 @@ def _meant(name: str, known: Declared) -> list[DeclaredOption] | None:
     exact = [option for option in known.options if name in option.names]
     if exact:
         return exact
-    # Options may be abbreviated, and `-lr` may be `-l r`.
+    # The name may abbreviate an option, and `-lr` may mean `-l r`.
     starts = name if name.startswith("--") else name[:2]
     if not known.is_closed or any(other.startswith(starts) for option in known.options for other in option.names):
         return None
@@ -167,7 +167,7 @@ def _meant(name: str, known: Declared) -> list[DeclaredOption] | None:
 def _wrong(option: DeclaredOption, given: object, known: Declared) -> str | None:
     text, at = text_of(given), f"line {option.line}"
     if option.is_switch is not False:
-        # The value would become a positional argument.
+        # A switch takes no value, so the value would become a positional argument, if the script has some.
         is_taken = option.is_switch is None or known.has_positionals
         return None if is_taken else f"it is a switch, which takes no value but true and false ({at})"
     if option.takes_list and isinstance(given, (list, tuple)):
@@ -229,7 +229,7 @@ def _of_hydra(nodes: list[ast.AST]) -> str | None:
     keywords = {keyword.arg: keyword.value for keyword in mains[0].keywords}
     name = keywords.get("config_name", mains[0].args[1] if len(mains[0].args) > 1 else None)
     is_empty = name is None or (isinstance(name, ast.Constant) and name.value is None)
-    # Without a configuration file, Hydra needs `+` before each name.
+    # Hydra requires `+` before each name if the script has no configuration file.
     return ADDITIONS if is_empty and None not in keywords else ASSIGNMENTS
 
 

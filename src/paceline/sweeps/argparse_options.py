@@ -128,7 +128,7 @@ def _of_click(call: ast.Call) -> DeclaredOption | None:
         return None
     keywords = {keyword.arg: keyword.value for keyword in call.keywords}
     words = [text for word in call.args if (text := _text(word)) is not None]
-    # `--shout/--no-shout` is a switch. A word without a dash names the function's parameter.
+    # Keep the words with a dash. In `--shout/--no-shout` the slash separates a switch's two names.
     names = [word.partition("/")[0].strip() for word in words if word.startswith("-")]
     off = next((word.partition("/")[2].strip() for word in words if "/" in word), None)
     is_flag = _literal(keywords["is_flag"]) if "is_flag" in keywords else off is not None
@@ -308,7 +308,7 @@ class _Reader:
             return value.value is None
         if isinstance(value, ast.Subscript):
             return self._is_argv(value.value) and ast.unparse(value.slice) == "1:"
-        # `def main(argv=None): ... parser.parse_args(argv)`
+        # Accept a parameter that is None by default: `def main(argv=None): ... parser.parse_args(argv)`.
         function, _ = self._place(value)
         if not isinstance(value, ast.Name) or not isinstance(function, ast.FunctionDef):
             return False
@@ -331,7 +331,7 @@ class _Reader:
             self._is_closed = False  # the script computes the option's name at run time
             return
         keywords = {keyword.arg: keyword.value for keyword in call.keywords}
-        # `nargs=argparse.REMAINDER` takes any words.
+        # With `nargs=argparse.REMAINDER` the parser accepts any words, so other options are possible.
         if "nargs" in keywords and (self._of(keywords["nargs"]) == "REMAINDER" or _text(keywords["nargs"]) == "..."):
             self._is_closed = False
         if not names[0].startswith("-"):
@@ -406,7 +406,7 @@ class _Reader:
         for other in self._nodes:
             is_stored = isinstance(other, ast.Name) and isinstance(other.ctx, ast.Store)
             named = getattr(other, "name", None) or (getattr(other, "id", None) if is_stored else None)
-            # The script may redefine a type's name: `def float(text)`, `float = np.float32`.
+            # Give up if the script redefines the type's name: `def float(text)`, `float = np.float32`.
             if named == node.id or (isinstance(other, ast.alias) and other.asname == node.id):
                 return None
         return node.id

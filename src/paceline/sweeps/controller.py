@@ -192,7 +192,7 @@ def write_end(sweep: SweepState) -> None:
     results.write_table(sweep.folder, sweep.spec, sweep.trials)
     if any(trial.curve for trial in sweep.trials):
         pictures.run(sweep.folder)
-    # A sweep that has reached its time limit has not failed.
+    # Look for a failure of the trials only: reaching the time limit is none.
     failure = _failure(sweep)
     report = FailureReport(cause="trials", message=failure.text, see=failure.see) if failure else None
     counts = counts_text("trial", (trial.shown for trial in sweep.trials))

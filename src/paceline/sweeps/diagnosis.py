@@ -60,7 +60,7 @@ def common(sweep: SweepState, failed: Sequence[Trial]) -> Cause:
     """
     alike: dict[str, list[Cause]] = {}
     for trial in failed:
-        # A user may have removed the trial's folder.
+        # Skip a trial whose folder a user has removed.
         with contextlib.suppress(PacelineError):
             reason = cause(sweep.folder_of(trial.number))
             alike.setdefault(_NUMBER.sub("0", reason.text), []).append(reason)
@@ -75,7 +75,7 @@ def _text(report: FailureReport) -> str:
     if report.exception:
         return report.exception.strip()
     last = last_words(report.last_lines)
-    # A script that exits with a code has printed the reason before, as argparse does.
+    # Add the last line for exceptions only. A script that exits with a code has printed its reason, as argparse does.
     return f"{report.message.strip()} Its last line: {last}" if last and report.cause == "exception" else report.message
 
 
@@ -116,7 +116,7 @@ def _of_ranks(sweep: SweepState, trial: Trial, metric: str) -> str:
     reader = CurveReader(sweep.folder_of(trial.number).metrics, metric)
     reader.look()
     ranks = reader.by_rank
-    # Ranks that log the same values are no problem.
+    # Don't warn if all ranks log the same values.
     if len(set(ranks.values())) < 2:
         return ""
     return f"{metric!r} is logged by {len(ranks)} ranks of trial {trial.number} {_RANKS}: those of rank {min(ranks)} count."

@@ -92,7 +92,7 @@ class Dispatcher:
         try:
             start()
         except EngineError as error:
-            # The next attempt reads the target's settings again.
+            # Forget the settings, so that the next attempt reads the target's settings again.
             self._submission = None
             # Remove the last folder first, because readers stop at the first number without a folder.
             sweep.refused(

@@ -79,7 +79,7 @@ class Choice:
         return len(self.options)
 
     def raw_at(self, quantile: float) -> int:
-        # The quantile 1 would give an index behind the last option.
+        # Limit the index, because the quantile 1 would be behind the last option.
         return min(int(quantile * len(self.options)), len(self.options) - 1)
 
     def value(self, raw: Raw) -> object:
@@ -157,14 +157,14 @@ class Uniform(_Range):
 
     def raw(self, value: object) -> float:
         number = _number(self.shown, value)
-        # A rounded value may be half a step outside the bounds, and users may pass such a value as a point.
+        # Allow half a step outside of the bounds, where rounded values may be, which users may pass as points.
         slack = (self.q or 0) / 2
         if not self.low - slack <= number <= self.high + slack:
             raise SweepError(f"{value!r} is not in {self.shown}. Give a number from {self.low:g} to {self.high:g}.")
         return self._clipped(number)
 
     def _clipped(self, number: float) -> float:
-        # exp(log(x)) has a rounding error and may exceed the bounds.
+        # Clip, because exp(log(x)) has a rounding error and may exceed the bounds.
         return min(max(number, self.low), self.high)
 
 
@@ -188,7 +188,7 @@ class Normal(_Range):
             raise SweepError(f"{self.shown}: the standard deviation {self.sigma:g} is not above 0.")
 
     def raw_at(self, quantile: float) -> float:
-        # `inv_cdf` raises for 0 and 1, and `cdf` returns them for numbers far from mu.
+        # Clip, because `inv_cdf` raises for 0 and 1, which `cdf` returns for numbers far from mu.
         return min(max(quantile, self.low), self.high)
 
     def value(self, raw: Raw) -> float:
@@ -448,7 +448,7 @@ def _word(text: str) -> object:
     # Accept single quotes, too, because shell users write choice('a b', c).
     if len(text) > 1 and text[0] == text[-1] == "'":
         return text[1:-1]
-    # int and float accept more than JSON: 1_000, +1, .5.
+    # Try int and float after JSON, because they accept more forms: 1_000, +1, .5.
     for read in (json.loads, int, float):
         try:
             value = read(text)

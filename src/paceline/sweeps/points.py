@@ -166,7 +166,7 @@ def words(values: Mapping[str, object], switches: Sequence[str] = (), pass_as: s
             command_words += filter(None, [word if value else opposites[word]])
         elif pass_as in _LISTS and isinstance(value, (list, tuple)):
             command_words += _LISTS[pass_as](word, value)
-        # argparse parses a separate -1e-05 or -a as an option, but -0.5 as a value.
+        # Use `=` for values that argparse would parse as options, such as -1e-05 or -a, but not -0.5.
         elif pass_as in (EQUALS, REPEATED, COMMAS) or (text.startswith("-") and not _NEGATIVE.fullmatch(text)):
             command_words.append(f"{word}={text}")
         else:

@@ -169,5 +169,5 @@ def parameter_column(name: str, metrics: Iterable[str]) -> str:
     plain = name.lstrip("-")
     if plain not in {*BEFORE, *AFTER, FRONT, *map(metric_column, metrics)}:
         return plain
-    # A metric may have the name with dashes too.
+    # Add "(parameter)" if a metric has the same name, with dashes.
     return argument(name) if argument(name) not in metrics else f"{argument(name)} (parameter)"

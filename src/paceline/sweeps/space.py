@@ -101,7 +101,7 @@ class Space:
                 return _branch(dimension, known)
             name = _plain(dimension.name)
             if name not in known:
-                # Constants may be omitted. Their raw value is always 0.
+                # A point may omit a constant, whose raw value is always 0.
                 if isinstance(dimension.expression, Fixed):
                     return 0
                 raise SweepError(f"the point {dict(values)!r} has no {dimension.name}. Give all of them.")

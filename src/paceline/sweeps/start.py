@@ -183,7 +183,7 @@ def _with_way(spec: SweepSpec, job: Job, directory: Path) -> SweepSpec:
         return spec
     if known_way != WORDS or spec.switches:
         return dataclasses.replace(spec, pass_as=known_way)
-    # tyro declares switches as `--model.amp` and `--model.no-amp`.
+    # For tyro, check that each switch is declared as `--model.amp` and `--model.no-amp`.
     names = [argument(dimension.name) for dimension in spec.space.parameters if is_of_switch(dimension)]
     pairs = (
         f"{name}/{above}{dot}no-{last}" if dot else f"{name}/--no-{name[2:]}"
@@ -230,7 +230,7 @@ def more(folder: RunFolder, trials: int) -> None:
     write_json(folder.path / MORE, {"trials": in_all})
     if not record.is_terminal:
         return
-    # The controller releases the lock a moment after it has written the end.
+    # Wait a moment for the lock: the controller releases it after it has written the end.
     deadline = time.monotonic() + _LOCK_S
     while (fd := locks.take(folder.lock)) is None:
         if not (folder.path / MORE).exists():

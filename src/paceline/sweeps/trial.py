@@ -258,7 +258,7 @@ def ordered(trials: Sequence[Trial], goals: Sequence[Goal]) -> list[Trial]:
 
 
 def _values(trial: Trial, goals: Sequence[Goal]) -> tuple[float, ...]:
-    # A new trial has no curves yet.
+    # Return no values for a new trial, which has no curves yet.
     return trial.last if trial.last and len(trial.last) == len(goals) else ()
 
 

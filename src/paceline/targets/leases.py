@@ -176,7 +176,7 @@ class Queue:
                 path = os.path.join(folder, name)
                 if name.endswith(".ticket"):
                     yield path, self._read(path, uid, known), is_mine
-                elif name.endswith(".new"):  # a killed process left this file: living writers hold the guard
+                elif name.endswith(".new"):  # left by a killed process: a living one would hold the guard
                     yield path, None, is_mine
 
     def _read(
@@ -402,7 +402,7 @@ class Queue:
             for place, amount in enumerate((policy.weight(ticket, taken), gpus, gpus * (taken == URGENT)), start=1):
                 row[place] = round(row[place] + seconds * amount, 3)
             at = hour + 3600
-        with contextlib.suppress(OSError):  # a full disk must not keep a lease from ending
+        with contextlib.suppress(OSError):  # end the lease even on a full disk
             write(path, {"hours": _merged(list(rows.values()), until), "typical_s": round(typical, 1)})
 
 
@@ -471,7 +471,7 @@ def has_room(ticket: "Ticket", others: "Sequence[Ticket]", all_cores: int, all_g
 
 
 def forget(path: str) -> None:
-    # An undeletable ticket is ignored anyway.
+    # Ignore errors: a ticket that can't be deleted counts as dead in any case.
     with contextlib.suppress(OSError):
         os.unlink(path)
 
@@ -494,7 +494,7 @@ def read_json(path: str, uid: "int | None") -> "tuple[Any, os.stat_result] | Non
     uid: The owner that the file must have; None for any owner.
     """
     try:
-        # O_NONBLOCK: opening a FIFO would wait for a writer.
+        # Open with O_NONBLOCK: another user may have put a FIFO here, whose opening would wait for a writer.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(fd, "rb") as file:
             status = os.fstat(fd)
@@ -552,7 +552,7 @@ def read(path: str, uid: "int | None") -> "Ticket | None":
     run_id = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(value.get("run_id"))[:_LONGEST])
     hangs = value.get("hangs_since")
     hangs = hangs if isinstance(hangs, str) and len(hangs) == _UTC_LENGTH and hangs.isprintable() else None
-    # The owner of a file can set its mtime, but not its ctime.
+    # Check the claimed time against the file's ctime: the file's owner can set its mtime, but not its ctime.
     return dict(
         value,
         uid=uid,

@@ -195,7 +195,7 @@ def _hang_text(folder: RunFolder) -> str:
     try:
         record = store.stored(folder)
     except PacelineError:
-        return ""  # the run was removed, or belongs to another user and is not readable
+        return ""  # the run was removed, or is another user's
     status = hang_status(record)
     if status == record.status:
         return ""

@@ -286,7 +286,7 @@ class SharedQueue(_MachineQueue):
             "run_id": RunFolder(run_dir).run_id,
             "run_dir": str(run_dir),
             "pid": os.getpid(),
-            # If the supervisor is killed, its guardian ends the workers, and keeps the lease until then.
+            # A guardian survives the supervisor to end the workers. The lease is kept as long as the guardian lives.
             "guardian": os.getppid(),
             "all_cores": self._cores,
             "all_gpus": list(self._gpus),
@@ -323,7 +323,7 @@ class SharedQueue(_MachineQueue):
         return self._queue.leave_reason(lease_key(run_dir), self._cores, self._gpus)
 
     def note_hang(self, run_dir: Path, since: str | None) -> None:
-        with contextlib.suppress(OSError):  # another user holds the lock
+        with contextlib.suppress(OSError):  # give up while another user holds the lock
             host_leases.note({"key": lease_key(run_dir), "hangs_since": since})
 
     @contextlib.contextmanager
@@ -356,7 +356,7 @@ def _is_looked_after(ticket: Ticket) -> bool:
     folder = RunFolder(Path(ticket["run_dir"]))
     if locks.is_held(folder.lock):
         return True
-    # Reading a dead run's record ends its leftover processes, before another run gets their cores.
+    # End a dead run's leftover processes, as each read of its record does, before another run gets their cores.
     with contextlib.suppress(PacelineError, OSError):
         read.record(folder)
     return False

@@ -68,7 +68,7 @@ def locked(path: Path) -> Iterator[None]:
     The lock has no effect if the folder is read-only or its file system has no locks.
     """
     with contextlib.ExitStack() as held:
-        # Users who can only read the workspace query the engine themselves.
+        # Query without a lock if this user can only read the workspace.
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             held.enter_context(locks.locked(path.with_suffix(".lock")))
@@ -124,7 +124,7 @@ def all_within(calls: Mapping[Name, Callable[[], Result]], limit_s: float) -> di
     def make(name: Name, call: Callable[[], Result]) -> None:
         try:
             answer: Result | Exception = call()
-        except Exception as error:  # the caller handles the exception
+        except Exception as error:  # passed on to the caller, who handles it
             answer = error
         # No lock is needed: a single assignment is atomic under the GIL.
         answers[name] = answer

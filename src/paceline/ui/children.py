@@ -31,7 +31,7 @@ def output_of(
     Raises:
         subprocess.TimeoutExpired: The process took longer.
     """
-    # Modules must not be found in the current folder, which may be that of a script.
+    # Set the path, so that Python finds no modules in the current folder, which may be that of a script.
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     while not _AT_ONCE.acquire(timeout=_CHECK_S):
         check_reader()

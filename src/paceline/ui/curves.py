@@ -182,7 +182,7 @@ class _Log:
                 given: array[float] | None = None
                 # Use steps only if all values have a step, else the values' indices.
                 if b"" not in steps:
-                    # The JSON parser takes half of the time of `float`, and refuses numbers such as 007.
+                    # Parse by JSON, which takes half of the time of `float`, but refuses numbers such as 007.
                     try:
                         given = array("d", json.loads(b"[%s]" % b",".join(steps)))
                     except (ValueError, OverflowError):
@@ -223,7 +223,7 @@ class _Log:
     def _take_other(self, line: Any, start: int, size: int, into: RunCurves) -> None:
         if not isinstance(line, dict) or not isinstance(name := line.get("name"), str):
             if isinstance(line, dict) and type(attempt := line.get("attempt")) is int:
-                # Earlier versions wrote all attempts into one file, and a line with the number before each attempt.
+                # This line begins an attempt in files of earlier versions, which had all attempts in one file.
                 self._attempt = attempt
                 self._curves = {}
             return
@@ -369,7 +369,7 @@ def _plain(xs: Any) -> list[float | None]:
         whole = [*map(int, xs)]
     except (ValueError, OverflowError):
         whole = []
-    # Steps are nearly always whole numbers. A comparison has 100,000 of them, too many for `finite`.
+    # Skip `finite`, which is slow, if all steps are whole numbers, as nearly always. A comparison has 100,000 steps.
     return [*whole] if whole == [*xs] and max(map(abs, whole), default=0) < 10**15 else [finite(x) for x in xs]
 
 

@@ -256,7 +256,7 @@ def headers_of(name: str) -> dict[str, str]:
         "content-disposition": f"attachment; filename*=UTF-8''{quote(Path(name).name, safe='', errors='replace')}",
         "content-security-policy": _POLICY,
         "cache-control": "private, no-cache",
-        # Compressing the bytes of models takes longer than sending them.
+        # Switch off compression, which takes longer for the bytes of models than sending them uncompressed.
         "content-encoding": "identity",
     }
 
@@ -296,7 +296,7 @@ def _zipped(folder: RunFolder, names: Sequence[str]) -> Iterator[bytes]:
         for name in names:
             try:
                 file, _ = opened(folder, name)
-            # A live run may have removed the file meanwhile.
+            # Skip a file that a live run has removed meanwhile.
             except RunNotFoundError:
                 continue
             entry = name.encode("utf-8", "replace").decode()

@@ -124,7 +124,7 @@ def _positions(logged: Sequence[Other]) -> list[_Position]:
         calls[one.rank, one.attempt] += one.step is None
         key = (0, calls[one.rank, one.attempt]) if one.step is None else (1, one.step)
         group = groups.setdefault(key, [])
-        # A later attempt has logged the step again.
+        # Drop earlier attempts' values of this rank and step, which a later attempt has logged again.
         if one.step is not None and group and group[-1].attempt < one.attempt:
             group[:] = [other for other in group if other.rank != one.rank]
         group.append(one)
@@ -152,7 +152,7 @@ def _item(one: Other) -> Item:
 
 
 def _file(value: object) -> Item:
-    # The compatibility layer writes the SDK's address, aml://artifactId/ExperimentRun/dcid.<run>/<file>.
+    # The Azure layer logs the SDK's address of a file, aml://artifactId/ExperimentRun/dcid.<run>/<file>.
     text = str(value)
     name = text.split("/", 5)[-1] if text.startswith("aml://") else text
     try:

@@ -313,6 +313,6 @@ def _without_names(facts: Sequence[ComparedFact]) -> Iterator[ComparedFact]:
         return known.setdefault(text, f"text {len(known) + 1}")
 
     for fact in facts:
-        # Variables of the environment have names that users chose.
+        # Leave out environment variables ($), whose names users chose.
         if fact.kind in _ANONYMOUS and not fact.name.startswith("$"):
             yield replace(fact, values=tuple(map(plain, fact.values)))

@@ -182,7 +182,7 @@ def head(folder: RunFolder) -> RunHead:
     }
 
 
-# A program may set a million tags, which take seconds to read; a page asks for them every second.
+# Cached, because a program may set a million tags, which take seconds to read, and a page polls every second.
 @lru_cache(maxsize=32)
 def _notes_at(path: Path, stamp: object) -> tags_and_properties.Notes:
     return tags_and_properties.read(path)

@@ -156,7 +156,7 @@ def _listen(config: UiConfig) -> socket.socket:
         try:
             return listen_at(config.host, port, 512)
         except OSError as error:
-            # The error also occurs for an unsupported address family, such as ::1 without IPv6.
+            # Also handle an unsupported address family, such as ::1 without IPv6.
             if isinstance(error, socket.gaierror) or error.errno == errno.EAFNOSUPPORT:
                 raise UserError(
                     f"--host {config.host!r} must be an address of this machine: {error.strerror or error}."
@@ -188,7 +188,7 @@ def _listen_at(path: str, *, for_members: bool) -> socket.socket:
         made = socket.socket(socket.AF_UNIX)
         made.bind(path)
         if for_members:
-            os.chmod(path, 0o666)  # the kernel names the user of each connection, and strangers are refused
+            os.chmod(path, 0o666)  # everyone may connect: the kernel tells the user, and strangers are refused
         made.listen(512)
     except OSError as error:
         raise UserError(f"can't listen at the socket {path!r}: {error}.") from error

@@ -35,7 +35,7 @@ WRITES = {
         f"/runs/{{run_id}}/{verb}": MINE
         for verb in ["archive", "cancel", "delete", "more", "notes", "rename", "stacks", "tag"]
     },
-    # These start a new run. `permit` and `permit_runs` also check the forms of `/views` and `/actions`.
+    # These routes start a new run. `permit` and `permit_runs` also check the forms of `/views` and `/actions`.
     **{f"/runs/{{run_id}}/{verb}": OWN for verb in ("again", "rerun")},
     # Comments belong to their authors, not to the run. `permit` checks the author.
     **{f"/runs/{{run_id}}/{verb}": OWN for verb in ("comment", "uncomment")},
@@ -208,7 +208,7 @@ def owner_of(folder: RunFolder, record: RunRecord | None, workspace_dir: Path) -
     """Return who submitted a run, or its sweep or pipeline; "" if unknown."""
     record = store.stored(folder) if record is None else record
     seen = {record.run_id}
-    # Damaged records may name each other as parent.
+    # Stop at a repetition, because damaged records may name each other as parent.
     while (above := record.parent_run_id) and is_run_id(above) and above not in seen:
         seen.add(above)
         if (folder_above := _place_of(above, workspace_dir)) is None:
@@ -227,7 +227,7 @@ def permit(request: Request, form: Mapping[str, str], folder: RunFolder | None) 
     """
     visitor, path = visitor_of(request), request.scope["path"]
     if path == "/views" and (form.get("action") != "save" or form.get("replace") == "1"):
-        need(request, ADMIN)  # a saved view belongs to all members
+        need(request, ADMIN)  # admins only, because a saved view belongs to all members
     if folder is not None:
         if rule_of(path) == MINE and not may_change(request, folder):
             raise HTTPException(403, _not_own(visitor, folder.run_id))
@@ -235,7 +235,7 @@ def permit(request: Request, form: Mapping[str, str], folder: RunFolder | None) 
             found = tags_and_properties.read(folder.notes).comments.get(form.get("comment", ""))
             if found is not None and found.author != visitor.name:
                 raise HTTPException(403, f"This is not a comment of {visitor.name}. Ask its author, or an admin.")
-        # Later parts of the view must not find another run by a beginning of an id.
+        # Set the full id, so that the view can't resolve an abbreviated id to another run later.
         request.path_params["run_id"] = folder.run_id
     part, _, verb = path.rpartition("/")
     # `permit_runs` logs the change for each run of this form.

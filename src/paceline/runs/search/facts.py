@@ -138,7 +138,7 @@ def read_record_facts(folder: RunFolder, known: RunFacts | None = None) -> RunFa
     # The run was removed, or its record can't be read.
     except (PacelineError, OSError, TypeError, ValueError, AttributeError, KeyError):
         return None
-    # The record is input, and may name another run.
+    # Set the id from the folder: the record may be wrong, and name another run.
     facts.run_id = folder.run_id
     facts.record_stamp = None if facts.is_terminal else record_stamp
     if known is not None:

@@ -70,7 +70,7 @@ def params_of(
             found[name.lstrip("-") or name] = value or "true"
         elif not pairs:
             found[name] = value
-    # A sweep may name a parameter like the option, with dashes: --lr.
+    # Remove dashes, because a sweep may name a parameter like its option: --lr.
     found = {**found, **{name.lstrip("-") or name: value for name, value in swept.items()}, **tracked}
     return {name[:LONGEST]: typed(value) for name, value in [*found.items()][:MOST_PARAMS]}
 

@@ -50,7 +50,7 @@ def shares(spec: SweepSpec, trials: Sequence[Trial]) -> Shares:
     """Return the importance of hyperparameters, which takes seconds for many trials."""
     importances_by_metric: list[tuple[str, tuple[Importance, ...]]] = []
     remarks: list[str] = []
-    # Values of failed trials are not reliable.
+    # Leave out failed trials, whose values are not reliable.
     sound = [trial for trial in trials if trial.status != states.FAILED]
     for number, metric in enumerate(spec.metrics):
         trial_values = [(trial, values[number]) for trial in sound if len(values := values_of(trial, spec)) > number]

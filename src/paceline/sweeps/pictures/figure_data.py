@@ -191,7 +191,7 @@ def _parameters(space: Space, trials: Sequence[Trial]) -> list[Column]:
 
 def _values(trial: Trial, spec: SweepSpec) -> tuple[float | None, ...]:
     results = [value if value is not None and math.isfinite(value) else None for value in values_of(trial, spec)]
-    # A new trial has no curves yet.
+    # Fill up with None for a new trial, which has no curves yet.
     return (*results, *(None for _ in range(len(spec.metrics) - len(results))))
 
 
@@ -298,7 +298,7 @@ class Numbers:
         """Return (position, text) of each tick, in ascending order."""
         numbers = self._powers() if self.is_log else self._steps()
         found = [(place, f"{number:.4g}") for number in numbers if (place := self.place(number)) is not None]
-        # A narrow logarithmic axis may hold no power of ten.
+        # Label the ends of a narrow logarithmic axis, which may hold no power of ten.
         return found if len(found) > 1 else [(0.0, f"{self.low:.3g}"), (1.0, f"{self.high:.3g}")]
 
     def _scaled(self, number: float) -> float:

@@ -84,7 +84,7 @@ class ASHA(NamedPolicy):
 
     def _behind(self, trial: Trial, rung: int, there: Sequence[float], goal: Goal) -> str | None:
         own = trial.best(goal, rung)
-        # With fewer than eta results, there is no trial in the best 1 / eta.
+        # Keep the best 1 / eta of the results, which with fewer than eta results is no trial.
         keep = len(there) // self.eta
         # A trial without a finite value continues.
         if own is None or not keep or cost(own, goal) <= there[keep - 1]:

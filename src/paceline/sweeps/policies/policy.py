@@ -105,7 +105,7 @@ class MedianStopping(NamedPolicy):
                 for other in trials
                 if other.number != trial.number and len(other.curve) >= interval
             ]
-            averages = [average for average in averages if not math.isnan(average)]  # a NaN average can't be compared
+            averages = [average for average in averages if not math.isnan(average)]  # a median needs comparable numbers
             if averages and is_better(median := statistics.median(averages), own, goal):
                 reasons[trial.number] = (
                     f"MedianStopping: its best of {own:g} after {interval} values is worse than the median of the "
@@ -203,7 +203,7 @@ class Bandit(NamedPolicy):
         reasons: dict[int, str] = {}
         leaders: dict[int, float] = {}
         for trial, interval, own in judged(trials, goal, self.evaluation_interval, self.delay_evaluation):
-            # Shorter trials count too: their best can only improve.
+            # Include trials with fewer values, because further values could only improve their best.
             if interval not in leaders:
                 bests = [value for other in trials if (value := other.best(goal, interval)) is not None]
                 leaders[interval] = max(bests) if goal == "maximize" else min(bests)
@@ -221,6 +221,6 @@ class Bandit(NamedPolicy):
         if self.slack_amount:
             return leader - self.slack_amount if goal == "maximize" else leader + self.slack_amount
         assert self.slack_factor
-        # A worse value is nearer to zero if the best value is positive and maximized, or negative and minimized.
+        # Whether to divide: a worse value is nearer to zero if the best value is positive and maximized, or the reverse.
         down = (leader > 0) == (goal == "maximize")
         return leader / (1 + self.slack_factor) if down else leader * (1 + self.slack_factor)

@@ -252,7 +252,7 @@ def _moved(expression: object, raw: Raw, factor: float, quantile: float) -> Raw:
         beside = value * factor if expression.is_log else value + (factor - 1) * expression.sigma
         if expression.q and expression.value(expression.raw(beside)) == value:
             beside = value + _sign(factor) * expression.q
-        # A quantized lognormal may be rounded to 0, which has no quantile.
+        # Keep the value if a lognormal's step would lead to 0 or less, which has no quantile.
         return raw if expression.is_log and beside <= 0 else expression.raw(beside)
     assert isinstance(expression, Uniform)
     half = (expression.high - expression.low) / 2

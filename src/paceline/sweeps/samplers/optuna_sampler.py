@@ -117,7 +117,7 @@ class OptunaSampler:
 
     def _made(self, seed: int, number: int) -> optuna.samplers.BaseSampler:
         with warnings.catch_warnings():
-            # `multivariate` and `group` are experimental in some versions of Optuna and the default in others.
+            # Hide the warning about `multivariate` and `group`, which only some versions of Optuna call experimental.
             warnings.simplefilter("ignore", _optuna().exceptions.ExperimentalWarning)
             return self._make(seed, number)
 
@@ -198,7 +198,7 @@ def tpe(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial] =
 
     def make(seed: int, number: int) -> Any:
         is_joint = not has_choice or seed % 2 == 0 or number >= _ALONE_TRIALS
-        # With branches, a trial has only some of the parameters.
+        # A joint model needs all parameters in each trial, which branches prevent.
         kind = Joint if is_joint and not has_branches else optuna.samplers.TPESampler
         return kind(
             seed=seed,
@@ -234,7 +234,7 @@ def cmaes(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial]
         raise SweepError(
             f"warm_start with the sampler cmaes needs {_WARM_START_TRIALS} results or more, and there are {len(known)}. Take tpe."
         )
-    # CMA-ES ignores trials that it has not proposed, except for its first covariance (Nomura et al., AAAI 2021).
+    # CMA-ES learns from foreign trials only in its first covariance (Nomura et al., AAAI 2021), so pass them there.
     source = [frozen(space, trial, (value,)) for trial, value in known]
     return OptunaSampler(
         space, seed, goals, lambda seed, _: optuna.samplers.CmaEsSampler(seed=seed, source_trials=source)
@@ -287,7 +287,7 @@ def _suggest(trial: OptunaTrial, dimension: Dimension) -> Raw:
         # Pass indexes, since Optuna warns about categories that are lists or mappings.
         return int(trial.suggest_categorical(key, list(range(expression.count))))
     if isinstance(expression, Integers):
-        # Optuna's upper bound is inclusive.
+        # Subtract 1, because Optuna's upper bound is inclusive.
         return trial.suggest_int(key, expression.low, expression.high - 1)
     assert isinstance(expression, (Uniform, Normal))
     is_log = isinstance(expression, Uniform) and expression.is_log

@@ -216,7 +216,7 @@ class StoreListener:
                 now = time.monotonic()
                 if now - looked_at > knock_s:
                     looked_at = now
-                    with contextlib.suppress(Exception):  # the store may be away for a while
+                    with contextlib.suppress(Exception):  # retry later: the store may be away for a while
                         for name in self._asked(store):
                             if can_encrypt():
                                 running[name] = _Relay(store, self._folder, self._key, name)
@@ -288,7 +288,7 @@ class _Relay:
     def close(self) -> None:
         self._files.close()
         if self._is_over:
-            clear(self._store, self._run_id, self._name)  # the client is gone and can't remove the objects
+            clear(self._store, self._run_id, self._name)  # remove the objects for the client, which is gone
         else:
             with contextlib.suppress(PacelineError, OSError):
                 self._out.put([])

@@ -217,7 +217,7 @@ class RayClient:
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         request = urllib.request.Request(settings.address + path, data=data, method=method)
         for name, value in self._headers(is_json=not isinstance(body, bytes)).items():
-            # urllib does not forward this header to the target of a redirect.
+            # Add the header so that urllib does not send it to the target of a redirect.
             request.add_unredirected_header(name, value)
         try:
             with self._opener.open(request, timeout=_TIMEOUT_S) as answer:

@@ -83,7 +83,7 @@ def hold(host: str, port: int, token: str, rank: int) -> str:
         link = socket.create_connection((host, port), timeout=20)
         link.settimeout(None)
         link.sendall(json.dumps(told).encode() + b"\n")
-        # If Ray kills this worker, as for lack of memory, the kernel kills the guardian, and the agent ends.
+        # If Ray kills this worker, for example for lack of memory, its guardian gets SIGKILL, and the agent ends.
         die_with_ray = f"import ctypes,os;ctypes.CDLL(None).prctl(1,9,0,0,0);os.getppid()=={os.getpid()} or os._exit(1)"
         words = [
             *(sys.executable, "-S", "-c"),
@@ -221,7 +221,7 @@ class Driver:
         try:
             free = importlib.import_module("ray._private.state").available_resources_per_node()
         except (ImportError, AttributeError):
-            free = {}  # the module has another name in this version of Ray
+            free = {}  # unknown: this version of Ray has renamed the module
         return [
             {
                 "node_id": node["NodeID"],
@@ -239,7 +239,7 @@ def main() -> int:
     # Remove this file's folder, which Python has put first on sys.path: modules in it could shadow Ray's.
     if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
         del sys.path[0]
-    # Ray signals all processes of a stopped job, but the workers need the nodes during their grace period.
+    # Ignore the signals that Ray sends to a stopped job: the workers need the nodes in their grace period.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     out = os.fdopen(os.dup(1), "wb", buffering=0)
@@ -281,7 +281,7 @@ def main() -> int:
         text = " ".join(str(error).split())[:1000]
         say({"is": "failed", "why": f"{type(error).__name__}: {text}"})
         return 1
-    threading.Event().wait()  # returns when standard input ends
+    threading.Event().wait()  # `wait_for_end` ends this process
     return 0
 
 

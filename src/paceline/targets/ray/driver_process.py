@@ -44,14 +44,14 @@ class DriverProcess:
 
     def end(self) -> None:
         """Let the driver return its nodes and end, and wait for its end."""
-        # Closing the pipe may not be enough: the job's script holds the first driver's pipe open too.
+        # Send a message: closing the pipe may not end it, because the job's script has it open, too.
         self.tell(b"end")
         with contextlib.suppress(OSError):
             self.reads.close()
         deadline = time.monotonic() + _END_S
         while self._is_alive() and time.monotonic() < deadline:
             time.sleep(0.02)
-        # Ray's shutdown can hang. The cluster frees a placement group when its driver disconnects.
+        # Kill a driver whose `ray.shutdown` hangs. The cluster then frees its placement group.
         if self._is_alive():
             processes.send(self._pid, signal.SIGKILL)
 
@@ -97,7 +97,7 @@ def _started(ray_python: str, library_dir: Path) -> DriverProcess:
             stdout=subprocess.PIPE,
             env=environment,
             cwd="/",
-            # Signals to the supervisor's group must not reach the driver, which the supervisor ends by a message.
+            # Keep signals to the supervisor's group from the driver: the supervisor ends the driver by a message.
             start_new_session=True,
         )
     except OSError as error:

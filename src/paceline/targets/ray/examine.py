@@ -71,7 +71,7 @@ def own_address(address: str) -> str:
     parts = urlsplit(address)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((parts.hostname or "", parts.port or 80))  # sends nothing, but selects an address
+            probe.connect((parts.hostname or "", parts.port or 80))  # by UDP: this only finds the own address
         except OSError as error:
             raise EngineError(f"the Ray cluster at {address} can't be reached from here: {error}.") from error
         return str(probe.getsockname()[0])

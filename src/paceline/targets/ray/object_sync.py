@@ -157,7 +157,7 @@ def _seal(store: Store, folder: RunFolder) -> str | None:
     key = secrets.token_bytes(32)
     name = sealed_name(folder.run_id)
     put(store, name, encrypted(json.dumps(values).encode(), key, name))
-    folder.secrets.unlink(missing_ok=True)  # only the supervisor on the cluster needs the secrets
+    folder.secrets.unlink(missing_ok=True)  # the supervisor on the cluster has its own copy
     return key.hex()
 
 

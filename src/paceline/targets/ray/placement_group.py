@@ -102,7 +102,7 @@ class Holding:
             TargetError: The cluster can't hold the run.
         """
         placed_at: float | None = None
-        # The number of an elastic run's nodes is known only after the placement.
+        # Wait for the placement, too, which determines the number of an elastic run's nodes.
         while len(self._reception.taken) < self._count or (self._asked.least is not None and not self._placed):
             # Clear the event before reading messages, so that a later message sets the event again.
             self._news.clear()
@@ -167,7 +167,7 @@ class Holding:
                 with contextlib.suppress(ValueError):
                     self._events.put(json.loads(line))
                     self._news.set()
-        # The driver's output ends when the driver does, for any reason.
+        # This line is reached when the driver's output ends, which means that the driver has ended.
         self._events.put({"is": "failed", "why": "the process that holds its nodes has ended; see the driver's log"})
         self._news.set()
 
@@ -207,6 +207,6 @@ class Holding:
 
 def _reception(on_taken: Callable[[], None], address: str) -> Reception:
     if address:
-        with contextlib.suppress(OSError):  # the address of another machine, which forwards connections to this machine
+        with contextlib.suppress(OSError):  # fails if the address is that of a machine which forwards to this one
             return Reception(on_taken, address)
     return Reception(on_taken)

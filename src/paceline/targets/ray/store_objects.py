@@ -157,7 +157,7 @@ def decrypted(data: bytes, key: bytes, name: str) -> bytes | None:
 
     try:
         return cipher.decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], name.encode())
-    except (InvalidTag, ValueError):  # the data was changed, or is too short
+    except (InvalidTag, ValueError):  # the data was changed or cut off
         return None
 
 

@@ -144,7 +144,7 @@ class RayTarget:
 
     def release(self, run_dir: Path) -> None:
         if RAY_PYTHON_VARIABLE in os.environ or not RunFolder(run_dir).engine.exists():
-            return  # this process is in the job, which ends with it; or the job does not exist
+            return  # the job ends with this process, which is in it, or does not exist
         with contextlib.suppress(TargetError, EngineError):
             self._client.stop(f"{_PREFIX}{RunFolder(run_dir).run_id}")
 
@@ -188,7 +188,7 @@ class RayTarget:
         from paceline.remote.staging.stage_out_local import is_over
 
         if is_over(folder):
-            return  # the job has ended, and the next reader of the run completes the cancellation
+            return  # the next reader of the run completes the cancellation
         self._client.stop(str(engine(folder).get("job_id") or f"{_PREFIX}{folder.run_id}"))
 
     def script(self, job: Job) -> str | None:

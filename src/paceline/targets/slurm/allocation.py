@@ -196,7 +196,7 @@ def step_environment(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if name not in _FOR_SRUN and not name.startswith(("SRUN_", "SLURM_STEP_", "SLURM_HET_"))
     }
-    # The batch script's PYTHONPATH is the library's folder, which user scripts must not see.
+    # Remove the batch script's own PYTHONPATH, which is the library's folder: user scripts must not see it.
     kept.pop("PYTHONPATH", None)
     if theirs := kept.pop("PACELINE_SHELL_PYTHONPATH", ""):
         kept["PYTHONPATH"] = theirs

@@ -64,7 +64,7 @@ def _allocate(scheduler: Scheduler, node_count: int) -> str:
         if "waiting for resources" not in str(error):
             raise
         raise TargetError(f"{scheduler.title}: {_busy(node_count)}") from error
-    # salloc reports the job's number on standard error only.
+    # Look for the job's number in standard error, the only place where salloc prints it.
     found = re.search(r"[Gg]ranted job allocation (\d+)", done.stderr)
     if found is None:
         raise TargetError(f"{scheduler.title}: {_why(done, node_count)}")

@@ -108,7 +108,7 @@ class Login:
 
         pushed = self._ask({"op": "push", "folder": there.folder, "run_id": folder.run_id}, write)
         write_json(folder.path / _STATE, {"time": 0.0, "known": pushed["known"]})
-        folder.secrets.unlink(missing_ok=True)  # the supervisor on the cluster has the secrets now
+        folder.secrets.unlink(missing_ok=True)  # the supervisor on the cluster has its own copy
         return there
 
     def pull(self, folder: RunFolder, run_dir: str) -> None:
@@ -118,7 +118,7 @@ class Login:
             AwayError: The login host can't be reached.
         """
         with locks.locked(folder.path / "mirror.lock"):
-            # Other readers wait for this lock; when they get it, the folder is up to date.
+            # Check again under the lock: another reader may have updated the folder while this reader waited.
             told = read_json(folder.path / _STATE) or {}
             if abs(time.time() - told.get("time", 0.0)) < _FRESH_S or is_over(folder):
                 return

@@ -123,13 +123,13 @@ def execute(request: "Header", stdin: IO[bytes], stdout: IO[bytes]) -> None:
         threading.Thread(target=passing.pass_on, args=(stdin,), daemon=True).start()
         give_back(request["run_dir"], folder, passing, stdout)
     finally:
-        # The supervisor ends the command when the folder is gone.
+        # Remove the request's folder: the supervisor then ends the command.
         shutil.rmtree(hidden, ignore_errors=True)
         shutil.rmtree(folder, ignore_errors=True)
         try:
             os.rmdir(top)
         except OSError:
-            pass  # other commands use this folder
+            pass  # the requests of other commands are in it
 
 
 class Passing:

@@ -162,7 +162,7 @@ class Query:
             AwayError: The engine does not answer.
         """
         data = self._data(job_id)
-        # Array tasks canceled while pending are listed together under the array's number.
+        # Look for the array's number, too, under which Slurm lists tasks that were canceled while pending.
         for key in (job_id, job_id.partition("_")[0]):
             found = data["jobs"].get(key) or data["ended"].get(key)
             if found is not None:
@@ -310,7 +310,7 @@ def has_ended(job: JobState) -> bool:
 def waits_for(job: JobState) -> str:
     """Return why a Slurm job waits, beginning with Slurm's own reason."""
     reason = job.reason or "None"
-    # squeue prints spaces where scontrol prints underscores, and adds names of nodes after a comma.
+    # Unify the forms: squeue prints spaces for scontrol's underscores, and adds names of nodes after a comma.
     plain = reason.strip("()").replace("_", " ").split(",")[0]
     shown = "" if plain == "None" else f" ({reason})"
     if plain in _NEVER:

@@ -97,7 +97,7 @@ class Scheduler:
                 input=input,
                 capture_output=True,
                 text=True,
-                # Job names need not be UTF-8.
+                # Job names may have bytes that are not UTF-8.
                 errors="replace",
                 timeout=timeout_s,
                 check=False,
@@ -112,7 +112,7 @@ class Scheduler:
             what = f"in {timeout_s:.0f} s" if isinstance(error, subprocess.TimeoutExpired) else f"({error})"
             raise AwayError(f"{self.title}: {argv[0]} gave no answer {what}.") from error
         result = CommandResult(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
-        # sbatch also exits with 255, for an unknown option.
+        # Exit code 255 is ssh's own error, unless sbatch has printed a message: it exits with 255 for an unknown option.
         is_its_own = re.search(rf"^{re.escape(argv[0])}: ", done.stderr, re.MULTILINE)
         if settings.login is not None and done.returncode in (255, 127) and not is_its_own:
             self._complain(argv[0], result)

@@ -162,7 +162,7 @@ def gpu_count(gres: str) -> int:
 def expand(nodes: str) -> list[str]:
     """Expand Slurm's list of nodes: `gpu[01-03,7],login` is gpu01, gpu02, gpu03, gpu7 and login."""
     names: list[str] = []
-    # A comma within brackets separates numbers.
+    # Split at commas outside of brackets: a comma within brackets separates numbers.
     for item in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodes):
         names += _expand_one(item)
     return names
@@ -187,7 +187,7 @@ def _expand_one(item: str) -> list[str]:
     for part in found[1].split(","):
         first, _, last = part.partition("-")
         for number in range(int(first), int(last or first) + 1):
-            # Slurm keeps leading zeros: n[08-10] is n08, n09, n10.
+            # Pad with zeros, which Slurm keeps: n[08-10] is n08, n09, n10.
             middle.append(str(number).zfill(len(first)))
     return [f"{before}{number}{rest}" for number in middle for rest in after]
 

@@ -61,7 +61,7 @@ def try_out(scheduler: Scheduler, script: str, *, lacks_nodes: Callable[[], bool
     try:
         done = scheduler.call(argv, input=script, environment=environment(os.environ, scheduler.settings))
     except AwayError:
-        return  # the submission will wait for the controller
+        return  # the submission itself waits for the controller
     # A controller that has just restarted does not know its nodes yet, and reports that they don't exist.
     was_away = time.monotonic() - begun > _SLOW_S
     if done.returncode == 0 or was_away or _NOT_NOW.search(done.stderr):
@@ -94,7 +94,7 @@ def submit(
         return scheduler.call(["sbatch", "--parsable"], input=script, environment=variables)
 
     done = scheduler.call_patiently(once, tell=tell)
-    # With several clusters, sbatch prints `job;cluster`.
+    # The answer is the job's number, or `job;cluster` on a site with several clusters.
     found = re.search(r"^(\d+)(;\S+)?\s*$", done.stdout, re.MULTILINE)
     if done.returncode != 0 or found is None:
         raise TargetError(_refusal(scheduler.title, done, script))
@@ -120,7 +120,7 @@ def _find(scheduler: Scheduler, name: str, user: str) -> str | None:
     if done.returncode != 0:
         raise AwayError(f"squeue can't say whether the job is there: {done.said}.")
     jobs = [job for job in parse_squeue(done.stdout) if job.name == name]
-    # squeue lists an array's tasks, such as 123_4.
+    # Cut off an array task's number: squeue lists tasks such as 123_4.
     return jobs[-1].job_id.partition("_")[0] if jobs else None
 
 

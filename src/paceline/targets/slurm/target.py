@@ -106,7 +106,7 @@ class SlurmTarget:
         )
 
     def _python(self, submitting: str | None = None) -> str:
-        # Behind a login host, the nodes do not have this machine's interpreters.
+        # Behind a login host, the submitting interpreter does not exist on the nodes: use their python3.
         return self.settings.python or ("python3" if self.settings.login else submitting or sys.executable)
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
@@ -251,7 +251,7 @@ class SlurmTarget:
             return  # the job has ended, and the next reader of the run completes the cancellation
         noted = engine(folder)
         if self.settings.login is not None and "run_dir" in noted:
-            # The supervisor reads the request from the run's folder on the cluster.
+            # Copy the request into the run's folder on the cluster, where the supervisor reads it.
             self._login().put(f"{noted['run_dir']}/cancel.json", read_json(folder.cancel_request) or {})
         if noted.get("job_id"):
             if "task" in noted:
@@ -322,7 +322,7 @@ class SlurmTarget:
         Raises:
             EngineError: Slurm refuses.
         """
-        # The agent's output comes last in the error, without a full stop.
+        # The error ends with the agent's output, which may or may not have a full stop.
         why = f"{str(error).rstrip('.')}."
         done = self._scheduler.call(["scontrol", "requeue", job_id])
         # A negative code means that a signal ended scontrol: Slurm ends all of the job's processes, perhaps this early.
@@ -388,7 +388,7 @@ class SlurmTarget:
     # --- helpers
 
     def _check_partition(self, wanted: str) -> None:
-        # For an unknown partition sinfo lists no nodes, but exits with 0.
+        # List all partitions: for an unknown one sinfo prints no nodes, but exits with 0.
         done = self._scheduler.call(["sinfo", "-h", "-o", "%R"])
         there = sorted(set(done.stdout.split()))
         missing = [name for name in wanted.split(",") if name not in there]

@@ -158,9 +158,9 @@ def _walk(top: object) -> Iterator[tuple[str, object]]:
             yield name, found
         parts: list[tuple[object, object]] = []
         if isinstance(found, _Made) and "_rebuild_" in found.name:
-            # A tensor. It may have several names.
+            # List a tensor under each of its names.
             yield name, found
-            # A parameter, or a subclass of a tensor, is made of a tensor.
+            # Look at the parts of a tensor, too: a parameter, or a subclass's object, is made of another tensor.
             parts += [("", part) for part in found.args if isinstance(part, _Made) and "_rebuild_" in part.name]
             parts += [("", _Made(part.name, args)) for part, args in _calls(found)]
         elif isinstance(found, (_Made, tuple)) and id(found) not in seen:

@@ -57,7 +57,7 @@ def _table(file: BinaryIO, name: str) -> FilePreview:
     data, notes = _start(file)
     text = data.decode("utf-8-sig", errors="replace")
     if notes:
-        # The last line of a cut file may be incomplete.
+        # Drop the last line of a cut file, which may be incomplete.
         text = text[: text.rfind("\n") + 1]
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=_DELIMITERS[os.path.splitext(name)[1].lower()])
     rows = [row for row, _ in zip(reader, range(previews.ROWS + 2), strict=False)]

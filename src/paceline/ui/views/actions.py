@@ -89,7 +89,7 @@ def _rename(folder: RunFolder, form: Mapping[str, str]) -> None:
 
 
 def _notes(folder: RunFolder, form: Mapping[str, str]) -> None:
-    # Browsers send the line breaks of a text field as CR LF.
+    # Convert the line breaks of a browser's text field, which are CR LF.
     text = form.get("text", "").replace("\r\n", "\n")
     if len(text) > _LONGEST_NOTES:
         raise HTTPException(400, f"Notes have at most {_LONGEST_NOTES} characters, got {len(text)}.")
@@ -175,7 +175,7 @@ def _change_all(
     }
     run_ids, failed = permit_runs(request, action, run_ids)
     if action == "delete":
-        # One call reads the parents of all runs once. If it refuses a run, find out below which.
+        # Delete all runs in one call, which reads parents once. If it fails, the code below finds out for which run.
         with contextlib.suppress(PacelineError, OSError):
             folders = [RunFolder(common.runs_dir(request) / check_run_id(run_id)) for run_id in run_ids]
             trash.delete(common.runs_dir(request), folders)

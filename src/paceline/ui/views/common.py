@@ -135,7 +135,7 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(self, stream: AsyncGenerator[bytes, None], closing: asyncio.Event) -> None:
-        # This header asks proxies not to buffer events.
+        # Ask proxies not to buffer the events.
         super().__init__(headers={"x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._stream, self._closing = stream, closing

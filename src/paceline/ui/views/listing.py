@@ -198,7 +198,7 @@ def selected(entries: Sequence[RunFacts], query: RunQuery) -> list[RunFacts]:
     if query.archived or query.parent or query.trials or "archived" in query.text:
         passing = list(entries)
         if "archived" not in query.text:
-            # The page of an archived sweep lists its trials.
+            # With a parent this page lists an archived sweep's trials, so don't hide them.
             hidden = set() if query.parent else archived_ids(passing)
             passing = [facts for facts in passing if (facts.is_archived or facts.run_id in hidden) == query.archived]
         if query.parent:
@@ -461,7 +461,7 @@ class RunRows:
             if len(self._known) >= _MOST:
                 self._known.clear()
             cells = [(name, field, None if field is None else field.get(facts)) for name, field in fields]
-            # Jinja has escaped all values in this HTML.
+            # Mark the HTML as safe, because the template has escaped all values.
             latest = headline(facts.metrics, _NAMES)
             row = Markup(render.part("run_row.html", run=facts, root=root, latest=latest, cells=cells, pinned=pinned))
             known = self._known[facts.run_id] = (shown, row)
