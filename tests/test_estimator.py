@@ -157,7 +157,7 @@ def test_wrong_values_are_refused_when_the_estimator_is_made(wrong):
         PyTorch(**({"entry_script": "train.py"} | wrong))
 
 
-def test_no_entry_script_is_refused():
+def test_estimator_without_an_entry_script_is_refused():
     with pytest.raises(JobError, match="entry_script is missing"):
         PyTorch()
 
@@ -330,21 +330,23 @@ class TestRequirementFiles:
         estimator = Estimator("code", entry_script="train.py", **{parameter: "needs.txt"})
         assert "torch" in str(getattr(estimator.job().environment, field))
 
-    def test_named_file_is_found_in_the_working_directory(self, tmp_path, parameter, text, field):
+    def test_requirements_file_of_an_estimator_is_found_in_the_working_directory(
+        self, tmp_path, parameter, text, field
+    ):
         write_tree(tmp_path, {"code/train.py": "", "needs.txt": text.format("numpy")})
         estimator = Estimator("code", entry_script="train.py", **{parameter: "needs.txt"})
         assert "numpy" in str(getattr(estimator.job().environment, field))
 
-    def test_named_file_in_the_source_directory_takes_precedence(self, tmp_path, parameter, text, field):
+    def test_requirements_file_in_the_source_directory_takes_precedence(self, tmp_path, parameter, text, field):
         write_tree(tmp_path, {"code/needs.txt": text.format("torch"), "needs.txt": text.format("numpy")})
         estimator = Estimator("code", entry_script="train.py", **{parameter: "needs.txt"})
         assert "torch" in str(getattr(estimator.job().environment, field))
 
-    def test_missing_named_file_is_refused(self, parameter, text, field):
+    def test_missing_requirements_file_of_an_estimator_is_refused(self, parameter, text, field):
         with pytest.raises(JobError, match=f"{parameter}='needs.txt': no such file"):
             Estimator(entry_script="train.py", **{parameter: "needs.txt"})
 
-    def test_binary_named_file_is_refused(self, tmp_path, parameter, text, field):
+    def test_binary_requirements_file_of_an_estimator_is_refused(self, tmp_path, parameter, text, field):
         write_tree(tmp_path, {"needs.txt": b"\xff\xfe\0t"})
         with pytest.raises(EnvironmentSpecError, match=r"needs\.txt"):
             Estimator(entry_script="train.py", **{parameter: "needs.txt"})

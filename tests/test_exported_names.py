@@ -15,7 +15,7 @@ def test_dunder_all_is_sorted():
 
 
 @pytest.mark.promise("public-name-two-classes-one")
-def test_dunder_all_is_complete():
+def test_dunder_all_has_every_exported_name():
     homes = {name for names in paceline._HOMES.values() for name in names}
     assert set(paceline.__all__) == homes | {"__version__", "errors"}
 

@@ -159,7 +159,7 @@ def test_every_unsafe_deserialization_has_a_reason() -> None:
         ("from multiprocessing.connection import Connection\nconnection.recv()", "Connection.recv"),
     ],
 )
-def test_scan_finds_each_unsafe_form(text: str, what: str) -> None:
+def test_scan_finds_each_form_of_unsafe_deserialization(text: str, what: str) -> None:
     assert what in set(found_in(ast.parse(text)))
     assert _WORDS.search(text)
 

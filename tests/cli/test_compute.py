@@ -75,7 +75,7 @@ def test_compute_target_is_added_listed_shown_and_removed(compute, cli):
     assert not (cli.folder / "x").exists()
 
 
-def test_help_shows_the_options_of_the_kind(compute):
+def test_compute_add_help_shows_the_options_of_the_given_target_kind(compute):
     shown = compute("add", "--kind", "toy", "--help").stdout
     assert "--label TEXT" in shown
     assert "a text (required)" in shown

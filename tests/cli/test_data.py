@@ -101,7 +101,7 @@ def test_data_cache_is_shown_and_data_prune_refuses_an_invalid_size(data, cli):
         (["add", "lab", "ftp://x/y"], "is of no kind that is known"),
     ],
 )
-def test_wrong_data_call_is_one_error_line(data, words, message):
+def test_invalid_data_command_prints_one_error_line(data, words, message):
     done = data(*words, code=2)
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1

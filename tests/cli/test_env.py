@@ -105,7 +105,7 @@ def test_empty_workspace_has_no_environments(cli):
         (["build", "--pip", "https://me:hunter2@host/x.whl"], "password or a token"),
     ],
 )
-def test_wrong_env_call_is_one_error_line(cli, words, message):
+def test_invalid_env_command_prints_an_error_and_no_password(cli, words, message):
     done = cli("env", *words, code=2)
     assert message in done.stderr
     assert "hunter2" not in done.stderr

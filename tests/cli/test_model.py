@@ -177,7 +177,7 @@ def test_verify_names_changed_files_and_exits_with_1(made: Cli) -> None:
         (("download", "digits"), "there is no model 'digits'"),
     ],
 )
-def test_wrong_model_call_is_one_error_line(made: Cli, words: tuple[str, ...], said: str) -> None:
+def test_invalid_model_command_is_refused_and_registers_no_model(made: Cli, words: tuple[str, ...], said: str) -> None:
     done = made("model", *words, code=2)
     assert said in done.stderr
     assert not (made.folder / ".paceline/models").exists()

@@ -107,7 +107,7 @@ def test_template_runs_from_any_folder_even_after_its_file_was_removed(cli: Cli)
     assert "there is no template 'digits'" in cli("run", "--template", "digits", code=2).stderr
 
 
-def test_wrong_template_is_refused(cli: Cli) -> None:
+def test_invalid_template_or_template_call_is_refused(cli: Cli) -> None:
     cli.script(PRINT)
     cli.script("entry_script: src/train.py", "job.yaml")
     cli.script("entry_script: a.py\nenvironment_variables: {HF_TOKEN: hf_abcdefghijklmnopqrstuvwxyz01}", "secret.yaml")

@@ -345,7 +345,7 @@ def test_list_filters_runs_by_a_query_sorts_them_and_shows_chosen_columns(cli: C
     assert "No such runs" in cli("list", "--where", "metrics.acc > 5").stdout
 
 
-def test_list_points_at_the_wrong_place_of_a_query(cli: Cli) -> None:
+def test_list_error_points_at_the_invalid_word_of_a_query(cli: Cli) -> None:
     error = cli("list", "--where", "a and state = faild", code=2).stderr
     assert "'faild' is not a state. Did you mean 'Failed'? Expected: live, NotStarted" in error
     assert error.splitlines()[1:3] == ["  a and state = faild", "                ^"]

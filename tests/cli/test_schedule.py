@@ -123,7 +123,7 @@ def test_schedules_start_runs_on_new_model_versions_and_ended_runs(lab: Cli) -> 
     assert len(lab.run_ids()) == 5
 
 
-def test_wrong_schedule_is_refused_before_it_is_kept(lab: Cli) -> None:
+def test_invalid_schedule_is_refused_and_not_stored(lab: Cli) -> None:
     lab.script(FILE + "secrets: [HF_TOKEN]\n", "secret.yaml")
     lab.script(FILE.replace("train.py", "none.py"), "none.yaml")
     for words, text in (

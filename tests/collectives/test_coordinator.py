@@ -165,7 +165,7 @@ def test_inline_sum_of_half_precision_is_computed_in_float32():
     assert inline_result(asked, data, 3).tolist() == [2050]
 
 
-def test_large_arrays_adasum_and_groups_are_not_sent_with_the_request():
+def test_large_adasum_and_grouped_arrays_are_not_sent_inline_with_the_request():
     assert inline_payload(task(numpy.ones(INLINE_LIMIT_BYTES // 4 + 1, numpy.float32))) is None
     assert inline_payload(task(numpy.ones(2, numpy.float32), "adasum")) is None
     grouped = task(numpy.ones(2, numpy.float32))

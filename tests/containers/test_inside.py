@@ -50,7 +50,7 @@ def test_default_of_a_variable_yields_to_values_of_the_image_and_of_the_run():
     assert {name: found[name] for name in "ABC"} == {"A": "1", "B": "2", "C": "3"}
 
 
-def test_the_environments_programs_come_first_on_path():
+def test_folder_of_environment_programs_comes_first_on_path():
     assert run("--path", "/env/bin", PATH="/usr/bin")[1]["PATH"] == "/env/bin:/usr/bin"
     assert run("--path", "/env/bin")[1]["PATH"] == f"/env/bin:{os.defpath}"
 

@@ -106,7 +106,7 @@ def test_every_public_name_has_a_docstring(module: str) -> None:
     assert not without_docstrings(import_module(module))
 
 
-def test_a_name_or_a_method_without_a_docstring_is_found() -> None:
+def test_public_class_or_method_without_a_docstring_is_detected() -> None:
     module = ModuleType("paceline.some")
 
     class Silent:

@@ -28,7 +28,7 @@ def test_no_page_has_a_misspelled_word() -> None:
     assert misspelled(sorted(english)) == ""
 
 
-def test_a_misspelled_word_is_found(tmp_path: Path) -> None:
+def test_misspelled_word_on_a_page_is_detected(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("A worker that is seperate.\n")
     assert "separate" in misspelled([page])

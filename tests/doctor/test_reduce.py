@@ -41,7 +41,7 @@ def test_failed_gloo_rank_is_reported_with_its_interface(known, two):
 
 
 @pytest.mark.parametrize(("size", "level"), [(2, "ok"), (1, "fail")])
-def test_separate_mpi_worlds_are_reported(known, monkeypatch, size, level):
+def test_doctor_reports_mpi_processes_that_form_separate_worlds(known, monkeypatch, size, level):
     monkeypatch.setattr("paceline.doctor.reduce_mpi._prepare", lambda *_: "/socket")
     monkeypatch.setattr("paceline.doctor.reduce_mpi.make_remote_shell", lambda *_: ["rsh"])
     monkeypatch.setattr("paceline.doctor.reduce_mpi._reduced", lambda *_: {"ms": 2.0, "size": size})

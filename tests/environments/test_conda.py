@@ -150,12 +150,12 @@ def test_failed_pip_package_fails_the_conda_environment(solve, store):
     assert store.all() == []
 
 
-def test_channel_can_be_a_folder(ensure, channel):
+def test_conda_channel_can_be_a_local_folder(ensure, channel):
     built, _ = ensure(conda_packages=["app"], conda_channels=[str(channel.folder)])
     assert built.conda == ("app=2.0=0", "hello=1.1=0")
 
 
-def test_the_first_channel_has_priority(ensure, channel, tmp_path):
+def test_first_conda_channel_has_priority(ensure, channel, tmp_path):
     older = make_channel(tmp_path / "older")
     shutil.rmtree(older.folder)
     from tests.environments.channel import Channel

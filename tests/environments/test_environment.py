@@ -119,7 +119,7 @@ def test_relative_package_paths_become_absolute_in_the_constructor(given, kept):
         ({"layered": True, "conda_packages": ["a"], "python_version": "3.11"}, "python_version=.3.11"),
     ],
 )
-def test_invalid_value_is_refused_with_the_valid_form(values, message):
+def test_environment_with_an_invalid_value_is_refused_with_the_valid_form(values, message):
     with pytest.raises(EnvironmentSpecError, match=message):
         Environment(**values)
 

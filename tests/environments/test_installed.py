@@ -59,7 +59,7 @@ def test_markers_are_evaluated_for_the_base_python(folder):
     assert [str(each) for each in Visible([folder], base("3.8.2")).missing([Requirement("a")])] == ["old"]
 
 
-def test_constraint_makes_an_installed_version_missing(folder):
+def test_installed_package_that_violates_a_constraint_counts_as_missing(folder):
     visible = Visible([folder], base())
     assert visible.missing([Requirement("a")], [Requirement("b<3"), Requirement("zzz<1")]) == []
     assert [str(each) for each in visible.missing([Requirement("a")], [Requirement("b<2.1.dev0")])] == ["b>=2"]
@@ -72,7 +72,7 @@ def test_first_folder_with_a_package_determines_its_version(folder, tmp_path):
 
 
 @pytest.mark.parametrize("place", ["", " @ https://host/it.whl"], ids=["names", "URLs"])
-def test_circular_requirements_terminate(tmp_path, place):
+def test_search_for_missing_requirements_terminates_on_circular_dependencies(tmp_path, place):
     for name, other in (("x", "y"), ("y", "x")):
         unpack(make_wheel(tmp_path / "wheels", name, "1", [f"{other}{place}"]), tmp_path / "site")
     assert Visible([tmp_path / "site"], base()).missing([Requirement("x")]) == []

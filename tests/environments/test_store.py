@@ -200,7 +200,7 @@ def test_child_processes_of_a_killed_environment_build_end(store, base_python, t
                 pass
 
 
-def test_incomplete_environment_is_rebuilt(store, base_python):
+def test_environment_without_its_record_is_rebuilt(store, base_python):
     built = store.ensure(SMALL, base_python, print)
     (built.prefix / RECORD).unlink()
     (site_packages(built.prefix) / "heavy.py").write_text("VERSION = 'left behind'")
@@ -262,7 +262,7 @@ def test_prune_keeps_recently_used_environments(store, base_python):
     assert [each.key for each in store.all()] == [young.key]
 
 
-def test_ensure_updates_the_time_of_last_use(store, base_python):
+def test_using_a_built_environment_updates_its_time_of_last_use(store, base_python):
     built = store.ensure(SMALL, base_python, print)
     a_day_ago = time.time() - 86400
     os.utime(store._folder / f"{built.key}.lock", (a_day_ago, a_day_ago))
@@ -301,7 +301,7 @@ def test_ambiguous_prefix_of_an_environment_cache_key_is_refused(store, base_pyt
         store.get(built.key[:6])
 
 
-def test_missing_store_folder_reads_as_empty(store, base_python):
+def test_missing_environment_folder_lists_no_environments(store, base_python):
     assert store.all() == []
     assert store.prune() == []
     assert store.find(SMALL, base_python) is None

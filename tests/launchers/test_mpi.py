@@ -248,7 +248,7 @@ def none_of_our_own(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "own/python"))
 
 
-def test_mpirun_of_the_submitting_environment_is_the_fallback(mpirun, tmp_path, monkeypatch):
+def test_mpirun_beside_the_submitting_python_is_used_if_no_other_exists(mpirun, tmp_path, monkeypatch):
     # The story: a layered environment has its base's mpi4py, but no mpirun beside its own interpreter.
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     own = mpirun("5.0.8", "own")

@@ -143,7 +143,7 @@ def test_cancel_can_be_requested_on_a_full_disk(small_disk):
     os.close(fd)
 
 
-def test_a_run_on_a_full_disk_is_refused_and_leaves_nothing(small_disk):
+def test_creating_a_run_on_a_full_disk_fails_and_leaves_no_files(small_disk):
     fill_disk(small_disk)
     with pytest.raises(WorkspaceError, match="No space left"):
         store.create(small_disk / "runs", make_record())

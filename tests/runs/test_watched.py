@@ -46,5 +46,5 @@ def test_manually_uploaded_output_is_listed_once(experiment):
     assert run.get_file_names() == ["outputs/a.txt"]
 
 
-def test_start_logging_takes_a_run_id(experiment):
+def test_start_logging_creates_a_run_with_the_given_id(experiment):
     assert experiment.start_logging(outputs=False, run_id="mine_1").id == "mine_1"

@@ -25,7 +25,7 @@ def server(text: bytes) -> socket.socket:
     return listener
 
 
-def test_relay_sends_new_connections_to_the_current_server() -> None:
+def test_service_relay_sends_new_connections_to_the_current_server() -> None:
     with server(b"one\n") as one, server(b"two\n") as two, socket.create_server(("127.0.0.1", 0)) as listener:
         relay = ConnectionRelay(listener)
         address = listener.getsockname()

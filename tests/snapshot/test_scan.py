@@ -180,7 +180,7 @@ def test_tree_exactly_at_its_limits_is_accepted(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "value"), [(LIMIT_VARIABLE, "off"), (LIMIT_VARIABLE, "OFF"), ("AML_SNAPSHOT_NO_FILE_LIMIT", "1")]
 )
-def test_limit_variable_lifts_both_limits(tmp_path, monkeypatch, name, value):
+def test_environment_variable_lifts_the_snapshot_limits_of_files_and_bytes(tmp_path, monkeypatch, name, value):
     monkeypatch.setattr(scan_module, "MAX_FILES", 1)
     monkeypatch.setattr(scan_module, "MAX_BYTES", 1)
     monkeypatch.setenv(name, value)

@@ -472,7 +472,7 @@ def test_click_flag_with_default_true_is_not_a_switch(tmp_path: Path) -> None:
     assert found(tmp_path, script, {"amp": pl.choice(False)}) == ["--amp", "False"]
 
 
-def test_switches_of_tyro_are_found(tmp_path: Path) -> None:
+def test_boolean_switches_of_a_tyro_script_are_detected(tmp_path: Path) -> None:
     script = SCRIPTS["tyro"][0]
     assert found(tmp_path, script, {"amp": pl.choice(False), "model": {"amp": pl.choice(False)}}) == [
         "--no-amp",

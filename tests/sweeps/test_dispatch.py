@@ -93,7 +93,9 @@ class Engine:
 
 
 @pytest.mark.promise("ends-sweep-s-controller-ends")
-def test_refused_submissions_back_off_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trial_submissions_refused_by_the_engine_back_off_and_finally_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = Engine(tmp_path)
     monkeypatch.setattr(dispatch, "prepare", engine.prepare)
     with sweep_on_disk(tmp_path, space={"x": pl.choice(*range(100))}, concurrent=2, sampler="random") as folder:
@@ -113,7 +115,7 @@ def test_refused_submissions_back_off_and_end(tmp_path: Path, monkeypatch: pytes
         assert not sweep.next_folder(0).path.exists()
 
 
-def test_accepted_submission_resets_the_backoff(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accepted_trial_submission_resets_the_backoff(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(tmp_path)
     monkeypatch.setattr(dispatch, "prepare", engine.prepare)
     with sweep_on_disk(tmp_path, space={"x": pl.choice(*range(100))}, concurrent=2) as folder:

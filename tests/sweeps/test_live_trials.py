@@ -102,7 +102,7 @@ def test_terminal_ipython_is_not_a_notebook(kernel: list[str], monkeypatch: pyte
     assert not run_notebook.is_here()
 
 
-def test_names_and_values_are_escaped() -> None:
+def test_html_table_of_trials_escapes_names_and_values() -> None:
     seen = Shown(lines=("<b>",), header=("TRIAL", "STATUS", "<i>"), rows=(("0", "Failed", "<script>\x1b"),), more=2)
     assert live_trials.table_html(seen) == (
         "<div>&lt;b&gt;</div><table><thead><tr><th>TRIAL</th><th>STATUS</th><th>&lt;i&gt;</th></tr></thead><tbody><tr><td>0</td>"

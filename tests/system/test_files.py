@@ -68,7 +68,7 @@ def test_failed_write_keeps_the_old_file_and_leaves_no_temporary_file(tmp_path, 
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_a_writer_that_is_killed_leaves_a_whole_file(tmp_path):
+def test_killed_writer_leaves_the_old_or_the_new_file_whole(tmp_path):
     path = tmp_path / "a"
     write_whole(path, "0" * 100_000)
     code = """

@@ -85,7 +85,7 @@ def test_outside_and_broken_symlinks_are_excluded(top: Path, target: str, follow
     assert (found["outputs/x"], found["outputs/pipe"]) == (LEFT[target], "a pipe")
 
 
-def test_chain_of_links_is_resolved(top: Path) -> None:
+def test_chain_of_symlinks_is_resolved_to_its_final_target(top: Path) -> None:
     link(top, "outputs/one", "two")
     link(top, "outputs/two", "../checkpoints/9.pt")
     link(top, "outputs/out", "hop")

@@ -121,7 +121,7 @@ def test_lease_of_a_dead_agent_is_removed(ask: Ask, agents: Any, tmp_path: Path)
     assert [path.name for path in folder.iterdir()] == ["use.json"], "which has the time until the kill"
 
 
-def test_reused_pid_does_not_hold_the_lease(ask: Ask, agents: Any, tmp_path: Path) -> None:
+def test_lease_of_a_dead_process_with_a_reused_pid_is_released(ask: Ask, agents: Any, tmp_path: Path) -> None:
     ask("take", **ticket("1", agents()))
     path = folder_of(tmp_path) / "1.ticket"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"started": "12"}))
@@ -280,7 +280,9 @@ def test_queue_ticket_can_claim_at_most_a_minute_of_waiting_time(claimed: str, p
     assert leases.since(claimed, 100.0) == place
 
 
-def test_waiting_ticket_is_not_rewritten(ask: Ask, agents: Any, tmp_path: Path) -> None:
+def test_repeated_lease_request_does_not_rewrite_the_waiting_queue_ticket(
+    ask: Ask, agents: Any, tmp_path: Path
+) -> None:
     ask("take", **ticket("1", agents(), cores=4))
     waits = ticket("2", agents(), cores=4)
     ask("take", **waits)

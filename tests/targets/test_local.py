@@ -149,7 +149,7 @@ def test_canceled_wait_gets_no_nodes(target, run):
     assert target.wait_for_nodes(job, Path("runs/second").absolute(), lambda text: True) is None
 
 
-def test_wait_text_names_some_of_many_runs_ahead(target, run):
+def test_waiting_reason_names_the_first_of_many_runs_ahead(target, run):
     job = make_job(distributed_backend="gloo", process_count_per_node=8)
     for name in ("a", "b", "c", "d", "last"):
         path = run(name)

@@ -224,7 +224,7 @@ def test_run_with_a_removed_folder_is_dropped_from_the_queue(machine):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}"])
-def test_damaged_ticket_is_ignored(machine, text):
+def test_damaged_queue_ticket_is_ignored(machine, text):
     machine.submit("a", cores=4)
     (machine.top / "leases/tickets/00000000.ticket").write_text(text)
     (machine.top / "leases/tickets/00000002.ticket.5ab.new").write_text(text)

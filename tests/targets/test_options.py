@@ -103,7 +103,7 @@ def test_option_names_accept_dashes_or_underscores():
         (["--requeue=maybe"], "--requeue='maybe' is neither true nor false"),
     ],
 )
-def test_wrong_words_are_reported_with_the_known_options(words, message):
+def test_invalid_target_option_on_the_command_line_is_refused_with_the_rule(words, message):
     with pytest.raises(TargetError) as caught:
         parse_words("toy", OPTIONS, words)
     assert message in str(caught.value)

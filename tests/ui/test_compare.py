@@ -39,7 +39,7 @@ def _facts(place: Place, query: str) -> dict[tuple[str, str], list[object]]:
     return {(name, part): values for _, name, part, values in found}
 
 
-def test_table_has_params_and_metrics_of_each_run(place: Place) -> None:
+def test_comparison_table_has_params_and_metrics_of_each_run(place: Place) -> None:
     facts = _facts(place, _query(_runs(place, 3)))
     assert facts["lr", ""] == [0.1, 0.2, 0.3]
     # A value that all runs share is sent once.

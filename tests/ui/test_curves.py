@@ -127,7 +127,7 @@ def test_thinned_curve_keeps_extreme_values_and_a_zoomed_curve_is_exact(place: P
     assert thinned(curve, 500, window=(0, 5))[1][3] is None
 
 
-def test_window_selects_unordered_steps(place: Place) -> None:
+def test_curve_window_selects_steps_that_were_logged_out_of_order(place: Place) -> None:
     folder = place.run()
     log = MetricLog(folder.metric_log(0))
     for step in (5, 1, 9, 2):

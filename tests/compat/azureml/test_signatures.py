@@ -341,7 +341,7 @@ MEMBERS = {
 
 @pytest.mark.promise("parameters-members-sdk-s-drivers")
 @pytest.mark.parametrize("name", MEMBERS)
-def test_objects_have_the_attributes_that_collected_programs_use(name: str) -> None:
+def test_azureml_classes_have_the_attributes_that_collected_programs_use(name: str) -> None:
     module, _, kind = name.rpartition(".")
     there = dir(getattr(importlib.import_module(f"paceline.compat.azureml.{module}"), kind))
     # Set when an object is made.

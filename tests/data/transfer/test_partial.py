@@ -15,7 +15,7 @@ def part(tmp_path):
     return tmp_path / "x.part"
 
 
-def test_partial_file_is_claimed_by_one_process(part):
+def test_partial_download_can_be_claimed_by_only_one_process(part):
     mine = claim(part, 10, wait=False)
     assert claim(part, 10, wait=False) is None
     assert is_claimed(part)
@@ -66,7 +66,7 @@ def test_truncated_or_invalid_range_line_is_ignored(part, monkeypatch, torn):
     mine.close()
 
 
-def test_recorded_ranges_without_their_partial_file_are_ignored(part, monkeypatch):
+def test_recorded_byte_ranges_of_a_missing_partial_download_are_ignored(part, monkeypatch):
     monkeypatch.setattr(module, "SINGLE_BYTES", 10)
     part.with_suffix(".ranges").write_bytes(b"0 100\n")
     mine = claim(part, 100, wait=False)
@@ -88,7 +88,7 @@ def test_finished_file_is_renamed_and_leaves_no_partial_files(part, monkeypatch)
     assert (whole.name, whole.read_bytes(), whole.stat().st_mtime_ns) == ("whole", b"abcd", 10**18)
 
 
-def test_process_that_waited_does_not_claim_a_finished_file(part):
+def test_process_that_waited_for_a_download_does_not_claim_the_finished_file(part):
     """The waiting process has the finished file open; had it taken the lock for its own, it would truncate it."""
     import threading
 

@@ -215,7 +215,7 @@ def test_missing_rank_variable_raises_run_context_error(lab: Lab) -> None:
     )
 
 
-def test_details_have_the_sdks_keys(lab: Lab) -> None:
+def test_run_details_have_the_keys_of_the_azure_sdk(lab: Lab) -> None:
     ended = lab.complete("print('hello')\n")
     run = azureml.Run(ended.experiment, ended.id)
     details = run.get_details()

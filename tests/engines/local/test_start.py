@@ -33,7 +33,7 @@ def test_single_process_has_world_size_1(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize(("nodes", "processes"), [(2, 1), (1, 2)], ids=["2x1", "1x2"])
-def test_plain_processes_are_placed_on_nodes(lab: Lab, nodes: int, processes: int) -> None:
+def test_gloo_workers_get_rank_and_local_rank_on_each_simulated_node(lab: Lab, nodes: int, processes: int) -> None:
     run = lab.complete(KEEP_ENVIRONMENT, node_count=nodes, process_count_per_node=processes, distributed_backend="gloo")
 
     assert [place_of(seen(run, rank)) for rank in range(2)] == [

@@ -182,7 +182,7 @@ def test_checkpoint_interrupted_before_its_rename_is_found(tmp_path: Path) -> No
     assert text_at(tmp_path / "step_4") == "4"
 
 
-def test_lock_is_held_while_a_checkpoint_is_written(tmp_path: Path) -> None:
+def test_checkpoint_folder_is_locked_while_a_checkpoint_is_written(tmp_path: Path) -> None:
     saving = write(tmp_path / "a", "1")
     fd = os.open(saving.folder / "lock", os.O_RDWR)
     try:

@@ -121,7 +121,7 @@ def test_large_constant_parameter_of_an_empty_model_takes_no_memory() -> None:
     assert found.min().item() == found.max().item() == 0.25
 
 
-def test_models_built_after_the_empty_block_have_values() -> None:
+def test_models_built_after_the_block_for_empty_models_have_values() -> None:
     with parallel.empty():
         nn.Linear(2, 2)
     assert not nn.Linear(2, 2).weight.is_meta

@@ -13,7 +13,7 @@ from paceline.parallel.pipeline.timeline import draw_text, save_png, simulate
 from tests.engines.conftest import require_engine
 
 
-def test_a_png_is_written(tmp_path: Path) -> None:
+def test_pipeline_schedule_is_drawn_as_a_png_file(tmp_path: Path) -> None:
     from importlib.util import find_spec
 
     require_engine("matplotlib", find_spec("matplotlib"))

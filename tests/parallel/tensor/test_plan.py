@@ -260,7 +260,7 @@ def test_first_matching_pattern_of_a_plan_table_is_used() -> None:
     assert [group.row for group in plan.groups] == ["blocks.1.down"]
 
 
-def test_names_of_consecutive_blocks_are_abbreviated() -> None:
+def test_names_of_consecutive_model_blocks_are_abbreviated_to_a_range() -> None:
     names = ["tok", *(f"blocks.{index}.{part}" for index in range(12) for part in ("up.0", "down")), "head", "4"]
     assert fold(names) == ["tok", "blocks.{0..11}.up.0", "blocks.{0..11}.down", "head", "4"]
 

@@ -117,7 +117,7 @@ def test_growing_file_is_sent_by_new_bytes_and_whole_after_shrinking(top, start)
     assert found == [(0, "new", b""), (0, "", b"one\n"), (4, "", b"two\n"), (0, "shrunk", b"on")]
 
 
-def test_files_known_to_the_supervisor_are_not_sent(top, start):
+def test_agent_does_not_send_files_that_the_supervisor_already_has(top, start):
     sent = Sent()
     found = os.stat(write_tree(top, {"outputs/o": "o"}) / "outputs/o")
     one = start(top, sent, {"outputs/o": [1, found.st_mtime_ns, 0], "metrics/rank_0.jsonl": [2, 0, 0]})

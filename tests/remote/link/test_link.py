@@ -123,7 +123,7 @@ def start_beside(run_id: str) -> subprocess.Popen[str]:
     return subprocess.Popen(["sh", "-c", script], env=environment, text=True, **pipes)
 
 
-def test_agent_adopts_processes_started_by_an_engine(link):
+def test_agent_can_signal_processes_started_by_an_engine_after_adopting_them(link):
     before, of_another = start_beside("adopted"), start_beside("another")
     after: list[subprocess.Popen[str]] = []
     try:

@@ -265,7 +265,7 @@ def test_excluded_file_is_recorded_once(here):
     assert os.listdir(here.top) == ["left_out.jsonl"], "no folder is made for it: the output may be stored and gone"
 
 
-def test_copy_of_the_supervisor_does_not_note_excluded_files(copy):
+def test_replica_writes_no_file_for_a_reported_pipe(copy):
     copy.apply({"file": "outputs/pipe", "how": "left", "why": "a pipe"})
     assert os.listdir(copy.top) == []
 

@@ -64,7 +64,9 @@ def test_folder_file_and_pattern_inputs_are_packed_with_their_files(
     assert names(found, f"{top}/a/**/*.csv") == ["deep/2.csv"]
 
 
-def test_tree_name_depends_on_names_and_content_only(folder: RunFolder, store: pl.Datastore, tmp_path: Path) -> None:
+def test_inputs_with_equal_file_names_and_content_are_packed_once(
+    folder: RunFolder, store: pl.Datastore, tmp_path: Path
+) -> None:
     write_tree(tmp_path / "copy", {"1.txt": "one", "deep/2.csv": "two", "link.txt": "three"})
     other = DataReference(name="other", sources=(Source(path=str(tmp_path / "copy")),))
     found = packed(folder, store.path("a"), other)

@@ -128,7 +128,7 @@ def test_output_is_registered_as_a_dataset_on_completion(tmp_path: Path) -> None
         trip.lab.path("m").register_on_complete("models")
 
 
-def test_storing_is_left_to_the_process_that_holds_the_lock(trip: Trip) -> None:
+def test_outputs_are_not_stored_while_another_process_holds_the_run_lock(trip: Trip) -> None:
     trip.come_back()
     fd = locks.take(trip.folder.lock)
     assert fd is not None

@@ -196,7 +196,7 @@ def test_child_processes_of_a_serving_script_end_with_their_model_process(tmp_pa
     assert not is_alive(second)
 
 
-def test_model_processes_end_with_a_front_that_is_killed(tmp_path):
+def test_model_processes_end_if_the_http_front_process_is_killed(tmp_path):
     with serving(tmp_path, SLEEPS, workers=2) as server:
         server.wait(lambda state: len(pids(server)) == 2)
         left = pids(server)

@@ -81,7 +81,7 @@ def test_missing_kubeconfig_is_reported(tmp_path: Path):
         ({"imag": "x"}, "Did you mean image"),
     ],
 )
-def test_wrong_settings_are_refused(settings: dict[str, Any], text: str):
+def test_invalid_kubernetes_settings_are_refused(settings: dict[str, Any], text: str):
     with pytest.raises(TargetError, match=text.replace("(", r"\(")):
         read_settings("k8s", {"context": "c", "namespace": "lab", **settings})
 

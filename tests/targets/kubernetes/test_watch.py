@@ -45,7 +45,9 @@ def watched(objects: Objects, monkeypatch: pytest.MonkeyPatch) -> watch.Watched:
     return watch.Watched(cast("Cluster", objects), "pods", "a=b")
 
 
-def test_first_read_lists_and_later_reads_follow_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_read_of_kubernetes_objects_lists_them_and_later_reads_follow_the_watch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     objects = Objects([thing("a", 1)], [thing("a", 1), thing("b", 2)])
     found = watched(objects, monkeypatch)
     assert list(found.read()) == ["a"]

@@ -129,7 +129,7 @@ def test_files_sent_at_the_start_are_not_sent_back(two: Two) -> None:
     assert two.text("events.jsonl") == "{}\nsecond\n"
 
 
-def test_last_part_is_recognized_as_the_end(two: Two) -> None:
+def test_last_part_of_returned_run_files_is_recognized_as_the_end(two: Two) -> None:
     assert ends(end_part())
     assert replay(end_part(), two.replica)
     two.write("logs/driver.log", "x")
@@ -145,7 +145,7 @@ def test_last_part_is_recognized_as_the_end(two: Two) -> None:
         (b"not Paceline's", "a header of"),
     ],
 )
-def test_invalid_part_is_refused_and_writes_nothing(two: Two, part: bytes, why: str) -> None:
+def test_invalid_part_of_returned_run_files_is_refused_and_writes_no_file(two: Two, part: bytes, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         replay(part, two.replica)
     assert [path.name for path in two.here.rglob("*")] == []

@@ -170,7 +170,7 @@ def test_output_is_stored_locally_before_the_run_completes(with_output: Trip, tm
     assert read_json(trip.folder.data)["outputs"][0]["files"] == 1
 
 
-def test_last_part_is_replayed_once_after_a_crash(with_output: Trip, tmp_path: Path) -> None:
+def test_last_part_of_returned_run_files_is_replayed_once_after_a_crash(with_output: Trip, tmp_path: Path) -> None:
     trip = with_output
     trip.run_there(trip.send(), tmp_path)
     back = trip.store / "paceline/runs" / trip.folder.run_id / "back"

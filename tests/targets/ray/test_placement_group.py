@@ -133,7 +133,7 @@ def test_connection_without_the_token_is_closed(driver: Driver) -> None:
         assert holding.wait(never) is not None
 
 
-def test_second_connection_of_a_rank_is_closed(driver: Driver) -> None:
+def test_second_connection_to_the_ray_driver_under_the_same_rank_is_closed(driver: Driver) -> None:
     holding = driver.hold({"is": "placed"}, nodes=1)
     with driver.connect(0, hostname="first"):
         taken = holding.wait(never)
@@ -143,7 +143,7 @@ def test_second_connection_of_a_rank_is_closed(driver: Driver) -> None:
         assert taken[0].told["hostname"] == "first"
 
 
-def test_wait_is_reported_until_the_run_is_canceled(driver: Driver) -> None:
+def test_ray_run_reports_what_it_waits_for_until_the_wait_is_canceled(driver: Driver) -> None:
     holding = driver.hold(waiting())
     said: list[str] = []
 
@@ -206,7 +206,7 @@ def test_node_lost_after_placement_is_reported(driver: Driver) -> None:
     assert holding.lost() == {}
 
 
-def test_closing_ends_the_driver(driver: Driver) -> None:
+def test_closing_the_placement_ends_the_ray_driver(driver: Driver) -> None:
     holding = driver.hold(waiting())
     assert driver.asked["name"] == "paceline x_1"
     holding.close()

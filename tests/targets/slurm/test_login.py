@@ -89,7 +89,7 @@ def test_push_sends_run_snapshot_and_library(tmp_path: Path, home: Path):
     assert not list(tmp_path.rglob("x"))
 
 
-def test_push_skips_files_already_on_the_host(tmp_path: Path, home: Path):
+def test_snapshot_files_already_on_the_login_host_are_not_sent_again(tmp_path: Path, home: Path):
     _, there, login = push(tmp_path)
     script = Path(there.folder) / "snapshots" / "abc123" / "train.py"
     stamp = script.stat().st_mtime_ns, script.stat().st_ino

@@ -49,7 +49,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("settings", "expected"), BAD)
-def test_a_wrong_setting_is_refused_with_its_value(settings: dict[str, Any], expected: str) -> None:
+def test_invalid_ssh_setting_is_refused_with_its_value(settings: dict[str, Any], expected: str) -> None:
     with pytest.raises(TargetError, match=expected):
         SshTarget("lab", settings)
 

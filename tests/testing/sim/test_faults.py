@@ -46,7 +46,7 @@ def test_simulated_faults_happen_within_the_configured_time():
         ({"nodez": 3}, "no setting 'nodez'"),
     ],
 )
-def test_wrong_settings_are_refused(values, message):
+def test_invalid_fault_settings_of_the_simulation_are_refused(values, message):
     with pytest.raises(TargetError) as error:
         settings(**values)
     assert message in str(error.value)

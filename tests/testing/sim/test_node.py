@@ -112,7 +112,7 @@ def test_killed_node_closes_its_connection(make_bench):
     assert bench.ours.recv(100) == b""
 
 
-def test_full_disk_refuses_files(make_bench):
+def test_simulated_full_disk_refuses_files(make_bench):
     bench = make_bench(full_s=2.0)
     bench.heard()
     bench.time = 2.5

@@ -44,7 +44,7 @@ def test_rows_keep_mini_batch_order_and_failures_are_retried(tmp_path):
     ],
     ids=["items", "batches", "percent", "within"],
 )
-def test_failures_over_the_threshold_end_the_step(limits, said):
+def test_parallel_run_step_ends_if_failures_exceed_its_threshold(limits, said):
     shared = sharing(tries=1, **limits)
     shared.handle({"kind": "ready"})
     following = shared.handle({"kind": "failed", "number": 0, "why": "no luck"})["batch"]
