@@ -98,7 +98,7 @@ def tensorboard(*, run_ids: list[str], port: int) -> int:
 def _folders(run_ids: list[str] | None) -> list[RunFolder]:
     folders = folders_of(run_ids)
     for folder in folders:
-        read.record(folder)  # reading the record also refreshes the folder of a remote run
+        read.record(folder)  # fetch the files of a remote run, as each read of its record does
     return folders
 
 

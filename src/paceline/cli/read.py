@@ -523,7 +523,7 @@ def _size(record: RunRecord) -> str:
     if job.distributed_backend == "ps":
         return f"{job.worker_count}+{job.parameter_server_count} on {job.node_count}"
     if record.size and record.attempts:
-        # An elastic run has the current or last number of nodes first, such as "3x2 of 2..4".
+        # Name an elastic run's current or last number of nodes first, such as "3x2 of 2..4".
         return f"{len(record.attempts[-1].nodes)}x{job.process_count_per_node} of {range_text(*(job.node_range or (1, 1)))}"
     return job.size_text
 

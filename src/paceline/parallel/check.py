@@ -155,7 +155,7 @@ def compare(
             plain.warn_of_parts()
         own_reads = [name for name, param in executor.named_parameters().items() if param.grad is not None]
         if anywhere(bool(own_reads), world):
-            # The loss refers to the user's model: computing it for the plain copy has given that model gradients.
+            # The gradients of the user's model show that the loss, called for the plain copy, refers to the user's model.
             raise (CannotCompareError if is_short else ParallelError)(
                 f"the loss reads {own_reads[0] if own_reads else 'a parameter'} of the model itself, and the copy with which it "
                 "would be compared has another"

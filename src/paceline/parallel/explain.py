@@ -192,13 +192,13 @@ def _traffic_lines(executor: Executor, layout: Layout) -> list[str]:
     whole = sum(param.nbytes for param in executor.named_parameters().values())
     lines = []
     if layout.shard > 1:
-        # Parameters are gathered in the forward and in the backward pass, and gradients are reduce-scattered once.
+        # Three messages: parameters gathered in the forward and in the backward pass, and gradients reduce-scattered.
         sent = 3 * (layout.shard - 1) / layout.shard * whole
         lines.append(
             f"  shard {layout.shard}: each worker sends about {shown_bytes(sent)} a step (3 (n - 1) / n of its parameters)"
         )
     if layout.data > 1:
-        # In the all-reduce over the replicas each worker sums only the gradients of its own shard.
+        # Divide by the shards: each worker takes part in the replicas' all-reduce with its own shard's gradients only.
         sent = 2 * (layout.data - 1) / layout.data * whole / layout.shard
         lines.append(
             f"  data {layout.data}: each worker sends about {shown_bytes(sent)} a step (2 (n - 1) / n of its gradients)"

@@ -49,5 +49,5 @@ def axes_of(tensor: Tensor) -> set[str]:
         return set()
     assert not any(placement.is_partial() for placement in tensor.placements), "it has to be summed first"
     axes = zip(tensor.device_mesh.mesh_dim_names or (), tensor.placements, strict=True)
-    # A tensor that is split along two axes has a placement (`_StridedShard`) for which `is_shard()` is False.
+    # Don't use `is_shard()`, which is False for `_StridedShard`, the placement of a tensor split along two axes.
     return {axis for axis, placement in axes if not placement.is_replicate()}

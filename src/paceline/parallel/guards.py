@@ -123,7 +123,7 @@ class Layers:
             if (layers := own()) is not None and new is not None:
                 layers._see(owner, name, new)
 
-        # torch calls these hooks for all modules of the process, before it registers the new module or parameter.
+        # Register global hooks, which torch calls for all modules of the process, before it registers the new part.
         for handle in (register_module_module_registration_hook(see), register_module_parameter_registration_hook(see)):
             weakref.finalize(self, handle.remove)
 
@@ -264,5 +264,5 @@ def _refuse_renormalised(model: nn.Module, layout: Layout) -> None:
 
 def is_compiled(module: nn.Module) -> bool:
     """Return whether `torch.compile(module)` or `module.compile()` was called."""
-    # torch.compile(module) wraps the module, while module.compile() sets an attribute.
+    # torch.compile(module) wraps the module in another one with `_orig_mod`; module.compile() sets an attribute.
     return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None

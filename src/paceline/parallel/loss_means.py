@@ -108,7 +108,7 @@ def _read_quotient(other: Tensor | float, above: Any, left: list[int]) -> MeanOv
     if _is_sum(above):
         return MeanOver(abs(divisor), is_divisor=True)
     inner = _read(above, left)
-    # In losses.sum() / tokens / rows both divisors are counts. A divisor that is no integer is a constant factor.
+    # In losses.sum() / tokens / rows multiply both counts. A divisor that is no integer is a constant factor instead.
     if inner.is_divisor and inner.count is not None and divisor.is_integer():
         return MeanOver(inner.count * divisor, is_divisor=True)
     return inner
@@ -351,7 +351,7 @@ def no_mean(
         except Exception:
             continue
     else:
-        return ""  # the loss fails with so few rows, or with equal targets
+        return ""  # the loss fails with so few rows, or with all targets equal
     # Give no result if the loss draws random numbers, which differ in each call.
     if not torch.equal(drawn, torch.get_rng_state()) or not of_whole > 0:
         return ""

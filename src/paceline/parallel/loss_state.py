@@ -80,7 +80,7 @@ class LossState:
         if id(value) in self._seen or len(self._seen) > MOST:
             return
         self._seen[id(value)] = value
-        # Inspecting an object may raise any error, for example a proxy outside of its context.
+        # Skip objects that can't be inspected, for example a proxy outside of its context, which may raise any error.
         with contextlib.suppress(Exception):
             self._look_closer(value, name)
 
@@ -145,7 +145,7 @@ class LossState:
 
         def put_back() -> None:
             with torch.no_grad():
-                # A write increments the tensor's version, and autograd refuses saved tensors of another version.
+                # Write only changed values: a write increments the tensor's version, and autograd then refuses the saved tensor.
                 if not torch.equal(own, before):
                     own.copy_(before)
                 if tensor.is_leaf and (tensor.grad is not None or grad is not None):

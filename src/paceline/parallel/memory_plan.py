@@ -84,7 +84,7 @@ def plan(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
     trained = sum(local(param).nbytes for param in params if param.requires_grad) if par.optimizer is not None else 0
     numbers = tried_state_numbers(par.optimizer, par.device)
     optimizer = None if numbers is None else numbers * trained
-    # An optimizer that has made a step, or was loaded, has allocated its state already.
+    # Count the optimizer's state as allocated if it exists: after a step, or after loading.
     held = _held(par.optimizer)
     activations = None
     if par.measured is not None:
@@ -181,7 +181,7 @@ def _room(device: torch.device, held: int, memory_bytes: int | None) -> tuple[in
     if memory_bytes is not None:
         return max(0, memory_bytes - held), f"memory_bytes={memory_bytes}", 0
     if device.type == "cuda":
-        # Memory that torch's allocator has cached, but does not use, counts as free.
+        # Count memory as free that torch's allocator has cached, but does not use.
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return max(0, available_bytes(device) + kept), "the GPU's memory", 0
     there = memory()

@@ -170,7 +170,7 @@ class Clipper:
         Every rank must call this. Return the norm before clipping.
         """
         if self._world.model_group is None:
-            # In one process torch's own function gives exactly the same result as in a plain loop.
+            # Use torch's function in one process, for exactly the same result as in a plain loop.
             return torch.nn.utils.clip_grad_norm_(self._params.values(), max_norm)
         norm = self.norm()
         # Use the same constant as torch's `clip_grad_norm_`.
@@ -190,7 +190,7 @@ def _owned(params: Mapping[str, nn.Parameter], world: World) -> set[str]:
     # Each rank along the axis adds its part of a parameter that is split along the axis.
     whole = [name for name, param in params.items() if world.holder_axis not in axes_of(param)]
     held = gather(whole, group)
-    # Of a tied parameter with copies in several stages, only the first stage adds the gradient.
+    # Leave out tied parameters that an earlier stage has too: only the first stage adds their gradients.
     earlier = {name for names in held[: world.coordinate(world.holder_axis)] for name in names}
     return set(params) - earlier
 

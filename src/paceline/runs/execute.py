@@ -51,7 +51,7 @@ class Files:
         self.is_over = False
         self._folder = folder
         self._path = folder.exec_requests / os.urandom(6).hex()
-        #: The request's folder, once it has its final name.
+        #: The folder of this request, None until the folder has its final name.
         self._own: OwnFolder | None = None
         self._count = 0
         self._alive_at = 0.0
@@ -161,7 +161,7 @@ class Beside:
         self._folder = folder
         self._argv = [os.fspath(word) for word in argv]
         deadline = time.monotonic() + _START_S
-        # A worker may work before the supervisor has noted that the run is Running.
+        # Wait a little: the workers may already work before the supervisor has noted that the run is Running.
         while (record := read.record(folder)).status == states.STARTING and time.monotonic() < deadline:
             time.sleep(0.05)
         _check(record, self._argv, rank)

@@ -126,7 +126,7 @@ class RunFolder:
     @property
     def scratch(self) -> Path:
         """A short path of a folder outside the run, for sockets and shared memory."""
-        # A Unix socket's path has at most 107 bytes, and a run's folder often has a longer path.
+        # Don't use the run's folder: a Unix socket's path has at most 107 bytes, and the folder's path is often longer.
         top = "/dev/shm" if os.access("/dev/shm", os.W_OK) else _temporary_folder()
         return Path(top) / f"paceline-{self.run_id[-8:]}"
 

@@ -116,7 +116,7 @@ def end(folder: RunFolder, status: str, details: object = None, code: str | None
         record,
         status,
         ended_utc=utc_now(),
-        # A child that never began has a duration of 0, not an unknown duration.
+        # Set the start of a child that never began to now, so that its duration is 0 and not unknown.
         started_utc=record.started_utc or utc_now(),
         failure=report,
         exit_code={states.COMPLETED: 0, states.FAILED: 1}.get(status, EXIT_CANCELED),
@@ -163,7 +163,7 @@ def _watch_end() -> None:
     atexit.register(_end_all)
     leave = sys.exit
 
-    # `wraps` keeps the name `sys.exit`, by which pickle finds the function.
+    # Use `wraps`, which keeps the name `sys.exit`, because pickle finds the function by its name.
     @functools.wraps(leave)
     def exit_and_note(status: str | int | None = None, /) -> NoReturn:
         global _exit_code

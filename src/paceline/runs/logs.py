@@ -80,7 +80,7 @@ class LineAssembler:
             if not (text == self._shown and text) and not _is_noise(text):
                 yield _decode(text)
             self._shown = b""
-        # Only the last state of an unfinished line matters.
+        # Of an unfinished line keep only the last state, such as a progress bar's.
         if len(rest) > _LONGEST_LINE:
             # Search before the last byte: a trailing carriage return keeps the previous state until new text comes.
             cut = rest.rfind(b"\r", 0, -1) + 1

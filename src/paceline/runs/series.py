@@ -94,7 +94,7 @@ class MetricSeries:
         return max(self._numbers(), default=None)
 
     def _numbers(self) -> list[float | int]:
-        # Compare exact types: isinstance takes True for an int.
+        # Compare exact types, because isinstance(True, int) is true.
         return [value for value in self.values if type(value) in (int, float) and not math.isnan(value)]
 
 

@@ -83,7 +83,7 @@ class CurveReader:
 
     @property
     def _rank(self) -> int | None:
-        # The lowest rank with values counts, which may change when a lower rank starts to log later.
+        # Use the lowest rank with values. Another rank follows if a lower rank starts to log later.
         return min((rank for rank, series in self._series.items() if series), default=None)
 
     @property

@@ -185,11 +185,11 @@ def without(arguments: Sequence[str], names: Sequence[str], switches: Sequence[s
     left: list[str] = []
     skipping = False
     for word in arguments:
-        # If a name follows a name, the first name is a switch and has no value.
+        # Skip an option's value. If a name follows instead, the option is a switch, which has no value.
         if skipping and not _is_name(word):
             skipping = False
             continue
-        # `--lr` is followed by its value, `--lr=0.1` is not.
+        # A value follows the word `--lr`, but not the word `--lr=0.1`.
         skipping = word in names and word not in alone
         if not skipping and word not in alone and word.partition("=")[0] not in names:
             left.append(word)

@@ -179,7 +179,7 @@ def _dimensions(parts: Mapping[str, object], above: str, branch: str) -> tuple[D
         ):
             raise SweepError(f"{name!r} is not a name of a hyperparameter. Use letters, digits, `_`, `-` and `.`.")
         whole = name if name.startswith("-") or not above else f"{above}.{name}"
-        # Two branches may give one name different ranges, which a sampler must not mix.
+        # Include the branch in the key: two branches may give one name different ranges, which a sampler must not mix.
         key = f"{branch}{whole}"
         if isinstance(part, Mapping):
             if not part:

@@ -73,7 +73,7 @@ class Room:
 
         The most used GPUs come first, to keep whole GPUs free.
         """
-        # A run that asks for more cores than the machine has gets all of them.
+        # Let a run that asks for more cores than the machine has use all of them.
         if self.used_cores + min(ticket["cores"], self.cores) > self.cores:
             return None
         count = ticket["gpu_count"]
@@ -116,7 +116,7 @@ def _by_share(tickets: "Sequence[Ticket]", policy: "SharePolicy", uses: "Mapping
     def charge(ticket: "Ticket", seconds: float) -> None:
         add(ticket["uid"] or 0, ticket["user"], seconds * policy.weight(ticket, levels[ident(ticket)]))
 
-    # A user's use counts for their group, even if the user has no ticket now.
+    # Add users without a ticket, too, because their use counts for their group.
     for uid in sorted(uses):
         add(uid, uses[uid]["user"], policy.decayed(uses[uid], at))
     # Charge a running run for an hour in advance, or a user who has just started a run would stay first in the order.

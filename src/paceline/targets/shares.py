@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     #: A ticket as read from a file, which another user may have written; or a request for a ticket.
     Ticket = dict[str, Any]
-    #: A ticket's owner and key, which identify it on its machine.
+    #: The user id of a ticket's owner, and the ticket's key: together they identify a ticket on a machine.
     TicketId = tuple[int, str]
 
     class PastUse(TypedDict):

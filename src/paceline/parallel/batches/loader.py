@@ -109,7 +109,7 @@ class _MapFeed(Feed):
         with self._streams.use("data", epoch), on_cpu:
             batches = iter(self._loader)
         for number in itertools.count():
-            # Without worker processes, augmentations draw random numbers here, and all stages of a replica must draw the same.
+            # Seed this process, in which augmentations run without worker processes: a replica's stages must draw alike.
             with self._streams.use(f"data {epoch}", number):
                 try:
                     data = next(batches)

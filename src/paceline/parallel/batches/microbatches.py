@@ -94,7 +94,7 @@ def cut(batch: object, task: Task, world: World) -> list[Microbatch]:
     if isinstance(batch, OwnBatch):
         ranges = consecutive(of_micro[world.replica] for of_micro in sizes)
         samples = ranges[-1].stop
-        # A replica without rows has loaded one row as padding.
+        # Allow one row for a replica without rows, which has loaded the row as padding.
         if parts.count != max(samples, 1):
             raise ParallelError(
                 f"this rank's part of the batch has {parts.count} rows, but the loader was given {samples} samples. "
@@ -103,7 +103,7 @@ def cut(batch: object, task: Task, world: World) -> list[Microbatch]:
             )
     else:
         ranges = own_rows(global_rows, task.microbatches, world.replicas, world.replica)
-    # The padding of an empty microbatch is the first row, with a weight of 0.
+    # Fill an empty microbatch with the first row, as padding with a weight of 0.
     pieces = [parts.take(*(span.start, span.stop) if span else (0, 1)) for span in ranges]
     weights, total = [float(len(span)) for span in ranges], float(global_rows)
     if task.loss_weight is not None:

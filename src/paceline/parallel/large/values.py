@@ -209,7 +209,7 @@ def _reset(model: nn.Module, owners: Iterable[str]) -> Recorder:
             reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
             if callable(reset):
                 reset()
-        # Many models, such as Hugging Face's, have this function to initialise each module.
+        # Call `_init_weights`, with which many models, such as Hugging Face's, initialise each module.
         own = getattr(model, "_init_weights", None)
         if callable(own):
             for module in modules:

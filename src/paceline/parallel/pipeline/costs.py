@@ -139,7 +139,7 @@ class _Run:
         except RuntimeError as error:
             if "use_reentrant" not in str(error):
                 raise
-        # torch.autograd.grad refuses reentrant checkpoints. Run them as plain calls: the time then lacks the recomputation.
+        # Open reentrant checkpoints, which torch.autograd.grad refuses: as plain calls, their time lacks the recomputation.
         with checkpoints_opened():
             return self._timed()
 

@@ -73,7 +73,7 @@ def order(schedule: str, worker: int, workers: int, microbatches: int, chunks: i
                 StageCall("F", stage, micro) for stage in range(worker, workers * chunks, workers) for micro in group
             )
     elif schedule == "1f1b":
-        # The last worker runs forward and backward passes in turn. Each worker before is one more forward pass ahead.
+        # The last worker alternates forward and backward passes. Each earlier worker is one more forward pass ahead.
         ahead = min(microbatches, workers - worker)
         yield from (StageCall("F", worker, micro) for micro in range(ahead))
         for micro in range(microbatches):

@@ -104,7 +104,7 @@ class Plain:
                     loss = self._loss(model(*micro.args, **micro.kwargs), micro)
                 if self._used is not None:
                     self._used.watch()
-                # The loss has no gradient if all parameters are frozen, or if this replica has no rows.
+                # Skip the backward pass of a loss without a gradient: all parameters are frozen, or this replica has no rows.
                 if loss.requires_grad:
                     # Each worker of the context group has the whole loss, and their gradients are summed: divide by their number.
                     share = loss / self._world.layout.context if self._world.layout.context > 1 else loss
@@ -148,7 +148,7 @@ class Plain:
     def finish_gradients(self) -> None:
         group = self._world.replica_group
         if self._is_sharded:
-            # FSDP2 has summed its shards' gradients during the backward pass. Only whole parameters remain.
+            # Sum only the whole parameters: FSDP2 has summed the gradients of its shards in the backward pass.
             self._used.finish()
             sum_gradients(shard.left_whole(self._module), group)
             sum_gradients(self._module.parameters(), self._world.group("context"))

@@ -109,7 +109,7 @@ class _Synchronised(BatchNorm):
             return super().forward(input)
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
         if not _somewhere or (group is None and not _counts):
-            # No rank has rows that count. The result is not used, but each rank needs the same graph.
+            # No rank has rows that count. Compute an unused result, because each rank needs the same graph.
             return _without_statistics(self, input)
         outputs: tuple[Tensor, ...] = apply_function(
             _Normalise, input, self.weight, self.bias, self.eps, group, _counts
@@ -164,7 +164,7 @@ class _FollowsAll(InstanceNorm):
             return output
         is_batch = input.dim() > self._get_no_batch_dim()  # type: ignore[no-untyped-call]
         rows = float(input.shape[0] if is_batch else 1) if _counts else 0.0
-        # Each replica has updated the statistics by its own rows. Their mean, weighted by rows, is the update by all rows.
+        # Average the replicas' statistics, weighted by rows: each replica has updated them by its own rows only.
         sums = torch.cat([mean * rows, variance * rows, mean.new_tensor([rows])]).double()
         dist.all_reduce(sums, group=group)
         with torch.no_grad():

@@ -130,7 +130,7 @@ def apply(
         _check_ties(model, found, ties)
         hooked = {name for name, param in model.named_parameters(remove_duplicate=False) if Hooks(param)}
         cut(model, world.axes("tensor"), found, copies=world.layout.shard > 1)
-        # `parallelize_module` gives each module its own parameter, and silently breaks ties.
+        # Restore the ties, which `parallelize_module` breaks: it gives each module its own parameter.
         tie_again(model, ties)
         give_memory(world.device, model)
         for name, param in model.named_parameters(remove_duplicate=False):
@@ -177,7 +177,7 @@ def cut(model: nn.Module, mesh: DeviceMesh, plan: TensorPlan, *, copies: bool = 
         if name in pieces:
             deal(modules[name], pieces[name], mesh.get_group())
         if name in plan.changed or (copies and name not in keeps):
-            # torch's hooks return a view from a custom function, and autograd forbids changing such a view in place.
+            # Clone the output, which torch's hooks return as a view that autograd forbids to change in place.
             modules[name].register_forward_hook(lambda module, args, output: output.clone())
     for name, param in model.named_parameters(remove_duplicate=False):
         # Restore requires_grad, which torch 2.9 sets on every parameter that it cuts, frozen ones too.

@@ -80,7 +80,7 @@ def observe(model: nn.Module, run: Callable[[], object]) -> Seen:
     finally:
         for handle in handles:
             handle.remove()
-    # Each in-place change increments a tensor's version, which is 0 for a new copy.
+    # A version above 0 means that the output was changed in place: a new copy has version 0.
     changed = frozenset(name for name, output in record.outputs if output._version > 0)
     return Seen(calls=dict(record.calls), groups=groups, direct=direct, changed=changed)
 
@@ -170,7 +170,7 @@ def _sources(node: Node, made: Mapping[Node, str]) -> set[str]:
         if other in made:
             layers.add(made[other])
         elif hasattr(other, "variable"):
-            # A node with a `variable` is a parameter that is used outside of these layers.
+            # Return no layers: this node is a parameter (it has `variable`) that is used outside of these layers.
             return set()
     return layers
 

@@ -205,7 +205,7 @@ def modes_kept(model: nn.Module) -> Iterator[None]:
 def buffers_kept(model: nn.Module) -> Iterator[None]:
     """After the block, restore the model's buffers, even if they were replaced."""
     before = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    # A scripted module has a C++ view in place of this dict, whose buffers cannot be replaced.
+    # Skip a scripted module, whose `_buffers` is no dict but a C++ view, in which buffers can't be replaced.
     tables = [
         (module._buffers, dict(module._buffers)) for module in model.modules() if isinstance(module._buffers, dict)
     ]
@@ -217,7 +217,7 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
             table.update(kept)
         with torch.no_grad():
             for buffer, value in before:
-                # A write increments the tensor's version, and autograd refuses saved tensors of another version.
+                # Write only changed values: a write increments the tensor's version, and autograd then refuses the saved tensor.
                 if not torch.equal(buffer, value):
                     buffer.copy_(value)
 
@@ -227,7 +227,7 @@ def eager() -> AbstractContextManager[object]:
 
     Machine code would crash on fake tensors, which have no memory.
     """
-    # If torch's compiler is not loaded, nothing is compiled. Setting a stance would load the compiler.
+    # Set no stance if torch's compiler is not loaded: nothing is compiled then, and setting would load it.
     is_loaded = "torch._dynamo" in sys.modules
     return torch.compiler.set_stance("force_eager") if is_loaded else contextlib.nullcontext()
 

@@ -154,7 +154,7 @@ class GraphRecorder(TorchFunctionMode):
         if not self.is_outer:
             return func(*args, **kwargs)
         match getattr(func, "__name__", ""):
-            # Fake tensors refuse these functions anyway. Real tensors would bring this batch's values into the graph.
+            # Refuse functions that read values, as fake tensors do: a real tensor would bring this batch's values into the graph.
             case name if name in READS_VALUES:
                 raise CannotRecordError(f"`{name.strip('_')}` asks for a tensor's values")
             case "__set__":
@@ -292,7 +292,7 @@ class GraphRecorder(TorchFunctionMode):
 
     def _give_out(self, node: fx.Node, result: object) -> None:
         """Remember the graph node of each tensor in a call's result."""
-        # The path is empty if the result itself is a tensor.
+        # If the result itself is a tensor, its path is empty.
         for path, tensor in tensors_at(result):
             part = node
             for kind, key in path:

@@ -71,7 +71,7 @@ def find_line(run: Callable[[], object], probe: Callable[[], Hashable], is_outer
     def in_frame(frame: types.FrameType, event: str, _: object) -> TraceFunction:
         if not lines and is_outer():
             look()
-            # After a return, Python goes on with the calling line.
+            # After a return, note the line of the caller, with which Python goes on.
             now = _users_frame(frame.f_back) if event == "return" else frame
             last[:] = [] if now is None else [(now.f_code.co_filename, now.f_lineno)]
         return in_frame
@@ -105,7 +105,7 @@ def unwatched() -> Iterator[None]:
 def put_back(profiler: Any) -> None:
     """Set the profiler that `sys.getprofile` has returned as Python's profiler again."""
     sys.setprofile(profiler if callable(profiler) else None)
-    # Before Python 3.12 cProfile's profiler is not callable, and must install itself.
+    # Let cProfile's profiler install itself: before Python 3.12 it is not callable.
     if not callable(profiler) and profiler is not None:
         profiler.enable()
 

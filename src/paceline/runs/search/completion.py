@@ -42,7 +42,7 @@ def complete(query: str, cursor: int, runs: Sequence[RunFacts]) -> list[Suggesti
         ['Failed']
     """
     before = query[:cursor]
-    # An open quote belongs to the word at the cursor.
+    # Include an open quote, which belongs to the word at the cursor.
     opened = re.search(r"""(?:^|[\s(,=<>~])((?:\w+\.)?["'`][^"'`]*)$""", before) if _is_open(before) else None
     begin = opened.start(1) if opened else cursor - len(re.search(r"[^\s(),=!<>~]*$", before)[0])  # type: ignore[index]
     try:

@@ -202,7 +202,7 @@ class RunIndex:
     def _list(self) -> None:
         changed = _time_of(self._runs_dir)
         before, listed = self._folder_times
-        # A second run may appear within the resolution of file times, and an NFS client caches a folder's time.
+        # List again at times: file times are coarse, so a second run may not change the folder's, and NFS clients cache it.
         if changed == before and changed + _TICK_S < listed and time.time() - listed < _LIST_S:
             return
         self._folder_times = changed, time.time()
@@ -338,7 +338,7 @@ class FactsCache:
     """A file with the facts of a workspace's ended runs."""
 
     def __init__(self, runs_dir: Path) -> None:
-        # A user without a home folder has no cache.
+        # Use no cache for a user without a home folder: nothing can be created below /dev/null.
         base = (state if (state := state_folder()).is_absolute() else Path(os.devnull)) / "runs"
         self.path = (
             base / f"{hashlib.sha256(os.fsencode(os.path.realpath(runs_dir))).hexdigest()[:24]}.{_VERSION}.jsonl"

@@ -51,7 +51,7 @@ def sketched(
     try:
         spec = SweepSpec(space=Space({name: of for name, (of, _) in columns.items()}), metric=metric, goal=goal)
     except SweepError:
-        # A parameter has a name that a space can't have, such as "=".
+        # Draw nothing: a parameter has a name that a space can't have, such as "=".
         return None
     trials = []
     for number, (result, status) in enumerate(zip(numbers, statuses, strict=True)):

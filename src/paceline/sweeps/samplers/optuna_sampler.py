@@ -126,7 +126,7 @@ class OptunaSampler:
         optuna = _optuna()
         if trial.number in self._told:
             return
-        # A trial without a result is running in the study, and TPE's constant liar avoids its point.
+        # Add a trial without a result as running: TPE's constant liar then avoids its point.
         is_known = trial.is_over or bool(trial.earlier)
         values = self._known(trial) if is_known else None
         if is_known:

@@ -59,7 +59,7 @@ _LONELY_S = 60.0
 
 def main(path: str, library: str) -> int:
     ticket, index = PodTicket.read(path), int(os.environ.get("JOB_COMPLETION_INDEX", "0"))
-    # Workers inherit this process's environment, but not these variables.
+    # Remove these variables, so that workers don't inherit them with this process's environment.
     about = {name: os.environ.pop(name, "") for name in (ADDRESS_VARIABLE, FAILURES_VARIABLE)}
     processes.become_subreaper()
     os.makedirs(f"{TOP}/home", exist_ok=True)

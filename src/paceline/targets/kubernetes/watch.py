@@ -82,7 +82,7 @@ class Watched:
     def _watch(self, version: str) -> None:
         began = float("-inf")
         with contextlib.suppress(EngineError, TargetError):
-            # A watch that ends at once would be renewed without a pause.
+            # Renew a watch only if it has lasted: one that ends at once would be renewed without a pause.
             while time.monotonic() - began > _FRESH_S and time.monotonic() - self._read < _IDLE_S:
                 began = time.monotonic()
                 for kind, item in self._cluster.watch(self._kind, version, labelSelector=self._selector):

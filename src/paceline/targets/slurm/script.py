@@ -237,7 +237,7 @@ def _escaped(option: str) -> str:
         )
     if _PLAIN.fullmatch(option):
         return option
-    # In double quotes a backslash escapes the next character. No shell reads this.
+    # Escape for sbatch, not for a shell: in double quotes sbatch takes the character after a backslash literally.
     return '"' + re.sub(r'(["\\])', r"\\\1", option) + '"'
 
 

@@ -62,7 +62,7 @@ def try_out(scheduler: Scheduler, script: str, *, lacks_nodes: Callable[[], bool
         done = scheduler.call(argv, input=script, environment=environment(os.environ, scheduler.settings))
     except AwayError:
         return  # the submission itself waits for the controller
-    # A controller that has just restarted does not know its nodes yet, and reports that they don't exist.
+    # Ignore errors about missing nodes if the controller was away: after a restart it does not know its nodes yet.
     was_away = time.monotonic() - begun > _SLOW_S
     if done.returncode == 0 or was_away or _NOT_NOW.search(done.stderr):
         return
@@ -85,7 +85,7 @@ def submit(
 
     def once() -> CommandResult:
         if tried:
-            # The last call may have succeeded although its answer was lost.
+            # Look for the job first: the last call may have submitted it although its answer was lost.
             found = _find(scheduler, name, user)
             if found is not None:
                 return CommandResult(returncode=0, stdout=found, stderr="")

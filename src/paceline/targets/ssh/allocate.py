@@ -163,7 +163,7 @@ class Gathering:
         while left and len(held) < self._demand.most:
             missing = self._demand.most - len(held)
             tried, left = left[:missing], left[missing:]
-            # The end of this block waits for all calls, which have the link's time limit.
+            # Leaving this block waits for all calls, at most for the link's time limit.
             with concurrent.futures.ThreadPoolExecutor(len(tried)) as pool:
                 answers = list(pool.map(lambda member: self._take(member, at_once=True), tried))
             held = held + [answer for answer in answers if isinstance(answer, HeldHosts)]
@@ -221,7 +221,7 @@ class Gathering:
             try:
                 return len(member.ask("look", {})["tickets"])
             except (TargetError, OSError):
-                # Hosts that do not answer come last.
+                # Sort hosts that do not answer last.
                 return 1 << 30
 
         return sorted(members, key=tickets)[: self._demand.count]

@@ -116,7 +116,7 @@ def _parse(line: str, where: str) -> SshHost:
         if not bracket or (count and not count.startswith(":")):
             raise TargetError(f"{where}: {line!r} has no ']' where it should be. {_FORM}")
         count = count[1:] if count else ""
-    # A name with several colons is an IPv6 address without slots.
+    # Split at a single colon only: a name with several colons is an IPv6 address without slots.
     elif name.count(":") == 1:
         name, _, count = name.partition(":")
         if not count:

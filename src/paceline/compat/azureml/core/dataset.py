@@ -228,7 +228,7 @@ def _place(path: object) -> Any:
 
 
 def _store(store: object) -> Any:
-    # The dataset's record holds the store's name in Paceline.
+    # Return Paceline's own store, whose name the dataset's record holds.
     return store._real if isinstance(store, Datastore) else store
 
 

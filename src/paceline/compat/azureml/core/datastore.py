@@ -72,7 +72,7 @@ class Datastore(paceline.Datastore):
 
     def path(self, path: str | None = None, data_reference_name: str | None = None) -> SdkDataReference:
         """Return a reference to a path in the store, for a script's arguments."""
-        # A reference to the whole store has the store's name: `$AZUREML_DATAREFERENCE_workspaceblobstore`.
+        # Name a reference to the whole store like the store, as in `$AZUREML_DATAREFERENCE_workspaceblobstore`.
         name = data_reference_name or (self._shown if not path and self._shown else None)
         place = place_in(self.workspace, self._shown, (path or "").strip("/"))
         if place.datastore is None:

@@ -222,5 +222,5 @@ def _plain(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_]", "_", name)
 
 
-#: The class's former name.
+#: The former name of the class, which old drivers use.
 OutputDatasetConfig = OutputFileDatasetConfig

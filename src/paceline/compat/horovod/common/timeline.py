@@ -37,7 +37,7 @@ def begin(engine: Engine) -> None:
 
 def start(path: str, engine: Engine, *, mark_cycles: bool) -> None:
     """Write a new trace to `path` on rank 0."""
-    # `mark_cycles` adds a CYCLE_START line at the start of each list of agreed operations.
+    # With `mark_cycles` the trace gets a CYCLE_START line at the start of each list of agreed operations.
     global _trace
     # Stop the old trace before taking the lock, because `stop` takes the lock as well.
     stop()
@@ -66,7 +66,7 @@ end = stop
 
 
 def _stop_at_exit(pid: int) -> None:
-    if os.getpid() == pid:  # a forked child has the same file open, but must not write
+    if os.getpid() == pid:  # in a forked child, which shares the open file, write nothing
         stop()
 
 
@@ -77,7 +77,7 @@ class _Trace:
         self._file: TextIO | None = open(path, "w", encoding="utf-8")  # noqa: SIM115
         self._file.write("[\n")
         self._lines: dict[tuple[str, str], int] = {}
-        # Each process set has its own thread, and any of these threads may call `observed`.
+        # For `observed`, which the threads of several process sets may call at the same time.
         self._lock = threading.Lock()
         self._start_s = time.monotonic()
         start = {"start_time_since_epoch_in_micros": time.time_ns() // 1000}

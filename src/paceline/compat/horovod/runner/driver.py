@@ -81,7 +81,7 @@ class RanksDriver:
         """Run the job to its end and return its outcome."""
         # Prefer memory: on a disk, the kernel would write the ranks' shared memory back to it again and again.
         top = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
-        # For Open MPI's shared memory. `_kept` is for the ranks' files, which may be too large for /dev/shm.
+        # Use `_scratch` for Open MPI's shared memory, and `_kept` for ranks' files, perhaps too large for /dev/shm.
         self._scratch = tempfile.mkdtemp(prefix="horovodrun-", dir=top)
         self._kept = tempfile.mkdtemp(prefix="horovodrun-")
         problem = None
@@ -116,7 +116,7 @@ class RanksDriver:
         for command in start.commands(job, contact, self._scratch):
             if job.verbose:
                 print(f"horovodrun: {shlex.join(command.argv)}", file=sys.stderr)
-            # With its own session, Ctrl-C reaches only this process, which ends the ranks in order.
+            # Use a separate session, so that Ctrl-C reaches only this process, which then ends the ranks in order.
             process = subprocess.Popen(
                 command.argv,
                 env=dict(command.environment),
@@ -292,7 +292,7 @@ class RanksDriver:
         place = self._ranks[rank]
         self._output.finish(rank)
         place.exit_code, place.ended_at = exit_code, time.time()
-        # An exception after the request to end is a consequence of the request, not a failure.
+        # Ignore an exception after the request to end, which is a consequence of the request.
         place.error = None if place.stopped and (error or {}).get("time", 0) > self._asked_at else error
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -314,7 +314,7 @@ class RanksDriver:
             time.monotonic() < max(deadline, self._kept_at + _GRACE_S)
         ):
             self._look(_TICK_S)
-            # After half of the time, send SIGTERM to ranks that have ignored SIGINT.
+            # After half of the grace period, send SIGTERM to ranks that have ignored SIGINT.
             if word != {"end": True} and time.monotonic() > deadline - _GRACE_S / 2:
                 word = {"end": True}
                 self._say(word)

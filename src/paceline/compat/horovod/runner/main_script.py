@@ -33,7 +33,7 @@ def main(argv: "list[str]") -> None:
             os.environ |= {"PACELINE_RUN_DIR": scratch, "PACELINE_ATTEMPT": "1", "PACELINE_RANK": os.environ["RANK"]}
             report_failure(error)
 
-    # `script.run` calls `report.failed` when an exception leaves the script.
+    # Replace the function that `script.run` calls when an exception leaves the script.
     report.failed = failed
     report.note_alone = lambda library: None
     load_triton_before_tensorflow()

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from paceline.supervisor.diagnosis.diagnose import ErrorFile
 
 _GRACE_S = 5.0
-#: Names of commits of elastic state in the rank's folder begin with this (`common.kept_commits`).
+#: Prefix of the files in the rank's folder that hold commits of elastic state (`common.kept_commits`).
 _COMMIT = "commit"
 _LOCK = "lock"
 #: Seconds that pipes may stay open after the program's end, because its child processes may hold them.
@@ -79,7 +79,7 @@ def main(argv: list[str]) -> int:
     except (OSError, EOFError) as error:
         print(f"rank {rank}: {error or 'horovodrun has gone'}", file=sys.stderr)
         return 1
-    # On its own host, `horovodrun` removes this folder if this process is killed.
+    # Create the folder below `horovodrun`'s own on its host: `horovodrun` removes it if this process is killed.
     top = next(iter(start["scratch"]), None)
     _remove_left()
     scratch = tempfile.mkdtemp(prefix=f"horovodrun-rank-{rank}-", dir=top)
@@ -166,7 +166,7 @@ class _Rank:
         argv = self._start["argv"]
         # Paceline's own script runs a function, and gets the folder that holds the function.
         argv = [*argv, self._scratch] if wire.CALL in self._start["files"] else python_command(argv, environment)
-        # The program inherits these scheduling settings, whether it is `python` or a shell.
+        # Set scheduling now, so that the program inherits the settings, whether it is `python` or a shell.
         scheduling.begin(environment)
         return subprocess.Popen(
             argv,
@@ -199,7 +199,7 @@ class _Rank:
                     # `_end` sleeps, so run it in another thread: this loop must notice the end of the connection.
                     threading.Thread(target=self._end, daemon=True).start()
         except EOFError:
-            # `horovodrun` or its host is gone, and no rank may outlive it.
+            # Kill everything: `horovodrun` or its host is gone, and no rank may outlive it.
             self._deserted = True
             processes.kill_descendants(os.getpid())
 

@@ -102,7 +102,7 @@ def _with_mpi(job: RanksJob, contact: Mapping[str, object], scratch: str) -> Sta
         words += ["--host", ",".join(f"{host}:{count}" for host, count in per_host), "-x", wire.VARIABLE]
         words += [parameter, "plm_ssh_args" if is_5 else "plm_rsh_args", shlex.join(_ssh_options(job))]
         if is_5:
-            # Only ssh itself notices a host that vanishes quickly; TCP alone would take two hours.
+            # Set keep-alive probes, because by default TCP notices only after two hours that a host has vanished.
             for name, value in (("time", "20"), ("intvl", "10"), ("probes", "4")):
                 words += [parameter, f"oob_tcp_keepalive_{name}", value]
     if job.tcp:

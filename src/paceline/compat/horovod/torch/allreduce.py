@@ -64,8 +64,8 @@ def allreduce_(
 ) -> torch.Tensor:
     """Reduce the tensor over the ranks in place, and return it."""
     how = How(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
-    # Don't wake the engine's thread: `synchronize`, which must follow, does the work in this thread, and only then do
-    # the other ranks learn of the operation.
+    # Don't wake the engine's thread: `synchronize` must follow, and does the work in this thread. Only then do the other ranks
+    # learn of the operation.
     with handles.waiting_at_once:
         done = submit_allreduce([tensor], name, how, in_place=True)
     return handles.synchronize(done)  # type: ignore[no-any-return]
@@ -172,7 +172,7 @@ def submit_allreduce(
     tensors: Sequence[torch.Tensor], name: str | None, how: How, *, grouped: bool = False, in_place: bool = False
 ) -> int:
     """Submit an all-reduce and return its handle."""
-    # Adasum runs in host memory, even for tensors on a GPU.
+    # Use host memory for Adasum, even for tensors on a GPU.
     if how.op == Adasum:
         check_adasum(how.process_set)
     elif stays_on_device(tensors) and len(checked_members(how.process_set)) > 1:

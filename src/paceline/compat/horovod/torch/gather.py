@@ -158,7 +158,7 @@ def _rows(tensor: torch.Tensor) -> HostTensor:
 
 
 def _own_part(grad: torch.Tensor, rows: int, process_set: ProcessSet) -> torch.Tensor:
-    # Average the whole gradient, although this rank keeps only its rows: the other ranks need the rest.
+    # Average the whole gradient: this rank keeps only its own rows, but the other ranks need the rest.
     averaged = allreduce(grad, op=Average, process_set=process_set)
     # The gathered tensor does not tell how many rows each rank had, so exchange the counts.
     counts = handles.synchronize(allgather_async(torch.tensor([rows]), None, process_set)).tolist()

@@ -170,7 +170,7 @@ def in_groups(
     check_groups(groups, "parameters")
     if isinstance(groups, int):
         by_name = {name: p for p, name in trained.items()}
-        # Another rank may list its parameters in another order, but members of a group are matched by position.
+        # Use the first rank's order, because members of a group are matched by their position in it.
         order = broadcast_object(list(by_name), checked_members(process_set)[0], process_set=process_set)
         lists = [[by_name[name] for name in part] for part in in_parts(order, groups)]
     else:

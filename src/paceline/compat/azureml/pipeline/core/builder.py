@@ -203,7 +203,7 @@ class PipelineStep:
         self.allow_reuse = True
         self.source_directory: str | None = None
         self._after: list[PipelineStep] = []
-        #: Steps that belong to this step and run after it. A pipeline that has this step has them too.
+        #: Steps to run after this step. They are in each pipeline that contains this step.
         self.followers: list[PipelineStep] = []
         for data in self._given():
             data.producer = self

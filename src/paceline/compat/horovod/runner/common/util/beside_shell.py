@@ -23,13 +23,13 @@ def main(grace_s: float, argv: "list[str]") -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
     # Give the command its own process group, so that one signal reaches its descendants that have stayed in the group.
     command = subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)
-    # The kernel closes the input even if the process at its other end was killed.
+    # Wait for the end of the command, or of standard input: the kernel closes it even if the caller was killed.
     while command.poll() is None and 0 not in select.select([0, woken], [], [])[0]:
         os.read(woken, 1 << 10)
     if command.returncode is None:
         deadline = time.monotonic() + grace_s
         _signal(command.pid, signal.SIGTERM)
-        # Signal 0 only tests whether a process of the group exists. The command itself counts until it is reaped.
+        # Signal 0 only tests whether the group has a process. A command that has ended counts until `poll` reaps it.
         while _signal(command.pid, 0) and time.monotonic() < deadline:
             command.poll()
             time.sleep(0.02)

@@ -37,7 +37,7 @@ def execute(
     descendants get SIGTERM, and SIGKILL after five seconds.
     """
     argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
-    # This process keeps the standard input of `beside_shell.py` open, and it closes when this process ends.
+    # `beside_shell.py` ends the command when its standard input closes, which happens when this process ends.
     beside = subprocess.Popen(
         # -S skips site-packages, which the script does not need, so it starts faster.
         [sys.executable, "-S", _BESIDE, str(GRACEFUL_TERMINATION_TIME_S), *argv],
