@@ -59,7 +59,7 @@ def test_workspace_path_is_relative_to_its_configuration(tmp_path, monkeypatch, 
     assert Workspace.from_config().path == Path(f"{tmp_path}/a/{path}").resolve()
 
 
-def test_workspace_from_a_given_configuration_file_or_folder(tmp_path, monkeypatch):
+def test_configuration_given_as_a_file_or_folder_determines_the_workspace(tmp_path, monkeypatch):
     write_tree(tmp_path, {"conf/paceline.toml": '[workspace]\npath = "ws"\n'})
     monkeypatch.setenv("PACELINE_WORKSPACE", "elsewhere")
     assert Workspace.from_config("conf/paceline.toml").path == tmp_path / "conf/ws"

@@ -210,7 +210,7 @@ def test_restore_interrupted_after_fetching_is_completed_without_fetching_again(
     assert (tmp_path / "back/data/table.csv").read_text() == "a,b\n"
 
 
-def test_restored_run_that_was_running_is_failed_with_the_next_step(workspace, near, tmp_path):
+def test_run_backed_up_while_running_is_restored_as_failed_with_the_resume_command(workspace, near, tmp_path):
     folder, fd = make_run(workspace.path / "runs", RUN, states.RUNNING)
     record = store.stored(folder)
     store.replace_state(folder, dataclasses.replace(record, scratch_dir=str(folder.scratch)))

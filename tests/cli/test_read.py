@@ -125,7 +125,7 @@ def test_list_is_a_plain_table_newest_first(gallery: Gallery) -> None:
     assert not any("\x1b" in line for line in lines)
 
 
-def test_list_shows_targets_if_a_run_is_not_local(gallery: Gallery, cli: Cli) -> None:
+def test_list_has_a_target_column_if_a_run_used_another_target_than_local(gallery: Gallery, cli: Cli) -> None:
     shutil.copytree(gallery.folder / ".paceline" / "runs", cli.folder / ".paceline" / "runs", symlinks=True)
     path = cli.run_folder(gallery.bad) / "job.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "target": "lab"}))

@@ -27,7 +27,7 @@ def other(tmp_path):
     return str(tmp_path / "other" / "bin" / "python")
 
 
-def test_own_interpreter_is_described_without_running_it(tmp_path, monkeypatch):
+def test_running_interpreter_is_described_without_starting_it_again(tmp_path, monkeypatch):
     asked = module._ask(sys.executable, "", tmp_path)
     monkeypatch.setattr("subprocess.run", None)
     assert base(sys.executable, tmp_path) == asked

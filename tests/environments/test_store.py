@@ -226,7 +226,7 @@ def test_environment_with_a_missing_interpreter_is_rebuilt(store, base_python):
     assert versions(store.ensure(SMALL, base_python, print), "small") == {"small": "1.1"}
 
 
-def test_copied_workspace_rebuilds_its_environments(store, base_python, tmp_path):
+def test_environments_of_a_copied_workspace_are_rebuilt_at_the_new_path(store, base_python, tmp_path):
     store.ensure(SMALL, base_python, print)
     copy = shutil.copytree(store._folder, tmp_path / "copy", symlinks=True)
     there = EnvironmentStore(copy)
@@ -330,7 +330,7 @@ def test_disk_filled_during_install_raises_environment_build_error(small_disk, b
     assert store.all() == []
 
 
-def test_unbuildable_environment_is_refused_at_once(store, base_python):
+def test_environment_that_cannot_be_built_is_refused_before_the_build(store, base_python):
     with pytest.raises(EnvironmentSpecError, match=r"python_version='3\.7'"):
         store.ensure(Environment(pip_packages=["small"], python_version="3.7"), base_python, print)
     with pytest.raises(EnvironmentSpecError, match="there is no interpreter '/nowhere/python'"):

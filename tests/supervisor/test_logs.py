@@ -33,7 +33,7 @@ def test_each_new_log_file_is_reported_once(tmp_path):
     assert news.look() == set()
 
 
-def test_unchanged_folder_is_not_listed_again(tmp_path, listed):
+def test_unchanged_log_folder_is_not_listed_again(tmp_path, listed):
     os.utime(tmp_path, (time.time() - 60,) * 2)
     news = NewFiles(tmp_path)
     for _ in range(3):
@@ -41,7 +41,7 @@ def test_unchanged_folder_is_not_listed_again(tmp_path, listed):
     assert listed == [str(tmp_path)]
 
 
-def test_folder_that_changed_just_now_is_listed_again(tmp_path, listed):
+def test_log_folder_that_changed_just_now_is_listed_again(tmp_path, listed):
     news = NewFiles(tmp_path)
     for _ in range(3):
         news.look()

@@ -45,7 +45,7 @@ def test_runs_of_a_resumed_trial_form_one_series(tmp_path: Path) -> None:
     assert best_row(trial, SPEC)["x"] == 0.2
 
 
-def test_values_without_steps_of_resumed_runs_are_concatenated(tmp_path: Path) -> None:
+def test_metric_values_without_steps_of_resumed_trial_runs_are_concatenated(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, SPEC, states.RUNNING)
     add_trial(sweep, 0, {"x": 0.1}, (4.0, 3.0), states.CANCELED)
     add_trial(sweep, 0, {"x": 0.1}, (2.0,), states.COMPLETED, leg=2)

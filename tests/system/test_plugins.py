@@ -33,7 +33,7 @@ def test_plugin_of_an_installed_package_is_loaded(installed):
     assert type(plugins.load("paceline.test", OWN, "theirs")).__name__ == "Bread"
 
 
-def test_own_plugins_take_precedence(installed):
+def test_plugins_of_paceline_take_precedence_over_installed_ones(installed):
     assert type(plugins.load("paceline.test", OWN, "own")).__name__ == "OrderedDict"
 
 

@@ -31,7 +31,7 @@ def documents(tmp_path):
     return Documents(tmp_path / "documents", RULE)
 
 
-def test_document_is_written_with_the_given_mode(tmp_path):
+def test_registry_document_is_written_with_the_given_file_mode(tmp_path):
     private = Documents(tmp_path, RULE, mode=0o600)
     private.put("key", "secret")
     assert private.path("key").stat().st_mode & 0o777 == 0o600
@@ -80,7 +80,7 @@ def test_documents_round_trip(documents):
 
 # A folder of a store without hard links refuses them with a different error.
 @pytest.mark.parametrize("code", [None, errno.EPERM, errno.EOPNOTSUPP])
-def test_second_document_of_the_same_name_is_refused(documents, monkeypatch, code):
+def test_second_registry_document_of_the_same_name_is_refused(documents, monkeypatch, code):
     if code is not None:
         monkeypatch.setattr(os, "link", lambda *args, **options: (_ for _ in ()).throw(OSError(code, "no links")))
     documents.add("a", 1)
@@ -117,7 +117,7 @@ def test_versions_count_from_1_per_name(registry):
 
 
 @pytest.mark.promise("dataset-s-version-number-never")
-def test_number_of_a_removed_version_is_not_reused(registry):
+def test_version_number_of_a_removed_registry_version_is_not_reused(registry):
     add(registry)
     add(registry)
     registry.of("mine").path("2").unlink()  # by hand
@@ -136,7 +136,7 @@ def test_registry_without_a_counter_file_continues_after_its_highest_version(reg
     assert add(registry) == 8
 
 
-def test_writers_without_a_shared_lock_get_distinct_versions(registry, monkeypatch):
+def test_registry_writers_without_a_shared_lock_get_distinct_version_numbers(registry, monkeypatch):
     # Another machine has taken the number between the check and the link.
     def make(version):
         if version == 1:

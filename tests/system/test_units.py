@@ -67,7 +67,7 @@ def test_timedelta_and_number_are_valid_durations() -> None:
             seconds(wrong)  # type: ignore[arg-type]
 
 
-def test_values_are_formatted_for_a_table():
+def test_parameter_and_metric_values_are_formatted_for_a_table():
     given = [None, 0.123456789, 1e-9, 3, True, "lr", [1, 0.5], {"a": None}]
     assert [value_text(value) for value in given] == [
         *("-", "0.123457", "1e-09", "3", "True", "lr", "[1, 0.5]", '{"a": null}'),

@@ -338,7 +338,7 @@ def test_lease_program_reports_cores_gpus_and_python_version(ask: Ask) -> None:
     assert "gpus" not in ask("look")
 
 
-def test_file_in_place_of_the_lease_folder_is_an_error(ask: Ask, agents: Any, tmp_path: Path) -> None:
+def test_lease_request_reports_a_file_in_place_of_the_lease_folder(ask: Ask, agents: Any, tmp_path: Path) -> None:
     (tmp_path / "leases").write_text("in the way")
     assert "is not a folder" in ask("take", **ticket("1", agents()))["error"]
 

@@ -28,7 +28,7 @@ def end(place: Place, folder: RunFolder) -> None:
 
 
 @pytest.mark.promise("lines-values-states-told-they")
-def test_feed_streams_lines_values_and_the_end(place: Place) -> None:
+def test_live_feed_of_a_page_streams_log_lines_metric_values_and_the_end(place: Place) -> None:
     folder = place.run(status=states.RUNNING)
     say(folder, "first\n")
     log_values(folder, "loss", [3.0])

@@ -57,7 +57,7 @@ def test_log_level_of_a_line_is_recognized(text: str, level: int) -> None:
     assert level < 30 or next(iter(LevelFilter(30).lines(0, f"a\n{text}\nb"))) == (2, text)
 
 
-def test_errors_keep_whole_tracebacks_of_each_rank(place: Place) -> None:
+def test_log_filter_for_errors_keeps_whole_tracebacks(place: Place) -> None:
     folder = place.run(job=make_job(process_count_per_node=2, distributed_backend="gloo"))
     say(folder, "start\nTraceback (most recent call last):\n  File x\n    f()\n\x1b[31mValueError\x1b[0m: no\nend\n")
     say(folder, "fine\n\x1b[1;33mWARNING\x1b[0m slow\n", rank=1)

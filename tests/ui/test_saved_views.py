@@ -23,7 +23,7 @@ def change(client: Any, **fields: str) -> Any:
     return client.post("/views", data={"form_key": key[1], **fields}, follow_redirects=False)
 
 
-def test_view_is_saved_listed_renamed_and_removed(place: Place) -> None:
+def test_list_view_is_saved_listed_renamed_and_removed(place: Place) -> None:
     client = place.client()
     assert change(client, action="save", name="best runs", page="runs", query="?q=state%3DCompleted").status_code == 303
     assert '<a class="view" href="?q=state%3DCompleted">best runs</a>' in client.get("/").text

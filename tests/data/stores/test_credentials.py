@@ -134,7 +134,7 @@ def test_secrets_are_removed_from_texts_in_quoted_and_url_forms():
         assert secrets.scrub(f"refused: {form}!").replace("'", "") == "refused: ***!"
 
 
-def test_text_with_a_one_letter_secret_is_withheld():
+def test_log_text_that_contains_a_one_letter_secret_is_withheld_whole():
     assert "withheld" in Secrets({"password": "x"}).scrub("axb")
 
 

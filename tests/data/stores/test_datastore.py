@@ -89,7 +89,7 @@ def test_plain_text_secret_is_refused_and_not_stored(workspace):
     assert not list((workspace.path).rglob("lab.json"))
 
 
-def test_record_of_a_store_has_places_of_secrets_but_no_secrets(workspace, monkeypatch):
+def test_datastore_record_has_references_to_secrets_but_no_secrets(workspace, monkeypatch):
     monkeypatch.setenv("LAB_SECRET", "planted")
     Datastore.register(workspace, "lab", "s3://bucket", credentials={"secret": "env:LAB_SECRET"})
     text = (workspace.path / "datastores/lab.json").read_text()

@@ -64,7 +64,7 @@ def test_prune_removes_the_least_recently_used_file_first(cache, tmp_path):
 
 
 @pytest.mark.promise("least-recently-used-goes-first")
-def test_prune_keeps_linked_files(cache, tmp_path):
+def test_data_cache_prune_keeps_files_linked_by_a_run(cache, tmp_path):
     key = put(cache, "a", bytes(100), 1000)
     cache.link(key, 100, str(tmp_path / "seen"))
     put(cache, "b", bytes(100))

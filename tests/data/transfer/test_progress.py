@@ -8,7 +8,7 @@ import threading
 from paceline.data.transfer.progress import Meter, size_text, terminal_bar
 
 
-def test_progress_is_reported_rarely_and_at_the_end():
+def test_transfer_progress_is_reported_rarely_and_at_the_end():
     told: list[tuple[int, int, int, int]] = []
     meter = Meter(lambda *figures: told.append(figures), 80_000, 8)
 
@@ -42,7 +42,7 @@ def test_progress_bar_is_drawn_only_on_a_terminal():
     assert stream.getvalue().endswith("\n")
 
 
-def test_sizes_have_readable_units():
+def test_byte_counts_are_formatted_with_decimal_units():
     assert [size_text(size) for size in (0, 999, 1000, 123_456, 2 * 10**9, 10**13)] == [
         "0 B", "999 B", "1.0 kB", "123 kB", "2.0 GB", "10.0 TB",
     ]  # fmt: skip

@@ -136,7 +136,7 @@ def test_folder_of_another_user_in_tmp_is_refused(open_link, tmp_path):
         open_link(folder=str(tmp_path / "tmp/node"))
 
 
-def test_link_works_over_a_socket(library, tmp_path):
+def test_node_link_works_over_a_socket(library, tmp_path):
     mine, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(WORDS, stdin=theirs, stdout=theirs)

@@ -123,7 +123,9 @@ def test_shared_folder_of_two_nodes_is_fetched_once(make_nodes, run_folder, libr
     assert (run_folder.outputs / "x").exists()
 
 
-def test_new_attempt_continues_from_earlier_files(make_nodes, open_link, own_disk, run_folder, library):
+def test_nodes_of_a_new_attempt_get_metrics_and_checkpoints_of_the_previous_one(
+    make_nodes, open_link, own_disk, run_folder, library
+):
     append_line(run_folder.metric_log(0), {"step": 1})
     write_tree(run_folder.checkpoints, {"step 1/model\n": "old"})
     nodes = make_nodes(links=[open_link("node-0", own_disk)])

@@ -33,7 +33,7 @@ def test_request_is_sent_to_all_nodes_before_the_first_answer():
     ]
 
 
-def test_lost_node_does_not_hide_the_answers_of_others():
+def test_request_to_all_nodes_returns_answers_although_one_node_is_lost():
     error = LinkError("gone")
     links = [FakeLink("a", [], error), FakeLink("b", [], 2)]
     assert ask_each(links, "load", 1.0) == [error, {"found": 2}]

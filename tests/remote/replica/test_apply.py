@@ -84,7 +84,7 @@ def test_partial_files_are_removed_when_the_link_of_their_node_closes(here):
         ((0, 6), (0, 5), b"0!"),
     ],
 )
-def test_newer_file_or_lower_rank_wins_a_name_conflict(here, first, second, left):
+def test_newer_file_or_lower_rank_wins_if_two_nodes_send_the_same_file_name(here, first, second, left):
     for count, (rank, mtime) in enumerate((first, second)):
         text = str(rank) + "!" * (count and first[0] == second[0])
         here.apply(*part("outputs/o", text.encode(), mtime=mtime), rank=rank)

@@ -272,7 +272,7 @@ def test_log_shrunk_during_reading_is_sent_whole(two: Two, small_pieces: None) -
     assert two.text("attempts/1/rank_0.log") == "a" * 7
 
 
-def test_a_hole_in_a_log_is_not_sent(two: Two) -> None:
+def test_hole_of_a_sparse_log_file_is_not_sent(two: Two) -> None:
     two.write({"attempts/1/rank_0.log": "begin"})
     with open(two.there / "attempts/1/rank_0.log", "r+b") as log:
         log.seek(1 << 22)

@@ -33,7 +33,7 @@ def test_history_figure_has_the_best_value_so_far():
     assert places[-1] == max(place for _, place, _ in history.points)
 
 
-def test_figures_of_many_trials_draw_only_the_best(monkeypatch):
+def test_sweep_figures_of_many_trials_draw_only_the_best_trials(monkeypatch):
     monkeypatch.setattr(module, "MOST", 10)
     drawn = sketch("title", SPEC, make_trials())
     assert (drawn.count, len(drawn.lines)) == (40, 10)

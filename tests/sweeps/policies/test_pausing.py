@@ -11,7 +11,7 @@ from paceline.sweeps.policies.policy import Policy
 from paceline.sweeps.policies.population import PopulationBasedTraining
 
 
-def test_only_promotion_and_population_policies_pause_trials() -> None:
+def test_only_asha_with_promotion_and_population_based_training_pause_trials() -> None:
     promoting, population = ASHA(promote=True), PopulationBasedTraining(interval=2, last=4)
     assert pausing(promoting) is promoting
     assert pausing(population) is population
@@ -19,7 +19,7 @@ def test_only_promotion_and_population_policies_pause_trials() -> None:
     assert pausing(ASHA()) is pausing(None) is None
 
 
-def test_budget_must_be_an_argument_with_a_last_interval() -> None:
+def test_budget_option_must_be_a_script_argument_with_a_last_interval() -> None:
     check_budget("ASHA", None, None)
     check_budget("ASHA", "--epochs", 9)
     for budget in ("", "--", "a b", "--epochs=3", 3):

@@ -183,7 +183,7 @@ def test_log_of_a_restarted_supervisor_replaces_the_mirrored_log(tmp_path: Path,
     assert folder.driver_log.read_text() == text
 
 
-def test_local_and_remote_notes_are_merged(tmp_path: Path, home: Path):
+def test_notes_written_here_and_on_the_cluster_are_merged(tmp_path: Path, home: Path):
     folder, login = submitted(tmp_path), make_login()
     folder.notes.write_text("before\n")
     there = login.push(folder, library(tmp_path))

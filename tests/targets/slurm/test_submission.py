@@ -64,7 +64,7 @@ def test_refusal_by_slurm_is_one_error_with_the_requested_options(slurm: FakeSlu
         "allocation failure: Unable to contact slurm controller (connect failure)",
     ],
 )
-def test_temporary_condition_does_not_refuse_a_job(slurm: FakeSlurm, words: str):
+def test_temporary_slurm_condition_does_not_refuse_a_job(slurm: FakeSlurm, words: str):
     slurm.say("sbatch", err=words, code=1)
     made = SlurmSettings.of("c", {})
     try_out(Scheduler(TITLE, made), SCRIPT)
@@ -145,7 +145,7 @@ def test_recovered_node_of_the_jobs_own_allocation_is_reported_as_available(slur
     assert "#SBATCH --nodes=1-2\n" in slurm.script
 
 
-def test_added_nodes_are_returned_if_no_checkpoint_resumes_on_them(
+def test_additional_slurm_nodes_are_returned_if_no_checkpoint_resumes_on_them(
     slurm: FakeSlurm, more: Extension, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm.say("squeue", "7|RUNNING|n1\n")

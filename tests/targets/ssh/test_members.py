@@ -49,7 +49,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Opening]:
     return make
 
 
-def test_hosts_are_opened_concurrently_and_failures_keep_their_reason(opened: Callable[..., Opening]) -> None:
+def test_failed_ssh_connection_keeps_its_reason_until_the_host_is_reached(opened: Callable[..., Opening]) -> None:
     opening = opened({A: [FakeLink()], B: [TargetError("it is down"), FakeLink()]})
 
     opening.open([A, B])
@@ -63,7 +63,7 @@ def test_hosts_are_opened_concurrently_and_failures_keep_their_reason(opened: Ca
     assert opening.failures == {}
 
 
-def test_dropped_connection_is_retried_once(opened: Callable[..., Opening]) -> None:
+def test_dropped_ssh_connection_to_a_host_is_retried_once(opened: Callable[..., Opening]) -> None:
     dropped = TargetError("it has closed the connection. sshd's log there says why")
     opening = opened({A: [dropped, FakeLink()], B: [dropped, dropped, FakeLink()]})
 
@@ -74,7 +74,7 @@ def test_dropped_connection_is_retried_once(opened: Callable[..., Opening]) -> N
     assert "closed" in opening.failures[B]
 
 
-def test_lost_host_is_reopened_as_a_new_member(opened: Callable[..., Opening]) -> None:
+def test_lost_ssh_host_is_connected_again_by_a_new_link(opened: Callable[..., Opening]) -> None:
     first, second = FakeLink(), FakeLink()
     opening = opened({A: [first, second]})
     opening.open([A])

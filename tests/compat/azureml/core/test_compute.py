@@ -87,7 +87,7 @@ def test_databricks_compute_is_refused_with_the_alternative():
         DatabricksCompute.attach_configuration()
 
 
-def test_cluster_known_only_by_name_resolves_to_this_machine(ws):
+def test_azure_cluster_known_only_by_name_is_replaced_by_this_machine_with_a_note(ws):
     notes = SubmissionNotes()
     assert resolve("cpus", ws, notes) == "local"
     (said,) = notes.all()

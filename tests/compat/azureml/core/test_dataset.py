@@ -24,7 +24,7 @@ def store(ws):
     return found
 
 
-def test_default_store_is_found_by_its_azure_names(ws):
+def test_default_datastore_is_found_by_its_azure_names(ws):
     store = Datastore.get(ws, "workspaceblobstore")
     assert (store.name, store.datastore_type) == ("workspaceblobstore", "AzureBlob")
     assert store == ws.get_default_datastore()

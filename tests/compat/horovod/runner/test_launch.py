@@ -372,7 +372,7 @@ def test_closed_output_pipe_ends_the_job(tmp_path, transport):
 # --- output
 
 
-def test_output_is_also_written_to_files(tmp_path):
+def test_output_filename_option_also_writes_the_output_of_each_rank_to_files(tmp_path):
     path = script(tmp_path, "print('out', rank)\nprint('err', rank, file=sys.stderr)")
     done = run("--gloo", "-np", 2, "--output-filename", "logs", "-prefix-timestamp", "python", path)
     assert re.search(r"^\w+ \w+ +\d+ [\d:]{8} \d{4}\[1\]<stdout>:out 1$", done.stdout, re.MULTILINE)

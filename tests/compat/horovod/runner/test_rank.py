@@ -7,7 +7,7 @@ import tempfile
 from paceline.compat.horovod.runner import rank
 
 
-def test_old_temporary_folders_of_killed_ranks_are_removed(tmp_path, monkeypatch):
+def test_unlocked_temporary_folders_of_killed_ranks_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for name in ("horovodrun-rank-0-dead", "horovodrun-rank-1-lives", "horovodrun-rank-2-new", "mine"):
         (tmp_path / name).mkdir()
