@@ -24,7 +24,7 @@ from paceline.workspace import Workspace
 if TYPE_CHECKING:
     from paceline.cli.outputs import Exported
 
-#: Kind of export -> what its option -o names.
+#: Kind of export -> the meaning of its option -o.
 _KINDS = {"csv": "the file", "parquet": "the file", "tensorboard": "the folder", "mlflow": "the tracking URI"}
 
 

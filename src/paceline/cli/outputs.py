@@ -139,7 +139,7 @@ class RunMetrics(TypedDict, total=False):
     series: dict[str, MetricValues]
 
 
-#: Items of the arrays that these verbs print: `files`, `download`, `rm`, and `cancel` (with the run's state).
+#: Items of arrays: of `files`, `download` and `rm`, and of `cancel`, with the run's state.
 FileRow = TypedDict("FileRow", {"name": str, "size_bytes": int})
 CopiedFile = TypedDict("CopiedFile", {"name": str, "path": str, "size_bytes": int})
 RemovedRun = TypedDict("RemovedRun", {"run_id": str, "size_bytes": int})
@@ -221,7 +221,7 @@ class ListedRun(RunSummary, total=False):
 
 
 SpreadJson = TypedDict("SpreadJson", {"mean": float, "deviation": "float | None", "count": int})
-#: An item of the array of `list --group`. columns: field -> the spread of its numbers, None if there are none.
+#: An item of the array that `list --group` prints. columns: field -> the spread of its numbers, or None.
 GroupRow = TypedDict("GroupRow", {"value": object, "runs": list[str], "columns": "dict[str, SpreadJson | None]"})
 ChangeJson = TypedDict("ChangeJson", {"name": str, "a": object, "b": object})
 CodeChange = TypedDict("CodeChange", {"name": str, "status": str, "plus": int, "minus": int, "text": str})

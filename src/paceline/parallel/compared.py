@@ -42,7 +42,7 @@ LIMITS = {"float64": 1e-9, "own": 1e-4}
 ROUNDINGS = 50
 
 VARIABLE = "PACELINE_CHECK"
-#: Names of the comparison's folder in the run's outputs, and of its files.
+#: The comparison's folder in the run's outputs, and its files: the plain run's values, and the result.
 FOLDER, VALUES, OUTCOME = "check", "values.pt", "outcome.json"
 
 _NARROW = {torch.bfloat16, torch.float16, torch.float32}
@@ -104,7 +104,7 @@ class _Observed(Comparison):
         self._asked = steps
         self._losses: list[float] = []
         self._first: dict[str, Tensor] = {}
-        #: The parameters' bytes here, divided by their bytes in the script's own dtype.
+        #: The size of this run's parameters in bytes, divided by their size in the script's own dtype.
         self._widened = 1.0
         self._narrowest = Narrowest()  # type: ignore[no-untyped-call]
 

@@ -154,7 +154,7 @@ class Steady(DispatchMode):  # type: ignore[no-untyped-call]
     a kernel draws internally, as cuDNN's recurrent layers do. To detect these, compare `states` before and after.
     """
 
-    #: Whether operations draw random numbers in spite of the mode; see `drawing`.
+    #: Whether an operation has drawn random numbers although the mode replaces them; see `drawing`.
     draws = False
 
     def __torch_dispatch__(

@@ -138,7 +138,7 @@ class _Means:
         group = world.group("pipe")
         if group is None:
             return self._names
-        # Only the worker of the last stage sees outputs and has called the metric.
+        # Get the metric's names from the worker of the last stage, the only one that sees outputs and calls the metric.
         everyone = gather(self._names if self._called else None, group)
         names = next((names for names in everyone if names is not None), None)
         assert names is None or len(names) == count

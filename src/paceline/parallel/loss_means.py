@@ -29,9 +29,9 @@ from paceline.torch_private import without_modes
 
 #: The most nodes of a loss's graph to look at.
 MOST_NODES = 64
-#: The most rows, and the most numbers of the model's output, with which a loss is tested in two parts.
+#: The most rows, and the most numbers in the model's output, to use for testing a loss on two parts.
 ROWS, NUMBERS = 8, 1 << 20
-#: The largest difference between whole and parts: as a fraction of the loss, and in rounding errors of the output's numbers.
+#: The largest difference between whole and parts: as a fraction of the loss, and in rounding errors of the outputs.
 LIMITS, ROUNDINGS = {torch.float64: 1e-7, torch.float32: 1e-4}, 50
 #: Names of autograd nodes whose function multiplies a single input by a constant, or leaves it unchanged.
 _SCALED = {

@@ -33,7 +33,7 @@ _START_S = 10.0
 
 #: Seconds between two heartbeats of this client. The supervisor ends a command after 15 seconds without a heartbeat.
 _ALIVE_S = 1.0
-#: Seconds between two polls for output: short enough that typed keys echo without a noticeable delay.
+#: Seconds between two polls for output, few enough for typed keys to echo without a noticeable delay.
 _LOOK_S = 0.02
 #: Most bytes in one read of the output. The client acknowledges the output after every half of this.
 _READ_BYTES = 1 << 20

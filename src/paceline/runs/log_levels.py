@@ -11,7 +11,7 @@ from collections.abc import Iterator
 #: Level -> its number, as in Python's logging.
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 _BY_LETTER = {"D": 10, "I": 20, "W": 30, "E": 40, "F": 40, "C": 40}
-#: A level is at the start of a line, or follows a time and a name.
+#: A level counts only in the first characters of a line: at the start, or behind a time and a name.
 _FIRST = 160
 _LEVEL = re.compile(
     r"\b(DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b"

@@ -66,7 +66,7 @@ class Teller(Protocol):
         """Submit a sweep's controller; see `paceline.targets.Controlling`."""
 
 
-#: Takes the record of a run whose job is gone, and the engine's report. Returns the new record if the run continues.
+#: A function of the record of a run whose job is gone, and of the engine's report: the new record if the run continues.
 GoesOn: TypeAlias = "Callable[[RunFolder, RunRecord, JobStatus], RunRecord | None]"
 
 
@@ -284,7 +284,7 @@ class ExecRequest(TypedDict, total=False):
     #: Rows and columns of the terminal, or None for pipes.
     terminal: tuple[int, int] | None
     term: str | None
-    #: Port of the node to which a tunnel leads, in place of a command of the user's (`paceline.runs.tunnel`).
+    #: Port of the node to which a tunnel leads, instead of a user's command (`paceline.runs.tunnel`).
     relay: int
     stacks: dict[str, bool]
     profile: dict[str, float]

@@ -22,7 +22,7 @@ from paceline.sweeps.sweep_state import SweepState
 from paceline.sweeps.trial import Trial, front, is_better
 from paceline.sweeps.trial_runs import PAUSED, PROMOTED, RUNG, all_runs
 
-#: Share of the controller's time for a slow policy, and the longest pause in seconds between two judgements.
+#: Share of the controller's time for judgements, which sets the pause after each; and the longest pause in seconds.
 _JUDGING = 0.25
 _LATEST_S = 0.3
 #: Number of Completed trials without the primary metric after which a sweep fails.

@@ -30,7 +30,7 @@ _FORMS = {
     "name=value": ASSIGNMENTS,
     "+name=value": ADDITIONS,
 }
-#: Ways with dashes before the name. Only these ways can pass switches (options without a value).
+#: Ways to pass values that begin with dashes. Only with these can a switch (an option without a value) be passed.
 _DASHED = (ARGUMENTS, EQUALS, WORDS, REPEATED, COMMAS)
 
 #: Way with a form for lists -> function that returns the command-line words for a list.

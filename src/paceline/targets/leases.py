@@ -92,7 +92,7 @@ _CLAIM_S = 60.0
 _TICKET_BYTES, _TICKETS, _COUNT = 1 << 16, 1000, 1 << 16
 #: Seconds after which runs no longer wait behind a run that could start but does not.
 _OFFER_S = 10.0
-#: A user's record of use: its name, the most rows, and the ages in seconds at which hours are merged and dropped.
+#: A user's record of use: file name, maximum number of rows, ages in seconds at which hours are merged, and dropped.
 USE, _ROWS, _HOURLY_S, _KEPT_S = "use.json", 400, 8 * 86400.0, 80 * 86400.0
 #: Seconds between two checks for changed files by a waiting run: by the first in the queue, more per position, at most.
 _LOOK_S, _PLACE_S, _SLOWEST_S = 0.2, 0.1, 3.0
@@ -100,7 +100,7 @@ _LOOK_S, _PLACE_S, _SLOWEST_S = 0.2, 0.1, 3.0
 _ALIVE_S, _READ_S, _LONGEST_READ_S = 0.5, 30.0, 300.0
 #: Seconds after which a run that holds a share records again that it lives.
 BEAT_S = 60.0
-#: The longest run id that is displayed, and the length of a displayed UTC time.
+#: Maximum length of a displayed run id, and the length of a displayed UTC time.
 _LONGEST, _UTC_LENGTH = 300, len("2026-11-23 06:12:03 UTC")
 
 

@@ -36,7 +36,7 @@ _ANY_LINE = {has_times: re.compile(_LINE % (rb"(%s)" % _NAME, time)) for has_tim
 _FEW, _SOME_TIME = 8, rb"(?s:.{17})"
 #: Maximum number of numbers that are kept in memory for all runs together, some 40 MB.
 _MOST_NUMBERS = 2_500_000
-#: Maximum number of rows, tables, images and texts of a run whose places are kept in memory, some 30 MB.
+#: Maximum number of a run's rows, tables, images and texts whose offsets in the log are kept, some 30 MB.
 _MOST_OTHERS = 100_000
 
 

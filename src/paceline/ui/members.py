@@ -30,7 +30,7 @@ VIEW, OWN, ADMIN = ROLES = ("view", "own", "admin")
 #: Name of a member, as a proxy or the kernel gives it. "*" is not a name, so no user can log in with it.
 NAME = re.compile(r"[\w.@+-]{1,200}", re.ASCII)
 _ROLES_TEXT = "view, own or admin"
-#: Beginning of a service account's token, and most seconds until the token expires.
+#: Prefix of a service account's token, and the most seconds for which a token is valid.
 PREFIX, _MOST_S = "paceline_", 366 * 86400
 _LINE = re.compile(rf"""(["']?)(?P<name>\*|{NAME.pattern})\1\s*=\s*(["']?)(?P<role>view|own|admin)\3""", re.ASCII)
 #: Fields of a line of the log. on: a run, or another part of the workspace. origin: how the member logged in.

@@ -66,7 +66,7 @@ class Visitor:
         return self.role == ADMIN or (self.role == OWN and rule in (OWN, MINE))
 
 
-#: The visitor of a page without members.
+#: The visitor of a page that has no members: every visitor may do everything there.
 ANYBODY = Visitor("", ADMIN, "")
 
 

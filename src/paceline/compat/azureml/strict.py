@@ -18,7 +18,7 @@ class Strict:
 
         def __init__(self: Any, *arguments: object, **named: object) -> None:  # noqa: N807
             made(self, *arguments, **named)
-            # With several nested __init__, only the outermost has set all attributes.
+            # Nested __init__ of base classes also come here. Only after the outermost are all attributes set.
             if type(self) is cls:
                 object.__setattr__(self, "_is_made", True)
 

@@ -35,7 +35,7 @@ class Parts(NamedTuple):
     target: object
 
 
-#: A function of the user's script: batch -> its parts.
+#: A function of the script that splits a batch into its parts.
 SplitFunction = Callable[[Any], Parts]
 
 

@@ -33,7 +33,7 @@ _LOCK = "lock"
 
 #: The file that is written last: a folder without it is no checkpoint.
 RECORD = "paceline.pt"
-#: Rank 0's error message if another rank could not write its part.
+#: Rank 0's message for an error of another rank, which could not write its part.
 ANOTHERS = "could not write its part; its log says why."
 #: Seconds between two checks by rank 0 whether the other ranks' parts are in the folder.
 _LOOK_S = 0.05

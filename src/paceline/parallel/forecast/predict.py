@@ -30,7 +30,7 @@ from paceline.parallel.strategy import (
     strategy_of,
 )
 
-#: FSDP2's additional memory in blocks (measured: 5.4 to 5.8): the current, the next and its message, gradients and their message.
+#: FSDP2's extra memory, in blocks (measured: 5.4 to 5.8): this block, the next one, gradients, and both messages.
 WHOLE_BLOCKS = 5.5
 
 

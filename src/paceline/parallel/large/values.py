@@ -110,7 +110,7 @@ class TensorValues:
                         f"weights={str(folder)!r} has no {name!r}, which the model has. It has, among others: "
                         f"{', '.join(self._folder.names[:5])}."
                     )
-        #: First name -> parameter, for parameters that have no values yet, in the model's order.
+        #: Name -> parameter, for parameters without values yet, in the model's order. A tied one has its first name.
         self.empty = {name: tensors[name] for name in names if tensors[name].is_meta and name in params}
         self._buffers = {
             name: tensors[name]

@@ -31,7 +31,7 @@ _STEPS = 2000
 _MOST = 0.1
 #: A gradient's difference is relative to its size, but at least to this fraction of the largest gradient.
 _LEAST_SCALE = 0.02
-#: A cut may change the results by this many times the change that a rounding error in each module's output causes.
+#: A change by cutting is allowed up to this many times the change by a rounding error in each module's output.
 _ROUNDINGS = 10
 
 

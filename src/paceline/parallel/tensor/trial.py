@@ -24,7 +24,7 @@ from paceline.parallel.tensor.check import scale_of, within
 from paceline.parallel.tensor.groups import Group, undisturbed
 from paceline.parallel.tensor.layers import inputs, outputs, part_of
 
-#: Name of a module, and name of its integer attribute.
+#: (name of a module, name of its integer attribute), such as an attention's number of heads.
 Attribute = tuple[str, str]
 #: The most sets of attributes to try. A guess: an attention module has three or four numbers that may have to be divided.
 _MOST_VARIANTS = 40

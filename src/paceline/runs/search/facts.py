@@ -28,7 +28,7 @@ HANGS = "Hangs"
 _MOST_TAGS, LONG = 1000, 1000
 #: Matches the function in the arguments of a run of `paceline.functions`, after Paceline's own options.
 _FUNCTION = re.compile(r"[\w.]+:[\w.]+")
-#: Folder of a sweep -> the goals of its metrics.
+#: Cache: folder of a sweep -> the goals of its metrics.
 _goals: dict[Path, dict[str, Goal]] = {}
 
 

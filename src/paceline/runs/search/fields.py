@@ -43,7 +43,7 @@ class RunField:
     name: str
     kind: FieldKind
     get: Callable[[RunFacts], FieldValue] = field(compare=False, repr=False)
-    #: Whether sorting puts greater values first, as for the best value of a metric to maximize.
+    #: Whether to sort the greatest value first, as for a metric whose goal is to maximize.
     is_descending: Callable[[RunFacts], bool] = field(compare=False, repr=False, default=lambda facts: False)
 
 

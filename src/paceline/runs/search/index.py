@@ -51,7 +51,7 @@ _VERSION = 2
 _NAMES = [field.name for field in fields(RunFacts)]
 _SHARED = ("experiment", "status", "kind", "target", "user", "size", "script", "why")
 _MAPPINGS = ("tags", "params", "given", "resources")
-#: Number of obsolete lines in the cache's file above which the file is written again.
+#: With so many more obsolete lines than half of the current ones, the cache's file is written again.
 _MOST_STALE = 1000
 _PIECE_BYTES, _PIECE_LINES = 1 << 17, 500
 
@@ -80,7 +80,7 @@ class RunIndex:
         #: Ids of runs that are not known to have ended; and the position in `ids` at which the next refresh continues.
         self._open: list[str] = []
         self._turn: int | None = None
-        #: Ended runs whose metrics are not yet read, and readers of running runs' metrics, in the order of reading.
+        #: Ended runs whose metrics have not been read; and a metric reader for each live run, in the order of reading.
         self._unread: dict[str, None] = {}
         self._readers: dict[str, SummaryReader] = {}
         #: Complete facts of ended runs that are not yet in the cache.

@@ -33,7 +33,7 @@ Goal = Literal["minimize", "maximize"]
 MOST_METRICS = 20_000
 _CHUNK_BYTES = 1 << 21
 _SUMMARY, _NUMBER = struct.Struct("4d"), struct.Struct("d")
-#: Statistic -> its offset in a summary.
+#: Statistic -> its offset in bytes in a packed summary.
 _OFFSETS = {"last": 0, "min": 8, "max": 16, "count": 24}
 _MINIMIZED = "loss losses error errors err mse mae rmse mape nll perplexity ppl wer cer fid kl regret cost latency"
 _MAXIMIZED = (

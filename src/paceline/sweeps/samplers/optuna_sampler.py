@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _TRIAL, _STUDY = "trial", "study"
 #: Random trials before the first model: Optuna's default.
 _STARTUP_TRIALS = 10
-#: Number of trials after which only the joint estimator is used: the others get slow, and choices are settled.
+#: From this number of trials on use only the joint estimator: others get slow, and the choices are settled by then.
 _ALONE_TRIALS = 300
 #: The fewest former results with which CMA-ES starts: it uses the best tenth of them.
 _WARM_START_TRIALS = 10
@@ -63,7 +63,7 @@ class OptunaSampler:
         *,
         keeps_notes: bool = True,
     ) -> None:
-        #: A sampler of points that no trial has; None if points may repeat.
+        #: A sampler that proposes only points which no trial has, or None if points may repeat.
         self.fresh: RandomSampler | None = None
         self._space = space
         self._seed = seed

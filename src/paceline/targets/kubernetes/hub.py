@@ -34,7 +34,7 @@ from paceline.targets.kubernetes.ticket import HUB_SOCKET, Noted, PodTicket, mes
 _HELLO_S = 20
 _LOOK_S = 0.02
 _REQUEST_BYTES = 64 << 20
-#: The most bytes of frames in one message to a reader.
+#: The most bytes of data in one message to a reader.
 _MESSAGE_BYTES = 1 << 20
 
 
@@ -95,7 +95,7 @@ class Hub:
         self._told: set[int] = set()
         self._readers = 0
         self._is_copied = threading.Event()
-        #: Set once the run has ended. Before, readers don't receive a final record.
+        #: Set once the run has ended, which lets readers receive the final record.
         self._final = threading.Event()
         self._has_run = threading.Event()
         self._archive: tuple[Path, int] | None = None

@@ -29,7 +29,7 @@ TICKET_VARIABLE = "PACELINE_KUBERNETES_TICKET"
 HUB_SOCKET = "/paceline/hub.sock"
 #: Exit code of a pod that Kubernetes has to replace: a pod that exits with 0 counts as done.
 EXIT_AGAIN = 75
-#: Prefix of a line in the log that says why a pod could not begin, and the exit code of this pod.
+#: Prefix of the log line with the reason why a pod could not begin, and the exit code of such a pod.
 COMPLAINT, EXIT_COMPLAINT = "paceline: ", 70
 
 #: The most bytes of files that a pod writes to its log: a kubelet rotates logs at 10 MiB, and base64 adds a third.

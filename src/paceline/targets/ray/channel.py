@@ -35,7 +35,7 @@ from paceline.targets.ray.store_objects import can_encrypt, decrypted, encrypted
 
 #: Seconds between the cluster side's polls for announcements in a bucket, which charges for each request.
 _KNOCK_S = 2.0
-#: Seconds between polls of both sides while a command runs.
+#: Seconds between two polls of each side while a command runs.
 _LOOK_S = 0.15
 #: Seconds after which an unanswered command is announced again, since the cluster's side may have missed it.
 _AGAIN_S = 6.0

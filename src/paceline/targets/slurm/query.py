@@ -99,7 +99,7 @@ _HELD = {
     "job requeued in held state": "held: it was requeued so; `scontrol release {job_id}` lets it go",
 }
 
-#: Slurm's names for limits, over a hundred: whose limit, its kind, its resource, its scope.
+#: The parts of a limit's name in Slurm: whose limit, its kind, its resource, its scope. There are over a hundred.
 _LIMIT = re.compile(
     r"(?P<whose>QOS|Assoc|)(?P<kind>Max|Grp|Min)"
     r"(?P<of>Cpu|CPU|Node|GRES|Memory|Mem|SubmitJobs?|Jobs|WallDuration|Wall|License|BB|Billing|Energy)"

@@ -30,7 +30,7 @@ _TOGETHER_S = 1.5
 _LONGEST_S = 4.0
 _POLL_S = 0.1
 _SLOWEST_POLL_S = 1.0
-#: Seconds after which a waiting run tries again to use other hosts, and to reach hosts that were down.
+#: Seconds after which a waiting run tries other hosts, and after which it connects to failed hosts again.
 _LOOK_AROUND_S = 5.0
 _TRY_AGAIN_S = 30.0
 

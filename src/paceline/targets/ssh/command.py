@@ -31,7 +31,7 @@ from paceline.targets.ssh.hosts import SshHost
 PERSIST_S = 30
 PERSIST_ASKED_S = 60
 CONNECT_S = 8
-#: Number of unanswered keep-alive messages after which ssh ends a connection.
+#: After this many unanswered keep-alive messages ssh ends the connection.
 _ALIVE_COUNT = 3
 #: The longest path for a socket: the limit is 104 characters, of which ssh temporarily needs 17.
 _LONGEST_FOLDER = 45

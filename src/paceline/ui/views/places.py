@@ -22,7 +22,7 @@ from paceline.ui.pieces import PagePiece, PiecesSeen, stamp_of
 from paceline.ui.views import models, services
 from paceline.ui.views.common import PATIENCE_S, pieces
 
-#: Seconds until a target counts as not answering, and the least seconds between two queries.
+#: Seconds after which a target counts as not answering, and minimum pause in seconds between two queries.
 LIMIT_S = 5.0
 _PAUSE_S = 10.0
 #: Maximum number of runs that are listed below a target.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from paceline.compat.azureml.data.data_reference import DataPath
     from paceline.data import DataReference
 
-    #: Tags by name, or one name.
+    #: Tags to filter by: name -> value, or only a name.
     Tags: TypeAlias = Mapping[str, str] | str | None
 
 #: Kind of a run -> type in the SDK.

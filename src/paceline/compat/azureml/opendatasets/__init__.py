@@ -48,7 +48,7 @@ class _Frame:
 class _Service:
     """A dataset of Azure's that no library includes."""
 
-    #: `paceline azureml check` prints this text as well.
+    #: The reason in the exception, which `paceline azureml check` prints, too.
     refused = (
         "Azure's open data service is not available here. Download the files from their publisher, and use "
         "Dataset.File.from_files('folder') or Dataset.Tabular.from_delimited_files('folder')."

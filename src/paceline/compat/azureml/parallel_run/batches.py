@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas
 
 
-#: A table, and the number of each row's group.
+#: (table, for each row the number of its group, or None without groups).
 Table: TypeAlias = "tuple[pandas.DataFrame, pandas.Series | None]"
 
 

@@ -129,7 +129,7 @@ class _MetricAverage:
         # Sort by name: dicts may be ordered differently on other ranks, and values are matched by their position.
         values = {name: array for name in sorted(logs) if (array := _numbers(logs[name])) is not None}
         own = {name: array.shape for name, array in values.items()}
-        # Exchange the names first: a metric missing on one rank would block the others.
+        # Exchange the names first: if a metric is missing on a rank, all other ranks would wait for it.
         everywhere = objects.allgather_object(own, "metric_average.names")
         for rank, others in enumerate(everywhere):
             if others != everywhere[0]:

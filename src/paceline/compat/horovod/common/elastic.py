@@ -60,7 +60,7 @@ class State(Kept):
         self._last_update: float = 0
         self._reset_callbacks: list[Callable[[], object]] = []
         self._commits = 0
-        #: Files of commits that outlive this process; set while `run` uses the state.
+        #: The files that keep commits after this process has ended, or None outside of `run`.
         self._kept_commits: KeptCommits | None = None
 
     def register_reset_callbacks(self, callbacks: list[Callable[[], object]]) -> None:

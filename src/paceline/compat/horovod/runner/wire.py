@@ -79,7 +79,7 @@ class RankEndMessage(TypedDict):
 
 
 _TICK_S = 0.1
-#: Most pieces of output that wait to be printed. When they are reached, the ranks wait.
+#: Number of pieces of output that may wait to be printed. With more, the ranks have to wait.
 _PIECES = 1000
 
 

@@ -17,7 +17,7 @@ from paceline.compat.horovod.tensorflow.names import by_place, key
 from paceline.compat.horovod.tensorflow.reduction import Reduction, distributed, reduce_gradients
 
 T = TypeVar("T", bound=tf.GradientTape)
-#: Tensors or variables in any nested structure of `tf.nest`.
+#: Tensors or variables, or any structure of these that `tf.nest` accepts.
 Nested: TypeAlias = object
 Pair: TypeAlias = "tuple[tf.Variable, Gradient]"
 

@@ -163,8 +163,8 @@ class _Allreduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[object, ...]:
-        # Drop the name, so that the backward pass does not match a forward pass of this name that is in flight. Unnamed
-        # operations are matched by their order.
+        # Send the gradients without a name, which could match a forward pass of this name that is in flight. Unnamed operations
+        # are matched by their order.
         return None, None, None, *differentiable(_Allreduce, None, ctx.how, ctx.grouped, *grads)
 
 

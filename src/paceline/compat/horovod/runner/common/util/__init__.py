@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-#: Bytes of a key, and of a digest.
+#: Length in bytes of a secret key, and of a message's digest.
 SECRET_LENGTH = DIGEST_LENGTH = 32
 #: The environment variable that carries the key to other processes.
 HOROVOD_SECRET_KEY = "_HOROVOD_SECRET_KEY"
