@@ -203,7 +203,7 @@ def _follow_with_interrupts(folder: RunFolder, view: RunView) -> tuple[RunRecord
                 # If the run has just ended, there is nothing to ask.
                 if record.is_terminal:
                     return record, canceled
-                # The run is already being cancelled, so ignore all other keys.
+                # An earlier interrupt has cancelled the run, so ignore this one.
                 if canceled:
                     continue
                 # Without a terminal for the question, an interrupt cancels the run.

@@ -158,7 +158,7 @@ class ErrorLine:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, name="paceline-failures", daemon=True)
         self._thread.start()
-        # At the end, report an error outside of Paceline's calls, such as one in the script between two steps.
+        # When the program ends, report an error outside of Paceline's calls, such as one between two steps.
         self._before = sys.excepthook
         sys.excepthook = self._uncaught
         atexit.register(self.close)
@@ -332,7 +332,7 @@ class ErrorLine:
                     file=sys.stderr,
                     flush=True,
                 )
-                # Let the other rank's watcher read this rank's calls first: if rank 0 ends, the store ends too.
+                # Wait until the other rank's watcher has read this rank's calls: if this is rank 0, the store ends with it.
                 time.sleep(4 * POLL_S)
                 os._exit(1)
 

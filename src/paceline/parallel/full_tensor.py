@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.tensor import DTensor
 
-#: torch's logger of changes of a DTensor's placement. It warns that one message could replace two, which users can't change.
+#: torch's logger for redistributing DTensors. It warns that one message could replace two, which users can't change.
 _TORCHS = logging.getLogger("torch.distributed.tensor._redistribute")
 
 

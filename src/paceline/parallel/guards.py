@@ -147,7 +147,7 @@ class Layers:
         if owner not in self._names or (isinstance(new, nn.Module) and new in self._names):
             return
         if self._is_whole:
-            # Accept a new layer that has only known parameters, such as a compiled layer.
+            # Accept a new layer without new parameters, such as a compiled layer around a known one.
             known = {id(param) for module in self._names for param in module.parameters(recurse=False)}
             params = [new] if isinstance(new, nn.Parameter) else list(new.parameters())
             if all(id(param) in known for param in params):

@@ -187,7 +187,7 @@ def _owned(params: Mapping[str, nn.Parameter], world: World) -> set[str]:
     group = world.group(world.holder_axis)
     if group is None:
         return set(params)
-    # Each rank along the axis adds its part of a parameter that is split along the axis.
+    # Parameters that are split along the axis have no copies: each rank along the axis adds its own part.
     whole = [name for name, param in params.items() if world.holder_axis not in axes_of(param)]
     held = gather(whole, group)
     # Leave out tied parameters that an earlier stage has too: only the first stage adds their gradients.

@@ -24,7 +24,7 @@ from paceline.system.files import append_line, write_json
 
 #: Kind of a run -> the module that controls it.
 _MODULES = {"sweep": "paceline.sweeps", "pipeline": "paceline.pipelines"}
-#: If so many controllers in a row ended before they checked a child, the run fails: such ends are no accident.
+#: The run fails after this many controllers in a row that ended before they checked a child: no accident any more.
 _MOST_STARTS = 3
 
 
@@ -118,7 +118,7 @@ def in_engine(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder
             if not RunFolder(folder.path.parent / f"{folder.run_id}_0").state.exists():
                 return None  # no trials exist, so none have to be canceled
             if not folder.cancel_request.exists():
-                # Whoever cancels the controller's job cancels the sweep: start a controller that ends the trials.
+                # Canceling the job in the engine cancels the sweep, so a new controller has to end the trials.
                 write_json(folder.cancel_request, {"by": found.by or "the engine", "time_utc": utc_now()})
         try:
             return _again(folder, record, -1, give_up, found.message)

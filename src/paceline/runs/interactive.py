@@ -222,7 +222,7 @@ def _stamps(top: Path) -> _Seen:
         for name in names:
             path = os.path.join(where, name)
             with contextlib.suppress(OSError):
-                # Regular files only: links may lead anywhere.
+                # Record only regular files, because links may lead anywhere.
                 stat = os.lstat(path)
                 if (stat.st_mode & 0o170000) == 0o100000:
                     found[os.path.relpath(path, top)] = (stat.st_mtime_ns, stat.st_size)

@@ -80,7 +80,7 @@ def delete(runs_dir: Path, folders: Iterable[RunFolder], *, force: bool = False)
     moved = []
     for root, family in families:
         for folder in family:
-            # A run may be listed twice: by itself, and as a child of another run in the list.
+            # Skip a run that was moved already: the list may name it, and its parent, too.
             if folder.run_id not in moved:
                 _move(folder, root.run_id, force=force)
                 moved.append(folder.run_id)

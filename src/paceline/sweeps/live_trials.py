@@ -281,7 +281,7 @@ def follow(folder: RunFolder, stream: IO[str], line: Callable[[str], None], *, s
     """
     if runs_notebook.is_here():
         return follow_in_notebook(folder)
-    # A dumb terminal, such as an editor's, cannot redraw.
+    # Show a live table unless the terminal is dumb, such as an editor's, which cannot redraw.
     if stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown", ""):
         return follow_on_terminal(folder, stream, stays=stays)
     return child.follow_log(folder, line)

@@ -91,7 +91,7 @@ class _MapFeed(Feed):
         self._streams = Streams(
             seed=task.seed, replica=world.replica, stage=0, device=torch.device("cpu"), active=world.size > 1
         )
-        # With a single worker keep the script's generator, so that it draws the same numbers as in a plain loop.
+        # With a single rank keep the script's generator, so that the loader draws the same numbers as in a plain loop.
         self._generator = torch.Generator() if world.size > 1 else loader.generator
         self._loader = _rebuilt(loader, self._sampler, self._generator)
 

@@ -120,7 +120,7 @@ def noting(reads: Reads, is_outer: Callable[[], bool], name_of: Callable[[nn.Mod
                     _note_cells(reads, frame)
 
     before, collects = sys.getprofile(), gc.isenabled()
-    # No garbage collection meanwhile: it runs finalizers, whose reads do not belong to the forward.
+    # Disable garbage collection during the forward: it runs finalizers, whose reads would be recorded, too.
     gc.disable()
     nn.Module.__getattribute__ = look_up  # type: ignore[method-assign, assignment]
     sys.setprofile(see)

@@ -89,7 +89,7 @@ class Experiment(paceline.Experiment):
             raise UserErrorException(f"submit can't take {', '.join(sorted(others))} with a {type(config).__name__}.")
         run_id = run_id or new_run_id(self.name)
         found = prepared(config, self.workspace, run_id=run_id)
-        # Read an attribute instead of testing the class: importing pipelines would slow every submission.
+        # Recognize a step's output by an attribute, not by its class, whose import would slow every submission.
         if pending := [one.name for one in found.job.inputs if hasattr(one, "data")]:
             raise UserErrorException(
                 f"the input {pending[0]!r} is another step's output. Submit both as steps of one Pipeline."

@@ -143,7 +143,7 @@ class DistributedKeras2(_DistributedKeras2):
         # Also read the argument's former name `experimental_aggregate_gradients`, which has the opposite meaning.
         skip = skip_gradients_aggregation or not kwargs.pop("experimental_aggregate_gradients", True)
         if skip:
-            # Remove the mark "reduced": it belongs to these gradients, not to the next ones.
+            # Remove the mark "reduced", which belongs to these gradients and not to the next step's.
             self._were_reduced()
         update = super().apply_gradients
         if self._applies_as_is(skip):

@@ -9,7 +9,7 @@ python .../runner/main_script.py script.py [argument ...]
 import os
 import sys
 
-# Python puts this file's folder first on the path. Its modules, such as `output` and `settings`, must not hide the
+# Remove this file's folder, which Python has put first on the path: its modules, such as `output` and `settings`, would hide the
 # script's modules of the same name.
 if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
     del sys.path[0]
@@ -27,8 +27,8 @@ def main(argv: "list[str]") -> None:
     scratch, report_failure = os.environ.pop(_SCRATCH, None), report.failed
 
     def failed(error: BaseException) -> None:
-        # Set these variables only now: with them a process believes that it is a worker of a Paceline run.
-        # The process beside this rank removes the folder, and may have ended earlier.
+        # The process beside this rank removes the scratch folder, and may have ended earlier. Set these variables only now: with
+        # them a process believes that it is a worker of a Paceline run.
         if scratch is not None and os.path.isdir(scratch):
             os.environ |= {"PACELINE_RUN_DIR": scratch, "PACELINE_ATTEMPT": "1", "PACELINE_RANK": os.environ["RANK"]}
             report_failure(error)

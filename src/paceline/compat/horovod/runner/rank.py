@@ -10,11 +10,11 @@ ended.
 import os
 import sys
 
-# Python puts this file's folder first on the path; its modules must not hide others of the same name.
+# Remove this file's folder, which Python has put first on the path: its modules would hide others of the same name.
 if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
     del sys.path[0]
 _PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
-# Append the folder at the end of the path: it may be a site-packages, of which only `paceline` is wanted here.
+# Append the parent folder at the end: it may be a site-packages, of which only `paceline` is wanted here.
 sys.path.append(os.path.dirname(_PACKAGE))
 
 import contextlib  # noqa: E402

@@ -91,7 +91,7 @@ def transport_of(options: Namespace, *, is_elastic: bool) -> str:
     # --gloo needs no check here: only the ranks can tell whether torch is installed for their interpreter.
     if options.gloo:
         return "gloo"
-    # When a host is lost, mpirun ends all ranks, which loses their commits.
+    # Prefer Gloo for elastic jobs: when a host is lost, mpirun ends all ranks, which loses their commits.
     if options.mpi or (not (is_elastic and has_torch()) and start.has_mpi()):
         return "mpi"
     if not has_torch():

@@ -9,7 +9,7 @@ result or the exception. An exception also reaches `main_script`, which ends the
 import os
 import sys
 
-# Python puts this file's folder first on the path. Its modules must not hide the function's modules.
+# Remove this file's folder, which Python has put first on the path: its modules would hide the function's modules.
 if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
     del sys.path[0]
 

@@ -198,7 +198,7 @@ class RankListener:
         with contextlib.suppress(OSError, EOFError):
             while not self._closed:
                 self._pass_on(rank, connection.recv_bytes())
-        # Also send None after an error of the connection: only this tells the driver that the rank's host is gone.
+        # At the end of the connection, also by an error, send None: only this tells the driver that the rank's host is gone.
         self._pass_on(rank, None)
 
     def _pass_on(self, rank: int, data: bytes | None) -> None:
