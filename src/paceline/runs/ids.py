@@ -99,7 +99,7 @@ def new_run_id(experiment: str) -> str:
 def age_key(run_id: str) -> tuple[int, str, int, int, int]:
     """Return a run id's sort key: its time, then the numbers of a child run."""
     found = _AGE.search(run_id)
-    # -1, so that a sweep's id, which has no such number, sorts before its trial 0.
+    # Return -1 for an id without this number, such as a sweep's, so that a sweep sorts before its trial 0.
     if not found:
         return 0, run_id, -1, -1, -1
     return int(found[1]), found[2], int(found[3] or -1), int(found[4] or -1), int(found[5] or -1)

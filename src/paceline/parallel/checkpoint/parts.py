@@ -75,7 +75,7 @@ def writers(boxes: Sequence[Sequence[Box]]) -> dict[Box, int]:
             holders.setdefault(box, []).append(rank)
     loads = [0] * len(boxes)
     chosen: dict[Box, int] = {}
-    # Distribute large boxes first; small ones then even out the ranks' bytes.
+    # Assign large pieces first; small pieces then even out the ranks' bytes.
     for box, ranks in sorted(holders.items(), key=lambda item: (-item[0][3], item[0])):
         chosen[box] = min(ranks, key=lambda rank: loads[rank])
         loads[chosen[box]] += box[3]

@@ -183,7 +183,7 @@ def _template(title: str, path: str) -> Manifest:
         )
     containers = spec.get("containers")
     if isinstance(containers, list) and containers and isinstance(containers[0], dict):
-        containers[0]["name"] = "paceline"  # the run's container takes the place of the template's first container
+        containers[0]["name"] = "paceline"  # settings of the template's first container apply to the run's container
     return {key: cast("Json", json.loads(json.dumps(found[key]))) for key in ("metadata", "spec") if key in found}
 
 

@@ -39,7 +39,7 @@ _PATIENCE_S = 60.0
 _ELASTIC_PATIENCE_S = 600.0
 #: Pause between queries of the hosts that an elastic run does not hold. Each query logs in to all of these hosts.
 _LOOKOUT_S = 10.0
-#: Pause between two queries whether an urgent run needs the hosts.
+#: Seconds between two checks whether an urgent run needs this run's hosts.
 _LEAVE_S = 1.0
 #: Modules that a supervisor imports in advance, since `wait_for_nodes` needs them.
 _LOADED = (__name__, "paceline.remote.link.nodes", "paceline.targets.ssh.allocate")

@@ -167,8 +167,8 @@ class RanksDriver:
                     )
                 place = self._ranks[hello["rank"]]
                 place.connection, place.hello = connection, hello
-                # Local and cross ranks follow from the given order of the hosts. A rank on another host than its own
-                # would have the local rank of another rank.
+                # Refuse a rank on another host than planned: local and cross ranks follow from the given order of hosts, so two
+                # ranks there could have the same local rank.
                 if is_here(place.host) and hello["host"] != socket.gethostname():
                     return (
                         f"mpirun has started rank {hello['rank']} on {hello['host']}, but it belongs on {place.host}: it takes "

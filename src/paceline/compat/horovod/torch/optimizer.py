@@ -91,7 +91,7 @@ def DistributedOptimizer(  # noqa: N802
 
     names = parameter_names(optimizer, named_parameters)
     base: type[GradientOptimizer] = GradientOptimizer
-    # One rank has no steps to combine, so the class for other operations does, which steps like the wrapped optimizer.
+    # With one rank use the plain class, which steps like the wrapped optimizer: there are no steps to combine.
     if op == Adasum and basics.size() > 1:
         check_adasum(process_set)
         base = AdasumOptimizer
