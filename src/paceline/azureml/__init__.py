@@ -1,4 +1,4 @@
-"""Support for drivers of the Azure ML SDK v1, activated by an import.
+"""Support for drivers (programs that submit runs) of the Azure ML SDK v1, activated by an import.
 
 Write `import paceline.azureml` before the driver's own imports. Then `import azureml...` finds Paceline's names in this
 process, even if the real SDK is installed. Training scripts need no change. `python -m paceline.azureml driver.py` runs

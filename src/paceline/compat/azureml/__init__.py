@@ -1,6 +1,6 @@
 """The Azure Machine Learning SDK v1 (`azureml`) on Paceline.
 
-Drivers and training scripts written for the SDK find its names, calls and exceptions here. In a worker, `import
+Drivers (programs that submit runs) and training scripts find the SDK's names and exceptions here. In a worker, `import
 azureml.core` finds this package without further setup. In a driver it finds the package after `import paceline.azureml`, or
 under `python -m paceline.azureml driver.py`. docs/from-azureml.md lists every name.
 https://learn.microsoft.com/python/api/overview/azure/ml

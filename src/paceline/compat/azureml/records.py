@@ -79,7 +79,7 @@ def late(module: str, name: str) -> Any:
 
 
 class NamedObjects(dict[str, T]):
-    """A dict of objects by name. Drivers of 2018 may call the dict to get it."""
+    """A dict by name. Calling it returns the dict itself, for programs of 2018."""
 
     def __call__(self) -> NamedObjects[T]:
         return self

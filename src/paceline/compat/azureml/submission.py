@@ -1,6 +1,6 @@
 """The conversion of a ScriptRunConfig into a job.
 
-The conversion happens at submission, because drivers change the configuration until then.
+The conversion happens at submission, because programs may change the configuration until then.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def prepared(config: ScriptRunConfig, workspace: Workspace, *, run_id: str = "")
 
 
 def words_of(arguments: list[object], workspace: Workspace, run_id: str) -> tuple[list[str], list[DataReference]]:
-    """Return the arguments as strings, and the references of data among the arguments.
+    """Return the arguments as strings, and the data references among them.
 
     Raises:
         UserErrorException: A value can't be a script argument.
@@ -139,9 +139,9 @@ def _plain_reference(reference: DataReference) -> DataReference:
 
 
 def _names_of(workspace: Workspace) -> dict[str, str]:
-    """Return environment variables with the names of the workspace, as the driver knows them.
+    """Return the environment variables that tell workers the workspace's names.
 
-    AZUREML_ARM_WORKSPACE_NAME is always set: by this variable a worker detects a driver of the SDK. Subscription and
+    AZUREML_ARM_WORKSPACE_NAME is always set: it tells a worker that the SDK's API submitted the run. Subscription and
     resource group are set unless they are "local", a worker's default.
     """
     names = {"SUBSCRIPTION": "subscription_id", "RESOURCEGROUP": "resource_group"}
@@ -151,7 +151,7 @@ def _names_of(workspace: Workspace) -> dict[str, str]:
 
 
 def _note_places(values: list[object], notes: SubmissionNotes) -> None:
-    """Add a note for each input that the driver expects at an absolute path."""
+    """Add a note on inputs with absolute paths, because Paceline ignores these paths."""
     for value in values:
         place = getattr(value, "path_on_compute", None)
         if isinstance(place, str) and place.startswith("/"):
@@ -221,7 +221,7 @@ def distribution(run: RunConfiguration) -> Shape:
 
 
 def _has_gpus(target: str, shape: Shape, workspace: Workspace, notes: SubmissionNotes) -> bool:
-    """Return whether each worker can have a GPU. On other targets than "local" it can."""
+    """Return whether each worker can have a GPU. Only the target "local" is checked."""
     if target != "local":
         return True
     from paceline.targets import ComputeTargets

@@ -1,1 +1,1 @@
-"""A private package of the SDK, from which drivers import the names of run states."""
+"""A private package of the SDK, from which programs import the names of run states."""

@@ -117,7 +117,7 @@ def is_target(kind: type) -> bool:
 
 
 def unknown_target(name: object) -> str:
-    """Return advice on a target that the program looks up outside of `try`."""
+    """Return advice for a program that doesn't handle a missing compute target."""
     shown = str(name) if isinstance(name, str) else "NAME"
     return (
         "it raises ComputeTargetException unless a target of this name was created or added: "

@@ -1,4 +1,4 @@
-"""`azureml.core`: names for drivers and scripts, each loaded on first use."""
+"""`azureml.core`: names for programs and training scripts, each loaded on first use."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class MsiAuthentication(AbstractAuthentication):
 
 
 class TokenAuthentication(AbstractAuthentication):
-    """A login by tokens from the driver's own function."""
+    """A login by tokens from the program's own function."""
 
 
 class ArmTokenAuthentication(AbstractAuthentication):

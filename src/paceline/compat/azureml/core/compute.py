@@ -49,7 +49,7 @@ class Provisioning(Strict):
 
 @sdk_class
 class ComputeTarget:
-    """A compute target, looked up by name, in the class of its type.
+    """An existing compute target, as an instance of a subclass such as AmlCompute.
 
     Raises:
         ComputeTargetException: No target of this name was created or added. The message begins with ComputeTargetNotFound.
@@ -107,7 +107,7 @@ class ComputeTarget:
 
     @classmethod
     def _made_elsewhere(cls, workspace: Workspace, name: str) -> ComputeTarget:
-        """Return this machine as a target that the driver believes to exist in Azure."""
+        """Return this machine as a target that the program believes to exist in Azure."""
         made: ComputeTarget = object.__new__(AmlCompute)
         made._set(workspace, name, {"type": "AmlCompute"})
         return made
@@ -228,7 +228,7 @@ class WorkspaceTargets(NamedObjects[ComputeTarget]):
 class ComputeStatus:
     """The status of a target.
 
-    `serialize()` returns the dict that drivers print. Its values are also attributes, named in snake case.
+    `serialize()` returns the status as a dict, to print. The dict's values are also attributes, named in snake case.
     """
 
     def __init__(self, data: Document) -> None:

@@ -50,12 +50,12 @@ class Datastore(paceline.Datastore):
 
     @property
     def name(self) -> str:
-        """The name under which the driver requested the store."""
+        """The name under which the program requested the store."""
         return self._shown or self._real.name
 
     @property
     def datastore_type(self) -> str:
-        """The kind of store. Drivers expect "AzureBlob" for the default store."""
+        """The kind of store. Programs expect "AzureBlob" for the default store."""
         if self._shown == "workspacefilestore":
             return "AzureFile"
         return "AzureBlob" if self.is_default or self._shown in DEFAULT_NAMES else self._real.datastore_type

@@ -80,7 +80,7 @@ class Image:
 
 
 class ContainerImage(Image):
-    """An image by its class in the SDK: a script and its models."""
+    """The SDK's usual class of images: a script and its models."""
 
     @staticmethod
     def image_configuration(

@@ -355,7 +355,7 @@ class Run(SdkSpellings, runs.Run):
         return TYPES.get(self.kind, self.kind)
 
     def get_detailed_status(self) -> dict[str, str]:
-        """Return the status, and as details what the run waits for, or why it failed."""
+        """Return the status, and as details the reason why the run waits or failed."""
         record = self.record()
         why = record.waiting_for or (record.failure.message if record.failure else "")
         return {"status": record.status, "details": why}

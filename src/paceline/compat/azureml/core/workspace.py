@@ -254,7 +254,7 @@ class Workspace(paceline.Workspace):
 
     @property
     def compute_targets(self) -> WorkspaceTargets:  # type: ignore[override]
-        """The compute targets by name. Drivers of 2018 may call the result."""
+        """The compute targets by name. Programs of 2018 may call this dict."""
         return WorkspaceTargets(self)
 
     @property

@@ -85,7 +85,7 @@ def of_plain(reference: paceline.DataReference, store: object = None) -> SdkData
 
 
 def inside(path: str | None) -> str | None:
-    """Return a path if it is relative; return None for an absolute path."""
+    """Return a relative path, or None for an absolute path, which Paceline ignores."""
     return None if path is None or path.startswith("/") else path.strip("./") or None
 
 

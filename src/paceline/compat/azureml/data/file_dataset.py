@@ -45,7 +45,7 @@ class AbstractDataset(AnyDataset):
         return self.as_named_input(self._input_name()).as_mount(path_on_compute)
 
     def as_download(self, path_on_compute: str | None = None) -> DatasetConsumptionConfig:  # type: ignore[override]
-        """Return the dataset's files as a copy on each node."""
+        """Return the dataset as an input that is downloaded to each node."""
         return self.as_named_input(self._input_name()).as_download(path_on_compute)
 
     def as_reference(self) -> DataReference:
@@ -53,7 +53,7 @@ class AbstractDataset(AnyDataset):
         return self.as_mount().as_reference()
 
     def native_input(self, name: str) -> DataReference:
-        """Return the data reference by which a script gets the dataset itself, not a folder."""
+        """Return a data reference that gives a script the dataset itself, not a folder."""
         return super().as_named_input(name)
 
     @property
@@ -93,7 +93,7 @@ class FileDataset(AbstractDataset, data.FileDataset):
     """A dataset of files."""
 
     def mount(self, mount_point: str | None = None, **others: object) -> MountContext:
-        """Return a context that shows the files as a local folder.
+        """Return a context manager that shows the files as a local folder.
 
         Use it as `with dataset.mount() as mounted`, or call start and stop. `mount_point` must be empty or missing; the
         default is a temporary folder.

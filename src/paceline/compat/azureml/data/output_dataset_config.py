@@ -34,7 +34,7 @@ class Registration(TypedDict):
 
 
 class Origin:
-    """The identity of a step's output in all its forms. `producer` is the step."""
+    """An object that all copies of a step's output share. `producer` is the step."""
 
     def __init__(self) -> None:
         self.producer: Any = None

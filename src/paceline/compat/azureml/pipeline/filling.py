@@ -85,7 +85,7 @@ class Filling:
         return made
 
     def reference(self, value: object) -> DataReference | None:
-        """Return data as a reference, or None for other values."""
+        """Return an SDK data object as a DataReference, or None for other values."""
         from paceline.compat.azureml.submission import reference_of
 
         return reference_of(value, self.workspace, self._run_id)

@@ -48,7 +48,7 @@ class Tensorboard:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, start_browser: bool = False) -> str:
-        """Start the server, print its URL and return it."""
+        """Start the server, and print and return its URL."""
         program = Path(sys.executable).with_name("tensorboard")
         found = str(program) if program.exists() else shutil.which("tensorboard")
         if found is None:

@@ -185,7 +185,7 @@ class MMLBaseEstimator(ScriptRunConfig):
 
     @property
     def conda_dependencies(self) -> CondaDependencies | None:
-        """The packages of the environment, which drivers may change."""
+        """The environment's packages, which the program may change."""
         return self.run_config.environment.python.conda_dependencies
 
     @classmethod
@@ -235,7 +235,7 @@ class MMLBaseEstimator(ScriptRunConfig):
     ) -> MMLBaseEstimator:
         """Return a copy with overrides from `submit`.
 
-        The overrides are script_params, which are merged, inputs and source_directory_data_store.
+        `script_params` extend the estimator's own, and `inputs` replace its inputs. source_directory_data_store has no effect.
 
         Raises:
             UserErrorException: Another parameter is present.

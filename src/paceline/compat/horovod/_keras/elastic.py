@@ -144,7 +144,7 @@ class _EpochState(Protocol):
 
 
 class UpdateEpochState:
-    """A callback that counts epochs in `state.epoch`, with any `initial_epoch`."""
+    """A callback that counts completed epochs in `state.epoch`, for any `initial_epoch`."""
 
     def __init__(self, state: _EpochState) -> None:
         super().__init__()

@@ -22,7 +22,7 @@ from paceline.compat.horovod.common.reduction import Compressor, NoneCompressor
 
 
 def names_for(library: ModuleType) -> dict[str, object]:
-    """Return the module's public names -> objects for this Keras library."""
+    """Return the module's public objects for this Keras library, by name."""
     values = Values(library)
     own = {
         "Compression": side_of(settings.backend_of(library.__name__)).Compression,

@@ -44,7 +44,7 @@ class KerasSettings(Reduction):
 
 
 def key_of(variable: object) -> int:
-    """Return a key of a variable, equal for a Keras variable and its backend's tensor."""
+    """Return a dictionary key that is equal for a Keras variable and its backend's tensor."""
     return id(getattr(variable, "_value", variable))
 
 

@@ -104,7 +104,7 @@ def local_size() -> int:
 
 
 def cross_size() -> int:
-    """Return the number of machines that have a rank with this local rank."""
+    """Return how many machines have a rank with this rank's local rank."""
     return int(engine().cross_size)
 
 

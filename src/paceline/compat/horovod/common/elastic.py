@@ -124,7 +124,7 @@ class State(Kept):
 
 
 class ObjectState(State):
-    """A state of plain values, each an attribute. Values are not copied."""
+    """A state of Python objects, each an attribute. Saving does not copy these objects."""
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int], **kwargs: object) -> None:
         super().__init__(bcast_object, get_rank)
@@ -380,7 +380,7 @@ def _go_on(state: State, commits: KeptCommits) -> None:
 
 
 def _leave(state: State) -> None:
-    """Save the present state and end this process."""
+    """Save the state and end this process, unless commits stay in memory."""
     if state._kept_commits is None:
         return
     # The script may have checked the hosts without a commit, and its work since the last commit must not be lost.

@@ -136,7 +136,7 @@ def clear() -> None:
 
 
 def plain(array: Array) -> Array:
-    """Return the array, or for a type that NumPy lacks, such as bfloat16, its bits."""
+    """Return the array, or its bits for a type that NumPy lacks, such as bfloat16."""
     # isbuiltin is 1 for NumPy's own types, and 2 for types of ml_dtypes, which the engine does not know.
     return array if array.dtype.isbuiltin == 1 else array.view(f"u{array.dtype.itemsize}")
 

@@ -71,7 +71,7 @@ def _part(name: str | None, part: str) -> str | None:
 
 
 def _packed(obj: object) -> tuple[Array, Exception | None]:
-    """Return the object's pickle and None, or the text of an error and the error."""
+    """Return (pickle, None), or (error text, error) if the object cannot be pickled."""
     import numpy as np
 
     error = None

@@ -93,7 +93,7 @@ def checked_layers(local_layers: Layers, weights: str) -> tuple[KerasLayer, ...]
 
 
 class How(NamedTuple):
-    """Operation, factors and process set of a reduction of tensors."""
+    """Settings of a reduction of tensors: operation, scale factors and process set."""
 
     op: int
     prescale: float = 1.0

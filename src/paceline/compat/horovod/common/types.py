@@ -96,7 +96,7 @@ else:
 
 
 class KeptState(TypedDict, total=False):
-    """An elastic state's saved values: plain values, variables, and handlers' values."""
+    """An elastic state's saved content. `handlers` has models, optimizers and samplers."""
 
     values: dict[str, object]
     variables: list[Array]

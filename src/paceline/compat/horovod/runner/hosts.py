@@ -33,7 +33,7 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """The host and ranks of one process. `cross_rank` numbers the hosts with its local rank."""
+    """A process's host and ranks. `cross_rank` numbers the processes of equal local rank."""
 
     rank: int
     host: str
@@ -50,7 +50,7 @@ def parse(text: str) -> list[Host]:
 
 
 def read(path: str) -> list[Host]:
-    """Return the hosts in a file with lines `name slots=2`, `name:2` or `name`, and with `#` comments."""
+    """Parse a host file: lines `name slots=2`, `name:2` or `name`, and `#` comments."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

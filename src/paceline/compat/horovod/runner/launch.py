@@ -64,7 +64,7 @@ def parse_args() -> Namespace:
 
 
 def _run(args: Any) -> list[Any] | None:
-    """Run a job from a launcher built on Horovod. Return a function's results, or None."""
+    """Run a Horovod-based launcher's job. Return the results of `args.run_func`, else None."""
     # Options from `parse_args` have `np`. Convert any other object, which has Horovod's attribute `num_proc`.
     options = args if isinstance(args, Namespace) and hasattr(args, "np") else None
     if options is None:

@@ -89,7 +89,7 @@ def usage_error(message: str) -> None:
 
 
 class _Interfaces(argparse.Action):
-    """An action for a comma-separated list that grows each time the option is given."""
+    """An argparse action: each use of the option extends a comma-separated list."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, value: Any, option_string: Any = None) -> None:
         setattr(namespace, self.dest, ",".join(filter(None, (getattr(namespace, self.dest), value))))
@@ -141,7 +141,7 @@ def _read(parser: argparse.ArgumentParser, path: str) -> dict[str, object]:
 
 
 def _checked(value: Any, option: argparse.Action, where: str) -> Any:
-    """Convert a value of the configuration file like one of the command line."""
+    """Convert a configuration file's value as argparse would, and check it."""
     if value is None:
         return None
     # A flag must be a YAML boolean: the text "false" would count as true.
@@ -268,7 +268,7 @@ _seconds = _number
 
 
 class _HorovodArgs:
-    """A job's options as launchers built on Horovod describe it.
+    """A job's options, as attributes that launchers built on Horovod set.
 
     All attributes start as None, except num_proc, which is 1. `command` is a list of words, `run_func` a function without
     arguments in place of a command, `executable` its interpreter, and `nics` a list of network interfaces or `eth0,eth1`.

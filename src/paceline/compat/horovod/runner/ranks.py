@@ -112,7 +112,7 @@ def threads(slots: Sequence[Slot], ranks: Sequence[RankEnd]) -> list[int]:
 
 
 def with_defaults(environment: Mapping[str, str], threads: int, *, is_one_machine: bool) -> dict[str, str]:
-    """Return the environment with Paceline's defaults, as in a run."""
+    """Return the environment, with missing variables set as in Paceline's runs."""
     # The ranks write into pipes, where Python would buffer lines. The fault handler shows where a rank has crashed.
     defaults = {
         "OMP_NUM_THREADS": str(threads),

@@ -95,7 +95,7 @@ def connect(addresses: list[tuple[str, int]], key: bytes) -> Connection:
 
 
 def accept(connected: socket.socket, key: bytes) -> Connection | None:
-    """Return the connection if the process knows the key, otherwise None."""
+    """Return the connection if the client knows the key, otherwise None."""
     try:
         return prove_as_server(_prepared(connected), key)
     except ConnectionError:
@@ -128,7 +128,7 @@ def hang_up(connection: Connection) -> None:
 
 
 def is_of_host(variable: str) -> bool:
-    """Return whether a variable holds on this host only."""
+    """Return whether an environment variable is specific to this host."""
     return variable in _OF_HOST or variable.startswith(("SSH_", "BASH_FUNC_"))
 
 

@@ -263,7 +263,7 @@ def run_beside(operation: tf.Operation) -> None:
 
 
 class _Stretch:
-    """Consecutive collectives of a graph, with no call of a collective function in between."""
+    """Collectives of a graph, uninterrupted by calls of functions that run collectives themselves."""
 
     def __init__(self, graph: tf.Graph, line: tf.Variable) -> None:
         self._graph, self._line = graph, line

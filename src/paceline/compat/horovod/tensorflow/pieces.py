@@ -108,7 +108,7 @@ def in_types_of(arrays: Sequence[Array]) -> Callable[[Sequence[Array]], list[Arr
 
 
 def gradient_name(name: str | None) -> str | None:
-    """Return the backward pass's name for a named operation, or None without a name."""
+    """Return a name for an operation's gradient, or None for an unnamed operation."""
     return None if name is None else unique_in_graph(f"{name}_grad")
 
 

@@ -30,7 +30,7 @@ class HostTensor(NamedTuple):
 
 
 def differentiable(function: Any, *args: object) -> Any:
-    """Apply an autograd function, and declare the types that torch does not."""
+    """Apply an autograd function. This wrapper has type hints, which torch's `apply` lacks."""
     return function.apply(*args)
 
 
@@ -106,7 +106,7 @@ class Filled:
 
 
 def from_array(array: Array, like: torch.Tensor) -> torch.Tensor:
-    """Return a tensor with the type and device of `like`."""
+    """Convert an array to a tensor with the type and device of `like`."""
     # torch warns about arrays that are read-only, so copy them.
     made = torch.from_numpy(array if array.flags.writeable else array.copy())
     if like.dtype == torch.bfloat16:

@@ -266,11 +266,11 @@ class PipelineStep:
         return filling.config(self._configuration(filling, source_directory), [*self.inputs, *self._outputs()])
 
     def _values(self) -> list[object]:
-        """Return all values that may contain data or parameters."""
+        """Return the step's attributes that may contain data or pipeline parameters."""
         return [self.arguments, self.inputs, self.outputs]
 
     def _outputs(self) -> list[PipelineData | OutputFileDatasetConfig]:
-        """Return the outputs: from outputs=, and OutputFileDatasetConfigs in arguments."""
+        """Return the step's `outputs`, and each OutputFileDatasetConfig in its arguments."""
         found = [one for one in self.outputs if isinstance(one, (PipelineData, OutputFileDatasetConfig))]
         origins = {id(one.origin) for one in found if isinstance(one, OutputFileDatasetConfig)}
         for value in flat_values(self._values()):

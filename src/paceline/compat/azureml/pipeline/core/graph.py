@@ -81,7 +81,7 @@ class TrainingOutput:
 
 
 class InputPortBinding:
-    """An input of a step under its own name.
+    """A named input of a step.
 
     The constructor takes `(name, bind_object=None, bind_mode="mount", ...)`. `bind_object` is a PipelineData, an
     OutputPortBinding, a DataReference, a PortDataReference or a dataset.

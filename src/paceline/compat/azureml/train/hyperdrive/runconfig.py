@@ -212,7 +212,7 @@ class HyperDriveConfig:
         return "maximize" if self.primary_metric_goal is PrimaryMetricGoal.MAXIMIZE else "minimize"
 
     def _former(self, run: Run) -> Run:
-        """Return the run. Raise an error unless it is an ended sweep with this goal."""
+        """Return the run. Raise an error unless it is an ended sweep with the same goal."""
         record = run.record()
         spec = record.sweep or {}
         if record.status not in (RunStatus.COMPLETED, RunStatus.CANCELED) or not spec:
@@ -229,7 +229,7 @@ class HyperDriveConfig:
 
 
 class HyperDriveRunConfig(HyperDriveConfig):
-    """A sweep over an estimator, under its name before 1.0."""
+    """A HyperDriveConfig with an estimator, under its class name before SDK 1.0."""
 
     def __init__(
         self,

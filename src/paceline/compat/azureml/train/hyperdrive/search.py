@@ -125,7 +125,7 @@ class BayesianParameterSampling(HyperParameterSampling):
 
 
 class EarlyTerminationPolicy:
-    """The base of early termination policies. `policy` is Paceline's policy."""
+    """The base of early termination policies. `policy` is the equivalent in Paceline."""
 
     policy: Policy | None = None
 

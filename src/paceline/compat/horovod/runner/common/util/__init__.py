@@ -83,7 +83,7 @@ class TimeoutException(Exception):  # noqa: N818
 
 
 class Timeout:
-    """A time limit in seconds. `message` is the error's text with `{activity}`."""
+    """A time limit in seconds. `message` is the error's text, with a placeholder `{activity}`."""
 
     def __init__(self, timeout: float, message: str) -> None:
         self._timeout, self._message = timeout, message
