@@ -131,7 +131,7 @@ class StateImage:
 
 
 class Camera:
-    """A maker of `StateImage`s, which reuses the shared memory of earlier images."""
+    """A maker of copies of states in shared memory, which it reuses."""
 
     def __init__(self) -> None:
         self._memory: SharedMemory | None = None
@@ -156,7 +156,7 @@ class Camera:
         self._memory = self._memory or memory
 
     def take(self, header: bytes, arrays: Sequence[DenseArray], step_s: float | None) -> StateImage:
-        """Return an image of a checkpoint file. Afterwards the caller may change the arrays.
+        """Return a checkpoint file's bytes, copied to memory. Then the arrays may change.
 
         step_s: Seconds until the arrays change again, or None. If a forked child would need longer to copy them, this process
         copies them instead, because after a fork the kernel must copy each page that changes.
@@ -185,7 +185,7 @@ class Camera:
         return image
 
     def give_back(self, image: StateImage) -> None:
-        """Reuse the memory of this image for the next one."""
+        """Let the next checkpoint reuse the memory of this one."""
         if self._memory is not None:
             image.memory.close()
             return

@@ -30,7 +30,7 @@ _FREE_BYTES = 1 << 30
 
 
 class Neighbour:
-    """An object that sends this rank's training state to the warm spare process."""
+    """A sender of this rank's training state to the process that forks workers."""
 
     def __init__(self) -> None:
         self._camera = Camera()
@@ -42,7 +42,7 @@ class Neighbour:
         self._failures = 0
 
     def is_due(self, step: int) -> bool:
-        """Return whether to send the state of this step to the spare now."""
+        """Return whether to send this step's state now to the process that forks workers."""
         if step % self._every or self._failures >= _MOST_FAILURES or time.monotonic() < self._next_s:
             return False
         if not has_shared_spare(os.environ):
@@ -55,9 +55,9 @@ class Neighbour:
         encoded: Callable[[], tuple[bytes, Sequence[DenseArray]]],
         step_s: float | None,
     ) -> None:
-        """Send a state to the warm spare. Afterwards the caller may change the state's arrays.
+        """Send a state to the process that forks workers.
 
-        `encoded` returns the header and the arrays of the state's checkpoint file.
+        Afterwards the caller may change the state's arrays. `encoded` returns the header and arrays of its checkpoint file.
         """
         began = time.monotonic()
         header, arrays = encoded()
@@ -104,16 +104,16 @@ class Neighbour:
 
 
 def has_shared_spare(environ: Mapping[str, str]) -> bool:
-    """Return whether all ranks share one spare."""
+    """Return whether one process forks all ranks, and so can hold their states."""
     path = environ.get(VARIABLE, "")
     is_one = "%" not in path or environ.get("LOCAL_WORLD_SIZE", "1") == environ.get("WORLD_SIZE", "1")
     return bool(path) and is_one
 
 
 def newest(folder: Path) -> tuple[int, list[int]] | None:
-    """Return the newest complete state in the warm spare's memory, or None.
+    """Return the newest state held by the process that forks workers, or None.
 
-    The result is its step, and a file descriptor for each rank's part.
+    The state is complete. The result is its step, and a file descriptor for each rank's part.
     """
     path = path_here()
     if not has_shared_spare(os.environ) or not os.path.exists(socket_of(path)):

@@ -218,7 +218,7 @@ def _save(
 
 
 def _keep(state: object, place: Path, part: files.CheckpointPart, step_s: float | None) -> None:
-    """Send the state to the warm spare process, from which the next attempt can load it."""
+    """Send the state to a process that keeps it for the next attempt."""
 
     def encoded() -> tuple[bytes, list[DenseArray]]:
         content, arrays = _plain(state)

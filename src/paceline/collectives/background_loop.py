@@ -61,7 +61,7 @@ _GRACE_S = 3.0
 
 
 class _Caller(threading.local):
-    """Within this context, the present thread waits for each operation at once."""
+    """A context in which this thread waits for each operation after submitting it."""
 
     waits_at_once = False
 

@@ -50,7 +50,7 @@ def streams_of(device: torch.device) -> ModuleType | None:
 
 
 def ready(device: torch.device) -> torch.cuda.Event | None:
-    """Record and return a CUDA event in the caller's stream, None on a CPU."""
+    """Return a CUDA event that marks the tensors as computed, None on a CPU."""
     streams = streams_of(device)
     if streams is None:
         return None

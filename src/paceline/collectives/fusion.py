@@ -126,7 +126,7 @@ class Fusion:
             self._flush(buffer[:filled], pieces, op, dtype)
 
     def _factor(self, part: Part, op: str, kind: DType) -> tuple[float, bool]:
-        """Return the copy's factor, and whether it includes the result's factor."""
+        """Return the inputs' scale factor, and whether it includes the outputs' factor."""
         after = part.postscale / part.divisor
         # Including a power of two saves a pass over the memory, and changes no result (except denormal numbers). The fraction
         # of frexp is 0.5 for powers of two alone.

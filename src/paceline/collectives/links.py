@@ -153,7 +153,7 @@ def own_address(host: str, port: int) -> str:
 
 
 def _greeted(connected: socket.socket, key: bytes) -> int:
-    """Return the rank in a peer's greeting, or -1 without proof."""
+    """Return the peer's rank, or -1 if it does not prove that it has the key."""
     end_s = time.monotonic() + _HELLO_S
     hello = b""
     with contextlib.suppress(OSError):

@@ -71,7 +71,7 @@ class Meeting:
         return self.raw_store(name) if self.key is None else self.signed(name).for_torch()
 
     def raw_store(self, name: str) -> Store:
-        """Return the part of the store under this name, unsigned, of torch's own class."""
+        """Return the unsigned part of torch's store under this name."""
         from torch.distributed.distributed_c10d import PrefixStore
 
         return PrefixStore(f"{self.prefix}/{name}", self.root)

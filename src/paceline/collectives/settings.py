@@ -63,7 +63,7 @@ class EngineSettings:
 
     @property
     def gathering_s(self) -> float:
-        """The seconds of `cycle_s`, if `chosen` has returned these settings."""
+        """How many seconds to collect submissions; `chosen` has set them."""
         assert self.cycle_s is not None, "chosen() gives one"
         return self.cycle_s
 

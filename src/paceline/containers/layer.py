@@ -271,7 +271,7 @@ def read_layer(folder: Path, key: str) -> Layer | None:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptLayer:
-    """A complete layer in the folder, and the time when a run last used it."""
+    """A complete layer, and the time when a run last used it."""
 
     key: str
     layer: Layer
@@ -279,7 +279,7 @@ class KeptLayer:
 
 
 def key_of(layer: Layer) -> str:
-    """Return the key of a layer, which is its folder's name."""
+    """Return a layer's key, which is its folder's name."""
     return Path(layer.prefix).parent.name
 
 

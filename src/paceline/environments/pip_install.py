@@ -147,7 +147,7 @@ class Installer:
         self._pip(wanted)
 
     def _warn(self, now: Visible, before: Visible) -> None:
-        """Warn about packages of the base that need other versions than the layer's."""
+        """Warn about the base's packages that need other versions than those installed."""
         own = set(self.own().found)
         for name, requirement in now.broken(set(before.found) - own):
             if canonical(requirement.name) in own:

@@ -3,7 +3,7 @@
 <folder>/<key>/                      the environment, complete with its paceline-environment.json
 <folder>/<key>.lock                  held exclusively by a build, shared by a run; its modification time is the last use
 <folder>/<key>.log                   output of the last failed build
-<folder>/aliases/<key>               the key of the environment that has the environment <key> as its lock
+<folder>/aliases/<key>               for the <key> of a lock (exact versions): the key of the environment that has them
 <folder>/bases/                      cached facts about other interpreters
 """
 
@@ -34,7 +34,7 @@ class EnvironmentStore:
         self._folder = Path(os.path.abspath(folder))
 
     def find(self, environment: EnvironmentSpec, base_python: str) -> Built | None:
-        """Return the environment if it is already built for this base interpreter, else None.
+        """Return the environment if it is built for this base interpreter, else None.
 
         Raises:
             EnvironmentSpecError: A requirement can't be parsed, or the interpreter does not exist.

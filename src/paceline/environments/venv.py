@@ -40,7 +40,7 @@ def build_environment() -> dict[str, str]:
 
 
 def find_uv() -> str | None:
-    """Return the path of the program uv, or None if uv is not installed."""
+    """Return the path of uv, or None if it is not installed."""
     import shutil
 
     # Prefer the uv that is installed with Paceline to a uv on PATH.

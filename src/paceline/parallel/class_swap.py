@@ -48,7 +48,7 @@ def apply_function(function: type[torch.autograd.Function], *args: object) -> An
 
 
 class SharedByCopies:
-    """A base class of objects that deep copies share."""
+    """A base class of objects that deepcopy does not copy."""
 
     def __deepcopy__(self, memo: object) -> object:
         return self

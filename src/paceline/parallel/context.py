@@ -199,7 +199,7 @@ _TORCHS = F.scaled_dot_product_attention
 
 
 class _Attending(TorchFunctionMode):
-    """A torch function mode that replaces torch's attention under any imported name."""
+    """A torch function mode in which attention uses the keys of whole sequences."""
 
     def __init__(self, places: Places) -> None:
         super().__init__()

@@ -117,7 +117,7 @@ def generators(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def numpys_random() -> list[Any]:
-    """Return [numpy.random], or [] if numpy is not loaded."""
+    """Return numpy's generators: [numpy.random], or [] if numpy is not loaded."""
     numpy = sys.modules.get("numpy")
     return [] if numpy is None else [numpy.random]
 

@@ -79,7 +79,7 @@ class Executor(Protocol):
         ...
 
     def begin_anew(self) -> None:
-        """Forget which parameters were unused, and look again in the next step."""
+        """Let the next step find the unused parameters again."""
         ...
 
 

@@ -37,7 +37,7 @@ class KeptTensors:
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Explain errors that converting or moving the model has caused.
+        """Within the block, explain errors caused by converting or moving the model.
 
         Raises:
             ParallelError: The dtype or device of a parameter has changed; the message names it.

@@ -191,7 +191,7 @@ class StepMeans:
         return [self.weight, self.known, self.unclear, self.rows, self.ratios, self.squares]
 
     def fill(self, numbers: list[float]) -> None:
-        """Set the six sums that `numbers` returns, for example to sums over the ranks."""
+        """Set the six sums, for example to the ranks' sums of `numbers`."""
         self.weight, self.known, self.unclear, self.rows, self.ratios, self.squares = numbers
 
     def add(self, over: MeanOver, weight: float, rows: int) -> float:
@@ -306,7 +306,7 @@ def _chosen(target: object, rows: int, count: int) -> list[int]:
 def no_mean(
     loss: LossFunction, model: nn.Module, sample: tuple[object, object] | None, loss_weight: WeightFunction | None
 ) -> str:
-    """Return why the loss is not the mean of two parts' losses, or "".
+    """Return why a batch's loss is not the mean of its parts' losses, or "".
 
     `sample` has a few rows from `few_rows`. The state of the loss is restored. "" may also mean that the test has no result.
     """

@@ -217,7 +217,7 @@ class LossReads(TorchFunctionMode):
         self._left = {id(tensor): name for name, tensor in attributes_of(self._model) if id(tensor) not in self._before}
 
     def may_read(self, *values: object) -> None:
-        """Exclude these tensors from the record of reads."""
+        """Do not record later reads of the tensors in `values`."""
         self._own.update((id(tensor), tensor) for tensor in tensors_in(values))
 
     def __torch_function__(

@@ -60,7 +60,7 @@ class World(WorldPlace):
     groups: dict[frozenset[str], dist.ProcessGroup | None] = field(default_factory=dict)
 
     def axes(self, *names: str) -> DeviceMesh:
-        """Return the mesh of these axes, each of several ranks."""
+        """Return the submesh of these axes, which all have several ranks."""
         assert self.mesh is not None
         return self.mesh[names]
 

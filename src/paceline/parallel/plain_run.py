@@ -229,7 +229,7 @@ class PlainRun:
             )
 
     def _loss_of_more(self, before: LossState, there: Parts, output: object, times: int) -> Tensor:
-        """Return the loss of a batch in which each row of `there` appears `times` times.
+        """Return the loss of a batch that repeats each row of `there` `times` times.
 
         `before` is the state that the loss gets first, and `output` the model's output for `there`.
         """
@@ -269,7 +269,7 @@ def _shaken(model: nn.Module, by: float) -> Iterator[None]:
 
 
 def _check_mean(loss: Tensor, of_more: Callable[[int], Tensor]) -> None:
-    """Refuse a loss that is a sum over rows: it grows if rows are repeated."""
+    """Refuse a loss that grows if rows are repeated: a sum over rows."""
     try:
         with torch.no_grad():
             one = float(loss)

@@ -155,7 +155,7 @@ def own_loss(output: Any, target: object) -> Tensor:
 
 
 def own_split(model: nn.Module) -> SplitFunction:
-    """Return a split function that passes the whole batch, with its labels, to the model."""
+    """Return a split function that gives the model the whole batch, labels too."""
     takes = inspect.signature(model.forward)
 
     def split(batch: object) -> Parts:

@@ -30,7 +30,7 @@ def first_names(model: nn.Module) -> dict[str, str]:
 
 
 def owner_of(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """Return the module that has a tensor, and the tensor's name in the module."""
+    """Return a tensor's module, and the tensor's name in this module."""
     owner, _, last = name.rpartition(".")
     return model.get_submodule(owner), last
 

@@ -393,7 +393,7 @@ class Parallel:
 
     @property
     def module(self) -> nn.Module:
-        """The part of the model on this rank, under the names of the user's model.
+        """This rank's part of the model, under the names of the user's model.
 
         Use it for inspection only: calling it trains on this rank's rows alone.
         """

@@ -312,7 +312,7 @@ def _check(tensors: Sequence[Tensor]) -> None:
 
 
 def _check_alike(tensors: Sequence[Tensor], what: str) -> None:
-    """Check tensors like `_check`, and also that they have the same dtype."""
+    """Raise unless all tensors are dense, in CPU memory and of one dtype."""
     _check(tensors)
     dtypes = {tensor.dtype for tensor in tensors}
     _expect(len(dtypes) == 1, f"{what} got tensors of different dtypes: {', '.join(sorted(map(str, dtypes)))}")

@@ -79,7 +79,7 @@ _is_fork = False
 
 
 def record() -> None:
-    """Record this worker's imports for the warm spare, if the run has one."""
+    """Record this worker's imports, for the process that forks later workers."""
     path = path_here()
     if not path or os.environ.get("LOCAL_RANK", "0") != "0":
         return
@@ -164,7 +164,7 @@ def let_go() -> None:
 
 
 def serve() -> list[str]:
-    """Run the spare's loop. Return only in forked workers, with their arguments."""
+    """Fork workers on request. Return only in the workers, with their arguments."""
     parent = os.getppid()
     path = path_here()
     why = "" if sys.platform.startswith("linux") else "it needs Linux"
@@ -298,7 +298,7 @@ class _Library:
 
 
 class _Refuser:
-    """A meta path finder that makes the import of these modules fail."""
+    """A meta path finder that makes imports of the modules `names` fail."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names, self.refused = names, ""
@@ -371,7 +371,7 @@ def _threads() -> int:
 
 
 def _start_over(unsafe: UnsafeImportError, path: str) -> None:
-    """Replace this spare by one that does not load the package."""
+    """Restart this process so that it does not load the unsafe package."""
     skipped: dict[str, str] = json.loads(os.environ.get(_SKIP_VARIABLE) or "{}")
     skipped[unsafe.package] = unsafe.reason
     if len(skipped) > _MOST:

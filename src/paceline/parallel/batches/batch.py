@@ -69,7 +69,7 @@ def with_rows(micros: Sequence[Microbatch]) -> Sequence[Microbatch]:
 
 @dataclass(frozen=True)
 class Whole:
-    """A wrapper for a value that belongs to the whole batch."""
+    """A wrapper for a value of a batch that is not split into rows."""
 
     value: object
 

@@ -81,7 +81,7 @@ class Rows(Generic[_T]):
 
 
 def join_rows(pieces: Sequence[_T]) -> _T:
-    """Join the rows of all pieces. Other values come from the first piece."""
+    """Join pieces of a batch by rows. Values without rows come from the first piece."""
     opened = [flatten(piece, _is_taken_whole) for piece in pieces]
     counts = [next((len(tensor) for tensor in tensors_in(piece) if tensor.dim()), None) for piece in pieces]
 
@@ -162,13 +162,13 @@ def most_rows(own: Parts, like: Parts, group: dist.ProcessGroup | None) -> Parts
 
 
 def sendable(piece: Parts) -> list[list[object]]:
-    """Return each value of a piece as [value], or [] if it cannot be sent."""
+    """Return each value of a batch's piece as [value], or [] if it cannot be sent."""
     # A list with one plain value per row is one leaf, because its length may differ between replicas.
     return [[leaf] if isinstance(leaf, (list, *_PLAIN)) else [] for leaf in flatten(piece, is_plain_list)[0]]
 
 
 def filled(like: Parts, sent: list[list[object]]) -> Parts:
-    """Rebuild another rank's piece from `sendable`'s result. Unsent values come from `like`."""
+    """Rebuild another rank's piece of a batch. Values not sent come from `like`."""
     leaves, structure = flatten(like, is_plain_list)
     parts: Parts = structure.rebuild([*own, leaf][0] for own, leaf in zip(sent, leaves, strict=True))
     return parts

@@ -99,7 +99,7 @@ def _as_it_is(value: _T) -> _T:
 
 
 class _Probe(torch.utils.data.Dataset[Summary | None]):
-    """A dataset of each sample's summary, None if two readings differ."""
+    """A dataset of summaries of another dataset's samples, None if two readings differ."""
 
     def __init__(self, dataset: Any, collate: Callable[[list[object]], object]) -> None:
         self._dataset = dataset
@@ -117,7 +117,7 @@ class _Probe(torch.utils.data.Dataset[Summary | None]):
 
 
 def summarise(sample: object) -> Summary:
-    """Return the shape and some numbers of each tensor in `sample`."""
+    """Return the shape and sampled values of a sample's tensors, to compare readings."""
     summary: Summary = []
     for tensor in tensors_in(sample):
         flat = in_reals(sampled(tensor, SAMPLED)[:SAMPLED])

@@ -296,7 +296,7 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _from_stages(own: dict[str, Tensor], group: dist.ProcessGroup, device: torch.device) -> dict[str, Tensor]:
-    """Gather the tensors of all pipeline stages. The first stage's copy counts."""
+    """Gather all pipeline stages' tensors, a tied tensor from its first stage."""
     about = {name: (tensor.shape, tensor.dtype) for name, tensor in own.items()}
     together: dict[str, Tensor] = {}
     for stage, names in enumerate(gather(about, group)):

@@ -162,7 +162,7 @@ def tried_state_numbers(optimizer: torch.optim.Optimizer | None, device: torch.d
 
 
 def bandwidth(group: dist.ProcessGroup | None, device: torch.device) -> float:
-    """Measure the bytes per second that each rank sends in an all-reduce. Every rank must call this."""
+    """Measure each rank's bytes per second in an all-reduce. Every rank must call it."""
     ranks = dist.get_world_size(group)
     if ranks == 1:
         return BANDWIDTH_BYTES_S

@@ -174,7 +174,7 @@ class TensorValues:
 
 
 def _recorders(model: nn.Module, unknown: dict[str, Tensor]) -> list[Recorder]:
-    """Return recorders that initialise these tensors, or raise ParallelError."""
+    """Return recorders that initialise the tensors `unknown`, or raise ParallelError."""
     if not unknown:
         return []
     own_ones = (getattr(tensor, RECORDER, None) for _, tensor in tied_parameters.all_names(model))

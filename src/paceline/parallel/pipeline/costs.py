@@ -171,7 +171,7 @@ class _Run:
 
 
 def _kind(model: nn.Module, segment: Segment, finish: object) -> Hashable:
-    """Return a key that is equal for blocks that should take equally long."""
+    """Return a key that is equal for blocks whose measured times can be shared."""
     parts = tuple(
         (
             type(inner),
@@ -209,7 +209,7 @@ def _named(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Parameter]:
 
 
 def now() -> float:
-    """Wait until the GPU has finished its work, and return the time in seconds."""
+    """Wait until the GPU is idle, and return the time in seconds."""
     # Don't synchronise an unused GPU, which would allocate memory on it.
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()

@@ -149,7 +149,7 @@ class _Table:
         return STATE_FACTOR * self._parameter_bytes[key] + kept * activations
 
     def solve(self, limit: int | None, allowed: Callable[[int], bool]) -> Plan | None:
-        """Return the cut with the fastest slowest stage, then with the least traffic.
+        """Return the cut with the fastest bottleneck stage, then with the least traffic.
 
         `limit` is a stage's memory in bytes, and `allowed` tells whether a stage may begin with a block. Return None if no cut
         is possible.

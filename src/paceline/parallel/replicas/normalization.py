@@ -60,7 +60,7 @@ def counting(micro: Microbatch) -> Iterator[None]:
 
 
 def counting_as_now() -> contextlib.AbstractContextManager[None]:
-    """Return a context manager that later excludes what `counting` excludes now."""
+    """Return a context manager by which a recomputation excludes padding as now."""
     return _counting_as(_counts, _somewhere)
 
 

@@ -33,7 +33,7 @@ from paceline.torch_private import reduce_unused_too, sharded_parameters, whole_
 
 
 def shard_stage(module: nn.Module, world: World) -> list[Written]:
-    """Shard the module's parameters as DTensors. Return an observer for each unit.
+    """Shard a module's parameters by FSDP2. Return an observer for each FSDP2 unit.
 
     Names stay. Gradients become sums over the replicas, not means. The observers record which parameters a forward pass
     changes.
@@ -101,7 +101,7 @@ def _leave_apart() -> None:
 def wait_for_changes(module: nn.Module, names: Iterable[str], wait: Callable[[], None]) -> None:
     """Make FSDP2 wait for in-place changes of parameters before it gathers them again.
 
-    `names` are the names of the units; "" is the module itself. `wait` is called if a forward pass has changed a parameter.
+    `names` are the modules that FSDP2 gathers; "" is `module`. `wait` is called if a forward pass has changed a parameter.
     """
     units = [module.get_submodule(name) for name in names]
     changed = ChangedParts(units, wait)
@@ -206,7 +206,7 @@ def _shared_outside(module: nn.Module, names: list[str]) -> set[str]:
 
 
 def _check_dtypes(module: nn.Module, units: Sequence[str], ignored: Iterable[nn.Parameter]) -> None:
-    """Refuse a unit whose trained parameters have several dtypes, which FSDP2 does not support."""
+    """Refuse FSDP2 units whose trained parameters have several dtypes."""
     taken = {id(param) for param in ignored}
     for unit in units:
         own = {name: param for name, param in module.get_submodule(unit).named_parameters() if id(param) not in taken}
@@ -236,7 +236,7 @@ class ChangedParts:
 
     @torch.no_grad()
     def begin(self, *_: object) -> None:
-        """Record the parameters' versions at the start of the forward pass."""
+        """Record parameter versions, to detect changes during the forward pass."""
         self._versions = {id(part): _versions(part) for unit in self._units for part in sharded_parameters(unit)}
 
     def before(self, unit: nn.Module, *_: object) -> None:
@@ -262,20 +262,20 @@ def _versions(part: Tensor) -> tuple[int, int]:
 
 
 class Written:
-    """An observer that writes in-place changes of a unit's gathered parameters to the shards.
+    """An observer that writes in-place changes of gathered parameters to their shards.
 
     FSDP2 frees the gathered parameters after a pass, so a change, such as a momentum encoder's update, would be lost.
     """
 
     def __init__(self, part: nn.Module, names: Mapping[int, str]) -> None:
-        """Watch the unit `part`. `names` maps parameter ids to names, and may be filled later."""
+        """Watch a module. `names` maps parameter ids to names, and may be filled later."""
         self._part, self._names = part, names
         self._versions: dict[int, int] = {}
         #: Name of a changed parameter -> sum of its absolute values, by which ranks compare the changes. The executor empties it.
         self.sizes: dict[str, float] = {}
 
     def before(self, *_: object) -> None:
-        """Record the versions of the gathered parameters before the forward pass."""
+        """Before a forward pass, record parameter versions to detect changes."""
         self._versions = {id(whole): whole._version for _, whole in whole_parameters(self._part, inner=False)}
 
     def after(self, *_: object) -> None:

@@ -69,7 +69,7 @@ class Used:
                 held.reshard()
 
     def watch(self) -> None:
-        """After a forward pass, register hooks on the gathered parameters' gradients."""
+        """After a forward pass, register hooks that record which parameters get gradients."""
         self._watched += 1
         for sharded, whole in whole_parameters(self._module):
             name = self._names.get(id(sharded))

@@ -116,7 +116,7 @@ def _try(
 
 
 class _Stage:
-    """A context in which fake layers replace those of the groups, to test possible cuts."""
+    """A context with fake layers in place of the groups' layers, to test cuts."""
 
     def __init__(self, modules: Mapping[str, nn.Module], groups: Sequence[Group], parts: int) -> None:
         self.part: int | None = None
@@ -171,7 +171,7 @@ class _Stage:
 
 @contextlib.contextmanager
 def division(modules: Mapping[str, nn.Module], attributes: Sequence[Attribute], parts: int) -> Iterator[None]:
-    """Divide these integer attributes by `parts` within the block."""
+    """Within the block, divide attributes such as head counts by `parts`."""
     before = [(name, attribute, getattr(modules[name], attribute)) for name, attribute in attributes]
     try:
         for name, attribute, value in before:
@@ -226,7 +226,7 @@ def _indivisible(modules: Mapping[str, nn.Module], group: Group, parts: int) -> 
 
 
 def _pieces(modules: Mapping[str, nn.Module], group: Group, parts: int) -> int:
-    """Guess the number of pieces in the columns' outputs from the layers' sizes."""
+    """Guess how many pieces, such as q, k and v, the outputs of `columns` have."""
     (size, *others), of_row = {outputs(modules[name]) for name in group.columns}, inputs(modules[group.row])
     return 1 if others or size % of_row or of_row % parts else size // of_row
 

@@ -74,7 +74,7 @@ class Boundaries:
         return index
 
     def live(self, index: int) -> tuple[fx.Node, ...]:
-        """Return the graph nodes whose values are sent across a cut before node number `index`."""
+        """Return the graph nodes whose values cross a cut before node number `index`."""
         return tuple(
             node
             for node in self.traced.order[:index]

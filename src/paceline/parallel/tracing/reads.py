@@ -80,7 +80,7 @@ class Reads:
         )
 
     def moved(self, other_of: Callable[[nn.Module], nn.Module]) -> Reads:
-        """Return the reads of the same attributes on the counterparts `other_of(module)`."""
+        """Return the same reads for another copy of the model."""
         moved = Reads()
         for key, read in self.found.items():
             own = (key, read)
@@ -173,7 +173,7 @@ def _note_attribute(reads: Reads, module: nn.Module, name: str, name_of: Callabl
 def _note_names(
     reads: Reads, own: dict[str, object], names: Iterable[str], attributes: tuple[str, ...], depth: int = 3
 ) -> None:
-    """Record reads of these names of a module (`own`), and of imported modules' attributes.
+    """Record reads of `names` in the globals `own`, and in modules imported there.
 
     `depth` limits how many levels of imported modules are followed.
     """

@@ -158,7 +158,7 @@ def _emit(graph: fx.Graph, traced: Traced, made: dict[fx.Node, fx.Node], wanted:
 
 
 def _closure(nodes: Iterable[fx.Node], recomputed: frozenset[fx.Node]) -> set[fx.Node]:
-    """Return the nodes that these nodes need and each stage can compute."""
+    """Return all inputs of these nodes that each stage can compute itself."""
     closure: set[fx.Node] = set()
     todo = list(nodes)
     while todo:

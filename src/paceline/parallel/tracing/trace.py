@@ -49,7 +49,7 @@ _REMEMBERED = 64
 
 @dataclass(kw_only=True, eq=False)
 class Traced:
-    """A graph of a model's calls outside of its blocks, for arguments of given shapes.
+    """A graph of a model's calls outside of its blocks, for given shapes.
 
     Attributes:
         order: The graph's nodes, without placeholders and output.
@@ -200,7 +200,7 @@ class Tracer:
             del self._ran[key]
 
     def note_changed(self, text: str) -> None:
-        """Remember that `text` was changed, for the error if tracing again fails."""
+        """Store the name of a changed variable, for the error if tracing again fails."""
         self._changed = text
 
     def _without_values(self, failed: Exception) -> ParallelError:
@@ -399,7 +399,7 @@ class Tracer:
 
 
 class _ShutError(Exception):
-    """A module cannot be traced inside, so it must be one node."""
+    """A module's forward cannot be traced, so its call must be one graph node."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"{name} can't be cut: {reason}")
