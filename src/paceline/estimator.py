@@ -185,7 +185,7 @@ class _Script:
         return job
 
     def _values(self) -> list[Any]:
-        """Return all values and the items of dicts and lists, to detect the user's changes."""
+        """Return the estimator's values and their items, which `job` compares to detect changes."""
         found: list[Any] = []
         for field in fields(self):
             value = getattr(self, field.name)
@@ -374,7 +374,7 @@ class TensorFlow(_Distributed):
 
 @dataclass
 class SKLearn(_Script):
-    """A scikit-learn script: one process.
+    """An estimator for a scikit-learn script, which runs as one process.
 
     Examples:
         >>> script = pl.SKLearn(entry_script="train.py", script_params={"--C": 0.5})

@@ -144,7 +144,7 @@ def finish() -> None:
 
 
 def _of_surroundings() -> Run:
-    """Return this process's run without a call of `init`, such as a worker's."""
+    """Return the run for `log`. Raise RunStateError without `init` and outside a run."""
     global _current
     with _lock:
         _current = _current or _open_run()

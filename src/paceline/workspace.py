@@ -577,12 +577,12 @@ class Experiment:
         run_id: str | None = None,
         **overrides: Any,
     ) -> Run:
-        """Submit an estimator, or a `Job` with its source_directory, and return the run at once.
+        """Submit an estimator, `Job`, sweep or pipeline, and return the run at once.
 
         Args:
-            config: Object to run.
+            config: Estimator, `Job`, sweep or pipeline.
             tags: Tags of the run.
-            source_directory: Source of a `Job`.
+            source_directory: Source folder of a `Job`.
             parent_run_id: Parent of the new run.
             progress: Called with (bytes done, bytes in all) while the source is hashed.
             run_id: Id of the run: letters, digits, `_`, `-`, `.`; default: made of the experiment's name and the time.
@@ -745,7 +745,7 @@ def _make_experiment(runs_dir: Path, name: str) -> Experiment:
 
 
 def _open_dataset(reference: DataReference, path: str) -> object:
-    """Return an input's path, or its table if the input has mode "direct"."""
+    """Return an input's path, or its dataset if the input has mode "direct"."""
     if reference.mode != "direct":
         return path
     from paceline.data.datasets.dataset import opened

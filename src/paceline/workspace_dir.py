@@ -140,7 +140,7 @@ def _names(path: Path) -> list[str]:
 
 
 def is_own(path: Path) -> bool:
-    """Return False for an existing file of another user that this user does not trust."""
+    """Return whether a file belongs to this user or root, is trusted, or is missing."""
     try:
         return path.stat().st_uid in (os.geteuid(), 0) or os.path.realpath(path) in trusted()
     except OSError:

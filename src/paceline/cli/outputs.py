@@ -677,7 +677,7 @@ class TemplateDetails(TemplateRow):
 
 
 class MissedTimes(TypedDict):
-    """The times of a schedule that were missed, so that they started no run of their own."""
+    """Missed times of a schedule, which started no runs of their own."""
 
     count: int
     first_utc: str

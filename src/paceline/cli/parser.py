@@ -24,7 +24,7 @@ _NARROW = 58
 
 
 class _Command(click.Command):
-    """A verb or a group of verbs, which is named in errors about its options."""
+    """A verb or group of verbs, whose name appears in errors about options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:

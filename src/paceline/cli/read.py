@@ -426,7 +426,7 @@ def show(*, run_id: str | None, as_json: bool) -> None:
 
 
 def _folded(names: Sequence[str]) -> Iterator[str]:
-    """Yield file names, more than 16 that differ in a number as one: `logs/rank_*.log (512 files)`."""
+    """Yield file names, with over 16 that differ in a number merged: `logs/rank_*.log (512 files)`."""
     patterns = [re.sub(r"(.*?)\d+(\D*)$", r"\1*\2", name, flags=re.DOTALL) for name in names]
     counts = Counter(patterns)
     yield from dict.fromkeys(

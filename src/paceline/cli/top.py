@@ -93,7 +93,7 @@ def _draw(lines: list[str]) -> None:
 
 @contextlib.contextmanager
 def _screen(stream: IO[str]) -> Iterator[list[int]]:
-    """Show an alternate screen during the block. Yield a list, which gets received signals."""
+    """Show an alternate screen during the block. Yield a list that collects received signals."""
     ended: list[int] = []
     # Handle SIGINT explicitly, because some shells start programs with SIGINT ignored.
     with handled(lambda number, frame: ended.append(number), signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -108,7 +108,7 @@ class DataReference:
         return self.mode == "upload"
 
     def as_mount(self) -> DataReference:
-        """Return the reference as a mount: the original if the store is a folder of this machine."""
+        """Return the reference as a mount: the original folder if it is on this machine."""
         return replace(self, mode="mount")
 
     def as_download(self, path_on_compute: str | None = None) -> DataReference:

@@ -86,8 +86,8 @@ class Job:
         entry_script: A file, relative to the source directory, with forward slashes: Python (`.py`), a binary, or an
             executable script with `#!`. Any other name is a program on the nodes' PATH, such as "nvidia-smi".
         entry_module: A module to run instead, as `python -m` does in the source directory.
-        working_directory: The workers' directory, relative to the source directory; it may begin with "..", and then
-            links to the source's neighbours surround the copy. None: the copy itself, as in the Azure SDK.
+        working_directory: The workers' directory, relative to the source directory. With "..", the copy gets links to
+            the source's siblings beside it. None: the copy itself, as in the Azure SDK.
         arguments: The script's arguments, in order.
         framework: "pytorch", "tensorflow", "sklearn" or None.
         distributed_backend: None for one process; "mpi" (Open MPI); "gloo" or "nccl" (processes with torch's variables);

@@ -237,7 +237,7 @@ def preview_ports(job: Job) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class StartedCommand:
-    """A running command. `cold` says why no warm spare forked it; "" if one did."""
+    """A running command. cold: why no preloaded process (warm spare) forked it, or ""."""
 
     command: Command
     pid: int

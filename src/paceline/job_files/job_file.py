@@ -195,7 +195,7 @@ def of_node(path: Path, node: Any, sections: Collection[str] = ()) -> dict[str, 
 
 
 def text(description: Mapping[str, Any]) -> str:
-    """Return a description as the text of a job file, without the values of secrets."""
+    """Return a description as a job file's text, without the secrets' values."""
     import yaml
 
     # Only double quotes keep line breaks and other control characters.

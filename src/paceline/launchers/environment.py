@@ -241,7 +241,7 @@ def of_interpreter(
 
 
 def tf_config(launch: Launch, place: RankSlot) -> str:
-    """Return TensorFlow's `TF_CONFIG` of a worker or parameter server: all addresses, and its own role."""
+    """Return the `TF_CONFIG` of a TensorFlow process: all addresses, and its own role."""
     cluster: dict[str, list[str]] = {}
     for other in launch.places:
         address = f"{launch.nodes[other.node_rank].address}:{launch.ports[2 + other.rank]}"

@@ -100,7 +100,7 @@ def _open_mpi(launch: Launch) -> OpenMpi:
 
 
 def _of_image(launch: Launch) -> OpenMpi:
-    """Return the workers' image's Open MPI. Raise LauncherError if it has none."""
+    """Return the image's Open MPI. Raise LauncherError if it is missing or too old."""
     found = launch.prepared[0].open_mpi
     if found is None or found[1] < (4, 0):
         what = f"has Open MPI {found[1][0]}.{found[1][1]}" if found else "has no mpirun of Open MPI"
@@ -156,7 +156,7 @@ def _of_library(first: OpenMpi, others: Iterator[OpenMpi], python: str) -> OpenM
 
 
 def _open_mpis(candidates: Iterable[str | None], seen: list[str]) -> Iterator[OpenMpi]:
-    """Yield each mpirun of Open MPI 4 or later. `seen` collects texts on other programs."""
+    """Yield each mpirun of Open MPI 4 or later. Describe other candidates in `seen`."""
     for candidate in candidates:
         if candidate is None or not os.access(candidate, os.X_OK):
             continue
@@ -204,7 +204,7 @@ def _open_mpi_variables(launch: Launch, version: tuple[int, int]) -> dict[str, s
 
 
 def scratch_variables(folder: str, major: int) -> dict[str, str]:
-    """Return variables that keep Open MPI's files in a folder removed at the run's end."""
+    """Return variables that keep Open MPI's files in the run's temporary `folder`."""
     return {
         # Open MPI 5 calls shared memory sm, and Open MPI 4 calls it vader; each ignores the other's variable.
         "OMPI_MCA_btl_sm_backing_directory": folder,
@@ -244,8 +244,7 @@ def _differ_by_rank(launch: Launch) -> bool:
 def _worker(launch: Launch, place: RankSlot, skip: tuple[str, ...]) -> list[str]:
     """Return a worker's command line without the variables in `skip`.
 
-    Each word after the worker's file begins with `=`, because mpirun would take options and `:` among these words for its
-    own.
+    Each word after the program's path begins with `=`, because mpirun would parse options and `:` in these words itself.
     """
     options = set_words(values_of_place(launch, place, skip))
     python, main, *words = environment.worker_argv(launch, place.node_rank, "--mpi", *options)
@@ -317,7 +316,7 @@ def starter_command(launch: Launch, starter: Starter, major: int, variables: Map
 
 
 def _place_words(launch: Launch) -> list[str]:
-    """Return all workers' variables as worker options: `--for 0-1 --on NODE --set ...`."""
+    """Return all workers' variables as options of the worker program: `--for 0-1 --on NODE --set ...`."""
     words: list[str] = []
     for node in launch.nodes:
         places = [place for place in launch.places if place.node_rank == node.node_rank]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def prepare(job: Job, folder: RunFolder, node_rank: int, *, apart: bool = False) -> dict[str, Any]:
     """Prepare everything that the node's workers need. Return a `NodeSetup` as JSON.
 
-    `apart` also creates the workers' folder, because the supervisor can't write to this node's folder of the run.
+    With `apart`, also create the workers' folder, because the supervisor can't write to the run's folder on this node.
     """
     came = as_here(folder)
     if apart:
@@ -118,7 +118,7 @@ def _environment(environment: EnvironmentSpec, folder: RunFolder, node_rank: int
 
 
 def _output(reference: DataReference, folder: RunFolder, node_rank: int, came: Arrived, *, apart: bool) -> Path:
-    """Make an output's folder. Node 0 also checks the store, unless `apart`."""
+    """Make an output's folder. Without `apart` (see `prepare`), node 0 checks the store."""
     # Only node 0 checks, because it stores the outputs.
     if node_rank == 0 and not apart:
         check_outputs([reference], came)

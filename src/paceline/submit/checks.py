@@ -36,7 +36,7 @@ def check(job: Job, workspace_dir: Path) -> None:
 
 
 def check_on(job: Job, workspace_dir: Path, described: configured.Configured, target: Target) -> None:
-    """Check a job as `check` does. `described` has the settings of `target`."""
+    """Check a job like `check`, for a given `target` with the settings `described`."""
     is_here = described.kind == configured.LOCAL  # other machines are checked while the run prepares
     # Paceline keeps the queues of these kinds itself, and divides their GPUs.
     if described.kind not in _OWN_QUEUES and job.gpu_share != 1:

@@ -304,7 +304,7 @@ def being_started(
     tags: Mapping[str, object] | None = None,
     display_name: str | None = None,
 ) -> Iterator[None]:
-    """Link a new run's snapshot, and store its tags. In the block its process is started.
+    """Fill a new run's folder (snapshot, tags). The `with` block starts its process.
 
     After the block the run's lock is released.
 

@@ -64,7 +64,7 @@ class SentValue(NamedTuple):
 
 
 class CutError(Exception):
-    """The server did not answer. It may or may not have processed the last request."""
+    """A server that did not answer; it may have processed the last request."""
 
 
 class RelayServer(Protocol):

@@ -33,7 +33,7 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class SlowRanks:
-    """A text about the ranks that hold up a run.
+    """A text about the ranks that slow down a run.
 
     since_utc: When Paceline first detected these ranks, or None if unknown.
     """
@@ -55,7 +55,7 @@ def remedy(record: RunRecord) -> str:
 
 
 def slow_ranks(folder: RunFolder, record: RunRecord) -> SlowRanks | None:
-    """Return the ranks that hold up a run, as last measured by the supervisor, or None."""
+    """Return the ranks that slow down a run, as the supervisor last measured, or None."""
     if record.status != states.RUNNING or not record.attempts or record.world_size < 2:
         return None
     path = folder.load(len(record.attempts))

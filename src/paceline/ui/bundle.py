@@ -17,7 +17,7 @@ _EXPORT = re.compile(r"^export ((?:async )?function|class|const) (\w+)", re.MULT
 
 @dataclass(frozen=True)
 class Inlined:
-    """An inline script or style. allowed: its source in a Content-Security-Policy."""
+    """An inline script or style. allowed: its hash for a Content-Security-Policy."""
 
     text: str
 
@@ -35,7 +35,7 @@ def styles(*names: str) -> Inlined:
 
 @cache
 def classic(*names: str) -> Inlined:
-    """Return the page's scripts with these names, none a module, as one text."""
+    """Return scripts of the page that are not JavaScript modules, as one text."""
     return Inlined(_closed("\n".join(_source(name) for name in names)))
 
 

@@ -167,7 +167,7 @@ class _Log:
         self._take_lines(plain, into)
 
     def _take_columns(self, found: Mapping[bytes, list[tuple[bytes, ...]]], into: RunCurves) -> bool:
-        """Add values to a few metrics' curves, as (values, times, steps) of each.
+        """Add parsed lines to curves. found: metric -> (value, time if kept, step) tuples.
 
         Return False, and add nothing, if a value is not a number.
         """
@@ -194,7 +194,7 @@ class _Log:
         return True
 
     def _take_lines(self, lines: list[tuple[bytes, ...]], into: RunCurves) -> bool:
-        """Add values to curves, as (name, value, time if kept, step or b"").
+        """Add parsed lines (metric, value, time if kept, step or b"") to curves.
 
         Return False, and add nothing, if a value is not a number.
         """
@@ -319,7 +319,7 @@ def thinned(
     window: tuple[float, float] | None = None,
     cuts: Collection[tuple[float, float]] = (),
 ) -> tuple[list[float | None], list[float | None]]:
-    """Return the x and y values to draw, at most the least and greatest of each pixel.
+    """Return the x and y to draw: at most the minimum and maximum of each pixel.
 
     A value that is not finite becomes None, which is drawn as a gap.
 

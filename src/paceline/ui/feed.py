@@ -259,7 +259,7 @@ class RunFeeds:
 
 
 def state_json(record: RunRecord, slow: SlowRanks | None = None) -> dict[str, object]:
-    """Return the facts at whose change a run's page reloads its header."""
+    """Return the facts whose change makes a run's page reload its header."""
     return {
         "shown": shown_state(record),
         "slow": slow.text if slow else "",

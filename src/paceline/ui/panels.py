@@ -67,7 +67,7 @@ class Panel(TypedDict):
 
 
 class Panels(TypedDict):
-    """A run's panels of images, tables and texts. more: number of names without a panel."""
+    """A run's panels of images, tables and texts. more: number of omitted panels."""
 
     panels: list[Panel]
     more: int

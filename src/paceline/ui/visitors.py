@@ -62,7 +62,7 @@ class Visitor:
         return self.origin == _ACCOUNT
 
     def may(self, rule: str) -> bool:
-        """Return whether the visitor's role suffices for a rule, such as `OWN`."""
+        """Return whether the role permits a change. rule: least role, or `MINE` (own runs)."""
         return self.role == ADMIN or (self.role == OWN and rule in (OWN, MINE))
 
 
@@ -156,18 +156,18 @@ def _headers(scope: Scope, wanted: bytes) -> list[str]:
 
 
 def rule_of(path: str) -> str:
-    """Return which members may POST to this path: the rule `OWN`, `MINE` or `ADMIN`."""
+    """Return the least role for a POST to this path, or `MINE` (own runs)."""
     return next((rule for pattern, rule in _RULES if pattern.match(path)), ADMIN)
 
 
 def visitor_of(request: Request) -> Visitor:
-    """Return the member who sends a request, or `ANYBODY`."""
+    """Return the member who sends a request, or `ANYBODY` on pages without members."""
     visitor: Visitor = request.scope.get("paceline.visitor", ANYBODY)
     return visitor
 
 
 def need(request: Request, rule: str) -> None:
-    """Raise HTTPException (403) if the sender's role does not suffice for a rule."""
+    """Raise HTTPException (403) unless the sender's role permits a change (`Visitor.may`)."""
     visitor = visitor_of(request)
     if not visitor.may(rule):
         raise HTTPException(403, refusal(visitor))

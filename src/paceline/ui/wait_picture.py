@@ -74,7 +74,7 @@ class WaitPicture:
 
 
 def picture_of_hang(folder: RunFolder, attempt: int) -> WaitPicture | None:
-    """Return the picture of an attempt's last hang, or None if no hang was reported."""
+    """Return the picture of an attempt's last hang, or None without a hang."""
     report = read_json(folder.hang_report(attempt).with_suffix(".json"))
     # Don't trust the structure of the report: other programs may write to a shared folder.
     try:

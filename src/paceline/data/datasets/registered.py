@@ -287,7 +287,7 @@ def _number(version: object) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ContentCheck:
-    """The paths in which a dataset's files differ from its registration; true if none."""
+    """A comparison of a dataset's files with its registration, true if they are equal."""
 
     dataset: str
     added: tuple[str, ...] = ()

@@ -221,7 +221,7 @@ class Datastore:
         return self.path().as_download(path_on_compute)
 
     def as_upload(self, path_on_compute: str | None = None) -> DataReference:
-        """Return a job's output that goes to the top of the store.
+        """Return a job's output, whose files go to the top of the store.
 
         Args:
             path_on_compute: Path below the script's working directory at which the folder appears too.

@@ -88,7 +88,7 @@ class StoreRecord:
 
     @property
     def title(self) -> str:
-        """The store's name and URL for messages; only the URL without registration."""
+        """The store's name and URL for messages; an unregistered store has no name."""
         return f"datastore {self.name!r} ({self.url})" if self.name is not None else repr(self.url)
 
     @property

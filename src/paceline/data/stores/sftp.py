@@ -56,7 +56,7 @@ class KnownHostsSftp(SFTPFileSystem):  # type: ignore[misc]
 
 
 def open_sftp(record: StoreRecord, options: dict[str, Any]) -> KnownHostsSftp:
-    """Open the file system of a record. Options: `username`, `port`, `password`, `key_filename`, `known_hosts`."""
+    """Open a store's SFTP file system. Options: `username`, `port`, `password`, `key_filename`, `known_hosts`."""
     # This option is for fsspec's cache. Remove it, because paramiko's `connect` gets all others and would refuse it.
     options.pop("skip_instance_cache", None)
     timeouts = dict.fromkeys(("timeout", "banner_timeout", "auth_timeout"), _CONNECT_TIMEOUT_S)

@@ -197,7 +197,7 @@ class DataCache:
         return self.views / run_id / str(node_rank)
 
     def hold_view(self, run_id: str) -> int:
-        """Keep a run's links to cached files from removal until the returned fd is closed."""
+        """Protect a run's links to cached files until the returned fd is closed."""
         # `view_dir` raises if the id is invalid.
         assert self.view_dir(run_id, 0)
         path = self._held / run_id

@@ -133,7 +133,7 @@ class Adopter:
     # --- which run
 
     def _find(self, key: str, place: Path | None = None) -> RunFolder | None:
-        """Return the imported run with this key in `place` (default: the runs), or None."""
+        """Return the imported run with this key in `place` (default: `runs/`), or None."""
         place = place or self._runs_dir
         for name in self._by_digest(place).get(self._digest(key), ()):
             folder = RunFolder(place / name)
@@ -142,7 +142,7 @@ class Adopter:
         return None
 
     def _by_digest(self, place: Path) -> dict[str, list[str]]:
-        """Return a folder's run names by the digest of their key, as first listed."""
+        """Return a cached index of a folder: digest of a run's key -> names."""
         if place not in self._listed:
             found = self._listed[place] = dict[str, list[str]]()
             for name in names_in(place):
@@ -157,7 +157,7 @@ class Adopter:
         return f"{self._tracker}:{key}"
 
     def remember(self, old: OldRun) -> None:
-        """Choose a run's id before its import, so its children can name it."""
+        """Choose a run's id before its import, so child runs can refer to it."""
         there = self._find(old.key)
         experiment = self._experiment or plain_experiment_name(old.experiment)
         made = f"{experiment}_{int(_time(old.started_s) or 0)}_{self._digest(old.key)}"

@@ -222,7 +222,7 @@ def _run(
 
 
 def _files(uri: object, top: Path, problems: Problems) -> Callable[[], Iterable[OldFile]]:
-    """Return a function that lists a run's artifacts, if they are below the store `top`."""
+    """Return a function that lists a run's artifacts below the store `top`."""
 
     def files() -> Iterable[OldFile]:
         if not uri:

@@ -125,7 +125,7 @@ def _test(clause: _Clause) -> Predicate | None:
 
 
 def _param_test(name: str, value: str) -> Predicate:
-    """Return a filter by a parameter that keeps runs whose value is uncertain."""
+    """Return a filter that drops runs in which a parameter certainly has another value."""
     test = Compare(field_of(f"params.{quoted(name)}"), "=", (value,)).test(0)
 
     def passes(facts: RunFacts) -> bool:

@@ -218,7 +218,7 @@ def _deleted(request: Request) -> trash.DeletedRun | None:
 
 
 def _gone(request: Request) -> Response:
-    """Return HTML for the open page of a deleted run, or 204 (empty) if the run exists."""
+    """Return HTML that replaces a deleted run's open page; 204 if the run exists."""
     if (common.runs_dir(request) / check_run_id(request.path_params["run_id"])).is_dir():
         return Response(status_code=204)
     return render.page(request, "gone_part.html", run=_deleted(request), run_id=request.path_params["run_id"])

@@ -240,7 +240,7 @@ def refuse_unknown_fields(form: Iterable[str], known: Iterable[str]) -> None:
 
 
 def digits(text: str) -> int | None:
-    """Return a typed number of 1 to 9 digits, else None."""
+    """Return a text of 1 to 9 digits as a number, else None."""
     # Not `isdigit`: int() refuses superscripts, and numbers of more than 4,300 digits.
     return int(text) if re.fullmatch("[0-9]{1,9}", text) else None
 
@@ -271,7 +271,7 @@ def tag_of(form: Mapping[str, str]) -> tuple[str, str | None, str]:
 
 
 def routes(name: str, find: Find) -> list[Route]:
-    """Return the routes of a run's page `name` and its changes.
+    """Return the routes of a run's page `name` and its live changes.
 
     find: Return the values of the page's template for a run.
     """

@@ -117,7 +117,7 @@ class ColumnHeading:
 
 @dataclass(frozen=True)
 class RunOverview:
-    """Facts about all runs for lists. top: the unarchived runs without a parent."""
+    """Facts about all runs for list pages. top: unarchived runs without a parent."""
 
     entries: Sequence[RunFacts]
     top: list[RunFacts]
@@ -310,7 +310,7 @@ async def _changes(
 
 
 def _selected_now(index: RunIndex, query: RunQuery) -> list[RunFacts]:
-    """Return the matching runs, with tags and names of the shown runs read again.
+    """Return the matching runs; the shown runs' tags and names are read again.
 
     Raises:
         QueryError: The query's text is wrong.
@@ -365,7 +365,7 @@ def _more(group: RunGroup, by: RunField, query: RunQuery, link: Link) -> str:
 
 
 def _group_cell(group: RunGroup, name: str, field: RunField | None) -> list[tuple[str, str]]:
-    """Return the texts in a cell for a group of runs, each with its metric or ""."""
+    """Return (metric or "", text) pairs that summarize a field of a group's runs."""
     if name == "latest":
         names = [metric for metric, _ in headline(group.runs[0].metrics, _NAMES)]
         spreads = ((metric, group.spread(field_of(f"metrics.{quoted(metric)}"))) for metric in names)

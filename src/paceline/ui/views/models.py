@@ -186,7 +186,7 @@ def _delete(model: Model, form: dict[str, str]) -> str:
 
 
 def _deploy(model: Model, form: dict[str, str]) -> str:
-    """Deploy the model version as a new service. Return the URL of the service's page."""
+    """Deploy the model version as a new service. Return its page's URL."""
     name = form.get("service", "").strip()
     model.deploy(
         model.workspace,

@@ -88,7 +88,7 @@ def _rendered(request: Request, runs: list[str], made: Share | None = None, path
 
 
 def members(request: Request) -> Response:
-    """Show service accounts and the log of changes to admins."""
+    """Show admins the service accounts and the log of members' changes."""
     if visitor_of(request) is ANYBODY:
         raise HTTPException(404, "This page has no members. `paceline ui --members FILE` gives it some.")
     need(request, ADMIN)
