@@ -51,7 +51,7 @@ def is_json(value: object) -> bool:
 
 
 def words_of(call: Call) -> list[str] | None:
-    """Return a call as words such as `--lr 0.1`; None if too long or not JSON.
+    """Return a call as command-line words (`--lr 0.1`); None if too long or not JSON.
 
     A string argument that is not valid JSON becomes a word without quotes.
     """

@@ -331,7 +331,7 @@ def _calls(known: PreparedFunction, values: Sequence[Iterable[object]]) -> list[
 def _sized(
     known: PreparedFunction, is_here: bool, at_once: int | None, runs: int, number: int
 ) -> tuple[int, PreparedFunction]:
-    """Return a run's parallel calls, and the function with resources for them."""
+    """Return a run's number of parallel calls, and the function with their resources."""
     if at_once is None and known.options.gpus:
         raise JobError(f"map() of {known.name} with gpus=1: write at_once=, the number of GPUs to use.")
     # 0 means: as many calls at a time as the node has cores.

@@ -103,7 +103,7 @@ def put_folder(folder: RunFolder, name: str, source: str | os.PathLike[str]) -> 
 
 
 def get(folder: RunFolder, name: str, target: str | os.PathLike[str] | None = None) -> str:
-    """Copy one of the run's files to a path, and return the written path.
+    """Copy one of the run's files, and return the written path.
 
     target: A path of a file, or a folder (existing, or with a trailing slash), where the file keeps its name. By
     default, the current directory.

@@ -7,7 +7,7 @@ import time
 
 
 def say(text: str) -> None:
-    """Write a line with the time to the driver's log."""
+    """Write a line with the time to the supervisor's or controller's log."""
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
     try:
         print(f"{stamp}Z {text}", flush=True)

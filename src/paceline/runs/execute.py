@@ -45,7 +45,7 @@ _FAR_RECORD_S = 15.0
 
 
 class Files:
-    """A channel to a run's supervisor through files in a folder that both share."""
+    """A channel to a run's supervisor through files in a shared folder."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.is_over = False

@@ -226,7 +226,7 @@ class RunFolder:
         return self.path.joinpath("attempts", str(attempt), f"start_{rank}.json")
 
     def spare(self, attempt: int, node_rank: int) -> Path:
-        """Return the file on a node's warm spare: its loaded modules and memory."""
+        """Return the file on a node's process preloaded for workers: modules and memory."""
         return self.attempt(attempt) / f"spare_{node_rank}.json"
 
     def worker_group(self, attempt: int, rank: int) -> Path:

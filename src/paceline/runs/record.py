@@ -223,7 +223,7 @@ class RunRecord:
 
     @property
     def receivers(self) -> dict[str, set[str]]:
-        """The events that each receiver wants; a pipeline's include its steps'."""
+        """The events that each notification receiver wants, including those of a pipeline's steps."""
         steps: Any = (self.pipeline or {}).get("steps") or ()
         jobs = [(step["job"].get("notify") or (), step["job"].get("notify_on") or DEFAULT_EVENTS) for step in steps]
         found: dict[str, set[str]] = {}
@@ -307,7 +307,7 @@ ACTS_FOR: ContextVar[str] = ContextVar("ACTS_FOR", default="")
 
 
 def user_name() -> str:
-    """Return the user of the page's current request, else this process's user."""
+    """Return the user of the web server's current request, else this process's user."""
     return ACTS_FOR.get() or login_name()
 
 
@@ -335,7 +335,7 @@ def end_text(record: RunRecord) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Return a duration as text: "3.2 s", "2 min 5 s", "3 h 20 min"."""
+    """Return a duration as text: "3.2 s", "3 h 20 min"."""
     # Round before the comparison, or 59.96 would become 60.0 s.
     if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"

@@ -74,7 +74,7 @@ class HasFiles(ABC):
 
     @reads
     def download_file(self, name: str, output_file_path: str | os.PathLike[str] | None = None) -> str:
-        """Copy a file of the run to a path or into a folder. Return the written path.
+        """Copy a file of the run to a path or folder. Return the written path.
 
         output_file_path: File or folder to write; default: the file's own name in the current directory.
 

@@ -195,7 +195,7 @@ def _above(name: str) -> list[str]:
 
 
 def _found(folder: RunFolder, record: Any) -> Place:
-    """Return where the source's copy is now, as `clean` moves it to `work`."""
+    """Return where the source's copy is now; `clean` may have moved it."""
     at = place(record)
     # Check the whole path, since the source may have a folder `home` too.
     is_among_links = at.copy and (folder.work / at.copy).is_dir()
@@ -244,7 +244,7 @@ def clean(folder: RunFolder) -> None:
 
 
 def _flatten(folder: RunFolder, at: Place) -> None:
-    """Move the copy's remaining files to `work`, and other files to `work`/`ABOVE`."""
+    """Move the copy's remaining files to `work`, and files around it to `work/above`."""
     if not at.copy or not folder.work.is_dir():
         return
     beside = folder.work.with_name(f".{ABOVE}")
@@ -272,7 +272,7 @@ def left_files(folder: RunFolder) -> Iterator[tuple[str, Path]]:
 
 
 def rescue_outputs(folder: RunFolder) -> None:
-    """Make `outputs` the run's folder again, with the script's `outputs` in it.
+    """Move the files of the script's `outputs` into the run's own `outputs` folder.
 
     Never follow links: a script in a container may not write where the supervisor may.
 

@@ -128,7 +128,7 @@ class Controller(ParentController[SweepState]):
                 say(f"trial {number} is paused: {verdict.why}")
 
     def _promote(self, number: int, rung: int, why: str) -> None:
-        """Let a running trial continue beyond a rung, by tags of its run."""
+        """Tag a running trial that may continue beyond a rung (number of values)."""
         sweep = self.state
         notes = sweep.folder_of(number).notes
         with contextlib.suppress(OSError):

@@ -84,7 +84,7 @@ class Dispatcher:
         return self._refusals.is_waiting
 
     def _hand_over(self, number: int, start: Callable[[], None], begun: list[RunFolder]) -> None:
-        """Submit trials by `start`. If the engine refuses, remove their folders `begun`.
+        """Call `start` to submit trials. If the engine refuses, remove the folders `begun`.
 
         A refused submission is repeated later.
         """
@@ -182,7 +182,7 @@ class Dispatcher:
         say(f"trial {number} begins: its submission was cut off before")
 
     def _prepared(self, job: Job) -> Submission:
-        """Check that the target can run this job. Return the trials' common submission."""
+        """Check that the target can run this job. Return the trials' shared `Submission`."""
         sweep, record = self._sweep, self._sweep.record
         if self._submission is not None:
             self._submission.check_again(job)

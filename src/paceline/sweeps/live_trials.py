@@ -288,7 +288,7 @@ def follow(folder: RunFolder, stream: IO[str], line: Callable[[str], None], *, s
 
 
 def way_back(folder: RunFolder) -> str:
-    """Return a message with the commands that show the sweep again and end it."""
+    """Return a message with the commands that show and end the sweep."""
     return (
         f"Sweep {folder.run_id} goes on. See it again: paceline sweep show -f {folder.run_id}\n"
         f"End it: paceline sweep stop {folder.run_id}"

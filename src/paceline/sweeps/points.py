@@ -80,7 +80,7 @@ def job_of(
 
 
 def way(given: object) -> str:
-    """Return the `pass_as` that a form such as "--name=value" means; other values unchanged."""
+    """Return the `pass_as` value for a form such as "--name=value"; other values unchanged."""
     return _FORMS.get(given, given) if isinstance(given, str) else given  # type: ignore[return-value]
 
 

@@ -41,7 +41,7 @@ def requested(folder: RunFolder) -> int:
 
 
 def best_trial(trials: Sequence[Trial], spec: SweepSpec) -> Trial | None:
-    """Return the best trial (or the front's first), or None without values."""
+    """Return the best trial, or the first on the Pareto front; None without values."""
     return next(iter(best_trials(trials, spec)), None)
 
 

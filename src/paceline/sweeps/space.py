@@ -61,7 +61,7 @@ class Space:
         """Return a point as {key: raw value}, whose values `choose` picks.
 
         Args:
-            choose: Returns the raw value of a dimension. It is called for a choice before the choice's branches.
+            choose: Returns a dimension's raw value, the form for samplers. A choice comes before its branches.
         """
         chosen: dict[str, Raw] = {}
         waiting = list(self.dimensions)

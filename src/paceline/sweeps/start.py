@@ -170,7 +170,7 @@ def check_points(job: Job, spec: SweepSpec, directory: Path) -> SweepSpec:
 
 
 def _with_way(spec: SweepSpec, job: Job, directory: Path) -> SweepSpec:
-    """Return the spec, with `pass_as` as the script reads arguments, if this is certain."""
+    """Return the spec, with the `pass_as` that the script certainly needs, if known."""
     script = entry_file(job, directory) if job.is_python and spec.pass_as == ARGUMENTS else None
     if script is None:
         return spec

@@ -65,7 +65,7 @@ class Trial:
     Attributes:
         number: The trial's number, from 0.
         run_id: Id of the trial's last run. `chosen`, `values`, `status`, `source` and `why` belong to this run too.
-        chosen: The trial's point, as a dict of keys to raw values.
+        chosen: The trial's point, as a dict of keys to raw values, the form for samplers.
         values: The values that the script got, by name.
         curve: Values of the primary metric in the order of logging, not necessarily finite. Several runs are joined to
             one series, as several attempts are.

@@ -59,7 +59,7 @@ Waiting: TypeAlias = "Callable[[str], bool]"
 
 @dataclass(frozen=True, kw_only=True)
 class Preview:
-    """The nodes, ports and `Starter` of workers that `--dry-run` shows for a job."""
+    """The nodes, ports and MPI starter, such as srun, that `--dry-run` shows for a job."""
 
     nodes: tuple[Node, ...]
     ports: tuple[int, ...]
@@ -111,7 +111,7 @@ class Nodes(Protocol):
         """Return {node rank: how the loss was detected} of lost nodes."""
 
     def fetch(self) -> None:
-        """Copy the remaining files of the run from the nodes into the run's folder.
+        """Copy the run's remaining files from the nodes into its folder.
 
         Raises:
             TargetError: Some files can't be copied; the message says which files, and where they are.
@@ -233,7 +233,7 @@ class Controlling(Protocol):
 
 @runtime_checkable
 class Examined(Protocol):
-    """A target that `paceline compute` and the doctor can query."""
+    """A target that `paceline compute show` and `paceline compute doctor` can query."""
 
     def status(self) -> Status:
         """Return the target's nodes and how they are used.
@@ -243,9 +243,9 @@ class Examined(Protocol):
         """
 
     def examine(self, node_count: int | None = None) -> AbstractContextManager[list[Any]]:
-        """Link to nodes for a `with` block. `Unreachable` stands for a failed link.
+        """Connect to nodes outside a run, for a `with` block that checks or cleans them.
 
-        node_count: Number of nodes to link to; None for the kind's default.
+        node_count: Number of nodes; None for the kind's default. `Unreachable` stands for a failed connection.
 
         Raises:
             TargetError: The nodes can't be allocated.

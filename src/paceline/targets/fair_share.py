@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     class Plan(TypedDict):
         """Which runs of a machine start now, keep waiting or have to leave.
 
-        order: Tickets of all runs, the next to be served first. starts: The GPUs of each run that starts now. why: Why a
-        run waits although it would fit. leave: Running runs that have to leave for an urgent run or a reservation.
+        order: Tickets (queue entries) of all runs, the next to be served first. starts: The GPUs of each run that starts
+        now. why: Why a run waits although it would fit. leave: Runs that have to leave for an urgent run or a reservation.
         """
 
         order: list[Ticket]
@@ -88,7 +88,7 @@ class Room:
 def in_order(
     tickets: "Sequence[Ticket]", policy: "SharePolicy | None" = None, uses: "Mapping[int, PastUse] | None" = None
 ) -> "list[Ticket]":
-    """Sort the tickets of a machine's runs in the order in which they are served.
+    """Sort the tickets of a machine's runs in the order of service.
 
     tickets: Tickets of running and waiting runs. With a policy, running runs count as use and come first.
     """
@@ -293,7 +293,7 @@ def _leaving(
     now: float,
     room_of: "Callable[[Sequence[Ticket]], Room]",
 ) -> "set[TicketId]":
-    """Return the running runs that have to leave to make room for urgent runs.
+    """Return the running runs that must make room for urgent runs.
 
     Runs of a low level leave first, and among them the run that started last. Without a shares file, only runs of the
     urgent run's own user leave.

@@ -506,7 +506,7 @@ def read_json(path: str, uid: "int | None") -> "tuple[Any, os.stat_result] | Non
 
 
 def read_use(path: str, uid: "int | None") -> "PastUse | None":
-    """Return a user's record of use without future rows; None if it is invalid."""
+    """Return a user's record of use, without rows of the future; None if invalid."""
     found = read_json(path, uid)
     if found is None or not isinstance(found[0], dict) or not isinstance(found[0].get("hours"), list):
         return None

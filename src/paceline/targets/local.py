@@ -213,7 +213,7 @@ class ThisMachine(LocalTarget):
         super().__init__()
 
     def status(self) -> Status:
-        """Return this machine and its leases."""
+        """Return this machine's status, with its runs and their leases."""
         # Imported here because each supervisor loads this module, and none needs Status.
         from paceline.targets.status import host_status
 
@@ -222,7 +222,7 @@ class ThisMachine(LocalTarget):
 
     @contextlib.contextmanager
     def examine(self, node_count: int | None = None) -> Iterator[list[Link]]:
-        """Open one link, since all nodes are this machine."""
+        """Connect to one node to examine, since all nodes are this machine."""
         import paceline
         from paceline.remote.foreign_python import bootstrap_words
         from paceline.remote.link.link import Link

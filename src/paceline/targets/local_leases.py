@@ -129,13 +129,13 @@ def _own_folder() -> Path:
 
 
 class _MachineQueue(ABC):
-    """The methods that both queues of a machine share."""
+    """The methods that `LocalQueue` and `SharedQueue` share."""
 
     def __init__(self, queue: Queue, cores: int, gpus: tuple[str, ...]) -> None:
         self._queue, self._cores, self._gpus = queue, cores, gpus
 
     def most_nodes(self, run_dir: Path, demands: Sequence[LocalDemand]) -> int:
-        """Return how many nodes would fit without the run's own lease, or 0.
+        """Return how many nodes the run could have if it returned its lease.
 
         demands: The run's demands for several numbers of nodes, the largest first.
 

@@ -192,14 +192,14 @@ class Status:
 
     @property
     def state(self) -> str:
-        """The state: "up", "degraded" if some nodes are down, "down" if all nodes are down."""
+        """The state: "up", "degraded" if some nodes are down, "down" if all are."""
         if not self.up:
             return "down"
         return "up" if len(self.up) == len(self.nodes) else "degraded"
 
     @property
     def cores(self) -> int | None:
-        """The number of cores of the nodes that are up, or None if unknown."""
+        """Number of cores of the nodes that are up; None if unknown."""
         return _total(node.cores for node in self.up)
 
     @property

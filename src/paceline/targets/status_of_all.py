@@ -97,7 +97,7 @@ def look_at_all(workspace_dir: Path, names: Iterable[str], limit_s: float) -> li
 
 
 def counts_text(total: int | None, used: int | None) -> str:
-    """Return how many units are free, such as "6 of 8", as far as known."""
+    """Return how many cores or GPUs are free, such as "6 of 8"."""
     if total is None:
         return ""
     return str(total) if used is None else f"{total - used} of {total}"

@@ -115,7 +115,7 @@ class ASHA(NamedPolicy):
         return trial.is_paused or (has_ended and self.last is not None and len(trial.curve) < self.last)
 
     def argument(self, rung: int) -> tuple[str, int] | None:
-        """Return the argument that ends a run at the rung above, or None."""
+        """Return the script's argument for ending at the rung above `rung`, or None."""
         end = self._ladder.above(rung)
         return (self.budget, end) if self.budget and end else None
 

@@ -114,7 +114,7 @@ def _nodes(cluster: Cluster) -> Iterator[NodeStatus]:
 
 @contextlib.contextmanager
 def examined(cluster: Cluster, settings: KubernetesSettings, count: int, workspace: str) -> Iterator[list[Link]]:
-    """Link to `count` pods of a Job that exists for the `with` block.
+    """Start a Job of `count` pods for the `with` block, and connect to them.
 
     Raises:
         EngineError: The pods do not start, or can't be reached.

@@ -56,7 +56,7 @@ class Pulled:
         self._changes.skip(list(small_names(self._top)))
 
     def frames(self, *, is_final: bool, with_files: bool = True) -> Iterator[bytes]:
-        """Yield frames with the changes since the last call, the record last.
+        """Yield the changes since the last call as frames (messages), the record last.
 
         is_final: Whether all processes have ended, so that the files no longer change.
         """

@@ -100,7 +100,7 @@ def has_all(folder: RunFolder) -> bool:
 
 
 class PodMirror:
-    """A connection to a run's pod 0, through which the local folder is updated."""
+    """A connection to a run's pod 0 that updates the local folder."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -154,7 +154,7 @@ def preview(job: Job, settings: KubernetesSettings) -> list[Manifest]:
 def library_secrets(
     cluster: Cluster, settings: KubernetesSettings, library: Path, workspace: str, *, anew: bool = False
 ) -> dict[str, str]:
-    """Create the library's Secrets unless they exist. Return {file in the pod: Secret}.
+    """Create the Secrets with Paceline's library unless they exist. Return {file in the pod: Secret}.
 
     anew: Whether to check each part, because some parts may be missing.
     """

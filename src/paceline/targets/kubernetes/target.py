@@ -177,7 +177,7 @@ class KubernetesTarget:
             self._remove(folder, noted)
 
     def channel(self, folder: RunFolder) -> Channel | None:
-        """Return a channel to the run's pod for one command; None in the pod."""
+        """Return a channel to the run's pod for `paceline exec`; None in the pod."""
         from paceline.targets.kubernetes import look, readers
 
         if not is_copy(folder):
@@ -201,7 +201,7 @@ class KubernetesTarget:
 
     @contextlib.contextmanager
     def examine(self, node_count: int | None = None) -> Iterator[list[Link]]:
-        """Link to pods that exist only for the `with` block, by default two."""
+        """Start pods to examine, by default two, and connect to them."""
         from paceline.targets.kubernetes.examine import examined
 
         with examined(self._cluster(), self._checked, node_count or 2, "doctor") as links:

@@ -56,7 +56,7 @@ def _gather(asked: GroupRequest, port_count: int, waiting: Waiting) -> RayNodes 
 
 
 class RayNodes(AgentNodes):
-    """The nodes of a placement group. Ray may report a loss before the link does."""
+    """The nodes of a placement group, whose losses Ray or the connections report."""
 
     holding: Holding
     #: Ray's node ids by rank, and the ids of the nodes that were lost before `close`.

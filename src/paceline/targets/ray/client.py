@@ -37,7 +37,7 @@ PACKAGE_BYTES = 256 << 20
 
 
 class UnreachableError(EngineError):
-    """The error that the cluster does not answer, which says nothing about jobs."""
+    """The error that the cluster does not answer; its jobs may go on."""
 
 
 @dataclass(frozen=True, kw_only=True)

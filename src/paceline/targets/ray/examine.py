@@ -32,7 +32,7 @@ _ASK_S = 1.0
 
 @contextlib.contextmanager
 def examined(client: RayClient, settings: RaySettings, bundles: list[dict[str, float]]) -> Iterator[list[Link]]:
-    """Link to a node for each bundle, held by a separate Ray job.
+    """Connect to a node per bundle of resources, which a separate Ray job holds.
 
     Raises:
         EngineError: Ray provides no nodes, or the nodes can't reach this machine.

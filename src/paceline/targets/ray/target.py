@@ -176,7 +176,7 @@ class RayTarget:
         return JobStatus(state=RUNNING) if more_comes and found.state == GONE else found
 
     def channel(self, folder: RunFolder) -> Channel | None:
-        """Return a channel to the supervisor for one command; None with a shared folder."""
+        """Return a channel to the supervisor for `paceline exec`; None with a shared folder."""
         if self.settings.is_shared or not is_copy(folder):
             return None
         from paceline.targets.ray.channel import StoreChannel
@@ -258,7 +258,7 @@ class RayTarget:
         return len(nodes.nodes) + (self._held.spare() if self._held is not None else 0)
 
     def _settled(self, folder: RunFolder) -> bool:
-        """Store an ended run's outputs here. Return whether only its final record is missing."""
+        """Store an ended run's outputs from this machine. Return whether there were any."""
         from paceline.remote.staging.stage_out_local import settle
 
         return not self.settings.is_shared and settle(folder)
@@ -294,7 +294,7 @@ class RayTarget:
 
     @contextlib.contextmanager
     def examine(self, node_count: int | None = None) -> Iterator[list[Link]]:
-        """Link to all nodes with a CPU for runs, or to `node_count` nodes.
+        """Connect to `node_count` nodes to examine, by default all that can run workers.
 
         Raises:
             EngineError, TargetError: Ray provides no nodes, or the nodes can't reach this machine.

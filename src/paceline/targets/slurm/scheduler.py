@@ -39,7 +39,7 @@ _FORM_VARIABLES = re.compile(r"(SQUEUE|SACCT|SINFO|SCONTROL|SCANCEL)_|SLURM_(TIM
 
 
 class AwayError(EngineError):
-    """The error that the engine does not answer, which says nothing about jobs."""
+    """The error that the engine does not answer; its jobs may go on."""
 
 
 @dataclass(frozen=True, kw_only=True)

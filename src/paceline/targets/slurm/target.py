@@ -264,7 +264,7 @@ class SlurmTarget:
             self._query(folder, noted.get("user")).forget_answer()
 
     def channel(self, folder: RunFolder) -> Channel | None:
-        """Return a channel to the supervisor for one command; None with a shared folder."""
+        """Return a channel to the supervisor for `paceline exec`; None with a shared folder."""
         run_dir = engine(folder).get("run_dir")
         if self.settings.login is None or run_dir is None:
             return None
@@ -377,7 +377,7 @@ class SlurmTarget:
 
     @contextlib.contextmanager
     def examine(self, node_count: int | None = None) -> Iterator[list[Any]]:
-        """Open a link to each node of a short allocation, by default two."""
+        """Allocate nodes to examine, by default two, and connect to them."""
         from paceline.targets.slurm.examine import examined
 
         if node_count is None:

@@ -28,7 +28,7 @@ _AGAIN_S = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class HostMember:
-    """A host that may become a node, and the link to its agent."""
+    """A host that may become a node, and the connection to its agent process."""
 
     host: SshHost
     link: Link
@@ -62,7 +62,7 @@ class HostMember:
 
 
 def open_member(ssh: Ssh, host: SshHost, *, python: str, library_dir: Path, folder: str) -> HostMember:
-    """Start an agent on a host, and return the host with its link.
+    """Start an agent on a host, and return the host with the connection.
 
     Raises:
         EngineError: The agent can't be started; the message says why, and what to do.

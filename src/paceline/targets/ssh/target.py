@@ -261,7 +261,7 @@ class SshTarget:
 
     @contextlib.contextmanager
     def examine(self, node_count: int | None = None) -> Iterator[list[Any]]:
-        """Open links to the first `node_count` hosts that are up; None means all."""
+        """Connect to the first `node_count` available hosts to examine; None means all."""
         import paceline
         from paceline.targets.ssh.members import Opening
 
