@@ -237,7 +237,7 @@ class _Copy:
                     self.left_out[name] = f"a folder that can't be read: {error.strerror}"
 
     def _entry(self, name: str, *, is_live: bool) -> list[BackupEntry]:
-        """Return a list with the entry of a path, or [] if the backup excludes the path."""
+        """Return a list with a path's entry, or [] if the backup excludes the path."""
         status = os.lstat(self._top / name)
         mode, mtime_ns = stat.S_IMODE(status.st_mode) & 0o777, max(0, status.st_mtime_ns)
         if stat.S_ISDIR(status.st_mode):

@@ -1,4 +1,4 @@
-"""Restore a backup, or one run of it: fetch contents, compare all hashes, and move files into the workspace.
+"""Restore a backup, or one run of it: fetch and verify contents, then move files into the workspace.
 
     <workspace>/.restoring/contents/<sha256>     fetched contents; after a kill, the next restore uses them
     <workspace>/.restoring/files/...             the files under their names

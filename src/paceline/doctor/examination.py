@@ -250,7 +250,7 @@ class Patient:
 
 
 def program_of(program: str, mode: str, asked: Mapping[str, object], *, ends_at_once: bool = True) -> bytes:
-    """Return the text of a program of the doctor, to be run by a node's Python."""
+    """Return the text of a doctor's program, for a node's Python to run."""
     path = Path(__file__).with_name(f"{program}.py")
     return foreign_python.program(str(path), mode, asked, ends_at_once=ends_at_once)
 
@@ -322,7 +322,7 @@ def same_machine(nodes: Mapping[str, Interfaces]) -> list[str]:
 
 
 def addresses_of(interfaces: Interfaces) -> frozenset[str]:
-    """Return the addresses of a node at which other nodes may be able to reach it."""
+    """Return a node's addresses at which other nodes may be able to reach it."""
     return frozenset(
         address
         for name, (address, _) in interfaces.items()

@@ -203,7 +203,7 @@ _Shares = tuple[dict[tuple[str, str], float], dict[tuple[str, str], float], dict
 
 
 def _shares(one: WorkerFacts, *, below: bool) -> _Shares:
-    """Return each function's share of time, without and with callees, and its top line."""
+    """Return each function's time share, without and with callees, and its busiest line."""
     own, whole, lines = Counter[tuple[str, str]](), Counter[tuple[str, str]](), Counter[tuple[tuple[str, str], int]]()
     total = 0
     for where, stack, count in _stacks(one):
@@ -226,7 +226,7 @@ def _parts(counts: Mapping[tuple[str, str], int], total: int) -> dict[tuple[str,
 
 
 def _place(frames: list[tuple[str, str, int]], told: WorkersReport) -> tuple[str, str, int]:
-    """Return (file, function, line) of the innermost frame, if possible in the script."""
+    """Return (file, function, line) of the script's innermost frame, else of any code's."""
     own = next((frame for frame in reversed(frames) if wait_graph.is_own(frame[1], told)), frames[-1])
     return own[1], own[0], own[2]
 

@@ -1,4 +1,4 @@
-"""Measure how ranks spend their time, and find stragglers: pure functions of the steps that ranks counted.
+"""Measure how ranks spend their time, and find stragglers: pure functions of step counts.
 
     window      the time between two samples, with each rank's steps, seconds waiting for data, and seconds waiting for others
     own time    a rank's seconds in a window without waiting for other ranks: in synchronous training all wait for the slowest
@@ -119,7 +119,7 @@ class RunPace:
 
     @property
     def end_text(self) -> str | None:
-        """Return a sentence for the run's end on a straggler that cost much time, or None."""
+        """Return a sentence, for the run's end, on a costly straggler, or None."""
         found = self.straggler
         if found is None or found.lost_s < max(LOST_S, LOST * self.seconds):
             return None

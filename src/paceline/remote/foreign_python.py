@@ -1,4 +1,4 @@
-"""Run Paceline's code in a Python without Paceline, by sending modules as text or the whole library.
+"""Run Paceline's code in a Python without Paceline, by sending modules or the whole library.
 
     one answer    run the command line `words` with `program` as standard input; `answer_in` finds the answer
     a stream      run `bootstrap_words`, send `stream_program`, then any bytes both ways; agents start this way

@@ -1,4 +1,4 @@
-"""The timer's program: check the schedules of a workspace, and start `paceline schedule tick` if something is due."""
+"""The timer's program: start `paceline schedule tick` if a workspace's schedule is due."""
 
 from __future__ import annotations
 

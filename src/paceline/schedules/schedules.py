@@ -193,7 +193,7 @@ class Schedules(NamedDocuments[Schedule]):
         return Occurrences(self.folder(name))
 
     def ended_before(self, name: str) -> set[str]:
-        """Return the ids of runs that ended before the schedule was added, and so start nothing."""
+        """Return ids of runs that ended before the schedule was added, so they start nothing."""
         found = read_json(self.folder(name) / "before.json")
         return set(found) if isinstance(found, list) else set()
 

@@ -1,4 +1,4 @@
-"""One check of all schedules, which the timer makes each minute, for new events and the runs that they start.
+"""Check all schedules for new events, and start runs for them. The timer does this each minute.
 
     new times, versions, ended runs ── claim ── waiting ──┬── started ── ended
                                                           └── skipped, missed, failed

@@ -75,7 +75,7 @@ def remove(workspace_dir: Path) -> None:
 
 
 def advice(kind: str) -> str:
-    """Return what the user has to do so that a timer of this kind works, or ""."""
+    """Return what the user must do to make a timer of this kind work, or ""."""
     if kind == NONE:
         return "Call `paceline schedule tick` each minute: nothing else starts the runs."
     if kind == SYSTEMD and shutil.which("loginctl"):

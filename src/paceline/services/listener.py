@@ -1,4 +1,4 @@
-"""The listening socket of a service, and the relay of its connections to a server on another machine.
+"""The listening socket of a service, and a relay of connections to a remote server.
 
 The supervisor holds the socket, so clients wait while no server runs. The relay connects each client to the current
 remote server. After an update, old connections stay with the old server, and new connections go to the new one.

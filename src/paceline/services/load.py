@@ -1,4 +1,4 @@
-"""Measure the load of a service from the metrics that its server reports, and list its model processes."""
+"""Measure a service's load from its server's metrics, and list its model processes."""
 
 from __future__ import annotations
 

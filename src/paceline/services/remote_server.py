@@ -213,7 +213,7 @@ class RemoteServer:
         write_json(self._memory, {"run_id": served.folder.run_id, "tag": served.tag, "keys": served.keys_time})
 
     def _adopted(self, tag: str, revision: Revision, workers: int) -> _Served | None:
-        """Return the run that serves this revision for a previous supervisor, or None."""
+        """Return a previous supervisor's run that serves this revision, or None."""
         known = read_json(self._memory)
         if not isinstance(known, dict):
             return None

@@ -63,7 +63,7 @@ def make_spec(
 
 
 def changed_spec(before: RevisionSpec, *, settings: Mapping[str, object] | None = None, **changes: Any) -> RevisionSpec:
-    """Return a spec with `changes` of its fields. Other fields and settings stay."""
+    """Return a copy of a spec in which `changes` and `settings` replace values."""
     both = {**before.settings, **(settings or {})}
     return replace(before, settings=as_settings(both), **changes)
 
@@ -78,7 +78,7 @@ def as_models(models: object) -> tuple[object, ...]:
 
 
 def as_settings(values: Mapping[str, object]) -> ServingOptions:
-    """Return serving settings. Those with the value None get the server's default.
+    """Return settings without None values, for which the server has defaults.
 
     Raises:
         ServiceError: A name is unknown. The values are checked when the revision is written.

@@ -41,7 +41,7 @@ Documents: TypeAlias = "dict[str, object]"
 
 @dataclass(frozen=True)
 class ModelSetup:
-    """The payload of SETUP: the configuration, and a folder for files that processes share."""
+    """The content of a SETUP frame: the configuration, and a folder for shared files."""
 
     config: ServerConfig
     shared: str
@@ -56,7 +56,7 @@ class ModelSetup:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """The payload of READY: facts about the loaded model, as in `Servable`."""
+    """The content of a READY frame: facts about the loaded model."""
 
     kind: str
     wants_head: bool
@@ -179,7 +179,7 @@ class Servable(Protocol):
     is_batched: bool
 
     def documents(self) -> Documents:
-        """Return the JSON documents that the front serves for the model."""
+        """Return documents about the model to publish as JSON, such as OpenAPI."""
         ...
 
     def answer(self, calls: Sequence[ModelCall]) -> list[Reply]:

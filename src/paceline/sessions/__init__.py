@@ -40,5 +40,5 @@ def serving(log: str) -> Serving | None:
 
 
 def private_folder() -> Path:
-    """Make a folder for this user alone on the worker's node, which the run's end removes even after a kill."""
+    """Make a private folder on the worker's node, removed when the run ends or is killed."""
     return Path(tempfile.mkdtemp(prefix="session-", dir=Path(os.environ["PACELINE_WATCH_DIR"]).parent))

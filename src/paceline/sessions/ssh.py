@@ -1,4 +1,4 @@
-"""An ssh server for a session that listens on no port: `paceline exec` starts `sshd -i` for each connection.
+"""A session's ssh server, without a port: `paceline exec` starts `sshd -i` for each connection.
 
 The worker writes a configuration with a separate host key into a private folder. Only the session's own key may log in,
 as the user of the run.

@@ -74,7 +74,7 @@ def main(argv: list[str]) -> int:
 def _wait_to_begin(folder: RunFolder, fd: int, modules: Sequence[str]) -> int | None:
     """Return the run's lock once the run exists, or None if its submission ended before.
 
-    From then on, this process writes to the driver's log.
+    From then on, this process's output goes to the run's file `driver.log`.
     """
     with socket.socket(fileno=fd) as told:
         for name in modules:

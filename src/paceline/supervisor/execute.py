@@ -1,4 +1,4 @@
-"""The server of `paceline exec`, which runs commands beside a worker. Files in the run's folder request them.
+"""The server of `paceline exec`, which runs commands beside a worker, requested by files.
 
     exec/<id>/request.json   {"argv", "rank", "terminal", "term", "relay"} requests a command, {"stacks": {"native"}}
                              stack dumps (`paceline.observe.stacks`), {"profile": {"seconds", "rate"}} a profile

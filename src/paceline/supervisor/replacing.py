@@ -23,7 +23,7 @@ from paceline.targets import Nodes
 
 
 class Replacing:
-    """A starter of replacements for lost workers in one attempt.
+    """A manager that starts lost workers of one attempt again.
 
     shells: The environment of each node, to which a command adds its variables.
     left: How many replacements `max_restarts` still allows.

@@ -36,7 +36,7 @@ class WarmSpares:
         self._at_s = 0.0
 
     def begin(self, launch: Launch, nodes: Nodes, shells: Sequence[Mapping[str, str]]) -> None:
-        """Prepare for a new attempt. Spares that already run on its nodes stay."""
+        """Prepare for a new attempt, and keep its nodes' idle processes."""
         if nodes is not self._nodes:
             self._nodes, self._pids, self._begun, self._told = nodes, {}, {}, {}
         self._shells, self._at_s = shells, 0.0
@@ -45,7 +45,7 @@ class WarmSpares:
         self._wanted = {node.node_rank: _command(launch, node.node_rank) for node in places if launch.spare}
 
     def look(self, folder: RunFolder, launch: Launch) -> None:
-        """Start missing spares once the workers run, and log what spares report."""
+        """Start missing idle processes once the workers run, and log their reports."""
         if not self._wanted or self._nodes is None:
             return
         self._at_s = self._at_s or time.monotonic() + _AFTER_S
@@ -67,7 +67,7 @@ class WarmSpares:
                 say(f"node {name}: {_text(report)}")
 
     def ended(self, ended: ProcessExit, launch: Launch) -> None:
-        """Log the crash of a spare, if the ended process is one."""
+        """Log a crash, if the ended process is one of these idle processes."""
         if self._pids.get(ended.node_rank) == ended.pid and ended.exit_code:
             del self._pids[ended.node_rank]
             how = signal_name(ended.exit_code - 128) if ended.exit_code > 128 else f"exit code {ended.exit_code}"
@@ -75,11 +75,11 @@ class WarmSpares:
 
 
 def spare_path(launch: Launch, seen: RemotePaths, *, is_here: bool) -> tuple[str, str]:
-    """Return the path of the warm spares' sockets, and a warning.
+    """Return the path of the warm processes' sockets, and a warning.
 
-    The path is "" if the run has no spares. The warning is "" unless the job wants spares that are not possible.
+    The path is "" without warm processes. The warning is "" unless the job wants them and can't have them.
 
-    is_here: Whether all nodes are this machine, which then has one spare.
+    is_here: Whether all nodes are this machine, which then has one warm process.
     """
     job = launch.job
     if job.warm == "off" or not (job.max_restarts or job.node_range):

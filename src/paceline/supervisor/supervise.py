@@ -146,7 +146,7 @@ def _attempts(run: Supervision) -> Outcome:
 
 
 def _as_told(run: Supervision, outcome: Outcome) -> Outcome:
-    """Return the outcome, as stopped if the engine has ended the run."""
+    """Return the outcome, marked as stopped if Slurm or another engine ended the run."""
     failure = outcome.failure
     if failure is None or (failure.cause not in NODES_GONE and failure.exit_code not in _KILLED):
         return outcome
@@ -157,7 +157,7 @@ def _as_told(run: Supervision, outcome: Outcome) -> Outcome:
 
 
 def _told_to_end(run: Supervision) -> str | None:
-    """Wait briefly for the engine's signal. Return why the run must end, or None."""
+    """Wait briefly for the engine's signal to end the run. Return the reason, or None."""
     if not run.folder.engine.exists():
         return None
     deadline = time.monotonic() + _SIGNAL_S

@@ -1,4 +1,4 @@
-"""The state of one run in its supervisor, and changes of its record, which only the supervisor writes."""
+"""The state of a run in its supervisor, which alone writes the run's record."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ class Supervision:
         return None if self._deadline is None else time.time() + self._deadline - time.monotonic()
 
     def cancel_reason(self) -> str | None:
-        """Return why a user or the engine has requested the end of the run, or None.
+        """Return why a user or the engine has requested the run's end, or None.
 
         The reason is "cancel", "time_limit" (the engine's) or "interrupted" (the engine may start the run again).
         """
@@ -280,7 +280,7 @@ def _duration_s(attempt: Attempt) -> float:
 
 
 class Wake:
-    """A sleep that signals interrupt: SIGCHLD, SIGTERM, SIGINT, SIGHUP and SIGUSR2.
+    """An interruptible sleep, which SIGCHLD, SIGTERM, SIGINT, SIGHUP and SIGUSR2 end.
 
     stopped_by: The signal that requested the end of the run, or None. SIGUSR2 is an engine's warning that the job's
         time is nearly up.

@@ -460,7 +460,7 @@ class WorkerWatch:
         )
 
     def _wait_for_losses(self) -> None:
-        """Wait for the loss of a node to be found, if such a loss may explain the failures.
+        """Wait until a node's loss is found, if such a loss may explain the failures.
 
         Workers see a broken connection at once, but a silent node counts as lost only after `silence_s`.
         """

@@ -1,4 +1,4 @@
-"""Keep training states in the memory of a warm spare, which outlives the workers.
+"""Keep training states in a warm spare, an idle process that outlives the workers.
 
 worker                                                      spare
 {"state": "keep", "of": State}, descriptor of memory   ->   keeps the newest states of each rank
@@ -104,7 +104,7 @@ def _checked(state: object) -> State:
 
 
 def keep(path: str, state: State, fd: int) -> list[int]:
-    """Store a training state in a warm spare. Return the steps whose memory is free again.
+    """Store a training state in the warm spare process. Return the replaced steps.
 
     path: The spare, as `spare_client.path_here` returns it. fd: Descriptor of the memory.
 

@@ -89,7 +89,7 @@ def when_loaded(name: str, do: Callable[[ModuleType], None]) -> None:
 
 
 def _apply(do: Callable[[ModuleType], None], module: ModuleType) -> None:
-    """Call `do` with a loaded module, and replace names that others imported from it."""
+    """Call `do` with a loaded module, and update modules that imported names from it."""
     before = dict(vars(module))
     do(module)
     changed = [(name, old) for name, old in before.items() if vars(module).get(name) is not old and name[:2] != "__"]

@@ -1,4 +1,4 @@
-"""Ask a warm spare (`paceline.worker.spare`) for a fork that runs a worker.
+"""Ask a warm spare, an idle process (`paceline.worker.spare`), to fork a worker.
 
     client                                spare
     one byte                         <-   ready to fork
@@ -26,7 +26,7 @@ _FREE_S, _ANSWER_S = 1.0, 10.0
 
 
 def socket_of(path: str) -> str:
-    """Return the path of the spare's Unix socket."""
+    """Return the path of the warm process's Unix socket."""
     return f"{path}.socket"
 
 
@@ -38,7 +38,7 @@ def modules_of(path: str) -> str:
 def ask(
     path: str, argv: Sequence[str], env: Mapping[str, str], cwd: str, fds: Sequence[int], *, follow: bool = False
 ) -> tuple[int, socket.socket]:
-    """Return the pid of the spare's fork that runs the worker `argv`, and the connection.
+    """Let a warm process fork the worker `argv`. Return its pid and the connection.
 
     Args:
         path: The spare, as `path_here` returns it.
@@ -94,5 +94,5 @@ def connect(path: str) -> socket.socket:
 
 
 def path_here(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the path of this node's warm spare; "" if the run has no spare."""
+    """Return the path prefix of this node's warm process's files; "" if it has none."""
     return environ.get(VARIABLE, "").replace("%", environ.get("NODE_RANK", "0"))

@@ -121,7 +121,7 @@ def _of_gpu(gpu: Gpu) -> dict[str, float]:
 
 
 def _packages() -> dict[str, int]:
-    """Return {processor package: its energy counter in microjoules}, often only for root."""
+    """Return {processor package: energy in microjoules}, which often only root can read."""
     found = {}
     with contextlib.suppress(OSError, ValueError):
         for name in os.listdir(_RAPL):

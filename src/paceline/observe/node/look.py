@@ -184,7 +184,7 @@ class Worker:
                 notes.append(why_not(str(error)))
 
     def asked_of(self, pid: int, found: ProcessFacts, *, only_main: bool = False) -> Dump | None:
-        """Request a process's stack dump. Return None if that is impossible.
+        """Request a process's stack dump, and return it; None if that is impossible.
 
         found: Facts about the process, to which the reason is added.
         only_main: Request only the main thread.

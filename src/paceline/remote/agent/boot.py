@@ -1,4 +1,4 @@
-"""The program that starts on a node first: it finds or receives Paceline's library, then starts the agent.
+"""The first program on a node, which finds or receives Paceline's library, then starts the agent.
 
 The supervisor (paceline.remote.link.bootstrap) sends this file's text and calls `boot` with these settings:
 
@@ -113,7 +113,7 @@ def known_digest(folder: str) -> "Optional[str]":  # noqa: UP045
 
 
 def state_of(package: str) -> "Tuple[str, float]":  # noqa: UP006
-    """Return a text that changes with any file of the package, and the last change's time."""
+    """Return a text that identifies all files' versions, and the last change's time."""
     lines, last = [], 0.0
     for path in files_of(package):
         about = os.stat(path)

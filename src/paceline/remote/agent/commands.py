@@ -57,7 +57,7 @@ class Commands:
         log: str,
         tag: str,
     ) -> tuple[int, str]:
-        """Start a worker, or a warm spare: an idle process that forks the next attempt's worker.
+        """Start a worker, or an idle process (spare) that forks the next attempt's worker.
 
         Returns:
             The pid, and "". If the spare with the socket `spare` could not fork the worker, a new process is started,

@@ -1,4 +1,4 @@
-"""The guardian, the agent's parent process, which cleans up after the agent however the agent ends.
+"""The guardian: the agent's parent process, which cleans up when the agent ends in any way.
 
 Guardian and agent watch each other through a socket pair, which the kernel closes when one of them ends.
 """

@@ -1,4 +1,4 @@
-"""Send new and changed files of a run's folder to the supervisor, in a thread of the agent.
+"""Send a run's new and changed files to the supervisor, in a thread of the agent.
 
 Logs, metrics, reports and notes are sent several times a second, and before the exit of the command that wrote them.
 Checkpoints and outputs have a lower priority, and are sent once they are unchanged for two seconds.
@@ -38,7 +38,7 @@ _SHARED = (NOTES, DRIVER_LOG)
 
 
 class Mirror(threading.Thread):
-    """A thread that sends new and changed files of a run's folder to the supervisor.
+    """A thread that sends a run's new and changed files to the supervisor.
 
     have: File name -> stamp of the version that the supervisor has (`paceline.remote.replica.changes`).
     takes_files: Whether to send checkpoints and outputs. Only one of the nodes that share a folder sends them.

@@ -1,4 +1,4 @@
-"""A remote shell between the nodes of a run, which works without ssh: requests go through the run's supervisor.
+"""A remote shell between a run's nodes that needs no ssh: requests go through the supervisor.
 
     mpirun, node 0 ── rsh.py HOST COMMAND... ── socket ── agent 0 ── link ── supervisor ── link ── agent of HOST: sh -c
 

@@ -150,7 +150,7 @@ def bootstrap(ends: Ends, name: str, library_dir: Path, settings: dict[str, Any]
 
 
 class _Talk:
-    """The exchange with `boot` on the node, before the agent sends frames."""
+    """The exchange with the node's bootstrap program, before its agent starts."""
 
     def __init__(self, ends: Ends, name: str, nonce: str, deadline: float, timeout_s: float) -> None:
         self._ends, self._name, self._nonce = ends, name, nonce.encode()
@@ -174,7 +174,7 @@ class _Talk:
             os.set_blocking(self._ends.write_fd, True)
 
     def answer(self) -> dict[str, Any]:
-        """Return the next JSON object from `boot`. Skip output of the login shell."""
+        """Return the program's next JSON object. Skip output of the login shell."""
         while (line := self._line()) is None:
             if self._wait():
                 data = os.read(self._ends.read_fd, 1 << 16)

@@ -1,4 +1,4 @@
-"""Copies of a run's folder on nodes that do not see the supervisor's folders: create, mirror, fetch and remove them.
+"""Create, mirror, fetch and remove copies of a run's folder on nodes without the supervisor's folders.
 
 If the agent or the supervisor was killed, a copy stays on its node. `clear_node` later fetches the copy's files and
 removes it. `paceline prune` calls it, and so does the next run on the node; a run leaves copies that have more than
@@ -95,7 +95,7 @@ class Copies:
                 say(f"{link.name}: {left.text()}")
 
     def _even_out(self) -> None:
-        """Copy checkpoints that only some groups of nodes have to all groups.
+        """Copy to all groups of nodes the checkpoints that only some groups have.
 
         A group that was lost and has returned may have a newer checkpoint, from which only its ranks would resume.
         """
@@ -344,7 +344,7 @@ def _is_of(link: Link, path: str, folder: RunFolder) -> bool:
 def _only_there(there: Mapping[str, Stamp], folder: RunFolder, *, is_single: bool) -> dict[str, int]:
     """Return {name: missing bytes} of files that the run's own folder lacks.
 
-    there: The files of the node's copy, as {name: stamp}.
+    there: The files of the node's copy, as {name: [size, mtime, inode]}.
     is_single: Whether the run had one attempt. Only then do metrics count, since all attempts append to the same files.
     """
     found = {}
@@ -361,7 +361,7 @@ def _only_there(there: Mapping[str, Stamp], folder: RunFolder, *, is_single: boo
 def _fetch(link: Link, path: str, folder: RunFolder, there: Mapping[str, Stamp], wanted: Container[str]) -> None:
     """Fetch the files named in `wanted` from a node's copy at `path`.
 
-    there: The files of the copy, as {name: stamp}.
+    there: The files of the copy, as {name: [size, mtime, inode]}.
     """
     # The node sends files that `known` lacks. Don't add files that the node lacks: it would report them as removed.
     known = {name: stamp for name, stamp in there.items() if name not in wanted}

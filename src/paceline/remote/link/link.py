@@ -201,10 +201,10 @@ class Link(LinkFiles):
         return self._start(argv, env, cwd=cwd, log=log, exact=exact, tag=tag)[0]
 
     def start_worker(self, command: Command, env: Mapping[str, str], cwd: str) -> tuple[int, str]:
-        """Start a worker or a warm spare.
+        """Start a worker, or a warm process that forks later workers.
 
         Returns:
-            The pid, and the reason why the worker could not be forked from its warm spare, or "".
+            The pid, and the reason why no warm process could fork the worker, or "".
         """
         spare = {"spare": command.spare, "is_spare": command.is_spare}
         return self._start(command.argv, env, cwd=cwd, log=str(command.log), exact=True, **spare)
@@ -253,7 +253,7 @@ class Link(LinkFiles):
         return bool(self._connection.ask("alive", timeout_s=3.0, pid=pid)[0]["ok"])
 
     def ends(self) -> list[StartedEnd]:
-        """Return the exits of commands since the last call, whose logs are complete."""
+        """Return the exits, since the last call, of commands whose logs are complete."""
         with self._lock:
             found, self._ends = self._ends, []
             return found
@@ -263,7 +263,7 @@ class Link(LinkFiles):
         self._connection.ask("kill_session", timeout_s=5.0, pid=pid)
 
     def adopt(self, run_id: str) -> None:
-        """Kill a run's leftovers, and manage processes that an engine starts for it."""
+        """Kill a run's leftover processes, and treat its later ones as the agent's own."""
         self._connection.ask("adopt", timeout_s=10.0, run_id=run_id)
 
     def end_run(self, run_id: str) -> int:

@@ -113,9 +113,9 @@ class LinkFiles:
         return int(self._connection.ask("inode", path=path)[0]["found"])
 
     def have(self, path: str) -> dict[str, list[int]]:
-        """Return {name: stamp} of all files below a folder on the node.
+        """Return {name: [size, mtime in ns, inode]} of all files below a folder.
 
-        The result is {} if the folder is missing. `paceline.remote.replica.changes` explains stamps.
+        The folder is on the node. The result is {} if it is missing.
         """
         found: dict[str, list[int]] = self._connection.ask("have", timeout_s=120.0, path=path)[0]["found"]
         return found

@@ -64,9 +64,9 @@ class Replica:
         self._grown: set[str] = set()
 
     def have(self) -> dict[str, Stamp]:
-        """Return {name: stamp} of mirrored files that exist in the copy, except logs.
+        """Return {name: [size, mtime, 0]} of mirrored files in the copy, except logs.
 
-        The inode in these stamps is 0, since the inode on the sending machine is unknown.
+        The 0 stands for the inode on the sending machine, which is unknown.
         """
         found: dict[str, Stamp] = {}
         for folder in {*SMALL, *LARGE} - {"logs"}:

@@ -76,7 +76,7 @@ class Changes:
             self.known[name] = stamp_of(os.path.join(self.top, name)) or [0, 0, 0]
 
     def small(self, names: "Iterator[str]") -> "Iterator[Frame]":
-        """Yield changes of logs, metrics and reports with these names, even of new changes."""
+        """Yield all changes of logs, metrics and reports with these names, however recent."""
         for name in names:
             path = os.path.join(self.top, name)
             stamp = stamp_of(path)

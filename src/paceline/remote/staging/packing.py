@@ -283,7 +283,7 @@ class Manifest:
 
     @property
     def trees(self) -> list[str]:
-        """The names of all trees, sorted."""
+        """The names of all trees of files to send, sorted."""
         return sorted({tree for tree, _ in (*self.places.values(), *self.linked.values()) if tree})
 
     def record(self, datastore: str) -> StoreRecord:
@@ -309,6 +309,6 @@ def place_in(record: StoreRecord, path: str) -> str:
 
 
 def tree_files(workspace: Path, tree: str) -> dict[str, Path]:
-    """Return {name in the tree: path} of a tree in a workspace."""
+    """Return {name: path} of the files in a tree that a workspace has received."""
     top = workspace / FOLDER / tree
     return {str(path.relative_to(top)): path for path in sorted(top.rglob("*")) if path.is_file()}

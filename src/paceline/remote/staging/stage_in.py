@@ -109,7 +109,7 @@ class Arrived:
         return self.workspace / FOLDER / tree
 
     def _fetch(self, tree: str) -> None:
-        """Fetch a tree from a datastore, completely or not at all."""
+        """Fetch a tree of files from a datastore, completely or not at all."""
         from paceline.data.stores.filesystem import Store
         from paceline.data.transfer.listing import list_source
         from paceline.data.transfer.transfer import download_files
@@ -158,7 +158,7 @@ def as_here(folder: RunFolder) -> Arrived:
 
 
 def tree_record(manifest: Manifest, tree: str, workspace: Path) -> StoreRecord:
-    """Return the record of a datastore whose root is the folder of a tree."""
+    """Return the record of a datastore whose root is a folder of sent files."""
     name = f"{_PREFIX}{tree}"
     if manifest.store is None:
         return StoreRecord(name=name, url=str(workspace / FOLDER / tree))

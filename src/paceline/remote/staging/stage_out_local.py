@@ -137,7 +137,7 @@ def is_over(folder: RunFolder) -> bool:
 
 
 def settle(folder: RunFolder) -> bool:
-    """Store a run's outputs, then its final record. Return False if there are none to store.
+    """Store a run's outputs, then its final record. Return False if no outputs wait.
 
     Do nothing if another process is doing this, or if this user may not write the run's folder.
     """

@@ -1,1 +1,1 @@
-"""Write a folder from which a model can be served on other machines, as an image or without one."""
+"""Write a folder that serves a model on other machines, with or without a container image."""

@@ -175,7 +175,7 @@ class Pool:
         return generation
 
     def switch(self) -> None:
-        """Let the next generation serve. The present processes end after their requests."""
+        """Let the new configuration's processes serve. The old ones end after their requests."""
         assert self.current is not None
         assert self.next is not None
         old, self.current, self.next = self.current, self.next, None
@@ -185,13 +185,13 @@ class Pool:
         self._changed()
 
     def give_up(self) -> None:
-        """Kill the processes of the next generation, and keep the present one."""
+        """Kill the new configuration's processes, and keep the present ones."""
         generation, self.next = self.next, None
         for each in generation.processes if generation else ():
             each.kill("given up")
 
     def adjust(self, config: ServerConfig) -> None:
-        """Apply changed limits and number of processes to the present generation."""
+        """Apply changed limits, and start or end processes to match their new number."""
         assert self.current is not None
         generation = self.current
         generation.config = config

@@ -1,4 +1,4 @@
-"""Load the scoring script of a model process, by one of two contracts, or a model without a script.
+"""Load a model process's scoring script, by one of two contracts, or a model without a script.
 
 init(), run(data)      Azure SDK                           (`paceline.serving.model.sdk`)
 predict(x: ...) -> ... function with type hints            (`paceline.serving.model.typed`)

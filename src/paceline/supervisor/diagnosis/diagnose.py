@@ -164,7 +164,7 @@ def worker_report(
 
 
 def gone_before(first: WorkerEnd, ends: Sequence[WorkerEnd]) -> str:
-    """Return " " and a sentence on workers whose early end made `first` fail, or ""."""
+    """Return a sentence, to append, on workers whose early end made `first` fail, or ""."""
     if not first.is_victim:
         return ""
     if gone := [end.rank for end in ends if end.exit_code == 0 and not end.stopped]:

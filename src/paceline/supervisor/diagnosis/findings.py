@@ -50,7 +50,7 @@ class Findings:
     exit_codes, ended_at, errors: Rank -> exit code, Unix time of the end, and content of the error file.
     asked: Rank -> Unix time at which the supervisor sent SIGTERM.
     lost: Node rank -> a text that says how the supervisor found that the node is lost.
-    driver_from: Byte offset in the driver's log at which the attempt begins.
+    driver_from: Byte offset in the supervisor's log (`driver.log`) at which the attempt begins.
     samples: Samples of the nodes' and workers' use of CPU, memory and GPUs, the newest last.
     peaks: Rank -> peak memory in bytes.
     """
@@ -83,7 +83,7 @@ class Findings:
         return self.is_oom() and not is_small
 
     def driver_lines(self) -> tuple[str, ...]:
-        """Return the last lines that the attempt has written to the driver's log."""
+        """Return the supervisor's last log lines (`driver.log`) from this attempt."""
         try:
             with open(self.folder.driver_log, "rb") as file:
                 file.seek(self.driver_from)
