@@ -166,13 +166,22 @@ _FETCHED = re.compile(
 )
 
 
+#: The end of lunr's `TokenSet.toString`, minified: str = str + label + node.id.
+_TOKEN_KEY = re.compile(r"(\w)=\1\+(\w)\+(\w)\.id\}return \1")
+
+
 def on_post_build(config: Any) -> None:
-    """Refuses a site that asks another host for anything.
+    """Repairs the search's index, and refuses a site that asks another host for anything.
+
+    lunr 2.3.9 joins labels and numbers of nodes without a separator, so the key `a` 51 2 equals `a` 5 12: two different nodes
+    become one, and a search that meets a word which exists only by that mistake ends without a result.
 
     Raises:
         PluginError: a page or a style sheet does; both are named.
     """
     site = Path(config.site_dir)
+    for path in (site / "assets" / "javascripts" / "workers").glob("search.*.js"):
+        path.write_text(_TOKEN_KEY.sub(r'\1=\1+\2+\3.id+","}return \1', path.read_text()))
     for path in sorted((*site.rglob("*.html"), *site.rglob("*.css"))):
         if found := _FETCHED.search(path.read_text()):
             raise PluginError(f"{path.relative_to(site)} asks another host: {found[0]}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -106,7 +107,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def search(site: Path, *queries: str) -> list[list[str]]:
     """Return the pages that the site's search finds for each query, the best first."""
     words = ["node", str(Path(__file__).with_name("search.js")), str(site), *queries]
-    found: list[list[str]] = json.loads(subprocess.run(words, capture_output=True, check=True, text=True).stdout)
+    done = subprocess.run(words, capture_output=True, check=True, text=True)
+    assert "Invalid query" not in done.stderr
+    found: list[list[str]] = json.loads(done.stdout)
     return found
 
 
@@ -120,6 +123,14 @@ def test_search_finds_the_page_among_the_first_three(site: Path) -> None:
     found = dict(zip(QUERIES, search(site, *QUERIES), strict=True))
     missed = {query: found[query][:5] for query, page in QUERIES.items() if f"{page}.html" not in found[query][:3]}
     assert missed == {}
+
+
+@pytest.mark.slow
+def test_search_for_each_word_of_the_headings_ends_without_an_error(site: Path) -> None:
+    index = json.loads((site / "search" / "search_index.json").read_text())
+    words = sorted({word for page in index["docs"] for word in re.findall(r"\w{4,}", page["title"])})
+    assert len(words) > 500
+    search(site, *words)
 
 
 @pytest.mark.slow
