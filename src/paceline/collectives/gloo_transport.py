@@ -160,7 +160,7 @@ class GlooTransport:
 
     def exchange(self, array: Array, other: Array, partner: int) -> None:
         def both(group: Any) -> Work:
-            # Both partners start to receive before they send, so neither blocks until the other one receives.
+            # Receive before sending, because both partners run this code: if both sent first, each would wait for the other.
             received: Work = group.recv([self._tensor(other)], partner, _EXCHANGE_TAG)
             group.send([self._tensor(array)], partner, _EXCHANGE_TAG).wait()
             return received

@@ -137,7 +137,7 @@ class ProcessSets:
             for callback, wants_arrivals in observers:
                 callback(request, submitted_s, agreed_s, done_s, *((arrivals,) if wants_arrivals else ()))
 
-        # Without observers set None, so that the loop saves a call for each operation.
+        # Set None if there are no observers: the loop then saves a call for each operation.
         loop.negotiation.observer = observed if observers else None
         if any(wants_arrivals for _, wants_arrivals in observers):
             loop.negotiation.note_arrivals()
@@ -163,7 +163,7 @@ class ProcessSets:
     def stop(self) -> None:
         """Leave all process sets, and wait until the other ranks have received that."""
         if self._failure is not None and not self._world.lost_ranks:
-            # Wait: a process that dies closes its connections some time before the kernel reports its end.
+            # Wait for reports of dead ranks: a dying process closes its connections some time before the kernel reports its end.
             time.sleep(_DYING_S)
         # Stop watching the other ranks first, because from now on they may end at any time.
         self._peer_watch.close()

@@ -87,7 +87,7 @@ def store_listener(host: str, port: int) -> int | None:
         return None
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as server:
-        # The previous attempt may have used this port, and the kernel remembers its connections for a minute.
+        # Without this option `bind` could fail: the kernel blocks a port of the previous attempt for a minute.
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind((host, port))
         server.listen(_BACKLOG)

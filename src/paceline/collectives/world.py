@@ -146,7 +146,7 @@ def _join_gloo(environ: Mapping[str, str]) -> RankedWorld:
     except CollectivesError:
         if rank == 0 or not _lost[0] or GENERATION_VARIABLE not in environ:
             raise
-        # Rank 0 was lost too, a moment after the rank that this rank knows of.
+        # Rank 0, which serves the store, was lost too, a moment after the ranks in `_lost`: meet at a new store.
         rendezvous.forget_store(host, port)
         meeting = rendezvous.meet(environ, generation)
     transport = GlooTransport(meeting, range(size))

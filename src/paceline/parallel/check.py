@@ -143,7 +143,7 @@ def compare(
         hooks.put_on(reference.get_parameter(name))
     modes = {name: part.training for name, part in executor.module.named_modules()}
     if (pipe := world.group("pipe")) is not None:
-        # Gather the modes of all stages' modules: a frozen BatchNorm, for example, is in evaluation mode while others train.
+        # Gather from all stages which modules are in evaluation mode: a frozen BatchNorm may be, while other modules train.
         modes = {name: mode for of_stage in gather(modes, pipe) for name, mode in of_stage.items()}
     for name, part in reference.named_modules():
         part.training = modes.get(name, executor.module.training)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from paceline.parallel.memory_plan import PlannedHandle
 
 
-#: Largest allowed differences: with "own" only of losses, because AdamW makes a full step of a gradient that is only rounding.
+#: Largest differences. In the script's "own" dtype only losses count: AdamW makes a full step even of a rounding error.
 LIMITS = {"float64": 1e-9, "own": 1e-4}
 #: A model that computes partly in a narrower dtype than float64 may differ by this many rounding errors of that dtype.
 ROUNDINGS = 50

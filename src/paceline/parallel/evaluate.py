@@ -46,7 +46,7 @@ def evaluate(
     Raises:
         ParallelError: The metric is not a number, or the loader is empty.
     """
-    # Drop loss_weight, so that `cut` weights each row by 1, and padding by 0.
+    # Drop the weights of the training loss, so that `cut` gives each row the weight 1, and padding the weight 0.
     counted = dataclasses.replace(task, loss_weight=None)
     means = _Means(
         metric,

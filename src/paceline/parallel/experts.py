@@ -137,7 +137,7 @@ def _summed(kind: type[nn.Module], self: nn.Module, /, *args: object, **kwargs: 
     def together(tensor: Tensor) -> Tensor:
         if tensor is first:
             return _sum(tensor, copied, group)
-        # Every worker computes other outputs, such as a router's, in full: scale their gradients, which are summed too.
+        # Every worker computes other outputs, such as a router's, in full, and their gradients are summed: scale each gradient.
         count = dist.get_world_size(group)
         shared: Tensor = apply_function(_Shared, tensor, count) if tensor.requires_grad else tensor
         return shared

@@ -65,7 +65,7 @@ def at_microbatch(index: int) -> Iterator[None]:
     global _microbatch
     _microbatch = index
     yield
-    # Do not reset the number in a `finally`: after an error the outer `guard` still reports it.
+    # No `finally`: after an error in the block the number must stay, because the outer `guard` reports it.
     _microbatch = None
 
 

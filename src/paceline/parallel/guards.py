@@ -86,7 +86,7 @@ def refuse_shared(model: nn.Module, layout: Layout | None = None) -> None:
         taken = _taken.get(module)
         if taken is None or not any(True for _ in module.parameters()):
             continue
-        # A module that was cut can never be used again. An uncut module can, once the model of the other training is gone.
+        # A model that a training has cut can't be used again. An uncut model can, once the other training's model is gone.
         is_apart = taken.root() is not model
         if _cuts(taken.layout) and not is_apart:
             raise ParallelError(

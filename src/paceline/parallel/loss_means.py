@@ -69,7 +69,7 @@ class MeanOver:
 
 def mean_over(loss: Tensor) -> MeanOver:
     """Find the number that a loss divides by, in its autograd graph."""
-    # Disable modes: they would record reads of tensors that the graph has saved, and that the loss itself does not read.
+    # Switch off torch modes, such as a recorder: they would take this function's reads of saved tensors for the loss's own.
     with without_modes():
         return MeanOver() if loss.grad_fn is None else _read(loss.grad_fn, [MOST_NODES])
 
@@ -108,7 +108,7 @@ def _read_quotient(other: Tensor | float, above: Any, left: list[int]) -> MeanOv
     if _is_sum(above):
         return MeanOver(abs(divisor), is_divisor=True)
     inner = _read(above, left)
-    # In losses.sum() / tokens / rows multiply both counts. A divisor that is no integer is a constant factor instead.
+    # For losses.sum() / tokens / rows the count is tokens * rows. A divisor that is no integer is a factor, not a count.
     if inner.is_divisor and inner.count is not None and divisor.is_integer():
         return MeanOver(inner.count * divisor, is_divisor=True)
     return inner

@@ -120,7 +120,7 @@ def refuse_too_large(
     share = share_of(model, layout)
     numbers = tried_state_numbers(optimizer, place.device)
     gradients, states = int(trained * share), None if numbers is None else int(numbers * trained * share)
-    # Subtract what splitting the parameters frees: the parts of the other workers.
+    # Subtract the size of the parameters' parts that move to other workers: cutting the model frees this memory.
     coming = gradients + max(0, (states or 0) - _held(optimizer)) - int(whole * (1 - share))
     free, limit, spare = _room(place.device, whole, memory_bytes)
     own = MemoryPlan(

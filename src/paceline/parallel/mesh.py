@@ -309,7 +309,7 @@ def _message_store(place: WorldPlace) -> Store:
     own = store
     with contextlib.suppress(AttributeError, RuntimeError, NotImplementedError):
         own = store.clone()
-    # Keep the first connection too: with MPI it is the server, which ends when the object is collected.
+    # Keep the process's first connection too: with MPI this object is the store's server, which ends when Python deletes it.
     _stores[:] = [(dist.group.WORLD, _torchs.PrefixStore(f"paceline/parallel/{number}", own), store)]
     return _stores[0][1]
 
@@ -368,7 +368,7 @@ def decide(world: WorldPlace, find: Callable[[], _T], kinds: Sequence[type] = ()
     except Exception as error:
         if not what and not isinstance(error, ParallelError):
             raise
-        # Send the error in place of a result, because the other ranks wait for a message.
+        # The other ranks wait for rank 0's message, so send them the error in place of a result.
         is_known = isinstance(error, ParallelError)
         from_first((None, str(error) if is_known else f"{what} failed on rank 0: {type(error).__name__}: {error}"))
         raise

@@ -75,7 +75,7 @@ class Task:
         means, is_part = self.means, float(micro.weight) < 1.0
         if float(micro.weight) == 0.0:
             if means.keeps_state and micro.rows == 0 and micro.global_rows:
-                # Call the loss only to change its state, as the replicas with rows do.
+                # This replica has no rows. Call the loss only to update its state, which the replicas with rows update too.
                 with torch.no_grad():
                     self.loss(output, micro.target)
             return zero_loss(output)

@@ -162,7 +162,7 @@ class Parallel:
                 work.wait()
                 if group is not None:
                     loss = sums[0].to(loss.dtype)
-                    # Means over rows don't need the sums, so don't wait for a GPU.
+                    # Only means that are not over rows need these sums. Skip the others: reading from a GPU would wait for it.
                     if loss.device.type == "cpu" or not means.rows:
                         means.fill(sums[5:].tolist())
                 agree_on_place(sums[1:3], self._place(batch), executor.program, self.world)

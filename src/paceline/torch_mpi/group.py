@@ -296,7 +296,7 @@ def _leave_well() -> None:
     atexit.register(_abandon_if_busy)
     before = sys.excepthook
 
-    # sys.excepthook runs before the functions in `atexit`, among them MPI's finalization.
+    # Abandon MPI in sys.excepthook, which runs before `atexit`: there MPI's finalization would wait for the other ranks.
     def report(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         mpi.abandon()
         before(kind, error, traceback)
@@ -305,7 +305,7 @@ def _leave_well() -> None:
 
 
 def _abandon_if_busy() -> None:
-    # A call still waits for other ranks, and MPI's finalization would wait for them as well.
+    # Skip MPI's finalization if a call still waits for other ranks: finalization would wait for these ranks too.
     if any(group.is_busy for group in list(_GROUPS)):
         mpi.abandon()
 

@@ -112,7 +112,7 @@ def install() -> None:
 
 
 def _log() -> logging.Logger:
-    # Workers rarely need logging, and loading it takes as long as loading this package.
+    # Import logging only here: workers rarely need it, and its import takes as long as this whole package's.
     import logging
 
     return logging.getLogger("paceline.azureml")
@@ -145,5 +145,5 @@ FINDER = AliasFinder(
     renamed=RENAMED,
     beside=_beside,
 )
-#: The finder's function that finds modules for imports of the SDK's names.
+#: FINDER's method that finds the module for an import of one of the SDK's names.
 find_spec = FINDER.find_spec

@@ -39,7 +39,7 @@ class Shape(TypedDict, total=False):
     parameter_server_count: int
 
 
-#: Fields of a Job.
+#: Names of a Job's fields -> their values.
 Fields: TypeAlias = "dict[str, Any]"
 #: Communicators that select Open MPI. In Azure, too, IntelMpi ran Open MPI.
 _MPI = ("IntelMpi", "OpenMpi", "Mpi")
@@ -175,7 +175,7 @@ def reference_of(value: object, workspace: Workspace, run_id: str = "") -> DataR
         # An absolute path without a store is a path of this machine, as from the `to_config` of a run's outputs.
         is_here = value.datastore_name is None and path.startswith("/")
         return DataReference(
-            name="input",  # a placeholder, which the caller replaces
+            name="input",  # a placeholder: the caller sets the real name
             sources=(Source(path=path) if is_here else place_in(workspace, value.datastore_name, path.strip("/")),),
             mode=value.mode or "mount",
             overwrite=bool(value.overwrite),

@@ -63,7 +63,7 @@ _FINDER = AliasFinder(
     "horovod",
     _OURS,
     absent={name: f"{instead} (docs/horovod.md)." for name, instead in _ABSENT.items()},
-    # This file is not part of Horovod's interface, so `horovod.aliases` must not exist.
+    # This file is not part of Horovod's interface, so `import horovod.aliases` must fail.
     hidden=("aliases",),
     renamed={f"{module}.{name}": module for module, names in _MERGED.items() for name in names},
 )

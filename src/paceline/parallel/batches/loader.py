@@ -218,7 +218,7 @@ def _rebuilt(
     # DataLoader refuses `prefetch_factor` and `persistent_workers` without worker processes.
     if loader.num_workers > 0:
         options |= {"prefetch_factor": loader.prefetch_factor, "persistent_workers": loader.persistent_workers}
-    # `in_order=False` is not kept: reordered batches would make the ranks step on rows of different batches.
+    # Drop `in_order=False`: with reordered batches, ranks would take rows of different batches in one step.
     return DataLoader(loader.dataset, batch_sampler=sampler, generator=generator, **options)
 
 

@@ -57,7 +57,7 @@ def give_memory(device: torch.device, *modules: nn.Module) -> None:
             # Use setattr, because RNNs keep a second list of their parameters.
             setattr(part, name, made[id(param)])
         if empty:
-            # The parameters are on the device already. Call `to` nevertheless, by which FSDP2 notices new parameters.
+            # Call `to` although the parameters are on the device already: only this call makes FSDP2 notice new parameters.
             module.to(device)
 
 

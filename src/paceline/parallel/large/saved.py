@@ -80,8 +80,8 @@ def save_safetensors(par: ParallelHandle, path: str | Path) -> Path:
 
 
 def _write(path: Path, names: dict[str, Tensor], mine: list[str]) -> None:
-    # All ranks visit all tensors, because gathering a tensor is a collective of the ranks that hold its parts. An error
-    # is raised after the loop, when no rank waits for this rank.
+    # All ranks visit all tensors, because gathering a tensor is a collective of the ranks that hold its parts.
+    # Raise an error only after the loop: an earlier exit would leave the other ranks waiting.
     own, failed = set(mine), None
     writer = None
     try:

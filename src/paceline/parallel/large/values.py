@@ -264,7 +264,7 @@ def empty() -> Iterator[None]:
             shell = nn.Parameter(torch.empty_like(param, device="meta"), requires_grad=param.requires_grad)
             recorder.begin(shell)
             if value is not None:
-                # All numbers of this parameter are equal: record their value.
+                # `value` is set if all numbers of the parameter are equal: record that this number fills the parameter.
                 recorder.note(torch.ops.aten.fill_.Scalar, shell, value)
         setattr(shell, RECORDER, recorder)
         taken[id(param)] = weakref.ref(param), shell

@@ -203,7 +203,7 @@ class Pipelined:
         shard.shard_stage(module, self._world)
         # find_unused: any step may skip a parameter, as in a pipeline without FullyShard.
         used = Used(module, self._world, find_unused=True)
-        # `prepend`: run before FSDP2's hook, which gathers the parameters.
+        # `prepend`: `settle` must free values that were gathered early before FSDP2's hook gathers the present ones.
         module.register_forward_pre_hook(lambda *_: used.settle(), prepend=True)
         module.register_forward_hook(lambda *_: used.watch())
         return used

@@ -58,12 +58,12 @@ def shard_stage(module: nn.Module, world: World) -> list[Written]:
         for name in names:
             part = module.get_submodule(name)
             part.register_forward_hook(_own_outputs)
-            # Hooks run in the order of registration. Register this one before `fully_shard`, whose hook frees the parameters.
+            # Register this hook before `fully_shard`: hooks run in order, and FSDP2's frees the parameters that this one reads.
             written = Written(part, held_names)
             noted.append(written)
             part.register_forward_hook(written.after)
             fully_shard(part, **options)
-            # Register this one after `fully_shard`: FSDP2's hook gathers the parameters.
+            # Register this hook after `fully_shard`, because it reads the parameters that FSDP2's hook gathers.
             part.register_forward_pre_hook(written.before)
     except (ValueError, NotImplementedError) as error:
         raise ParallelError(f"this model can't be fully sharded by torch: {error}") from error
@@ -106,7 +106,7 @@ def wait_for_changes(module: nn.Module, names: Iterable[str], wait: Callable[[],
     units = [module.get_submodule(name) for name in names]
     changed = ChangedParts(units, wait)
     for unit in units:
-        # `prepend`: run before FSDP2's hook, which gathers the parameters.
+        # `prepend`: look for in-place changes before FSDP2's hook gathers the parameters, since FSDP2 must wait for them.
         unit.register_forward_pre_hook(changed.begin if unit is module else changed.before, prepend=True)
     module.register_forward_hook(changed.after)
 

@@ -393,7 +393,7 @@ class RemoteCompute(ComputeTarget):
 class _Cloud(ComputeTarget):
     """A kind of target that exists only in Azure."""
 
-    #: The reason in the exception, which `paceline azureml check` prints, too.
+    #: The exception's text, which says why the class is refused. `paceline azureml check` prints it too.
     refused = "it is a service of Azure and not available here. Train on AmlCompute, or on a target added to Paceline."
 
     @classmethod

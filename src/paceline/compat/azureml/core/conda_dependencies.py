@@ -227,7 +227,7 @@ def _read(path: str) -> CondaFields:
 
 
 def _yaml() -> Any:
-    # Only the submitting process needs yaml; a worker may not have it.
+    # Import yaml late: only the submitting process needs it, and a worker's environment may lack it.
     import yaml
 
     return yaml

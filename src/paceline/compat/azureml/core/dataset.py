@@ -195,7 +195,7 @@ class Dataset:
         if os.path.isabs(str(id)):
             found = late("core.run", "Run").get_context().input_datasets
             if names := [name for name in found if os.environ.get(f"{PATH_VARIABLES[1]}{name}") == id]:
-                # The run received this dataset as a folder. Wrap the folder in a dataset, which the script asks for.
+                # `id` is the folder in which the run received this dataset. The script expects a dataset, so wrap the folder.
                 one: str | FileDataset | TabularDataset = found[names[0]]
                 return FileDatasetFactory.from_files(one) if isinstance(one, str) else one
         return of_native(paceline.Dataset.get_by_id(workspace, id))
@@ -228,7 +228,7 @@ def _place(path: object) -> Any:
 
 
 def _store(store: object) -> Any:
-    # Return Paceline's own store, whose name the dataset's record holds.
+    # Unwrap the SDK's Datastore: the dataset's record holds the name of Paceline's own store.
     return store._real if isinstance(store, Datastore) else store
 
 

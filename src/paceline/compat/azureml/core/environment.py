@@ -402,7 +402,7 @@ def environment_of(workspace: Workspace, spec: EnvironmentSpec | None) -> Enviro
     """Return the registered environment of a run, or else a new one from `spec`."""
     name = (spec.name if spec else None) or UNNAMED
     if spec is not None and (spec.version or is_curated(name)):
-        # If the registration has been removed, rebuild the environment from the run's content below.
+        # `get` raises if the registered environment was removed: then rebuild the environment from the run's spec below.
         with contextlib.suppress(UserErrorException):
             return Environment.get(workspace, name, str(spec.version) if spec.version else None)
     made = Environment(name)

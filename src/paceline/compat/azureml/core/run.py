@@ -138,7 +138,7 @@ class Run(SdkSpellings, runs.Run):
         """
         found: dict[str, object] = super().get_metrics(name, recursive, **others)
         if self.kind == "sweep" and not recursive:
-            # A sweep is an object of this class, and not of HyperDriveRun, if the caller created it by id.
+            # A sweep that the caller has opened by its id has this class, not HyperDriveRun: add the best child's metric here.
             found |= late("train.hyperdrive.run", "best_child_metric")(self, name)
         return found
 
@@ -387,7 +387,7 @@ class Run(SdkSpellings, runs.Run):
     ) -> DetailFields:
         """Wait until the run ends and its outputs are stored, and return its details."""
         if runs.is_ours(self.folder):
-            # A script that waits for its own run would never end.
+            # Don't wait in a script for the script's own run, which would never end.
             return self.get_details()
         if show_output:
             print(f"RunId: {self.id}\nWeb View: {self.get_portal_url()}\n", flush=True)

@@ -213,7 +213,7 @@ def table_of(
     """
     if pattern:
         raise UserErrorException(f"path_glob={pattern!r} is not supported: a table reads all of a step's files.")
-    # Read from a placeholder path: the table is used only for its reading steps.
+    # Use a placeholder path, because the step has written no file yet: the table only records how to read the files.
     read = getattr(late("core.dataset", "Dataset").Tabular, how)
     return OutputTabularDatasetConfig(name, data, inside, read(NOWHERE[0].path, validate=False, **options))
 

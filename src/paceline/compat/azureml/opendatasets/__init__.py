@@ -48,7 +48,7 @@ class _Frame:
 class _Service:
     """A dataset of Azure's that no library includes."""
 
-    #: The reason in the exception, which `paceline azureml check` prints, too.
+    #: The exception's text, which says why the class is refused. `paceline azureml check` prints it too.
     refused = (
         "Azure's open data service is not available here. Download the files from their publisher, and use "
         "Dataset.File.from_files('folder') or Dataset.Tabular.from_delimited_files('folder')."

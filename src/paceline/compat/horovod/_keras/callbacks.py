@@ -161,7 +161,7 @@ class _BestModel:
         save_freq: str | int = "epoch",
         filepath: str | os.PathLike[str] | None = None,
     ) -> None:
-        # Keras requires a path now, but uses the path that is set when the training begins.
+        # Keras requires a path in the constructor. The path that is set when training begins replaces this placeholder.
         super().__init__(  # type: ignore[call-arg]
             filepath=filepath or "unset.keras",
             monitor=monitor,
@@ -180,7 +180,7 @@ class _BestModel:
             )
         super().on_train_begin(logs)  # type: ignore[misc]
 
-    # Keras calls `_save_model` at the end of a batch and of an epoch.
+    # Keras calls this method at the end of a batch or an epoch. Only rank 0 may save: ranks would overwrite each other's file.
     def _save_model(self, *args: object, **kwargs: object) -> None:
         if basics.rank() == 0:
             super()._save_model(*args, **kwargs)  # type: ignore[misc]

@@ -137,7 +137,7 @@ def distribute(optimizer: O, settings: KerasSettings, *, in_place: bool = False)
         optimizer.__class__ = cls
         return optimizer
     made: O = cls.__new__(cls)
-    # Both objects share one state under two classes, so that neither gets out of date.
+    # `made` and `optimizer` share one `__dict__`, so that each shows every change of the other.
     object.__setattr__(made, "__dict__", vars(optimizer))
     return made
 
@@ -183,7 +183,7 @@ class DistributedKeras3(OptimizerOfKeras3):
             raise ValueError(f"{len(grads)} gradients were given for {len(variables)} variables: give one for each.")
         known = self._trainable_variables if variables is None and self.built else variables
         if known is None or len(known) != len(grads) or self.gradient_accumulation_steps:
-            # With Keras's own accumulation `_clip_gradients` reduces. Wrong arguments raise Keras's own errors.
+            # With Keras's own accumulation `_clip_gradients` reduces. Wrong arguments raise Keras's errors in `update`.
             update(grads, variables)
         elif self.distribution.settings.passes > 1:
             self._apply_after_passes(update, grads, known)
@@ -199,7 +199,7 @@ class DistributedKeras3(OptimizerOfKeras3):
         super()._backend_apply_gradients(grads, trainable_variables)
 
     def _clip_gradients(self, grads: Iterable[object]) -> list[object]:
-        # Keras calls this method once a step, and with its own accumulation only in the last pass: only sums are sent.
+        # Keras calls this once per step; with its own accumulation only in the last pass, so the ranks send only sums.
         if self.gradient_accumulation_steps:
             grads = self.distribution.reduce(list(grads), self.__dict__["_being_applied"])
         return super()._clip_gradients(grads)

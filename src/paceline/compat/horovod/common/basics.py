@@ -224,7 +224,7 @@ def _refuse_ranks_child() -> None:
     from paceline.collectives.errors import CollectivesError
 
     pid, _, place = os.environ.get(_JOINED, "").partition(" ")
-    # `place` is empty without the variable, and then differs from `_place()`, which contains colons.
+    # Without the variable, `place` is "", which never equals `_place()`: that text contains colons.
     if place == _place() and int(pid) != os.getpid():
         raise CollectivesError(
             f"hvd.init() was called in process {os.getpid()}, a child of the rank in process {pid}, which has called it "

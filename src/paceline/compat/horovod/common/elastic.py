@@ -352,7 +352,7 @@ class RankGroup:
         """Tell the supervisor that this rank trains, so that it may replace a lost rank."""
         self.is_new = False
         kept = state.kept()
-        # A user's handler may keep its value where `kept` can't find it. Then new ranks can't start from this rank's commit.
+        # `kept` has None for a user's handler that keeps its value elsewhere. Then new ranks can't start from this rank's commit.
         hands_over = kept is not None and None not in kept.get("handlers", {}).values()
         self._report(basics.engine().generation, hands_over=hands_over)
 
@@ -374,7 +374,7 @@ def _go_on(state: State, commits: KeptCommits) -> None:
     # If rank 0 has a commit, all ranks continue from it, and adapt to the present number of ranks.
     has_commit, commits.number = state._bcast_object((kept is not None, commits.number))
     if has_commit:
-        # Synchronize first: in Horovod all ranks have the committed state when the reset callbacks run.
+        # Synchronize before `on_reset`: as in Horovod, reset callbacks see the committed state on all ranks.
         state.sync()
         state.on_reset()
 

@@ -162,7 +162,7 @@ class _Registry:
         with translated():
             if not engine.remove_process_set(number):
                 return False
-        # Forget the set only now that all ranks have agreed to its removal.
+        # Forget the set only after all ranks have agreed to its removal: until then it is still in use.
         del self._sets[number]
         process_set.process_set_id = None
         return True

@@ -24,7 +24,7 @@ _TICK_S = 0.1
 #: Seconds that `close` waits for the batch that the background thread is loading.
 _CLOSE_S = 5.0
 
-#: All readers whose threads run. Each thread refers to its reader, so the reader stays in this set until then.
+#: Readers whose thread runs. These references are weak, but a running thread keeps its reader alive.
 _living: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
 
 

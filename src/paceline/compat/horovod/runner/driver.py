@@ -220,7 +220,7 @@ class RanksDriver:
                         "environment": environment,
                         "directory": job.directory,
                         "files": list(files),
-                        # Don't let ranks on other hosts remove these folders: there, the same paths may belong to somebody else.
+                        # Let ranks remove these folders only if all run on this machine: elsewhere others may own these paths.
                         "scratch": [self._kept, self._scratch] if self._job.is_local else [],
                         "is_elastic": self._elastic is not None,
                     },

@@ -95,7 +95,7 @@ def main(argv: list[str]) -> int:
         del files
         is_deserted = _Rank(connection, key, rank, start, scratch).run()
     finally:
-        # If the driver can't remove its folders, the ranks that end last remove them.
+        # If the driver is gone (`is_deserted`), it can't remove its own folders, so this rank removes them too.
         for folder in (scratch, *(start["scratch"] if is_deserted else ())):
             shutil.rmtree(folder, ignore_errors=True)
     return int(is_deserted)
@@ -213,7 +213,7 @@ class _Rank:
     def _send_files(self, code: int) -> None:
         """Send a function's result, and a failed program's last commit."""
         for name in sorted(os.listdir(self._scratch)):
-            # The driver already has the commits that this rank received and has not replaced.
+            # Skip the commits in `files`, which the driver has sent to this rank: the driver needs only newer ones.
             is_new_commit = name.startswith(_COMMIT) and name not in self._start["files"]
             if name == wire.RESULT or (is_new_commit and code != 0):
                 with open(os.path.join(self._scratch, name), "rb") as file:

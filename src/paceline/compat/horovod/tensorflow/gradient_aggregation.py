@@ -59,7 +59,7 @@ class Accumulator:
         sums = [self._sums.get(key(variable)) for variable in variables]
         added = [_add(total, grad) for total, grad in zip(sums, listed, strict=True) if grad is not None]
         count = counter.assign_add(1, read_value=not tf.executing_eagerly())
-        # A TensorFlow 1 graph does not order writes, so each step names its dependencies.
+        # A TensorFlow 1 graph does not keep the order of writes: make the check below depend on the sums and the counter.
         with tf.control_dependencies([] if tf.executing_eagerly() else [*added, count]):
             is_due = tf.convert_to_tensor(counter) >= self.passes
 

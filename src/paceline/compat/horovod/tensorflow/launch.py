@@ -155,7 +155,7 @@ def _in_graph(pieces: Sequence[Piece], tensors: Sequence[list[tf.Tensor]]) -> li
             tokens.append(token)
         kinds = [result for piece in pieces for result in piece.results]
         dtypes = [dtype for dtype, _ in kinds]
-        # In an ordered graph waiting operations run one after the other, and block only one of TensorFlow's threads.
+        # With ordered operations (`before`) only one waits at a time, so at most one of TensorFlow's threads is blocked.
         if before:
             results = tf.numpy_function(_waiter(order), tokens, dtypes, name="HorovodWait")
         else:

@@ -171,5 +171,5 @@ def best_child_metric(run: Run, name: str | None = None) -> dict[str, object]:
 def _policy(stop: Policy | None) -> dict[str, object]:
     if stop is None:
         return {"name": "DEFAULT"}
-    # Paceline's policies have the SDK's names.
+    # Paceline's policy classes are named as in the SDK, so the class's name is also the SDK's name of the policy.
     return {"name": type(stop).__name__, "properties": stop.to_json()}
