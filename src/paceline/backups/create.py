@@ -155,7 +155,7 @@ def _spool(workspace_dir: Path) -> Iterator[Path]:
 
 
 def _units(top: Path) -> Iterator[str]:
-    # Runs come last: the snapshots, datasets and models that a run names are older than the run.
+    # List runs last, after the snapshots, datasets and models that runs refer to.
     for folder in sorted(KEPT, key=lambda name: name == "runs"):
         if os.path.islink(top / folder):
             yield folder

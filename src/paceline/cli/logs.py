@@ -127,7 +127,7 @@ def logs(
     # Copy whole blocks unless lines are counted or cleaned for a terminal, because a log may have a gigabyte.
     in_blocks = tail is None and not as_json and not sys.stdout.isatty()
     lines = lines_of(folder, [one.number for one in attempts], ranks, start, in_blocks=in_blocks)
-    # The start may be some lines too early, so keep only the last `tail` lines.
+    # `start` may be some lines too early, so keep only the last `tail` lines.
     for found in lines if tail is None else deque(lines, maxlen=tail):
         line(found)
 

@@ -294,7 +294,7 @@ def _follow(folder: RunFolder, *, as_json: bool, quiet: bool, top: int = _SHOWN)
 
     line(f"Sweep {folder.run_id}")
     try:
-        # Show the live table on standard error, and remove it at the end: standard output then gets its last state.
+        # Show the live table on standard error and erase it at the end: standard output then gets the table's last state.
         record = child.follow_log(folder, line) if quiet else live.follow(folder, sys.stderr, line, stays=False)
     except KeyboardInterrupt:
         line(f"\n{live.way_back(folder)}")

@@ -50,7 +50,7 @@ class RunView:
         sys.stdout.flush()
 
     def state(self, record: RunRecord) -> None:
-        # Don't print these two states, which last a moment before other states follow.
+        # Don't print NOT_STARTED and FINALIZING, which last only a moment.
         if record.waiting_for or record.status not in (states.NOT_STARTED, states.FINALIZING):
             self.say(coloured(visible(state_text(record)), state_colour(record.status), has_colour(sys.stderr)))
 
@@ -96,6 +96,6 @@ def print_end(folder: RunFolder, record: RunRecord, view: RunView) -> None:
     if folder.uploads.is_dir() and (unstored := sorted(path.name for path in folder.uploads.iterdir())):
         view.say(f"Not stored, and kept in {folder.uploads}: {', '.join(unstored)}")
     if folder.work.is_dir():
-        # `work_dir.clean` has already removed the snapshot's files.
+        # The snapshot's own files are gone (`work_dir.clean`), so only files that the script wrote are left.
         left = sorted(visible(path.name) for path in folder.work.iterdir())
         view.say(f"The script also left in {folder.work}: {', '.join(left[:5])}{', ...' if len(left) > 5 else ''}")

@@ -5,7 +5,7 @@ This package exports the public names. Most are imported on first use.
 
 from __future__ import annotations
 
-# Import `partition` now: it has its module's name, and a later import of the module would replace it.
+# Import the function `partition` now: importing its module of the same name later would replace the function here.
 from paceline.data.sampling.partition import partition
 from paceline.system.lazy_import import face
 

@@ -306,7 +306,7 @@ def _whereabouts(missing: Sequence[int], told: WorkersReport, inside: Mapping[in
 
 
 def _no_double(text: str) -> str:
-    # "It" may precede a text of `stands` that begins with "its process ...".
+    # Sentences put "It" before a text of `stands`, which may itself begin with "its": keep only the second word.
     return text.replace("It its ", "Its ").replace("it its ", "its ").replace("each its ", "its ")
 
 

@@ -113,7 +113,7 @@ class _Dispatcher:
             try:
                 self._again(step) if step.is_cut_off else self._begin(step)
             except EngineError as error:
-                # The engine may recover, so try this step again later.
+                # Reset the step, which is then tried again later: the engine may have recovered by then.
                 step.status, step.is_cut_off = None, False
                 self._pipeline.refused(f"step {step.spec.name}", [step.folder], refusals, error)
             except PacelineError as error:
@@ -167,7 +167,7 @@ class _Dispatcher:
         if former is None:
             return False
         reuse.take_over(former, step.spec, step.folder.run_id, entry, self._pipeline.record, self._pipeline.runs_dir)
-        # An error here only leaves the run without its display name.
+        # Ignore an error: it only leaves the run without its display name.
         with contextlib.suppress(OSError):
             tags_and_properties.set_name(step.folder.notes, "display_name", step.spec.name)
         step.status = states.COMPLETED

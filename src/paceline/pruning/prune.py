@@ -111,7 +111,7 @@ def _prune_runs(workspace_dir: Path, policy: PrunePolicy, dry_run: bool) -> tupl
                     removal.remove(folder)
             except PacelineError as error:
                 failed.append(str(error))
-                break  # keep the run's parents too, which come after it
+                break  # keep the failed run's parents, which come later in this list
             gone.append(Removed(name=folder.run_id, size_bytes=size))
     return gone, failed
 

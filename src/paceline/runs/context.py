@@ -45,7 +45,7 @@ class WorkerContext:
             return cls(Path(tracked), *launched_rank(), attempt=1)
         found = _of_parents()
         context = cls.from_environment(found)
-        # Don't set PACELINE_RUN_DIR here: child processes without a rank would fail. They can search their own parents.
+        # Don't set PACELINE_RUN_DIR here: child processes without a rank would fail. They find the run by their parent processes.
         for name, value in found.items():
             if name.startswith(("PACELINE_", "AZUREML_")) and name != "PACELINE_RUN_DIR":
                 os.environ.setdefault(name, value)

@@ -103,7 +103,7 @@ def resume(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder], 
             return record
         return _again(folder, record, fd, give_up)
     finally:
-        # The controller inherited the open file, so the lock stays held.
+        # Close only this process's descriptor: the controller has inherited the open file, and keeps the lock by it.
         os.close(fd)
 
 

@@ -63,7 +63,7 @@ class Files:
     def begin(self, request: ExecRequest) -> None:
         hidden = self._path.with_name(f".{self._path.name}")
         while True:
-            # For the owner only, since the supervisor runs all commands in this folder. It may exist already.
+            # Only the owner may write to this folder, since the supervisor runs all commands in it. The folder may exist already.
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self._path.parent, mode=0o700)
             try:

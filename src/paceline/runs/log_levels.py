@@ -63,7 +63,7 @@ class LevelFilter:
     def lines(self, writer: object, block: str) -> Iterator[tuple[int, str]]:
         """Yield (offset, line) of each line in a rank's text that passes the filter."""
         lower, at = block.lower(), 0
-        # Search for `_HINTS` first, which is far quicker than testing each line. Not if `lower` changes the length.
+        # `_HINTS` makes the search far quicker than testing each line, but needs equal offsets in `lower` and `block`.
         is_quick = self._least >= LEVELS["warning"] and len(lower) == len(block)
         places = dict.fromkeys(_SERIOUS, -1)
         while at <= len(block):

@@ -103,7 +103,7 @@ class MetricLog:
         # Begin with a newline, which ends a partial line. Readers skip the empty line that it makes otherwise.
         if self._is_torn:
             line = b"\n" + line
-        # Reset this only after the write: a full disk raises an error and leaves a partial line.
+        # Assume a partial line until the write has succeeded, because a full disk raises an error in between.
         self._is_torn = True
         # No lock: with O_APPEND the kernel appends each write as a whole, from any thread or forked child.
         written = os.write(self._fd, line)
@@ -237,7 +237,7 @@ def placed_entries_by_name(
         for entries in found[rank].values():
             for entry in entries:
                 entry["rank"] = rank
-                entry.setdefault("attempt", alone)  # joined entries have an attempt already
+                entry.setdefault("attempt", alone)  # joined entries keep their own attempt
     return _by_name(found)
 
 

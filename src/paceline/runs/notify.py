@@ -67,7 +67,7 @@ def tell(folder: RunFolder, record: RunRecord, event: str, digest: str = "") -> 
             with contextlib.suppress(OSError):  # without this line, as on a full disk, another process may notify again
                 append_line(folder.told, _heard(one, record, event))
 
-    # The secrets of a pipeline are stored by the place of the step that uses them, others by the receiver's key.
+    # A run's secrets have each receiver's URL under its `key_of`. A pipeline's have each URL under its source (`place_of`).
     found = {one: addresses.get(key_of(one)) or addresses.get(place_of(one)) for one in wanted}
     return send(said, found, heard)
 

@@ -254,7 +254,7 @@ def _is_mine(folder: RunFolder) -> bool:
 
 
 def teller(folder: RunFolder) -> Teller:
-    # `runs` must not import `targets`, which has registered this function under a name.
+    # Get the function by its registered name, because `targets` is a higher layer, which `runs` must not import.
     target_of_run = cast("Callable[[Path], Teller]", from_above("target_of_run"))
     return target_of_run(folder.path)
 

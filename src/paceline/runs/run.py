@@ -338,7 +338,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             ModelError: The name is wrong, there is no such file, the folder has a file that the run does not keep, or the
                 process sees only a copy of the run's folder.
         """
-        # Use the class, since on the handle Python would bind the function as a method.
+        # Call the class's attribute: through the instance, Python would pass the instance as the first argument.
         return Run.make_model(
             self._folder,
             model_name,
@@ -389,7 +389,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         target = Path(path) if path is not None else Path(str(self.record().snapshot_id))
         if target.exists():
             raise UserError(f"{str(target)!r} exists. Name a folder that does not.")
-        # Keep links, as in the snapshot.
+        # Copy links as links, as the snapshot has them, instead of copying their targets.
         shutil.copytree(self._folder.snapshot.resolve(), target, symlinks=True)
         return str(target)
 
@@ -448,7 +448,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             UserError: The run does not have this rank or attempt.
         """
         if rank is not None or attempt is not None:
-            # The stored record suffices, since the folder was refreshed before this call.
+            # Use the stored record without asking the engine, since the folder was refreshed before this call.
             record = store.stored(self._folder)
             _check_numbers("rank", rank, self._folder.ranks(record.world_size), self.id)
             _check_numbers("attempt", attempt, range(1, max(1, len(record.attempts)) + 1), self.id)

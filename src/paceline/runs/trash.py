@@ -131,7 +131,7 @@ def _below(runs_dir: Path, above: Mapping[str, object], folders: Sequence[RunFol
     parents = set(named)
     while grown := {run_id for run_id, parent in above.items() if parent in parents} - parents:
         parents |= grown
-    # A child is younger than its parent, so the deepest come first.
+    # `above` begins with the newest run, and a child is newer than its parent, so children come before their parents.
     return [RunFolder(runs_dir / run_id) for run_id in above if run_id in parents - named]
 
 

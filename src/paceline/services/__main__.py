@@ -98,7 +98,7 @@ class Guardian:
                     sys.stdout.flush()
                 os._exit(code)
         self.child = child
-        if self.is_ended:  # the signal came before self.child was set
+        if self.is_ended:  # the signal came before self.child was set, so it has not reached the child
             processes.send(child, signal.SIGTERM)
         while True:
             pid, status = os.waitpid(-1, 0)

@@ -126,7 +126,7 @@ def _guard(folder: RunFolder, supervisor: int) -> int:
     how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
     say(f"the supervisor (pid {supervisor}) {how}; its workers were ended")
     remove_containers(record.job, record.run_id)
-    ended_utc = utc_now()  # before the release, after which another run may start on the nodes
+    ended_utc = utc_now()  # take the time before the release, after which another run may start on the nodes
     if record.target:
         target_of_run(folder.path).release(folder.path)
     work_dir.clean(folder)

@@ -71,7 +71,7 @@ def run_attempt(run: Supervision, number: int) -> Outcome:
         all_ended = not (outcome.failure or outcome.stopped or any(outcome.exit_codes.values()))
         return outcome
     finally:
-        # A docker container is not a child of any process here: the container survives its client.
+        # Remove docker's containers explicitly: they are no children of this process, so killing its children spares them.
         remove_containers(run.job, run.record.run_id, all_ended=all_ended)
         remove_on_nodes(run)
 
@@ -88,7 +88,7 @@ def _with_spares(run: Supervision, launch: Launch) -> Launch:
 def _note_running(run: Supervision) -> None:
     run.has_run = True
     run.to(states.RUNNING)
-    # Send no second notification for a restart: the run has kept its nodes, and did not wait in the queue.
+    # Notify users of the first start and of a return from the queue, not of a restart on the nodes that the run has kept.
     if run.reason.startswith(("start", "preempted")):
         run.messenger.tell(run.record, "start")
 

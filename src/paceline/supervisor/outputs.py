@@ -31,7 +31,7 @@ def brought_home(run: Supervision, outcome: Outcome) -> Outcome:
     except (TargetError, EngineError) as error:
         text = str(error)
         say(text)
-        # An elastic run may lose nodes repeatedly; the files of these nodes are lost too, and the log says so.
+        # An elastic run may lose nodes repeatedly. Don't note their files as not fetched: they are lost, as the log says.
         if not (run.job.node_range and run.nodes.lost()):
             _note_not_fetched(run, text)
         if outcome.failure is not None:
@@ -56,7 +56,7 @@ def settle_links(run: Supervision, outcome: Outcome) -> None:
     if outcome.stopped == "interrupted" or not run.record.attempts:
         return
     try:
-        # Rescue outputs first: the files that this call moves into `outputs` may be links, or targets of links.
+        # Rescue outputs before `settle` replaces links: the files moved into `outputs` may be links or their targets.
         work_dir.rescue_outputs(run.folder)
         excluded_files.settle(run.folder)
     except OSError as error:

@@ -45,7 +45,7 @@ def hold_nodes(run: Supervision) -> Outcome | None:
     nodes = run.target.wait_for_nodes(run.wanted, run.folder.path, run.waiting)
     if nodes is None:
         return Outcome(stopped=run.stop_reason() or "cancel")
-    # From here on `give_nodes_back` releases the nodes after any failure below.
+    # Set this before `send`, which may fail: `give_nodes_back` releases the nodes that `run.nodes` names.
     run.nodes = nodes
     run.to(states.PREPARING, waiting_for=None, scratch_dir=str(run.folder.scratch))
     try:

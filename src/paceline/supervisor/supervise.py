@@ -80,9 +80,9 @@ def _attempts(run: Supervision) -> Outcome:
     The run keeps its nodes between attempts if possible.
     """
     run.note_engine_restart()
-    number = len(run.record.attempts)  # more than 0 if the engine has requeued the job
+    number = len(run.record.attempts)  # more than 0 if the engine has requeued the job after earlier attempts
     tried, fruitless, failure = _tried(run.record), 0, None
-    # The engine restarts an interrupted job even if `max_restarts` allows no further attempt.
+    # Check this at the start: the engine restarts an interrupted job even if `max_restarts` allows no further attempt.
     if tried + _replaced(run.record) > run.job.max_restarts and number:
         return Outcome(failure=_interrupted(run.record))
     if number:
@@ -203,7 +203,7 @@ def _reason(outcome: Outcome) -> str:
 
 def _take_up_event_files(run: Supervision, number: int) -> None:
     if run.job.is_python or not run.folder.work.is_dir() or not run.record.attempts:
-        return  # a Python script's values were logged by Paceline in the worker
+        return  # the worker of a Python script has logged these values already
     from paceline.trackers import event_followers
 
     since = parse_utc(run.record.attempts[-1].started_utc).timestamp()
@@ -254,7 +254,7 @@ def _finish(run: Supervision, outcome: Outcome) -> None:
     # Take the time before releasing the nodes: the next run on them must not seem to start before the end of this run.
     ended_utc = utc_now()
     give_nodes_back(run)
-    # Kill the remaining processes only after releasing the nodes: the links to the nodes are children of this process.
+    # Kill remaining processes only after releasing the nodes, because the links to the nodes are children of this process too.
     processes.kill_descendants(os.getpid())
     run.held.close()
     unlink_inputs(run.job, run.folder)

@@ -294,7 +294,7 @@ class WorkerWatch:
             return True  # only parameter servers are left, which run until they are ended
         if self._launcher_code is None:
             return False
-        # A worker's report may arrive after its mpirun's exit; after a kill no report comes.
+        # Wait for a worker's report, which may arrive after its mpirun's exit. After a kill no report comes, so don't wait.
         return self._launcher_code > 128 or now - self._launcher_ended > _LAUNCHER_S / 5
 
     def _has_replaced(self) -> bool:

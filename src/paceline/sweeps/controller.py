@@ -110,7 +110,7 @@ class Controller(ParentController[SweepState]):
         sweep = self.state
         if sweep.spec.stop is None:
             return
-        # A policy names the same trial at each call until the trial has ended, which takes a while after a cancel.
+        # A policy names a trial at each call until the trial has ended. `ask` returns True only for the first request.
         for number, reason in sweep.spec.stop.stops(sweep.trials, sweep.spec.goal).items():
             # Skip a trial that has ended meanwhile, which keeps its result.
             if number in sweep.live and self.canceling.ask(sweep.folder_of(number), reason):
@@ -192,7 +192,7 @@ def write_end(sweep: SweepState) -> None:
     results.write_table(sweep.folder, sweep.spec, sweep.trials)
     if any(trial.curve for trial in sweep.trials):
         pictures.run(sweep.folder)
-    # Look for a failure of the trials only: reaching the time limit is none.
+    # `_failure` looks only at the trials: a sweep that has reached its time limit has not failed.
     failure = _failure(sweep)
     report = FailureReport(cause="trials", message=failure.text, see=failure.see) if failure else None
     counts = counts_text("trial", (trial.shown for trial in sweep.trials))

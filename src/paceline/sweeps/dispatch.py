@@ -92,9 +92,9 @@ class Dispatcher:
         try:
             start()
         except EngineError as error:
-            # Forget the settings, so that the next attempt reads the target's settings again.
+            # Forget the target's settings, which this submission has read: the user may change them before the next attempt.
             self._submission = None
-            # Remove the last folder first, because readers stop at the first number without a folder.
+            # Remove the folders from the last to the first: readers stop at the first missing number, so no gap may arise.
             sweep.refused(
                 f"trial {number}",
                 reversed(begun),
@@ -115,7 +115,7 @@ class Dispatcher:
         if spec.array_size is None:
             return 1
         count = min(spec.array_size, spec.trials - number, ALIKE_SPAN - number % ALIKE_SPAN)
-        # The engine limits only the trials within an array: submit it if all trials fit the limit, or none is live.
+        # The engine limits concurrent trials only within one array: submit an array if no trial is live, or all fit the limit.
         return count if not sweep.live or len(sweep.live) + count <= spec.concurrent else 0
 
     def _next(self, count: int) -> list[Trial]:

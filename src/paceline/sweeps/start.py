@@ -222,7 +222,7 @@ def more(folder: RunFolder, trials: int) -> None:
         raise SweepError(f"run {folder.run_id} is not a sweep; its kind is {record.kind}.")
     if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
         raise SweepError(f"trials={trials!r} is not an integer of 1 or more.")
-    # Add to the request before trying the lock, so that a controller that is about to end continues.
+    # Write the request before trying the lock: a controller that still has the lock, but is about to end, then continues.
     in_all = requested(folder) + trials
     there = count(folder) if record.is_terminal else SweepSpec.from_json(record.sweep).trials
     if (total := there + in_all) > MOST_TRIALS:

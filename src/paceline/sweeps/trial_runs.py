@@ -171,7 +171,7 @@ class EndedTrials:
         self._lines: dict[int, dict[str, object]] = {}
         for kept in json_lines(sweep.path / _FILE):
             with contextlib.suppress(KeyError, TypeError):
-                # The last line of a trial counts, because the child may have been removed and created again.
+                # Use the last line of a trial, because its child run may have been removed and created again.
                 self._lines[kept["number"]] = kept
 
     def get(self, number: int) -> Trial | None:

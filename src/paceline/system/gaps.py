@@ -75,7 +75,7 @@ def read(log: str) -> Gap | None:
     try:
         with open(path_of(log), encoding="utf-8") as file:
             told: dict[str, Any] = json.load(file)
-        # The size of the short file is written before the short file replaces the long file, which is larger.
+        # The short file's size is stored before this file replaces the log, so a larger log has not been replaced yet.
         is_closed = told.get("size") is not None and os.stat(log).st_size <= told["size"]
         return Gap(int(told["begin"]), int(told["end"]), int(told["limit"]), is_closed)
     except (OSError, ValueError, TypeError, KeyError):

@@ -118,7 +118,7 @@ class _TritonFirst:
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         if fullname == "tensorflow":
             sys.meta_path.remove(self)  # type: ignore[arg-type,unused-ignore]
-            # Triton may be missing or broken; code that needs Triton gets the error itself.
+            # Ignore every error: Triton may be missing or broken, and code that needs Triton gets the error from its own import.
             try:
                 import triton  # noqa: F401
             except Exception:

@@ -19,7 +19,7 @@ from typing import NoReturn
 _LINUX = sys.platform.startswith("linux")
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-#: Longest wait for a process in exec(2). With a free core, exec takes less than a millisecond.
+#: Seconds to wait at most until a started process has left exec(2), which takes under a millisecond on a free core.
 _EXEC_S = 0.5
 
 #: Variable in a supervisor's initial environment: a supervisor belongs to its own run, not to that of its parent.

@@ -280,7 +280,7 @@ def _may_pass(
     else:
         # No running run has a known end that makes room for `first`: plan with the runs that started before `first` queued.
         stay = [one for one in running if granted_at(one) > first["since"]]
-    # See whether `first` fits beside this run, on GPUs that `first` may not need.
+    # See whether `first` still fits if this run starts as well, perhaps on GPUs that `first` does not need.
     found = room_of(stay).fit(ticket)
     return found is not None and fits_beside([*stay, dict(ticket, granted={"gpus": found})])
 

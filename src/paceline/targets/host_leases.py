@@ -149,7 +149,7 @@ def take(given: "Ticket", free_ports: "Callable[[int, Any], Sequence[int]] | Non
     if "guardian" in given:
         mine["guardian_started"] = start_time(given["guardian"])
     if given["gpu_count"]:
-        driver()  # load the GPU driver first, so that no user has to wait for the lock meanwhile
+        driver()  # load the GPU driver before locking, so that no other user waits for the lock meanwhile
     with locked():
         for folder in (os.path.dirname(queue.own), queue.own):
             make_own_folder(folder)

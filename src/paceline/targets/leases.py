@@ -239,7 +239,7 @@ class Queue:
             gpus = all_gpus or sorted({gpu for one in others for gpu in gpus_named(one)})
             policy, uses, now, mine = self.policy(), self.uses(), time.time(), ident(ticket)
             everyone = [*others, ticket]
-            # Don't report leased GPUs as used by other programs: their runs may be the users.
+            # Don't report a leased GPU as used by another program: that program may be the run which holds the lease.
             held = {gpu for one in others for gpu in held_gpus(one)}
             outside = {gpu: text for gpu, text in (blocked or {}).items() if gpu not in held}
             decided = plan(everyone, all_cores, gpus, now, policy, uses, outside, self._passed)

@@ -102,7 +102,7 @@ class Lookout(Generic[Result]):
         """Return the latest value, and start a query when due. Never blocks."""
         is_looking = self._thread is not None and self._thread.is_alive()
         if not is_looking and time.monotonic() >= self._next:
-            # A daemon thread, so that an engine that never answers does not keep the supervisor alive.
+            # A daemon thread, because a query may hang: callers then get the last answer, and the supervisor can still exit.
             self._thread = threading.Thread(target=self._run, name="paceline-lookout", daemon=True)
             self._thread.start()
         return self._found

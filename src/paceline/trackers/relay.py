@@ -168,7 +168,7 @@ class MetricRelay:
             self._keep()
             self._is_open = True
         logs = [path for paths in metric_logs(self._folder.metrics).values() for path in paths.values()]
-        # A batch that MLflow has not answered comes first: it has the next lines.
+        # Send the batch that MLflow has not acknowledged before any new one: its lines come first in the log.
         for path in sorted(logs, key=lambda path: path.name not in self._state.pending):
             self._pass_on(path)
         self._server.show_alive()

@@ -107,7 +107,7 @@ class RunFeed:
         if self._is_over:
             queue.put_nowait(message("end", {}))
             queue.put_nowait(None)
-        # There is no await since the code above, so this watcher misses no event.
+        # No `await` stands between the code above and this line, so no event can come in between and be missed.
         self._watchers.add(queue)
         try:
             while (sent := await queue.get()) is not None:

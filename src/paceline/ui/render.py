@@ -83,7 +83,7 @@ def text(request: Request, template: str, **values: Any) -> str:
     root = root_of(request.scope["path"])
     heading, by_link, visitor = request.app.state.ui, is_shared(request), visitor_of(request)
     if by_link:
-        # People with a link see neither forms nor the place of the workspace.
+        # Hide forms and the workspace's path from visitors who use a share link.
         heading = replace(heading, workspace=heading.workspace_name, is_shared=True)
         heading = replace(heading, read_only=True, can_start=False, can_share=False)
     else:

@@ -233,7 +233,7 @@ class _Curves:
         """
         listed: dict[str, MetricJson] = {}
         for logged in logs:
-            # The empty name matches no metric: only the list of names is needed here, no curves.
+            # Request the metric "", which does not exist: the response then has the list of all names and no curves.
             for entry in curves_json(logged, CurveQuery(pixels=1, names=("",)))["names"]:
                 if not entry["node"]:
                     listed.setdefault(entry["name"], {**entry, "last": entry["last"] if len(logs) == 1 else ""})

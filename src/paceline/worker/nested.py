@@ -30,7 +30,7 @@ def begin_worker(environ: dict[str, str] | os._Environ[str] = os.environ) -> Non
     _worker_pid = os.getpid()
     environ[OUTPUT_VARIABLE] = _file(1)
     _be_live()
-    # Several workers form a process group with each other, so only a single worker's group shows ranks that it has started.
+    # Follow torch only in a run with one worker: there, the members of a process group are ranks that the script has started.
     if environ.get("PACELINE_WORLD_SIZE") == "1":
         _follow_torch()
 

@@ -64,7 +64,7 @@ def read_frames(files: Sequence[LocalFile], reading: Reading, steps: Steps) -> p
         raise DataError(
             "a tabular dataset is read with pandas, which is not installed: pip install 'paceline[tabular]'."
         ) from error
-    # Only a `take` as the first step limits the number of rows to read from the files.
+    # Stop reading early only if `take` is the first step: with a filter before it, later files may have needed rows.
     enough = steps[0][1] if steps and steps[0][0] == "take" else None
     frames, rows = [], 0
     for frame in _frames(files, reading):

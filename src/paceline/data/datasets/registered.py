@@ -113,7 +113,7 @@ def add(
     )
 
     def document(version: int) -> dict[str, object]:
-        # Write the list of files before the version's own file, which makes the version visible.
+        # Write the list of files before the version's own file: that file makes the version visible, and readers need the list.
         write_json(_files_path(registry, name, version), listed, sync=True)
         return asdict(replace(made, version=version))
 

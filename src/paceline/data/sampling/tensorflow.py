@@ -65,7 +65,7 @@ def tensorflow_dataset(
         raise DataError(f"start={start} of {length} samples: a position is one of 0 .. {length}.")
     # Check the arguments here: TensorFlow's thread would raise only at the first batch.
     GlobalOrder(length, seed, epoch)
-    # Only the first epoch resumes at `start`.
+    # Only the first epoch resumes at the position `start`; all later epochs begin at 0.
     shares = [
         (epoch + number, own_positions(length, rank, world_size, start=from_, drop_last=drop_last, pad=pad))
         for number, from_ in enumerate([start] + [0] * (epochs - 1))

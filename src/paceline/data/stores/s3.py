@@ -112,7 +112,7 @@ def _botocore_chain(
             "expires_at": expiry,
         }
 
-    # Call the function once now, to fail on unreadable credentials before any transfer.
+    # Call `provide` once now, so that unreadable credentials raise an error before any transfer.
     provide()
     # Pass no endpoint of Amazon: obstore derives it from the region.
     return provide, region, None if ".amazonaws.com" in endpoint else endpoint

@@ -243,7 +243,7 @@ def _from_store(store: Store, wanted: list[tuple[FileInfo, str]], cache: DataCac
         missing: list[tuple[FileInfo, str, str]] = []
         for info, target in wanted:
             key = cache.key(identity, info.path, info.version, info.size)
-            # Without a version, a cached file may be outdated.
+            # Use the cache only if the store reports a version: otherwise the cached file may be outdated.
             if info.version and cache.link(key, info.size, target):
                 meter.add(max(info.size, 0), files=1)
             else:

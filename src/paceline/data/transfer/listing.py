@@ -81,7 +81,7 @@ def list_source(store: Store, source: Source, path: str) -> list[FileInfo]:
         raise DataError(f"{what} {path!r} in {store.title}. `paceline data ls` lists the files.")
     infos = []
     for entry in entries:
-        # The relative path of a file that is named exactly is only its name.
+        # If `base` names exactly this file, the file's relative path is only its name.
         below = base.rpartition("/")[2] if entry.path == base else entry.path.removeprefix(f"{base}/")
         if is_url:
             # "a%20b.csv?version=3" is the file "a b.csv".

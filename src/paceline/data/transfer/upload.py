@@ -123,7 +123,7 @@ def upload_output(
                 f"{_OVERWRITE}"
             )
         if begun is not None:
-            # Write the marker to disk first, so that a later attempt recognizes the files of a killed upload.
+            # Write the marker before any file, so that a later attempt can tell a killed upload's files from foreign ones.
             write_json(begun, {"mark": _MARK}, sync=True)
         left = [(name, file) for name, file in files if name not in own]
         put_files(store, path, left, progress, are_plain=True)
@@ -202,7 +202,7 @@ def put_files(
     meter, stop = Meter(progress, sum(sizes), len(files)), threading.Event()
     base = clean_path(path, store.title).rstrip("/")
     with store.translating("opening it"):
-        # Open the file system once here, because otherwise each thread would open it.
+        # Open the file system (`store.fs`) once here, because otherwise each thread would open it.
         if store.kind != "local":
             assert store.fs is not None
 

@@ -150,7 +150,7 @@ class Mirror(threading.Thread):
         folder = RunFolder(Path(self.top))
         with contextlib.suppress(OSError):  # the disk is full: send the existing files
             work_dir.rescue_outputs(folder)
-        # Send outputs before cleaning up the working directory, since they may link to files in it.
+        # Send outputs before `clean`, which removes files of the working directory that outputs may link to.
         self._put(self._changes.large(final=True), BULK)
         work_dir.clean(folder)
         self._put(self._changes.large(True, (WORK,)), BULK)

@@ -129,14 +129,14 @@ class AgentConnection:
         except OSError as error:
             why = f"the link broke: {error.strerror or error}"
         try:
-            # Record the reason first: threads that wake up below read `lost`.
+            # Record the reason before waking any threads, because they read `lost` at once.
             if not self.is_closing:
                 self.lost = f"{self._name}: {why}"
             self.out.drop()
             self._end_program(2.0 if self.is_closing else 0.2)
             # The filer thread ends at None, after all frames that have arrived.
             self._inward.put(None)
-            # Use a thread, since the reader must not wait for the filer thread, which may still deliver answers.
+            # End requests in another thread, because this must wait for the filer thread, which may still deliver answers.
             threading.Thread(target=self._end_requests, daemon=True).start()
         finally:
             # Join the sending thread before closing the descriptors: the kernel reuses their numbers for other files.

@@ -205,7 +205,7 @@ class Copies:
         if any(link.lost for link in senders) and self._leaders().keys() == leaders.keys():
             self.fetch(attempt, is_last=is_last)  # try again: another node of the group is alive
             return
-        # Nothing can fetch the files of a group whose nodes are all lost.
+        # Report the files of groups whose nodes are all lost, because nothing can fetch these files any more.
         missing += [str(self._links[group].lost).rstrip(".") for group in sorted(self._unfetched - set(leaders))]
         if missing:
             raise TargetError(

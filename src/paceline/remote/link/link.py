@@ -289,10 +289,10 @@ class Link(LinkFiles):
             # Don't wait for a stuck node; 0.1 s suffice to send the request.
             self._connection.answer(asked or self.begin_close(), "close", 0.1 if self.is_stuck else wait_s)
         except (LinkError, OSError):
-            # The agent did not answer, so don't wait for it again when the connection closes.
+            # The agent did not answer, so close the connection without another long wait for the agent.
             wait_s = 0.1
         self._connection.close(wait_s)
-        # Close the replica after the connection, whose filer thread stores the remaining files.
+        # Close the replica after the connection, whose filer thread still writes files into the replica.
         if self._replica is not None:
             self._replica.close(self._rank)
 
@@ -311,7 +311,7 @@ class Link(LinkFiles):
                 # Call this without the lock: the callback may call `ends`, which takes the lock.
                 self.on_end()
         elif op == "hello":
-            # Set `hello` before the event: `open` returns on the event, and its caller reads `hello`.
+            # Set `hello` before the event: `open` wakes up on the event, and its caller reads `hello` at once.
             self.hello = Hello.from_frame(header)
             self._said_hello.set()
         elif op in ("rsh", "rsh_gone"):

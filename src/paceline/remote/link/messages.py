@@ -45,7 +45,7 @@ class Requests:
     def new(self, *, in_order: bool = False) -> Pending:
         with self._lock:
             pending = Pending(next(self._count), in_order)
-            # `end` takes the same lock, so it either runs later and ends this request, or has already set `_over`.
+            # `end` takes this lock too: either it has set `_over` already, or it runs later and finds this request to end it.
             if self._over:
                 pending.settle(None)
             else:

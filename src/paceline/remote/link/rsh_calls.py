@@ -84,7 +84,7 @@ class RshCalls:
                 with self._lock:
                     self._calls[tag] = _Call(asking, header["number"])
             work, given = (self._hang_up, (tag,)) if header["op"] == "rsh_gone" else (self._start, (tag, header))
-            # Use another thread: it waits for an answer, which this thread has to read if a node calls itself.
+            # Run `work` in another thread: it waits for an answer, which this thread has to read if a node calls itself.
             threading.Thread(target=work, args=given, name="paceline-rsh", daemon=True).start()
 
         return hear

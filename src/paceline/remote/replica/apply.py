@@ -130,7 +130,7 @@ class Replica:
     def _append(self, header: Header, data: bytes, rank: int, group: int) -> None:
         name, at = header["file"], header["at"]
         key = (group, name, header["ino"])
-        # Several nodes may report one file: don't append data that another node has sent.
+        # Several nodes may send the same file, so append only data behind what was already appended.
         done = self._appended.get(key, at)
         if new := data[max(0, done - at) :]:
             _write(self._path(name), new, None, os.O_CREAT | os.O_APPEND)

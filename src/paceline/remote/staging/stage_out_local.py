@@ -76,7 +76,7 @@ def take_record(folder: RunFolder, data: bytes) -> None:
         if record.is_terminal:
             folder.home.unlink(missing_ok=True)
         return
-    # `_end` writes the event of the final state later, after storing the outputs.
+    # Drop the event of the final state: `_end` writes it again once the outputs are stored.
     events = [event for event in json_lines(folder.events) if event.get("status") not in states.TERMINAL]
     write_whole(folder.events, "".join(json.dumps(event) + "\n" for event in events))
     write_json(folder.home, {**told, "end": record.state_json()}, sync=True, mode=store.record_mode(record))
@@ -125,7 +125,7 @@ def _fits(value: object, hint: Any) -> bool:
             return False
         return all(_fits(v, hints[k]) for k, v in value.items() if k in hints)
     if dataclasses.is_dataclass(hint):
-        # `victims` has objects in JSON, which `from_json` turns into tuples.
+        # Expect mappings in `victims`: they are objects in JSON, and only `from_json` turns them into tuples.
         hints = {**get_type_hints(hint), "victims": tuple[Mapping[str, int | str], ...]}
         return isinstance(value, dict) and all(_fits(v, hints[k]) for k, v in value.items() if k in hints)
     return isinstance(value, hint) and not (isinstance(value, bool) and hint is int)

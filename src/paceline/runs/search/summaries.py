@@ -161,7 +161,7 @@ def headline(metrics: MetricSummaries, most: int) -> list[tuple[str, float]]:
     return [(name, cast("float", metrics.value(name))) for name in _first(metrics.names, most)]
 
 
-# Cached by the names, since most runs of a workspace have the same metrics.
+# The cache pays off because most runs of a workspace have the same metric names.
 @lru_cache(maxsize=64)
 def _first(names: Names, most: int) -> list[str]:
     lower = {name: name.lower() for name in names.at}

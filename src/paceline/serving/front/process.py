@@ -134,7 +134,7 @@ class ModelProcess(asyncio.Protocol):
 
     @property
     def is_idle(self) -> bool:
-        # Check the socket too, which may close before the end of a killed process is visible here.
+        # A killed process may still count as READY although its socket has closed, so check the socket too.
         return self.state == READY and not self.in_hand and not self._transport.is_closing()
 
     def retire(self, reason: str) -> None:

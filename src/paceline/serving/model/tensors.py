@@ -18,7 +18,7 @@ DTYPES = {
     **{"BOOL": "bool", "FP16": "float16", "FP32": "float32", "FP64": "float64"},
     **{f"{sign}INT{bits}": f"{sign.lower()}int{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)},
 }
-#: Name of a numpy or torch type -> datatype of the protocol.
+#: Name of a numpy or torch type -> datatype of the Open Inference Protocol.
 DATATYPES = {dtype: datatype for datatype, dtype in DTYPES.items()}
 
 

@@ -200,7 +200,7 @@ def may_have_lost_a_node(found: Findings) -> bool:
         return False
     ends = found.ends()
     if _LOST_DAEMON.search("\n".join(found.driver_lines())):
-        # Even a lost node's workers report their ends if the run's shared folder uses a network that still works.
+        # Expect no missing ends: workers of a lost node report theirs if the shared folder's network still works.
         return all(end.is_victim or end.signal in _BY_LAUNCHER for end in ends if end.failed)
     if all(end.exit_code is not None or end.error is not None for end in ends) or _noticed(found.driver_lines()):
         return False

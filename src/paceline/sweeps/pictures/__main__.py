@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     _load_without_documentation()
     drawn = draw.sketched(f"Sweep {folder.run_id}: {len(trials)} trials", spec, trials)
     draw.into(folder.outputs, drawn)
-    # Print the page's remarks to the log too, for users who look for missing files.
+    # Print the page's remarks to the log too: they say why a picture is missing.
     for remark in (*drawn.remarks, draw.without_png()):
         if remark:
             say(remark)
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
 
 def _load_without_documentation() -> None:
     """Import matplotlib, if installed, without building its docstrings."""
-    # If the import fails, drawing reports it.
+    # Ignore errors of this import: drawing imports matplotlib again, and reports them.
     with contextlib.suppress(Exception):
         from matplotlib import artist
 

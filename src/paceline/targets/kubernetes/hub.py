@@ -84,7 +84,7 @@ class Hub:
     def __init__(self, ticket: PodTicket, folder: RunFolder) -> None:
         self._ticket, self._folder = ticket, folder
         self._key = bytes.fromhex(ticket.key)
-        #: This pod's start time, which tells it from a replacement: the newer pod of index 0 has the larger number.
+        #: This pod's start time: if a pod of index 0 was replaced, other pods ignore the one with the smaller number.
         self._incarnation = time.time_ns()
         self._guard = threading.Lock()
         #: Rank -> connection and description of a pod that waits until the supervisor takes it.

@@ -359,7 +359,7 @@ class PodFollower:
     def _leave(self, number: int, frame: object) -> None:
         self._told_to_end = True
         if self._agent is not None:
-            # When told so, the supervisor lets the workers write a checkpoint, and closes the link to this pod's agent.
+            # On this message the supervisor lets the workers write a checkpoint, and closes the link to this pod's agent.
             threading.Thread(target=self._tell_leaving, daemon=True).start()
 
     def _tell_leaving(self) -> None:

@@ -113,8 +113,8 @@ class KubernetesTarget:
         folder, cluster, settings = RunFolder(run_dir), self._cluster(), self._checked
         forwards = self._may_forward(cluster, run_dir.parent.parent)
         workspace = _workspace(run_dir.parent.parent)
-        # If an answer was lost, the repeated request fails because the Job exists; `release` then deletes the Job.
-        # Another host may read the run, with another label of its own.
+        # Note the Job before creating it: if an answer is lost, the repeated request fails because the Job exists,
+        # and `release` then deletes it. Note the label too: another host that reads the run would make another one.
         told = {"server": cluster.server, "forwards": forwards, "workspace": workspace}
         note_engine(folder, self.kind, job_id=job_name(folder.run_id), **told)
         sent = cluster.patiently(

@@ -137,7 +137,7 @@ def _nodes(
                 gpus=tuple(told["gpus"]),
             )
         )
-    # The nodes call `on_close` after they have closed the links: it ends Ray's tasks, whose processes Ray kills without warning.
+    # Nodes call `on_close` only after closing their links: it ends Ray's tasks, whose processes Ray kills without a grace period.
     on_close: Callable[[], None] = holding.close
     python = script_python(asked.python, asked.submitter, links) or str(taken[0].told["python"])
     found = RayNodes(links, tuple(nodes), port_count, folder=asked.folder, python=python, on_close=on_close)

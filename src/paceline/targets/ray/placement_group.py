@@ -104,7 +104,7 @@ class Holding:
         placed_at: float | None = None
         # Wait for the placement, too, which determines the number of an elastic run's nodes.
         while len(self._reception.taken) < self._count or (self._asked.least is not None and not self._placed):
-            # Clear the event before reading messages, so that a later message sets the event again.
+            # Clear the event before reading messages: clearing it afterwards would lose a message that arrives in between.
             self._news.clear()
             self._hear()
             if self._lost:

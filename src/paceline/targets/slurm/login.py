@@ -173,7 +173,7 @@ class Login:
         main = f"main({mark!r}, sys.stdin.buffer, sys.stdout.buffer)"
         texts = (links, wire, changes, login_helper)
         code = stream_program(*(str(module.__file__) for module in texts), last=main)
-        # ssh's standard error is read at the end only: it is short, and a pipe holds 64 KiB.
+        # Read ssh's standard error only at its end: it is short and fits into the pipe's 64 KiB, so ssh never blocks.
         process = subprocess.Popen(
             self._scheduler.ssh_words(shlex.join(bootstrap_words(self._python))),
             stdin=subprocess.PIPE,

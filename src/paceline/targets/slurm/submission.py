@@ -61,7 +61,7 @@ def try_out(scheduler: Scheduler, script: str, *, lacks_nodes: Callable[[], bool
     try:
         done = scheduler.call(argv, input=script, environment=environment(os.environ, scheduler.settings))
     except AwayError:
-        return  # the submission itself waits for the controller
+        return  # don't wait here, because the submission itself waits for the controller
     # Ignore errors about missing nodes if the controller was away: after a restart it does not know its nodes yet.
     was_away = time.monotonic() - begun > _SLOW_S
     if done.returncode == 0 or was_away or _NOT_NOW.search(done.stderr):

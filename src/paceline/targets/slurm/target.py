@@ -322,7 +322,7 @@ class SlurmTarget:
         Raises:
             EngineError: Slurm refuses.
         """
-        # The error ends with the agent's output, which may or may not have a full stop.
+        # End with exactly one full stop: the error ends with the agent's output, which may have one or not.
         why = f"{str(error).rstrip('.')}."
         done = self._scheduler.call(["scontrol", "requeue", job_id])
         # A negative code means that a signal ended scontrol: Slurm ends all of the job's processes, perhaps this early.

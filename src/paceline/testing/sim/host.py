@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
 def _serve(loop: Loop, poll: select.epoll, nodes: dict[int, SimNode]) -> None:
     while True:
         left_s = loop.work_off()
-        # epoll forgets a closed descriptor by itself.
+        # Forget ended nodes. Don't unregister their descriptors, which are closed: epoll drops these by itself.
         for fd in [fd for fd, node in nodes.items() if node.is_over]:
             del nodes[fd]
         if not nodes:

@@ -305,7 +305,7 @@ def _put_files(folder: RunFolder, read: _Read, known: Mapping[str, list[int]]) -
             continue
         try:
             with open(links.open_below(os.fspath(file.top), file.inside), "rb") as source:
-                # Remove an earlier copy only now, after the old store's file was opened.
+                # Remove an earlier copy only now: if the old store's file can't be opened, the copy stays.
                 if name in known:
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(folder.file(name))

@@ -178,7 +178,7 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
         if (writing := _open.get(run_id)) is not None:
             if run_name and not writing.prefix:
                 tags_and_properties.set_name(writing.folder.notes, "display_name", str(run_name))
-            # The script's end is the end of a worker's run, not a call of MLflow.
+            # End only a run that this script has created: a worker's run ends with its script, not by a call of MLflow.
             if writing.log is not None and RunStatus.is_terminated(run_status):
                 del _open[run_id]
                 writing.log.close()
@@ -294,7 +294,7 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
             if self._sink is None or run_id != self._sink.folder.run_id:
                 self._folder(run_id)
                 raise _refused(f"run {run_id} is logged by another program, or has ended")
-            # The script has got the id of the worker's run from elsewhere, such as MLFLOW_RUN_ID.
+            # The script did not open the worker's run here: its id comes from elsewhere, such as MLFLOW_RUN_ID. Open the run now.
             _open[run_id] = _Open(self._sink.folder, sink=self._sink)
         return _open[run_id]
 

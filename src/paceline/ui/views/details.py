@@ -104,7 +104,7 @@ def _previous(folders: Sequence[RunFolder], record: RunRecord) -> RunFolder | No
     for folder in folders[:_RECORDS]:
         try:
             found = read.record(folder)
-        # The run was removed meanwhile, or its record is unreadable.
+        # Skip a run that was removed meanwhile, or whose record is unreadable.
         except (PacelineError, OSError):
             continue
         if (found.experiment, found.created_utc <= record.created_utc) != (record.experiment, True):

@@ -133,7 +133,7 @@ class TargetWatch:
         for name in names:
             thread = self._busy.get(name)
             if (thread is None or not thread.is_alive()) and time.monotonic() >= self._next.get(name, 0.0):
-                # A daemon thread, so that a target that never answers does not keep the server alive.
+                # A daemon thread, because a target may hang: the page then says that it does not answer, and the server can exit.
                 self._busy[name] = threading.Thread(target=self._look, args=(name,), daemon=True)
                 self._busy[name].start()
         return [
