@@ -81,7 +81,7 @@ def test_invalid_entry_in_a_file_list_is_refused(filled, near, tmp_path, entries
     assert tree(tmp_path) == before, "nothing was written"
 
 
-def test_link_targets_are_normalized_and_never_leave_the_backup():
+def test_link_target_is_normalized_and_is_none_if_it_names_a_file_excluded_from_backups():
     assert link_target("runs/a/snapshot", "../../snapshots/5e") == "../../snapshots/5e"
     assert link_target("runs/a/logs/x", "../attempts/./1/../1/x") == "../attempts/1/x"
     assert link_target("runs/a/x", "../a/session/key") is None
@@ -227,7 +227,7 @@ def test_run_backed_up_while_running_is_restored_as_failed_with_the_resume_comma
     assert restored.scratch_dir is None
 
 
-def test_backup_file_list_round_trips_through_bytes():
+def test_backup_file_list_is_equal_after_encoding_as_bytes_and_decoding():
     entries = [
         BackupEntry("folder", "runs"),
         BackupEntry("file", "runs/a/\udcff", 0o600, 5, 7, HASH, is_shared=True),

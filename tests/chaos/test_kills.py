@@ -116,7 +116,9 @@ def is_there(victim: str, backend: str, needs: bool) -> bool:
 @pytest.mark.promise("whatever-killed-moment-run-ends")
 @pytest.mark.timeout(600 + 10 * KILLS)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc to find the processes of a run")
-def test_run_ends_cleanly_whatever_process_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killing_any_process_of_a_run_neither_leaves_it_unfinished_nor_damages_built_environments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = tmp_path / "source"
     source.mkdir()
     (source / "train.py").write_text(SCRIPT)

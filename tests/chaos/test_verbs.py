@@ -122,7 +122,7 @@ def left_over(workspace: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("is_full", [False, True], ids=["killed", "full disk"])
-def test_sweep_is_whole_after_an_interrupted_deletion_and_restore(tmp_path: Path, is_full: bool) -> None:
+def test_sweep_keeps_all_files_if_its_deletion_or_restore_is_interrupted(tmp_path: Path, is_full: bool) -> None:
     for step, workspace in steps(tmp_path):
         runs_dir, sweep = workspace / "runs", ended(workspace, RUN_ID)
         folders = [sweep, *(ended(workspace, trial, parent_run_id=RUN_ID) for trial in TRIALS)]
@@ -157,7 +157,7 @@ def test_deletion_killed_at_any_step_leaves_the_run_whole_or_gone(tmp_path: Path
 
 
 @pytest.mark.parametrize("is_full", [False, True], ids=["killed", "full disk"])
-def test_interrupted_import_is_completed_by_the_next(tmp_path: Path, is_full: bool) -> None:
+def test_mlflow_import_interrupted_at_any_step_is_completed_by_the_next_import(tmp_path: Path, is_full: bool) -> None:
     old = tmp_path / "mlruns"
     mlflow_run(
         old,
@@ -199,7 +199,7 @@ def _imported(workspace: Path) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("is_full", [False, True], ids=["killed", "full disk"])
-def test_killed_init_leaves_a_readable_workspace(
+def test_paceline_init_that_is_killed_or_meets_a_full_disk_leaves_a_readable_workspace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_full: bool
 ) -> None:
     def program() -> None:

@@ -50,11 +50,11 @@ def test_model_and_optimizer_resume_from_a_checkpoint(tmp_path):
     assert set(load_file(found.paths[0])) >= {"model.weight", "model.bias", "mean"}
 
 
-def test_latest_without_a_checkpoint_is_none(tmp_path):
+def test_checkpoint_latest_returns_none_for_a_missing_folder(tmp_path):
     assert checkpoint.latest(tmp_path / "missing") is None
 
 
-def test_mismatched_state_is_refused_before_anything_changes(tmp_path):
+def test_load_into_refuses_objects_that_do_not_match_the_state_and_changes_none(tmp_path):
     checkpoint.save({"a": 1}, 1, folder=tmp_path)
     found = checkpoint.latest(tmp_path)
     objects = {"a": 5, "b": 6}
@@ -65,7 +65,7 @@ def test_mismatched_state_is_refused_before_anything_changes(tmp_path):
         found.load_into(3)
 
 
-def test_tensor_of_another_shape_is_refused_before_anything_changes(tmp_path):
+def test_load_into_refuses_a_tensor_of_another_shape_before_changing_any_tensor(tmp_path):
     checkpoint.save({"first": torch.ones(2), "second": torch.ones(1)}, 1, folder=tmp_path)
     objects = {"first": torch.zeros(2), "second": torch.zeros(3)}
     with pytest.raises(UserError, match=r"'second' is a tensor of shape \[3\], and .* has one of shape \[1\] there"):

@@ -124,7 +124,7 @@ def test_checkpoint_is_copied_by_a_fork_unless_a_step_is_shorter_than_the_copy(f
     assert taken.way == way
 
 
-def test_shared_memory_and_devices_are_found_in_the_memory_mappings():
+def test_shared_but_not_private_memory_is_found_in_the_memory_mappings_of_a_process():
     shared = mmap.mmap(-1, 4096)
     private = mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE)
     found = image._mappings()

@@ -55,7 +55,7 @@ def test_sigterm_saves_the_step_that_is_done_and_ends_the_process(tmp_path, star
     assert found.step == found.state["step"] >= 3
 
 
-def test_second_sigterm_ends_the_script_at_once(tmp_path, start):
+def test_second_sigterm_ends_a_script_that_has_not_saved_since_the_first(tmp_path, start):
     text = """
 import sys, time
 from paceline import checkpoint
@@ -81,7 +81,7 @@ def test_own_signal_handler_of_the_script_is_kept(tmp_path, start):
     assert checkpoint.latest(tmp_path) is None
 
 
-def test_forked_child_ends_by_sigterm(tmp_path, start):
+def test_sigterm_ends_a_forked_child_of_a_script_that_saves_checkpoints(tmp_path, start):
     text = """
 import os, signal, sys, time
 from paceline import checkpoint

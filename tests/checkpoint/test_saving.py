@@ -28,7 +28,7 @@ def steps(folder):
     return sorted(files.whole(files.parts_in(folder)))
 
 
-def test_save_writes_when_due_and_keeps_the_newest(tmp_path):
+def test_checkpoint_save_writes_every_tenth_step_and_keeps_the_two_newest_files(tmp_path):
     asked = []
 
     def state():
@@ -92,13 +92,13 @@ def test_only_rank_0_writes_the_checkpoint(tmp_path, monkeypatch):
     ("given", "message"),
     [({"step": -1}, "step=-1"), ({"step": 1.5}, "step=1.5"), ({"every": 0}, "every=0"), ({"keep": True}, "keep=True")],
 )
-def test_invalid_step_every_or_keep_is_refused(tmp_path, given, message):
+def test_checkpoint_save_refuses_an_invalid_value_of_step_every_or_keep(tmp_path, given, message):
     with pytest.raises(UserError, match=message):
         checkpoint.save(1, **({"step": 1, "folder": tmp_path} | given))
     assert os.listdir(tmp_path) == []
 
 
-def test_background_error_is_raised_by_wait_and_the_old_file_stays(tmp_path, monkeypatch, caplog):
+def test_checkpoint_wait_raises_the_error_of_a_background_save_and_the_older_file_stays(tmp_path, monkeypatch, caplog):
     checkpoint.save(1, 1, folder=tmp_path)
     checkpoint.wait()
     with monkeypatch.context() as patch:
@@ -127,7 +127,7 @@ def test_training_continues_during_a_background_save(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_full_disk_does_not_end_the_training(tmp_path, asynchronous, caplog):
+def test_failed_checkpoint_save_on_a_full_disk_does_not_end_the_training(tmp_path, asynchronous, caplog):
     """A limit on the size of files stands for the disk."""
     state, before = {"x": np.zeros(100_000)}, resource.getrlimit(resource.RLIMIT_FSIZE)
 

@@ -24,7 +24,7 @@ def there_and_back(state):
     return decode_state(json.loads(json.dumps(told)), lambda name, of: arrays[name])
 
 
-def test_state_values_round_trip():
+def test_state_of_nested_python_values_is_unchanged_by_encoding_and_decoding():
     state = {
         "plain": [None, True, 1 << 70, -0.1, float("inf"), "ü", b"\x00\xff", 1 + 2j],
         "groups": ((1, "a"), {3}, frozenset({"x"}), collections.OrderedDict(b=1, a=2), collections.Counter("aab")),
@@ -80,7 +80,7 @@ def test_forged_checkpoint_creates_no_objects_of_other_classes(told):
         decode_state(told, lambda name, of: None)
 
 
-def test_every_dtype_of_torch_and_numpy_round_trips_bitwise():
+def test_arrays_of_every_torch_and_numpy_dtype_are_bitwise_equal_after_encoding_and_decoding():
     names = (
         "float64",
         "float32",
@@ -106,7 +106,7 @@ def test_every_dtype_of_torch_and_numpy_round_trips_bitwise():
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (1,)])
-def test_scalar_and_empty_shapes_are_kept(shape):
+def test_encoded_scalars_and_empty_arrays_keep_their_shape_when_decoded(shape):
     for library, of in ((torch, "torch"), (np, "numpy")):
         plain = DenseArray("x", library.ones(shape))
         assert tuple(made(plain.dtype, plain.shape, bytearray(plain.data), of=of).shape) == shape
@@ -128,7 +128,7 @@ def test_sparse_meta_and_unsupported_arrays_are_refused_by_name():
             DenseArray("x", array)
 
 
-def test_bytes_that_do_not_fit_an_array_raise():
+def test_decoding_an_array_from_a_wrong_byte_count_or_unknown_dtype_raises_checkpoint_error():
     for dtype, of in (("F32", "torch"), ("BF16", "numpy"), ("NEW", "torch")):
         with pytest.raises(CheckpointError):
             made(dtype, [3], bytearray(8), of=of)

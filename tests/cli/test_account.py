@@ -11,7 +11,7 @@ from tests.cli.conftest import Cli
 
 
 @pytest.mark.promise("account-tokens-expire")
-def test_account_is_added_listed_and_removed(cli: Cli) -> None:
+def test_service_account_commands_add_list_and_remove_an_account_with_its_expiry(cli: Cli) -> None:
     assert "There is no service account" in cli("account", "list").stdout
     added = cli.json("account", "add", "nightly", "--role", "own", "--expires", "30d")
     assert added["token"]
@@ -28,7 +28,7 @@ def test_account_is_added_listed_and_removed(cli: Cli) -> None:
     assert "there is no account 'nightly'" in cli("account", "remove", "nightly", code=2).stderr
 
 
-def test_changes_by_members_are_listed_newest_first(cli: Cli) -> None:
+def test_account_log_lists_changes_by_members_newest_first(cli: Cli) -> None:
     assert "No member has changed anything" in cli("account", "log").stdout
     for verb in ("cancel", "tag"):
         log_change(cli.folder / ".paceline", member="ann", role="admin", verb=verb, on="digits_1_2", origin="unix")

@@ -186,7 +186,7 @@ def test_held_down_ctrl_c_cancels_like_two_presses(cli: Cli, terminal: Terminal)
     assert cli.json("show", run_id)["attempt_records"][0]["exit_codes"] == {"0": 137}
 
 
-def test_run_that_ends_during_the_ctrl_c_prompt_is_completed(cli: Cli) -> None:
+def test_run_that_ends_during_the_ctrl_c_prompt_completes_and_the_command_exits_with_0(cli: Cli) -> None:
     script = cli.script(
         "import os, time\nprint('there', flush=True)\nwhile not os.path.exists('outputs/go'): time.sleep(0.01)\n"
     )

@@ -25,7 +25,7 @@ def test_run_ids_are_completed_newest_first(gallery: Gallery, verb: str) -> None
     assert completed(gallery, f"paceline {verb} x", 2) == []
 
 
-def test_commands_and_options_are_completed(gallery: Gallery) -> None:
+def test_shell_completion_offers_commands_and_options_that_begin_with_the_typed_letters(gallery: Gallery) -> None:
     assert completed(gallery, "paceline s", 1) == [
         "submit",
         "sweep",
@@ -73,7 +73,7 @@ def test_bash_completes_commands_with_the_printed_script(gallery: Gallery) -> No
     assert "-F _paceline_completion paceline" in script
 
 
-def test_option_values_are_completed(gallery: Gallery) -> None:
+def test_shell_completion_offers_the_known_values_of_an_option(gallery: Gallery) -> None:
     def offered(words: str) -> list[str]:
         return completed(gallery, f"paceline {words}", len(words.split()) + words.endswith(" "))
 

@@ -153,7 +153,7 @@ def test_target_used_by_a_run_is_not_removed_unless_forced(compute, cli):
     assert cli.wait(run_id) == "Canceled"
 
 
-def test_unknown_targets_are_refused_with_the_existing_ones(compute):
+def test_compute_show_doctor_and_remove_refuse_an_unknown_target(compute):
     for verb in ("show", "doctor"):
         assert "there is no compute target 'locl'. Did you mean 'local'?" in compute(verb, "locl", code=2).stderr
     assert "no compute target 'lab' in the workspace" in compute("remove", "lab", code=2).stderr
@@ -179,13 +179,13 @@ def test_doctor_reports_failures_and_exits_with_1(compute, cli):
     assert told["findings"][-1]["check"] == "reach"
 
 
-def test_doctor_times_out_waiting_for_nodes(compute):
+def test_compute_doctor_fails_if_the_target_gives_no_node_in_the_given_time(compute):
     compute("add", "lab", "--kind", "toy", "--label", "x", "--broken", "waits", "--no-check")
     done = compute("doctor", "lab", "--wait", "1", code=1)
     assert "fail: reach: no nodes in 1 s: the queue is long, or a node hangs." in done.stdout
 
 
-def test_settings_that_are_no_longer_valid_are_reported(compute, cli):
+def test_compute_doctor_fails_for_a_stored_target_with_an_invalid_setting(compute, cli):
     compute("add", "lab", "--kind", "toy", "--label", "x", "--no-check")
     stored = cli.folder / ".paceline/compute/lab.json"
     stored.write_text(json.dumps({"name": "lab", "kind": "toy", "settings": {"label": "x", "nodes": 0}}))

@@ -36,7 +36,7 @@ def test_a_store_is_added_listed_and_removed(data, cli):
     assert [store["name"] for store in cli.json("data", "list")["datastores"]] == ["default"]
 
 
-def test_options_are_parsed_as_json_and_credentials_as_references(data, cli):
+def test_data_add_stores_option_values_as_json_and_credentials_as_secret_references(data, cli):
     words = ["--option", "endpoint_url=http://127.0.0.1:9", "--option", 'client_kwargs={"region_name": "eu"}']
     data("add", "lab", "s3://bucket/x", *words, "--option", "anon=false", "--credential", "secret=env:LAB_SECRET")
     assert json.loads((cli.folder / ".paceline/datastores/lab.json").read_text()) == {

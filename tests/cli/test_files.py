@@ -14,7 +14,7 @@ from paceline.runs.folder import RunFolder
 from tests.cli.conftest import Gallery
 
 
-def test_the_files_of_a_run_have_names_and_sizes(gallery: Gallery) -> None:
+def test_files_command_lists_the_name_and_size_of_each_file_of_a_run(gallery: Gallery) -> None:
     done = gallery("files", gallery.good)
     assert [line.split() for line in done.stdout.splitlines()][-1] == ["5", "B", "outputs/model.txt"]
     assert "3 files" in done.stderr

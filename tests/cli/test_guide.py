@@ -133,5 +133,5 @@ def test_help_examples_use_only_options_of_their_command() -> None:
             assert {word for word in before if word.startswith("-") and word.strip("-")} <= known, text
 
 
-def test_docs_folder_of_a_checkout_is_found_beside_its_source() -> None:
+def test_docs_command_of_a_checkout_reads_the_docs_folder_beside_its_source() -> None:
     assert installed("docs") == Path(__file__).parents[2] / "docs"

@@ -82,7 +82,7 @@ def descriptions(draw: st.DrawFn, folder: Path) -> dict[str, Any]:
 @pytest.mark.promise("job-file-written-read-same")
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_job_file_round_trips(data: st.DataObject, tmp_path: Path) -> None:
+def test_job_description_written_to_a_job_file_is_read_back_unchanged(data: st.DataObject, tmp_path: Path) -> None:
     said = data.draw(descriptions(tmp_path))
     file = tmp_path / "job.yaml"
     file.write_text(job_file.text(whole(said)), encoding="utf-8")

@@ -221,7 +221,7 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Gallery:
     return cli
 
 
-def test_tail_of_logs_equals_the_end_of_the_whole_log(long: Gallery) -> None:
+def test_logs_with_tail_prints_the_last_lines_of_the_whole_log(long: Gallery) -> None:
     everything = long("logs", long.good).stdout.splitlines()
     assert len(everything) == 201
     assert everything[-1] == "[2: rank 1] no end"

@@ -70,7 +70,7 @@ def test_model_commands_register_show_alias_verify_download_and_delete_a_model(m
     assert "No models in" in made("model", "list").stdout
 
 
-def test_a_version_is_updated_and_compared_with_another(made: Cli) -> None:
+def test_model_update_changes_tags_and_model_diff_compares_two_versions(made: Cli) -> None:
     made("model", "register", "digits", "made", "--tag", "old")
     (made.folder / "made/config.json").write_text('{"a": 1}')
     made("model", "register", "digits", "made")

@@ -31,14 +31,14 @@ for number in range(100_000):
 
 
 @pytest.mark.parametrize("unbuffered", [[], ["-u"]])
-def test_broken_internal_pipe_does_not_end_the_program(unbuffered):
+def test_broken_pipe_other_than_stdout_does_not_end_the_program(unbuffered):
     words = [sys.executable, *unbuffered, "-c", ANOTHER_PIPE]
     done = subprocess.run(words, capture_output=True, text=True, timeout=180, check=True, env=_utf8())
     assert (done.stdout, done.stderr) == ("ü goes on\n", "and on\n")
 
 
 @pytest.mark.parametrize("unbuffered", [[], ["-u"]])
-def test_closed_stdout_ends_the_program(unbuffered):
+def test_program_ends_by_sigpipe_without_an_error_message_if_its_stdout_is_closed(unbuffered):
     with subprocess.Popen(
         [sys.executable, *unbuffered, "-c", MANY_LINES],
         stdout=subprocess.PIPE,

@@ -49,6 +49,6 @@ from paceline.targets.status import JobUse, NodeStatus, UserUse
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_documented_json_has_the_fields_of_its_record(printed, record, added):
+def test_documented_json_type_has_every_field_of_the_record_that_the_command_prints(printed, record, added):
     assert dataclasses.is_dataclass(record)
     assert {*printed.__annotations__} == {each.name for each in fields(record)} | {*added}

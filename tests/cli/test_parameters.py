@@ -63,7 +63,7 @@ def test_escaped_parameter_reached_through_a_yaml_alias_is_substituted_only_once
         ("entry_script: a\nnode_count: ${n}", {"n": "two"}, "line 2: node_count: 'two' is not a number."),
     ],
 )
-def test_wrong_parameter_is_refused_with_the_next_step(
+def test_job_file_refuses_an_unknown_or_missing_template_parameter_with_the_next_step(
     tmp_path: Path, text: str, given: dict[str, str], message: str
 ) -> None:
     with pytest.raises(JobError) as raised:

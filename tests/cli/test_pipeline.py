@@ -35,7 +35,7 @@ steps:
 
 
 @pytest.mark.promise("pipeline-file-run-shown-command")
-def test_pipeline_file_is_run_followed_and_shown(cli: Any) -> None:
+def test_pipeline_run_executes_the_steps_of_a_file_and_pipeline_show_lists_their_states(cli: Any) -> None:
     write_tree(cli.folder / "src", {"prepare.py": PREPARE, "train.py": TRAIN})
     write_tree(cli.folder, {"p.yaml": FILE.replace("raw", "clean")})
     plan = cli("pipeline", "run", "p.yaml", "--dry-run").stdout.splitlines()

@@ -87,7 +87,7 @@ FAILURE_KEYS = [
 ]
 
 
-def test_status_prints_state_and_failure(gallery: Gallery) -> None:
+def test_status_prints_the_state_and_the_first_failure_of_a_failed_run(gallery: Gallery) -> None:
     first, second = gallery("status", gallery.bad).stdout.splitlines()
 
     assert re.match(rf"{gallery.bad} \({NAME}\)  Failed", first)
@@ -175,7 +175,7 @@ def test_list_prints_a_note_if_it_is_truncated(gallery: Gallery) -> None:
     assert gallery("list", "-n", "1").stdout.splitlines()[-1] == "... and 1 older ones (--all)"
 
 
-def test_show_prints_fields_metrics_and_files(gallery: Gallery) -> None:
+def test_show_prints_the_fields_metrics_files_and_failure_of_a_run(gallery: Gallery) -> None:
     text = gallery("show", gallery.good).stdout
     fields = dict(line.split(":", 1) for line in text.partition("\n\n")[0].splitlines())
 
@@ -373,7 +373,7 @@ def test_many_numbered_files_are_shown_as_one_pattern(names: list[str], shown: l
     assert [*_folded(names)] == shown
 
 
-def test_comments_are_added_printed_and_removed(cli: Cli) -> None:
+def test_comment_command_adds_prints_and_removes_comments_of_a_run(cli: Cli) -> None:
     cli.script("print('done')\n")
     cli("run", "--name", "brave", "src/train.py")
     assert cli("comment", "brave", "Too \x1b[2J fast?\nYes.").stdout.endswith(

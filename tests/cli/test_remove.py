@@ -146,7 +146,9 @@ def test_prune_lists_the_files_to_remove_and_asks_for_confirmation(cli: Cli, run
         (["--status", "Done"], "--status 'Done' is not a state"),
     ],
 )
-def test_invalid_prune_call_removes_nothing(cli: Cli, runs: list[str], words: list[str], complaint: str) -> None:
+def test_prune_with_invalid_options_is_refused_and_removes_no_run(
+    cli: Cli, runs: list[str], words: list[str], complaint: str
+) -> None:
     assert complaint in cli("prune", "--yes", *words, code=2).stderr
     assert sorted(runs) == cli.run_ids()
 

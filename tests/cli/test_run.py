@@ -60,7 +60,7 @@ def test_run_puts_the_rank_in_front_of_each_line(cli: Cli) -> None:
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 137),
     ],
 )
-def test_run_exits_as_the_script_did(cli: Cli, script: str, code: int) -> None:
+def test_run_command_exits_with_the_exit_code_of_its_script(cli: Cli, script: str, code: int) -> None:
     cli("run", cli.script("import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n" + script), code=code)
 
 
@@ -145,7 +145,7 @@ def test_quiet_leaves_only_the_scripts_output_and_errors(cli: Cli) -> None:
     assert "ValueError: bad batch" in done.stderr
 
 
-def test_run_prints_its_outputs_and_files_left_in_the_working_folder(cli: Cli) -> None:
+def test_run_command_prints_output_files_and_files_left_in_the_working_folder(cli: Cli) -> None:
     script = cli.script("for n in range(7): open(f'outputs/{n}', 'w')\nopen('beside', 'w')\n")
     done = cli("run", script)
 
@@ -383,7 +383,7 @@ def test_rerun_changes_options_of_the_script(cli: Cli) -> None:
     assert len(cli.run_ids()) == 3
 
 
-def test_rerun_can_detach_and_exits_as_the_script_did(cli: Cli) -> None:
+def test_rerun_exits_with_the_scripts_code_and_with_detach_prints_the_new_run_id(cli: Cli) -> None:
     cli("run", cli.script("import sys; sys.exit(3)"), code=3)
     (first,) = cli.run_ids()
     cli("rerun", first, code=3)

@@ -178,7 +178,7 @@ def test_estimator_secret_is_read_from_a_variable_or_a_file(tmp_path: Path, monk
         pl.secret("hf_abcdefgh01234567")
 
 
-def test_secrets_are_distinguished_from_other_variables() -> None:
+def test_variables_with_secret_names_or_values_are_recognized_and_harmless_ones_are_not() -> None:
     for name, value in {
         "HF_TOKEN": "x1",
         "WANDB_API_KEY": "0123abcd",

@@ -65,7 +65,7 @@ def test_a_registered_model_is_served_until_ctrl_c(registered: Cli) -> None:
         time.sleep(0.02)
 
 
-def test_serve_check_prints_success_or_the_fault(registered: Cli) -> None:
+def test_serve_check_prints_the_answer_of_the_model_or_the_error_of_its_script(registered: Cli) -> None:
     done = registered("serve", "digits", "--entry", "src/score.py", "--check", "[1]")
     assert re.fullmatch(r'script: loaded in .* s; the sample was answered 200 in .* ms:\n"the model"\n', done.stdout)
     # In a model that is not registered, the file lies one folder higher.

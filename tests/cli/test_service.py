@@ -76,7 +76,7 @@ def test_service_is_deployed_called_updated_and_deleted_by_the_command_line(serv
     assert services.json("service", "list") == []
 
 
-def test_service_failures_are_one_error_line_with_an_exit_code(services: Any) -> None:
+def test_failed_service_command_prints_the_reason_and_exits_with_1_or_2(services: Any) -> None:
     write_tree(services.folder, {"bad.py": "import nothing_of_this_name\n"})
     done = services("service", "deploy", "digits", "--model", "./two.txt", "--entry", "bad.py", code=1)
     assert "No module named 'nothing_of_this_name'" in done.stderr

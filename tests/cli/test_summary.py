@@ -26,11 +26,11 @@ BUILT = {"key": "0123456789abcdef", "is_layered": True, "pip": ["a==1"], "conda"
         ),
     ],
 )
-def test_environment_line_of_a_run_has_the_expected_text(environment, built, text):
+def test_summary_names_the_interpreter_image_or_added_packages_of_a_runs_environment(environment, built, text):
     assert environment_text(make_job(environment=Environment(**environment)), built) == text
 
 
-def test_data_lines_of_a_run_have_the_expected_text():
+def test_summary_names_each_input_and_output_with_its_file_count_and_size():
     source = {"datastore": "lab", "path": "mnist"}
     data = {
         "inputs": [

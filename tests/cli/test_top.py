@@ -27,7 +27,7 @@ while True:
 
 
 @pytest.mark.promise("nodes-workers-take-sampled-target")
-def test_top_and_profile_work_on_running_and_refuse_ended_runs(cli: Cli) -> None:
+def test_top_shows_the_load_of_a_running_run_and_profile_refuses_an_ended_run(cli: Cli) -> None:
     cli.environment["PACELINE_SAMPLE_SECONDS"] = "1"
     run_id = cli.submit(STAYS)
     cli.wait(run_id, "Running")

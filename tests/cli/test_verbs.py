@@ -45,7 +45,7 @@ def test_text_of_each_command_in_the_command_table_equals_its_help(verb: str) ->
     assert VERBS[verb][1] == first_sentence(inspect.cleandoc(app.load(verb).help or ""))
 
 
-def test_version_option_does_not_load_the_parser(cli: Cli) -> None:
+def test_version_option_alone_imports_no_command_line_parser(cli: Cli) -> None:
     modules = modules_after(cli, "--version")
     assert not modules & {"click", "rich", "logging", "typing", "re", "importlib.metadata"}
     assert of_verbs(modules) == set()

@@ -57,7 +57,7 @@ def test_empty_workspace_variable_is_ignored(cli: Cli) -> None:
     assert folder_of(cli, PACELINE_WORKSPACE="") == cli.folder / ".paceline"
 
 
-def test_unreadable_configuration_is_named(cli: Cli) -> None:
+def test_invalid_paceline_toml_is_refused_with_its_path(cli: Cli) -> None:
     (cli.folder / "paceline.toml").write_text("path = [\n")
     done = cli("list", code=2)
 
@@ -152,7 +152,7 @@ def test_workspace_of_a_moved_project_is_still_trusted(cli: Cli, moved: str) -> 
     cli("run", "-q", cli.folder / "src/train.py", cwd=cli.folder / "copy", env={"PACELINE_WORKSPACE": ".paceline"})
 
 
-def test_workspace_moved_to_another_home_needs_the_workspace_variable(cli: Cli) -> None:
+def test_run_in_a_workspace_of_another_home_is_refused_without_the_workspace_variable(cli: Cli) -> None:
     cli("run", "-q", cli.script(""))
     fresh = {"XDG_STATE_HOME": str(cli.folder / "fresh")}
     assert "PACELINE_WORKSPACE" in cli("run", "src/train.py", env=fresh, code=2).stderr

@@ -403,7 +403,7 @@ def test_invalid_command_line_is_refused_with_one_error_line(cli: Cli, case: str
 
 
 @pytest.mark.parametrize("verb", ["logs", "metrics"])
-def test_rank_that_a_run_does_not_have_is_refused(gallery: Gallery, verb: str) -> None:
+def test_logs_and_metrics_refuse_a_rank_that_the_run_does_not_have(gallery: Gallery, verb: str) -> None:
     done = gallery(verb, gallery.bad, "--rank", "2", code=2)
     has = f"run {gallery.bad} has ranks 0 to 1. Leave --rank out to see all."
     assert done.stderr == f"paceline: error: --rank 2: {has}\n"
@@ -453,7 +453,7 @@ def test_version_option_prints_the_package_version(cli: Cli) -> None:
 
 
 @pytest.mark.promise("exit-codes-table-124-time")
-def test_unreachable_cluster_has_its_own_exit_code(cli: Cli) -> None:
+def test_run_on_an_unreachable_ray_cluster_exits_with_69_and_one_error_line(cli: Cli) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # no process listens on it
         address = f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -464,7 +464,7 @@ def test_unreachable_cluster_has_its_own_exit_code(cli: Cli) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_unreachable_store_has_its_own_exit_code(cli: Cli) -> None:
+def test_listing_an_unreachable_datastore_exits_with_69_and_one_error_line(cli: Cli) -> None:
     pytest.importorskip("aiohttp")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # no process listens on it

@@ -60,7 +60,9 @@ def refusals() -> list[str]:
         )
     ),
 )
-def test_invalid_argument_is_refused_with_the_next_step(refusals: list[str], number: int, words: str) -> None:
+def test_collective_operation_refuses_an_invalid_argument_and_names_the_valid_values(
+    refusals: list[str], number: int, words: str
+) -> None:
     assert words in refusals[number]
 
 

@@ -87,7 +87,7 @@ def task(name: str, loop: BackgroundLoop) -> CollectiveTask:
     return CollectiveTask(request, [array], [None], Handle(request.key, loop.waiter))
 
 
-def test_creating_a_process_set_while_a_rank_dies_raises() -> None:
+def test_operation_on_a_process_set_created_while_a_rank_dies_raises_shut_down_error() -> None:
     """Story: the existing sets failed when the rank died; the new set waited for ever."""
     transport: Any = DeadTransport()
     places = [PeerPlace(host="here", pid=1, namespace="")] * 3
@@ -103,7 +103,7 @@ def test_creating_a_process_set_while_a_rank_dies_raises() -> None:
         engine._sets.stop()
 
 
-def test_operation_in_flight_raises_the_reason_when_a_rank_dies() -> None:
+def test_pending_operation_raises_an_error_with_the_reason_when_a_rank_dies() -> None:
     transport: Any = DeadTransport()
     places = [PeerPlace(host="here", pid=1, namespace="")] * 3
     engine = Engine(RankedWorld(name="gloo", transport=transport, places=places), EngineSettings())

@@ -84,7 +84,7 @@ hvd.shutdown()
 """
 
 
-def test_horovod_calls_reduce_on_the_device(tmp_path):
+def test_horovod_operations_on_device_tensors_reduce_them_on_the_device(tmp_path):
     script = tmp_path / "calls.py"
     script.write_text(HOROVOD)
     world = Ranks(2, script, cwd=tmp_path).wait()

@@ -56,7 +56,7 @@ def test_memory_does_not_grow_in_the_second_half_of_many_steps(tmp_path, monkeyp
 
 
 @pytest.mark.timeout(900)
-def test_memory_check_detects_a_deliberate_leak(tmp_path, monkeypatch):
+def test_memory_growth_check_detects_a_deliberate_leak_in_every_step(tmp_path, monkeypatch):
     need_mpi()
     monkeypatch.setenv("PACELINE_TEST_LEAK", "1")
     growth = _growth(tmp_path, LEAKING_STEPS)

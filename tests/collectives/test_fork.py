@@ -48,7 +48,7 @@ print(os.waitstatus_to_exitcode(ended[1]))
 """
 
 
-def test_forked_child_exits_without_deadlock() -> None:
+def test_forked_child_of_a_process_with_a_running_engine_exits_without_deadlock() -> None:
     """Story: if other threads held the engine's locks at the fork, the child waited for them for ever."""
     pytest.importorskip("mpi4py")
     done = subprocess.run(

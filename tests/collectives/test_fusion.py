@@ -40,7 +40,9 @@ def given(rank: int, dtype: str) -> Any:
 @pytest.mark.parametrize("in_place", [(True,) * 4, (False, True, False, True), (True, False, True, False)])
 @pytest.mark.parametrize("dtype", ["float32", "int16"])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_fused_reduction_equals_numpy_bitwise(ranks: int, dtype: str, in_place: tuple[bool, ...]) -> None:
+def test_fused_allreduce_of_several_arrays_equals_the_numpy_result_bitwise(
+    ranks: int, dtype: str, in_place: tuple[bool, ...]
+) -> None:
     def work(rank: int, segments: SharedSegments | None) -> dict[str, Any]:
         fusion, found = fusion_over(segments), {}
         for op in JOINS:

@@ -27,7 +27,7 @@ def take(link):
     return message
 
 
-def test_messages_arrive_whole_and_in_order(pair):
+def test_messages_sent_over_a_link_arrive_whole_and_in_order(pair):
     one, other = pair
     sent = [b"", b"a", b"\x00" * 70000, b"end"]
     for message in sent:

@@ -27,7 +27,7 @@ class Hosts:
 
 
 @pytest.mark.parametrize(("hosts", "same"), [("aaabbc", False), ("aabb", True), ("abc", True), ("aab", False)])
-def test_hosts_with_unequal_numbers_of_ranks_are_detected(hosts, same) -> None:
+def test_hosts_count_as_equally_large_only_if_each_has_the_same_number_of_ranks(hosts, same) -> None:
     """Story: of 3, 2 and 1 ranks, one with local rank 1 said yes: 2 machines have one, and 3 * 2 is the number of ranks."""
     transport: Any = Hosts(hosts)
     places = PeerPlace.of_all(transport, {})

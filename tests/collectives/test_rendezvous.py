@@ -57,7 +57,7 @@ WHERE = "10.0.0.1:29500"
 
 
 @pytest.mark.parametrize(("order", "end"), [("before", "destroy"), ("after", "destroy"), ("after", "keep")])
-def test_script_can_have_its_own_process_group(order, end, tmp_path):
+def test_own_torch_process_group_of_a_script_works_beside_that_of_paceline(order, end, tmp_path):
     script = tmp_path / "beside.py"
     script.write_text(BESIDE)
     world = Ranks(2, script, order, end, cwd=tmp_path).wait()
@@ -136,7 +136,7 @@ def part(store, key=KEY, prefix="run/1"):
 
 
 @pytest.mark.parametrize("key", [KEY, None])
-def test_stored_value_is_read_by_another_rank(key):
+def test_rendezvous_store_returns_a_value_that_was_set_with_and_without_a_secret(key):
     store = Store()
     assert not part(store, key).has("a")
     part(store, key).set("a", ["host", 4, None, [1, 2]])

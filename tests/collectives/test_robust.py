@@ -35,7 +35,7 @@ def test_disagreement_about_process_sets_raises_on_all_ranks_and_changes_no_set(
 
 
 @pytest.mark.parametrize("transport", ["mpi", "gloo"])
-def test_begin_and_end_of_a_stall_are_written_to_the_stall_file(transport, tmp_path, monkeypatch):
+def test_begin_and_end_of_a_stalled_operation_are_written_to_the_stall_file(transport, tmp_path, monkeypatch):
     file = tmp_path / "stalls with a space.jsonl"
     monkeypatch.setenv("PACELINE_STALL_FILE", str(file))
     run(transport, 2, tmp_path, "a_stall_is_told_and_over", file, PACELINE_STALL_FILE=str(file))

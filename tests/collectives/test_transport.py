@@ -115,7 +115,7 @@ def test_shared_memory_leaves_no_open_files() -> None:
 
 
 @pytest.mark.parametrize("length", [4, 1 << 19])
-def test_every_collective_operation_works_on_a_single_rank(length: int) -> None:
+def test_collective_operations_on_a_single_rank_return_the_scaled_input(length: int) -> None:
     places = [PeerPlace(host="here", pid=1, namespace="")]
     engine = Engine(RankedWorld(name="alone", transport=Alone(), places=places), EngineSettings())
     array = numpy.arange(length, dtype=numpy.float32)

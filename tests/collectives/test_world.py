@@ -26,7 +26,7 @@ TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "
         ({"HOROVOD_CPU_OPERATIONS": "gloo", "HOROVOD_CONTROLLER": "gloo"}, "gloo"),
     ],
 )
-def test_transport_is_chosen_from_environment_variables(environ, chosen):
+def test_environment_variables_of_the_launcher_choose_gloo_or_mpi_as_transport(environ, chosen):
     assert world.choice(environ) == chosen
 
 

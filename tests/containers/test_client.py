@@ -27,7 +27,7 @@ def test_client_call_returns_exit_code_and_output_lines(script):
     assert lines == said == ["out", "err", "unfinished"]
 
 
-def test_undecodable_output_bytes_are_replaced(script):
+def test_undecodable_output_bytes_of_a_container_client_are_replaced(script):
     code, lines = call(script("printf 'a\\377b\\n'"))
     assert (code, lines) == (0, ["a�b"])
 
@@ -49,7 +49,7 @@ def test_missing_engine_client_is_named():
         call(["/nowhere/podman", "pull"])
 
 
-def test_client_gets_the_given_environment(script):
+def test_container_client_runs_with_the_given_environment_variables(script):
     _, lines = call(script('echo "$TOKEN"'), environment={**os.environ, "TOKEN": "x"})
     assert lines == ["x"]
 
@@ -118,7 +118,7 @@ def test_failure_reason_is_the_last_error_line_of_the_container_engine(lines, ex
         ),
     ],
 )
-def test_start_failure_has_the_engines_reason(engine, code, line, told):
+def test_start_failure_text_has_the_reason_that_the_container_engine_printed(engine, code, line, told):
     assert told in str(
         start_failure(engine, "img:1", "python3", code, ["some other line", line, "See 'podman run --help'"])
     )

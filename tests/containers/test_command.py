@@ -41,7 +41,7 @@ def wrapped(engine=PODMAN, *, gpus=0, prepared=None, image="img", shell=None, op
     return wrap(command, launch, engine=engine, image=image, shell=shell, **(options or {}))
 
 
-def test_podman_command_line_is_complete():
+def test_podman_command_line_has_the_mounts_user_network_and_worker_command():
     command = wrapped(arguments=("--lr", "1"))
     run = "/shared/team/.paceline/runs/digits_1700000000_00000001"
     package = str(Path(INSIDE).parent.parent)
@@ -133,7 +133,7 @@ def test_container_sees_all_gpus_and_cuda_visible_devices_selects(engine, word):
     assert word not in wrapped(engine).argv
 
 
-def test_apptainer_command_line_is_complete():
+def test_apptainer_command_line_has_the_working_folder_image_and_worker_command():
     command = wrapped(APPTAINER, image="docker://img", environment_variables={"TOKEN": "x"})
     assert command.argv[:4] == ("/usr/bin/apptainer", "exec", "--cleanenv", "--no-home")
     end = command.argv.index("docker://img")
@@ -168,17 +168,17 @@ def test_mpirun_and_its_workers_share_one_container():
         ("/a=b", "type=bind,source=/a=b,target=/a=b"),
     ],
 )
-def test_any_path_without_a_line_break_can_be_mounted(path, word):
+def test_path_with_spaces_commas_or_quotes_is_quoted_in_the_mount_option(path, word):
     assert word in wrapped(options={"mounts": [Mount(path=Path(path))]}).argv
 
 
 @pytest.mark.parametrize("path", ["relative/path", "/line\nbreak"])
-def test_unmountable_path_is_refused(path):
+def test_relative_path_or_path_with_a_line_break_cannot_be_mounted(path):
     with pytest.raises(LauncherError, match="can't be mounted"):
         wrapped(options={"mounts": [Mount(path=Path(path))]})
 
 
-def test_folder_can_be_mounted_at_another_path():
+def test_folder_is_mounted_at_another_path_inside_the_container_if_requested():
     launch = make_launch(make_job())
     made, around = Mount(path=Path("/a/try"), at=Path("/a/b/layer")), Mount(path=Path("/a/b"))
     command = get_launcher("processes").commands(launch)[0]

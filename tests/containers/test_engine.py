@@ -39,7 +39,7 @@ def test_podman_comes_before_docker_and_docker_before_apptainer(bin_dir):
         ("docker", fakes.PODMAN, ("podman", "4.3.1", False)),
     ],
 )
-def test_engine_kind_and_version_come_from_its_output(bin_dir, name, text, expected):
+def test_kind_version_and_rootless_mode_of_a_container_engine_are_parsed_from_its_output(bin_dir, name, text, expected):
     fakes.program(bin_dir, name, text)
     found = find(bin_dir)
     assert (found.kind, found.version, found.is_rootless) == expected
@@ -88,7 +88,7 @@ def test_container_engine_lookup_without_a_start_queries_only_the_version(bin_di
         find_engine({"PATH": f"{bin_dir}:/nowhere"}, to_start=False)
 
 
-def test_missing_engine_names_the_candidates_and_packages(bin_dir):
+def test_error_without_any_container_engine_names_the_candidates_and_the_package_to_install(bin_dir):
     with pytest.raises(LauncherError) as caught:
         find(bin_dir)
     told = str(caught.value)
@@ -108,7 +108,7 @@ def test_engine_timeout_raises_engine_error(bin_dir, monkeypatch):
         find(bin_dir, PACELINE_CONTAINER_ENGINE="podman")
 
 
-def test_container_engine_can_be_chosen_by_a_variable(bin_dir, tmp_path):
+def test_container_engine_variable_selects_the_engine_by_name_or_path(bin_dir, tmp_path):
     fakes.program(bin_dir, "podman", fakes.PODMAN)
     elsewhere = fakes.program(tmp_path, "my docker", fakes.DOCKER)
     assert find(bin_dir, PACELINE_CONTAINER_ENGINE=str(elsewhere)).path == str(elsewhere)
@@ -116,7 +116,7 @@ def test_container_engine_can_be_chosen_by_a_variable(bin_dir, tmp_path):
     assert find(bin_dir, PACELINE_CONTAINER_ENGINE="apptainer").kind == "apptainer"
 
 
-def test_a_named_engine_that_does_not_answer_is_not_replaced_by_another(bin_dir):
+def test_container_engine_named_by_the_variable_is_refused_if_it_does_not_answer(bin_dir):
     fakes.program(bin_dir, "podman", fakes.PODMAN)
     docker = fakes.program(bin_dir, "docker", fakes.NO_DAEMON)
     with pytest.raises(LauncherError, match=f"PACELINE_CONTAINER_ENGINE='docker', but {docker} has no daemon"):
@@ -127,7 +127,7 @@ def test_a_named_engine_that_does_not_answer_is_not_replaced_by_another(bin_dir)
         find(bin_dir, PACELINE_CONTAINER_ENGINE="nerdctl")
 
 
-def test_container_engine_round_trips_through_json():
+def test_container_engine_is_equal_after_conversion_to_json_and_back():
     engine = ContainerEngine(kind="podman", path="/usr/bin/podman", version="4.3.1", is_rootless=True)
     assert ContainerEngine.from_json(engine.to_json()) == engine
     assert str(engine) == "podman 4.3.1 (rootless)"

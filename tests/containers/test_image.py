@@ -130,7 +130,7 @@ def test_container_engine_that_cannot_see_the_folders_of_this_machine_is_reporte
         look(f"echo \"python3: can't open file '{INSIDE}': [Errno 2] No such file or directory\" >&2; exit 2")
 
 
-def test_engine_failure_has_its_reason(look):
+def test_image_probe_error_has_the_reason_of_the_container_engine(look):
     with pytest.raises(LauncherError, match="'img:1': podman could not start a container: no space left"):
         look("echo 'Error: no space left' >&2; exit 125")
 

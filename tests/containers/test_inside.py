@@ -43,7 +43,7 @@ def test_paceline_prefix_of_variables_is_removed_inside_the_container():
     assert found == {"HOME": "/mine", "TOKEN": "a\n'b'", "EMPTY": "", "IMAGES": "replaced", "PACELINE_RUN_ID": "r"}
 
 
-def test_default_of_a_variable_yields_to_values_of_the_image_and_of_the_run():
+def test_default_variable_is_set_in_a_container_only_if_image_and_run_set_none():
     _, found = run(
         _PACELINE_DEFAULT_A="1", _PACELINE_DEFAULT_B="1", _PACELINE_DEFAULT_C="1", B="2", _PACELINE_SET_C="3"
     )
@@ -60,7 +60,7 @@ def test_home_of_the_image_is_kept_if_writable(tmp_path):
 
 
 @pytest.mark.parametrize("images", ["/", "/nowhere", None])
-def test_home_is_created_in_the_first_writable_place(tmp_path, images):
+def test_home_is_created_in_the_first_writable_folder_if_the_image_has_no_usable_home(tmp_path, images):
     variables = {"HOME": images} if images else {}
     home = Path(run("--home", "/nowhere", "--home", str(tmp_path), **variables)[1]["HOME"])
     assert home.parent == tmp_path
@@ -68,7 +68,7 @@ def test_home_is_created_in_the_first_writable_place(tmp_path, images):
     assert home.stat().st_mode & 0o777 == 0o700
 
 
-def test_missing_command_inside_the_container_is_named():
+def test_missing_worker_command_in_a_container_is_named_with_exit_code_127():
     code, told = run(command=["nothing-of-this-name"], PATH="/usr/bin")
     assert code == 127
     assert "paceline: 'nothing-of-this-name' could not be started in the container" in told

@@ -112,7 +112,7 @@ def test_refused_storage_key_fails_the_run_before_workers_and_is_not_shown(
     assert files_with(tmp_path, spellings(PLANTED)) == []
 
 
-def test_missing_secret_is_named_by_its_variable(
+def test_run_with_an_unset_secret_variable_fails_before_workers_and_names_it(
     lab: Lab, store: pl.Datastore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("LAB_SECRET")

@@ -34,7 +34,9 @@ LATER: dict[str, tuple[str, ...]] = {
     ),  # test_paceline_check_exits_with_1_only_if_parallel_and_single_process_losses_differ
     "from-horovod": ("horovodrun ",),  # the same script below `paceline run`; examples.md's below horovodrun
     "from-torchrun": ("torchrun ",),  # the same script below `paceline run`, and without that nothing is Paceline's
-    "pipelines": ("paceline pipeline run ",),  # the same steps in Python; test_pipeline_file_is_run_followed_and_shown
+    "pipelines": (
+        "paceline pipeline run ",
+    ),  # the same steps in Python; test_pipeline_run_executes_the_steps_of_a_file_and_pipeline_show_lists_their_states
     "sweeps": ("paceline sweep run examples/",),  # the command of examples.md
 }
 
@@ -53,9 +55,9 @@ def supposed_by(*pages: str) -> Callable[[Maker], Maker]:
 def the_repository_s_examples(scene: Scene, patch: pytest.MonkeyPatch) -> None:
     copy_examples(scene.folder, "parts")
     scene.elsewhere = {
-        "$ ": "test_documented_command_prints_the_shown_output",
+        "$ ": "test_documented_command_prints_the_output_shown_on_its_page",
         "examples/digits": "test_ten_line_example_prints_the_output_on_its_page",
-        "paceline.parallelize(": "test_parallel_example_trains_on_one_worker_and_on_two",
+        "paceline.parallelize(": "test_documented_parallelize_example_prints_the_shown_output_on_one_worker_and_on_two",
     }
 
 

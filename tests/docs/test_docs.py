@@ -73,7 +73,7 @@ by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relat
 # --- links and names
 
 
-def test_files_named_in_the_layers_section_exist() -> None:
+def test_files_named_in_the_layers_section_of_contributing_exist() -> None:
     words = code_words(section(ROOT / "CONTRIBUTING.md", "The layers"))
     paths = [word for word in words if re.fullmatch(r"[\w/]+(/|\.py)", word)]
     assert paths
@@ -92,7 +92,7 @@ def test_every_paceline_name_in_backticks_exists(page: Path) -> None:
 
 
 @by_page
-def test_every_table_begins_with_a_heading(page: Path) -> None:
+def test_every_table_of_a_page_begins_with_a_heading_row(page: Path) -> None:
     """A blank line within a table ends it: the rows below are shown as text."""
     lines = ["", *page.read_text().splitlines(), ""]
     first = [at for at, line in enumerate(lines) if line.startswith("|") and not lines[at - 1].startswith("|")]
@@ -172,7 +172,7 @@ HERE = {block.text: block for block in COMMAND_BLOCKS if not is_elsewhere(block.
 @pytest.mark.promise("command-readme-works")
 @pytest.mark.slow
 @pytest.mark.parametrize("block", HERE.values(), ids=lambda block: block.text.splitlines()[0])
-def test_documented_command_prints_the_shown_output(checkout: Path, block: Block) -> None:
+def test_documented_command_prints_the_output_shown_on_its_page(checkout: Path, block: Block) -> None:
     hide_matplotlib(checkout / ".paceline")  # the page shows its sweeps, but no PNG
     assert_prints_what_it_says(block)
 
@@ -243,7 +243,9 @@ def test_ten_line_example_prints_the_output_on_its_page(checkout: Path) -> None:
 
 
 @pytest.mark.slow
-def test_parallel_example_trains_on_one_worker_and_on_two(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_parallelize_example_prints_the_shown_output_on_one_worker_and_on_two(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # several threads wait for each other for ever on a busy machine
     found = blocks(EXAMPLES)
     (at,) = [number for number, block in enumerate(found) if "paceline.parallelize(" in block.text]
@@ -264,7 +266,7 @@ def test_comparison_of_command_output_ignores_numbers_and_ids_but_not_words() ->
 
 
 @by_page
-def test_every_python_and_toml_block_can_be_read(page: Path) -> None:
+def test_every_python_and_toml_block_of_a_page_has_valid_syntax(page: Path) -> None:
     for block in blocks(page, "python"):
         compile(block.text, str(page), "exec")
     for block in blocks(page, "toml"):
@@ -325,7 +327,7 @@ def documented(heading: str, table: int | None = None) -> set[str]:
 
 
 @pytest.mark.promise("workers-find-documented-variables-others")
-def test_workers_find_the_documented_variables_and_no_others() -> None:
+def test_workers_of_each_launcher_get_exactly_the_documented_environment_variables() -> None:
     found = {name: found_by_workers(launch) for name, launch in LAUNCHES.items()}
     everywhere = set.intersection(*(one for of_launch in found.values() for one in of_launch))
     somewhere = set.union(*(one for of_launch in found.values() for one in of_launch))

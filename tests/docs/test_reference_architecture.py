@@ -45,7 +45,7 @@ def test_example_on_simulated_nodes_survives_a_dead_node(tmp_path: Path, monkeyp
 
 
 @pytest.mark.promise("reference-architecture-s-example-runs")
-def test_arithmetic_on_the_page_equals_the_output_of_its_program() -> None:
+def test_arithmetic_on_the_reference_architecture_page_equals_the_output_of_its_program() -> None:
     (said,) = [block.text for block in COMMANDS if "arithmetic" in block.text]
     command = [sys.executable, str(ROOT / "examples" / "many_nodes" / "arithmetic.py")]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -53,7 +53,7 @@ def test_arithmetic_on_the_page_equals_the_output_of_its_program() -> None:
 
 
 @pytest.mark.promise("reference-architecture-s-example-runs")
-def test_shown_figures_equal_the_benchmark_result() -> None:
+def test_figures_on_the_reference_architecture_page_equal_the_benchmark_result() -> None:
     result = json.loads((ROOT / "benchmarks" / "results" / "many_nodes.json").read_text())
     text = " ".join(PAGE.read_text().split())
     assert f"did {2 * result['of_twice']:.2f} times the work of one" in text

@@ -72,7 +72,7 @@ def test_site_navigation_has_the_intended_order() -> None:
     ]
 
 
-def test_list_of_decisions_has_each_decision() -> None:
+def test_decisions_page_lists_every_decision_note() -> None:
     listed = {link.rpartition("/")[2] for link in links(DOCS / "contributing" / "decisions.md")}
     assert listed == {page.name for page in (DOCS / "decisions").glob("*.md")}
 
@@ -93,7 +93,7 @@ def test_pictures_equal_the_output_of_their_script() -> None:
         ElementTree.fromstring(text)
 
 
-def test_each_public_name_has_a_place_in_the_reference() -> None:
+def test_reference_lists_each_public_name_of_the_package_once() -> None:
     modules = ("paceline", "paceline.functions")
     shown = [name for module, names in REFERENCE.values() if module in modules for name in (names or "").split()]
     elsewhere = {*paceline.parallel.__all__, "errors", "__version__"}

@@ -30,7 +30,7 @@ def test_translated_pages_exist_in_each_language() -> None:
 
 @pytest.mark.promise("front-page-two-tutorials-page")
 @by_translation
-def test_a_translation_has_the_code_of_the_english_page(page: Path) -> None:
+def test_translated_page_has_the_same_code_blocks_as_the_english_page(page: Path) -> None:
     assert blocks(page) == blocks(english(page))
 
 

@@ -190,7 +190,7 @@ def test_matrix_environment_is_removed_after_success_or_failure(compat, tmp_path
     assert not any(folder.exists() for folder in seen)
 
 
-def test_leftover_folders_of_a_killed_run_are_removed(compat, tmp_path):
+def test_version_matrix_folders_of_a_dead_process_are_removed_and_live_ones_kept(compat, tmp_path):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     left, live = tmp_path / f"paceline-compat-{ended.pid}-a", tmp_path / f"paceline-compat-{os.getpid()}-b"

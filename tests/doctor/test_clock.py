@@ -27,7 +27,7 @@ def ahead(seconds: float, there_s: float = 0.0, back_s: float = 0.0):
     ("seconds", "level", "seen"),
     [(0, "ok", "that of this machine"), (3, "warn", "3.0 s ahead of"), (-45, "fail", "45.0 s behind this machine's")],
 )
-def test_clock_check_warns_or_fails_depending_on_the_offset(two, examination, seconds, level, seen):
+def test_clock_check_warns_at_3_seconds_offset_and_fails_at_45_seconds(two, examination, seconds, level, seen):
     two[0].wrong, two[1].wrong = ahead(seconds), ahead(0)
     first, second, between = check_clocks(examination)
     assert (first.node, first.level) == ("node0", level)

@@ -19,7 +19,7 @@ def on_loopback(examination):
     return examination
 
 
-def test_connected_nodes_are_reported_in_one_line(on_loopback):
+def test_network_and_port_checks_of_connected_nodes_report_one_line_each(on_loopback):
     (network,) = check_network(on_loopback)
     assert (network.level, network.seen) == ("ok", "node0 127.0.1.1 (eth0), node1 127.0.1.2 (eth0)")
     (ports,) = check_ports(on_loopback)
@@ -70,7 +70,7 @@ def test_port_check_is_skipped_if_nodes_have_no_common_network(examination, two)
     assert [finding.level for finding in check_ports(examination)] == ["skipped"]
 
 
-def test_machine_with_two_names_is_reported(examination, two):
+def test_network_check_fails_if_two_node_names_have_the_same_address(examination, two):
     own = {"lo": ("127.0.0.1", 8), "docker0": ("172.17.0.1", 16), "eth0": ("10.0.0.1", 24)}
     two[0].interfaces = two[1].interfaces = own
     (network,) = check_network(examination)
@@ -78,7 +78,7 @@ def test_machine_with_two_names_is_reported(examination, two):
     assert "name each machine once" in network.advice
 
 
-def test_unknown_interface_is_reported(examination):
+def test_network_check_fails_if_no_node_has_the_requested_interface(examination):
     examination.interface = "ib7"
     (network,) = check_network(examination)
     assert network.level == "fail"

@@ -66,7 +66,9 @@ def test_doctor_reports_the_target_status_and_down_nodes_before_reachable_nodes(
     assert findings[1].seen == "1 of 2 nodes up, 3 jobs waiting"
 
 
-def test_unresponsive_engine_fails_and_nodes_are_still_checked(two, tmp_path, no_checks, monkeypatch):
+def test_doctor_fails_the_status_of_an_unresponsive_target_and_still_checks_its_nodes(
+    two, tmp_path, no_checks, monkeypatch
+):
     monkeypatch.setattr(doctor, "STATUS_S", 0.1)
     never = threading.Event()
     findings = list(examine(target_of(two[0], status=never.wait), tmp_path))

@@ -27,7 +27,7 @@ def judged(examination):
     return judge
 
 
-def test_equal_versions_are_reported_in_one_line(judged, examination):
+def test_equal_package_versions_of_all_nodes_are_reported_in_one_line(judged, examination):
     assert judged({}, {}) == {
         "torch": [(None, "ok", "2.13.0 (CUDA 12.8) on 2 nodes")],
         "mpi4py": [(None, "ok", "4.1.2 (Open MPI v5.0.11) on 2 nodes")],
@@ -37,7 +37,7 @@ def test_equal_versions_are_reported_in_one_line(judged, examination):
 
 
 @pytest.mark.parametrize(("version", "level"), [("2.12.1", "fail"), ("2.13.1", "warn")])
-def test_different_versions_are_reported_with_their_nodes(judged, version, level):
+def test_different_minor_versions_of_torch_fail_and_different_patch_versions_warn(judged, version, level):
     other = {"modules": {"torch": {**TORCH, "version": version}, "mpi4py": MPI}}
     ((node, found, seen),) = judged({}, other)["torch"]
     assert (node, found) == (None, level)
@@ -52,7 +52,7 @@ def test_package_missing_on_some_nodes_only_fails(judged, examination):
     assert not has_module(examination, "torch")
 
 
-def test_broken_import_differs_from_a_missing_package(judged):
+def test_package_with_a_broken_import_fails_with_its_import_error(judged):
     broken = {"missing": False, "error": "ImportError: libcudart.so.12: cannot open shared object file"}
     both = {"modules": {"torch": broken, "mpi4py": MPI}}
     found = judged(both, both)["torch"]
@@ -60,7 +60,7 @@ def test_broken_import_differs_from_a_missing_package(judged):
     assert "libcudart.so.12" in found[0][2]
 
 
-def test_import_timeout_is_reported(judged):
+def test_package_check_fails_if_importing_the_packages_times_out(judged):
     both = {"modules": {"error": "python gave no answer in 70 s"}}
     assert judged(both, both)["torch"][0] == ("node0", "fail", "can't be imported: python gave no answer in 70 s")
 

@@ -85,7 +85,7 @@ def test_doctor_runs_commands_on_a_node_whose_name_has_shell_characters(tmp_path
     }
 
 
-def test_a_common_network_is_found_though_interfaces_have_other_names():
+def test_common_network_of_nodes_is_found_if_their_interface_names_differ():
     nodes = {
         "a": {**LO, "eth0": ("10.0.0.1", 24), "eth1": ("192.168.1.1", 24)},
         "b": {**LO, "eno1": ("10.0.0.2", 24)},
@@ -120,6 +120,6 @@ def test_requested_interface_selects_the_network():
     assert common_network(nodes, "ib7") is None
 
 
-def test_single_node_uses_its_loopback_address():
+def test_single_node_uses_loopback_and_nodes_with_loopback_alone_have_no_common_network():
     assert common_network({"a": {**LO, "eth0": ("10.0.0.1", 24)}})["a"].address == "127.0.0.1"
     assert common_network({"a": LO, "b": LO}) is None

@@ -83,7 +83,7 @@ def test_missing_interpreter_is_named_in_the_doctor_report(examination):
     assert "--python" in missing.advice
 
 
-def test_old_python_fails_and_different_python_versions_warn(judged):
+def test_python_3_9_on_a_node_fails_and_minor_versions_that_differ_warn(judged):
     old = {"python": {"path": "/usr/bin/python3", "version": "3.9.2"}}
     found = judged(check_python, {}, old)
     assert levels(found) == [("node0", "ok"), ("node1", "fail"), (None, "warn")]
@@ -104,7 +104,7 @@ def test_old_python_fails_and_different_python_versions_warn(judged):
         ("/dev/shm", 1e6, 8e9, "fail"),
     ],
 )
-def test_required_free_space_depends_on_the_use_of_a_folder(judged, path, free, total, level):
+def test_free_space_check_fails_or_warns_at_limits_that_depend_on_the_folder(judged, path, free, total, level):
     space = {**facts()["space"], path: {"free": free, "total": total}}
     findings = judged(check_space, {"space": space}, {})
     (about,) = [finding for finding in findings if finding.node == "node0" and finding.seen.startswith(path)]
@@ -132,7 +132,7 @@ def test_low_locked_memory_limit_is_reported_only_on_nodes_with_infiniband(judge
     assert "memlock" in found[1].advice
 
 
-def test_different_or_invisible_gpus_are_reported(judged):
+def test_gpu_check_warns_if_gpus_differ_between_nodes_or_torch_sees_none(judged):
     two_old = {"devices": [["H100", "550.1", "81559"]] * 2, "has_tool": True}
     one_new = {"devices": [["H100", "560.2", "81559"]], "has_tool": True}
     torch = {"torch": {"version": "2.13.0", "gpus": 0}}
@@ -143,7 +143,7 @@ def test_different_or_invisible_gpus_are_reported(judged):
     assert "differs: 2 x H100, driver 550.1 on node0" in found[2].seen
 
 
-def test_unresponsive_gpu_driver_fails_and_no_gpu_is_skipped(judged):
+def test_gpu_check_fails_if_nvidia_smi_hangs_and_is_skipped_without_gpus(judged):
     ill = {"devices": [], "has_tool": True, "error": "nvidia-smi gave no answer in 30 s"}
     found = judged(check_gpus, {"gpus": ill}, {})
     assert levels(found) == [("node0", "fail"), ("node1", "skipped")]

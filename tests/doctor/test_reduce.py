@@ -62,7 +62,7 @@ def test_all_reduce_check_is_skipped_without_a_common_network_or_package(known, 
     assert (level, "not on all nodes" in seen) == ("skipped", True)
 
 
-def test_open_mpi_is_checked_if_all_nodes_have_the_same(known):
+def test_open_mpi_is_checked_only_if_all_nodes_have_the_same_version(known):
     assert open_mpi_of(known) == ("/opt/mpi/bin/mpirun", 5)
     known.facts["node1"]["open_mpi"] = {"error": "not there"}
     assert open_mpi_of(known) is None
@@ -70,7 +70,7 @@ def test_open_mpi_is_checked_if_all_nodes_have_the_same(known):
     assert open_mpi_of(known) is None
 
 
-def test_single_node_is_checked_with_two_processes(known, two):
+def test_gloo_check_of_a_single_node_starts_two_processes_on_it(known, two):
     known.patients = known.patients[:1]
     two[0].wrong = lambda argv: answers('PACELINE-ANSWERS {"ms": 1.0, "size": 2}')
     assert told(check_gloo(known))[0][3] == "4 MiB among 2 processes of one node over eth0: 1.0 ms"

@@ -25,7 +25,7 @@ def shared(examination, two, tmp_path, monkeypatch):
     return check
 
 
-def test_shared_file_system_is_recognized(shared, examination):
+def test_sharing_check_passes_if_all_nodes_see_the_same_folders(shared, examination):
     folder, workspace = shared()
     assert (folder.level, folder.seen) == ("ok", f"{examination.folder} is shared by all nodes")
     assert (workspace.level, workspace.seen) == ("ok", f"{examination.workspace_dir} is shared by all nodes")
@@ -39,7 +39,7 @@ def test_nodes_with_separate_disks_pass_the_sharing_check(shared, examination):
     assert (workspace.level, "this machine's own" in workspace.seen) == ("ok", True)
 
 
-def test_folder_shared_by_some_nodes_is_a_warning(shared, examination):
+def test_sharing_check_warns_if_only_some_nodes_share_the_workspace(shared, examination):
     _, workspace = shared("node1")
     assert workspace.level == "warn"
     assert workspace.seen == f"{examination.workspace_dir} is shared by node0, but not by node1"

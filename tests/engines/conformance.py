@@ -64,7 +64,7 @@ _OF_PLAIN_RUNS = (
     "test_a_run_goes_through_its_states_in_order",
     "test_logs_outputs_and_metrics_arrive",
     "test_the_workers_find_their_environment",
-    "test_run_equals_the_same_run_on_this_machine",
+    "test_run_on_an_engine_has_the_same_states_files_metrics_and_logs_as_locally",
 )
 _ENDS, _GOES_ON = (
     "test_the_loss_of_a_node_ends_the_attempt_on_all_nodes",
@@ -139,7 +139,7 @@ class SameAsLocal(TargetConformance):
     """The suite, and that a run has the same result as on `local`."""
 
     @WAYS
-    def test_run_equals_the_same_run_on_this_machine(
+    def test_run_on_an_engine_has_the_same_states_files_metrics_and_logs_as_locally(
         self, bench: Bench, local: Local, backend: str | None, request: pytest.FixtureRequest
     ) -> None:
         run, here = bench.plain(backend), Bench(local).plain(backend)

@@ -43,7 +43,7 @@ def test_interpreter_is_probed_once_for_all_processes(tmp_path, other, monkeypat
     assert base(other, tmp_path / "cache") == found
 
 
-def test_changed_interpreter_is_probed_again(tmp_path, other):
+def test_interpreter_whose_pyvenv_cfg_has_changed_is_probed_again(tmp_path, other):
     before = base(other, tmp_path / "cache")
     config = tmp_path / "other" / "pyvenv.cfg"
     config.write_text(config.read_text().replace("= false", "= true"))
@@ -59,7 +59,7 @@ def test_interpreter_probe_imports_nothing_from_the_working_directory_or_pythonp
     assert base(other, tmp_path / "cache").implementation == sys.implementation.name
 
 
-def test_shim_script_resolves_to_its_current_interpreter(tmp_path, other):
+def test_shim_script_resolves_to_the_interpreter_that_it_starts_now(tmp_path, other):
     script = write_program(tmp_path / "shim", f'#!/bin/sh\nexec "{other}" "$@"\n')
     assert base(str(script), tmp_path / "cache").python == other
     write_program(script, f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
@@ -86,7 +86,7 @@ def test_user_site_is_excluded_with_pythonnousersite(tmp_path, monkeypatch):
         ("#!/nowhere/sh\n", "does not run as a Python interpreter"),
     ],
 )
-def test_program_that_is_no_python_is_refused(tmp_path, script, message):
+def test_program_that_is_not_a_python_interpreter_is_refused_as_base(tmp_path, script, message):
     program = write_program(tmp_path / "a program", script)
     with pytest.raises(EnvironmentSpecError, match=message):
         base(str(program), tmp_path / "cache")

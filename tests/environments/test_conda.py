@@ -41,7 +41,7 @@ def output(*command, **options):
 
 
 @pytest.mark.promise("conda-packages-need-conda")
-def test_conda_package_brings_dependencies_and_its_prefix(solve):
+def test_conda_package_is_installed_with_its_dependencies_and_knows_its_prefix(solve):
     built, said = solve(conda_packages=["app"])
     assert built.conda == ("app=2.0=0", "hello=1.1=0")
     assert output(built.bin_dir / "hello") == f"hello again from {built.prefix}\n"
@@ -109,7 +109,7 @@ def test_conda_lock_has_urls_and_hashes_and_reinstalls_the_same_packages(solve, 
     assert output(again.bin_dir / "greet") == f"greetings from {again.prefix}\n"
 
 
-def test_locked_older_version_is_installed(solve, store, base_python, channel):
+def test_older_conda_package_version_in_a_lock_is_installed_instead_of_the_newest(solve, store, base_python, channel):
     built, _ = solve(conda_packages=["hello=1.0"])
     asked = Environment(conda_packages=["hello"], conda_channels=[channel.url], locked_conda=built.locked.locked_conda)
     assert store.ensure(asked, base_python, print).conda == ("hello=1.0=0",)
@@ -150,7 +150,7 @@ def test_failed_pip_package_fails_the_conda_environment(solve, store):
     assert store.all() == []
 
 
-def test_conda_channel_can_be_a_local_folder(ensure, channel):
+def test_conda_packages_are_installed_from_a_channel_in_a_local_folder(ensure, channel):
     built, _ = ensure(conda_packages=["app"], conda_channels=[str(channel.folder)])
     assert built.conda == ("app=2.0=0", "hello=1.1=0")
 

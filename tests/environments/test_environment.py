@@ -34,11 +34,11 @@ EVERYTHING = Environment(
 )
 
 
-def test_environment_round_trips_through_json():
+def test_environment_is_equal_after_conversion_to_json_and_back():
     assert Environment.from_json(json.loads(json.dumps(EVERYTHING.to_json()))) == EVERYTHING
 
 
-def test_environment_in_a_job_round_trips_through_json_and_pickle():
+def test_environment_in_a_job_is_equal_after_conversion_to_json_or_pickle_and_back():
     job = make_job(environment=EVERYTHING)
     read = Job.from_json(json.loads(json.dumps(job.to_json()))).environment
     assert (type(read), read, EVERYTHING) == (EnvironmentSpec, EVERYTHING, read)
@@ -119,7 +119,7 @@ def test_relative_package_paths_become_absolute_in_the_constructor(given, kept):
         ({"layered": True, "conda_packages": ["a"], "python_version": "3.11"}, "python_version=.3.11"),
     ],
 )
-def test_environment_with_an_invalid_value_is_refused_with_the_valid_form(values, message):
+def test_environment_refuses_an_invalid_value_and_shows_the_valid_form(values, message):
     with pytest.raises(EnvironmentSpecError, match=message):
         Environment(**values)
 

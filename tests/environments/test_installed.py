@@ -55,7 +55,7 @@ def test_missing_requirements_are_found_transitively(folder, asked, missing):
     assert [str(each).replace(" @", "@") for each in found] == missing
 
 
-def test_markers_are_evaluated_for_the_base_python(folder):
+def test_requirement_markers_are_evaluated_for_the_version_of_the_base_python(folder):
     assert [str(each) for each in Visible([folder], base("3.8.2")).missing([Requirement("a")])] == ["old"]
 
 

@@ -264,7 +264,9 @@ def test_requirements_option_unsupported_by_uv_selects_pip_as_installer(ensure, 
 
 
 @uv_for_both
-def test_find_links_of_a_requirements_file_is_used(ensure, tmp_path, monkeypatch, installer):
+def test_packages_are_installed_from_the_find_links_folder_of_a_requirements_file(
+    ensure, tmp_path, monkeypatch, installer
+):
     monkeypatch.delenv("PIP_FIND_LINKS")
     make_wheel(tmp_path / "more", "only-here", "1.0")
     (tmp_path / "requirements.txt").write_text("--find-links more\nonly-here\n")

@@ -19,7 +19,7 @@ def run(code, **options):
     return result, lines, said
 
 
-def test_stdout_and_stderr_are_returned_by_line_without_colors():
+def test_stdout_and_stderr_of_a_build_program_are_returned_by_line_without_colors():
     code = "import sys; print('\\x1b[31mred\\x1b[0m\\n', flush=True); print('err', file=sys.stderr); sys.exit(3)"
     assert run(code) == (3, ["red", "", "err"], ["red", "err"])
 
@@ -28,7 +28,7 @@ def test_build_programs_run_in_the_root_directory():
     assert run("import os; print(os.getcwd())")[1] == ["/"]
 
 
-def test_non_utf8_output_bytes_are_replaced():
+def test_non_utf8_output_bytes_of_a_build_program_are_replaced():
     assert run("import os; os.write(1, b'a\\xffb\\n')")[1] == ["a\N{REPLACEMENT CHARACTER}b"]
 
 
@@ -43,12 +43,12 @@ def test_credentials_in_build_output_are_masked():
     assert lines == said == ["https://***@host/x https://***@host and ***", "git@host:x"]
 
 
-def test_missing_program_raises_environment_build_error():
+def test_missing_build_program_raises_environment_build_error():
     with pytest.raises(EnvironmentBuildError, match="'/nowhere/uv' could not be started: No such file"):
         program.run(["/nowhere/uv"], {}, print)
 
 
-def test_program_is_killed_if_the_output_callback_raises():
+def test_build_program_is_killed_if_the_output_callback_raises():
     pids = []
 
     def say(line):
@@ -69,7 +69,7 @@ def test_program_is_killed_if_the_output_callback_raises():
     not sys.platform.startswith("linux"), reason="needs Linux: elsewhere nothing ends a killed process's children"
 )
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_program_ends_with_its_parent_process(number):
+def test_build_program_ends_with_its_parent_process(number):
     code = (
         "import os, sys\nfrom paceline.environments import program\n"
         "program.run([sys.executable, '-c', 'import os, time; print(os.getpid(), flush=True); time.sleep(60)'],"

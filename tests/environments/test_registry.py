@@ -54,7 +54,7 @@ def test_environment_with_a_secret_is_not_registered(workspace, tmp_path):
     assert Environment.list(workspace) == {}
 
 
-def test_unknown_name_or_version_lists_the_existing_ones(workspace):
+def test_get_refuses_an_unknown_environment_name_or_version(workspace):
     MINE.register(workspace)
     with pytest.raises(EnvironmentSpecError, match=r"no environment 'other' is registered in .*There are: mine"):
         Environment.get(workspace, "other")
@@ -71,7 +71,7 @@ def test_damaged_environment_record_is_named_in_the_error(workspace):
         Environment.get(workspace, "mine")
 
 
-def test_concurrent_registrations_get_different_versions(workspace):
+def test_concurrent_registrations_of_an_environment_get_different_versions(workspace):
     code = """
 import sys
 from pathlib import Path

@@ -39,7 +39,7 @@ def test_comments_and_empty_lines_are_dropped_and_continued_lines_joined(tmp_pat
     assert constraints == ()
 
 
-def test_url_fragment_is_not_a_comment(tmp_path):
+def test_fragment_of_a_requirement_url_is_not_removed_as_a_comment(tmp_path):
     assert read(tmp_path, main="x @ https://host/x.whl#sha256=00\n")[0] == "x @ https://host/x.whl#sha256=00\n"
 
 
@@ -55,7 +55,7 @@ def test_constraints_and_included_constraint_files_are_kept_apart(tmp_path):
     assert (text, constraints) == ("a\n", ("b<2", "c<3"))
 
 
-def test_options_are_kept_under_their_long_names(tmp_path):
+def test_short_options_of_a_requirements_file_are_replaced_by_their_long_names(tmp_path):
     text, _ = read(
         tmp_path,
         main="-i https://a/simple?key=1\n--extra-index-url=https://b/simple\n--extra-index-url https://d/simple?key=1\n--pre\n-f https://c/links\na\n",

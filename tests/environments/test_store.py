@@ -64,7 +64,7 @@ def test_built_environment_is_reused(store, base_python):
     assert [each.key for each in store.all()] == [built.key]
 
 
-def test_built_environment_round_trips_through_json(store, base_python):
+def test_record_of_a_built_environment_is_equal_after_conversion_to_json_and_back(store, base_python):
     built = store.ensure(SMALL, base_python, print)
     assert Built.from_json(json.loads(json.dumps(built.to_json()))) == built
     assert built.size_bytes > 1000

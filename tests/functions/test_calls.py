@@ -19,7 +19,7 @@ NAMES = st.from_regex(r"[a-z_]{1,8}", fullmatch=True)
 
 
 @given(args=st.lists(JSON, max_size=3), kwargs=st.dictionaries(NAMES, JSON, max_size=3))
-def test_function_call_round_trips_through_command_line_words(args, kwargs):
+def test_arguments_of_a_function_call_are_equal_after_encoding_as_command_line_words(args, kwargs):
     words = calls.words_of((args, kwargs))
     if words is not None:
         assert all("$" not in word and "\0" not in word for word in words)
@@ -48,14 +48,14 @@ def test_command_line_words_that_are_no_name_value_pairs_are_refused(words):
 @pytest.mark.parametrize(
     ("value", "suffix"), [({"a": [1, None, "x"]}, "json"), ((1, {2}, b"x"), "safetensors"), ({1: 2.5}, "safetensors")]
 )
-def test_value_round_trips_through_its_file(tmp_path, value, suffix):
+def test_result_value_is_equal_after_storing_it_in_a_file_and_loading_it(tmp_path, value, suffix):
     assert calls.store(tmp_path, "v", "x", value, pickled=False) == f"v.{suffix}"
     found = calls.load(tmp_path, "v", pickled=False)
     assert found == value
     assert type(found) is type(value)
 
 
-def test_arrays_round_trip_through_a_file_with_dtype_and_shape(tmp_path):
+def test_arrays_keep_dtype_and_shape_after_storing_and_loading_a_file(tmp_path):
     numpy = pytest.importorskip("numpy")
     value = {"w": numpy.arange(6, dtype="float32").reshape(2, 3), "n": numpy.float64(2.5)}
     calls.store(tmp_path, "v", "x", value, pickled=False)
@@ -73,7 +73,7 @@ def test_value_of_another_class_is_refused_with_its_place(tmp_path):
 
 
 @pytest.mark.parametrize("pickled", [False, True])
-def test_value_beyond_its_limit_is_refused(tmp_path, pickled):
+def test_result_value_larger_than_max_result_is_refused_and_leaves_no_file(tmp_path, pickled):
     with pytest.raises(JobError, match="max_result allows 100"):
         calls.store(tmp_path, "v", "the result", "a" * 101, pickled=pickled, limit=100)
     assert os.listdir(tmp_path) == []
@@ -85,7 +85,7 @@ class Opener:
 
 
 @pytest.mark.promise("pickle-loaded-only-if-asked")
-def test_pickle_is_loaded_only_if_the_job_asked_for_it(tmp_path, monkeypatch):
+def test_pickled_value_is_not_loaded_without_permission_of_the_job_or_through_a_symlink(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "v.pickle").write_bytes(pickle.dumps(Opener()))
     with pytest.raises(RunStateError, match="has not asked for"):

@@ -67,7 +67,7 @@ def test_next_attempt_repeats_only_failed_calls(tmp_path):
     assert found[0]["value"] == "raise"
 
 
-def test_large_value_has_a_file_and_too_large_one_fails(tmp_path):
+def test_large_result_of_a_call_gets_its_own_file_and_one_above_max_result_fails(tmp_path):
     found, error = lines(tmp_path, ["a" * 5000, "a" * 20_000, (1, 2)])
     assert found[0] == {"call": 0, "file": "0.json"}
     assert "max_result allows 10,000" in found[1]["error"]["exception"]

@@ -84,7 +84,7 @@ def test_map_returns_results_in_the_order_of_values(tmp_path, monkeypatch):
         failed.results(timeout=60)
 
 
-def test_result_of_each_rank_can_be_requested(tmp_path, monkeypatch):
+def test_result_of_a_function_is_that_of_rank_0_or_of_the_requested_rank(tmp_path, monkeypatch):
     code = "@paceline.job(nodes=2)\ndef rank(x): return x + int(os.environ['RANK'])\n"
     run = module_of(code, tmp_path, monkeypatch).rank.submit(5)
     assert [run.result(timeout=60), run.result(rank=1)] == [5, 6]
@@ -128,7 +128,7 @@ def refused(function, message, *args, how="submit", **kwargs):
         getattr(function, how)(*args, **kwargs)
 
 
-def test_wrong_calls_are_refused_before_anything_starts(tmp_path, monkeypatch):
+def test_submitting_a_function_with_wrong_arguments_or_options_is_refused_without_a_run(tmp_path, monkeypatch):
     module = module_of(TRAIN, tmp_path, monkeypatch)
     train = module.train
     refused(train, "train(): missing a required argument: 'lr'. Its parameters are (lr, steps=1, **more)")
@@ -162,7 +162,7 @@ def test_function_of_an_installed_package_is_refused(tmp_path, monkeypatch):
     refused(module.train, "is in the installed package", 1)
 
 
-def test_function_in_a_package_is_imported_from_the_parent_folder(tmp_path, monkeypatch):
+def test_worker_imports_a_submitted_function_of_a_package_by_its_full_package_name(tmp_path, monkeypatch):
     package = tmp_path / "source" / "deep" / "er"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")

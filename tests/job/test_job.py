@@ -135,7 +135,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("values", "said"), WRONG, ids=[said[0] for _, said in WRONG])
-def test_a_wrong_value_is_refused_with_the_value_and_the_rule(values, said):
+def test_job_with_an_invalid_value_is_refused_with_the_value_and_the_rule(values, said):
     with pytest.raises(JobError) as refused:
         make_job(**values)
     for part in said:
@@ -149,7 +149,7 @@ def test_job_error_is_a_value_error():
 
 @pytest.mark.promise("one-process-without-backend-variable")
 @pytest.mark.parametrize("name", sorted({*RANK_VARIABLES, "HOROVOD_RANK", "HOROVOD_LOCAL_RANK"}))
-def test_rank_variable_is_refused_with_a_launcher_and_allowed_for_one_process(name):
+def test_job_may_set_rank_variables_only_without_a_launcher(name):
     with pytest.raises(JobError, match=f"sets {name}, which the launcher sets for each worker"):
         make_job(environment_variables={name: "0"}, distributed_backend="gloo")
     # The story: `--env RANK=-1`, by which a script takes itself for one that was not launched, was refused.
@@ -186,7 +186,9 @@ def test_arguments_given_as_a_list_are_refused_with_a_hint_at_tuples():
         ),
     ],
 )
-def test_backend_determines_world_size_and_launcher(values, world_size, launcher, uses_tf_config):
+def test_backend_and_process_count_of_a_job_determine_world_size_and_launcher(
+    values, world_size, launcher, uses_tf_config
+):
     job = make_job(**values)
     assert (job.world_size, job.launcher, job.uses_tf_config) == (world_size, launcher, uses_tf_config)
 
@@ -260,7 +262,7 @@ def jobs(draw: st.DrawFn) -> Job:
 @pytest.mark.promise("job-goes-json-back-unchanged")
 @given(jobs())
 @settings(max_examples=50)
-def test_job_round_trips_through_json(job):
+def test_job_is_equal_after_conversion_to_json_and_back(job):
     text = json.dumps(job.to_json())
     assert Job.from_json(json.loads(text)) == job
 
@@ -270,7 +272,7 @@ def test_json_of_a_job_has_every_field_and_a_version():
     assert make_job().to_json()["version"] == JOB_VERSION
 
 
-def test_job_of_version_1_is_read_without_its_packages():
+def test_job_json_of_version_1_is_read_without_its_packages():
     old = {
         "version": 1,
         "entry_script": "train.py",
@@ -283,12 +285,12 @@ def test_job_of_version_1_is_read_without_its_packages():
 
 
 @pytest.mark.parametrize("version", [0, 3, None, "1"])
-def test_a_job_of_another_version_is_refused(version):
+def test_job_json_of_an_unknown_version_is_refused(version):
     with pytest.raises(JobError, match=rf"job version {version!r}, but this Paceline reads version {JOB_VERSION}"):
         Job.from_json({**make_job().to_json(), "version": version})
 
 
-def test_a_job_without_a_version_is_refused():
+def test_job_json_without_a_version_is_refused():
     data = make_job().to_json()
     del data["version"]
     with pytest.raises(JobError, match="job version None"):

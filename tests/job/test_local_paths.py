@@ -40,7 +40,7 @@ def test_local_requirement_is_split_into_path_extras_and_remaining_text(text, pa
         *("n @ https://h/a.whl", "-e git+https://h/r.git", "file:///${PLACE}/x.whl", "--pre"),
     ],
 )
-def test_requirement_that_is_no_path_returns_none(text):
+def test_local_path_returns_none_for_a_requirement_by_name_or_remote_url(text):
     assert local_path(text) is None
 
 
@@ -58,7 +58,7 @@ def test_local_path_for_pip_and_uv_is_percent_encoded():
         assert found.line() == line
 
 
-def test_missing_working_directory_is_no_error_if_the_path_is_found_elsewhere(tmp_path, monkeypatch):
+def test_local_path_is_found_in_a_given_folder_if_the_working_directory_is_missing(tmp_path, monkeypatch):
     (tmp_path / "folder" / "pkg").mkdir(parents=True)
     gone = tmp_path / "gone"
     gone.mkdir()

@@ -69,7 +69,7 @@ def test_notification_url_in_plain_text_is_refused_and_not_shown(given: str) -> 
     ],
     ids=["text", "misspelled", "metric", "list"],
 )
-def test_unknown_event_is_refused_with_the_known_ones(given: object, rule: str) -> None:
+def test_invalid_notification_event_is_refused_with_a_hint_at_valid_ones(given: object, rule: str) -> None:
     with pytest.raises(JobError) as error:
         make_job(notify=["mail:a@b.c"], notify_on=given)
     assert rule in str(error.value)

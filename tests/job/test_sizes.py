@@ -15,7 +15,7 @@ from tests.helpers import make_job
 
 
 @pytest.mark.parametrize("given", [(2, 4), [2, 4], "2..4"], ids=str)
-def test_node_count_range_accepts_three_forms(given: Any) -> None:
+def test_node_count_range_is_parsed_from_a_tuple_a_list_or_text(given: Any) -> None:
     assert node_range(given) == (2, 4)
 
 

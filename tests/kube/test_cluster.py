@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.kube, pytest.mark.timeout(900)]
         (NARROW, "list", "resourcequotas", False),
     ],
 )
-def test_users_have_the_rights_of_their_roles(
+def test_kubernetes_allows_each_user_only_the_permissions_of_the_assigned_role(
     cluster: Cluster, user: str, verb: str, resource: str, is_allowed: bool
 ) -> None:
     resource, _, part = resource.partition("/")
@@ -83,7 +83,7 @@ def _job(cluster: Cluster, name: str, code: str) -> tuple[dict[str, object], dic
     return service, job
 
 
-def test_killed_cluster_leaves_nothing(cluster: Cluster) -> None:
+def test_killing_the_test_cluster_program_ends_its_processes_and_removes_its_network(cluster: Cluster) -> None:
     argv = [sys.executable, "-m", "tests.kube.cluster"]
     top = Path(__file__).parents[2]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=top) as process:

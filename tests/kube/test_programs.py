@@ -7,7 +7,7 @@ import pytest
 from tests.kube import programs
 
 
-def test_missing_programs_are_named_with_their_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_of_make_kube_names_missing_programs_with_their_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs.os, "geteuid", lambda: 1000)
     monkeypatch.setattr(programs.shutil, "which", lambda name: None if name in ("go", "ctr", "runc") else name)
     lacking = programs.missing()
@@ -18,12 +18,12 @@ def test_missing_programs_are_named_with_their_packages(monkeypatch: pytest.Monk
     assert packages == "Debian's packages: apt-get install containerd runc"
 
 
-def test_old_go_is_named_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_of_make_kube_names_a_go_version_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "_go_version", lambda: (1, 19))
     assert "Go 1.25 or later (this machine has 1.19)" in (programs.missing() or "")
 
 
-def test_missing_kernel_feature_is_named_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_of_make_kube_names_a_missing_kernel_feature_and_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
     if programs.shutil.which("unshare") is None or programs.os.geteuid() != 0:
         pytest.skip("needs root and unshare")
     monkeypatch.setattr(programs, "_go_version", lambda: programs._GO_VERSION)

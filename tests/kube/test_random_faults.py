@@ -69,7 +69,7 @@ _KINDS: Mapping[str, Callable[[Cluster, str, list[str]], None]] = {
 }
 
 
-def test_random_faults_lose_no_run(cluster: Cluster, lab: KubeLab) -> None:
+def test_all_runs_complete_despite_random_kubernetes_faults(cluster: Cluster, lab: KubeLab) -> None:
     chance = random.Random(SEED)
     living: list[pl.Run] = []
     story = f"seed {SEED}"

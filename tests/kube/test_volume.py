@@ -79,7 +79,7 @@ def test_evicted_run_of_one_pod_resumes_from_the_checkpoint_on_the_volume(
     assert "attempt 2 goes on from 0" not in log
 
 
-def test_claim_that_does_not_fit_the_job_is_refused_before_the_run(
+def test_job_is_refused_if_its_volume_claim_is_missing_or_mounts_on_one_node_only(
     cluster: Cluster, lab: KubeLab, tmp_path: Path
 ) -> None:
     lab.add(volume="missing")

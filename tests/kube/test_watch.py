@@ -16,7 +16,9 @@ from tests.kube.lab import COUNTS, TWO, KubeLab, pods_of, wait_for_attempt, wait
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(900)]
 
 
-def test_waiting_run_is_seen_without_requests(lab: KubeLab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_of_a_waiting_run_is_read_without_requests_to_kubernetes(
+    lab: KubeLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     requests: list[str] = []
     whole = Cluster.request
 
@@ -42,7 +44,7 @@ def test_waiting_run_is_seen_without_requests(lab: KubeLab, monkeypatch: pytest.
     assert wait_for_end(run) == "Canceled"
 
 
-def test_watch_follows_a_pod_that_is_replaced(lab: KubeLab) -> None:
+def test_run_completes_after_one_of_its_pods_is_deleted(lab: KubeLab) -> None:
     run = lab.submit(COUNTS, arguments=["50", "2"], max_restarts=2, **TWO)
     wait_for_attempt(run, 1)
 

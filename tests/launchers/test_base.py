@@ -8,7 +8,7 @@ from paceline.launchers import get_launcher, launcher_names
 from tests.helpers import make_job, make_launch
 
 
-def test_every_backend_has_a_launcher():
+def test_every_backend_is_mapped_to_an_existing_launcher():
     assert set(BACKENDS.values()) <= set(launcher_names())
     for name in BACKENDS.values():
         assert callable(get_launcher(name).commands)

@@ -43,7 +43,7 @@ def test_rank_variables_of_the_submitting_process_are_dropped(name):
         *("PACELINE_SCHEDULING", "PACELINE_TRACKERS", "PACELINE_SEPARATE_WORKERS", "PACELINE_STACKS_SIGNAL"),
     ],
 )
-def test_users_own_settings_are_kept(name):
+def test_variables_set_by_the_user_are_inherited_from_the_submitting_shell(name):
     assert environment.inherited({name: "1"}) == {name: "1"}
     assert environment.inherited({name: "1", "OMPI_COMM_WORLD_RANK": "0"}) == {name: "1"}
 
@@ -63,7 +63,7 @@ def test_filtering_inherited_variables_does_not_change_the_given_dict():
 # --- what every worker finds
 
 
-def test_variables_of_a_run_have_its_id_folders_and_world_size():
+def test_workers_of_a_run_get_variables_for_its_id_folders_and_world_size():
     launch = make_launch(make_job(**TWO_BY_TWO, max_restarts=3), attempt=2)
     assert environment.of_run(launch) == {
         "WORLD_SIZE": "4",
@@ -102,7 +102,7 @@ def test_variables_of_a_run_have_its_id_folders_and_world_size():
 
 
 @pytest.mark.promise("one-process-without-backend-variable")
-def test_single_process_has_no_launcher_variables():
+def test_job_with_a_single_process_sets_only_paceline_variables():
     # The story: scripts that ask by RANK or MASTER_ADDR whether torchrun has started them left their single-process path.
     launch = make_launch(make_job(environment_variables={"RANK": "-1"}))
     place = launch.places[0]
@@ -129,7 +129,7 @@ def test_time_limit_sets_paceline_end_time():
     assert environment.of_run(launch)["PACELINE_END_TIME"] == "1800000000"
 
 
-def test_secret_of_the_ranks_is_in_no_repr_or_run_variable():
+def test_run_secret_is_in_no_repr_and_an_empty_one_sets_no_variable():
     assert "5e5e" not in repr(make_launch(make_job()))
     assert "PACELINE_RUN_SECRET" not in environment.of_run(make_launch(make_job(), secret=""))
 
@@ -147,7 +147,7 @@ def test_variables_of_a_worker_have_its_node_and_local_rank():
     }
 
 
-def test_variables_of_a_rank_have_its_number_for_each_framework():
+def test_each_framework_gets_the_rank_number_in_its_own_variable():
     launch = make_launch(make_job(**TWO_BY_TWO), attempt=2)
     assert environment.of_rank(launch, launch.places[3]) == {
         "PACELINE_RANK": "3",

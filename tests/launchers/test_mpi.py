@@ -74,7 +74,7 @@ def test_open_mpi_4_command_of_two_workers_on_one_node(mpirun):
     )
 
 
-def test_simulated_nodes_have_an_mpirun_context_for_each_worker(mpirun):
+def test_mpirun_command_for_simulated_nodes_sets_local_rank_variables_of_each_worker(mpirun):
     program = mpirun("5.0.8")
     command = command_of(make_job(distributed_backend="mpi", node_count=2, process_count_per_node=2))
 
@@ -165,7 +165,7 @@ def test_mpirun_is_allowed_to_run_as_root_only_for_root(mpirun, monkeypatch, uid
 @pytest.mark.parametrize(
     ("text", "version"), [("5.0.8", (5, 0)), ("4.1.6", (4, 1)), ("4.0.0rc2", (4, 0)), ("10.2.1", (10, 2))]
 )
-def test_version_of_mpirun_is_parsed(mpirun, text, version):
+def test_major_and_minor_version_of_mpirun_are_parsed_from_its_output(mpirun, text, version):
     program = mpirun(text)
     assert find_open_mpi(sys.executable) == OpenMpi(program, version)
 
@@ -311,7 +311,7 @@ def test_mpi_library_is_the_one_mpi4py_reports(tmp_path, script, library):
     assert mpi4py_library(str(python)) == library
 
 
-def test_missing_interpreter_has_no_mpi_library(tmp_path):
+def test_mpi_library_of_a_missing_interpreter_is_none(tmp_path):
     assert mpi4py_library(str(tmp_path / "nowhere")) is None
 
 
@@ -359,7 +359,7 @@ def test_one_srun_command_has_the_variables_of_every_worker():
     assert "LOCAL_RANK" not in str(found)  # srun says
 
 
-def test_per_worker_variables_are_set_for_each_rank():
+def test_srun_command_sets_the_gpu_variable_for_each_rank():
     found = scopes(command(gpus=("0", "1")))
     assert [found[f"{rank}-{rank}"] for rank in range(4)] == [
         ["CUDA_VISIBLE_DEVICES=0"],

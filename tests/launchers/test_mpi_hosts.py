@@ -56,7 +56,7 @@ def test_each_worker_starts_on_its_host_with_its_variables():
     assert not any("LOCAL_RANK=" in word for word in command.argv)  # Open MPI knows
 
 
-def test_needed_variables_are_forwarded_by_mpirun():
+def test_mpirun_forwards_run_path_and_user_variables_but_no_interface_variable():
     (command,) = MpiLauncher().commands(launch())
     forwarded = {value for word, value in pairs(command.argv) if word == "-x"}
     assert {

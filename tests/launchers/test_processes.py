@@ -19,7 +19,7 @@ def test_job_without_a_backend_starts_one_process():
     assert (command.ranks, command.node_rank, command.is_launcher) == ((0,), 0, False)
 
 
-def test_job_on_two_nodes_with_two_workers_has_four_commands():
+def test_job_on_two_nodes_with_two_workers_each_has_a_command_per_worker():
     found = commands(make_job(distributed_backend="gloo", node_count=2, process_count_per_node=2))
     table = [
         (c.node_rank, c.ranks, c.environment["RANK"], c.environment["LOCAL_RANK"], c.environment["NODE_RANK"])
@@ -51,7 +51,7 @@ def test_all_workers_have_the_same_command_line():
 
 
 @pytest.mark.parametrize("name", ["MASTER_PORT", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "AZUREML_RUN_ID", "MINE"])
-def test_users_variables_override_all_others(name):
+def test_environment_variables_of_a_job_override_those_of_paceline_for_its_workers(name):
     job = make_job(distributed_backend="gloo", node_count=2, environment_variables={name: "users"})
     for command in commands(job, gpus=1):
         assert command.environment[name] == "users"

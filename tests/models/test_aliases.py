@@ -76,7 +76,7 @@ def test_truncated_line_of_an_alias_change_is_ignored(workspace, versions):
 @pytest.mark.parametrize(
     "alias", ["", "3", "v3", "V3", "1.0", "latest", "LATEST", "a b", "a@b", "a:b", "../a", "ä", None, "x" * 65]
 )
-def test_invalid_alias_is_refused(versions, alias):
+def test_model_alias_that_looks_like_a_version_or_has_invalid_characters_is_refused(versions, alias):
     with pytest.raises(ModelError, match=r"the alias .*(looks like a version|give letters)"):
         aliases.move(versions, "digits", alias, 1)
 

@@ -92,7 +92,9 @@ signature:
         ("signature: {inputs: '[7]'}", {}),
     ],
 )
-def test_signature_is_read_from_the_mlmodel_file(tmp_path: Path, text: str, types: dict[str, str]) -> None:
+def test_types_of_a_model_signature_are_read_from_its_mlmodel_file(
+    tmp_path: Path, text: str, types: dict[str, str]
+) -> None:
     file = ModelFile(name="model/MLmodel", size_bytes=1, sha256="0" * 64)
     record = ModelRecord(name="digits", top="model", is_folder=True, files=(file,))
     assert signature(tmp_path, record) == {}

@@ -218,7 +218,7 @@ RUN = {
         ("config.json", b"{}", RUN, (None, None)),
     ],
 )
-def test_framework_is_detected_from_the_files_and_the_run(tmp_path, name, content, run, expected):
+def test_framework_and_version_of_a_model_are_detected_from_its_files_and_run(tmp_path, name, content, run, expected):
     assert framework(tmp_path, name, content, run) == expected
 
 

@@ -70,7 +70,7 @@ def test_contents_with_equal_beginning_and_end_are_stored_separately(kept, tmp_p
     assert len(blobs(tmp_path)) == 2
 
 
-def test_modified_content_is_not_reused(kept, tmp_path):
+def test_modified_file_in_the_model_store_is_not_reused_by_a_registration(kept, tmp_path):
     content = os.urandom(100_000)
     _, spoilt = kept(content)
     spoilt.chmod(0o644)
@@ -84,7 +84,7 @@ def test_modified_content_is_not_reused(kept, tmp_path):
 
 @pytest.mark.promise("content-disk-lost-handed-registration")
 @pytest.mark.parametrize("at", [3, LARGE // 2 - keep._SAMPLE], ids=["seen by a sample", "between the samples"])
-def test_silently_corrupted_content_is_not_reused(kept, tmp_path, at):
+def test_corrupted_model_file_with_unchanged_size_and_time_is_not_reused_by_a_registration(kept, tmp_path, at):
     """Story: with unchanged size and time, a registration linked it, and no number of further ones gave a whole version."""
     content = os.urandom(LARGE)
     _, rotten = kept(content)
@@ -110,7 +110,7 @@ def test_pull_does_not_reuse_a_blob_whose_bytes_have_changed(kept, tmp_path):
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK])
-def test_files_are_copied_if_hard_links_fail(kept, tmp_path, monkeypatch, number):
+def test_model_files_are_copied_if_hard_links_fail(kept, tmp_path, monkeypatch, number):
     def refused(*given, **values):
         raise OSError(number, os.strerror(number))
 
@@ -142,7 +142,7 @@ def test_content_of_another_user_that_cannot_be_linked_is_copied(kept, tmp_path,
     assert keep.drop(blobs(tmp_path)[0]) == 7, "the other user's is a version's"
 
 
-def test_source_changed_during_reading_is_read_again(kept, tmp_path, monkeypatch):
+def test_model_source_that_changes_while_it_is_copied_is_copied_again(kept, tmp_path, monkeypatch):
     pump, times = keep._pump, []
 
     def meanwhile(*given):
@@ -168,7 +168,7 @@ def test_source_that_keeps_changing_is_named_in_the_error(kept, tmp_path, monkey
     assert os.listdir(tmp_path / "kept") == []
 
 
-def test_full_disk_leaves_no_partial_copy(kept, tmp_path, monkeypatch):
+def test_registering_a_model_on_a_full_disk_leaves_no_partial_copy(kept, tmp_path, monkeypatch):
     def full(*given):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -181,13 +181,13 @@ def test_full_disk_leaves_no_partial_copy(kept, tmp_path, monkeypatch):
     assert blobs(tmp_path) == []
 
 
-def test_pipe_in_place_of_a_file_does_not_block(kept, tmp_path):
+def test_model_source_file_replaced_by_a_pipe_raises_without_blocking(kept, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="is no longer a file"):
         kept(b"", tmp_path / "pipe")
 
 
-def test_only_unreferenced_content_is_removed(kept, tmp_path):
+def test_model_store_removes_only_content_that_no_version_links(kept, tmp_path):
     _, one = kept(b"a" * 10)
     _, other = kept(b"b" * 10)
     one.unlink()
@@ -201,7 +201,7 @@ def test_only_unreferenced_content_is_removed(kept, tmp_path):
     assert os.listdir(tmp_path / "blobs") == []
 
 
-def test_file_is_cloned_if_the_file_system_supports_it(kept, monkeypatch):
+def test_model_file_is_cloned_if_the_file_system_supports_it(kept, monkeypatch):
     """On any file system: here a copy does the work of a clone, and the hash is that of the clone."""
 
     def clone(fd, out):

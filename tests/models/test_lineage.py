@@ -129,7 +129,7 @@ def test_register_model_outside_a_run_only_prints_a_message(capsys):
     assert capsys.readouterr().out == "Attempted to register model digits\n"
 
 
-def test_packages_of_another_interpreter_are_listed(tmp_path):
+def test_lineage_lists_the_packages_of_another_interpreter_and_none_if_it_fails(tmp_path):
     found = lineage.ask(sys.executable, {"PACELINE_ASKED": "1"})
     assert found["packages"] == lineage.installed_here()["packages"]
     assert lineage.ask(str(tmp_path / "gone"), {}) == {}

@@ -94,7 +94,7 @@ def test_model_without_version_or_alias_is_the_latest(workspace, tmp_path):
         ({"name": "digits:1@production"}, "names no model"),
     ],
 )
-def test_missing_version_is_reported_with_the_existing_ones(workspace, tmp_path, values, said):
+def test_unknown_model_version_alias_or_name_is_refused_with_the_existing_ones(workspace, tmp_path, values, said):
     register(workspace, tmp_path).set_alias("production")
     with pytest.raises(ModelError, match=said) as error:
         pl.Model(workspace, **values)
@@ -151,7 +151,7 @@ def test_version_with_an_alias_cannot_be_deleted(workspace, tmp_path):
     assert register(workspace, tmp_path).version == 3
 
 
-def test_versions_are_found_by_tags_properties_and_run(workspace, tmp_path, run):
+def test_model_list_filters_versions_by_tags_properties_and_run(workspace, tmp_path, run):
     first = register(workspace, tmp_path, tags={"stage": "try", "bare": None}, properties={"seed": 3})
     second = register(workspace, tmp_path, name="letters", tags={"stage": "good"}, run=run)
     third = run.register_model("digits", "outputs/model")
@@ -166,7 +166,7 @@ def test_versions_are_found_by_tags_properties_and_run(workspace, tmp_path, run)
     assert pl.Model.list(workspace, "nix") == []
 
 
-def test_tags_and_description_change_but_properties_do_not(workspace, tmp_path):
+def test_tags_and_description_of_a_model_can_change_but_properties_cannot(workspace, tmp_path):
     model = register(workspace, tmp_path, tags={"stage": "try", "old": 1}, properties={"seed": 3}, description="first")
     model.update(tags={"stage": "good"}, description="better")
     model.remove_tags("old")

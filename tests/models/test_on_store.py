@@ -203,7 +203,7 @@ def test_interrupted_push_resumes_within_a_large_file(
     pl.Model(other, "digits").verify()
 
 
-def test_push_with_verify_reads_existing_files(store, model, workspace):
+def test_second_push_of_a_version_with_verify_reports_no_upload(store, model, workspace):
     assert not [model.push("lab", verify=True) for _ in range(2)][1]
 
 

@@ -49,7 +49,7 @@ def whole(workspace):
 
 
 @pytest.mark.promise("twenty-registrations-once-gets-number")
-def test_twenty_concurrent_registrations_get_twenty_versions(workspace, tmp_path):
+def test_twenty_concurrent_registrations_of_a_model_get_twenty_versions(workspace, tmp_path):
     write_tree(tmp_path, {f"made/{number % 4}/weights": str(number % 4) * 100_000 for number in range(20)})
     started = [start(workspace, tmp_path / f"made/{number % 4}", 2) for number in range(20)]
     for process in started:
@@ -70,7 +70,7 @@ def test_twenty_concurrent_registrations_get_twenty_versions(workspace, tmp_path
 
 
 @pytest.mark.promise("twenty-registrations-once-gets-number")
-def test_equal_content_is_stored_once(workspace, tmp_path):
+def test_equal_content_of_model_versions_is_stored_once(workspace, tmp_path):
     add(workspace, tmp_path, {"weights": b"w" * 1_000_000})
     before = tree_size(workspace / "models")
     for _ in range(3):
@@ -81,7 +81,7 @@ def test_equal_content_is_stored_once(workspace, tmp_path):
 
 @pytest.mark.promise("registration-killed-leaves-version-space")
 @pytest.mark.parametrize("pause_s", [0.0, 0.02, 0.05, 0.1, 0.2])
-def test_killed_registration_leaves_no_version_and_no_files(workspace, tmp_path, monkeypatch, pause_s):
+def test_killed_model_registration_leaves_no_version_and_no_files(workspace, tmp_path, monkeypatch, pause_s):
     path = tmp_path / "large"
     with open(path, "wb") as file:
         file.truncate(300_000_000)
@@ -130,14 +130,14 @@ def test_staging_folder_of_another_machine_is_kept_for_an_hour(workspace, monkey
     assert staging.sweep(parts) == 1
 
 
-def test_version_without_a_record_is_not_listed(workspace, tmp_path):
+def test_model_version_folder_without_a_record_is_not_listed_or_replaced(workspace, tmp_path):
     add(workspace, tmp_path, {"a": "1"})
     write_tree(workspace / "models/digits/2/files", {"a": "1"})
     assert registry.versions_of(workspace).versions("digits") == [1]
     assert add(workspace, tmp_path, {"a": "2"}).version == 3, "nobody's folder is replaced"
 
 
-def test_damaged_record_raises_on_load_and_is_skipped_in_lists(workspace, tmp_path):
+def test_damaged_model_record_raises_when_loaded_and_is_skipped_when_listed(workspace, tmp_path):
     add(workspace, tmp_path, {"a": "1"})
     (workspace / "models/digits/1/model.json").write_text("{}")
     with pytest.raises(ModelError, match=r"model\.json' can't be read as a model"):
@@ -145,7 +145,7 @@ def test_damaged_record_raises_on_load_and_is_skipped_in_lists(workspace, tmp_pa
     assert list(registry.records(workspace)) == []
 
 
-def test_unknown_keys_of_a_newer_record_are_ignored(workspace, tmp_path):
+def test_unknown_keys_of_a_model_record_from_a_newer_paceline_are_ignored(workspace, tmp_path):
     made = add(workspace, tmp_path, {"a": "1"})
     path = workspace / "models/digits/1/model.json"
     data = json.loads(path.read_text())

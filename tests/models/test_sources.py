@@ -73,7 +73,7 @@ def unix_socket(path):
     ],
     ids=["pipe", "socket", "dead-link", "circle", "own-circle"],
 )
-def test_special_file_is_refused_by_name(made, tmp_path, monkeypatch, spoil, said):
+def test_model_folder_with_a_pipe_socket_or_broken_link_is_refused_by_name(made, tmp_path, monkeypatch, spoil, said):
     monkeypatch.chdir(made)  # a socket's path may have 107 characters
     spoil(type(made)("sub/odd"))
     with pytest.raises(ModelError, match=said):
@@ -94,7 +94,7 @@ def test_special_file_is_refused_by_name(made, tmp_path, monkeypatch, spoil, sai
         ("weights/x", r"there is no 'weights/x' here: Not a directory"),
     ],
 )
-def test_path_without_files_is_refused(made, monkeypatch, path, said):
+def test_model_path_that_is_missing_or_has_no_files_is_refused(made, monkeypatch, path, said):
     monkeypatch.chdir(made)
     os.makedirs("empty/deep")
     os.mkfifo("pipe")
@@ -112,7 +112,7 @@ def test_file_name_that_is_not_utf8_is_refused(made):
 # --- of a run
 
 
-def test_run_path_is_registered_under_its_last_name(folder):
+def test_model_from_a_run_folder_names_files_by_the_last_part_of_the_path(folder):
     assert names(sources.of_run(folder, "outputs/model")) == ["model/a"]
     assert names(sources.of_run(folder, "./outputs//best.bin")) == ["best.bin"]
     assert names(sources.of_run(folder, "outputs")) == ["outputs/best.bin", "outputs/model/a"]
@@ -147,7 +147,7 @@ def test_symlink_to_another_file_of_the_run_is_followed(folder):
         ("outputs/bad2", r"outputs/bad2/pipe of run .* is a pipe: a model keeps files alone"),
     ],
 )
-def test_files_outside_the_run_are_refused(folder, tmp_path, name, said):
+def test_model_path_that_is_missing_or_outside_the_run_is_refused(folder, tmp_path, name, said):
     write_tree(tmp_path, {"secret": "1"})
     for place in ("empty", "bad", "bad2"):
         (folder.outputs / place).mkdir()

@@ -20,5 +20,5 @@ from paceline.node.__main__ import _failure
     ],
     ids=["build", "launcher", "engine", "data", "store"],
 )
-def test_failure_report_names_the_cause_of_each_exception(error: Exception, cause: str) -> None:
+def test_failure_of_a_node_program_has_the_cause_of_its_exception_type(error: Exception, cause: str) -> None:
     assert _failure(error) == {"cause": cause, "message": str(error)}

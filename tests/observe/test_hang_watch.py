@@ -72,7 +72,7 @@ def made(tmp_path, monkeypatch):
 
 
 @pytest.mark.promise("run-hangs-noticed-rank-collective")
-def test_hang_is_recorded_once_and_cleared(made):
+def test_hang_of_a_run_is_recorded_once_and_its_end_is_recorded(made):
     watch, looks, go, noted, folder = made()
     go(98)
     assert looks.count == 0, "nothing is looked at before the limit"

@@ -140,7 +140,7 @@ def counted(number: int, slow: int | None) -> dict[int, dict[str, Any]]:
     return {node: {"ranks": {str(r): ranks[r] for r in (2 * node, 2 * node + 1)}} for node in (0, 1)}
 
 
-def test_straggler_is_profiled_once_and_reported(tmp_path: Path, clock: Clock) -> None:
+def test_slow_rank_is_profiled_once_and_reported_with_its_code_line(tmp_path: Path, clock: Clock) -> None:
     folder, _ = make_run(tmp_path / "runs")
     nodes, asked = Nodes(), []
     nodes.says = [counted(number, 3) for number in range(40)]
@@ -160,7 +160,7 @@ def test_straggler_is_profiled_once_and_reported(tmp_path: Path, clock: Clock) -
     assert watch.pace().end_text.startswith("Rank 3 on node-1 was 2.0 times as slow as the others")
 
 
-def test_load_watch_memory_is_bounded(tmp_path: Path, clock: Clock) -> None:
+def test_load_watch_keeps_at_most_240_windows_of_a_long_run(tmp_path: Path, clock: Clock) -> None:
     folder, _ = make_run(tmp_path / "runs")
     nodes = Nodes()
     nodes.says = [counted(number, 3) for number in range(1200)]
@@ -171,7 +171,7 @@ def test_load_watch_memory_is_bounded(tmp_path: Path, clock: Clock) -> None:
     assert watch.pace().straggler.ranks == (3,)
 
 
-def test_load_of_this_machine_is_measured() -> None:
+def test_load_meter_measures_cpu_memory_and_network_of_this_machine() -> None:
     meter = LoadMeter(("nothing",))
 
     def measured() -> bool:

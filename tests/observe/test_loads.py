@@ -9,7 +9,7 @@ from paceline.runs.folder import RunFolder
 from paceline.system.files import append_line
 
 
-def test_load_shows_only_the_nodes_of_the_last_attempt(tmp_path: Path) -> None:
+def test_load_of_a_run_lists_only_the_nodes_of_its_last_attempt(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.metrics.mkdir()
     for number in range(2):

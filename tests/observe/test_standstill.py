@@ -68,7 +68,7 @@ WAITS = {
         (process(), {"silent": "its node has not told of it"}, "nothing is known of rank 1"),
     ],
 )
-def test_progress_of_a_rank_between_two_stack_dumps_is_described(before, after, said):
+def test_change_between_two_stack_dumps_tells_whether_a_rank_makes_progress(before, after, said):
     # With another rank that does not.
     found = gets_on(look(100.0, process(), before), look(110.0, process(), after))
     assert found == (None if said is None else said if said.startswith("nothing") else f"rank 1 {said}")

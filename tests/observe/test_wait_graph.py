@@ -123,13 +123,13 @@ def test_wait_report_names_a_named_allreduce_and_does_not_blame_a_joined_rank():
     )
 
 
-def test_stopped_rank_is_reported():
+def test_rank_stopped_by_sigstop_is_named_in_the_wait_report():
     look = told(rank(state="T"), rank())
     assert [text[:42] for text in wait_graph.sentences(look)] == ["Rank 0: it is stopped, by SIGSTOP or Ctrl-"]
     assert wait_graph.sentences(told(rank(), rank())) == []
 
 
-def test_equal_stacks_are_shown_once():
+def test_ranks_with_equal_stacks_share_one_stack_in_the_printed_report():
     look = told(rank(), rank(at="data.py:41 load"), rank())
     look["notes"] = ["py-spy may not look into processes here"]
     assert str(RunStacks(look)) == (
@@ -143,7 +143,7 @@ def test_more_than_a_few_ranks_are_shown_as_a_count_and_a_range():
     assert wait_graph.ranks_words(range(20)) == "20 ranks (0 to 19)"
 
 
-def test_many_ranks_are_named_by_their_spans():
+def test_long_list_of_ranks_is_printed_as_spans_with_a_limit():
     assert wait_graph.ranks_text([0, 1, 2]) == "0, 1, 2"
     assert wait_graph.ranks_text([*range(32), 64, *range(96, 128)]) == "0 to 31, 64, 96 to 127"
     assert wait_graph.ranks_text(range(0, 40, 2)) == "0, 2, 4, 6, 8, 10, 12, 14 and 12 more spans"

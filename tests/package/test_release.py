@@ -52,7 +52,7 @@ def test_tag_that_agrees_with_version_and_changelog_is_released(release: Any, tm
         ("v1.2.0", {"changes/7.fix.md": "Mended.\n"}, "changes/ still has 7.fix.md"),
     ],
 )
-def test_tag_that_disagrees_is_refused_with_the_reason(
+def test_release_tag_of_wrong_form_or_version_is_refused_with_the_reason(
     release: Any, tmp_path: Path, tag: str, changed: dict[str, str], problem: str
 ) -> None:
     folder = make_tree(tmp_path)
@@ -60,7 +60,7 @@ def test_tag_that_disagrees_is_refused_with_the_reason(
     assert problem in "; ".join(release.problems(tag, folder))
 
 
-def test_version_is_the_same_in_every_file_that_names_it(release: Any) -> None:
+def test_every_file_of_the_repository_that_names_the_version_has_the_same(release: Any) -> None:
     versions = {text.split(" has version ")[1] for text in release.problems("v99.0.0") if " has version " in text}
     assert len(versions) == 1
 

@@ -68,7 +68,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return Built(*RELEASE.archives(tmp_path_factory.mktemp("dist")))
 
 
-def test_archives_pass_the_checks_of_the_package_index(built: Built) -> None:
+def test_wheel_and_source_archive_pass_twine_and_check_wheel_contents(built: Built) -> None:
     lacking({"twine", "check_wheel_contents"})
     checked = done(sys.executable, "-m", "twine", "check", "--strict", built.wheel, built.source)
     assert checked.returncode == 0, checked.stdout + checked.stderr
@@ -88,7 +88,7 @@ def test_links_and_pictures_of_the_package_page_lead_to_the_repository(built: Bu
     assert f"({source}/blob/v0.1.0/docs/install.md)" in page
 
 
-def test_wheel_has_type_marker_shell_files_and_pages(built: Built) -> None:
+def test_wheel_contains_the_type_marker_man_page_and_shell_completions(built: Built) -> None:
     with zipfile.ZipFile(built.wheel) as wheel:
         names = set(wheel.namelist())
     assert {"paceline/py.typed", "paceline/ui/static/uplot.js"} <= names
@@ -176,6 +176,6 @@ def test_wheel_installs_and_runs_a_script_on_each_python(built: Built, tmp_path:
         assert (place / "sweep" / "sweep.yaml").is_file()
 
 
-def test_shell_files_equal_the_generated_ones() -> None:
+def test_committed_shell_completions_and_man_page_equal_the_generated_ones() -> None:
     made = done(sys.executable, ROOT / ".ci" / "shell_files.py", "--check")
     assert made.returncode == 0, made.stdout + made.stderr

@@ -29,7 +29,7 @@ def of_folder(folder: Path, workspace: SimpleNamespace) -> str:
     return content_fingerprint(with_content(list_files([Source(path=str(folder))], workspace.path), workspace.path))
 
 
-def test_copied_folder_has_the_same_fingerprint(tmp_path, workspace):
+def test_copied_folder_has_the_same_content_fingerprint_as_the_original(tmp_path, workspace):
     write_tree(tmp_path / "one", FILES)
     shutil.copytree(tmp_path / "one", tmp_path / "other")
     assert of_folder(tmp_path / "one", workspace) == of_folder(tmp_path / "other", workspace)
@@ -60,7 +60,7 @@ def test_each_change_of_names_or_content_changes_the_fingerprint(tmp_path, works
     assert of_folder(tmp_path / "one", workspace) != before
 
 
-def test_unchanged_file_is_hashed_once(tmp_path, workspace, monkeypatch):
+def test_file_with_unchanged_modification_time_is_not_hashed_again(tmp_path, workspace, monkeypatch):
     write_tree(tmp_path / "one", {"a.txt": "alpha"})
     os.utime(tmp_path / "one/a.txt", (10**9, 10**9))
     before = of_folder(tmp_path / "one", workspace)
@@ -89,7 +89,7 @@ def test_hashes_are_recomputed_if_their_database_is_damaged(tmp_path, workspace)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_unreadable_file_is_named_in_the_error(tmp_path, workspace):
+def test_unreadable_dataset_file_is_named_in_the_error(tmp_path, workspace):
     write_tree(tmp_path / "one", FILES)
     (tmp_path / "one/a.txt").chmod(0)
     with pytest.raises(TransferError, match=r"a\.txt"):

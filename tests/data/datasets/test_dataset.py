@@ -121,7 +121,7 @@ def test_circular_and_broken_symlinks_are_skipped(data):
     assert len(dataset.download("out")) == 3
 
 
-def test_full_disk_raises_and_leaves_no_partial_file(data, small_disk):
+def test_dataset_download_to_a_full_disk_raises_and_leaves_no_partial_file(data, small_disk):
     fill_disk(small_disk)
     with pytest.raises(TransferError, match=r"a\.csv' can't be copied to .*disk/out/a\.csv': No space left"):
         Dataset.File.from_files("data").download(small_disk / "out")
@@ -179,7 +179,7 @@ def test_empty_folder_is_refused_unless_validation_is_off(tmp_path, workspace):
         dataset.register(workspace, "e")
 
 
-def test_dataset_of_a_store_name_gets_its_workspace_when_registered(workspace):
+def test_dataset_built_from_a_store_name_lists_its_files_only_after_register(workspace):
     in_the_default_store(workspace, {"train/a.txt": "a"})
     dataset = Dataset.File.from_files(("default", "train"))
     with pytest.raises(DataError, match="names the datastore 'default', but not whose"):
@@ -202,7 +202,7 @@ def test_dataset_used_as_an_input_returns_a_data_reference_with_the_chosen_mode(
     assert Dataset.File.from_files("data").as_mount().name == Dataset.File.from_files(str(data)).as_mount().name
 
 
-def test_input_of_a_dataset_name_with_a_leading_digit_gets_a_prefix(data, workspace):
+def test_input_name_of_a_dataset_whose_name_begins_with_a_digit_gets_a_prefix(data, workspace):
     assert Dataset.File.from_files("data").register(workspace, "2024.v1").as_mount().name == "input_2024_v1"
 
 
@@ -256,7 +256,7 @@ def test_delimited_files_are_concatenated(data):
     assert frame.index.tolist() == [0, 1, 2, 3]
 
 
-def test_separator_header_encoding_and_types_are_honored(tmp_path):
+def test_delimited_files_are_read_with_the_given_separator_header_encoding_and_types(tmp_path):
     write_tree(tmp_path, {"a.txt": "1;é\n;b\n".encode("latin-1")})
     options = {"separator": ";", "header": False, "encoding": "latin-1"}
     frame = frame_of(Dataset.Tabular.from_delimited_files("a.txt", **options))
@@ -368,7 +368,7 @@ def test_pandas_frame_is_stored_and_registered(workspace):
     assert xs(Dataset.get_by_name(workspace, "f")) == [0, 0]
 
 
-def test_register_pandas_dataframe_checks_frame_target_and_name(workspace):
+def test_register_pandas_dataframe_refuses_a_wrong_frame_target_or_name(workspace):
     with pytest.raises(DataError, match=r"a dict can't be stored as Parquet"):
         Dataset.Tabular.register_pandas_dataframe({"x": 1}, Datastore(workspace), "f")
     with pytest.raises(DataError, match="target='frames': give a Datastore"):

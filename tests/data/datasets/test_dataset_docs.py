@@ -36,7 +36,7 @@ def programs_of(library: str) -> list[str]:
 
 
 @pytest.mark.parametrize("library", NEEDED)
-def test_documented_programs_of_each_library_run(tmp_path, library):
+def test_documented_dataset_programs_of_each_library_run_without_error(tmp_path, library):
     require_engine(library, find_spec(library))
     assert programs_of(library)
     write_tree(Workspace.from_config().path / "data", {"people/a.csv": "age,name\n1,a\n2,b\n3,c\n4,d\n5,e\n"})
@@ -50,7 +50,7 @@ def test_documented_programs_of_each_library_run(tmp_path, library):
         run_python(RUNNER, json.dumps(programs_of(library)), environment=environment)
 
 
-def test_every_documented_program_is_tested():
+def test_every_documented_dataset_program_is_tested():
     known = [PROGRAMS[0], *(program for library in NEEDED for program in programs_of(library))]
     assert sorted(known) == sorted(PROGRAMS)
 

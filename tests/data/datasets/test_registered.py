@@ -70,7 +70,7 @@ def test_registering_the_same_data_again_returns_the_same_version(workspace, fil
     assert files.register(workspace, "digits", create_new_version=True).version == 2
 
 
-def test_changed_content_or_selection_needs_a_new_version(workspace, files, tmp_path):
+def test_registering_changed_content_under_an_existing_name_requires_create_new_version(workspace, files, tmp_path):
     files.register(workspace, "digits")
     with pytest.raises(DataError, match=r"version 1 is taken in another way.*create_new_version=True for version 2"):
         Dataset.Tabular.from_delimited_files("data").register(workspace, "digits")
@@ -83,7 +83,7 @@ def test_changed_content_or_selection_needs_a_new_version(workspace, files, tmp_
 
 
 @pytest.mark.promise("added-removed-changed-since-dataset")
-def test_check_names_added_removed_and_changed_files(workspace, files, tmp_path):
+def test_dataset_check_lists_added_removed_and_changed_files(workspace, files, tmp_path):
     made = files.register(workspace, "digits")
     assert made.check()
     assert str(made.check()) == "dataset 'digits:1' has the content that was registered"
@@ -97,21 +97,21 @@ def test_check_names_added_removed_and_changed_files(workspace, files, tmp_path)
     assert "a.csv" in str(found)
 
 
-def test_check_detects_a_rewritten_file_of_the_same_size(workspace, files, tmp_path):
+def test_dataset_check_detects_a_rewritten_file_of_the_same_size(workspace, files, tmp_path):
     made = files.register(workspace, "digits")
     (tmp_path / "data/a.csv").write_text("x\n7\n")
     os.utime(tmp_path / "data/a.csv", ns=(1, 1))
     assert made.check().changed == (str(tmp_path / "data/a.csv"),)
 
 
-def test_check_of_overlapping_sources_with_take_finds_no_change(workspace, files):
+def test_dataset_check_of_overlapping_sources_with_take_finds_no_change(workspace, files):
     dataset = Dataset.File.from_files(["data/b.csv", "data", "data/a.csv"]).take(1)
     made = dataset.register(workspace, "first")
     assert made.to_path() == ["/a.csv"]
     assert made.check()
 
 
-def test_check_of_a_missing_folder_reports_all_files_removed(workspace, files, tmp_path):
+def test_dataset_check_of_a_missing_folder_reports_all_files_removed(workspace, files, tmp_path):
     made = files.register(workspace, "digits")
     (tmp_path / "data").rename(tmp_path / "moved")
     assert len(made.check().removed) == 2
@@ -124,7 +124,7 @@ def test_only_a_registered_dataset_can_be_checked(files, workspace):
         files.register(workspace, "d").take(1).check()
 
 
-def test_unknown_name_or_version_lists_the_existing_ones(workspace, files):
+def test_unknown_dataset_name_or_version_is_refused_with_the_existing_ones(workspace, files):
     with pytest.raises(DataError, match="There are: none at all"):
         Dataset.get_by_name(workspace, "digits")
     files.register(workspace, "digits")
@@ -140,7 +140,7 @@ def test_unknown_name_or_version_lists_the_existing_ones(workspace, files):
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "a/b", "../a", "a:b", " a", "a ", "a.", "-a", "a\n", "ä", "x" * 201, None, 3]
 )
-def test_escaping_or_version_like_names_are_refused(workspace, files, name):
+def test_dataset_name_with_a_path_a_colon_or_another_invalid_character_is_refused(workspace, files, name):
     with pytest.raises(DataError, match="the dataset name"):
         files.register(workspace, name)
     assert registered.names(workspace.path) == []
@@ -153,7 +153,7 @@ def test_ordinary_dataset_names_are_accepted(workspace, files, name):
 
 
 @pytest.mark.promise("dataset-s-version-number-never")
-def test_version_numbers_are_not_reused_after_unregistering(workspace, files):
+def test_dataset_version_numbers_are_not_reused_after_unregistering(workspace, files):
     made = files.register(workspace, "digits")
     files.register(workspace, "digits", create_new_version=True)
     made.unregister_all_versions()
@@ -206,14 +206,14 @@ for _ in range(int(sys.argv[2])):
 """
 
 
-def test_concurrent_registrations_get_different_versions(workspace, files):
+def test_concurrent_registrations_of_a_dataset_get_different_versions(workspace, files):
     processes = [start_python(REGISTER, workspace.path, 20) for _ in range(3)]
     got = [int(line) for process in processes for line in process.communicate(timeout=180)[0].split()]
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert sorted(got) == list(range(1, 61))
 
 
-def test_killed_registration_leaves_complete_versions_and_no_lock(workspace, files):
+def test_killed_dataset_registration_leaves_complete_versions_and_no_lock(workspace, files):
     for lines in (1, 4, 9):
         process = start_python(REGISTER, workspace.path, 100_000)
         try:

@@ -88,7 +88,7 @@ def test_long_slice_of_the_global_order_shares_its_memory_with_numpy():
     assert part[0] == -1
 
 
-def test_position_beyond_the_global_order_raises_but_sample_ranges_wrap_around():
+def test_index_beyond_the_global_order_raises_but_a_range_of_samples_starts_over():
     order = GlobalOrder(10)
     with pytest.raises(IndexError):
         order[10]

@@ -164,7 +164,7 @@ def test_missing_rank_variables_under_a_launcher_raise(variable, value):
 
 
 @pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"])
-def test_process_of_a_launcher_with_one_process_is_rank_0_of_1(variable):
+def test_own_rank_under_a_launcher_with_one_process_is_0_of_1(variable):
     assert own_rank(environment={variable: "1"}) == (0, 1)
 
 

@@ -59,7 +59,9 @@ def test_samples_are_distributed_to_ranks_round_robin():
 
 @pytest.mark.promise("sample-comes-exactly-once-epoch")
 @given(LENGTHS, WORLDS, NUMBERS, NUMBERS, st.booleans())
-def test_each_sample_comes_exactly_once_at_every_world_size(length, world_size, seed, epoch, shuffle):
+def test_samplers_of_all_ranks_yield_each_sample_exactly_once_at_every_world_size(
+    length, world_size, seed, epoch, shuffle
+):
     made = samplers(length, world_size, seed=seed, shuffle=shuffle)
     for sampler in made:
         sampler.set_epoch(epoch)
@@ -97,7 +99,9 @@ def test_global_batches_equal_those_of_one_worker(length, world_size, batch_size
 
 @pytest.mark.promise("run-resumed-other-numbers-workers")
 @given(LENGTHS, NUMBERS, NUMBERS, st.lists(st.tuples(WORLDS, st.integers(0, 6), st.integers(1, 6)), max_size=4), WORLDS)
-def test_run_resumed_on_another_worker_count_keeps_the_order(length, seed, epoch, parts, last_world):
+def test_samplers_resumed_on_another_worker_count_continue_the_same_global_order(
+    length, seed, epoch, parts, last_world
+):
     order = list(GlobalOrder(length, seed, epoch))
     state, seen = None, []
     for world_size, steps, batch_size in parts:
@@ -276,7 +280,7 @@ def test_sampler_reads_its_rank_from_the_launchers_variables(monkeypatch):
         DistributedSampler(5)
 
 
-def test_a_sampler_needs_no_torch():
+def test_distributed_sampler_does_not_import_torch():
     code = "import sys; from paceline.data import DistributedSampler; list(DistributedSampler(9)); print('torch' in sys.modules)"
     assert run_python(code).strip() == "False"
 

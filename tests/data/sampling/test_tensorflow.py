@@ -25,7 +25,7 @@ def numbers(dataset):
 
 @pytest.mark.promise("tensorflow-gets-same-samples-same")
 @pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"pad": True}, {"shuffle": False}], ids=str)
-def test_each_rank_gets_the_samples_of_the_torch_sampler(options):
+def test_tensorflow_dataset_gives_each_rank_the_same_samples_as_the_torch_sampler(options):
     for rank in range(3):
         sampler = DistributedSampler(50, rank, 3, seed=4, **options)
         sampler.set_epoch(2)
@@ -62,7 +62,7 @@ def test_each_epoch_of_a_tensorflow_dataset_has_another_order():
     assert int(dataset.cardinality()) == 4
 
 
-def test_tensorflows_own_sharding_is_off():
+def test_tensorflow_dataset_turns_off_the_automatic_sharding_of_tensorflow():
     import tensorflow as tf
 
     options = tensorflow_dataset(10, 4, 0, 2).options()

@@ -15,7 +15,7 @@ from paceline.errors import DataError
 SECRET = "s3cr3t/+ of=the tests"
 
 
-def test_a_secret_is_read_from_the_environment(monkeypatch):
+def test_credential_reference_with_env_is_resolved_to_the_value_of_its_variable(monkeypatch):
     monkeypatch.setenv("LAB_KEY", SECRET)
     assert resolve({"key": "env:LAB_KEY"}, "lab").options() == {"key": SECRET}
 
@@ -110,7 +110,7 @@ def test_a_url_that_holds_a_secret_is_refused_and_not_shown(url):
     assert SECRET not in str(caught.value)
 
 
-def test_harmless_options_may_be_registered():
+def test_datastore_urls_and_options_without_secrets_pass_the_secret_check():
     options = {
         "endpoint_url": "http://host:9000",
         "anon": True,

@@ -127,7 +127,7 @@ def test_data_references_get_valid_input_names(workspace, tmp_path):
     assert store.as_download("d").path_on_compute == "d"
 
 
-def test_files_round_trip_through_a_datastore(workspace, s3, bucket, tmp_path):
+def test_files_uploaded_to_a_datastore_are_downloaded_with_the_same_bytes(workspace, s3, bucket, tmp_path):
     s3.bucket(bucket)
     store = s3_store(workspace, s3.url, bucket)
     write_tree(tmp_path / "src", FILES)
@@ -195,7 +195,7 @@ def test_a_full_disk_stops_a_download_and_leaves_no_file_of_that_name(workspace,
     assert not (small_disk / "out/a").exists()
 
 
-def test_memory_store_keeps_files_within_the_process(workspace, bucket, tmp_path):
+def test_files_uploaded_to_a_memory_store_are_listed_and_downloaded_in_the_same_process(workspace, bucket, tmp_path):
     store = Datastore.register(workspace, "mem", f"memory://{bucket}")
     write_tree(tmp_path / "src", FILES)
     store.upload(tmp_path / "src")

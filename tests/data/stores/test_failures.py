@@ -58,7 +58,7 @@ def named(name: str, text: str = "") -> Exception:
     ],
     ids=repr,
 )
-def test_each_library_error_is_mapped_to_its_cause(error, cause):
+def test_error_of_a_storage_library_is_mapped_to_its_failure_cause(error, cause):
     assert cause_of(error) == cause
 
 
@@ -99,12 +99,12 @@ def test_unreachable_store_and_refusal_raise_different_errors(error, is_away):
     assert not is_away or "try again" in str(told).lower()
 
 
-def test_paceline_errors_pass_unchanged():
+def test_translating_a_storage_error_returns_a_paceline_error_unchanged():
     error = DataError("as it is")
     assert translated(error, RECORD, Secrets(), "reading") is error
 
 
-def test_secrets_are_removed_from_the_message_and_its_cause():
+def test_secrets_are_removed_from_a_translated_storage_error_and_its_cause():
     error = ValueError("refused: planted", {"also": "planted"})
     told = translated(error, RECORD, Secrets({"key": "planted"}), "reading")
     assert "planted" not in str(told) + repr(error) + str(error)

@@ -23,7 +23,7 @@ def test_escaping_or_invalid_file_name_is_refused(name):
 
 
 @pytest.mark.parametrize(("path", "cleaned"), [("/a//b/./c", "a/b/c"), ("", ""), ("/", ""), ("a/", "a/"), (".", "")])
-def test_path_in_a_store_is_normalized(path, cleaned):
+def test_repeated_slashes_and_dots_are_removed_from_a_path_in_a_datastore(path, cleaned):
     assert clean_path(path, "the store") == cleaned
 
 
@@ -48,7 +48,7 @@ def test_path_that_leaves_the_store_is_refused(path):
         ("*", "n\nl", True),
     ],
 )
-def test_pattern_matches_the_expected_paths(pattern, path, matches):
+def test_star_in_a_file_pattern_matches_within_a_folder_and_double_star_across_folders(pattern, path, matches):
     assert bool(pattern_regex(pattern).fullmatch(path)) is matches
 
 

@@ -28,7 +28,7 @@ def put(cache: DataCache, name: str, content: bytes, used_s: float = 0.0) -> str
     return key
 
 
-def test_cached_file_is_linked_read_only(cache, tmp_path):
+def test_cached_file_is_linked_to_the_input_folder_with_read_only_mode(cache, tmp_path):
     key = put(cache, "a", b"hello")
     assert cache.link(key, 5, str(tmp_path / "seen"))
     assert (tmp_path / "seen").read_bytes() == b"hello"

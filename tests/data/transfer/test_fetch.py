@@ -108,7 +108,7 @@ def test_symlinked_local_folder_is_mounted_at_its_target(workspace, take, near, 
     assert take(Datastore.register(workspace, "x", tmp_path / "link").path().as_mount()).path == tmp_path / "files"
 
 
-def test_local_partition_has_links_without_copies(near, take, cache):
+def test_partition_of_a_local_folder_has_symlinks_to_its_files_without_copies(near, take, cache):
     fetched = take(near.path("train").as_partition("node"))
     assert fetched.mode == "mount"
     assert "nothing was copied" in fetched.note
@@ -117,7 +117,7 @@ def test_local_partition_has_links_without_copies(near, take, cache):
     assert 0 < len(tree(fetched.path)) < 8
 
 
-def test_a_local_pattern_is_mounted_as_links(near, take):
+def test_mounted_pattern_of_a_local_folder_shows_all_matching_files(near, take):
     fetched = take(near.path("train/part ?.bin").as_mount())
     assert tree(fetched.path) == ALL
 
@@ -156,14 +156,14 @@ def test_name_that_is_both_file_and_folder_raises(workspace, s3, bucket, take):
         take(s3_store(workspace, s3.url, bucket).path().as_download())
 
 
-def test_equal_file_names_of_two_sources_raise(near, workspace, take, tmp_path):
+def test_fetching_two_sources_with_an_equal_file_name_raises_data_error(near, workspace, take, tmp_path):
     write_tree(tmp_path / "other", {"part 1.bin": b"x"})
     sources = (Source(datastore="lab", path="train"), Source(path=f"{tmp_path}/other"))
     with pytest.raises(DataError, match=r"has two files 'part 1.bin'"):
         take(DataReference(name="both", sources=sources, mode="download"))
 
 
-def test_several_sources_form_one_folder(near, workspace, take, tmp_path):
+def test_files_of_several_sources_are_fetched_into_one_folder(near, workspace, take, tmp_path):
     write_tree(tmp_path / "other", {"more.bin": b"x"})
     sources = (Source(datastore="lab", path="train"), Source(path=f"{tmp_path}/other"))
     for mode in ("mount", "download"):
@@ -171,7 +171,7 @@ def test_several_sources_form_one_folder(near, workspace, take, tmp_path):
         assert tree(fetched.path) == {**ALL, "more.bin": b"x"}
 
 
-def test_in_memory_store_is_refused(workspace, take):
+def test_fetching_from_a_memory_store_is_refused(workspace, take):
     store = Datastore.register(workspace, "mem", "memory://x")
     with pytest.raises(DataError, match="the memory of one process"):
         take(store.path().as_download())
@@ -236,7 +236,7 @@ def test_concurrent_runs_fetch_a_file_only_once(workspace, s3_once, bucket, prox
     assert sorted(gets) == sorted(set(gets))
 
 
-def test_killed_fetch_is_resumed(workspace, s3_once, bucket, proxied, cache, take):
+def test_fetch_after_a_killed_one_downloads_only_the_missing_bytes(workspace, s3_once, bucket, proxied, cache, take):
     s3_once.bucket(bucket, {f"{number}.bin": bytes([number]) * 50_000 for number in range(40)})
 
     def slow(answer) -> None:

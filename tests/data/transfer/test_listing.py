@@ -114,7 +114,7 @@ def test_an_absolute_path_and_a_file_url_need_no_datastore(workspace, tmp_path):
 
 
 @pytest.mark.parametrize("path", ["relative/path", "ftp://host/file", ""])
-def test_relative_path_is_refused(workspace, path):
+def test_listing_a_source_path_that_is_not_absolute_is_refused(workspace, path):
     with pytest.raises(DataError, match="absolute path"):
         list_files([Source(path=path)], workspace.path)
 
@@ -182,7 +182,7 @@ def test_empty_folder_marker_is_neither_listed_nor_downloaded(workspace, s3, buc
         assert sorted(path.relative_to(tmp_path / "there").as_posix() for path in there) == expected
 
 
-def test_paginated_listing_is_complete(workspace, s3, bucket, proxied):
+def test_listing_with_several_response_pages_has_every_object_in_order(workspace, s3, bucket, proxied):
     names = [f"{number:04d}" for number in range(2 * OBJECTS_OF_AN_ANSWER + 5)]
     s3.bucket(bucket, dict.fromkeys(names, b""))
     proxy = proxied(s3.port)

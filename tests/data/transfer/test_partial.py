@@ -57,7 +57,7 @@ def test_only_recorded_byte_ranges_are_skipped_when_a_download_resumes(part, mon
 
 
 @pytest.mark.parametrize("torn", [b"0 100", b"0 1000\n", b"-5 100\n", b"60 40\n", b"a b\n", b"\xff\n"])
-def test_truncated_or_invalid_range_line_is_ignored(part, monkeypatch, torn):
+def test_truncated_or_invalid_line_of_downloaded_byte_ranges_is_ignored(part, monkeypatch, torn):
     monkeypatch.setattr(module, "SINGLE_BYTES", 10)
     part.write_bytes(b"z" * 50)
     part.with_suffix(".ranges").write_bytes(b"0 10\n" + torn)
@@ -78,7 +78,7 @@ def test_recorded_byte_ranges_of_a_missing_partial_download_are_ignored(part, mo
     again.close()
 
 
-def test_finished_file_is_renamed_and_leaves_no_partial_files(part, monkeypatch):
+def test_finished_download_is_renamed_and_its_partial_files_are_removed(part, monkeypatch):
     monkeypatch.setattr(module, "SINGLE_BYTES", 3)
     mine = claim(part, 4, wait=False)
     mine.write(b"abcd", 0)

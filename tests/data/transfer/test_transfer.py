@@ -234,14 +234,16 @@ def test_full_disk_raises_and_names_the_folder(workspace, s3, bucket, take, smal
         raise AssertionError(f"{folder} was left")
 
 
-def test_progress_ends_with_all_bytes_and_files(workspace, s3, bucket, take):
+def test_last_progress_report_of_a_fetch_has_all_bytes_and_files(workspace, s3, bucket, take):
     s3.bucket(bucket, {f"{number}.bin": BODY for number in range(5)})
     told: list[tuple[int, int, int, int]] = []
     take(s3_store(workspace, s3.url, bucket).path().as_download(), progress=lambda *figures: told.append(figures))
     assert told[-1] == (5 * len(BODY), 5 * len(BODY), 5, 5)
 
 
-def test_failed_file_fails_the_whole_fetch(workspace, s3, bucket, proxied, take, cache):
+def test_fetch_raises_and_leaves_no_input_folder_if_one_file_cannot_be_downloaded(
+    workspace, s3, bucket, proxied, take, cache
+):
     s3.bucket(bucket, {f"{number}.bin": BODY for number in range(40)})
     proxy = proxied(s3.port, spoil("/7.bin", cut(0)))
     with pytest.raises(PacelineError, match=r"7\.bin"):

@@ -167,7 +167,7 @@ def test_uploaded_output_follows_links_only_to_files_of_the_run(workspace, tmp_p
     assert "output 'model': 'pipe' is a pipe, and is left out" in said
 
 
-def test_file_replaced_by_a_symlink_is_not_stored(workspace, tmp_path):
+def test_run_file_replaced_by_a_symlink_is_refused_at_upload(workspace, tmp_path):
     store = Datastore.register(workspace, "lab", tmp_path / "near")
     write_tree(tmp_path, {"run/a": "1", "mine": "secret"})
     (tmp_path / "run/a").unlink()

@@ -458,7 +458,7 @@ def test_an_image_with_an_old_python_is_refused_with_its_version(engine, machine
 
 
 @only_podman
-def test_another_interpreter_of_the_image_can_be_selected(engine, machine):
+def test_image_probe_accepts_another_interpreter_of_the_image_by_its_path(engine, machine):
     found = probe(engine, machine, OLD_PYTHON, python="/usr/bin/python3")
     assert found is not None
     assert found.version >= (3, 10)

@@ -47,7 +47,7 @@ def there(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.promise("function-result-back")
-def test_functions_return_results_from_other_machines(
+def test_functions_submitted_to_other_machines_return_their_results(
     there: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = module_of(CODE, tmp_path, monkeypatch)

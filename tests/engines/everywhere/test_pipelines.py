@@ -27,7 +27,7 @@ paceline.Run.get_context().log("value", value)
 
 
 @pytest.mark.parametrize("way", ["ssh", "slurm"])
-def test_remote_and_local_steps_exchange_outputs(
+def test_pipeline_steps_on_this_and_another_machine_read_outputs_of_each_other(
     way: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with place(way, request, tmp_path, monkeypatch) as there:

@@ -47,7 +47,9 @@ def environment() -> dict[str, str]:
 
 @pytest.mark.promise("machines-do-see-project-data")
 @pytest.mark.parametrize("name", [pytest.param(one, marks=pytest.mark.proof) for one in TEN])
-def test_project_runs_on_another_machine_as_without_paceline(there: Place, cli: Cli, tmp_path: Path, name: str) -> None:
+def test_project_gives_the_same_result_on_another_machine_as_without_paceline(
+    there: Place, cli: Cli, tmp_path: Path, name: str
+) -> None:
     layout = LAYOUTS[name]
     # A supervisor of Ray's is on the cluster: what that does not see, it can't bring there, but through a datastore.
     area = there.folder if there.name == "ray, shared folder" else tmp_path

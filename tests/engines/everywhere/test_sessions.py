@@ -101,7 +101,7 @@ def left(run_id: str) -> list[str]:
 
 
 @pytest.mark.promise("session-is-a-run")
-def test_notebook_session_on_a_node_serves_stores_its_notebook_and_leaves_no_process(there: There) -> None:
+def test_notebook_session_on_a_node_stores_its_notebook_and_leaves_no_process_after_cancel(there: There) -> None:
     write_tree(there.folder, {"jupyterlab/__init__.py": "", "jupyterlab/__main__.py": JUPYTERLAB})
     process, run_id, url = open_session(there, "there", "--idle", "0")
     assert fetched(url) == "/lab"
@@ -185,7 +185,7 @@ def test_interrupted_wait_for_a_shell_cancels_its_session(there: There) -> None:
     there.wait_for(run_id, "Canceled")
 
 
-def test_shell_on_a_node_ends_its_session(there: There) -> None:
+def test_exit_from_a_shell_on_a_node_cancels_its_session(there: There) -> None:
     process = there.start("dev", "there", "--shell", env={"SHELL": "/bin/sh"}, stdin=subprocess.PIPE)
     out, err = process.communicate("echo in $PACELINE_RUN_ID on $(hostname); exit 3\n", timeout=100)
     assert process.returncode == 3, err
@@ -194,7 +194,7 @@ def test_shell_on_a_node_ends_its_session(there: There) -> None:
     there.wait_for(run_id, "Canceled")
 
 
-def test_idle_session_on_a_node_ends(there: There) -> None:
+def test_session_on_a_node_ends_after_its_idle_limit(there: There) -> None:
     run_id = there("dev", "there", "--shell", "--idle", "1s", "-d").stdout.strip()
     there.wait_for(run_id, "Completed")
     assert "ends after 1 s without activity" in there("logs", run_id).stdout

@@ -50,7 +50,7 @@ def printed_there(page: Path, last: str, way: str, request: pytest.FixtureReques
 @pytest.mark.promise("tutorials-notebooks-made-their-pages")
 @pytest.mark.proof
 @pytest.mark.parametrize("way", ["ssh", "slurm"])
-def test_second_tutorial_runs_on_other_machines_by_naming_the_target(
+def test_commands_of_the_second_tutorial_train_on_two_other_machines(
     way: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     printed, there = printed_there(HOROVOD, "sums[", way, request, tmp_path)
@@ -63,7 +63,7 @@ def test_second_tutorial_runs_on_other_machines_by_naming_the_target(
 
 @pytest.mark.proof
 @pytest.mark.parametrize("way", ["ssh", "slurm"])
-def test_fourth_tutorial_recovers_from_its_crash_on_other_machines(
+def test_training_of_the_fourth_tutorial_resumes_after_its_crash_on_other_machines(
     way: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     printed, there = printed_there(LAPTOP, 'metrics("accuracy").steps', way, request, tmp_path)
@@ -74,7 +74,7 @@ def test_fourth_tutorial_recovers_from_its_crash_on_other_machines(
 
 @pytest.mark.promise("tutorials-notebooks-made-their-pages")
 @pytest.mark.parametrize("page", [HOROVOD, LAPTOP], ids=lambda page: page.stem)
-def test_ssh_commands_of_the_tutorial_equal_the_readme(page: Path) -> None:
+def test_ssh_commands_of_a_tutorial_are_on_the_readme_or_examples_page(page: Path) -> None:
     """Or those of the page of examples: both are run on two such hosts."""
     found = [block for block in blocks(page, "console") if re.search(r"\blab\b", block.text)]
     assert found

@@ -115,7 +115,9 @@ print(logged.restore_snapshot(path="zips").endswith(".zip"), exp)
 
 
 @pytest.mark.promise("drivers-sdk-run-they-one", "output-dataset-one-run-completed")
-def test_sdk_driver_runs_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_azure_sdk_driver_script_runs_unchanged_under_paceline_azureml(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "src").mkdir()
     (tmp_path / "src/train.py").write_text(SCRIPT)
     (tmp_path / "x.csv").write_text("a,b")
@@ -170,7 +172,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         pytest.param("driver_2022.py", "Completed", id="2022"),
     ],
 )
-def test_examples_of_each_sdk_era_run_unchanged(
+def test_azure_sdk_examples_of_each_release_era_run_unchanged(
     tmp_path: Path, driver: str, last: str, request: pytest.FixtureRequest
 ) -> None:
     python = request.getfixturevalue("python_with_tensorflow" if "tensorflow" in driver else "python")
@@ -195,7 +197,9 @@ def test_examples_of_each_sdk_era_run_unchanged(
 
 
 @pytest.mark.promise("drivers-sdk-run-they-one")
-def test_sdk_notebook_runs_after_one_added_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_azure_sdk_notebook_runs_after_import_paceline_azureml_is_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
     monkeypatch.delenv("PACELINE_WORKSPACE", raising=False)

@@ -186,7 +186,7 @@ def test_missing_input_data_is_named_before_the_workers_start(
     assert "lab" in run.failure.message
 
 
-def test_a_store_that_the_workspace_does_not_know_is_refused_at_once(lab: Lab) -> None:
+def test_input_from_a_store_that_the_workspace_does_not_know_is_refused_at_submission(lab: Lab) -> None:
     reference = pl.DataReference(name="x", sources=(source("nowhere"),))
     lab.write("print()\n")
     with pytest.raises(pl.errors.DataError, match="'nowhere'"):
@@ -199,7 +199,7 @@ def source(datastore: str) -> Any:
     return Source(datastore=datastore, path="x")
 
 
-def test_a_store_in_this_process_s_memory_is_refused_at_once(lab: Lab) -> None:
+def test_input_from_a_memory_store_is_refused_at_submission(lab: Lab) -> None:
     store = pl.Datastore.register(pl.Workspace(lab.workspace_dir), "ram", "memory://test")
     lab.write("print()\n")
     with pytest.raises(pl.errors.DataError, match="memory of this process"):
@@ -225,7 +225,7 @@ def test_a_dataset_is_recorded_with_the_run_that_used_it(lab: Lab, store: pl.Dat
     assert "no longer those that were there" in run.folder.prepare_log(0).read_text()
 
 
-def test_tabular_input_is_read_by_name(lab: Lab, store: pl.Datastore, tmp_path: Path) -> None:
+def test_script_reads_a_tabular_input_by_its_name(lab: Lab, store: pl.Datastore, tmp_path: Path) -> None:
     pytest.importorskip("pandas")
     (tmp_path / "store/table.csv").write_text("a,b\n1,2\n3,4\n")
     table = pl.Dataset.Tabular.from_delimited_files((store, "table.csv"))

@@ -89,7 +89,7 @@ def test_script_gets_its_own_pythonpath_and_path(lab: Lab, spam: str, tmp_path: 
     assert seen(run)["env"]["PATH"] == "/bin"
 
 
-def test_user_managed_environment_uses_its_interpreter(lab: Lab) -> None:
+def test_run_with_a_user_managed_environment_uses_its_interpreter_and_builds_nothing(lab: Lab) -> None:
     definition = pl.Environment.from_existing("mine", sys.prefix)
     run = lab.complete(KEEP + "keep(sys.prefix)\n", environment_definition=definition)
     assert seen(run) == sys.prefix

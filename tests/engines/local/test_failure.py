@@ -210,7 +210,7 @@ def test_wait_for_completion_raises_the_failure_report(lab: Lab) -> None:
     assert "ValueError: bad batch" in details["error"]["error"]["message"]
 
 
-def test_exception_with_a_broken_str_is_reported(lab: Lab) -> None:
+def test_failure_report_names_an_exception_whose_str_raises(lab: Lab) -> None:
     script = """
         class Odd(Exception):
             def __str__(self):

@@ -68,7 +68,7 @@ def test_more_workers_than_gpus_are_refused_before_anything_starts(lab: Lab) -> 
         lab.experiment.submit(estimator)
 
 
-def test_invalid_device_ordinal_suggests_gpu_visibility(lab: Lab) -> None:
+def test_invalid_device_ordinal_failure_suggests_gpu_visibility_node_unless_it_is_set(lab: Lab) -> None:
     script = "raise RuntimeError('CUDA error: invalid device ordinal')\n"
     run = lab.finish(script, use_gpu=True)
     assert run.failure is not None

@@ -188,7 +188,7 @@ for step in range(start, 30):
 
 
 @pytest.mark.promise("metrics-several-attempts-one-series")
-def test_metrics_of_resumed_attempts_equal_one_run(lab: Lab) -> None:
+def test_metrics_of_a_run_with_three_attempts_equal_those_of_an_uninterrupted_one(lab: Lab) -> None:
     run = lab.complete(TRAINING, max_restarts=2)
 
     assert len(run.record().attempts) == 3

@@ -108,7 +108,7 @@ def test_worker_can_set_tags_and_properties_and_upload_files_and_images(lab: Lab
         run.download_file("none")
 
 
-def test_second_upload_of_one_name_raises_on_its_rank(lab: Lab) -> None:
+def test_rank_that_uploads_a_second_file_of_the_same_name_gets_an_error(lab: Lab) -> None:
     script = KEEP + (
         "import paceline\n"
         "open(f'mine_{os.environ[\"PACELINE_RANK\"]}', 'w').write(os.environ['PACELINE_RANK'])\n"
@@ -254,7 +254,7 @@ def test_restored_snapshot_equals_the_submitted_source(lab: Lab) -> None:
     assert (restored / "sub" / "data.txt").read_text() == "old"
 
 
-def test_wait_for_completion_works_on_new_handles_of_several_runs(lab: Lab) -> None:
+def test_wait_for_completion_on_a_new_run_object_waits_for_the_existing_run(lab: Lab) -> None:
     runs = [lab.submit("print('x')\n", tags={"number": number}) for number in range(3)]
     for run in runs:
         pl.Run(lab.experiment, run.id).wait_for_completion()

@@ -14,7 +14,7 @@ from tests.engines.parents import BELOW_MPIRUN, BELOW_THE_SUPERVISOR
 
 @pytest.mark.promise("script-runs-main-module-own")
 @BELOW_THE_SUPERVISOR
-def test_a_script_is_the_main_module(lab: Lab, parent: dict[str, Any]) -> None:
+def test_script_of_a_run_has_the_main_module_variables_of_plain_python(lab: Lab, parent: dict[str, Any]) -> None:
     script = KEEP + (
         "import helper, inspect\n"
         "from package import inner\n"
@@ -97,7 +97,7 @@ def test_multiprocessing_works_in_a_script(lab: Lab, parent: dict[str, Any], met
 
 
 @BELOW_THE_SUPERVISOR
-def test_source_files_named_like_modules_do_not_break_the_worker(lab: Lab, parent: dict[str, Any]) -> None:
+def test_script_imports_its_own_modules_named_like_those_of_the_worker(lab: Lab, parent: dict[str, Any]) -> None:
     # As far as Python itself survives it: what the script imports is the source's, what Paceline needs is Paceline's.
     names = "paceline worker report script select runs job plan processes errors monitor ranks cli targets launchers"
     files = {f"{name}.py": f"WHOSE = 'the source, {name}'\n" for name in [*names.split(), "json", "signal", "types"]}

@@ -211,7 +211,7 @@ def test_demand_larger_than_the_cluster_is_refused_at_submission(lab: Lab) -> No
     assert not list((lab.workspace_dir / "runs").glob("*"))
 
 
-def test_wrong_token_is_reported(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_submission_to_ray_with_a_wrong_token_is_refused(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, "wrong")
     with pytest.raises(TargetError, match="does not take this token"):
         lab.submit("", compute_target="cluster")
@@ -263,7 +263,7 @@ def test_run_without_a_shared_folder_travels_through_a_datastore(cluster: RayLab
 
 
 @pytest.mark.proof
-def test_exec_works_through_a_datastore(cluster: RayLab, tmp_path: Path) -> None:
+def test_exec_reaches_a_worker_of_a_ray_cluster_without_a_shared_folder(cluster: RayLab, tmp_path: Path) -> None:
     lab = Lab(tmp_path / NASTY)
     store = cluster.folder / f"store {next(_numbers)} {NASTY}"
     cluster.add_target(lab.workspace_dir, datastore="lab")
@@ -282,7 +282,7 @@ def test_hang_on_two_ray_nodes_is_detected_and_its_missing_rank_named(cluster: R
     check_hang(lab.submit(STOPS, **TWO, hang_seconds=3))
 
 
-def test_doctor_and_compute_list_show_ray_nodes(cluster: RayLab, lab: Lab) -> None:
+def test_ray_target_reports_its_nodes_and_cores_and_doctor_examines_two_of_them(cluster: RayLab, lab: Lab) -> None:
     target = configured.find_target("cluster", lab.workspace_dir)
     status = target.status()  # type: ignore[attr-defined]
     assert (len(status.up), status.cores, status.gpus) == (3, 6, 0)

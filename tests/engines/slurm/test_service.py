@@ -39,7 +39,9 @@ def workspace(slurm_cluster: SlurmLab, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.promise("service-ssh-host-job-slurm")
-def test_service_runs_as_a_slurm_job(slurm_cluster: SlurmLab, workspace: Workspace, tmp_path: Path) -> None:
+def test_service_deployed_as_a_slurm_job_answers_requests_until_it_is_stopped(
+    slurm_cluster: SlurmLab, workspace: Workspace, tmp_path: Path
+) -> None:
     source = write_tree(tmp_path / "src", {"score.py": SCRIPT, "two.txt": "2", "three.txt": "3"})
     given = {"entry_script": source / "score.py", "target": "cluster"}
     with pytest.raises(ServiceError, match="asks for a key"):

@@ -40,7 +40,9 @@ def workspace(ssh_network: Hosts, tmp_path: Path) -> Iterator[Workspace]:
 
 
 @pytest.mark.promise("service-ssh-host-job-slurm")
-def test_service_runs_on_an_ssh_host(ssh_network: Hosts, workspace: Workspace, tmp_path: Path) -> None:
+def test_service_deployed_on_an_ssh_host_answers_requests_until_it_is_stopped(
+    ssh_network: Hosts, workspace: Workspace, tmp_path: Path
+) -> None:
     source = write_tree(
         tmp_path / "src", {"score.py": WHERE, "two.txt": "2", "three.txt": "3", "bad.py": "import none_such\n"}
     )

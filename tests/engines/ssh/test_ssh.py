@@ -129,7 +129,7 @@ def test_run_on_two_hosts_leaves_the_same_files_as_on_this_machine(ssh_lab: Lab,
 
 
 @pytest.mark.promise("nodes-workers-take-sampled-target")
-def test_exec_works_on_the_workers_host_and_long_logs_are_truncated(ssh_lab: Lab) -> None:
+def test_exec_runs_on_the_workers_ssh_host_and_long_logs_are_truncated(ssh_lab: Lab) -> None:
     run = ssh_lab.submit(LOUD, **TWO, log_limit=LIMIT, environment_variables={"MINE": "abc"})
     check_exec(run)
     check_short(run)
@@ -419,7 +419,7 @@ def test_changed_host_key_is_reported_with_the_fixing_command(hosts: Hosts, sett
     check()
 
 
-def test_wrong_key_unknown_host_and_closed_port_are_explained(
+def test_ssh_error_explains_a_wrong_key_unknown_host_closed_port_or_missing_python(
     hosts: Hosts, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     subprocess.run(["ssh-keygen", "-qt", "ed25519", "-N", "", "-f", str(tmp_path / "key")], check=True)
@@ -452,7 +452,9 @@ def test_host_with_a_full_disk_is_named_and_replaced(hosts: Hosts, settings: dic
 
 
 @pytest.mark.proof
-def test_nearly_full_disk_is_reported_with_its_host(hosts: Hosts, settings: dict[str, Any], lab: Lab) -> None:
+def test_driver_log_names_the_ssh_host_whose_disk_is_nearly_full(
+    hosts: Hosts, settings: dict[str, Any], lab: Lab
+) -> None:
     hosts.kill("pa0")
     hosts.boot("pa0", tmp_mib=64)
     try:
@@ -502,7 +504,7 @@ def test_ssh_login_at_a_terminal_is_reused_by_the_next_run(
         keys.write_text(kept)
 
 
-def test_wrong_password_is_reported_and_the_right_one_is_reused(
+def test_compute_login_refuses_a_wrong_password_and_runs_reuse_the_right_login(
     hosts: Hosts, lab: Lab, settings: dict[str, Any], tmp_path: Path, password: str
 ) -> None:
     config = tmp_path / "config"

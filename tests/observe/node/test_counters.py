@@ -40,7 +40,7 @@ def test_tcp_counters_follow_sent_and_received_bytes():
             assert found[-1][1] > 0
 
 
-def test_missing_kernel_permission_gives_no_counters(monkeypatch):
+def test_tcp_counters_are_empty_if_the_kernel_refuses_permission(monkeypatch):
     def refuses():
         raise PermissionError
 

@@ -86,7 +86,7 @@ def one(number: int, kind: str = "gloo:all_reduce", **values):
     return {**given, **shapes, **values}
 
 
-def test_unfinished_collectives_are_reported_as_in_progress():
+def test_unfinished_collectives_are_read_from_a_flight_recorder_dump():
     entries = [
         one(1),
         one(2, state="completed", retired=False),

@@ -32,7 +32,7 @@ def nvidia_smi(tmp_path, monkeypatch):
     ],
 )
 @pytest.mark.parametrize("name", [GPUS_VARIABLE, "CUDA_VISIBLE_DEVICES"])
-def test_device_variables_select_the_gpus(monkeypatch, nvidia_smi, name, value, found):
+def test_paceline_gpus_or_cuda_visible_devices_selects_the_gpus_of_a_node(monkeypatch, nvidia_smi, name, value, found):
     nvidia_smi("seq 0 7")
     monkeypatch.setenv(name, value)
     assert devices() == found

@@ -94,7 +94,7 @@ def test_power_of_the_processors_comes_from_their_energy_counters(tmp_path, monk
     assert meter.look()["cpu_watts"] == 80.0
 
 
-def test_a_worker_is_found_by_its_environment(tmp_path):
+def test_worker_process_of_a_rank_is_found_by_its_run_id_and_rank_variables(tmp_path):
     env = {**os.environ, "PACELINE_RUN_ID": "lab_1_f00d", "PACELINE_RANK": "5"}
     with subprocess.Popen(["sleep", "1000"], env=env) as process:
         meter = WorkerLoads()

@@ -50,14 +50,14 @@ def wheel(any_mpirun: str, torch_at_hand: None) -> None:
 
 
 @pytest.mark.promise("script-written-horovod-runs")
-def test_horovod_script_runs_unchanged(lab: Lab) -> None:
+def test_horovod_script_on_two_workers_runs_unchanged(lab: Lab) -> None:
     run = lab.complete(HOROVOD, **WORLD)
     found = [seen(run, rank) for rank in range(2)]
     assert [values[:4] for values in found] == [[0, 2, 0, 1.0], [1, 2, 1, 1.0]]
     assert found[0][4] == found[1][4]
 
 
-def test_horovod_script_runs_on_one_process(lab: Lab) -> None:
+def test_horovod_script_without_a_launcher_runs_as_rank_0_of_1(lab: Lab) -> None:
     run = lab.complete(HOROVOD)
     assert seen(run)[:4] == [0, 1, 0, 0.0]
 
@@ -82,7 +82,7 @@ def test_failed_rank_of_a_horovod_run_is_named_and_the_other_rank_ends(lab: Lab)
 
 
 @pytest.mark.promise("torch-backend-mpi-run-dtype")
-def test_torch_has_backend_mpi_and_its_failed_rank_is_named(lab: Lab) -> None:
+def test_torch_backend_mpi_works_under_mpirun_and_its_failed_rank_is_named(lab: Lab) -> None:
     run = fails(lab, TORCH, "raise ValueError('mine')", "dist.barrier()", 1)
     assert [seen(run, rank) for rank in range(2)] == [["mpi", 2, [[1.0, 1.0, 1.0]]]] * 2
 
