@@ -199,6 +199,7 @@ READS = {
     "name": (lambda run, top: run.name, "mine"),
     "is_archived": (lambda run, top: run.is_archived, False),
     "description": (lambda run, top: run.description, "of the script's"),
+    "comments": (lambda run, top: [comment.text for comment in run.comments], ["diverges"]),
     "input_datasets": (lambda run, top: list(run.input_datasets), ["train"]),
     "output_datasets": (lambda run, top: list(run.output_datasets), ["model"]),
     "get_environment": (lambda run, top: run.get_environment().name, "default-environment"),
@@ -253,6 +254,8 @@ NO_READS = {
         "fail",
         "cancel",
         "delete",
+        "comment",
+        "remove_comment",
     ),
     *("clean", "get_secret", "get_secrets", "get_submitted_run", "take_snapshot"),
     *("child_run", "create_children", "submit_child", "exec", "wait_for_completion"),
@@ -283,6 +286,7 @@ def far(monkeypatch, folder, tmp_path):
     tags_and_properties.add_properties(there.notes, {"seed": 3})
     tags_and_properties.set_name(there.notes, "display_name", "mine")
     tags_and_properties.set_name(there.notes, "description", "of the script's")
+    tags_and_properties.add_comment(there.notes, "diverges")
     write_json(
         there.data,
         {"inputs": [{"name": "train", "node_rank": 0, "sources": []}], "outputs": [{"name": "model", "sources": []}]},
@@ -310,6 +314,14 @@ def test_reading_a_mirrored_run_fetches_new_data(far, tmp_path, read):
     if expected != states.RUNNING:
         call(handle, tmp_path / "copies2")
     assert engine.looks == looks, "its end comes last: all is here"
+
+
+def test_comment_of_another_machine_is_fetched_before_its_removal(far):
+    handle, engine = far
+    (comment_id,) = tags_and_properties.read(engine.folder.notes).comments
+    handle.remove_comment(comment_id)
+    assert engine.looks == 1
+    assert not tags_and_properties.read(handle.folder.notes).comments
 
 
 @pytest.mark.promise("call-reads-run-brings-here")

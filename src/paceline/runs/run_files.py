@@ -194,6 +194,7 @@ class HasNotes(ABC):
         Raises:
             UserError: There is no such comment, or another user wrote it.
         """
+        self._notes()  # fetches comments that another machine has written
         tags_and_properties.remove_comment(self.folder.notes, comment_id)
 
     def tag(self, key: str, value: object = None) -> None:

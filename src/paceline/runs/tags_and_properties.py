@@ -6,7 +6,6 @@ They are in a file of their own, to which any process may append lines. The last
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -147,7 +146,7 @@ def add_comment(path: Path, text: str) -> Comment:
     text = str(text).replace("\r\n", "\n").strip()
     if not 0 < len(text) <= LONGEST_COMMENT:
         raise UserError(f"a comment has 1 to {LONGEST_COMMENT} characters, got {len(text)}. Longer texts are notes.")
-    comment = Comment(id=secrets.token_hex(4), author=user_name(), time_utc=utc_now(), text=text)
+    comment = Comment(id=os.urandom(4).hex(), author=user_name(), time_utc=utc_now(), text=text)
     append_line(path, {"comment": asdict(comment)})
     return comment
 
