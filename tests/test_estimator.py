@@ -105,7 +105,7 @@ def test_job_has_the_estimators_framework(kind, framework):
 @pytest.mark.parametrize(
     ("kind", "backend"), [(kind, backend) for kind, known in BACKENDS.items() for backend in known]
 )
-def test_each_estimator_accepts_its_backends(kind, backend):
+def test_each_estimator_stores_each_of_its_supported_backends_in_the_job(kind, backend):
     estimator = kind(entry_script="train.py", distributed_backend=backend, use_gpu=backend == "nccl")
     assert estimator.job().distributed_backend == backend
 
@@ -151,7 +151,7 @@ def test_several_processes_without_a_backend_are_refused(kind, size):
     ],
     ids=lambda wrong: next(iter(wrong)),
 )
-def test_wrong_values_are_refused_when_the_estimator_is_made(wrong):
+def test_estimator_constructor_refuses_a_wrong_value_by_the_name_of_its_parameter(wrong):
     (name,) = wrong
     with pytest.raises(JobError, match=name):
         PyTorch(**({"entry_script": "train.py"} | wrong))

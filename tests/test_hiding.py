@@ -38,7 +38,9 @@ print(package.later.begin(), package.later.__loader__.path == package.later.__fi
 """
 
 
-def test_hidden_modules_reappear_with_import_hooks_applied(tmp_path: Path) -> None:
+def test_preloaded_module_hidden_from_sys_modules_returns_at_its_import_with_import_hooks_applied(
+    tmp_path: Path,
+) -> None:
     write_tree(tmp_path, FILES)
     said = run_python(CODE, tmp_path, Path(__file__).parents[1])
     assert said.splitlines() == ["ours a function a function", "ours True"]

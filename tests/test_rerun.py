@@ -123,7 +123,9 @@ def test_rerun_parameters_include_options_of_the_script_and_values_of_the_run(tm
         (RerunChanges(resume=True), "resume", "no checkpoint"),
     ],
 )
-def test_wrong_change_is_named(tmp_path: Path, changes: RerunChanges, field: str, said: str) -> None:
+def test_invalid_rerun_change_is_reported_under_its_field_with_the_reason(
+    tmp_path: Path, changes: RerunChanges, field: str, said: str
+) -> None:
     folder, job = run_of(tmp_path, ("--epochs", "3"))
     _, problems = changed(folder, job, changes, tmp_path)
     assert list(problems) == [field]

@@ -114,7 +114,7 @@ def test_handles_of_one_workspace_are_equal(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["digits", "a", "9", "Digits_2-b", "x" * 200])
-def test_an_experiment_has_a_plain_name(tmp_path, name):
+def test_experiment_accepts_a_name_of_letters_digits_dashes_and_underscores(tmp_path, name):
     assert Experiment(Workspace("ws"), name).name == name
 
 

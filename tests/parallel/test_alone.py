@@ -376,7 +376,7 @@ def test_weighted_evaluation_equals_the_loss_over_all_rows() -> None:
     assert found == pytest.approx(float(models.token_loss(model.eval()(x), y).detach()), rel=1e-5)
 
 
-def test_any_batch_type_works_with_a_split_function() -> None:
+def test_training_step_accepts_a_batch_of_nested_dicts_if_a_split_function_is_given() -> None:
     model = models.Mlp()
     par = paceline.parallelize(
         model,

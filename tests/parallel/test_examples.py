@@ -70,7 +70,7 @@ def test_plain_examples_reduce_their_loss(need_torch: None, tmp_path: Path) -> N
         assert last < first
 
 
-def test_the_digits_are_learned_by_two_workers(need_torch: None, tmp_path: Path) -> None:
+def test_digits_example_on_two_workers_reaches_90_percent_accuracy(need_torch: None, tmp_path: Path) -> None:
     require_engine("scikit-learn", find_spec("sklearn"))
     output = launched(tmp_path, "digits_parallel.py", 2)
     accuracies = [float(found) for found in re.findall(r"accuracy (\d\.\d+)", output)]
@@ -84,7 +84,7 @@ def test_the_digits_are_learned_by_two_workers(need_torch: None, tmp_path: Path)
     "strategy",
     ["data", *(pytest.param(name, marks=pytest.mark.proof) for name in ("pipeline", "tensor", "fully-sharded"))],
 )
-def test_the_transformer_learns_the_same_on_every_strategy(
+def test_transformer_example_on_two_workers_has_the_losses_of_one_process_under_every_strategy(
     of_one_process: list[float], tmp_path: Path, strategy: str
 ) -> None:
     output = launched(tmp_path, "chars_parallel.py", 2, "--pieces", "160", "--strategy", strategy)

@@ -50,12 +50,12 @@ PLAIN: list[Any] = [
 
 
 @pytest.mark.parametrize("value", PLAIN, ids=repr)
-def test_plain_value_sent_between_ranks_round_trips(value: Any) -> None:
+def test_plain_value_is_equal_after_encoding_and_decoding(value: Any) -> None:
     _assert_comes_as_it_was(value)
 
 
 @pytest.mark.parametrize("written", ["torch.Size([2, 3])", "torch.bfloat16", "torch.device('cuda', 1)"])
-def test_torch_values_round_trip(written: str) -> None:
+def test_torch_size_dtype_and_device_are_equal_after_encoding_and_decoding(written: str) -> None:
     _assert_comes_as_it_was(eval(written))
 
 
@@ -65,7 +65,7 @@ def _assert_comes_as_it_was(value: Any) -> None:
     assert type(found) is type(value)
 
 
-def test_infinities_nan_and_numpy_numbers_round_trip() -> None:
+def test_infinities_and_nan_are_kept_and_numpy_numbers_decoded_as_python_numbers() -> None:
     numpy = pytest.importorskip("numpy")
     found = unpacked(packed([math.inf, -math.inf, math.nan, numpy.int64(3), numpy.float32(0.5)]))
     assert found[:2] == [math.inf, -math.inf]
@@ -75,7 +75,7 @@ def test_infinities_nan_and_numpy_numbers_round_trip() -> None:
 
 
 @pytest.mark.parametrize("name", ["float64", "bfloat16", "int8", "bool", "complex64"])
-def test_tensors_round_trip_bitwise(name: str) -> None:
+def test_tensors_are_equal_with_their_dtypes_after_encoding_and_decoding(name: str) -> None:
     dtype = getattr(torch, name)
     tensors = [torch.arange(6).reshape(2, 3).to(dtype).T, torch.ones((), dtype=dtype), torch.empty(0, 4, dtype=dtype)]
     # An odd number of bytes before it.
@@ -85,7 +85,7 @@ def test_tensors_round_trip_bitwise(name: str) -> None:
         assert torch.equal(one, other)
 
 
-def test_only_expected_dataclasses_round_trip() -> None:
+def test_dataclass_is_encoded_and_decoded_only_if_its_class_is_expected() -> None:
     value = ([Cut("a", (1, 2))], Cut("b", ()))
     assert unpacked(packed(value, (Cut,)), (Cut,)) == value
     with pytest.raises(TypeError, match="Cut"):

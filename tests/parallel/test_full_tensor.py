@@ -32,7 +32,7 @@ def test_full_tensor_is_gathered_without_torch_warnings(caplog: pytest.LogCaptur
     assert len(caplog.records) == 1, "and torch may speak again afterwards"
 
 
-def test_whole_tensor_is_returned_unchanged() -> None:
+def test_tensor_that_is_not_sharded_is_returned_as_the_same_object() -> None:
     tensor = torch.ones(3)
     assert whole(tensor) is tensor
     assert whole(None) is None

@@ -96,7 +96,7 @@ def _in_module() -> tuple[Callable[..., Any], Callable[[], Any]]:
 
 
 @pytest.mark.parametrize("kind", ["object", "method", "closure", "helper", "module"])
-def test_loss_state_is_restored_from_every_container(kind: str) -> None:
+def test_state_changed_by_a_loss_call_is_restored_in_objects_closures_helpers_and_modules(kind: str) -> None:
     makers = {
         "object": _in_object,
         "method": _in_method,
@@ -115,7 +115,7 @@ def test_loss_state_is_restored_from_every_container(kind: str) -> None:
     assert shown() == before
 
 
-def test_unchanged_tensors_of_a_loss_keep_their_version() -> None:
+def test_tensors_that_a_loss_does_not_change_keep_their_version_when_its_state_is_restored() -> None:
     table = torch.ones(3)
     with loss_state.loss_kept(lambda output, target: (output * table).sum(), nn.Linear(1, 1)):
         pass
@@ -162,7 +162,7 @@ def test_fake_tensor_in_the_state_of_a_loss_is_skipped() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_buffers_of_a_scripted_module_are_put_back() -> None:
+def test_buffers_of_a_scripted_module_changed_in_a_buffers_kept_block_are_restored() -> None:
     """The story: a scripted part has no dict of buffers, and the first comparison ended with an AttributeError."""
     from paceline.parallel.tracing.fake_model import buffers_kept
 

@@ -154,7 +154,9 @@ def test_random_numbers_depend_only_on_seed_step_replica_and_stage() -> None:
         (ZeroDivisionError(), False),
     ],
 )
-def test_communication_errors_are_recognized(error: Exception, is_one: bool) -> None:
+def test_runtime_error_of_a_closed_connection_is_recognized_as_a_communication_error(
+    error: Exception, is_one: bool
+) -> None:
     assert is_communication(error) == is_one
 
 

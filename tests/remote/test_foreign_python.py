@@ -53,7 +53,7 @@ def test_answer_of_a_remote_python_program_is_found_among_other_output(source, i
     assert done.stderr == b""
 
 
-def test_remote_python_program_may_run_exit_handlers_and_return_no_answer(source):
+def test_remote_python_program_without_an_answer_runs_its_exit_handlers_and_exits_with_0(source):
     done = run(
         foreign_python.words(sys.executable, "nothing"), foreign_python.program(source, "nothing", ends_at_once=False)
     )

@@ -16,7 +16,7 @@ SOME: list[tuple[dict[str, Any], bytes]] = [
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=60))
-def test_frames_round_trip_through_any_chunking(sizes):
+def test_wire_frames_are_decoded_whole_from_any_chunking_of_the_byte_stream(sizes):
     text = b"".join(
         frame({name: value for name, value in header.items() if name != "bytes"}, data) for header, data in SOME
     )
@@ -39,6 +39,6 @@ def test_incomplete_frame_is_reported_as_torn_until_its_last_byte_arrives():
 @pytest.mark.parametrize(
     "junk", [b"Last login: today\n", b"\0\0\0\x02{]", b"\0\0\0\x02[]", b"\0\0\0\x0c" + b'{"bytes":-1}']
 )
-def test_invalid_bytes_raise_a_wire_error(junk):
+def test_bytes_that_are_no_valid_frame_raise_a_wire_error(junk):
     with pytest.raises(WireError):
         list(Frames().feed(junk))

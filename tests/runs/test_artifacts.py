@@ -35,7 +35,7 @@ def folder(tmp_path):
     ],
     ids=lambda name: ascii(name)[:20],
 )
-def test_file_round_trips_under_its_name(folder, tmp_path, name):
+def test_uploaded_file_is_listed_and_downloaded_unchanged_under_its_name(folder, tmp_path, name):
     (tmp_path / "source").write_bytes(b"\0data")
     assert artifacts.put(folder, name, tmp_path / "source") == name
     assert artifacts.names(folder) == [name]
@@ -55,7 +55,7 @@ def test_file_name_outside_the_run_is_refused_by_upload_and_download(folder, tmp
 
 
 @pytest.mark.promise("name-taken-other-bytes-refused")
-def test_equal_bytes_may_be_uploaded_again(folder, tmp_path):
+def test_file_with_equal_bytes_may_be_uploaded_again_under_its_name(folder, tmp_path):
     for content in ("same", "same"):
         (tmp_path / "source").write_text(content)
         artifacts.put(folder, "outputs/a", tmp_path / "source")

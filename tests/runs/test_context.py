@@ -34,7 +34,7 @@ def test_worker_context_outside_a_run_is_none(environment):
 
 @pytest.mark.parametrize("name", ["PACELINE_RANK", "PACELINE_WORLD_SIZE", "PACELINE_ATTEMPT"])
 @pytest.mark.parametrize("value", [None, "", "x", "-1", "1.5", " 1"])
-def test_missing_or_broken_rank_variable_raises_run_context_error(name, value):
+def test_missing_or_invalid_rank_variable_of_a_worker_raises_run_context_error_with_its_name(name, value):
     environment = {key: text for key, text in WORKER.items() if key != name}
     if value is not None:
         environment[name] = value

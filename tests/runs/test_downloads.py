@@ -116,7 +116,7 @@ def test_file_removed_during_download_is_reported_as_gone(folder, tmp_path):
 
 
 @pytest.mark.parametrize("has_unnamed_files", [True, False])
-def test_failed_copy_keeps_the_old_file(folder, tmp_path, monkeypatch, has_unnamed_files):
+def test_download_that_fails_on_a_full_disk_keeps_the_existing_file(folder, tmp_path, monkeypatch, has_unnamed_files):
     if not has_unnamed_files:
         monkeypatch.setattr(files.os, "O_TMPFILE", 0)
     target = write_tree(tmp_path / "to", {"model.pt": b"mine"})
@@ -132,7 +132,7 @@ def test_failed_copy_keeps_the_old_file(folder, tmp_path, monkeypatch, has_unnam
 
 
 @pytest.mark.promise("download-killed-leaves-part-file")
-def test_killed_copy_leaves_no_file(folder, tmp_path):
+def test_download_killed_during_the_copy_leaves_no_partial_file(folder, tmp_path):
     probe = tmp_path / "probe"
     probe.mkdir()
     try:

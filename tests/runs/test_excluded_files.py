@@ -47,7 +47,7 @@ def test_outputs_folder_replaced_by_a_link_is_reported(folder, tmp_path):
     assert names(folder) == {"work/outputs": f"a link in the place of the run's outputs, to {str(tmp_path)!r}"}
 
 
-def test_symlink_to_temporary_data_becomes_a_copy(folder):
+def test_output_symlinks_to_files_in_the_working_folder_are_replaced_by_copies(folder):
     (folder.outputs / "w").symlink_to("../work/w")
     (folder.outputs / "d").symlink_to(folder.work / "d")
     (folder.checkpoints / "y").symlink_to("../uploads/o/y")
@@ -90,7 +90,7 @@ def test_links_in_a_replaced_outputs_folder_are_moved_to_the_outputs(folder):
 
 
 @pytest.mark.parametrize("place", ["outputs", "outputs/esc", "work"])
-def test_moves_do_not_follow_symlinks_out_of_or_into_the_run(folder, tmp_path, place):
+def test_moving_outputs_writes_nothing_through_a_run_folder_replaced_by_a_symlink(folder, tmp_path, place):
     """As a script in a container may try, which can't write where its supervisor can."""
     theirs = write_tree(tmp_path / "home", {"outputs/esc/old": "mine"})
     (folder.work / "outputs").unlink()

@@ -62,7 +62,7 @@ def test_exec_command_started_as_the_run_ends_reports_the_end(folder, monkeypatc
 
 
 @pytest.mark.promise("folder-takes-place-request-paceline")
-def test_input_is_not_written_into_a_folder_that_replaced_the_request(folder):
+def test_exec_input_is_not_written_into_a_folder_that_replaced_the_exec_request(folder):
     # Story: a member of a group put a folder of his own there, and read what the owner typed.
     files = Files(folder)
     files.begin({"argv": ["passwd"]})

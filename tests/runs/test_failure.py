@@ -24,7 +24,7 @@ FULL = FailureReport(
 
 
 @pytest.mark.parametrize("report", [FULL, FailureReport(cause="disk", message="full")])
-def test_a_report_goes_to_json_and_back_unchanged(report):
+def test_failure_report_is_equal_after_conversion_to_json_and_back(report):
     assert FailureReport.from_json(json.loads(json.dumps(report.to_json()))) == report
 
 
@@ -62,7 +62,7 @@ def test_report_with_many_lost_ranks_names_eight_and_counts_further_ones():
 @pytest.mark.parametrize(
     ("number", "name"), [(9, "SIGKILL"), (11, "SIGSEGV"), (15, "SIGTERM"), (42, "signal 42"), (200, "signal 200")]
 )
-def test_signal_number_has_a_name(number, name):
+def test_signal_number_is_shown_by_its_name_or_as_a_number_if_unnamed(number, name):
     assert signal_name(number) == name
 
 
@@ -76,7 +76,7 @@ def test_every_signal_number_is_accepted():
     ("number", "words"),
     [(signal.SIGKILL, "killed from outside"), (signal.SIGSEGV, "segmentation fault"), (signal.SIGBUS, "/dev/shm")],
 )
-def test_signal_is_explained(number, words):
+def test_failure_text_of_a_signal_explains_its_usual_cause(number, words):
     assert words in signal_words(number)
 
 
@@ -85,7 +85,7 @@ def test_logs_command_names_run_and_rank():
     assert logs_command("digits_1_2", 0) == "paceline logs digits_1_2 --rank 0"
 
 
-def test_each_failure_cause_has_its_own_text():
+def test_each_failure_cause_has_a_text_that_no_other_cause_has():
     assert len(set(CAUSES.values())) == len(CAUSES)
 
 

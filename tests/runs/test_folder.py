@@ -24,7 +24,7 @@ FOLDER = RunFolder(Path("/ws/runs/digits_1700000000_00000001"))
         ("outputs/", "outputs"),
     ],
 )
-def test_file_name_is_normalized(name, plain):
+def test_file_name_of_a_run_loses_leading_dots_and_double_slashes_and_is_otherwise_kept(name, plain):
     assert check_file_name(name) == plain
 
 

@@ -26,11 +26,11 @@ from tests.helpers import RUN_ID, make_job, make_record, make_run, write_tree
         (100_000, "27 h 46 min"),
     ],
 )
-def test_duration_text_is_readable(seconds, text):
+def test_duration_in_seconds_is_formatted_with_the_units_of_its_size(seconds, text):
     assert duration_text(seconds) == text
 
 
-def test_state_text_has_the_waiting_reason():
+def test_state_text_of_a_queued_run_has_its_waiting_reason():
     assert state_text(make_record(status="Queued", waiting_for="waits for 1 run (a)")) == "Queued: waits for 1 run (a)"
     assert state_text(make_record(status="Running")) == "Running"
 

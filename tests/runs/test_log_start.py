@@ -46,7 +46,7 @@ pieces = st.lists(st.tuples(st.integers(0, 2), st.text("ab\n\r", max_size=6).map
 @given(
     attempts=st.lists(pieces, min_size=1, max_size=3), count=st.integers(0, 12), only=st.booleans(), seed=st.integers()
 )
-def test_last_lines_equal_the_end_of_the_whole_log(tmp_path_factory, attempts, count, only, seed):
+def test_last_lines_of_a_run_log_equal_the_end_of_its_whole_log(tmp_path_factory, attempts, count, only, seed):
     folder = RunFolder(tmp_path_factory.mktemp("run"))
     for number, written in enumerate(attempts, start=1):
         write(folder, number, written, noted=random.Random(seed).choice([None, len(written) // 2, 0]))
@@ -105,7 +105,7 @@ def test_attempts_that_ended_before_the_start_time_are_skipped(tmp_path):
     assert moment_start(folder, [], [0], 0) == LogStart()
 
 
-def test_later_of_two_log_offsets_is_chosen():
+def test_later_of_two_log_starts_has_the_later_attempt_or_each_ranks_larger_offset():
     one, two = LogStart(1, 500, {0: 5, 1: 9}), LogStart(2, 0, {})
     assert one.later(two) == two.later(one) == two
     assert one.later(LogStart(1, 400, {0: 6})) == LogStart(1, 500, {0: 6, 1: 9})

@@ -61,7 +61,7 @@ def test_log_bytes_are_split_into_lines(pieces, lines):
     st.binary(max_size=60).map(lambda data: data.replace(b"\0", b"\n").replace(b"\x01", b"\r")),
     st.lists(st.integers(0, 60)),
 )
-def test_lines_do_not_depend_on_the_chunks_of_the_log(data, cuts):
+def test_log_is_split_into_the_same_lines_for_any_chunking_of_its_bytes(data, cuts):
     edges = [0, *sorted(cut for cut in cuts if cut <= len(data)), len(data)]
     pieces = [data[begin:end] for begin, end in pairwise(edges)]
     assert assembled(*pieces) == assembled(data)
@@ -157,7 +157,7 @@ def test_torch_redirect_warning_is_filtered(tmp_path, noise):
 @pytest.mark.parametrize(
     "line", [f"loss 1 {NOISE}", f"{NOISE} and more", NOISE.replace("hostname", "port"), f"x {NOISE}"]
 )
-def test_similar_lines_are_not_filtered(line):
+def test_lines_that_only_contain_or_resemble_the_torch_redirect_warning_are_not_filtered(line):
     assert list(LineAssembler().feed(f"{line}\n".encode())) == [line]
 
 
@@ -186,7 +186,7 @@ def test_merged_lines_have_the_recorded_order(folder):
     assert merged(folder, 1, [0, 1]) == [(0, "a"), (1, "b"), (1, "c"), (0, "d")]
 
 
-def test_lines_without_a_timestamp_come_last(folder):
+def test_log_lines_missing_in_the_line_order_file_come_last(folder):
     attempt(folder, 1, {0: b"a\nb\n", 1: b"c\n", 2: b"d\n"}, "1.0 2 2\n")
     assert merged(folder, 1, [0, 1, 2]) == [(2, "d"), (0, "a"), (0, "b"), (1, "c")]
 

@@ -73,7 +73,7 @@ def test_metric_values_keep_their_order_and_names_the_order_of_first_use(folder)
 @pytest.mark.parametrize(
     "value", [0, -1, 10**30, 0.1, -0.0, 5e-324, 1.7976931348623157e308, "text ü\n", "", True, False]
 )
-def test_scalar_round_trips_with_type_and_sign(folder, value):
+def test_logged_scalar_is_read_back_with_its_type_and_sign(folder, value):
     logged(folder, value)
     found = read(folder)["loss"]
     assert (found, type(found)) == (value, type(value))
@@ -155,7 +155,7 @@ def test_empty_or_non_string_metric_name_is_refused(folder, name):
 
 
 @pytest.mark.parametrize("name", ["train/loss", "größe", 'a"b', "a\nb", "kind", "x" * 1000, "\ud800"], ids=ascii)
-def test_any_metric_name_round_trips(folder, name):
+def test_values_logged_under_any_metric_name_are_read_back_under_that_name(folder, name):
     logged(folder, 1, 2, name=name)
     assert read(folder) == {name: [1, 2]}
 
@@ -186,7 +186,7 @@ def test_reading_a_long_metric_uses_little_memory(folder):
         assert read(folder) == alone
 
 
-def test_many_names_do_not_fill_memory(folder):
+def test_metric_log_remembers_at_most_10000_names_and_still_writes_further_metrics(folder):
     log = MetricLog(folder / "rank_0.jsonl")
     for number in range(10_050):
         log.scalar(f"m{number}", number)
@@ -304,7 +304,7 @@ def test_torn_last_metric_line_is_skipped_and_the_next_writer_starts_a_new_line(
 @pytest.mark.parametrize(
     "garbage", [b"\0" * 100, b"\xff\xfe\n", b"[1, 2]\n", b"5\n", b"null\n", b'{"no": "name"}\n', b'"x"\n', b"\n\n\n"]
 )
-def test_garbage_lines_are_skipped(folder, garbage):
+def test_invalid_lines_in_a_metric_file_are_skipped_and_other_values_read(folder, garbage):
     logged(folder, 1)
     with open(folder / "rank_0.jsonl", "ab") as file:
         file.write(garbage)
@@ -383,7 +383,7 @@ log.scalar("parent", 1)
     assert read(folder) == {"parent": [0, 1], **{name: list(range(500)) for name in "abcd"}}
 
 
-def test_concurrent_reader_sees_a_prefix(folder):
+def test_metrics_read_during_concurrent_writing_are_a_prefix_of_the_logged_values(folder):
     with start_python(WRITER, folder / "rank_0.jsonl") as process:
         try:
             while int(process.stdout.readline()) < 10:
@@ -426,7 +426,7 @@ def test_line_completed_during_reading_is_not_lost(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("size", [20, 1000], ids=["the first line", "a value"])
-def test_log_on_a_full_disk_raises_and_later_values_stay_readable(folder, size):
+def test_metric_logged_on_a_full_disk_raises_and_later_values_stay_readable(folder, size):
     # The story: on a full disk half a line was written; once there was space again, the next value was glued to it and
     # lost, though its call had returned. A limit of the file's size cuts a write short as a full disk does.
     code = """
@@ -509,7 +509,7 @@ def test_attempt_resumed_from_an_older_checkpoint_supersedes_several_attempts(fo
     assert read(folder) == {"loss": [1.0, 1.001, 3.002, 3.003]}
 
 
-def test_short_attempt_between_two_others_supersedes_only_its_own_steps(folder):
+def test_metric_values_of_a_short_middle_attempt_supersede_only_the_steps_that_it_logged(folder):
     attempt_of(folder, 1, 0, 1, 2, 3)
     attempt_of(folder, 2, 0)  # did not find the checkpoint, and soon died
     attempt_of(folder, 3, 3, 4)
@@ -521,7 +521,7 @@ def test_short_attempt_between_two_others_supersedes_only_its_own_steps(folder):
     assert [value for value in read(folder)["loss"] if value != 1.0][-4:] == [1.001, 1.002, 3.003, 3.004]
 
 
-def test_steps_are_superseded_per_metric_name(folder):
+def test_later_attempt_supersedes_steps_of_each_metric_name_separately(folder):
     for attempt, batches, epochs in ((1, (0, 1, 100, 101), (0, 1)), (2, (100, 101, 200), (1, 2))):
         attempt_of(folder, attempt, *batches, name="loss")
         attempt_of(folder, attempt, *epochs, name="accuracy")
@@ -534,7 +534,7 @@ def test_steps_are_superseded_per_metric_name(folder):
     assert read(folder, name="accuracy") == {"accuracy": [1.0, 2.001, 2.002]}
 
 
-def test_values_without_a_step_are_kept_for_all_attempts(folder):
+def test_metric_values_without_a_step_are_kept_from_all_attempts(folder):
     attempt_of(folder, 1, None, 5, 6)
     attempt_of(folder, 2, 5, None)
     assert read(folder) == {"loss": [1.0, 2.005, 2.0]}

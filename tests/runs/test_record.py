@@ -59,7 +59,7 @@ def through_json(record: RunRecord) -> RunRecord:
     return RunRecord.from_json(json.loads(json.dumps(record.to_json())))
 
 
-def test_example_record_sets_every_field():
+def test_example_run_record_of_the_tests_sets_every_field():
     defaults = RunRecord(run_id="", experiment="")
     same = {field.name for field in fields(RunRecord) if getattr(FULL, field.name) == getattr(defaults, field.name)}
     # Of the same kind as a submitted run, which is neither a sweep nor a trial, a pipeline nor a step, and no program.
@@ -73,7 +73,7 @@ def test_a_record_goes_to_json_and_back_unchanged(record):
     assert through_json(record) == record
 
 
-def test_fields_of_a_newer_version_are_left_out():
+def test_run_record_fields_of_a_newer_version_are_ignored_when_it_is_read():
     data = FULL.to_json() | {"colour": "blue"}
     data["attempts"][0]["colour"] = data["failure"]["colour"] = "blue"
     assert RunRecord.from_json(data) == FULL
@@ -97,7 +97,7 @@ def test_duration_of_a_run_is_measured_from_start_to_end():
     assert FULL.duration_s == 2.5
 
 
-def test_duration_before_the_start_is_none():
+def test_duration_of_a_run_before_its_start_is_none():
     assert make_record().duration_s is None
 
 
@@ -110,7 +110,7 @@ def test_clock_set_back_gives_no_negative_duration():
 
 
 @given(st.datetimes(timezones=st.timezones()))
-def test_time_text_keeps_milliseconds(time):
+def test_time_text_of_a_run_record_keeps_milliseconds(time):
     text = utc_text(time)
     assert text.endswith("Z")
     assert abs((parse_utc(text) - time).total_seconds()) < 0.001

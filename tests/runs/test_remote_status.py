@@ -325,7 +325,7 @@ def test_comment_of_another_machine_is_fetched_before_its_removal(far):
 
 
 @pytest.mark.promise("call-reads-run-brings-here")
-def test_each_attribute_of_a_run_is_classified_as_reading_or_not():
+def test_each_public_attribute_of_the_sdk_run_is_listed_as_reading_the_run_or_not():
     """So that who adds one has to say which it is, and a read is tried above."""
     assert {name for name in dir(azureml.Run) if name[0] != "_"} == {name.split()[0] for name in READS} | NO_READS
     assert issubclass(azureml.Run, pl.Run)

@@ -25,14 +25,14 @@ def test_a_file_is_uploaded_listed_and_downloaded(run, tmp_path):
     assert Path(run.download_file("outputs/model.pt", "copy")).read_text() == "weights"
 
 
-def test_files_are_uploaded_in_pairs(run, tmp_path):
+def test_upload_files_pairs_names_with_paths_and_refuses_unequal_counts(run, tmp_path):
     write_tree(tmp_path, {"x": "1", "y": "2"})
     assert run.upload_files(["one", "two"], ["x", "y"]) == ["one", "two"]
     with pytest.raises(UserError, match="2 names but 1 paths"):
         run.upload_files(["one", "two"], ["x"])
 
 
-def test_a_folder_is_uploaded(run, tmp_path):
+def test_upload_folder_stores_the_files_of_a_folder_under_the_given_name(run, tmp_path):
     write_tree(tmp_path, {"plots/a/b": ""})
     assert run.upload_folder("mine", "plots") == ["mine/a/b"]
 

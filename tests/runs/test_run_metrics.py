@@ -101,7 +101,7 @@ def test_dict_of_metrics_is_logged_value_by_value_with_its_step(run):
         run.log("loss")
 
 
-def test_steps_of_lists_tables_and_images_are_stored(run):
+def test_lists_tables_and_images_are_logged_with_their_steps(run):
     run.log_list("list", [1], step=1)
     run.log_table("table", {"x": 1}, step=2)
     run.log_image("image", plot=Plot(), step=3)

@@ -67,7 +67,7 @@ def test_min_and_max_of_a_series_ignore_non_numbers(tmp_path):
     )
 
 
-def test_series_joins_attempts_and_merges_or_splits_ranks(tmp_path):
+def test_series_joins_the_attempts_of_a_given_rank_or_merges_all_ranks_by_default(tmp_path):
     folder = RunFolder(tmp_path)
     for attempt, steps in ((1, range(4)), (2, range(2, 6))):
         writer = log(folder, 0, attempt)

@@ -200,7 +200,7 @@ def test_finding_an_unknown_run_raises_with_the_next_step(runs_dir, run_id):
 
 
 @pytest.mark.parametrize("run_id", ["../x", "..", "/etc", ".hidden", ""])
-def test_finding_a_run_by_a_path_is_refused(runs_dir, run_id):
+def test_find_refuses_a_run_id_that_is_a_path_hidden_or_empty(runs_dir, run_id):
     with pytest.raises(FileNameError):
         store.find(runs_dir, run_id)
 
@@ -248,7 +248,7 @@ def test_run_record_of_a_newer_version_does_not_hide_other_runs(runs_dir):
     assert other.run_id in [record.run_id for record in read.all_records(runs_dir)]
 
 
-def test_job_is_written_once_and_validated_once_in_a_process(runs_dir, monkeypatch):
+def test_job_file_is_not_rewritten_by_a_state_change_and_validated_once_per_process(runs_dir, monkeypatch):
     folder, fd = make_run(runs_dir, job=make_job())
     before = os.stat(folder.job)
     monkeypatch.setattr(Job, "__post_init__", None)

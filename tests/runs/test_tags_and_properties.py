@@ -28,7 +28,7 @@ def test_tag_value_is_converted_to_a_string(path):
     assert tags_and_properties.read(path).tags == {"a": "5", "b": "True", "c": "[1]"}
 
 
-def test_removed_tag_can_be_set_again(path):
+def test_removed_tag_of_a_run_can_be_set_again(path):
     tags_and_properties.set_tags(path, {"a": 1, "b": 2})
     tags_and_properties.remove_tags(path, ["a", "never"])
     assert tags_and_properties.read(path).tags == {"b": "2"}
@@ -36,7 +36,7 @@ def test_removed_tag_can_be_set_again(path):
     assert tags_and_properties.read(path).tags == {"b": "2", "a": "3"}
 
 
-def test_changing_a_property_is_refused(path):
+def test_change_of_a_property_of_a_run_is_refused(path):
     tags_and_properties.add_properties(path, {"commit": "abc", "n": 1})
     with pytest.raises(RunStateError, match="property 'commit' is 'abc' already"):
         tags_and_properties.add_properties(path, {"new": "x", "commit": "def"})
@@ -118,7 +118,7 @@ def test_only_author_owner_and_admin_remove_a_comment(path, monkeypatch):
     assert tags_and_properties.read(path).comments == {}
 
 
-def test_damaged_comments_are_left_out(path):
+def test_comments_with_damaged_fields_are_omitted_and_overlong_fields_truncated(path):
     good = {"id": "a", "author": "n" * 300, "time_utc": "t" * 300, "text": "x" * 9000}
     for line in (
         {"comment": good},

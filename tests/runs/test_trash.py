@@ -120,7 +120,7 @@ def test_run_with_a_damaged_deletion_time_is_kept_in_the_trash(tmp_path: Path, t
     assert len(trash.restore(tmp_path, RUN_ID)) == 1
 
 
-def test_links_are_neither_deleted_nor_found_in_the_trash(tmp_path: Path) -> None:
+def test_symlinked_run_folder_can_not_be_deleted_and_is_not_found_in_the_trash(tmp_path: Path) -> None:
     elsewhere = ended(tmp_path / "other")
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / RUN_ID).symlink_to(elsewhere.path)

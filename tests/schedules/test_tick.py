@@ -93,7 +93,7 @@ def test_tick_starts_one_run_per_due_time_and_records_missed_times(lab: Lab) -> 
 
 
 @pytest.mark.promise("schedule-missed-times")
-def test_late_tick_starts_one_run_for_all_missed_times_or_none(lab: Lab) -> None:
+def test_late_tick_starts_one_run_for_all_missed_times_or_none_if_configured_to_skip(lab: Lab) -> None:
     lab.add("once", cron="30 * * * *", time_zone="UTC")
     lab.add("skip", cron="30 * * * *", time_zone="UTC", missed="skip")
 

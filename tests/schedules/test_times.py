@@ -71,7 +71,9 @@ def test_count_of_missed_times_is_limited_and_the_latest_time_is_still_returned(
         ("0 3 * * *", "../etc", "time zone '../etc' is not known here"),
     ],
 )
-def test_wrong_expression_or_zone_is_refused(expression: str, zone: str, message: str) -> None:
+def test_invalid_cron_expression_or_time_zone_is_refused_with_the_reason(
+    expression: str, zone: str, message: str
+) -> None:
     with pytest.raises(ScheduleError) as raised:
         times.check(expression, zone)
 

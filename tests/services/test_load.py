@@ -115,7 +115,7 @@ def test_replicas_are_read_from_the_state_of_the_server(tmp_path: Path) -> None:
     assert load.replicas(folder, None) == []
 
 
-def test_example_is_made_of_the_types_of_the_service_s_description(
+def test_example_request_of_a_service_is_made_from_the_types_in_its_openapi_schema(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     schema = {

@@ -202,7 +202,9 @@ def test_registered_model_is_served_unless_it_was_modified(workspace: Workspace,
 
 
 @pytest.mark.promise("service-environment-run-made-model")
-def test_service_has_its_own_environment(workspace: Workspace, source: Path, tmp_path: Path) -> None:
+def test_service_script_imports_packages_of_the_environment_given_at_deployment(
+    workspace: Workspace, source: Path, tmp_path: Path
+) -> None:
     wheel = make_wheel(tmp_path / "wheels", "small", "1.1", code="def say():\n    return 'small'\n")
     script = "import sys, small\n\ndef init():\n    pass\n\ndef run(data):\n    return [small.say(), sys.prefix]\n"
     write_tree(source, {"own.py": script})

@@ -45,7 +45,7 @@ def test_git_state_has_commit_branch_and_dirty(tmp_path):
     ],
     ids=["edited", "untracked", "removed", "mode", "renamed", "added"],
 )
-def test_any_difference_from_the_commit_is_dirty(tmp_path, change):
+def test_git_state_is_dirty_for_any_difference_from_the_commit(tmp_path, change):
     top = repository(tmp_path / "code")
     change(top)
     assert git_state(top)["dirty"] is True

@@ -66,7 +66,7 @@ def hooks() -> Iterator[Hooks]:
 
 
 @pytest.mark.promise("whoever-wants-know-told-run")
-def test_notifications_have_the_form_of_each_service(
+def test_each_notification_service_receives_its_message_in_its_own_format(
     tmp_path: Path, hooks: Hooks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "bin").mkdir()
@@ -248,7 +248,7 @@ def test_hang_notification_has_the_start_time_and_reason(tmp_path: Path, hooks: 
         (["start"], states.FAILED, []),
     ],
 )
-def test_only_chosen_events_are_sent_once(
+def test_state_change_is_notified_once_and_only_if_its_event_is_chosen(
     tmp_path: Path, hooks: Hooks, events: list[str], status: str, heard: list[str]
 ) -> None:
     chosen = {"notify_on": events} if events else {}

@@ -447,7 +447,7 @@ SyntaxError: invalid syntax
         (None, "", False),
     ],
 )
-def test_load_errors_are_distinguished_from_runtime_errors(exception, traceback, again):
+def test_error_while_a_script_is_loaded_is_not_retried_but_a_runtime_error_is(exception, traceback, again):
     found = report("exception", exception, traceback)
     assert comes_again(found) == again
     assert is_retried(found, ASKED) == (not again)

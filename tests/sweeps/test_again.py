@@ -31,7 +31,7 @@ SPACE = Space(
 )
 
 
-def test_space_text_round_trips() -> None:
+def test_search_space_written_as_text_is_equal_after_reading() -> None:
     text = space_text(SPACE)
     assert text.splitlines()[:2] == ["--lr = loguniform(0.0001, 0.1)", "batch = choice(32, 64)"]
     assert read_space(text, SPACE) == SPACE

@@ -384,7 +384,9 @@ def found(tmp_path: Path, script: str, space: dict[str, Any], pass_as: str = "ar
 
 @pytest.mark.promise("sweep-gives-script-values-form")
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_values_are_passed_in_the_form_the_script_parses(tmp_path: Path, name: str) -> None:
+def test_sweep_values_are_passed_as_arguments_in_the_form_that_the_scripts_parser_accepts(
+    tmp_path: Path, name: str
+) -> None:
     script, words = SCRIPTS[name]
     space = {"lr": pl.choice(0.1), "sizes": pl.choice([[1, 2]])}
     assert found(tmp_path, script, space) == (words or ["--lr", "0.1", "--sizes", "[1, 2]"])

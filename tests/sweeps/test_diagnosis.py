@@ -44,7 +44,9 @@ def common(tmp_path: Path, *reports: FailureReport) -> diagnosis.Cause:
         ),
     ],
 )
-def test_errors_that_differ_in_numbers_share_a_cause(errors: list[str], said: str, tmp_path: Path) -> None:
+def test_errors_of_trials_that_differ_only_in_numbers_share_a_cause(
+    errors: list[str], said: str, tmp_path: Path
+) -> None:
     reports = [FailureReport(cause="exception", message="rank 0 failed", exception=error) for error in errors]
     assert common(tmp_path, *reports).text == said
 
@@ -111,7 +113,7 @@ NAN, INF = math.nan, math.inf
         ([[1, 2, 3]] * 4, {}, "'loss' rises from its first value on, and the sweep is to minimize it"),
     ],
 )
-def test_unusual_curves_give_one_warning(curves: Any, values: Any, said: str, tmp_path: Path) -> None:
+def test_unusual_metric_curves_of_a_sweep_give_one_warning(curves: Any, values: Any, said: str, tmp_path: Path) -> None:
     warnings = told(tmp_path, curves, **values)
     assert len(warnings) == 1
     assert said in warnings[0]
@@ -128,12 +130,12 @@ def test_unusual_curves_give_one_warning(curves: Any, values: Any, said: str, tm
         ([[1, 1, 1]] * 9, {}),
     ],
 )
-def test_ordinary_curves_give_no_warning(curves: Any, values: Any, tmp_path: Path) -> None:
+def test_ordinary_metric_curves_of_a_sweep_give_no_warning(curves: Any, values: Any, tmp_path: Path) -> None:
     assert told(tmp_path, curves, **values) == ()
 
 
 @pytest.mark.promise("strange-about-metric-said-one")
-def test_different_values_of_ranks_give_a_warning(tmp_path: Path) -> None:
+def test_metric_logged_by_two_ranks_of_a_trial_with_different_values_gives_a_warning(tmp_path: Path) -> None:
     (text,) = told(tmp_path, [[3, 2, 1]] * 3, others=[9, 8, 7])
     assert text == "'loss' is logged by 2 ranks of trial 0 with different values: those of rank 0 count."
     assert told(tmp_path / "same", [[3, 2, 1]] * 3, others=[3, 2, 1]) == ()

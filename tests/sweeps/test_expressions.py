@@ -29,7 +29,7 @@ EVERY = [
 
 
 @pytest.mark.parametrize("expression", EVERY, ids=lambda one: str(one.to_json()))
-def test_expression_values_round_trip_through_raw_values_and_json(expression: Any) -> None:
+def test_expression_and_its_values_are_equal_after_conversion_to_json_and_raw_values_and_back(expression: Any) -> None:
     assert from_json(expression.to_json()) == expression
     source = random.Random(3)
     for _ in range(200):

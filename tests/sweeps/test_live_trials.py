@@ -119,7 +119,7 @@ def test_live_table_of_an_ended_sweep_is_printed_once(tmp_path: Path) -> None:
     assert "0      Completed  3     1       5.0 s  0.25" in stream.getvalue()
 
 
-def test_markup_and_control_characters_are_escaped() -> None:
+def test_live_trials_table_shows_markup_literally_and_escapes_control_characters() -> None:
     from rich.console import Console
 
     stream = io.StringIO()

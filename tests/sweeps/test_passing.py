@@ -55,7 +55,7 @@ def test_script_reads_its_parameter_values_in_each_pass_as_form(
     assert not (run.best_child().folder.work).exists()
 
 
-def test_unpassable_values_are_refused_at_submission(tmp_path: Path) -> None:
+def test_sweep_whose_pass_as_form_can_not_carry_its_values_is_refused(tmp_path: Path) -> None:
     write_tree(tmp_path / "source", {"train.py": SCRIPT, "p.json": "[]"})
     estimator = pl.Estimator(tmp_path / "source", entry_script="train.py")
     with pytest.raises(SweepError, match="pass_as='env'"):

@@ -78,7 +78,7 @@ def test_notebook_shows_trials_and_ctrl_c_prints_how_to_reattach(
     assert f"paceline sweep show -f {sweep.run_id}" in capsys.readouterr().err
 
 
-def test_parameter_column_keeps_dashes_if_its_name_is_taken():
+def test_parameter_column_has_no_dashes_unless_a_result_column_has_the_plain_name():
     assert parameter_column("--lr", ("loss",)) == "lr"
     assert parameter_column("status", ("loss",)) == "--status"
     assert parameter_column("--loss", ("loss",)) == "--loss"

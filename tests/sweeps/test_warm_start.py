@@ -59,7 +59,7 @@ def test_warm_start_converts_former_results_into_the_new_space(tmp_path: Path) -
     assert results(tmp_path, FORMER, goal="maximize")[0]["values"] == [3.0]
 
 
-def test_known_results_are_stored_with_the_sweep(tmp_path: Path) -> None:
+def test_warm_start_results_are_stored_with_the_sweep_and_survive_removal_of_the_earlier_one(tmp_path: Path) -> None:
     folder = former(tmp_path)
     spec = SweepSpec(space=Space(FORMER), metric="loss", sampler="tpe", warm_start=(SWEEP_ID,))
     new = RunFolder(tmp_path / "runs" / "new_1700000000_00000002")

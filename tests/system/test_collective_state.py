@@ -52,7 +52,7 @@ def test_missing_or_invalid_collective_state_file_reads_as_empty(tmp_path):
 
 
 @pytest.mark.parametrize(("ranks", "text"), [([0, 1, 2, 3], "0-3"), ([5], "5"), ([0, 2, 3], "0,2-3"), ([], "")])
-def test_ranks_are_formatted_as_ranges(ranks, text):
+def test_list_of_ranks_is_formatted_as_ranges_and_parsed_back(ranks, text):
     assert ranks_text(ranks) == text
     assert ranks_of(text) == ranks
 

@@ -105,7 +105,7 @@ def test_appended_json_lines_are_read_in_order(tmp_path):
     assert list(json_lines(path)) == values
 
 
-def test_torn_line_is_skipped_and_hides_no_other(tmp_path):
+def test_torn_json_line_is_skipped_and_lines_appended_later_are_read(tmp_path):
     path = tmp_path / "a.jsonl"
     append_line(path, 1)
     with open(path, "ab") as file:
@@ -266,7 +266,7 @@ def test_path_attribute_of_a_folder_class_is_not_a_dataclass_field(tmp_path):
     assert Folder(tmp_path) == Folder(tmp_path)
 
 
-def test_missing_file_is_skipped_without_an_error(tmp_path):
+def test_gone_is_fine_block_suppresses_the_error_of_a_missing_file(tmp_path):
     seen = []
     with gone_is_fine():
         seen.append((tmp_path / "gone").stat())

@@ -44,7 +44,7 @@ def test_log_within_its_limit_is_not_truncated(log):
 
 
 @pytest.mark.promise("long-log-first-last-part")
-def test_first_and_last_lines_of_a_long_log_are_kept(log):
+def test_log_over_its_limit_keeps_its_first_and_last_lines(log):
     # Story: a worker that printed for ever filled the disk, and every run on it failed.
     keeper, written = gaps.Keeper(str(log), LIMIT), 0
     for _ in range(200):
@@ -104,7 +104,7 @@ def test_log_stays_whole_with_a_note_if_holes_are_unsupported(log, monkeypatch):
     assert os.listdir(log.parent) == ["rank_3.log"]
 
 
-def test_offsets_in_the_original_log_map_to_the_truncated_log():
+def test_byte_offsets_of_the_original_log_map_to_offsets_of_the_truncated_log():
     gap = gaps.Gap(100, 1000, LIMIT)
     mark = len(gap.mark())
     assert [gap.place(offset) for offset in (0, 100, 500, 1000, 1010)] == [0, 100, 100 + mark, 100 + mark, 110 + mark]

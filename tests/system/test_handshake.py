@@ -44,7 +44,7 @@ def test_handshake_succeeds_with_equal_keys():
         assert server.recv_bytes() == b"hello"
 
 
-def test_sides_with_different_keys_refuse_each_other():
+def test_handshake_fails_on_both_sides_if_their_keys_differ():
     for end in connected(b"secret", b"another"):
         assert isinstance(end, ConnectionError)
         assert "the handshake failed" in str(end)

@@ -54,7 +54,7 @@ LINKS = {
 
 
 @pytest.mark.parametrize("name", LINKS)
-def test_symlink_inside_the_run_is_kept_or_followed(top: Path, name: str) -> None:
+def test_symlink_of_a_run_is_listed_as_a_link_or_followed_on_request(top: Path, name: str) -> None:
     target, stays, followed = LINKS[name]
     link(top, name, target.replace("TOP", str(top)))
     assert told(top, name.split("/", maxsplit=1)[0])[name] == stays
@@ -145,11 +145,13 @@ def test_unreadable_folder_is_excluded_and_reported_by_name(top: Path, monkeypat
         ("outputs/a", "b\0", None),
     ],
 )
-def test_received_symlink_target_is_normalized_or_refused(name: str, target: str, made: str | None) -> None:
+def test_received_symlink_target_inside_the_run_is_normalized_and_an_outside_one_refused(
+    name: str, target: str, made: str | None
+) -> None:
     assert target_in(name, target) == made
 
 
-def test_chain_of_received_links_stays_inside(top: Path) -> None:
+def test_chain_of_received_symlinks_resolves_to_a_path_inside_the_run(top: Path) -> None:
     # By its name this link stays inside; but `hop` is a link, so it would lead four folders up from checkpoints.
     for name, target in {"outputs/a/b/hop": "../../../checkpoints", "outputs/a/b/l": "hop/../../../outputs/x"}.items():
         made = target_in(name, target)
@@ -159,7 +161,7 @@ def test_chain_of_received_links_stays_inside(top: Path) -> None:
     assert real == os.path.realpath(top) + "/outputs/outputs/x"
 
 
-def test_find_returns_the_entry_of_one_file_name(top: Path) -> None:
+def test_find_resolves_a_file_behind_an_inside_link_and_excludes_outside_links(top: Path) -> None:
     link(top, "outputs/latest", "step")
     link(top, "outputs/esc", "/etc")
     assert find(str(top), "outputs/latest/a") == Entry("outputs/latest/a", "file", real="outputs/step/a")

@@ -25,7 +25,7 @@ def path(tmp_path):
     return tmp_path / "lock"
 
 
-def test_missing_lock_file_is_not_held(path):
+def test_missing_lock_file_is_reported_as_not_held(path):
     assert not locks.is_held(path)
     assert not path.exists()
 

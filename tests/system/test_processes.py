@@ -281,7 +281,7 @@ def test_signal_sent_to_a_living_process_is_delivered():
 
 
 @linux
-def test_boot_id_is_stable():
+def test_boot_id_of_the_machine_is_equal_at_two_calls():
     assert len(processes.boot_id()) == 36
     assert processes.boot_id() == processes.boot_id()
 

@@ -64,7 +64,7 @@ def test_name_rule_can_forbid_characters_at_the_end():
     assert not rule.fullmatch("a ")
 
 
-def test_documents_round_trip(documents):
+def test_registry_documents_are_added_replaced_listed_and_removed_by_name(documents):
     assert (documents.names(), documents.read("a")) == ([], None)
     documents.add("b", {"x": 1})
     documents.add("a", [2])
@@ -109,7 +109,7 @@ def test_failed_hard_link_raises_and_leaves_no_file(documents, monkeypatch):
     assert os.listdir(documents.folder) == []
 
 
-def test_versions_count_from_1_per_name(registry):
+def test_registry_versions_of_each_name_count_from_1(registry):
     assert [add(registry), add(registry), add(registry, "other")] == [1, 2, 1]
     assert (registry.names(), registry.versions("mine")) == (["mine", "other"], [1, 2])
     assert registry.read("mine", 2) == {"number": 2}

@@ -9,7 +9,7 @@ import pytest
 from paceline.system.safetensors import fill, header, read_header
 
 
-def test_safetensors_header_round_trips(tmp_path: Path) -> None:
+def test_written_safetensors_header_is_read_back_with_dtypes_shapes_and_offsets(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(header([("a", "F32", (2, 3), 24), ("b", "U8", [1], 1)], {"format": "pt"}) + bytes(25))
     with path.open("rb") as file:

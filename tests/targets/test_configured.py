@@ -96,7 +96,7 @@ def test_a_target_with_a_wrong_setting_is_not_kept(tmp_path):
     assert configured.names(tmp_path) == ["local"]
 
 
-def test_concurrent_adds_of_one_name_let_one_succeed(tmp_path):
+def test_concurrent_additions_of_targets_with_one_name_let_one_succeed(tmp_path):
     with multiprocessing.get_context("spawn").Pool(4) as pool:
         told = pool.starmap(_add, [(tmp_path, number) for number in range(8)])
     assert sorted(told) == ["", *["there is a compute target 'lab' already"] * 7]

@@ -296,7 +296,9 @@ def test_wrong_value_in_the_shares_file_is_named(given: Any, text: str) -> None:
         SharePolicy(given)
 
 
-def test_reservation_days_use_the_time_zone_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reservation_times_use_the_machines_time_zone_instead_of_the_users_tz_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(os.environ, "TZ", "Pacific/Auckland")  # a user's zone, which counts for nothing
     (one,) = SharePolicy({"reservations": [{"for": "a", "gpus": ["0"], "when": "2026-12-01 09:00-18:00"}]}).reservations
     import datetime as dt

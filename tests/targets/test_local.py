@@ -71,7 +71,7 @@ def test_tensorflow_gets_a_port_for_each_worker(target):
     assert len(target.preview(job).ports) == 5
 
 
-def test_preview_holds_no_lease(target, tmp_path):
+def test_preview_of_a_local_run_holds_no_lease(target, tmp_path):
     target.preview(make_job())
     assert list(tmp_path.iterdir()) == []
 
@@ -141,7 +141,7 @@ def test_run_waits_for_free_cores_and_names_the_run_it_waits_for(target, run):
     assert set(told) == {"waits for 1 run (first)"}
 
 
-def test_canceled_wait_gets_no_nodes(target, run):
+def test_run_canceled_while_it_waits_for_cores_gets_no_nodes(target, run):
     job = make_job(distributed_backend="gloo", process_count_per_node=8)
     for name in ("first", "second"):
         target.enqueue(job, run(name))

@@ -51,7 +51,7 @@ def test_event_file_value_that_is_already_a_metric_is_skipped(folder: RunFolder,
     assert taken_up(folder, 1) == {"loss": 0.5}
 
 
-def test_event_folders_of_several_trainings_get_prefixes(folder: RunFolder) -> None:
+def test_metrics_of_a_second_event_file_folder_get_a_prefix_from_its_path(folder: RunFolder) -> None:
     for fold in range(2):
         written(folder, range(2), at_s=100.0 * fold, name=f"logs/{fold}/version_0")
     assert taken_up(folder, 1) == {"loss": [0.0, 0.5], "1/loss": [0.0, 0.5]}

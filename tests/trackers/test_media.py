@@ -83,7 +83,7 @@ def test_wandb_media_become_metrics(to: Sink) -> None:
     assert found["histogram"][1:] == ({"counts": [1, 2], "edges": [0.0, 1.0, 2.0]}, 4)
 
 
-def test_broken_media_and_media_under_taken_names_are_dropped(to: Sink) -> None:
+def test_tracker_media_that_are_broken_or_named_like_an_existing_metric_are_dropped(to: Sink) -> None:
     own = MetricLog(to.folder.metric_log(1))
     own.scalar("mine", 2.0)
     to.keep("wandb", "mine", libraries.Html("x"))

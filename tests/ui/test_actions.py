@@ -88,7 +88,7 @@ def test_page_of_a_hanging_run_shows_the_reason_the_blocked_ranks_and_a_stacks_b
 
 
 @pytest.mark.promise("cancel-rerun-tags-go-command")
-def test_tags_are_set_and_removed(place: Place) -> None:
+def test_tags_of_a_run_are_set_and_removed_by_forms_on_its_page(place: Place) -> None:
     folder = place.run()
     client, form = place.client(), {"form_key": key_of(place, folder)}
     client.post(f"/runs/{folder.run_id}/tag", data=form | {"key": "keep", "value": ""})
@@ -102,7 +102,7 @@ def test_tags_are_set_and_removed(place: Place) -> None:
 
 
 @pytest.mark.promise("run-readable-name-other-run")
-def test_run_is_renamed(place: Place) -> None:
+def test_rename_form_changes_the_run_name_and_an_empty_or_too_long_name_is_refused(place: Place) -> None:
     folder = place.run()
     client, form = place.client(), {"form_key": key_of(place, folder)}
     client.post(f"/runs/{folder.run_id}/rename", data=form | {"name": " best <so far> "})

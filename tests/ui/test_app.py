@@ -78,7 +78,9 @@ def test_hostile_text_is_escaped_on_every_page(place: Place, hostile: RunFolder)
 
 
 @pytest.mark.promise("scripts-write-text-page-files")
-def test_files_are_sent_with_inert_content_types(place: Place, hostile: RunFolder) -> None:
+def test_files_of_a_run_are_sent_as_sandboxed_attachments_with_inert_content_types(
+    place: Place, hostile: RunFolder
+) -> None:
     client = place.client()
     listed = client.get(f"/runs/{hostile.run_id}/files").text
     addresses = re.findall(rf'href="\.\./\.\.(/runs/{hostile.run_id}/file/[^"]+)"', listed)
@@ -243,7 +245,7 @@ def test_log_lines_are_selected_by_rank_attempt_and_search_text(place: Place) ->
     assert lines("attempt=7") == []
 
 
-def test_tables_rows_and_texts_that_were_logged_are_shown(place: Place) -> None:
+def test_run_page_shows_logged_tables_rows_and_texts(place: Place) -> None:
     folder = place.run()
     log = MetricLog(folder.metric_log(0))
     log.other("row", "epochs", {"epoch": 1, "loss": 0.5})
@@ -302,7 +304,7 @@ def test_sweep_page_has_its_table_and_pictures(place: Place) -> None:
     assert client.get("/runs/a_1700000001_00000001/sweep/live").status_code == 404
 
 
-def test_sweep_opens_on_its_trials_and_keeps_its_log(place: Place) -> None:
+def test_page_of_a_sweep_opens_on_its_trials_and_has_a_log_tab(place: Place) -> None:
     sweep = make_sweep(place.runs_dir, SPEC)
     client = place.client()
     answer = client.get(f"/runs/{sweep.run_id}", follow_redirects=False)

@@ -57,7 +57,7 @@ def test_thinned_band_keeps_every_spike() -> None:
     assert len(thinned_band(band, 100, (10, 12))[0]) == 3
 
 
-def test_curves_can_be_limited_to_a_node_and_its_ranks(place: Place) -> None:
+def test_resource_curves_of_a_run_can_be_limited_to_a_node_and_its_ranks(place: Place) -> None:
     folder = place.run(job=make_job(node_count=2, process_count_per_node=2, distributed_backend="gloo"))
     ranks = {str(rank): {"node": f"n{rank // 2}"} for rank in range(4)}
     write_json(folder.load(1), {"nodes": {"0": {"name": "n0"}, "1": {"name": "n1"}}, "ranks": ranks})

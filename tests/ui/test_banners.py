@@ -64,7 +64,7 @@ def test_wait_picture_without_a_missing_rank_has_no_arrows() -> None:
     assert names(told(rank(at="a.py:1 f"), rank(at="b.py:1 f"), rank(at="a.py:1 f"))) == ["Rank 1", "Ranks 0, 2"]
 
 
-def test_wait_picture_merges_many_places_into_the_last_box() -> None:
+def test_wait_picture_of_40_waiting_places_has_12_boxes_with_the_rest_in_the_last() -> None:
     look = told(rank(entry("all_reduce")), *(rank(at=f"a.py:{line} f") for line in range(1, 40)))
     assert len(names(look)) == 12
 

@@ -553,7 +553,7 @@ def _actions(session: Session, good: str, live: str) -> None:
 
 
 @pytest.mark.slow
-def test_list_searches_while_typing_and_completes(cli: Cli, page: Any) -> None:
+def test_run_list_in_a_browser_searches_while_the_user_types_and_completes_field_names(cli: Cli, page: Any) -> None:
     session = Session(cli, page)
     runs_dir = cli.folder / ".paceline" / "runs"
     for number, acc in enumerate((0.5, 0.9), 1):

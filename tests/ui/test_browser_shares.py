@@ -39,7 +39,7 @@ def site(tmp_path: Path) -> Iterator[tuple[str, Path]]:
 
 
 @pytest.mark.slow
-def test_curves_are_shown_in_a_frame_of_a_named_site(
+def test_curves_are_shown_in_an_iframe_on_a_site_that_the_shared_link_allows(
     cli: Cli,
     page: Any,  # noqa: F811 - the fixture
     site: tuple[str, Path],

@@ -14,7 +14,7 @@ from tests.ui.test_browser import _ALL, Session, findings, page  # noqa: F401 - 
 
 
 @pytest.mark.slow
-def test_view_and_layout_of_charts_are_saved_and_opened(cli: Cli, page: Any) -> None:  # noqa: F811 - the fixture
+def test_saved_view_and_chart_layout_are_opened_from_the_views_page_in_a_browser(cli: Cli, page: Any) -> None:  # noqa: F811 - the fixture
     place = Place(Path(cli.folder))
     folders = [place.run(f"a_170000000{number}_00000001") for number in (1, 2)]
     for folder in folders:

@@ -49,7 +49,7 @@ def test_comparison_table_has_params_and_metrics_of_each_run(place: Place) -> No
     assert facts["loss", "max"] == [9]
 
 
-def test_facts_that_differ_come_first(place: Place) -> None:
+def test_comparison_table_lists_parameters_that_differ_before_equal_ones(place: Place) -> None:
     answer = place.client().get(f"/compare/table?{_query(_runs(place, 3))}").json()
     counts = [len(values) for kind, _, _, values in answer["facts"] if kind == "parameters"]
     assert counts[0] == 3

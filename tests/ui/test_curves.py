@@ -16,7 +16,7 @@ from paceline.ui.curves import CurveStore, Key, RunCurves, thinned
 from tests.ui.conftest import HOSTILE, Place, log_values
 
 
-def test_curves_contain_the_logged_numbers(place: Place) -> None:
+def test_curves_of_a_run_contain_the_numbers_that_it_logged(place: Place) -> None:
     folder = place.run()
     names = ["loss", "ü/acc", HOSTILE, 'a\\b"c']
     values = [0.1, -3, 1e-300, 7, 123456789012, 2.5e17]

@@ -97,7 +97,7 @@ def test_live_feed_of_a_long_log_begins_with_its_last_lines(place: Place) -> Non
     watched(place, does)
 
 
-def test_ended_run_is_sent_once_and_not_polled(place: Place) -> None:
+def test_live_feed_of_an_ended_run_is_sent_once_and_not_polled(place: Place) -> None:
     folder = place.run()
     say(folder, "done\n")
 

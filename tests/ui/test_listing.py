@@ -104,7 +104,7 @@ def test_invalid_query_shows_the_position_of_the_error_and_lists_no_runs(place: 
     assert "&#39;faild&#39; is not a state. Did you mean &#39;Failed&#39;? At character 9. Expected: live, " in text
 
 
-def test_added_columns_show_and_sort_fields(place: Place) -> None:
+def test_added_columns_of_the_run_list_show_and_sort_fields(place: Place) -> None:
     for number, acc in enumerate((0.5, 0.9, 0.7)):
         log_values(
             place.run(f"a_170000000{number}_00000001", job=make_job(arguments=("--lr", f"0.{number}"))),
@@ -129,7 +129,7 @@ def test_added_columns_show_and_sort_fields(place: Place) -> None:
     assert 'class="c-state' not in text
 
 
-def test_columns_are_moved_pinned_and_reset_by_links(place: Place) -> None:
+def test_columns_of_the_run_list_are_moved_pinned_and_reset_by_links(place: Place) -> None:
     place.run()
     client = place.client()
 
@@ -159,7 +159,7 @@ def test_columns_are_moved_pinned_and_reset_by_links(place: Place) -> None:
     assert 'href="?">Reset columns' in text
 
 
-def test_groups_show_mean_deviation_and_count(place: Place) -> None:
+def test_groups_of_the_run_list_show_mean_deviation_and_count(place: Place) -> None:
     for number, (lr, acc) in enumerate([("0.1", 0.5), ("0.1", 0.7), ("0.01", 0.9)]):
         folder = place.run(f"a_170000000{number}_00000001", job=make_job(arguments=("--lr", lr)))
         log_values(folder, "acc", [acc])
@@ -193,7 +193,7 @@ def test_groups_show_mean_deviation_and_count(place: Place) -> None:
     assert re.search(r"there is no field &#39;odd&lt;b&gt;&#39;\..* Expected: a field such as state", text)
 
 
-def test_hanging_run_shows_as_hangs(place: Place) -> None:
+def test_hanging_run_is_listed_as_hangs_and_still_matches_the_query_for_running(place: Place) -> None:
     folder = place.run(status=states.RUNNING)
     store.change(
         folder, store.stored(folder), states.RUNNING, hang={"since_utc": "2026-11-28T10:00:00Z", "text": "rank 1 waits"}
@@ -216,7 +216,7 @@ def test_archived_runs_are_listed_on_request(place: Place) -> None:
     assert {query: folder.run_id in client.get(query).text for query in queries} == queries
 
 
-def test_completion_suggests_fields_names_operators_and_values(place: Place) -> None:
+def test_query_completion_suggests_fields_names_operators_and_values(place: Place) -> None:
     log_values(place.run(tags={"team": "computer vision"}), HOSTILE, [1.0])
     client = place.client()
     client.get("/")

@@ -96,7 +96,7 @@ BROKEN: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("kind", "value"), BROKEN, ids=repr)
-def test_malformed_logged_value_is_shown_as_text_or_omitted(place: Place, kind: str, value: Any) -> None:
+def test_panel_of_a_malformed_logged_value_shows_no_file_outside_the_run(place: Place, kind: str, value: Any) -> None:
     folder = place.run()
     logged(folder, (kind, "x", value, 1))
     text = place.client().get(f"/runs/{folder.run_id}/others").text
@@ -106,7 +106,7 @@ def test_malformed_logged_value_is_shown_as_text_or_omitted(place: Place, kind: 
 
 
 @pytest.mark.parametrize("end", [b'{"name":"x","kind":5,"value":1}\n', b'{"name":"x","ki', b"[]\n", b"\xff\xfe\n"])
-def test_broken_log_line_is_skipped_or_shown_as_text(folder: RunFolder, end: bytes) -> None:
+def test_broken_line_of_a_metric_log_hides_no_earlier_value_of_a_panel(folder: RunFolder, end: bytes) -> None:
     logged(folder, ("text", "t", "here", 1))
     with open(folder.metric_log(0), "ab") as file:
         file.write(end)
@@ -135,7 +135,9 @@ def test_rows_of_one_name_are_one_table_with_the_last_rows(folder: RunFolder) ->
     assert (found["items"][0]["rows"][0], found["items"][0]["rows"][-1]) == ([100], [299])
 
 
-def test_oldest_values_of_a_name_are_dropped(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_panel_drops_the_oldest_values_of_a_name_over_the_limit(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(curves_module, "_MOST_OTHERS", 50)
     logged(folder, *(("text", "t", str(step), step) for step in range(200)))
     curves = RunCurves(folder)
@@ -153,7 +155,7 @@ def test_histogram_panel_has_a_bar_for_each_count(folder: RunFolder) -> None:
     ]
 
 
-def test_number_of_panels_is_limited(folder: RunFolder) -> None:
+def test_panel_page_shows_100_panels_and_counts_further_ones(folder: RunFolder) -> None:
     logged(folder, *(("text", f"t{number}", "x", 1) for number in range(130)))
     curves = RunCurves(folder)
     curves.look()

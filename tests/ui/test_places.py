@@ -74,7 +74,9 @@ def test_model_list_shows_metrics_of_the_training_run_and_services_of_each_versi
     assert '<a href="./models/digits">digits: 2 versions side by side</a>' in text
 
 
-def test_versions_are_compared_side_by_side(place: Place, two: list[Model]) -> None:
+def test_model_page_compares_versions_side_by_side_and_marks_parameters_that_differ(
+    place: Place, two: list[Model]
+) -> None:
     client = place.client()
     text = client.get("/models/digits").text
     row = '<tr class="differs"><th scope="row">--lr</th><td>0.2</td><td>0.1</td></tr>'
@@ -96,7 +98,9 @@ def test_model_version_page_shows_tables_instead_of_json(place: Place, two: list
         assert key not in text
 
 
-def test_forms_change_aliases_tags_and_description(place: Place, two: list[Model]) -> None:
+def test_forms_of_the_model_page_change_aliases_tags_and_description_of_a_version(
+    place: Place, two: list[Model]
+) -> None:
     client, model = place.client(), two[0]
     answer = client.post("/models/digits/1/alias", data=form(place, alias="production"), follow_redirects=False)
     assert (answer.status_code, answer.headers["location"]) == (303, "../1")
@@ -139,7 +143,9 @@ def test_invalid_model_form_returns_an_error_and_changes_nothing(
     assert store.all_folders(place.path) == []
 
 
-def test_only_an_unused_version_is_deleted(place: Place, two: list[Model]) -> None:
+def test_model_version_is_deleted_only_if_no_service_uses_it_and_no_alias_names_it(
+    place: Place, two: list[Model]
+) -> None:
     add_service(place)
     client = place.client()
     two[1].set_alias("production")

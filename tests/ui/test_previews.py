@@ -54,7 +54,7 @@ def output(**data: Any) -> dict[str, Any]:
 # --- formats
 
 
-def test_csv_is_a_table_with_quoted_newlines() -> None:
+def test_csv_preview_is_a_table_whose_cells_keep_quoted_newlines() -> None:
     (table,) = shown(b'\xef\xbb\xbfa,b\n"1\n2",3\n', "x.CSV")["blocks"]
     assert (table["columns"], table["rows"]) == (["a", "b"], [["1\n2", "3"]])
 
@@ -73,12 +73,12 @@ def test_large_text_shows_its_beginning_and_the_limit() -> None:
 
 
 @pytest.mark.parametrize(("name", "mark"), [("x.py", "hl-kn"), ("x.yaml", "hl-nt"), ("Dockerfile", "hl-k")])
-def test_code_is_coloured_by_its_name(name: str, mark: str) -> None:
+def test_preview_of_code_is_coloured_for_the_language_of_its_file_name(name: str, mark: str) -> None:
     code = {"x.py": "import os", "x.yaml": "a: 1", "Dockerfile": "FROM scratch"}[name]
     assert f'class="{mark}"' in shown(code.encode(), name)["blocks"][0]["html"]
 
 
-def test_json_is_indented() -> None:
+def test_json_preview_is_indented() -> None:
     assert '>"a"</span><span class="hl-p">:</span>' in shown(b'{"a":[1]}', "x.json")["blocks"][0]["html"]
 
 
@@ -230,7 +230,7 @@ def test_parquet_shows_schema_and_first_rows() -> None:
 
 
 @pytest.mark.promise("scripts-write-text-page-files")
-def test_hostile_text_is_escaped_in_every_format(place: Place) -> None:
+def test_hostile_text_is_escaped_in_the_preview_of_every_file_format(place: Place) -> None:
     folder, words = place.run(), f"{HOSTILE}{SCRIPT}"
     for name, text in {
         "x.py": f"# {words}",
@@ -263,7 +263,7 @@ def test_html_reaches_a_browser_only_in_a_sandbox(place: Place) -> None:
         assert SCRIPT not in client.get(f"/runs/{folder.run_id}/frame/outputs/{name}").text
 
 
-def test_svg_in_a_notebook_is_a_picture() -> None:
+def test_svg_output_in_a_notebook_preview_is_shown_as_an_image_only() -> None:
     (_, picture) = shown(notebook(output(**{"image_svg+xml": f"<svg>{SCRIPT}</svg>"})), "x.ipynb")["blocks"]
     assert picture["source"].startswith("data:image/svg+xml;base64,")
 

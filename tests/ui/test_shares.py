@@ -98,7 +98,7 @@ def test_shared_link_to_the_workspace_allows_reading_but_no_writing(place: Place
     assert str(place.path) in place.client().get(f"/runs/{first}/details").text
 
 
-def test_streams_of_a_link_and_of_the_workspace_do_not_share_their_html(place: Place) -> None:
+def test_live_streams_of_a_shared_link_and_of_the_workspace_send_different_html(place: Place) -> None:
     path = f"/runs/{place.run('digits_1700000001_00000001', status=states.RUNNING).run_id}/details/live"
     _, at = share(place)
     token = Token(place.path)
@@ -119,7 +119,7 @@ def test_streams_of_a_link_and_of_the_workspace_do_not_share_their_html(place: P
     asyncio.run(watch())
 
 
-def test_shared_link_can_be_embedded_only_by_named_sites(place: Place) -> None:
+def test_shared_link_allows_embedding_in_an_iframe_only_to_its_named_sites(place: Place) -> None:
     first, _ = two_runs(place)
     client = place.client(cookie=False)
     plain = client.get(f"{share(place, first)[1]}/embed").headers
@@ -179,7 +179,9 @@ def test_file_of_a_shared_link_is_private_and_does_not_contain_the_token(place: 
 @pytest.mark.parametrize(
     "change", [{"expires": "x"}, {"runs": [1]}, {"origins": ["* x"]}, {"expires": 1e300}, {"runs": ["../x"]}]
 )
-def test_damaged_file_of_a_link_shows_nothing(place: Place, change: dict[str, object]) -> None:
+def test_shared_link_with_a_damaged_file_returns_404_and_the_list_of_links_loads(
+    place: Place, change: dict[str, object]
+) -> None:
     made, at = share(place)
     path = place.path / "ui" / "shares" / f"{made.share_id}.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))

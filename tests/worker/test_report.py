@@ -29,14 +29,14 @@ def names(attempt):
     return sorted(name for name in os.listdir(attempt) if not name.endswith(report.HELD))
 
 
-def test_worker_reports_its_start(attempt):
+def test_start_report_of_a_worker_has_its_pid_host_and_time(attempt):
     report.started()
     found = read(attempt / "start_5.json")
     assert (found["pid"], found["host"]) == (os.getpid(), os.uname().nodename)
     assert abs(found["time"] - time.time()) < 60
 
 
-def test_exit_code_is_reported(attempt):
+def test_exit_code_of_a_worker_is_written_to_its_end_report(attempt):
     report.ended(137)
     assert read(attempt / "end_5.json")["exit_code"] == 137
 
@@ -66,7 +66,7 @@ def test_exception_is_written_to_torchelastic_error_file(attempt, tmp_path, monk
     ],
     ids=ascii,
 )
-def test_exception_is_reported_in_one_line(attempt, error, line):
+def test_exception_of_a_worker_is_reported_by_its_type_and_first_line(attempt, error, line):
     report.failed(error)
     assert read(attempt / "error_5.json")["exception"].rstrip() == line
 

@@ -130,7 +130,7 @@ def test_script_with_an_unusual_name_runs(work, name):
         ("import atexit; atexit.register(lambda: 1 / 0)", 0),
     ],
 )
-def test_script_exit_equals_plain_python(work, script, code):
+def test_exit_code_and_output_of_a_worker_script_equal_those_of_plain_python(work, script, code):
     (work / "train.py").write_text(script)
     expected, found = plain(work, "train.py"), worker(work, "train.py")
     assert (found.code, found.out) == (expected.code, expected.out) == (code, found.out)
@@ -203,7 +203,7 @@ def test_an_interrupted_script_ends_with_130(work):
         "print(open(__file__).read()[:5])\n",
     ],
 )
-def test_script_behaves_as_under_python(work, script):
+def test_script_run_by_a_worker_behaves_as_under_plain_python(work, script):
     assert same(work, script).code == 0
 
 
@@ -241,7 +241,7 @@ def test_script_that_is_not_utf8_fails_as_under_python(work):
 # --- names of the user's own
 
 
-def test_error_report_works_with_a_user_module_named_json(work):
+def test_error_report_is_written_although_the_script_folder_has_a_module_named_json(work):
     (work / "json.py").write_text("mine = True\n")
     (work / "train.py").write_text(
         "import atexit, json, sys\natexit.register(lambda: print(sys.modules['json'].mine))\nraise ValueError('bad batch')\n"
@@ -291,7 +291,7 @@ def test_exit_code_of_a_script_is_reported(work, script, code):
 
 
 @pytest.mark.parametrize("script", ["", "import sys; sys.exit(0)", "raise SystemExit", "import os; os._exit(3)"])
-def test_without_an_exception_no_report_is_written(work, script):
+def test_script_that_ends_without_an_exception_leaves_no_error_report(work, script):
     (work / "train.py").write_text(script)
     assert worker(work, "train.py").error is None
 

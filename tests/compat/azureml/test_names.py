@@ -114,7 +114,7 @@ REFUSED = {
 
 @pytest.mark.promise("programs-import-there-table-code")
 @pytest.mark.parametrize("module", IMPORTED)
-def test_names_imported_by_programs_exist_or_are_refused(module):
+def test_each_azureml_name_that_programs_import_exists_or_has_a_refusal_reason(module):
     for name in IMPORTED[module].split():
         exec(f"from paceline.compat.azureml.{RENAMED.get(module, module)} import {name}", {})
         why = missing(f"azureml.{module}.{name}")
@@ -169,7 +169,7 @@ def test_each_azureml_authentication_class_is_distinct():
         assert not isinstance(login, kind)
 
 
-def test_classes_are_found_under_all_their_module_names():
+def test_azureml_classes_are_found_under_each_module_name_of_the_sdk():
     assert "NoaaIsdWeather: Azure's open data service is not available here. " in run_python(OTHER_NAMES)
     for name in (
         *("pipeline.steps.mpi_step.MpiStep", "core.compute.compute.ComputeTarget", "core.compute.aks.AksCompute"),

@@ -79,7 +79,7 @@ def test_request_for_another_python_version_adds_a_note(notes):
 
 
 @pytest.mark.promise("can-t-had-replaced-sentence")
-def test_strict_mode_replaces_no_packages(notes, monkeypatch):
+def test_strict_mode_keeps_conda_packages_and_refuses_pins_that_can_not_be_met(notes, monkeypatch):
     monkeypatch.setenv("PACELINE_AZUREML", "strict")
     spec = spec_of(made(conda=["numpy"], pip=["einops"]), SubmissionNotes())
     assert "numpy" in spec.conda_packages

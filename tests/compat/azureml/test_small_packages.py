@@ -26,7 +26,7 @@ def test_widget_shows_a_run_without_waiting_for_it(ws, capsys):
     run.complete()
 
 
-def test_telemetry_and_logins_accept_any_argument_and_store_none():
+def test_telemetry_and_login_classes_accept_any_argument_and_store_no_password():
     set_diagnostics_collection(send_diagnostics=True, verbosity="INFO")
     login = ServicePrincipalAuthentication("tenant", "id", service_principal_password="pa55")
     assert login.get_authentication_header() == {}
@@ -44,7 +44,7 @@ def test_data_collector_writes_a_csv_file(tmp_path, monkeypatch):
     assert lines[3].split(",")[1] == "mine"
 
 
-def test_public_dataset_is_loaded_from_scikit_learn_or_refused():
+def test_public_diabetes_dataset_is_loaded_from_scikit_learn_and_public_mnist_dataset_is_refused():
     pytest.importorskip("sklearn")
     pytest.importorskip("pandas")
     frame = Diabetes.get_tabular_dataset().to_pandas_dataframe()
@@ -54,7 +54,7 @@ def test_public_dataset_is_loaded_from_scikit_learn_or_refused():
         MNIST.get_file_dataset()
 
 
-def test_missing_tensorboard_is_reported(ws, monkeypatch, tmp_path):
+def test_start_of_tensorboard_without_its_package_raises_with_the_install_command(ws, monkeypatch, tmp_path):
     run = Experiment(ws, "e").start_logging(snapshot_directory=None, outputs=False)
     run.complete()
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))

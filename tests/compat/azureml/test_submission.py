@@ -164,7 +164,7 @@ def test_data_path_in_a_command_is_quoted(ws):
     assert [one.name for one in made.inputs] == ["d"]
 
 
-def test_notebook_runs_by_a_shell_command(ws):
+def test_script_config_with_a_notebook_becomes_a_bash_command_that_executes_the_notebook(ws):
     found = job(ws, ScriptRunConfig("src", "a/book.ipynb"))
     assert (found.entry_script, found.arguments[0]) == ("bash", "-c")
     assert "--execute a/book.ipynb" in found.arguments[1]

@@ -58,7 +58,7 @@ def no_thread_is_left(collecting_is_quick):
     wait_until(lambda: not readers(), "the threads have ended", 5)
 
 
-def test_loader_yields_its_items():
+def test_iterating_a_data_loader_yields_its_items_in_order():
     assert list(Numbers(3)) == [0, 1, 2]
 
 
@@ -141,7 +141,7 @@ def test_async_mixin_works_with_torchs_data_loader():
     assert len(loader) == 3
 
 
-def test_wrong_base_class_order_warns():
+def test_async_mixin_after_the_loader_base_class_warns_with_the_right_order():
     with pytest.warns(UserWarning, match=r"Write class Wrong\(AsyncDataLoaderMixin, BaseDataLoader\)"):
 
         class Wrong(Numbers, AsyncDataLoaderMixin):

@@ -9,7 +9,7 @@ import pytest
 from paceline.compat.horovod.common import basics, util
 
 
-def test_versions_are_compared_by_number():
+def test_horovod_version_check_compares_2_9_and_2_10_as_numbers():
     assert util.is_version_greater_equal_than("2.13.0+cpu", "2.9.0")
     assert not util.is_version_greater_equal_than("2.9", "2.10.0")
     with pytest.raises(ValueError, match="three numbers"):

@@ -25,7 +25,9 @@ COUNTS = st.integers(1, 8)
 
 
 @given(rows=st.integers(1, 60), microbatches=COUNTS, replicas=COUNTS)
-def test_every_row_is_computed_once(rows: int, microbatches: int, replicas: int) -> None:
+def test_each_row_of_a_batch_belongs_to_exactly_one_replica_and_microbatch(
+    rows: int, microbatches: int, replicas: int
+) -> None:
     every = [
         row for replica in range(replicas) for span in own_rows(rows, microbatches, replicas, replica) for row in span
     ]

@@ -44,7 +44,7 @@ class Inputs:
     scale: float
 
 
-def test_rows_are_split_and_joined_in_every_container_type() -> None:
+def test_batch_rows_are_split_and_joined_inside_every_container_type() -> None:
     value = {
         "pair": Pair(torch.arange(4), [torch.arange(8).view(4, 2)]),
         "inputs": Inputs(torch.arange(4), list("abcd"), 0.5),
@@ -78,7 +78,7 @@ def test_list_with_a_length_other_than_the_batch_size_is_not_split() -> None:
     assert joined.args[0].tolist() == [0, 1, 2, 3]
 
 
-def test_joined_rows_are_in_containers_of_the_same_classes() -> None:
+def test_joined_batch_rows_are_in_containers_of_the_same_classes_as_the_batch() -> None:
     value = OrderedDict(x=torch.arange(4), y=defaultdict(list, z=torch.zeros(4)))
     rows = Rows(value)
     joined = join_rows([rows.take(0, 2), rows.take(2, 4)])

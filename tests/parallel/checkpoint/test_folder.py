@@ -54,7 +54,7 @@ def test_committed_checkpoint_replaces_the_former_one(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_abandoned_checkpoint_leaves_no_files(tmp_path: Path) -> None:
+def test_abandoned_checkpoint_leaves_the_committed_one_and_no_other_files(tmp_path: Path) -> None:
     write(tmp_path / "a", "1").commit()
     write(tmp_path / "a", "2").abandon()
     assert text_at(tmp_path / "a") == "1"

@@ -41,7 +41,7 @@ def measured(**changed: object) -> Measured:
 
 
 @pytest.mark.promise("auto-takes-fastest-layout-fits")
-def test_forecast_of_memory_and_step_time_follows_its_formulas() -> None:
+def test_forecast_memory_and_step_time_equal_values_computed_by_hand() -> None:
     data = forecast(measured(), resolve(DataParallel(2), 2), 4, 4)
     # Four rows are on the line through (2, 4 ms) and (8, 10 ms).
     assert data.parameter_bytes == data.gradient_bytes == 16 * MIB
@@ -72,7 +72,7 @@ def test_layout_that_cannot_run_is_forecast_with_the_reason() -> None:
     assert forecast(measured(), eight, 8, 8).reason == "the model has 4 blocks to cut between"
 
 
-def test_three_axis_layout_with_context_parallelism_is_forecast() -> None:
+def test_three_axis_layout_in_use_with_context_parallelism_is_among_the_forecasts() -> None:
     """`explain` raised for it, for the third axis was left out and the others are fewer workers."""
     used = resolve(DataParallel(2) @ FullyShard(2) @ ContextParallel(2), 8)
     found = all_forecasts(measured(), 8, 4, 4, used)

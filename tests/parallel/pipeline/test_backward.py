@@ -34,7 +34,7 @@ def test_in_place_change_of_a_saved_tensor_is_explained() -> None:
     assert "\n" not in str(told.value)
 
 
-def test_other_backward_errors_pass_unchanged() -> None:
+def test_backward_error_not_caused_by_an_in_place_change_passes_unchanged() -> None:
     with pytest.raises(RuntimeError, match="does not require grad") as told, _explained(0):
         torch.ones(1).backward()
     assert not isinstance(told.value, ParallelError)

@@ -100,7 +100,7 @@ def test_linear_pair_with_an_elementwise_function_between_is_split(between: str)
     assert inner(plan_of(own.Tokens(own.Pair(eval(f"nn.{between}"))))) == {"up": "colwise", "down": "rowwise"}
 
 
-def test_gated_mlp_is_split() -> None:
+def test_gated_mlp_is_split_by_columns_then_by_rows() -> None:
     assert inner(plan_of(own.Tokens(own.Gated()))) == {"gate": "colwise", "up": "colwise", "down": "rowwise"}
 
 

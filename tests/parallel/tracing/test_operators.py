@@ -79,7 +79,7 @@ def _operators() -> Iterator[str]:
 
 
 @pytest.mark.promise("operator-tensor-outer-forward-pipeline")
-def test_each_tensor_operator_outside_the_blocks_equals_the_whole_model() -> None:
+def test_split_model_with_a_tensor_operator_outside_its_blocks_has_equal_output_or_is_refused() -> None:
     x = torch.rand(3, 3, dtype=torch.float64) + 0.5
     whole_numbers = torch.arange(1, 10).reshape(3, 3)
     outcomes = {}
@@ -111,13 +111,13 @@ def test_each_tensor_operator_outside_the_blocks_equals_the_whole_model() -> Non
     }
 
 
-def test_powers_outside_the_blocks_are_traced() -> None:
+def test_split_model_with_powers_outside_its_blocks_has_the_output_of_the_whole_model() -> None:
     x = torch.rand(3, 4, dtype=torch.float64) + 0.5
     for call in (lambda x: x**2, lambda x: 2**x, lambda x: x**x, lambda x: (x + 0).pow_(2), lambda x: torch.pow(x, 2)):
         assert _outcome(call, x) == "equal"
 
 
-def test_weight_of_l1_loss_outside_the_blocks_is_traced() -> None:
+def test_split_model_with_a_weighted_l1_loss_outside_its_blocks_has_the_whole_models_output() -> None:
     """torch leaves it out where it hands the call to a mode."""
     functional = torch.nn.functional
     if "weight" not in inspect.signature(functional.l1_loss).parameters:
@@ -129,7 +129,7 @@ def test_weight_of_l1_loss_outside_the_blocks_is_traced() -> None:
 @pytest.mark.proof
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.timeout(1200)
-def test_each_operation_of_torchs_test_list_outside_the_blocks_equals_the_whole_model(
+def test_split_model_with_an_operation_torch_tests_outside_its_blocks_has_equal_output_or_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The list with which torch tests itself: functions, methods, operators and their forms in place, with its own samples."""

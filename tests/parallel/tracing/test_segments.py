@@ -31,7 +31,7 @@ def cut(model: nn.Module, names: list[str], *args: Tensor) -> tuple:  # type: ig
     return split(boundaries, [boundaries.find(Mark(name=name)) for name in names])
 
 
-def test_parameters_keep_their_names_and_their_identity() -> None:
+def test_stages_hold_the_models_own_parameter_objects_under_the_models_names() -> None:
     model = models.Transformer(tied=True)
     segments = cut(model, ["blocks.2"], torch.zeros(2, 8, dtype=torch.long))
     first, second = (stage_module(model, segment.uses, nn.Module) for segment in segments)
@@ -129,7 +129,7 @@ def test_positions_and_masks_are_recomputed_in_each_stage_instead_of_sent() -> N
     assert "torch.tril" in segments[1].source
 
 
-def test_invalid_cut_places_are_refused_with_the_reason() -> None:
+def test_cut_at_an_uncalled_module_or_before_the_first_block_is_refused_with_the_reason() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     found = parts.traced(model, torch.ones(1, 2))
     boundaries = Boundaries(found)

@@ -144,7 +144,7 @@ def test_tensor_sizes_are_plain_ints_during_tracing(x: Tensor) -> None:
     parts.assert_parts_equal_whole(Model(), x)
 
 
-def test_parameters_buffers_and_constants_used_outside_the_blocks_are_traced(x: Tensor) -> None:
+def test_split_model_using_parameters_and_buffers_outside_its_blocks_computes_the_same_as_the_whole(x: Tensor) -> None:
     class Model(own.Blocks):
         def forward(self, x: Tensor) -> Tensor:
             h = self.a(x) * self.scale
@@ -155,7 +155,7 @@ def test_parameters_buffers_and_constants_used_outside_the_blocks_are_traced(x: 
     parts.assert_parts_equal_whole(Model(), x)
 
 
-def test_in_place_changes_outside_the_blocks_are_traced(x: Tensor) -> None:
+def test_split_model_with_in_place_changes_outside_its_blocks_computes_the_same_as_the_whole(x: Tensor) -> None:
     class Model(own.Blocks):
         def forward(self, x: Tensor) -> Tensor:
             h = self.a(x)
@@ -189,7 +189,7 @@ def test_model_is_not_cut_between_a_view_and_a_later_change_of_its_tensor(x: Ten
     assert "b" not in parts.assert_parts_equal_whole(Model(), x)
 
 
-def test_no_grad_outside_the_blocks_is_kept(x: Tensor) -> None:
+def test_split_model_with_no_grad_around_some_blocks_computes_the_same_as_the_whole(x: Tensor) -> None:
     class Model(own.Blocks):
         def forward(self, x: Tensor) -> Tensor:
             with torch.no_grad():
@@ -392,7 +392,7 @@ def test_graph_for_a_new_row_count_is_traced_only_once(x: Tensor) -> None:
         tracer.trace((x[:1],), {})
 
 
-def test_counter_attribute_outside_blocks_is_refused(x: Tensor) -> None:
+def test_forward_that_changes_a_counter_attribute_of_the_model_itself_is_refused_by_tracing(x: Tensor) -> None:
     class Counts(nn.Linear):
         calls = 0
 
@@ -426,7 +426,7 @@ def test_autocast_inside_a_model_is_refused(x: Tensor) -> None:
         parts.traced(Model(), x)
 
 
-def test_exception_of_the_model_passes_unchanged(x: Tensor) -> None:
+def test_exception_raised_by_the_models_forward_passes_unchanged_through_tracing(x: Tensor) -> None:
     class Model(own.Blocks):
         def forward(self, x: Tensor) -> Tensor:
             raise KeyError("mine")

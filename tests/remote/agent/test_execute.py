@@ -59,7 +59,7 @@ def serve(tmp_path):
 
 @pytest.mark.promise("folder-takes-place-request-paceline")
 @pytest.mark.parametrize("forge", ["a link", "a link above", "of another user"])
-def test_request_of_another_user_is_not_served(tmp_path, monkeypatch, forge):
+def test_exec_request_folder_of_another_user_or_behind_a_link_is_refused(tmp_path, monkeypatch, forge):
     # Story: a folder of another user's, in the place of the request that the supervisor had checked, said what to run.
     folder = tmp_path / "exec" / "x"
     folder.mkdir(parents=True)

@@ -49,7 +49,7 @@ def test_remove_deletes_files_and_links_but_not_the_linked_folder(tmp_path):
 @pytest.mark.parametrize(
     ("how", "left"), [("keep", ["mine"]), ("replace", ["d", "link"]), ("merge", ["d", "link", "mine"])]
 )
-def test_existing_tree_is_kept_replaced_or_merged(tmp_path, how, left):
+def test_existing_folder_is_kept_replaced_or_merged_as_requested_when_a_tree_is_received(tmp_path, how, left):
     write_tree(tmp_path / "tree", {"mine": "x"})
     bring(tmp_path / "tree", how)
     assert sorted(os.listdir(tmp_path / "tree")) == left

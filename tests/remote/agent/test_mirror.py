@@ -168,7 +168,9 @@ def flushed(one: Mirror, sent: Sent) -> None:
     wait_until(lambda: any(frame.get("re") == 1 for frame in sent.frames), "all that there is")
 
 
-def test_symlinks_are_sent_as_links_or_content_but_never_from_outside(top, start, tmp_path):
+def test_agent_sends_symlinks_inside_the_run_and_excludes_outside_and_dangling_ones_with_the_reason(
+    top, start, tmp_path
+):
     write_tree(tmp_path, {"mine": "secret"})
     write_tree(top, {"outputs/step/a": "1", "work/w": "w", "checkpoints/9.pt": "nine"})
     for name, target in {

@@ -84,13 +84,13 @@ def test_command_with_an_exact_environment_inherits_no_variables(link, tmp_path)
         ({"argv": ["echo", "a\0b"]}, OSError, "null"),
     ],
 )
-def test_unstartable_command_raises_an_error_with_its_name(link, tmp_path, values, error, named):
+def test_command_that_can_not_start_on_a_node_raises_with_the_missing_path(link, tmp_path, values, error, named):
     given = {"argv": ["true"], "env": {}, "cwd": str(tmp_path), "log": str(tmp_path / "log")} | values
     with pytest.raises(error, match=named):
         link.start(given.pop("argv"), **given)
 
 
-def test_signals_reach_started_processes_only(link, tmp_path):
+def test_node_link_sends_signals_only_to_processes_that_it_started_and_their_children(link, tmp_path):
     script = "trap 'exit 7' TERM; sleep 600 & echo $! > pid; mv pid child; while :; do sleep 0.01; done"
     pid = link.start(["sh", "-c", script], env={}, cwd=str(tmp_path), log=str(tmp_path / "log"))
     wait_until((tmp_path / "child").exists, "the child")
@@ -195,7 +195,7 @@ def test_tree_copied_to_a_full_disk_raises_and_leaves_nothing(link, tmp_path, sm
     assert os.listdir(small_disk) == ["filler"]
 
 
-def test_link_queries_files_and_disk_of_the_node(link, tmp_path):
+def test_node_link_reports_existing_files_disk_space_load_and_free_ports_of_its_node(link, tmp_path):
     (tmp_path / "token").write_text("t")
     assert link.sees(str(tmp_path / "token"), "t")
     assert not link.sees(str(tmp_path / "token"), "u")

@@ -142,7 +142,7 @@ def test_nodes_of_a_new_attempt_get_metrics_and_checkpoints_of_the_previous_one(
     assert [path.name for path in run_folder.checkpoints.iterdir()] == ["b"]
 
 
-def test_unsent_files_of_a_lost_node_reach_all_nodes_on_return(
+def test_checkpoint_left_on_a_lost_node_reaches_all_nodes_when_the_node_returns(
     make_nodes, open_link, own_disk, run_folder, library, tmp_path
 ):
     write_tree(run_folder.checkpoints, {"step_1": "1"})

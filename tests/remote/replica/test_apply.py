@@ -117,7 +117,7 @@ def test_tags_written_on_two_nodes_are_appended_to_the_local_notes_file(here):
     assert (here.top / "notes.jsonl").read_bytes() == b"mine\na\nb\n"
 
 
-def test_removal_applies_only_to_the_nodes_own_files(here):
+def test_removal_reported_by_a_node_deletes_only_the_version_that_the_node_sent(here):
     def gone(name: str, *stamp: int) -> dict[str, Any]:
         return {"file": name, "how": "gone", "stamp": [*stamp, 9]}
 
@@ -171,7 +171,7 @@ def left_out(replica):
         ("d/../../../../x", None),
     ],
 )
-def test_received_link_points_into_the_run_or_is_excluded_or_refused(here, copy, target, made):
+def test_received_symlink_that_leads_out_of_the_run_is_excluded_or_refused(here, copy, target, made):
     here.apply(link("outputs/a", target))
     path = here.top / "outputs/a"
     assert (os.readlink(path) if path.is_symlink() else None) == made
@@ -255,7 +255,7 @@ def test_received_folder_replaces_a_file_and_a_file_replaces_a_folder(here, copy
     assert (here.top / "outputs/a/x").read_text() == "x"
 
 
-def test_excluded_file_is_recorded_once(here):
+def test_excluded_file_that_a_node_reports_twice_is_recorded_once(here):
     for _ in range(2):
         here.apply({"file": "outputs/pipe", "how": "left", "why": "a pipe"})
     here.apply({"file": "uploads", "how": "left", "why": "a link"})
@@ -302,7 +302,7 @@ def test_second_chunk_of_a_file_without_its_first_chunk_is_refused(copy):
 @pytest.mark.parametrize(
     "header", [{}, {"file": "outputs/a"}, {"file": "outputs/a", "how": "x"}, {"file": 3, "how": "dir"}]
 )
-def test_invalid_change_is_refused(copy, header):
+def test_received_file_change_with_missing_or_wrong_fields_is_refused(copy, header):
     with pytest.raises(ReplicaError, match="not a change of a file"):
         copy.apply(header)
 

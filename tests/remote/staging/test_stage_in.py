@@ -73,7 +73,7 @@ def test_input_points_to_its_transferred_files(tmp_path: Path, store: pl.Datasto
     assert came.manifest.contents.keys() == {reference.name}
 
 
-def test_single_file_and_plain_path_are_staged(tmp_path: Path, store: pl.Datastore) -> None:
+def test_input_of_a_single_file_gets_the_path_of_its_staged_copy(tmp_path: Path, store: pl.Datastore) -> None:
     reference = DataReference(name="x", sources=(Source(path=f"{tmp_path}/store/a/2.txt"),))
     (source,) = bring(tmp_path, reference).reference(reference).sources
     assert source.path == "2.txt"

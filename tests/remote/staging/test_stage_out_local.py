@@ -208,7 +208,7 @@ def test_remote_run_that_returns_without_outputs_uploads_nothing(trip: Trip, sta
     assert not trip.folder.home.exists()
 
 
-def test_cancel_before_storing_is_honored(trip: Trip) -> None:
+def test_run_canceled_before_its_outputs_are_stored_ends_as_canceled_and_stores_none(trip: Trip) -> None:
     trip.come_back()
     write_json(trip.folder.cancel_request, {"by": "ada"})
     settle(trip.folder)
@@ -217,7 +217,7 @@ def test_cancel_before_storing_is_honored(trip: Trip) -> None:
     assert (trip.folder.uploads / "model" / "a.pt").exists()
 
 
-def test_incomplete_output_is_not_stored(trip: Trip) -> None:
+def test_output_with_a_file_that_came_back_incomplete_is_not_stored_and_fails_the_run(trip: Trip) -> None:
     trip.come_back(left={"model": {"a.pt": 3, "deep/b.pt": 5, "lost.pt": 7}})
     settle(trip.folder)
     assert trip.record.failure is not None

@@ -72,7 +72,7 @@ RUN = facts(
         "status = failed AND metric.acc > 0 AND param.lr < 1",
     ],
 )
-def test_query_matches_an_example_run(query: str) -> None:
+def test_each_listed_query_matches_the_example_run_and_its_negation_does_not(query: str) -> None:
     assert predicate(query, NOW)(RUN)
     assert not predicate(f"not ({query})" if query else "not otter", NOW)(RUN)
     assert str(parse(str(parse(query)))) == str(parse(query))
@@ -93,7 +93,7 @@ def test_query_matches_an_example_run(query: str) -> None:
         "ended > now or started in (today, yesterday)",
     ],
 )
-def test_query_does_not_match_an_example_run(query: str) -> None:
+def test_each_listed_query_for_other_values_does_not_match_the_example_run(query: str) -> None:
     assert not predicate(query, NOW)(RUN)
 
 

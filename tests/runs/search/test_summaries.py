@@ -47,7 +47,7 @@ def test_later_attempt_replaces_values_from_its_first_step(tmp_path: Path) -> No
         assert reader.look()["acc"] == MetricFacts(0.25, 0.1, 0.3, 4, "maximize")
 
 
-def test_attempts_in_one_file_are_joined(tmp_path: Path) -> None:
+def test_metric_summary_of_two_attempts_in_one_file_replaces_the_steps_logged_again(tmp_path: Path) -> None:
     log_values(tmp_path, "acc", [0.1, 0.9])
     with open(tmp_path / "rank_0.jsonl", "a") as file:
         file.write('{"attempt":2,"time":9}\n{"name":"acc","value":0.5,"time":9,"step":1}\n')

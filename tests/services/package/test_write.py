@@ -107,7 +107,7 @@ def test_package_serves_without_an_installed_paceline(
 
 
 @pytest.mark.promise("packaged-service-sdk-s-names")
-def test_a_script_of_the_azure_sdk_finds_its_names_in_the_package(
+def test_scoring_script_that_imports_azureml_runs_in_a_service_package(
     workspace: Workspace, source: Path, tmp_path: Path, bare: dict[str, str], free_port: int
 ) -> None:
     (source / "score.py").write_text(

@@ -215,7 +215,7 @@ def test_server_answers_with_many_open_connections(server):
     ],
     ids=range(6),
 )
-def test_unknown_path_returns_404(server, path):
+def test_unknown_path_of_the_scoring_server_returns_404(server, path):
     with httpx.Client(timeout=PATIENCE_S) as client:
         request = client.build_request("POST", server.url, content="1")
         request.url = httpx.URL(server.url, raw_path=path.encode())
@@ -303,7 +303,7 @@ def test_incomplete_request_head_times_out(tmp_path):
             assert process.wait(PATIENCE_S) == 0
 
 
-def test_every_endpoint_answers_valid_json(server):
+def test_every_endpoint_of_the_scoring_server_answers_valid_json(server):
     for path in ("/none", "/v2", "/livez", "/readyz", "/swagger.json"):
         json.loads(server.client.get(path).text)
 

@@ -127,7 +127,7 @@ def test_inference_protocol_v2_endpoints_answer(classifier):
     ],
     ids=range(12),
 )
-def test_invalid_tensors_return_400(classifier, inputs, said):
+def test_inference_request_with_invalid_tensors_returns_400_with_the_reason(classifier, inputs, said):
     answer = classifier.client.post("/v2/models/digits/infer", json={"inputs": inputs})
     assert (answer.status_code, said in answer.json()["error"]) == (400, True), answer.text
 

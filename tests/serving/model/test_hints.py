@@ -117,13 +117,13 @@ def test_valid_value_is_converted_to_its_hint(hint, value, meant):
         (int, "a" * 100, f"x should be a whole number, not '{'a' * 56}...."),
     ],
 )
-def test_invalid_value_is_reported_with_its_path(hint, value, said):
+def test_value_that_does_not_fit_its_type_hint_is_refused_with_its_path(hint, value, said):
     with pytest.raises(InputError) as error:
         read(hint, value)
     assert str(error.value) == said
 
 
-def test_array_has_the_hinted_dtype_and_shape():
+def test_array_parameter_of_a_scoring_function_gets_the_hinted_dtype_and_shape():
     found = read(Annotated[npt.NDArray[np.float32], (None, 2)], [[1, 2.5], [3, 4]])
     assert (found.dtype, found.shape, found.tolist()) == (np.float32, (2, 2), [[1.0, 2.5], [3.0, 4.0]])
     assert read(np.ndarray, [1, 2]).tolist() == [1, 2]
@@ -148,7 +148,7 @@ def test_array_has_the_hinted_dtype_and_shape():
         (Annotated[np.ndarray, (None, 2)], [1], "x should be numbers of shape any x 2, not 1."),
     ],
 )
-def test_invalid_array_is_reported(hint, value, said):
+def test_array_value_that_does_not_fit_its_type_hint_is_refused_with_the_reason(hint, value, said):
     with pytest.raises(InputError) as error:
         read(hint, value)
     assert str(error.value) == said

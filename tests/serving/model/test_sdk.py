@@ -102,7 +102,7 @@ def test_request_headers_are_readable_in_run_and_request_ids_are_returned(echo):
     assert echo.score("1", headers={"x-request-id": "a" * 101}).status_code == 431
 
 
-def test_http_methods_and_paths_are_answered_as_by_azure_services(echo):
+def test_scoring_server_answers_each_http_method_and_path_as_azure_services_do(echo):
     assert echo.client.get("/").text == "Healthy"
     assert echo.client.options("/score").status_code == 200
     assert echo.client.put("/score").status_code == 405

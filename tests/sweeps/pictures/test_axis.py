@@ -13,7 +13,7 @@ def test_numeric_axis_places_values_linearly_or_logarithmically():
     assert [Numbers(1e-4, 1, True).place(v) for v in (0, -1, math.nan, math.inf, True, "x", None)] == [None] * 7
 
 
-def test_ticks_are_round_numbers():
+def test_axis_ticks_are_round_numbers_or_the_ends_of_a_narrow_range():
     assert [text for _, text in Numbers(0.13, 0.87).ticks()] == ["0.2", "0.4", "0.6", "0.8"]
     assert [text for _, text in Numbers(1e-5, 1, True).ticks()] == ["1e-05", "0.0001", "0.001", "0.01", "0.1", "1"]
     assert [text for _, text in Numbers(2, 30, True).ticks()] == ["2", "5", "10", "20"]
@@ -31,7 +31,7 @@ def test_axis_of_a_choice_parameter_has_a_tick_for_each_option():
     assert axis_of([3, "x"]) == Options(("3", "x"))
 
 
-def test_axis_of_equal_values_has_ticks():
+def test_axis_of_missing_equal_or_extreme_values_has_ticks_and_places_values():
     assert numbers_axis([]) == Numbers(0.0, 1.0)
     assert numbers_axis([2.0, 2.0]) == Numbers(1.0, 3.0)
     assert numbers_axis([0.0]).place(0.0) == 0.5

@@ -39,7 +39,9 @@ def test_sweep_of_two_metrics_gets_a_scatter_plot_of_its_front(tmp_path: Path) -
 
 
 @pytest.mark.promise("sweep-s-outputs-table-history")
-def test_page_is_drawn_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_page_is_written_without_matplotlib_and_no_png_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     drawn = draw.sketched("Sweep", SPEC, make_trials(5))
     assert [Path(path).name for path in draw.into(tmp_path, drawn)] == ["sweep.html"]

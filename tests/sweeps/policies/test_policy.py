@@ -108,7 +108,7 @@ def test_median_policy_handles_negative_and_minimized_metrics() -> None:
     assert list(MedianStopping().stops(down, "minimize")) == [2]
 
 
-def test_averages_cover_values_up_to_the_interval() -> None:
+def test_median_policy_averages_only_values_logged_up_to_the_judged_interval() -> None:
     # At interval 1 the others have 0.1 and 0.2, whatever their later values.
     curves = trials((0.1, 0.9, 0.9), (0.2, 0.9, 0.9), (0.16,), over=(0, 1))
     assert not MedianStopping().stops(curves, "maximize")

@@ -92,7 +92,7 @@ def test_population_generation_starts_once_all_trials_have_finished_the_previous
     }
 
 
-def test_failed_and_nan_trials_are_replaced() -> None:
+def test_failed_and_nan_trials_of_a_population_are_replaced_by_copies_of_successful_ones() -> None:
     nan = float("nan")
     there = population((0.5,) * 2, (0.9,) * 2, (0.8,), (0.4, nan), t2={"status": states.FAILED})
     begun = all_following(there, policy=PopulationBasedTraining(interval=2, last=6, quantile=0.5))
@@ -123,7 +123,7 @@ def test_population_does_not_copy_trials_with_equal_results() -> None:
 
 
 @pytest.mark.promise("population-trains-step-worst-take")
-def test_seed_determines_copies_and_mutations() -> None:
+def test_seed_determines_which_population_trials_are_copied_and_how_they_mutate() -> None:
     there = population(*((value / 10,) * 2 for value in range(8)))
     policy = PopulationBasedTraining(interval=2, last=6, quantile=0.5)
     one, two = (all_following(there, policy=policy, seed=3) for _ in range(2))
@@ -149,7 +149,7 @@ def test_script_with_a_budget_argument_ends_without_a_stop_by_the_population_pol
     assert following(there) is None
 
 
-def test_population_policy_round_trips_through_text_and_json() -> None:
+def test_population_policy_is_parsed_from_text_and_equal_after_conversion_to_json_and_back() -> None:
     policy = parse_policy('pbt(interval=5, last=50, factors=[0.5, 2], mutate=["lr"])')
     assert policy == PopulationBasedTraining(interval=5, last=50, factors=[0.5, 2], mutate=["lr"])
     assert policy_from_json(policy.to_json()) == policy
@@ -242,7 +242,7 @@ def test_mutation_keeps_the_chosen_branch_and_changes_its_values() -> None:
     assert only[inner] == every[inner] != 0.5
 
 
-def test_seed_determines_the_mutation() -> None:
+def test_seed_determines_the_mutated_parameter_values_of_a_trial() -> None:
     space = Space({"x": uniform(0, 1), "y": randint(1, 9)})
     one, two = (explored(space, {"x": 0.5, "y": 3}, random.Random(7)) for _ in range(2))
     assert one == two

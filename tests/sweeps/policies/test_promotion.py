@@ -130,7 +130,7 @@ def test_invalid_promotion_policies_are_refused() -> None:
         SweepSpec(space=SPACE, metric="score", stop=ASHA(promote=True, last=9, budget="--x"))
 
 
-def test_promotion_policy_round_trips_through_text_and_json() -> None:
+def test_promotion_policy_is_parsed_from_text_and_equal_after_conversion_to_json_and_back() -> None:
     policy = parse_policy("asha(first=2, eta=2, last=12, promote=true, budget=--epochs)")
     assert policy == ASHA(first=2, eta=2, last=12, promote=True, budget="--epochs")
     assert policy_from_json(policy.to_json()) == policy

@@ -20,7 +20,7 @@ def test_documented_role_has_all_needed_rights():
     assert missing_rights([rule(*one) for one in RULES]) == []
 
 
-def test_each_right_of_the_role_is_needed():
+def test_removal_of_any_right_from_the_documented_role_is_reported_as_missing():
     for number, (group, resources, verbs) in enumerate(RULES):
         others = [rule(*one) for one in (*RULES[:number], *RULES[number + 1 :])]
         less = [*others, rule(group, resources, verbs[1:])]
@@ -31,7 +31,7 @@ def test_kubernetes_role_with_wildcards_has_all_needed_rights():
     assert missing_rights([rule("*", ["*"], ["*"])]) == []
 
 
-def test_rights_limited_to_named_objects_do_not_suffice():
+def test_kubernetes_role_limited_to_named_objects_is_reported_as_missing_rights():
     assert missing_rights([{**rule("*", ["*"], ["*"]), "resourceNames": ["one"]}]) != []
 
 

@@ -52,7 +52,7 @@ def test_pods_satisfy_the_restricted_security_standard_and_have_no_identity():
     assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
-def test_requests_equal_limits_and_grow_with_the_workers():
+def test_pod_resource_requests_equal_its_limits_and_grow_with_the_workers_per_node():
     amounts = worker_resources(job(process_count_per_node=4, use_gpu=True, distributed_backend="nccl"), settings())
     (container,) = pod_of(job_manifest(job(), settings(), NAMES))["containers"]
 

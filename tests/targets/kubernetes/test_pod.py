@@ -29,7 +29,9 @@ def leader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PodLeader:
     return PodLeader(described, "", "", {})
 
 
-def test_files_on_the_volume_are_those_of_the_last_copy(leader: PodLeader, tmp_path: Path) -> None:
+def test_renamed_output_of_a_pod_is_also_renamed_on_the_volume_by_the_next_copy(
+    leader: PodLeader, tmp_path: Path
+) -> None:
     kept = tmp_path / "volume" / "runs" / leader._ticket.run_id
     leader._folder.outputs.mkdir(exist_ok=True)
     (leader._folder.outputs / "old").write_text("1")

@@ -195,7 +195,7 @@ def test_run_with_outputs_still_to_store_does_not_query_slurm(folder: RunFolder,
     os.close(fd)
 
 
-def test_run_being_fetched_by_another_process_is_not_gone(
+def test_run_of_a_forgotten_ray_job_stays_running_while_another_process_fetches_it(
     cluster: FakeCluster, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     away = target(cluster, datastore="lab")

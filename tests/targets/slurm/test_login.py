@@ -389,7 +389,7 @@ def is_clean(folder: RunFolder) -> bool:
     return not folder.exec_requests.exists() and not list(folder.path.rglob("exec_*"))
 
 
-def test_exec_messages_use_one_connection(home: Path, tmp_path: Path) -> None:
+def test_exec_input_output_and_exit_code_pass_over_one_login_connection(home: Path, tmp_path: Path) -> None:
     folder = there(tmp_path)
     with answering(folder) as supervisor:
         channel = LoginChannel(make_login(), str(folder.path))

@@ -199,7 +199,7 @@ def test_unreachable_slurm_accounting_keeps_the_job_state_of_squeue(slurm: FakeS
     assert job.state == "NODE_FAIL"
 
 
-def test_unknown_job_returns_none(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
+def test_query_of_a_job_unknown_to_slurm_returns_none(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
     slurm.say("sacct", "")
     assert make(tmp_path, clock).job("1", 0) is None
 
@@ -258,7 +258,7 @@ def test_slurm_job_is_found_by_its_name(slurm: FakeSlurm, tmp_path: Path, clock:
     assert make(tmp_path, clock).job_named("paceline-s") is None
 
 
-def test_torn_or_unwritable_query_cache_is_ignored(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
+def test_torn_or_unwritable_cache_of_slurm_queries_is_ignored(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
     slurm.say("squeue", "1|RUNNING|None|n1|paceline-r\n")
     query = make(tmp_path, clock)
     query.job("1", 0)

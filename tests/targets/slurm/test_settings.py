@@ -40,7 +40,7 @@ def test_invalid_time_is_refused_with_the_valid_forms(text: str):
 @pytest.mark.parametrize(
     "option", ["--licenses=matlab:1", "--mem-per-cpu=2G", "--time-min=10", "--nice", "--gpus=4", "--x=a b;c"]
 )
-def test_additional_sbatch_options_are_accepted(option: str):
+def test_additional_sbatch_options_of_a_slurm_target_are_accepted_unchanged(option: str):
     assert settings(options=[option]).options == (option,)
 
 

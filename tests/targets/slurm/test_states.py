@@ -24,7 +24,7 @@ def by_name(jobs: list[JobState]) -> dict[str, JobState]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_squeue_output_is_parsed(version: str):
+def test_job_states_and_nodes_are_parsed_from_squeue_output_of_each_slurm_version(version: str):
     jobs = by_name(parse_squeue(recorded(f"squeue-{version}.txt")))
     assert {
         short: (jobs[f"paceline-{short}"].state, jobs[f"paceline-{short}"].nodes)
@@ -96,7 +96,7 @@ def test_completing_slurm_job_is_not_reported_as_ended(version: str):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_sacct_output_is_parsed(version: str):
+def test_job_states_exit_codes_and_canceling_users_are_parsed_from_sacct_output_of_each_version(version: str):
     jobs = by_name(parse_sacct(recorded(f"sacct-{version}.txt")))
     by = {short: jobs[f"paceline-{short}"].by for short in ("cancel-root", "cancel-own", "failed")}
     assert by == {"cancel-root": "0", "cancel-own": "1001", "failed": None}
@@ -203,7 +203,7 @@ def test_node_list_is_expanded_in_order(text: str, names: list[str]):
 
 
 @given(st.lists(st.integers(0, 9999), min_size=1, max_size=20), st.integers(1, 5))
-def test_node_list_with_leading_zeros_round_trips(numbers: list[int], width: int):
+def test_node_list_with_leading_zeros_is_expanded_to_the_same_names_in_order(numbers: list[int], width: int):
     names = [f"n{str(number).zfill(width)}" for number in numbers]
     assert expand("n[" + ",".join(name[1:] for name in names) + "]") == names
 

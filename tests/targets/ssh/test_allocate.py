@@ -159,7 +159,7 @@ def test_queued_run_takes_any_host_that_becomes_free() -> None:
     assert heard[0].split()[2] not in names(third), "it queued there, and got another"
 
 
-def test_canceled_wait_holds_no_host() -> None:
+def test_run_canceled_while_it_waits_for_ssh_hosts_holds_none() -> None:
     holder = Gathering(FakeOpening(), HOSTS[1:], demand("1", 2)).gather(patient)
     assert Gathering(FakeOpening(), HOSTS, demand("2", 3)).gather(lambda text: "waits on" in text) is None
 

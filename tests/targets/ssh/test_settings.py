@@ -60,7 +60,7 @@ def test_more_nodes_than_hosts_are_refused_without_contacting_hosts() -> None:
         target.check(make_job(node_count=2, distributed_backend="gloo"))
 
 
-def test_preview_contacts_no_host() -> None:
+def test_preview_of_a_run_on_ssh_hosts_contacts_no_host() -> None:
     target = SshTarget("lab", {"hosts": ["nowhere.invalid slots=4", "b.invalid", "c.invalid"]})
     job = make_job(node_count=2, process_count_per_node=2, distributed_backend="nccl", use_gpu=True)
 

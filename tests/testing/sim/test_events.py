@@ -38,7 +38,7 @@ def test_events_are_read_without_running_the_script():
         ("EVENTS = [{'line': 'x', 'ranks': 3}]", "ranks=3 must be a list"),
     ],
 )
-def test_wrong_events_are_refused(text, message):
+def test_invalid_events_of_a_simulated_script_are_refused_with_the_reason(text, message):
     with pytest.raises(EventsError) as error:
         events(text)
     assert message in str(error.value)

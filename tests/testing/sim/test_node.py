@@ -136,7 +136,7 @@ def clock():
     return [0.0]
 
 
-def test_urgent_work_is_done_before_overdue_other_work(clock):
+def test_urgent_simulation_work_runs_before_other_work_that_was_due_earlier(clock):
     loop, done = Loop(lambda: clock[0]), []
     loop.after(0.0, lambda: done.append("file"))
     loop.after(0.5, lambda: done.append("ping"), urgent=True)

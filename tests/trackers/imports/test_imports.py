@@ -364,7 +364,7 @@ def test_import_from_aim_without_its_package_names_the_package(tmp_path: Path, m
         import_runs("aim", tmp_path, workspace=tmp_path / "ws")
 
 
-def test_dry_run_writes_nothing(tmp_path: Path, ws: Path) -> None:
+def test_dry_run_of_an_import_counts_new_runs_and_writes_nothing(tmp_path: Path, ws: Path) -> None:
     mlflow_run(tmp_path / "mlruns", "aa")
     assert import_runs("mlflow", tmp_path / "mlruns", workspace=ws, dry_run=True).counts == {"new": 1}
     assert not ws.exists()

@@ -49,7 +49,7 @@ def test_batch_ai_cluster_configuration_is_accepted(ws):
 
 
 @pytest.mark.promise("can-t-had-replaced-sentence")
-def test_created_cluster_resolves_to_local_with_a_note(ws):
+def test_created_azure_cluster_as_a_target_resolves_to_local_with_a_note(ws):
     ComputeTarget.create(ws, "cluster", AmlCompute.provisioning_configuration(vm_size="STANDARD_NC6"))
     notes = SubmissionNotes()
     assert resolve("cluster", ws, notes) == "local"

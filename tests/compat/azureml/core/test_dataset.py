@@ -89,7 +89,7 @@ def test_data_reference_has_the_sdks_arguments_and_placeholder(ws, store):
 
 
 @pytest.mark.parametrize("way", ["pair", "path", "datapath", "list"])
-def test_dataset_accepts_each_form_of_path(ws, store, way):
+def test_tabular_dataset_reads_the_same_rows_from_each_form_of_a_datastore_path(ws, store, way):
     given = {"pair": (store, "t/d/*.csv"), "path": store.path("t/d"), "datapath": DataPath(store, "t/d")}
     given["list"] = [given["pair"]]
     made = Dataset.Tabular.from_delimited_files(path=given[way])

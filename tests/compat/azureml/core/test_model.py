@@ -58,7 +58,7 @@ def test_model_path_is_searched_in_the_service_and_working_folders(ws, monkeypat
     assert Path(Model.get_model_path("reg", _workspace=ws)).read_text() == "1"
 
 
-def test_inference_config_checks_its_entry_script(ws):
+def test_inference_config_refuses_an_entry_script_that_is_missing_or_not_a_python_file(ws):
     with pytest.raises(WebserviceException, match=r"score\.py"):
         InferenceConfig(entry_script="score.py")
     Path("score.txt").write_text("")

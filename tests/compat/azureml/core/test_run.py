@@ -127,7 +127,7 @@ def test_log_confusion_matrix_refuses_a_value_that_is_no_dict_or_json(run, value
         run.log_confusion_matrix("m", value)
 
 
-def test_methods_and_properties_of_a_run_return_the_same_values(submitted):
+def test_get_methods_of_a_submitted_run_equal_its_status_tags_and_properties(submitted):
     submitted.tag("lr", 0.1)
     submitted.add_properties({"commit": "abc"})
     submitted.flush()

@@ -19,7 +19,7 @@ def sharing(output=None, **changes):
     return Sharing(batches, ParallelRunSettings.of_text(dataclasses.replace(SETTINGS, **changes).text()), output)
 
 
-def test_rows_keep_mini_batch_order_and_failures_are_retried(tmp_path):
+def test_mini_batch_of_a_failed_or_lost_rank_is_retried_and_rows_keep_batch_order(tmp_path):
     shared = sharing(tmp_path / "rows")
     first, second = (shared.handle({"kind": "ready"})["batch"]["number"] for _ in range(2))
     assert (first, second) == (0, 1)

@@ -45,7 +45,7 @@ def test_run_returns_results_in_rank_order(transport, tmp_path):
     assert results == [(10 + rank, 1, {"x": [2]}, str(tmp_path)) for rank in range(3)]
 
 
-def test_collective_works_in_a_function_called_by_run(tmp_path):
+def test_allreduce_in_a_function_called_by_horovod_run_sums_over_its_ranks(tmp_path):
     require_engine("the Open MPI of the wheel", find_mpirun(WHEEL))
 
     def function():
@@ -144,7 +144,7 @@ def test_output_of_ranks_is_shown(capsys):
         ({"func": print, "num_proc": 2, "hosts": "localhost:1"}, "needs as many slots"),
     ],
 )
-def test_invalid_argument_of_run_is_refused(values, told):
+def test_invalid_argument_of_horovod_run_is_refused_with_the_reason(values, told):
     with pytest.raises(UserError, match=told):
         horovod.run(**values)
 

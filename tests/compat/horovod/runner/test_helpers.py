@@ -126,7 +126,7 @@ def test_shell_command_ends_when_its_caller_is_killed(tmp_path):
     wait_until(lambda: not processes.is_alive(int(out.read_text())), "what it had started has ended")
 
 
-def test_functions_run_in_threads_and_return_results_or_raise():
+def test_execute_function_multithreaded_returns_results_by_index_or_raises_if_a_call_raises():
     assert execute_function_multithreaded(lambda a, b: a + b, [[1, 2], [3, 4]]) == {0: 3, 1: 7}
     with pytest.raises(RuntimeError, match="did not complete successfully: division by zero"):
         execute_function_multithreaded(lambda a: 1 / a, [[0], [1]])
@@ -143,7 +143,7 @@ def test_functions_run_in_threads_and_return_results_or_raise():
         in_thread(print, "ab")  # type: ignore[arg-type]
 
 
-def test_digest_is_accepted_only_for_its_message():
+def test_digest_check_succeeds_for_the_digests_message_and_fails_for_another_message():
     key = util.make_secret_key()
     digest = util.compute_digest(key, b"message")
     assert (len(key), len(digest)) == (util.SECRET_LENGTH, util.DIGEST_LENGTH)

@@ -87,7 +87,7 @@ def test_np_over_the_slot_count_is_refused():
 
 
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "127.0.0.9", socket.gethostname()])
-def test_own_host_names_are_recognized(name):
+def test_loopback_addresses_and_the_own_host_name_are_recognized_as_this_machine(name):
     assert hosts.is_here(name)
 
 

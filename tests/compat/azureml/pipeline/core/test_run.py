@@ -50,7 +50,7 @@ def leases(tmp_path, monkeypatch):
 
 
 @pytest.mark.promise("pipelines-azure-sdk-run-they")
-def test_pipeline_runs_and_its_outputs_are_found(ws, source, leases, capsys):
+def test_submitted_sdk_pipeline_completes_and_its_steps_and_outputs_are_found_by_name(ws, source, leases, capsys):
     one = PipelineData("one", pipeline_output_name="first")
     two = OutputFileDatasetConfig("two").register_on_complete("pairs")
     leave = PythonScriptStep("leave.py", "leave", [one, two], outputs=[one], source_directory="src")
@@ -95,7 +95,7 @@ def test_pipeline_runs_and_its_outputs_are_found(ws, source, leases, capsys):
 
 
 @pytest.mark.promise("sweep-s-metrics-best-trial")
-def test_pipeline_uses_the_best_trial_of_its_sweep_step_and_reports_failures(ws, source, leases):
+def test_step_after_a_sweep_step_gets_the_best_trials_outputs_and_a_failed_step_is_named(ws, source, leases):
     hide_matplotlib(ws.path)
     (source / "tune.py").write_text(
         "import os, sys; from azureml.core import Run; Run.get_context().log('score', int(sys.argv[2]))\n"
@@ -255,7 +255,7 @@ def test_partition_keys_define_the_mini_batches(ws, source, leases, tmp_path):
     assert texts[1] == ["{'city': 'x/y'} 1", *(["{'city': 'z'} 2"] * 2), "{'city': None} 1"]
 
 
-def test_wait_for_a_pipeline_times_out_and_a_step_can_cancel_it(ws, source, leases):
+def test_pipeline_wait_raises_at_its_timeout_and_returns_canceled_after_a_step_cancels_the_pipeline(ws, source, leases):
     wait = CommandStep("until [ -e ../../../../go ]; do sleep 0.1; done", "wait", source_directory="src")
     (source / "stop.py").write_text(
         "import time\nfrom azureml.core import Run\nRun.get_context().parent.cancel()\ntime.sleep(60)\n"
