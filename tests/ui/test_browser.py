@@ -534,7 +534,7 @@ def _actions(session: Session, good: str, live: str) -> None:
     page.click("summary:has-text('Add a tag')")
     page.fill("input[name=key]", "seen")
     page.fill("input[name=value]", "yes")
-    page.click("button:has-text('Add')")
+    page.click("button:text-is('Add')")
     page.wait_for_selector(".tag:has-text('seen')")
     assert session.cli.json("status", good)["tags"]["seen"] == "yes"
     page.click("a:has-text('Run again')")
