@@ -466,7 +466,7 @@ def test_secret_of_a_service_is_stored_only_in_private_files(cli: Cli) -> None:
 
 @pytest.mark.promise("password-without-scheme-refused-would")
 @pytest.mark.parametrize("secret", [PLANTED, "s3cr3t"], ids=["all characters", "one word"])
-def test_password_without_a_scheme_is_refused_and_not_shown(cli: Cli, secret: str) -> None:
+def test_url_password_without_a_url_scheme_is_refused_and_not_shown(cli: Cli, secret: str) -> None:
     """The story: `compute add lab --hosts me:password@host` was registered, and the error of `--image` showed it."""
     script, one = cli.script("print(1)"), f"me:{secret}@host"
     (cli.folder / "hosts.txt").write_text(f"gpu1 slots=4\n{one}\n")

@@ -173,7 +173,7 @@ def test_schedule_triggered_by_an_already_ended_run_starts_once(lab: Lab) -> Non
     assert lab.tick() == []
 
 
-def test_paused_schedule_starts_nothing_even_after_it_is_resumed(lab: Lab) -> None:
+def test_times_during_a_pause_start_no_run_after_the_schedule_is_resumed(lab: Lab) -> None:
     lab.add(cron="0 * * * *", time_zone="UTC")
     lab.schedules.pause("job")
 

@@ -448,7 +448,7 @@ def _charts(session: Session, pair: str) -> None:
     assert len(csv.splitlines()) == 401
     menu.press("Enter")
     page.keyboard.press("Escape")
-    assert page.evaluate("document.activeElement.className") == "menubutton"
+    page.wait_for_function("() => document.activeElement.className === 'menubutton'")
     menu.press("Enter")
     page.get_by_role("menuitem", name="Full screen").press("Enter")
     page.wait_for_selector("dialog[open] .chart canvas")

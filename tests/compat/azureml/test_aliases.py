@@ -92,7 +92,7 @@ def test_missing_module_names_the_alternative(name, instead):
     assert "docs/from-azureml.md" in last
 
 
-def test_unchanged_driver_runs_under_paceline_azureml(tmp_path):
+def test_unchanged_azureml_program_runs_under_python_m_paceline_azureml(tmp_path):
     (tmp_path / "beside.py").write_text("VALUE = 5\n")
     (tmp_path / "driver.py").write_text(
         "import sys, beside\nfrom azureml.core import Workspace\nprint(sys.argv[1:], beside.VALUE)\n"

@@ -355,7 +355,7 @@ def test_pmix_library_that_srun_can_not_load_is_named_with_its_package(slurm: Sl
 
 
 @pytest.mark.promise("however-many-runs-wait-slurm")
-def test_waiting_runs_report_reasons_with_one_query_and_are_canceled_at_once(
+def test_waiting_runs_report_reasons_with_one_query_and_end_immediately_when_canceled(
     slurm: SlurmLab, lab: Lab, monkeypatch: pytest.MonkeyPatch
 ):
     add(lab, "later", options=["--begin=now+1hour"])

@@ -179,7 +179,7 @@ def _applying(folder: RunFolder, told: dict[str, Any]) -> Iterator[Replica]:
 
 
 def _apply(replica: Replica, header: Header, data: bytes) -> bool:
-    """Apply a pod's change to the local copy. Return True after the last change."""
+    """Apply a pod's change to the local copy. Return True if it was the pod's last one."""
     if header.get("over"):
         return True
     known = replica.known.get(header.get("file", ""))

@@ -64,7 +64,7 @@ class SimCommands(Commands):
         self._ended: list[Header] = []
 
     def start(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None, log: str, tag: str) -> int:
-        """Simulate the start of a worker, or of a program of Paceline that ends at once."""
+        """Simulate the start of a worker or of a short program of Paceline, such as a probe."""
         self._next_pid += 1
         pid = self._next_pid
         names = [word.rpartition("/paceline/")[2] for word in argv]

@@ -248,7 +248,7 @@ def opened() -> list[tf.Operation]:
 
 
 def closed(waiting: tf.Operation) -> None:
-    """Record that an operation which waits for collectives was added to the graph."""
+    """Record that the graph now has an operation that waits for the collectives before it."""
     graph = ops.get_default_graph()
     stretch = getattr(graph, "_paceline_stretch", None)
     if stretch is not None:
