@@ -46,7 +46,7 @@ FEATURES = {
     "comments on runs": (113, 0),
 }
 CEILINGS = {
-    "lines": 140_930 + sum(lines for lines, _ in FEATURES.values()),
+    "lines": 140_928 + sum(lines for lines, _ in FEATURES.values()),
     "files": 821 + sum(files for _, files in FEATURES.values()),
     "percent of code lines that import": 9.5,
     "Any per 1,000 lines": 8.4,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import sys
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from paceline.cli.common import print_json, print_list
 from paceline.cli.options import JSON, Duration, VerbOption, takes
-from paceline.runs.record import utc_text
+from paceline.runs.record import utc_at
 from paceline.ui.members import ACTION, OWN, Account, Accounts, last_changes
 from paceline.workspace import Workspace
 
@@ -76,10 +75,12 @@ def log(*, limit: int, as_json: bool) -> None:
 
 
 def _row(account: Account) -> AccountRow:
-    created, expires = (
-        utc_text(dt.datetime.fromtimestamp(s, dt.timezone.utc)) for s in (account.made, account.expires)
-    )
-    return {"name": account.name, "role": account.role, "created_utc": created, "expires_utc": expires}
+    return {
+        "name": account.name,
+        "role": account.role,
+        "created_utc": utc_at(account.made),
+        "expires_utc": utc_at(account.expires),
+    }
 
 
 verbs = {"add": add, "list": list_accounts, "remove": remove, "log": log}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from paceline.environments.store import EnvironmentStore
 from paceline.errors import EnvironmentSpecError
 from paceline.job.environment import EnvironmentSpec
 from paceline.pruning.environments import free_keys
-from paceline.runs.record import utc_text
+from paceline.runs.record import utc_at
 from paceline.runs.visible import visible, visible_line
 from paceline.system.names import counted, some
 from paceline.workspace import Workspace
@@ -195,7 +194,7 @@ def _image_json(kept: KeptLayer) -> ImageEnvironment:
 
 
 def _image_row(kept: KeptLayer) -> tuple[str, ...]:
-    used = utc_text(dt.datetime.fromtimestamp(kept.used_at, dt.timezone.utc))
+    used = utc_at(kept.used_at)
     return kept.key[:_KEY_SHOWN], "pip, on an image", "", age(used), some(kept.layer.packages, _PACKAGES_SHOWN)
 
 

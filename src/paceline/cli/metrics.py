@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import datetime as dt
 import json
 import math
 import sys
@@ -15,7 +14,7 @@ from paceline.cli.options import JSON, RUNS, VerbOption, takes
 from paceline.errors import UserError
 from paceline.runs import read, series, tags_and_properties
 from paceline.runs.folder import RunFolder
-from paceline.runs.record import utc_text
+from paceline.runs.record import utc_at
 from paceline.runs.series import MetricSeries
 from paceline.runs.visible import visible
 from paceline.system.names import did_you_mean
@@ -164,4 +163,4 @@ def _plain(value: Any) -> Any:
 def _utc(time_s: float) -> str:
     if not math.isfinite(time_s):
         return ""
-    return utc_text(dt.datetime.fromtimestamp(time_s, dt.timezone.utc))
+    return utc_at(time_s)

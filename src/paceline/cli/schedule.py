@@ -12,7 +12,7 @@ from paceline.cli.common import age, print_fields, print_json, print_list, print
 from paceline.cli.options import JSON, VerbOption, takes
 from paceline.cli.run_options import values_and_arguments
 from paceline.errors import ScheduleError
-from paceline.runs.record import utc_text
+from paceline.runs.record import utc_at
 from paceline.runs.visible import visible
 from paceline.schedules import tick as ticking
 from paceline.schedules import timer, times
@@ -178,11 +178,7 @@ def _warn_of_silence(schedules: Schedules) -> None:
     is_new = (_now() - newest).total_seconds() < _SILENT_S
     if is_new or (path.exists() and age_s(path) < _SILENT_S):
         return
-    since = (
-        f"since {utc_text(dt.datetime.fromtimestamp(path.stat().st_mtime, dt.timezone.utc))}"
-        if path.exists()
-        else "yet"
-    )
+    since = f"since {utc_at(path.stat().st_mtime)}" if path.exists() else "yet"
     what = {"systemd": "See `systemctl --user list-timers`.", "cron": "Is cron running on this machine?"}
     text = what.get(
         kind or "", "This machine has no timer for them: add a schedule here, or call `paceline schedule tick`."

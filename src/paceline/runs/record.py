@@ -280,6 +280,11 @@ def utc_text(time: dt.datetime) -> str:
     return time.astimezone(dt.timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def utc_at(seconds: float) -> str:
+    """Return a Unix time as UTC text, as in records."""
+    return utc_text(dt.datetime.fromtimestamp(seconds, dt.timezone.utc))
+
+
 def parse_utc(text: str) -> dt.datetime:
     # Replace the Z, which `fromisoformat` accepts only from Python 3.11 on.
     return dt.datetime.fromisoformat(text.replace("Z", "+00:00"))

@@ -20,7 +20,7 @@ from paceline.errors import PacelineError, RunNotFoundError, RunStateError
 from paceline.runs import read, removal, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import check_run_id, is_run_id
-from paceline.runs.record import RunRecord, parse_utc, user_name, utc_now, utc_text
+from paceline.runs.record import RunRecord, parse_utc, user_name, utc_at, utc_now, utc_text
 from paceline.system.files import names_in, read_json
 
 KEPT_DAYS = 7
@@ -162,7 +162,7 @@ def _deleted(folder: RunFolder) -> DeletedRun:
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         deleted_utc = utc_now()
         with contextlib.suppress(OSError):
-            deleted_utc = utc_text(dt.datetime.fromtimestamp(folder.path.stat().st_ctime, dt.timezone.utc))
+            deleted_utc = utc_at(folder.path.stat().st_ctime)
     return DeletedRun(
         folder=folder,
         deleted_utc=deleted_utc,

@@ -5,7 +5,6 @@ Records in shared folders are input: a value of a wrong type counts as missing.
 
 from __future__ import annotations
 
-import datetime as dt
 import re
 import sys
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from paceline.errors import PacelineError
 from paceline.runs import read, states, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import is_run_id, is_trial
-from paceline.runs.record import duration_s, seconds_of, utc_text
+from paceline.runs.record import duration_s, seconds_of, utc_at
 from paceline.runs.search.params import LONGEST, ParamValue, packed, params_of
 from paceline.runs.search.resources import read_resources
 from paceline.runs.search.summaries import NO_METRICS, Goal, MetricSummaries, SummaryReader
@@ -256,4 +255,4 @@ def _shared(value: object) -> str:
 
 def utc_of(seconds: float | None) -> str | None:
     """Return a Unix time as UTC text, as in records. None stays None."""
-    return None if seconds is None else utc_text(dt.datetime.fromtimestamp(seconds, dt.timezone.utc))
+    return None if seconds is None else utc_at(seconds)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime as dt
 import hashlib
 import json
 import math
@@ -28,7 +27,7 @@ from paceline.runs.failure import EXIT_CANCELED, FailureReport
 from paceline.runs.folder import RunFolder, check_file_name
 from paceline.runs.ids import check_experiment_name, plain_experiment_name
 from paceline.runs.metrics import MetricLog
-from paceline.runs.record import RunRecord, user_name, utc_text
+from paceline.runs.record import RunRecord, user_name, utc_at
 from paceline.runs.removal import NEW
 from paceline.system import links, locks
 from paceline.system.files import names_in, read_json, write_json
@@ -377,7 +376,7 @@ def _time(time_s: object) -> float | None:
 
 
 def _utc(time_s: float) -> str:
-    return utc_text(dt.datetime.fromtimestamp(time_s, dt.timezone.utc))
+    return utc_at(time_s)
 
 
 def _text(value: object, problems: Problems) -> str | None:
