@@ -197,7 +197,6 @@ model.deploy(ws, "digits", worker=2)
 @pytest.mark.promise("parameter-public-api-documented-real")
 @pytest.mark.slow
 @pytest.mark.proof
-@pytest.mark.timeout(300)
 def test_type_checker_of_a_user_sees_real_types(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     (tmp_path / "program.py").write_text(PROGRAM)

@@ -50,7 +50,7 @@ def descriptions(draw: st.DrawFn, folder: Path) -> dict[str, Any]:
             )
         ),
         "experiment": st.sampled_from(["no", "on", "e1", "1e3"]),
-        "display_name": WORDS.filter(bool),
+        "display_name": WORDS.filter(str.strip),
         "environment_variables": st.dictionaries(NAMES, WORDS, max_size=3),
         "secrets": st.dictionaries(NAMES.map("S{}".format), st.sampled_from(["env:A", "keyring:a/b", "file:~/x#y"])),
         "use_gpu": st.booleans(),

@@ -199,7 +199,6 @@ else:
 
 @pytest.mark.promise("command-readme-works")
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("script", [MEETING, pytest.param(None, marks=pytest.mark.proof)], ids=["meeting", "digits"])
 def test_documented_commands_for_other_machines_print_the_shown_output(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, script: str | None

@@ -134,7 +134,6 @@ def is_left_to_proof(nodeid: str) -> bool:
     return backend in _LEFT_TO_PROOF.get(suite, {}).get(check, ())
 
 
-@pytest.mark.timeout(240)
 class SameAsLocal(TargetConformance):
     """The suite, and that a run has the same result as on `local`."""
 

@@ -41,7 +41,6 @@ def test_documentation_page_lists_every_attribute_of_the_target_test_class() -> 
 
 @pytest.mark.promise("page-s-target-60-lines")
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_documented_example_target_passes_the_conformance_suite(run_in_environment: Runner, tmp_path: Path) -> None:
     (tmp_path / "test_nice.py").write_text(SUITE)
     done = run_in_environment("-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=120", ".", cwd=tmp_path)
@@ -66,7 +65,6 @@ def test_commands_of_the_documentation_page_on_target_plugins_run(run_in_environ
 
 @pytest.mark.promise("page-s-target-60-lines")
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_conformance_suite_detects_faulty_targets(run_in_environment: Runner, tmp_path: Path) -> None:
     suite = SUITE
     for kind in FAULTS:

@@ -18,8 +18,6 @@ from tests.engines.lab import Lab, wait_for_end
 from tests.engines.places import TWO, place
 from tests.warm import submitting_with, warm_python
 
-pytestmark = pytest.mark.timeout(180)
-
 EXAMPLE = Path(__file__).parents[3] / "examples" / "digits"
 
 #: Steps of least squares, each by half of the samples on each rank, beside those that one process takes by all of them.

@@ -20,8 +20,6 @@ from tests.engines.packages import make_source
 from tests.engines.places import EACH, TWO, WAYS, Place, place, web
 from tests.environments.wheels import make_wheel
 
-pytestmark = pytest.mark.timeout(180)
-
 LOOK = KEEP + (
     "import socket, spam\n"
     "def tree(top):\n"

@@ -17,8 +17,6 @@ from tests.engines.places import EACH, WAYS, Place, place
 from tests.functions.helpers import module_of
 from tests.helpers import wait_until
 
-pytestmark = pytest.mark.timeout(240)
-
 CODE = """
 @paceline.job(compute_target="there")
 def double(x, n=0):

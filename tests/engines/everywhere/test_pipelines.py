@@ -10,8 +10,6 @@ import paceline as pl
 from paceline.runs import states
 from tests.engines.places import place
 
-pytestmark = pytest.mark.timeout(300)
-
 SCRIPT = """
 import os, sys
 import paceline

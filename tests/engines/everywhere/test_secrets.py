@@ -19,8 +19,6 @@ from tests.engines.lab import WHEEL, log_text, wait_for_end
 from tests.engines.places import EACH, TWO, WAYS, Place, place
 from tests.helpers import wait_until
 
-pytestmark = pytest.mark.timeout(240)
-
 VALUE = f"t0p-{os.urandom(8).hex()}"
 TOLD = hashlib.sha256(VALUE.encode()).hexdigest()
 #: Says that it has the value without saying it, and works until it is told to end.

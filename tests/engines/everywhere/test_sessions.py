@@ -26,8 +26,6 @@ from tests.engines.places import EACH, WAYS, Place, place
 from tests.helpers import wait_until, write_tree
 from tests.sessions.test_sessions import JUPYTERLAB, fetched, open_session
 
-pytestmark = pytest.mark.timeout(300)
-
 
 class There(Cli):
     """`paceline` with the workspace of a place, which has compute target `there`."""

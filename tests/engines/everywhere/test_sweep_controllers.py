@@ -18,8 +18,6 @@ from tests.engines.ray_lab import RayLab
 from tests.engines.slurm_lab import SlurmLab
 from tests.helpers import wait_until
 
-pytestmark = pytest.mark.timeout(300)
-
 SCRIPT = """
 import argparse, time
 import paceline

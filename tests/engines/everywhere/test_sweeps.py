@@ -18,8 +18,6 @@ from tests.engines.ray_lab import RayLab
 from tests.engines.slurm_lab import SlurmLab
 from tests.helpers import wait_until
 
-pytestmark = pytest.mark.timeout(300)
-
 #: Rank 0 logs the score so many times. The first attempt goes on for long if it has to wait for the second.
 SCRIPT = """
 import argparse, os, time

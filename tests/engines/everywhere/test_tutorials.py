@@ -18,7 +18,7 @@ from tests.engines.places import place
 
 HOROVOD, LAPTOP = ENGLISH[1], ENGLISH[3]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 def on_target(page: Path, last: str) -> dict[str, Any]:

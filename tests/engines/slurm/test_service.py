@@ -19,8 +19,6 @@ from tests.engines.slurm_lab import SlurmLab
 from tests.helpers import wait_until, write_tree
 from tests.services.conftest import SCRIPT
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture
 def workspace(slurm_cluster: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace]:

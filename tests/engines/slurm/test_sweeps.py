@@ -22,8 +22,6 @@ from tests.engines.lab import Lab, wait_for_end
 from tests.engines.slurm_lab import SlurmLab
 from tests.helpers import wait_until, write_program
 
-pytestmark = pytest.mark.timeout(240)
-
 #: Logs its score, and goes on for the given time.
 SCRIPT = """
 import argparse, time

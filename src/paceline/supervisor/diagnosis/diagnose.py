@@ -109,6 +109,11 @@ class WorkerEnd:
         return None
 
 
+def script_exit_code(exit_code: int | None, error: ErrorFile | None) -> int | None:
+    """Return the exit code of the script's exception if a later signal, abort or `os._exit(0)` has hidden it."""
+    return error.get("exit_code", 1) if error is not None and (not exit_code or exit_code > 128) else exit_code
+
+
 def first_failure(ends: Sequence[WorkerEnd]) -> WorkerEnd | None:
     """Return the worker that caused the failure, or None if no worker failed by itself."""
     left = _left_early(ends)

@@ -17,7 +17,7 @@ from paceline.runs.failure import FailureReport, logs_command, signal_name
 from paceline.runs.folder import RunFolder
 from paceline.runs.log_start import last_lines_start
 from paceline.runs.logs import last_lines, lines_of
-from paceline.supervisor.diagnosis.diagnose import ErrorFile, WorkerEnd, first_failure, worker_report
+from paceline.supervisor.diagnosis.diagnose import ErrorFile, WorkerEnd, first_failure, script_exit_code, worker_report
 from paceline.supervisor.diagnosis.evidence import crash_stack, find_clash, holder_here, printed_traceback, stalled_text
 from paceline.supervisor.diagnosis.hints import missing_text, with_hints
 from paceline.supervisor.diagnosis.memory import memory_text
@@ -104,10 +104,7 @@ class Findings:
             # A script that raised an error before it got SIGTERM has failed by itself.
             own = error.get("time", 0.0) < self.asked[rank]
             stopped, error = (False, error) if own else (True, None)
-            exit_code = error.get("exit_code", 1) if error else exit_code
-        elif error is not None and (exit_code is None or exit_code > 128):
-            # Take the exception's exit code: a lost node sends no other, and native code may abort after the exception.
-            exit_code = error.get("exit_code", 1)
+        exit_code = script_exit_code(exit_code, error)
         # The log of a worker that was stopped, or ended well, explains nothing; a run may have thousands of them.
         explains = exit_code not in (0, None) and not stopped
         lines = last_lines(self.folder.rank_log(self.launch.attempt, rank), _CRASH_LINES) if explains else []

@@ -236,6 +236,20 @@ def test_failed_rank_is_named_and_not_the_rank_waiting_for_it(tmp_path):
     assert done.returncode == 7, done.stderr
 
 
+def test_exit_code_of_a_script_is_kept_if_its_rank_is_stopped_during_its_exit_handlers(tmp_path, transport):
+    # Story: on a busy machine rank 0 noticed that rank 1 had left while rank 1 still ended, and the exit code was SIGTERM's 143.
+    path = script(
+        tmp_path,
+        "import atexit\n"
+        "if rank == 1:\n    atexit.register(lambda: (open('leaving', 'w').close(), time.sleep(600)))\n    sys.exit(7)\n"
+        "while not os.path.exists('leaving'): time.sleep(0.01)\nraise ConnectionError('Connection closed by peer')",
+    )
+    done = run(transport, "-np", 2, "python", path)
+    assert done.returncode == 7, done.stderr
+    assert "rank 1 on" in done.stderr.splitlines()[-1]
+    assert "ended with exit code 7" in done.stderr.splitlines()[-1]
+
+
 def test_rank_that_exits_early_with_0_is_named_in_the_error(tmp_path):
     # Story: for a rank 1 with fewer batches the only message was "rank 0 failed first".
     done = run_left_by_rank_1(tmp_path, 0)

@@ -267,10 +267,10 @@ class RanksDriver:
         place = self._ranks[rank]
         if data is None:
             if place.exit_code is None:
-                # The process beside the rank (rank.py), or its host, ended without a report. 137 is a shell's exit code after
-                # SIGKILL.
+                # The process beside the rank (rank.py), or its host, ended without a report. Shells use 137 for SIGKILL.
                 place.is_lost = True
-                self._ended(rank, 137, {"exception": f"the process beside it on host {place.host} is gone"})
+                gone = f"the process beside it on host {place.host} is gone"
+                self._ended(rank, 137, {"exception": gone, "exit_code": 137})
             return
         mark, content = data[:1], data[1:]
         if mark == b"o":

@@ -52,7 +52,7 @@ class RankOutcome:
 
 def why(outcome: RankOutcome) -> tuple[int, int, str] | None:
     """Return (rank, exit code, sentence) of the first failure, or None."""
-    from paceline.supervisor.diagnosis.diagnose import WorkerEnd, first_failure, gone_before
+    from paceline.supervisor.diagnosis.diagnose import WorkerEnd, first_failure, gone_before, script_exit_code
 
     ends = [
         WorkerEnd(
@@ -69,9 +69,7 @@ def why(outcome: RankOutcome) -> tuple[int, int, str] | None:
     first = first_failure(ends)
     if first is None:
         return None
-    # A rank may exit with code 0 after its exception, by os._exit in a handler of the script. Then use the
-    # exception's code.
-    code = first.exit_code or int((first.error or {}).get("exit_code", 1))
+    code = script_exit_code(first.exit_code, first.error) or 1
     what = f"its process ended with exit code {code}"
     if first.signal:
         what = f"killed by {signal.Signals(first.signal).name}"
