@@ -13,16 +13,16 @@ _KEPT = {
         "mpi-wheel-as_mount",
     ),
     "test_partitioned_input_gives_each_node_or_rank_its_own_files": ("gloo-rank", "mpi-node"),
-    "test_multiprocessing_works_in_a_script": ("single-fork", "mpi-spawn"),
-    "test_each_worker_sees_its_own_gpu": ("gloo-2", "mpi-1"),
+    "test_script_can_use_a_multiprocessing_pool_whose_processes_log_metrics": ("single-fork", "mpi-spawn"),
+    "test_each_worker_sees_only_its_own_gpu_by_default": ("gloo-2", "mpi-1"),
     "test_daemon_started_by_a_worker_ends_with_the_run": ("single-success", "single-cancel", "mpi-failure"),
     "test_exit_code_of_an_mpirun_run_is_that_of_its_failed_worker": ("wheel-sys.exit(3)", "system-a null pointer"),
     "test_a_script_whose_name_looks_like_an_option_runs_under_mpirun": ("wheel---.py", "system-sub folder/-y.py"),
-    "test_module_runs_like_python_m": ("None-1", "mpi-2"),
+    "test_paceline_run_with_m_executes_a_module_in_the_same_way_as_python_m": ("None-1", "mpi-2"),
     "test_mpi4py_sums_over_two_workers_and_a_raising_rank_ends_the_other": ("system",),
     # A controller, links and trials go through the same code with every engine; each job of Ray's starts six processes.
-    "test_killed_sweep_controller_that_runs_as_an_engine_job_is_replaced": ("slurm",),
-    "test_output_symlinks_are_resolved_on_their_node_and_never_to_files_of_the_submitter": (
+    "test_killed_sweep_controller_is_replaced_if_it_ran_as_a_slurm_or_ray_job": ("slurm",),
+    "test_symlinks_in_outputs_are_resolved_on_the_node_and_links_to_outside_files_are_left_out": (
         "local",
         "ssh",
         "slurm, login host",
@@ -49,10 +49,10 @@ _KEPT = {
     "test_editable_folder_is_used_in_place": ("uv-False",),
     "test_newer_version_in_a_layered_environment_overrides_the_base": ("uv",),
     # podman and docker get the same command line; the tests of containers that stay run each of them.
-    "test_container_killed_during_creation_leaves_nothing": ("podman",),
+    "test_killing_a_container_start_at_any_moment_leaves_no_container_and_no_process": ("podman",),
     "test_packages_added_to_an_image_are_importable_beside_those_of_the_image": ("podman",),
-    "test_container_of_a_killed_client_is_removed": ("docker",),
-    "test_leftover_processes_end_with_their_container": ("docker",),
+    "test_container_of_a_killed_podman_or_docker_client_keeps_running_until_it_is_removed": ("docker",),
+    "test_background_process_left_by_a_script_is_killed_when_its_container_is_removed": ("docker",),
 }
 
 

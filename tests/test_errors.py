@@ -43,13 +43,13 @@ def drawn() -> list[tuple[int, str, str | None, str]]:
     return found
 
 
-def test_the_drawing_shows_every_exception_of_every_package() -> None:
+def test_exception_tree_in_the_errors_docstring_lists_every_exception() -> None:
     assert sorted((name, module) for _, name, _, module in drawn()) == sorted(
         (name, module) for name, (module, _) in all_classes().items()
     )
 
 
-def test_drawn_exception_tree_equals_the_classes() -> None:
+def test_exception_tree_in_the_errors_docstring_matches_the_base_classes() -> None:
     classes, path = all_classes(), list[str]()
     for depth, name, builtin, _ in drawn():
         del path[depth:]

@@ -174,7 +174,7 @@ def test_ps_backend_defaults_to_one_worker_and_one_server():
 
 
 @pytest.mark.parametrize("backend", [None, "mpi", "tensorflow"])
-def test_worker_count_without_ps_is_refused(backend):
+def test_worker_count_is_refused_unless_the_backend_is_ps(backend):
     with pytest.raises(JobError, match=r"worker_count=4.*belong to 'ps'"):
         TensorFlow(entry_script="train.py", distributed_backend=backend, worker_count=4)
 
@@ -430,7 +430,7 @@ def test_attribute_changed_after_construction_is_used(change, arguments, node_co
     assert (estimator.job().arguments, estimator.job().node_count) == (arguments, node_count)
 
 
-def test_invalid_value_added_later_is_refused_by_job():
+def test_job_method_refuses_an_invalid_script_param_added_after_construction():
     estimator = PyTorch(entry_script="train.py", script_params={"--lr": 1})
     estimator.script_params["--sizes"] = [1, 2]
     for _ in range(2):
@@ -446,7 +446,7 @@ def test_requirements_file_edited_after_construction_is_read_again(tmp_path):
     assert "einops==0.8" in (estimator.job().environment.pip_requirements or "")
 
 
-def test_override_of_another_parameter_is_refused():
+def test_override_of_a_parameter_other_than_arguments_inputs_or_script_params_is_refused():
     with pytest.raises(JobError, match="can't override node_count; it can override arguments, inputs, script_params"):
         with_overrides(PyTorch(entry_script="train.py"), {"node_count": 2})
 

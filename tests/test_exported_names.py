@@ -25,7 +25,7 @@ def test_exceptions_are_exported_by_errors_only():
     assert [name for name in paceline.__all__ if name.endswith("Error")] == []
 
 
-def test_strategies_are_exported_with_parallelize():
+def test_every_parallel_strategy_is_exported_by_the_paceline_package():
     combined = {name for name in parallel.__all__ if hasattr(getattr(parallel, name), "__matmul__")}
     strategies = combined - {"Strategy"}
     assert len(strategies) == 6
@@ -107,5 +107,5 @@ optuna.importance.get_param_importances(study)
     assert not {"torch", "triton", "tensorflow", "keras", "jax"} & loaded
 
 
-def test_loaded_third_party_module_is_detected():
+def test_check_of_loaded_modules_detects_a_third_party_module():
     assert "pathspec" in third_party(loaded_by("import pathspec"))

@@ -197,7 +197,7 @@ model.deploy(ws, "digits", worker=2)
 @pytest.mark.promise("parameter-public-api-documented-real")
 @pytest.mark.slow
 @pytest.mark.proof
-def test_type_checker_of_a_user_sees_real_types(tmp_path: Path) -> None:
+def test_mypy_infers_the_expected_types_in_a_program_that_uses_the_public_api(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     (tmp_path / "program.py").write_text(PROGRAM)
     done = subprocess.run(

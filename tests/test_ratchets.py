@@ -247,7 +247,7 @@ def test_stilted_phrases_of_a_sentence_are_counted(text: str, count: int) -> Non
     assert len(_MARK.findall(text)) == count
 
 
-def test_lines_imports_and_any_annotations_of_source_code_are_counted() -> None:
+def test_code_metrics_count_lines_branches_imports_and_uses_of_typing_any() -> None:
     code = '"""Say it."""\nfrom typing import Any\n' + (
         "def f(x: dict[str, Any]) -> int:\n    # None is none.\n    return 1 if x else 0\n"
     )

@@ -140,7 +140,7 @@ def test_rerun_changes_node_count_process_count_and_backend(tmp_path: Path) -> N
     assert (made.node_range, made.world_size, made.arguments[-1]) == (None, 3, "x")
 
 
-def test_workspace_rerun_refuses_before_anything_starts(tmp_path: Path) -> None:
+def test_workspace_rerun_with_an_invalid_change_or_an_unknown_run_raises_and_starts_no_run(tmp_path: Path) -> None:
     folder, _ = run_of(tmp_path, ("--epochs", "3"))
     workspace = Workspace(tmp_path)
     with pytest.raises(JobError, match=r"rate: the script has no option --rate.*node_count: "):

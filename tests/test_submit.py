@@ -200,7 +200,7 @@ def test_longest_argument_and_variable_of_linux_are_accepted():
         ("ws", "the workspace"),
     ],
 )
-def test_path_that_can_t_be_sent_is_refused_with_the_reason(tmp_path, path, said):
+def test_path_in_the_send_option_is_refused_with_the_reason_if_it_cannot_be_sent(tmp_path, path, said):
     files = {"train.py": "", ".git/config": "", "env/pyvenv.cfg": "", "env/lib": "", "outputs/1": "", "ws/a": ""}
     source = write_tree(tmp_path / "code", files)
     os.mkfifo(source / "pipe")
@@ -216,7 +216,7 @@ def test_link_option_for_the_outputs_folder_is_refused(tmp_path):
     assert "link='outputs': 'outputs' is the place of the run's own outputs" in str(error)
 
 
-def test_temporary_source_folder_is_copied_whole(tmp_path, monkeypatch):
+def test_temporary_source_folder_is_copied_with_its_large_and_its_ignored_files(tmp_path, monkeypatch):
     # Story: the large files were links, and were lost with the folder: the model of a service on another machine.
     scan = importlib.import_module("paceline.snapshot.scan")  # the package has a function of that name
     monkeypatch.setattr(scan, "_DATA_BYTES", 10)

@@ -168,7 +168,7 @@ def test_tracked_program_has_its_script_and_arguments_in_the_record(tmp_path: Pa
     assert (facts.script, facts.arguments, facts.params["lr"]) == (str(script), "--lr 0.1", 0.1)
 
 
-def test_sys_exit_of_a_tracked_program_can_be_pickled() -> None:
+def test_sys_exit_function_can_still_be_pickled_after_paceline_init() -> None:
     paceline.init()
     assert pickle.loads(pickle.dumps(sys.exit)) is sys.exit
 
@@ -237,6 +237,6 @@ def test_exception_at_an_interactive_prompt_does_not_fail_the_run() -> None:
     assert run.status == "Completed"
 
 
-def test_plain_program_loads_no_framework() -> None:
+def test_tracking_a_plain_program_does_not_import_torch_numpy_pandas_or_matplotlib() -> None:
     code = PROGRAM + "print(*sorted({'numpy', 'torch', 'pandas', 'matplotlib'} & set(sys.modules)))"
     assert run_python(code).split("\n", 1)[1].strip() == ""

@@ -163,7 +163,7 @@ def test_submitting_a_non_estimator_is_refused(config):
         Experiment(Workspace("ws"), "a").submit(config)
 
 
-def test_a_job_needs_its_source_directory():
+def test_submitting_a_job_without_a_source_directory_raises_job_error():
     with pytest.raises(JobError, match="source_directory"):
         Experiment(Workspace("ws"), "a").submit(make_job())
 

@@ -43,7 +43,7 @@ def kept(workspace):
 
 
 @pytest.mark.promise("backup-restores-workspace")
-def test_restored_workspace_equals_the_original_and_a_second_backup_sends_nothing(filled, lab, tmp_path):
+def test_restored_workspace_equals_the_original_and_backup_of_unchanged_files_stores_nothing(filled, lab, tmp_path):
     first = create(filled.path, LAB)
     assert first.left_out == ()
     again = create(filled.path, LAB)
@@ -94,7 +94,7 @@ def test_no_secret_of_a_workspace_is_in_its_backup(filled, tmp_path):
 
 
 @pytest.mark.promise("backup-while-runs-go-on")
-def test_each_backup_of_a_running_run_is_a_consistent_state(workspace, tmp_path):
+def test_backup_made_while_a_run_writes_files_restores_complete_log_lines_and_records(workspace, tmp_path):
     folder, fd = make_run(workspace.path / "runs", RUN, states.RUNNING)
     log, stop = folder.path / "attempts/1/rank_0.log", threading.Event()
     log.parent.mkdir(parents=True)
@@ -140,7 +140,9 @@ def test_each_backup_of_a_running_run_is_a_consistent_state(workspace, tmp_path)
     assert store.stored(folder).status == "Running"
 
 
-def test_checkpoint_that_vanishes_while_it_is_stored_is_replaced_by_its_successor(workspace, tmp_path, monkeypatch):
+def test_backup_stores_the_newer_checkpoint_if_an_older_one_is_deleted_during_the_backup(
+    workspace, tmp_path, monkeypatch
+):
     folder, fd = make_run(workspace.path / "runs", RUN, states.RUNNING)
     old, new = folder.checkpoints / "1.pt", folder.checkpoints / "2.pt"
     old.write_text("old")
@@ -175,7 +177,7 @@ def test_large_file_that_changes_while_it_is_sent_is_never_stored_under_a_wrong_
     assert (tmp_path / f"back/runs/{RUN}/outputs/model.pt").read_bytes() == large.read_bytes()
 
 
-def test_pipes_and_links_out_of_the_workspace_are_left_out_and_reported(filled, tmp_path):
+def test_backup_skips_and_reports_pipes_and_symlinks_to_files_that_it_does_not_store(filled, tmp_path):
     outputs = filled.path / f"runs/{RUN}/outputs"
     (outputs / "passwords").symlink_to("/etc/passwd")
     (outputs / "page").symlink_to("../../../ui/token")
@@ -241,7 +243,7 @@ def test_keep_limit_removes_old_backups_but_no_content_that_newer_backups_use(fi
         restore(filled.path, LAB, first.backup.id, into=tmp_path / "other")
 
 
-def test_backup_lock_of_a_running_process_is_refused_but_that_of_a_killed_process_is_replaced(filled, tmp_path):
+def test_backup_fails_if_a_running_process_holds_the_lock_but_ignores_the_lock_of_an_ended_process(filled, tmp_path):
     near = place(str(tmp_path / "near"))
     create(filled.path, near)
     expected = pytest.raises(DataError, match=rf"pid {os.getpid()} .* works on the backups")
@@ -257,7 +259,7 @@ def test_backup_lock_of_a_running_process_is_refused_but_that_of_a_killed_proces
     assert create(filled.path, near).stored == 0
 
 
-def test_damaged_file_list_of_one_backup_prevents_removing_another(filled, tmp_path):
+def test_removing_a_backup_fails_and_deletes_nothing_if_the_file_list_of_another_backup_is_damaged(filled, tmp_path):
     near = place(str(tmp_path / "near"))
     first = create(filled.path, near).backup
     (filled.path / "data/table.csv").write_text("changed")
@@ -270,7 +272,7 @@ def test_damaged_file_list_of_one_backup_prevents_removing_another(filled, tmp_p
     assert tree(tmp_path / "near/contents") == before
 
 
-def test_backup_place_inside_or_above_the_workspace_is_refused(filled):
+def test_backup_destination_inside_or_above_the_workspace_is_refused(filled):
     for folder, why in (
         (filled.path / "data/backups", "is in the workspace itself"),
         (filled.path.parent, "has the workspace"),

@@ -66,7 +66,7 @@ def near(tmp_path):
     ],
     ids=str,
 )
-def test_invalid_entry_in_a_file_list_is_refused(filled, near, tmp_path, entries):
+def test_restore_refuses_a_backup_whose_file_list_has_an_invalid_entry(filled, near, tmp_path, entries):
     create(filled.path, near)
     data = to_bytes(entries) if isinstance(entries, list) else b'{"entries": 5}'
     sha256 = hashlib.sha256(data).hexdigest()
@@ -81,7 +81,7 @@ def test_invalid_entry_in_a_file_list_is_refused(filled, near, tmp_path, entries
     assert tree(tmp_path) == before, "nothing was written"
 
 
-def test_link_target_is_normalized_and_is_none_if_it_names_a_file_excluded_from_backups():
+def test_symlink_target_is_normalized_or_none_if_the_symlink_points_to_a_file_excluded_from_backups():
     assert link_target("runs/a/snapshot", "../../snapshots/5e") == "../../snapshots/5e"
     assert link_target("runs/a/logs/x", "../attempts/./1/../1/x") == "../attempts/1/x"
     assert link_target("runs/a/x", "../a/session/key") is None
@@ -100,7 +100,7 @@ def test_link_target_is_normalized_and_is_none_if_it_names_a_file_excluded_from_
     ],
     ids=str,
 )
-def test_invalid_backup_document_is_refused(filled, near, tmp_path, change):
+def test_restore_refuses_a_backup_whose_json_description_has_an_invalid_value(filled, near, tmp_path, change):
     create(filled.path, near)
     (document,) = (tmp_path / "near/backups").iterdir()
     document.write_text(json.dumps({**json.loads(document.read_text()), **change}))
@@ -168,7 +168,9 @@ def test_single_run_is_restored_with_its_children_and_snapshot(filled, near, tmp
 
 @pytest.mark.promise("killed-restore-goes-on")
 @pytest.mark.parametrize("moved", [0, 1, 4])
-def test_restore_killed_while_moving_files_is_completed_by_the_next(filled, near, tmp_path, monkeypatch, moved):
+def test_restore_interrupted_while_moving_files_is_completed_by_the_next_restore(
+    filled, near, tmp_path, monkeypatch, moved
+):
     create(filled.path, near)
     real, left = os.rename, [moved]
 

@@ -79,7 +79,9 @@ def test_invalid_checkpoint_file_is_named_in_the_error(tmp_path, data):
 
 @pytest.mark.parametrize("refuses", ["nothing", "flag", "write"])
 @pytest.mark.parametrize("size", [0, 100, 4096, 3 * 4096 + 1])
-def test_checkpoint_image_is_written_even_if_the_file_system_refuses_o_direct(tmp_path, monkeypatch, refuses, size):
+def test_checkpoint_is_written_completely_even_if_the_file_system_refuses_o_direct(
+    tmp_path, monkeypatch, refuses, size
+):
     pwrite, calls, pieces = os.pwrite, fcntl.fcntl, []
     monkeypatch.setattr(files, "_LEAST_DIRECT", 0)
     monkeypatch.setattr(files, "_PIECE", 4096)
@@ -104,7 +106,7 @@ def test_checkpoint_image_is_written_even_if_the_file_system_refuses_o_direct(tm
     assert os.listdir(tmp_path) == ["x"]
 
 
-def test_unexpected_error_of_a_direct_write_is_raised(tmp_path, monkeypatch):
+def test_io_error_while_writing_a_checkpoint_with_o_direct_is_raised_and_leaves_no_file(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_LEAST_DIRECT", 0)
     monkeypatch.setattr(os, "pwrite", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "broken")))
     with pytest.raises(OSError, match="broken"):

@@ -76,7 +76,7 @@ def test_memory_shared_with_other_processes_is_copied_before_the_fork(forks, mon
     assert (bytes_of(taken), taken.way) == (expected, "fork")
 
 
-def test_copying_child_closes_other_descriptors_and_blocks_signals(forks, monkeypatch):
+def test_forked_child_that_copies_a_checkpoint_closes_inherited_descriptors_and_blocks_signals(forks, monkeypatch):
     def notes(fd, view, offset):
         mask = [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())]
         # The folder of descriptors is one of them while it is listed.
@@ -93,7 +93,9 @@ def test_copying_child_closes_other_descriptors_and_blocks_signals(forks, monkey
     assert {signal.SIGTERM, signal.SIGINT} <= set(said[1])
 
 
-def test_killed_copying_child_raises_and_the_next_save_copies_without_a_fork(forks, monkeypatch, caplog):
+def test_save_raises_if_the_forked_copy_process_is_killed_and_the_next_save_copies_without_a_fork(
+    forks, monkeypatch, caplog
+):
     camera, array = Camera(), np.ones(3)
     with stopped_child(monkeypatch):
         taken = camera.take(b"", [DenseArray("x", array)], None)
@@ -105,7 +107,9 @@ def test_killed_copying_child_raises_and_the_next_save_copies_without_a_fork(for
     assert (bytes_of(again), again.way) == (array.tobytes(), "copy")
 
 
-def test_process_with_a_mapped_device_copies_instead_of_forking_and_warns_once(monkeypatch, caplog):
+def test_checkpoint_is_copied_without_a_fork_and_with_one_warning_if_a_device_file_is_memory_mapped(
+    monkeypatch, caplog
+):
     monkeypatch.setattr(image, "_LEAST_FORKED", 0)
     monkeypatch.setattr(image, "_MOST_TIMES", 1 << 40)
     monkeypatch.setattr(image, "_mappings", lambda: image._Mappings([], ["/dev/infiniband/uverbs0"]))

@@ -47,7 +47,7 @@ def start(tmp_path):
 
 
 @pytest.mark.promise("sigterm-before-time-limit-more")
-def test_sigterm_saves_the_step_that_is_done_and_ends_the_process(tmp_path, start):
+def test_sigterm_saves_a_checkpoint_of_the_last_completed_step_and_ends_the_process(tmp_path, start):
     process = start()
     process.terminate()
     assert process.wait(60) == -signal.SIGTERM

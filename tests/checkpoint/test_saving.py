@@ -28,7 +28,7 @@ def steps(folder):
     return sorted(files.whole(files.parts_in(folder)))
 
 
-def test_checkpoint_save_writes_every_tenth_step_and_keeps_the_two_newest_files(tmp_path):
+def test_checkpoint_save_with_every_10_and_keep_2_saves_each_tenth_step_and_keeps_two_newest_files(tmp_path):
     asked = []
 
     def state():
@@ -70,7 +70,7 @@ def test_checkpoint_folder_that_is_a_file_is_refused(tmp_path):
             call(tmp_path / "file")
 
 
-def test_default_checkpoint_folder_outside_a_run_is_checkpoints(tmp_path, monkeypatch):
+def test_checkpoint_save_outside_a_run_writes_to_the_folder_named_checkpoints_by_default(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     checkpoint.save(1, 1)
     assert checkpoint.latest().state == 1
@@ -151,7 +151,7 @@ def test_failed_checkpoint_save_on_a_full_disk_does_not_end_the_training(tmp_pat
     assert checkpoint.latest(tmp_path).step == 4
 
 
-def test_failed_synchronous_save_without_every_raises_checkpoint_error(tmp_path, monkeypatch):
+def test_checkpoint_save_with_asynchronous_false_raises_checkpoint_error_on_a_full_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "rename", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(CheckpointError, match="No space left"):
         checkpoint.save(1, 1, folder=tmp_path, asynchronous=False)

@@ -24,7 +24,7 @@ DEAF = (
 )
 
 
-def test_cancel_ends_several_runs_and_waits_with_wait(cli: Cli) -> None:
+def test_cancel_with_wait_cancels_several_runs_and_waits_until_they_have_ended(cli: Cli) -> None:
     runs = [cli.submit(SLEEP) for _ in range(2)]
     done = cli("cancel", "--wait", *runs)
 
@@ -66,7 +66,7 @@ def test_run_with_a_killed_ray_head_ends_only_by_cancel_with_force(cli: Cli) -> 
     cli("rm", "--yes", folder.run_id)
 
 
-def test_cancel_with_force_requests_a_normal_cancel_of_a_running_run(cli: Cli) -> None:
+def test_cancel_with_force_cancels_a_healthy_running_run_as_without_force(cli: Cli) -> None:
     run_id = cli.submit(SLEEP)
     assert cli("cancel", "--force", "--wait", run_id).stdout == f"{run_id}: cancel requested\n{run_id}: Canceled\n"
 

@@ -111,7 +111,9 @@ AGAINST_EACH_OTHER = "torch.nn.functional.cross_entropy(output @ output.T, torch
         (("-j", "two"), "-j 'two' is not NxM."),
     ],
 )
-def test_paceline_check_refuses_a_script_that_it_cannot_compare(words: tuple[str, ...], text: str, cli: Any) -> None:
+def test_paceline_check_refuses_an_invalid_process_or_step_count_and_starts_no_run(
+    words: tuple[str, ...], text: str, cli: Any
+) -> None:
     script = cli.script("print('nothing')")
     assert text in cli("check", script, *words, code=2).stderr
     assert not (cli.folder / ".paceline" / "runs").exists()

@@ -41,7 +41,7 @@ def test_shell_completion_offers_commands_and_options_that_begin_with_the_typed_
     assert completed(gallery, "paceline compute d", 2) == ["doctor"]
 
 
-def test_completion_creates_no_workspace_and_prints_no_error(cli: Cli) -> None:
+def test_shell_completion_prints_no_error_if_paceline_toml_is_invalid(cli: Cli) -> None:
     variables = {"_PACELINE_COMPLETE": "bash_complete", "COMP_WORDS": "paceline logs ", "COMP_CWORD": "2"}
     (cli.folder / "paceline.toml").write_text("not [ toml")
     done = cli(env=variables)
@@ -98,7 +98,7 @@ def test_shell_completion_offers_the_known_values_of_an_option(gallery: Gallery)
     assert offered("run --environment ") == []
 
 
-def test_completion_loads_no_library_beyond_the_command_lines(cli: Cli) -> None:
+def test_shell_completion_imports_no_third_party_library_that_the_command_line_does_not_import(cli: Cli) -> None:
     code = """if True:
         import sys, paceline.cli.run
         before = set(sys.modules)

@@ -115,7 +115,7 @@ def test_existing_target_is_replaced_only_with_replace(compute, cli):
     assert cli.json("compute", "show", "lab")["settings"] == {"label": "y"}
 
 
-def test_add_reports_nodes_that_are_down_with_the_reason(compute):
+def test_compute_add_warns_about_each_node_that_is_down_with_the_reason(compute):
     # Story: for a misspelled host the only message was `0 of 1 nodes up`.
     told = compute(
         "add", "lab", "--kind", "toy", "--label", "x", "--nodes", "5", "--broken", "down"
@@ -221,7 +221,7 @@ def test_doctor_prints_a_table_and_next_steps_on_a_terminal(compute, cli):
     assert any("\x1b[31mfail" in line for line in lines)
 
 
-def test_compute_target_names_are_completed(compute, cli):
+def test_shell_completion_offers_the_names_of_compute_targets(compute, cli):
     compute("add", "lab", "--kind", "toy", "--label", "x", "--no-check")
     words = "paceline compute show "
     variables = {"_PACELINE_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": "3"}

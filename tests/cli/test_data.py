@@ -24,7 +24,7 @@ def data(cli):
     return call
 
 
-def test_a_store_is_added_listed_and_removed(data, cli):
+def test_datastore_is_added_listed_and_removed_by_the_data_command(data, cli):
     data("add", "lab", "files", "--default")
     stores = cli.json("data", "list")["datastores"]
     assert stores == [
@@ -56,7 +56,7 @@ def test_data_add_stores_option_values_as_json_and_credentials_as_secret_referen
         ["sftp://me:planted@host/x"],
     ],
 )
-def test_a_secret_on_the_command_line_is_refused_and_not_repeated(data, words):
+def test_data_add_refuses_a_secret_on_the_command_line_and_does_not_print_it(data, words):
     done = data("add", "lab", *words, code=2)
     assert done.stderr.startswith("paceline: error: ")
     assert "planted" not in done.stdout + done.stderr

@@ -26,7 +26,7 @@ def lab(name: str, path: str, **values: object) -> DataReference:
         ("x=https://example.org/a", DataReference(name="x", sources=(Source(path="https://example.org/a"),))),
     ],
 )
-def test_input_option_gives_the_input_name_the_datastore_and_the_path(word, reference):
+def test_input_option_is_parsed_into_input_name_datastore_path_and_mode(word, reference):
     assert data_words([word], None) == (reference,)
 
 
@@ -36,7 +36,7 @@ def test_relative_local_path_of_an_input_option_is_made_absolute(tmp_path):
     assert reference.sources == (Source(path=str(tmp_path / "da:ta")),)
 
 
-def test_output_option_gives_the_output_name_the_upload_path_and_the_overwrite_flag():
+def test_output_option_is_parsed_into_output_name_upload_path_and_overwrite_flag():
     assert data_words(None, ["model=lab:out/1"]) == (lab("model", "out/1", mode="upload"),)
     assert data_words(None, ["model=lab:out,overwrite"]) == (lab("model", "out", mode="upload", overwrite=True),)
 

@@ -25,7 +25,9 @@ def need(backend: str | None) -> list[str]:
 
 @pytest.mark.promise("module-program-binary-run-too")
 @pytest.mark.parametrize(("backend", "processes"), BACKENDS)
-def test_module_runs_like_python_m(cli: Cli, backend: str | None, processes: str) -> None:
+def test_paceline_run_with_m_executes_a_module_in_the_same_way_as_python_m(
+    cli: Cli, backend: str | None, processes: str
+) -> None:
     text = """
         import os, sys
         import pickle

@@ -21,7 +21,7 @@ def test_files_command_lists_the_name_and_size_of_each_file_of_a_run(gallery: Ga
     assert gallery.json("files", gallery.good, "*.txt") == [{"name": "outputs/model.txt", "size_bytes": 5}]
 
 
-def test_download_skips_equal_files_and_refuses_to_overwrite(gallery: Gallery, tmp_path) -> None:
+def test_download_skips_equal_files_and_replaces_changed_files_only_with_overwrite(gallery: Gallery, tmp_path) -> None:
     words = ("download", gallery.good, "outputs", "--to", tmp_path / "to")
     assert gallery(*words).stdout == f"1 file, 5 B, copied to {tmp_path / 'to'}.\n"
     copy = tmp_path / "to/outputs/model.txt"

@@ -57,7 +57,7 @@ def test_examples_are_listed_and_copied(cli: Cli) -> None:
     assert "there is no example 'swep'. Did you mean 'sweep'?" in done.stderr
 
 
-def test_packages_that_an_example_lacks_are_named(tmp_path: Path) -> None:
+def test_packages_imported_by_an_example_but_not_installed_are_listed(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import os, cv2.gone, horovod.torch, helper\nfrom no_such_package import a\n")
     (tmp_path / "helper.py").write_text("from . import x\n")
     assert guide._not_installed(tmp_path, ["train.py", "helper.py"]) == ["no_such_package", "opencv-python-headless"]

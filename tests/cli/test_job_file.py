@@ -134,7 +134,7 @@ def test_dry_run_writes_a_job_file_that_runs_the_same_job(cli: Cli) -> None:
     assert cli.json("list", "-e", "other")[0]["tags"] == {"t": None, "u": "1"}
 
 
-def test_paths_in_a_job_file_are_relative_to_the_file_and_values_are_literal(cli: Cli) -> None:
+def test_job_file_paths_are_relative_to_the_file_and_yaml_values_such_as_010_and_no_stay_text(cli: Cli) -> None:
     cli.script("import os, sys; print(sys.argv[1:], os.environ['V'], os.environ['N'])", "a/code/train.py")
     text = """
         entry_script: train.py

@@ -23,7 +23,7 @@ def test_logs_of_all_ranks_have_the_rank_in_front(gallery: Gallery) -> None:
     assert lines[-1] == "[rank 1] ValueError: bad batch"
 
 
-def test_progress_bar_is_one_line_in_a_pipe(gallery: Gallery) -> None:
+def test_logs_written_to_a_pipe_show_only_the_last_state_of_a_progress_bar(gallery: Gallery) -> None:
     text = gallery("logs", gallery.good).stdout
 
     assert text == "progress 100%\ndone\n\ufffd\n"
@@ -163,7 +163,7 @@ def test_closed_pipe_of_paceline_run_does_not_end_the_run(cli: Cli) -> None:
     assert cli.wait(run_id) == "Completed"
 
 
-def test_following_a_run_whose_supervisor_is_killed_ends(cli: Cli) -> None:
+def test_logs_follow_exits_if_the_supervisor_of_the_run_is_killed(cli: Cli) -> None:
     run_id = cli.submit("import time; print('there', flush=True); time.sleep(600)")
     following = cli.start("logs", "-f", run_id)
     assert following.stdout is not None
@@ -316,7 +316,7 @@ def test_terminal_output_keeps_colors_and_escapes_other_sequences(nasty: Gallery
     assert on_a_terminal(nasty, "logs", nasty.good, *words) == "\x1b[31mred\x1b[0m\\x07 end\n100%\n"
 
 
-def test_pipe_and_raw_output_are_unescaped(nasty: Gallery) -> None:
+def test_logs_written_to_a_pipe_or_with_raw_keep_control_characters_unescaped(nasty: Gallery) -> None:
     line = NASTY.encode().decode("unicode_escape") + "\n"
     assert nasty("logs", nasty.good).stdout == f"{line}100%\n"
     assert on_a_terminal(nasty, "logs", nasty.good, "--raw") == f"{line}100%\n"
@@ -328,7 +328,7 @@ def test_control_characters_in_a_tag_are_escaped_by_show_and_list(nasty: Gallery
     assert "\x1b" not in nasty("list").stdout
 
 
-def test_run_with_json_escapes_terminal_output(nasty: Gallery) -> None:
+def test_run_with_json_escapes_control_characters_if_stderr_is_a_terminal(nasty: Gallery) -> None:
     """Story: the command looked at standard output, a pipe to jq, but the lines go to standard error."""
     ours, theirs = os.openpty()
     with nasty.start("rerun", nasty.good, "--json", stderr=theirs) as process:

@@ -113,5 +113,5 @@ def test_invalid_metrics_call_is_refused(two: Gallery, words: list[str], complai
     assert complaint.format(run=two.good) in two("metrics", two.good, *words, code=2).stderr
 
 
-def test_metrics_command_without_any_run_fails(cli: Cli) -> None:
+def test_metrics_command_fails_if_the_workspace_has_no_run(cli: Cli) -> None:
     assert "there is no run in" in cli("metrics", code=2).stderr

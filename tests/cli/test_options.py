@@ -42,7 +42,7 @@ def read(*words: str) -> dict[str, Any]:
     return taken
 
 
-def test_command_function_gets_each_option_by_name() -> None:
+def test_command_function_is_called_with_the_parsed_value_of_each_option_as_a_named_argument() -> None:
     nothing = {"script": None, "rest": [], "nodes": None, "gpu": None, "tag": [], "wait_s": 60.0, "name": None}
     assert read() == nothing | {"sample": None, "as_json": False}
     words = [
@@ -94,7 +94,7 @@ def verbs() -> Iterator[tuple[str, Any]]:
         yield from ((f"{name} {word}".strip(), each.callback) for word, each in below.items())
 
 
-def test_command_function_signatures_equal_their_option_tables() -> None:
+def test_parameters_and_types_of_each_command_function_equal_the_declared_options_of_its_command() -> None:
     texts = {str: "str", list: "list[str]", int: "int", float: "float", bool: "bool", Path: "Path"}
     for name, verb in verbs():
         parameters = inspect.signature(verb).parameters
@@ -109,14 +109,14 @@ def test_command_function_signatures_equal_their_option_tables() -> None:
                 assert annotation == (f"{expected} | None" if may_be_none else expected), (name, option.name)
 
 
-def test_each_completion_kind_of_the_option_tables_has_a_function() -> None:
+def test_each_kind_of_shell_completion_that_an_option_declares_has_a_function() -> None:
     from paceline.cli.completing import _OFFERS
 
     offered = {option.complete for _, verb in verbs() for option in OPTIONS_OF.get(verb, ()) if option.complete}
     assert offered == {*_OFFERS}
 
 
-def test_run_help_names_all_backends_and_gpu_visibilities() -> None:
+def test_help_of_paceline_run_lists_all_valid_values_of_backend_and_gpu_visibility() -> None:
     table = {option.name: option for option in run_options.RUN}
     assert f"{', '.join(BACKENDS)}." in table["backend"].help
     assert table["gpu_visibility"].metavar == "|".join(GPU_VISIBILITIES)

@@ -73,7 +73,7 @@ def test_job_file_refuses_an_unknown_or_missing_template_parameter_with_the_next
 
 
 @pytest.mark.promise("job-file-parameters")
-def test_name_value_words_after_a_job_file_are_parameters_and_words_after_dashes_are_arguments(cli: Cli) -> None:
+def test_name_equals_value_after_a_job_file_sets_a_parameter_but_after_two_dashes_an_argument(cli: Cli) -> None:
     cli.script(PRINT)
     cli.script(FILE, "job.yaml")
 

@@ -85,7 +85,7 @@ def test_supervisor_is_not_started_early_for_a_call_that_starts_no_local_run(ahe
     assert ahead == []
 
 
-def test_no_supervisor_is_loaded_ahead_without_a_valid_workspace(
+def test_supervisor_process_is_not_started_early_if_the_workspace_is_missing_or_invalid(
     ahead: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PACELINE_WORKSPACE", "elsewhere")

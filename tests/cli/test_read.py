@@ -236,7 +236,7 @@ def test_list_of_an_empty_workspace_succeeds_but_status_fails(cli: Cli) -> None:
         assert "there is no run in" in cli(verb, code=2).stderr
 
 
-def test_color_is_printed_only_with_force_color(gallery: Gallery) -> None:
+def test_output_to_a_pipe_is_colored_only_if_force_color_is_set_and_no_color_is_not(gallery: Gallery) -> None:
     for verb in ("list", "status"):
         assert "\x1b[" not in gallery(verb).stdout
         assert "\x1b[31mFailed" in gallery(verb, env={"FORCE_COLOR": "1"}).stdout
@@ -304,7 +304,7 @@ def test_list_keeps_the_metric_of_an_earlier_attempt(cli: Cli) -> None:
     assert found["latest_metrics"] == {"loss": 0.5, "val_acc": 0.9}
 
 
-def test_list_prints_groups_with_means(cli: Cli) -> None:
+def test_list_with_group_prints_the_run_count_and_mean_metric_of_each_parameter_value(cli: Cli) -> None:
     runs_dir = cli.folder / ".paceline" / "runs"
     for number, (rate, acc) in enumerate((("0.1", 0.5), ("0.1", 0.7), ("0.5", 0.9)), 1):
         job = make_job(arguments=("--rate", rate))

@@ -63,7 +63,9 @@ def test_rm_removes_child_runs_only_on_request(cli: Cli, runs: list[str]) -> Non
     assert cli.run_ids() == runs[:1]
 
 
-def test_deleted_runs_are_restored_or_purged(cli: Cli, runs: list[str]) -> None:
+def test_restore_brings_back_runs_deleted_by_rm_and_rm_with_purge_deletes_them_permanently(
+    cli: Cli, runs: list[str]
+) -> None:
     cli("rm", "--yes", "--children", runs[1])
     assert [(run["run_id"], run["with_run"]) for run in cli.json("restore")] == [(runs[1], runs[1]), (runs[2], runs[1])]
     assert runs[1] in cli("restore").stdout
@@ -163,6 +165,8 @@ def test_list_long_has_sizes_and_tags(cli: Cli, runs: list[str]) -> None:
     assert cli.json("show", runs[0])["size_bytes"] == sizes[runs[0]]
 
 
-def test_prune_compute_excludes_other_options_and_names_unknown_targets(cli: Cli, runs: list[str]) -> None:
+def test_prune_with_compute_refuses_other_prune_options_and_an_unknown_compute_target(
+    cli: Cli, runs: list[str]
+) -> None:
     assert "--compute takes no other criterion" in cli("prune", "--compute", "local", "--runs", code=2).stderr
     assert "'nowhere'" in cli("prune", "--compute", "nowhere", "--yes", code=2).stderr

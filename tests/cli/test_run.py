@@ -156,7 +156,7 @@ def test_run_command_prints_output_files_and_files_left_in_the_working_folder(cl
     assert f"The script also left in {folder / 'work'}: beside\n" in done.stderr
 
 
-def test_run_lists_excluded_special_files(cli: Cli) -> None:
+def test_run_reports_pipes_and_outward_symlinks_among_its_outputs_as_left_out(cli: Cli) -> None:
     script = cli.script("import os\nos.symlink('/etc', 'outputs/etc')\nos.mkfifo('outputs/p\\x1b[2Jipe')\n")
     done = cli("run", script)
 
@@ -204,7 +204,7 @@ def test_submit_with_json_has_the_id_and_the_state(cli: Cli) -> None:
     assert cli.wait(found["run_id"]) == "Completed"
 
 
-def test_environment_tag_experiment_and_source_options_apply_to_the_run(cli: Cli) -> None:
+def test_run_options_env_tag_experiment_and_source_set_variables_tags_name_and_source_folder(cli: Cli) -> None:
     script = cli.script(
         "import os, pathlib; print(os.environ['A'], os.environ['B'], os.getcwd(), pathlib.Path('data').exists())"
     )
@@ -304,7 +304,7 @@ def test_paths_of_the_send_option_are_relative_to_the_working_directory(cli: Cli
     assert cli.run_ids() == []
 
 
-def test_run_prints_the_end_of_each_attempt_and_logs_shows_each_attempt(cli: Cli) -> None:
+def test_run_prints_why_a_failed_attempt_ended_and_logs_with_attempt_shows_the_log_of_that_attempt(cli: Cli) -> None:
     script = cli.script(
         """
         import os
@@ -326,7 +326,7 @@ def test_run_prints_the_end_of_each_attempt_and_logs_shows_each_attempt(cli: Cli
     assert cli("logs", run_id, "--attempt", "3", code=2).stderr.endswith(f"run {run_id} has 2 so far.\n")
 
 
-def test_dry_run_prints_the_engines_script(
+def test_dry_run_prints_the_batch_script_of_a_compute_target_that_submits_a_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # A new class, because a protocol remembers its answer for a class even when the methods are gone.
@@ -358,7 +358,7 @@ def test_rerun_uses_the_snapshot_of_the_run(cli: Cli) -> None:
     assert cli.json("status", second)["tags"] == {"rerun_of": first}
 
 
-def test_rerun_changes_options_of_the_script(cli: Cli) -> None:
+def test_rerun_with_set_and_unset_changes_the_arguments_passed_to_the_script(cli: Cli) -> None:
     source = """
         import argparse, sys
         parser = argparse.ArgumentParser()

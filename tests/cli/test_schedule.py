@@ -44,7 +44,7 @@ def make_old(cli: Cli, name: str = "job") -> None:
 
 
 @pytest.mark.promise("schedules")
-def test_due_time_starts_a_run_with_its_parameters_and_reports_missed_times(lab: Cli) -> None:
+def test_schedule_tick_starts_an_overdue_run_once_with_its_parameters_and_reports_it_as_late(lab: Cli) -> None:
     assert "Next:" in add(lab, "0 3 1 1 *", "job.yaml", "lr=5", "--time-zone", "Asia/Tokyo")
     lab("schedule", "tick")
     assert lab.run_ids() == []
@@ -86,7 +86,7 @@ def test_schedule_is_paused_resumed_run_by_hand_and_removed(lab: Cli) -> None:
     assert "there is no schedule 'one'" in lab("schedule", "pause", "one", code=2).stderr
 
 
-def test_scheduled_run_started_by_hand_records_its_trigger(lab: Cli) -> None:
+def test_schedule_run_command_starts_the_run_and_passes_by_hand_as_its_trigger(lab: Cli) -> None:
     add(lab, "@daily", "job.yaml")
     started = lab("schedule", "run", "job").stdout.strip()
     assert lab.wait(started) == "Completed"
@@ -94,7 +94,7 @@ def test_scheduled_run_started_by_hand_records_its_trigger(lab: Cli) -> None:
 
 
 @pytest.mark.promise("schedule-triggers")
-def test_schedules_start_runs_on_new_model_versions_and_ended_runs(lab: Cli) -> None:
+def test_schedule_starts_a_run_when_a_model_gets_a_new_version_or_when_another_run_has_ended(lab: Cli) -> None:
     lab.script("import paceline as pl, sys; pl.Dataset.File.from_files(sys.argv[1]).register(pl.Workspace.from_config(),"
                "'mnist', create_new_version=True)", "register.py")  # fmt: skip
     lab.script("weights", "model.bin")
@@ -165,7 +165,7 @@ def test_schedule_is_added_from_python(lab: Cli, monkeypatch: pytest.MonkeyPatch
         workspace.schedules["other"]
 
 
-def test_schedule_list_warns_if_the_timer_never_ran(lab: Cli) -> None:
+def test_schedule_list_warns_if_a_scheduled_time_has_passed_and_schedule_tick_was_never_called(lab: Cli) -> None:
     add(lab, "@yearly", "job.yaml")
     assert "no timer has looked" not in lab("schedule", "list").stderr
     make_old(lab)
@@ -176,7 +176,7 @@ def test_schedule_list_warns_if_the_timer_never_ran(lab: Cli) -> None:
 
 
 @pytest.mark.promise("schedule-never-twice")
-def test_tick_after_a_killed_tick_starts_the_due_run(lab: Cli) -> None:
+def test_schedule_tick_starts_a_due_run_exactly_once_after_earlier_schedule_ticks_were_killed(lab: Cli) -> None:
     add(lab, "0 3 1 1 *", "job.yaml")
     make_old(lab)
     # Half of the kills come during the submission of the run, the last part of a look.

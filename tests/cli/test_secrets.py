@@ -48,7 +48,9 @@ def command_lines() -> str:
 
 @pytest.mark.promise("secret-reaches-workers-record-log")
 @pytest.mark.parametrize(("nodes", "backend"), [("2x1", "gloo"), ("2", "mpi")])
-def test_a_secret_reaches_every_worker_and_no_record(cli: Cli, nodes: str, backend: str) -> None:
+def test_secret_variable_is_passed_to_every_worker_but_not_to_command_lines_output_or_run_records(
+    cli: Cli, nodes: str, backend: str
+) -> None:
     given = {"HF_TOKEN": VALUE}
     words = [cli.script(SCRIPT), "--env", "HF_TOKEN", "-j", nodes, "--backend", backend]
     dry = cli("run", "--dry-run", *words, env=given).stdout
@@ -75,7 +77,7 @@ def test_a_secret_reaches_every_worker_and_no_record(cli: Cli, nodes: str, backe
 
 
 @pytest.mark.promise("killed-run-leaves-secret-behind")
-def test_secret_reaches_the_next_attempt_and_a_killed_run_leaves_none(cli: Cli) -> None:
+def test_secret_is_passed_to_a_restarted_attempt_and_removed_from_disk_after_the_run_is_killed(cli: Cli) -> None:
     script = SCRIPT.replace(
         "    while", "    if os.environ['PACELINE_ATTEMPT'] == '1': os.kill(os.getpid(), 9)\n    while"
     )
@@ -513,7 +515,7 @@ def test_url_password_without_a_url_scheme_is_refused_and_not_shown(cli: Cli, se
 
 
 @pytest.mark.promise("snapshot-copy-job-file-pipeline")
-def test_snapshot_links_a_job_file_with_a_secret_and_copies_one_without(cli: Cli) -> None:
+def test_snapshot_has_a_symlink_to_a_job_file_that_contains_a_secret_and_a_copy_of_any_other(cli: Cli) -> None:
     """The story: a job file in the source folder had a token, and each snapshot of the folder had it too."""
     token = "ghp_" + "a1B2" * 9
     cli.script("import os; print(len(os.environ['MINE']), os.path.islink('job.yaml'), os.path.exists('job.yaml'))")

@@ -104,7 +104,7 @@ def test_serve_check_uses_the_environment_of_the_run_that_made_the_model(registe
     assert found["log"].splitlines()[1].endswith('src/uses.py", line 1, in <module>')
 
 
-def test_wrong_serve_call_is_refused_before_it_starts(registered: Cli) -> None:
+def test_serve_refuses_invalid_options_before_it_starts_a_server(registered: Cli) -> None:
     for words, said in (
         ("", "there is nothing to serve"),
         ("nosuch", "there is no model 'nosuch'"),

@@ -26,7 +26,7 @@ BUILT = {"key": "0123456789abcdef", "is_layered": True, "pip": ["a==1"], "conda"
         ),
     ],
 )
-def test_summary_names_the_interpreter_image_or_added_packages_of_a_runs_environment(environment, built, text):
+def test_run_summary_shows_the_python_path_the_container_image_or_the_added_packages(environment, built, text):
     assert environment_text(make_job(environment=Environment(**environment)), built) == text
 
 

@@ -214,7 +214,7 @@ def test_sweep_on_a_terminal_shows_a_table_and_ctrl_c_prints_how_to_reattach(cli
         again.close()
 
 
-def test_sweep_example_file_equals_its_program(cli: Any) -> None:
+def test_sweep_yaml_of_the_sweep_example_has_the_same_settings_as_its_python_script(cli: Any) -> None:
     source = Path(__file__).parents[2] / "examples" / "sweep"
     shown = cli.json("sweep", "run", source / "sweep.yaml", "--dry-run")
     program = (source / "submit.py").read_text()

@@ -54,7 +54,7 @@ def test_version_option_alone_imports_no_command_line_parser(cli: Cli) -> None:
 
 
 @pytest.mark.promise("help-verb-load-other-verb")
-def test_help_and_each_command_import_no_other_command(cli: Cli) -> None:
+def test_help_list_and_run_import_no_modules_of_other_commands(cli: Cli) -> None:
     assert of_verbs(modules_after(cli, "--help")) == set()
     modules = modules_after(cli, "list")
     assert of_verbs(modules) == {"paceline.cli.read"}

@@ -40,7 +40,7 @@ def test_nearest_configuration_sets_the_workspace_of_subfolders(cli: Cli) -> Non
     assert folder_of(cli, cli.folder / "deep" / "er") == cli.folder / "team runs"
 
 
-def test_configuration_without_a_path_uses_the_default_folder_beside_the_file(cli: Cli) -> None:
+def test_paceline_toml_without_a_path_sets_the_workspace_to_the_default_folder_next_to_the_file(cli: Cli) -> None:
     (cli.folder / "paceline.toml").write_text("")
     (cli.folder / "deep").mkdir()
 
@@ -65,7 +65,7 @@ def test_invalid_paceline_toml_is_refused_with_its_path(cli: Cli) -> None:
     assert "Mend it or remove it." in done.stderr
 
 
-def test_command_line_in_a_worker_uses_the_workspace_of_its_run(cli: Cli) -> None:
+def test_paceline_command_started_by_a_script_uses_the_workspace_of_the_scripts_run(cli: Cli) -> None:
     # The script works in a copy of its source, deep in the workspace.
     script = cli.script(
         f"""
@@ -152,14 +152,14 @@ def test_workspace_of_a_moved_project_is_still_trusted(cli: Cli, moved: str) -> 
     cli("run", "-q", cli.folder / "src/train.py", cwd=cli.folder / "copy", env={"PACELINE_WORKSPACE": ".paceline"})
 
 
-def test_run_in_a_workspace_of_another_home_is_refused_without_the_workspace_variable(cli: Cli) -> None:
+def test_run_in_a_workspace_created_under_another_home_requires_the_variable_paceline_workspace(cli: Cli) -> None:
     cli("run", "-q", cli.script(""))
     fresh = {"XDG_STATE_HOME": str(cli.folder / "fresh")}
     assert "PACELINE_WORKSPACE" in cli("run", "src/train.py", env=fresh, code=2).stderr
     cli("run", "-q", "src/train.py", env={**fresh, "PACELINE_WORKSPACE": str(cli.folder / ".paceline")})
 
 
-def test_unwritable_home_allows_a_new_workspace_and_one_named_by_the_variable(cli: Cli) -> None:
+def test_run_succeeds_without_a_writable_state_folder_in_a_new_workspace_or_one_set_by_a_variable(cli: Cli) -> None:
     (cli.folder / "file").touch()
     nowhere = {"XDG_STATE_HOME": str(cli.folder / "file")}
     cli("run", "-q", cli.script(""), env=nowhere)

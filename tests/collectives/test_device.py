@@ -159,7 +159,7 @@ def test_device_reduction_and_callers_stream_wait_for_each_other():
     ]
 
 
-def test_broken_device_group_is_aborted_not_shut_down():
+def test_gpu_process_group_is_aborted_if_it_is_broken_and_shut_down_otherwise():
     notes = []
     group = device.DeviceGroup(Group(notes), 2)
     group.close(broken=False)

@@ -108,7 +108,7 @@ def test_connection_without_the_token_is_refused():
             right.close()
 
 
-def test_missing_ranks_are_named_in_the_timeout():
+def test_timeout_error_names_the_ranks_that_have_not_connected():
     with links.listen("127.0.0.1") as server:
         link = links.connect("127.0.0.1", server.getsockname()[1], TOKEN, 2, 10)
         with pytest.raises(TimeoutError, match=r"no connection from rank 1, 3 within 0\.2 s"):
@@ -116,7 +116,7 @@ def test_missing_ranks_are_named_in_the_timeout():
         link.close()
 
 
-def test_own_address_for_a_loopback_peer_is_loopback():
+def test_own_address_is_loopback_if_the_peer_address_is_loopback():
     assert links.own_address("127.0.0.1", 9) == "127.0.0.1"
     with pytest.raises(socket.gaierror):
         links.own_address("no-such-host.invalid", 9)

@@ -195,7 +195,7 @@ class Bad:
         return (os.system, ("touch PWNED",))
 
 
-def test_pickle_with_other_classes_is_refused_as_a_message(tmp_path, monkeypatch):
+def test_message_between_ranks_is_refused_if_its_pickle_contains_classes_that_are_not_allowed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     message = (
         1,

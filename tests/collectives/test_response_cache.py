@@ -17,7 +17,7 @@ def ask(coordinator: Coordinator, member: ResponseCache, *names: str) -> tuple[R
     return response, [agreement.request.name for agreement in member.agreed(response, requests.get)]
 
 
-def test_operation_agreed_twice_is_requested_by_its_cache_slot():
+def test_operation_that_all_ranks_have_requested_twice_is_requested_again_by_its_cache_slot():
     coordinator, member = Coordinator(1, 8), ResponseCache()
     for _ in range(2):
         ask(coordinator, member, "a")

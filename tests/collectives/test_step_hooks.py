@@ -41,7 +41,7 @@ dist.destroy_process_group()
 """
 
 
-def test_step_clock_counts_steps_data_time_and_waits_for_other_ranks(tmp_path):
+def test_step_clock_records_number_of_steps_data_loading_time_and_time_waiting_for_other_ranks(tmp_path):
     (tmp_path / "script.py").write_text(TRAINS)
     environment = clean_environment() | {"PACELINE_WATCH_DIR": str(tmp_path), "PACELINE_RANK": "0"}
     done = run_alone(str(tmp_path / "script.py"), loaded=TORCH, environment=environment, hides=True)
@@ -53,6 +53,6 @@ def test_step_clock_counts_steps_data_time_and_waits_for_other_ranks(tmp_path):
     assert found.wait_s > 0
 
 
-def test_no_step_hook_is_installed_without_a_watch_folder():
+def test_import_hook_that_counts_steps_is_not_installed_if_paceline_watch_dir_is_empty():
     code = "from paceline.collectives import step_hooks; import sys; n = len(sys.meta_path); step_hooks.count_steps()"
     assert run_python(f"{code}; print(len(sys.meta_path) - n)", environment={"PACELINE_WATCH_DIR": ""}) == "0\n"

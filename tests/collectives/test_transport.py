@@ -99,12 +99,12 @@ def test_shared_memory_of_another_world_is_refused() -> None:
     assert on_ranks(2, lambda _, segments: segments, tell) == [None, None]
 
 
-def test_ranks_that_share_a_core_have_no_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_memory_is_not_used_if_there_are_more_ranks_than_cpu_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "core_count", lambda: 1)
     assert on_ranks(2, lambda _, segments: segments) == [None, None]
 
 
-def test_ranks_above_the_limit_have_no_shared_memory() -> None:
+def test_shared_memory_is_not_used_if_there_are_more_ranks_than_its_limit() -> None:
     assert share_segments(0, MOST_RANKS + 1, lambda value: [value], lambda: None, 4096) is None
 
 

@@ -44,7 +44,7 @@ def test_child_processes_of_the_container_client_are_killed_if_the_output_callba
     wait_until(lambda: not is_alive(pids[0]), "the child is gone")
 
 
-def test_missing_engine_client_is_named():
+def test_error_names_the_container_program_if_it_does_not_exist():
     with pytest.raises(LauncherError, match="'/nowhere/podman' could not be started: No such file"):
         call(["/nowhere/podman", "pull"])
 

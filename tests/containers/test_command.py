@@ -83,7 +83,7 @@ def test_container_runs_with_the_user_id_of_the_submitter(engine, words):
     assert list(argv[start : argv.index("--mount")]) == words
 
 
-def test_variable_values_are_passed_by_the_environment_only():
+def test_values_of_environment_variables_do_not_appear_on_the_command_line_of_the_container():
     command = wrapped(environment_variables={"TOKEN": "hunter2", "PATH": "/users/own"}, arguments=("x",))
     assert not [word for word in command.argv if "hunter2" in word or "/users/own" in word]
     names = [name for flag, name in zip(command.argv, command.argv[1:], strict=False) if flag == "--env"]
@@ -113,7 +113,7 @@ def test_container_command_uses_python_and_programs_of_the_isolated_environment(
     assert argv[argv.index("--path") + 1] == "/env/bin"
 
 
-def test_container_uses_shared_memory_of_the_host_a_given_size_or_another_container():
+def test_container_options_select_host_shared_memory_or_a_given_size_or_that_of_another_container():
     assert "--ipc=host" in wrapped().argv
     sized = wrapped(options={"shm_size": "8g"}).argv
     assert "--shm-size=8g" in sized
@@ -126,7 +126,7 @@ def test_container_uses_shared_memory_of_the_host_a_given_size_or_another_contai
 @pytest.mark.parametrize(
     ("engine", "word"), [(PODMAN, "--device=nvidia.com/gpu=all"), (DOCKER, "--gpus=all"), (APPTAINER, "--nv")]
 )
-def test_container_sees_all_gpus_and_cuda_visible_devices_selects(engine, word):
+def test_container_of_a_gpu_job_can_use_all_gpus_and_gets_cuda_visible_devices(engine, word):
     command = wrapped(engine, gpus=2, use_gpu=True)
     assert word in command.argv
     assert "CUDA_VISIBLE_DEVICES" in "".join(command.environment)

@@ -56,7 +56,7 @@ def test_kind_version_and_rootless_mode_of_a_container_engine_are_parsed_from_it
         ("podman", "exit 3", r"podman is not a known container engine \(exit code 3\)"),
     ],
 )
-def test_unresponsive_engine_is_skipped_and_named(bin_dir, name, text, reason):
+def test_container_engine_that_does_not_work_is_skipped_and_named_if_no_other_is_found(bin_dir, name, text, reason):
     fakes.program(bin_dir, name, text)
     with pytest.raises(LauncherError, match=reason):
         find(bin_dir)
@@ -75,7 +75,7 @@ def test_unresponsive_engine_is_skipped_and_named(bin_dir, name, text, reason):
         (fakes.REMOTE_PODMAN, r"podman serves another machine"),
     ],
 )
-def test_container_engine_lookup_without_a_start_queries_only_the_version(bin_dir, text, reason):
+def test_find_engine_with_to_start_false_asks_podman_only_for_its_version(bin_dir, text, reason):
     fakes.program(bin_dir, "podman", fakes.ROOTLESS_PODMAN.replace("info)", "info) touch $0.asked;"))
     found = find_engine({"PATH": f"{bin_dir}:/bin"}, to_start=False)
     assert (found.kind, found.version, found.is_rootless) == ("podman", "4.3.1", None)

@@ -40,7 +40,7 @@ def test_missing_image_is_pulled_and_the_pull_output_is_shown(tmp_path):
     assert said == ["podman pull docker.io/pytorch/pytorch:2", "Copying blob", "10%", "20%"]
 
 
-def test_failed_pull_has_the_engines_reason(tmp_path):
+def test_error_of_a_failed_image_pull_contains_the_reason_that_the_container_engine_printed(tmp_path):
     with pytest.raises(LauncherError) as caught:
         check_image(engine(tmp_path, REFUSES), "img:1", print)
     told = str(caught.value)
@@ -104,7 +104,7 @@ def look(tmp_path):
     return look
 
 
-def test_image_probe_returns_python_and_open_mpi(look):
+def test_image_probe_returns_path_and_version_of_python_and_open_mpi_in_the_image(look):
     said: list[str] = []
     text = answer(mpirun="/opt/bin/mpirun", mpirun_version="mpirun (Open MPI) 5.0.8\n")
     assert look(text, say=said.append) == ImagePython(

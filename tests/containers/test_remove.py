@@ -40,7 +40,7 @@ def test_container_removal_is_repeated_until_the_runtime_has_deleted_it(tmp_path
     assert (tmp_path / "runtime.asked").read_text().split() == ["aaa", "aaa", "bbb", "bbb"]
 
 
-def test_docker_is_listed_twice_to_find_late_containers(tmp_path):
+def test_container_that_docker_lists_only_at_the_second_query_is_removed_too(tmp_path):
     late = FAKE.replace("test -e", '[ "$(wc -l < "$0.asked")" -lt 2 ] && exit 0\ntest -e', 1)
     program = fakes.program(tmp_path, "docker", late)
     assert remove(ContainerEngine(kind="docker", path=str(program), version="27"), "r_1") == 1

@@ -98,7 +98,7 @@ def test_run_reads_and_writes_s3_without_showing_the_secret(
     assert not any(secret in shown.encode() for secret in secrets)
 
 
-def test_refused_storage_key_fails_the_run_before_workers_and_is_not_shown(
+def test_run_fails_before_workers_start_if_the_datastore_refuses_the_key_and_the_key_is_not_shown(
     lab: Lab, store: pl.Datastore, s3_once: servers.S3, tmp_path: Path
 ) -> None:
     s3_once.check_keys(True)
@@ -112,7 +112,7 @@ def test_refused_storage_key_fails_the_run_before_workers_and_is_not_shown(
     assert files_with(tmp_path, spellings(PLANTED)) == []
 
 
-def test_run_with_an_unset_secret_variable_fails_before_workers_and_names_it(
+def test_run_fails_before_workers_start_and_names_the_secret_variable_that_is_not_set(
     lab: Lab, store: pl.Datastore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("LAB_SECRET")

@@ -26,7 +26,7 @@ def test_files_named_on_a_contributor_page_exist(page: Path) -> None:
         assert any(path.exists() for path in below), f"{page.name} names {name}, which is not in the source"
 
 
-def test_architecture_has_a_line_for_each_folder() -> None:
+def test_architecture_page_has_a_table_row_for_each_folder_and_module_of_the_package() -> None:
     text = (ROOT / "docs" / "contributing" / "architecture.md").read_text(encoding="utf-8")
     rows = set(re.findall(r"^\| `([\w.]+)/?` \| .+ \|$", text, re.MULTILINE))
     folders = {path.name for path in SOURCE.iterdir() if (path / "__init__.py").exists()}

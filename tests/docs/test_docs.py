@@ -124,7 +124,7 @@ def test_readme_has_at_most_8_kib() -> None:
     assert len(README.read_bytes()) <= 8192
 
 
-def test_measured_figures_of_the_readme_are_those_of_their_files() -> None:
+def test_measured_figures_in_the_readme_equal_the_values_in_the_linked_benchmark_result_files() -> None:
     rows = [row for row in tables(section(README, "Measured"))[0] if "benchmarks/results/" in row[0]]
     assert len(rows) >= 4
     for what, *cells in rows:
@@ -200,7 +200,7 @@ else:
 @pytest.mark.promise("command-readme-works")
 @pytest.mark.slow
 @pytest.mark.parametrize("script", [MEETING, pytest.param(None, marks=pytest.mark.proof)], ids=["meeting", "digits"])
-def test_documented_commands_for_other_machines_print_the_shown_output(
+def test_documented_commands_that_need_two_ssh_hosts_print_the_shown_output(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, script: str | None
 ) -> None:
     lacks = hosts.missing()
@@ -567,13 +567,13 @@ def test_the_methods_of_a_launcher_are_documented() -> None:
 # --- configuration
 
 
-def test_every_variable_of_the_source_is_documented() -> None:
+def test_every_paceline_environment_variable_in_the_source_is_documented() -> None:
     source = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
     pages = "".join(path.read_text() for path in (DOCS / "configuration.md", VARIABLES))
     assert not ours(source) - ours(pages)
 
 
-def test_every_documented_variable_is_read() -> None:
+def test_every_documented_paceline_environment_variable_occurs_in_the_source_tests_or_makefile() -> None:
     readers = [*(ROOT / "src").rglob("*.py"), *(ROOT / "tests").rglob("*.py"), ROOT / "Makefile"]
     read = ours("".join(path.read_text() for path in readers if path != Path(__file__)))
     for page in PAGES:

@@ -86,7 +86,7 @@ def collect(files: list[str]) -> set[str]:
     return {line for line in done.stdout.splitlines() if "::" in line}
 
 
-def test_promises_page_equals_the_generated_one() -> None:
+def test_promises_page_in_the_docs_equals_the_output_of_its_generator() -> None:
     assert PAGE.read_text(encoding="utf-8") == promises.page(), "run python -m tests.promises"
 
 

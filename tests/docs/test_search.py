@@ -119,7 +119,7 @@ def test_search_test_has_at_least_60_queries() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_search_finds_the_page_among_the_first_three(site: Path) -> None:
+def test_documentation_search_lists_the_expected_page_of_each_query_among_its_first_three_results(site: Path) -> None:
     found = dict(zip(QUERIES, search(site, *QUERIES), strict=True))
     missed = {query: found[query][:5] for query, page in QUERIES.items() if f"{page}.html" not in found[query][:3]}
     assert missed == {}

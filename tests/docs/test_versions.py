@@ -16,7 +16,7 @@ from paceline import torch_private
 
 ROOT = Path(__file__).parents[2]
 
-CHECKS = "tests/parallel/test_on_ranks.py::test_parallel_check_passes_on_every_rank"
+CHECKS = "tests/parallel/test_on_ranks.py::test_each_function_of_the_checks_folder_passes_on_every_rank"
 
 
 @contextlib.contextmanager
@@ -38,7 +38,7 @@ def compat():
         yield module
 
 
-def test_each_installed_engine_has_a_row_in_the_version_table(tmp_path, monkeypatch):
+def test_each_installed_program_such_as_slurm_or_ray_has_a_row_in_the_version_table(tmp_path, monkeypatch):
     with loaded("engine_versions") as versions:
         table = versions.TABLE.read_text().partition(versions.BEGIN)[2].partition(versions.END)[0]
         assert set(versions.here()) <= set(versions.rows_of(table)), "write it: .venv/bin/python .ci/engine_versions.py"
@@ -101,7 +101,7 @@ def test_each_test_id_is_assigned_to_its_column_of_the_version_matrix(compat):
         f"{CHECKS}[pipeline.check_a-4]": "PipelineParallel, products",
         f"{CHECKS}[tensor.check_a-4]": None,
         f"{CHECKS}[checkpoint.check_a-2]": "checkpoints",
-        "tests/torch_mpi/test_group.py::test_process_group_check_holds_on_every_rank[3-x]": "`mpi`",
+        "tests/torch_mpi/test_group.py::test_each_check_of_the_collectives_over_mpi_passes_on_every_rank[3-x]": "`mpi`",
         "tests/compat/horovod/test_on_ranks.py::test_horovod_compatibility_check_passes_on_every_rank[3-a.check]": "Horovod",
         "tests/compat/horovod/test_on_ranks.py::test_horovod_compatibility_check_passes_on_every_rank[4-a.check]": None,
         "tests/collectives/test_links.py::test_it": None,
@@ -109,7 +109,7 @@ def test_each_test_id_is_assigned_to_its_column_of_the_version_matrix(compat):
     assert {test_id: compat.column_of(test_id) for test_id in ids} == ids
 
 
-def test_every_module_of_parallel_checks_has_a_column_of_the_matrix(compat):
+def test_tests_of_every_module_in_tests_parallel_checks_have_a_column_in_the_version_matrix(compat):
     for path in (ROOT / "tests" / "parallel" / "checks").glob("[!_]*.py"):
         assert compat.column_of(f"{CHECKS}[{path.stem}.check_a-2]"), path
 

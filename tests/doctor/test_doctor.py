@@ -129,13 +129,13 @@ def test_doctor_quotes_the_error_of_a_target_that_refuses_nodes(tmp_path):
     assert (failed.check, failed.level, failed.seen) == ("reach", "fail", "partition 'gpu' is closed.")
 
 
-def test_doctor_skips_the_node_checks_for_a_target_kind_without_them(tmp_path):
+def test_doctor_skips_the_node_checks_if_the_kind_of_target_does_not_support_them(tmp_path):
     # An object with only one half of `Examined` does not count.
     (skipped,) = examine(SimpleNamespace(kind="plain", status=lambda: 1 / 0), tmp_path)
     assert (skipped.level, skipped.seen) == ("skipped", "targets of kind 'plain' can't be examined from within")
 
 
-def test_doctor_examines_the_interpreter_that_runs_use(two, tmp_path, monkeypatch):
+def test_doctor_examines_the_python_interpreter_of_the_targets_runs_unless_another_is_given(two, tmp_path, monkeypatch):
     # Story: torch was "not installed" where each run had it, in the submitting program's environment.
     looked_at = []
     monkeypatch.setattr(doctor, "_ON_NODES", (("", lambda examination: looked_at.append(examination.python) or ()),))

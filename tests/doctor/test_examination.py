@@ -46,7 +46,7 @@ def test_command_on_a_lost_node_raises_the_reason_of_the_loss(two):
         Patient(two[0]).run(["echo"])
 
 
-def test_only_the_marked_output_line_is_parsed(two):
+def test_answer_of_a_node_is_parsed_from_the_marked_line_and_other_output_lines_are_ignored(two):
     two[0].wrong = lambda argv: answers('motd\nPACELINE-ANSWERS {"a": 1}\nbye\n')
     assert Patient(two[0]).ask("on_node", "facts", {}) == {"a": 1}
 

@@ -50,7 +50,9 @@ def levels(findings):
     return [(finding.node, finding.level) for finding in findings]
 
 
-def test_doctor_collects_the_facts_of_this_machine(two, examination, monkeypatch):
+def test_doctor_collects_python_version_free_space_limits_packages_and_open_mpi_of_this_machine(
+    two, examination, monkeypatch
+):
     monkeypatch.setattr(machine, "MODULES", ("json", "no_such_module"))
     examination.patients = examination.patients[:1]
     examination.folder = two[0].folder

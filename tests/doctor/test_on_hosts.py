@@ -94,7 +94,7 @@ def test_healthy_hosts_run_an_all_reduce_over_their_common_network(hosts, tmp_pa
 
 
 @pytest.mark.promise("doctor-names-node-do-gives")
-def test_a_host_that_is_cut_off_from_the_other_is_found(hosts, tmp_path, monkeypatch):
+def test_port_check_of_the_doctor_fails_if_a_host_is_cut_off_from_the_other(hosts, tmp_path, monkeypatch):
     monkeypatch.setattr(connections, "_CONNECT_S", 4.0)
     only = [check for check in doctor_module._ON_NODES if check[0] in ("the network", "connections between the nodes")]
     monkeypatch.setattr(doctor_module, "_ON_NODES", tuple(only))

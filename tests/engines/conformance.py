@@ -54,16 +54,17 @@ _OF_LOST_SUPERVISORS = (
     "test_a_run_whose_supervisor_and_guardian_were_killed_has_failed",
 )
 _OF_ATTEMPTS = (
-    "test_a_run_whose_worker_was_killed_starts_over",
+    "test_a_run_whose_worker_was_killed_makes_a_second_attempt",
     "test_the_report_names_the_worker_that_failed_and_why",
 )
 _OF_WORKERS = ("test_a_run_is_canceled_while_it_runs", *_OF_LOST_SUPERVISORS, *_OF_ATTEMPTS)
 #: Checks of one plain run with each backend. On Slurm and Ray, Gloo's workers are compared with this machine's by
-#: test_script_on_slurm_gets_the_same_world_as_on_this_machine and test_two_ray_nodes_train_together_without_ray_variables.
+#: test_workers_on_slurm_get_the_same_ranks_and_world_size_variables_as_on_this_machine and
+#: test_two_ray_nodes_train_together_without_ray_variables.
 _OF_PLAIN_RUNS = (
     "test_a_run_goes_through_its_states_in_order",
-    "test_logs_outputs_and_metrics_arrive",
-    "test_the_workers_find_their_environment",
+    "test_workers_logs_outputs_and_metrics_arrive_in_the_run_folder",
+    "test_workers_get_the_documented_environment_variables",
     "test_run_on_an_engine_has_the_same_states_files_metrics_and_logs_as_locally",
 )
 _ENDS, _GOES_ON = (
@@ -75,13 +76,13 @@ _OF_ONE_PLAIN_RUN = ("test_canceling_a_run_that_has_ended_changes_nothing",)
 #: Checks of what supervisors and agents do, which is the same code on all targets; this machine's suite and that of hosts over
 #: SSH have them all. What an engine does with runs that wait, and with those that it ends, test_slurm.py and test_ray.py ask.
 _OF_SUPERVISORS = (
-    "test_several_runs_at_once_do_not_disturb_each_other",
+    "test_runs_at_the_same_time_have_separate_outputs_and_logs",
     "test_the_report_distinguishes_a_killed_worker_from_a_failed_one",
     "test_a_run_is_canceled_while_it_waits",
     "test_a_run_is_canceled_while_it_prepares",
     "test_a_run_is_ended_at_its_time_limit",
     # Without a shared folder reading is another matter: see the suites of those.
-    "test_a_run_can_be_read_while_it_goes_on",
+    "test_metrics_logs_and_outputs_can_be_read_while_a_run_runs",
 )
 _OF_SUPERVISORS_BY_BACKEND = ("test_a_run_whose_supervisor_was_killed_has_failed", *_OF_ATTEMPTS)
 # Suite -> check -> its backends that `make proof` does, "" for a check that has none. Of losses, each way to lose a host and each
@@ -122,7 +123,7 @@ _LEFT_TO_PROOF: Mapping[str, Mapping[str, Sequence[str]]] = {
     | {
         _ENDS: ("gloo", "mpi"),
         "test_a_run_whose_supervisor_and_guardian_were_killed_has_failed": ("single", "gloo", "mpi"),
-        "test_a_run_is_canceled_at_once": ("",),
+        "test_a_run_canceled_right_after_its_submission_ends_as_canceled": ("",),
     },
 }
 

@@ -59,7 +59,7 @@ def test_interpreter_probe_imports_nothing_from_the_working_directory_or_pythonp
     assert base(other, tmp_path / "cache").implementation == sys.implementation.name
 
 
-def test_shim_script_resolves_to_the_interpreter_that_it_starts_now(tmp_path, other):
+def test_interpreter_behind_a_shim_script_is_resolved_again_after_the_script_changes(tmp_path, other):
     script = write_program(tmp_path / "shim", f'#!/bin/sh\nexec "{other}" "$@"\n')
     assert base(str(script), tmp_path / "cache").python == other
     write_program(script, f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
@@ -86,7 +86,7 @@ def test_user_site_is_excluded_with_pythonnousersite(tmp_path, monkeypatch):
         ("#!/nowhere/sh\n", "does not run as a Python interpreter"),
     ],
 )
-def test_program_that_is_not_a_python_interpreter_is_refused_as_base(tmp_path, script, message):
+def test_base_interpreter_is_refused_if_the_program_does_not_run_as_python(tmp_path, script, message):
     program = write_program(tmp_path / "a program", script)
     with pytest.raises(EnvironmentSpecError, match=message):
         base(str(program), tmp_path / "cache")

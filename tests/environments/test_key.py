@@ -160,7 +160,7 @@ def test_each_local_path_of_an_environment_is_listed_once() -> None:
     assert paths_of(Environment(pip_packages=("einops", "torch @ https://host/torch.whl"))) == []
 
 
-def test_moving_an_environment_replaces_only_its_local_paths() -> None:
+def test_moving_an_environment_to_another_machine_replaces_only_paths_of_local_files() -> None:
     there = moved(MADE, lambda path: Path("/there") / path.name)
     assert there.pip_packages == (
         "/there/a-1.0-py3-none-any.whl",

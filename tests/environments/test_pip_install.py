@@ -416,6 +416,6 @@ def test_unset_variable_in_a_requirement_is_named_in_the_error(index, ensure, mo
 
 
 @pytest.mark.parametrize("value", ["-r more.txt", "--requirement=more.txt", "-c limits.txt"])
-def test_requirements_file_in_pip_packages_is_refused_with_the_right_parameter(value):
+def test_requirements_file_option_in_pip_packages_is_refused_with_a_hint_at_pip_requirements_file(value):
     with pytest.raises(EnvironmentSpecError, match="is named with pip_requirements_file"):
         Environment(pip_packages=(value,))

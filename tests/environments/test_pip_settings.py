@@ -96,7 +96,7 @@ def test_options_of_a_requirements_file_override_the_pip_configuration(monkeypat
 @pytest.mark.parametrize(
     ("listed", "file"), [("global.no-index='1'", ""), ("global.index-url='https://a'", "--no-index\n")]
 )
-def test_disabled_pip_index_is_translated_to_no_index(listed, file):
+def test_no_index_setting_is_true_if_pip_configuration_or_requirements_file_disables_the_index(listed, file):
     found, settings = translated(listed, file)
     assert (found, settings.no_index) == ({}, True)
 

@@ -62,7 +62,7 @@ def test_reason_of_a_failure_is_extracted_from_pip_output(text, reason):
     assert pip_install.of_pip(text.splitlines()) == reason
 
 
-def test_a_long_reason_keeps_its_beginning_and_its_end():
+def test_long_failure_reason_is_shortened_in_the_middle():
     text = pip_install.of_uv([f"error: begins {'x' * 2000} ends"])
     assert len(text) < 700
     assert text.startswith("begins")

@@ -22,7 +22,7 @@ def workspace(tmp_path):
     return SimpleNamespace(path=tmp_path / "work space")
 
 
-def test_equal_content_keeps_its_version_and_changed_content_gets_the_next(workspace):
+def test_registering_an_unchanged_environment_keeps_its_version_and_a_changed_one_gets_a_new_one(workspace):
     assert MINE.register(workspace).version == 1
     assert MINE.register(workspace).version == 1
     changed = replace(MINE, pip_packages=("tqdm",))

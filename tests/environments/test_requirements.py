@@ -50,7 +50,7 @@ def test_included_requirements_replace_their_include_line(tmp_path):
     assert read(tmp_path, main="a\n-r sub/deep.txt\n--requirement=other.txt\n", other="d")[0] == "a\nb\nc\nd\n"
 
 
-def test_constraints_and_included_constraint_files_are_kept_apart(tmp_path):
+def test_constraints_from_constraint_files_are_returned_separately_from_requirements(tmp_path):
     text, constraints = read(tmp_path, main="a\n-c limits.txt\n", limits="b<2\n-r more.txt\n", more="c<3\n")
     assert (text, constraints) == ("a\n", ("b<2", "c<3"))
 
@@ -165,7 +165,7 @@ def test_empty_requirements_file_needs_no_build(tmp_path):
     assert not Environment.from_pip_requirements("x", tmp_path / "r.txt").needs_build
 
 
-def test_requirement_text_with_includes_is_refused_with_the_right_call():
+def test_include_line_in_requirements_text_is_refused_with_a_hint_at_from_pip_requirements():
     with pytest.raises(EnvironmentSpecError, match=r"Read the file with Environment\.from_pip_requirements"):
         requirements.lines_of(Environment(pip_requirements="-r other.txt"))
 

@@ -81,14 +81,14 @@ def test_reused_environment_has_the_name_and_variables_of_the_new_request(store,
     assert (built.locked.name, built.locked.environment_variables) == ("second", {"B": "2"})
 
 
-def test_lock_of_an_environment_finds_the_built_environment(store, base_python):
+def test_store_finds_a_built_environment_by_its_locked_specification(store, base_python):
     built = store.ensure(SMALL, base_python, print)
     found = store.find(built.locked, base_python)
     assert found is not None
     assert found.key == built.key
 
 
-def test_a_pruned_environment_is_made_of_the_same_versions_by_its_lock(store, base_python):
+def test_rebuilding_a_pruned_environment_from_its_lock_installs_the_same_versions(store, base_python):
     built = store.ensure(Environment(pip_packages=["small<1.1"]), base_python, print)
     store.prune()
     again = store.ensure(replace(built.locked, pip_packages=("small",)), base_python, print)
@@ -131,7 +131,9 @@ def test_failed_build_keeps_its_log_but_no_environment(store, base_python):
     assert not (store._folder / log.stem).exists()
 
 
-def test_build_log_is_removed_by_the_next_success(store, base_python, wheels, monkeypatch, tmp_path):
+def test_log_of_a_failed_environment_build_is_removed_after_the_next_successful_build(
+    store, base_python, wheels, monkeypatch, tmp_path
+):
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     with pytest.raises(EnvironmentBuildError):
         store.ensure(SMALL, base_python, print)
@@ -270,7 +272,7 @@ def test_using_a_built_environment_updates_its_time_of_last_use(store, base_pyth
     assert store.prune(unused_for_s=3600) == []
 
 
-def test_prune_removes_incomplete_environments_and_aliases_but_no_registered_environment(store, base_python):
+def test_prune_removes_incomplete_environments_and_unused_aliases_but_no_registered_environment(store, base_python):
     built = store.ensure(SMALL, base_python, print)
     left = store._folder / ("0" * 20)
     (left / "bin").mkdir(parents=True)
@@ -351,7 +353,7 @@ def test_exception_in_the_output_callback_aborts_the_build(store, base_python):
     assert store.ensure(SMALL, base_python, print).pip == ("small==1.1",)
 
 
-def test_ensuring_a_built_environment_starts_no_process(store, monkeypatch):
+def test_requesting_an_environment_that_is_already_built_starts_no_process(store, monkeypatch):
     store.ensure(SMALL, sys.executable, print)
     monkeypatch.setattr("subprocess.Popen", None)
     monkeypatch.setattr(building, "build", None)

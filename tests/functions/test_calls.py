@@ -65,7 +65,7 @@ def test_arrays_keep_dtype_and_shape_after_storing_and_loading_a_file(tmp_path):
     assert found["n"] == 2.5
 
 
-def test_value_of_another_class_is_refused_with_its_place(tmp_path):
+def test_result_value_of_an_unsupported_class_is_refused_and_its_position_is_named_in_the_error(tmp_path):
     with pytest.raises(
         JobError, match=r"the result\['model'\] is a builtins.object, which can't be stored.*pickle=True"
     ):

@@ -28,7 +28,7 @@ def test_decorated_function_called_directly_returns_its_value():
     assert isinstance(ranked, FunctionJob)
 
 
-def test_options_returns_a_changed_copy_of_the_decorated_function():
+def test_options_method_returns_a_changed_copy_and_leaves_the_decorated_function_unchanged():
     other = ranked.options(nodes=3)
     assert (other._options, ranked._options) == ({"nodes": 3}, {"nodes": 2})
     assert other.function is ranked.function
@@ -83,6 +83,6 @@ def test_decorator_refuses_a_function_that_workers_cannot_import(make, message):
 
 
 @pytest.mark.promise("function-worker-cannot-import-refused")
-def test_function_defined_in_a_prompt_is_refused():
+def test_decorator_refuses_a_function_defined_at_an_interactive_python_prompt():
     code = "import paceline\ntry:\n    @paceline.job\n    def f(): ...\nexcept ValueError as error:\n    print(error)"
     assert "f of a notebook or prompt" in run_python(code)

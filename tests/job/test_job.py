@@ -272,7 +272,7 @@ def test_json_of_a_job_has_every_field_and_a_version():
     assert make_job().to_json()["version"] == JOB_VERSION
 
 
-def test_job_json_of_version_1_is_read_without_its_packages():
+def test_job_json_of_version_1_is_read_without_its_packages_and_inputs():
     old = {
         "version": 1,
         "entry_script": "train.py",

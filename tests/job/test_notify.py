@@ -105,7 +105,9 @@ def test_missing_notification_command_is_named_before_the_run_starts(tmp_path: P
     check_programs(["command:no-such-program"], is_here=False)  # another machine may have it
 
 
-def test_apprise_without_its_package_is_refused_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_apprise_notification_is_refused_with_the_pip_install_command_if_apprise_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "apprise", None)
     check_programs(["ntfy:env:TOPIC"], is_here=True)
     with pytest.raises(JobError, match=r"pip install 'paceline\[notify\]'"):

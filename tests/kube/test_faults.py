@@ -189,7 +189,7 @@ def test_ended_run_whose_log_can_not_be_read_is_not_lost(
 # --- what a run may not have
 
 
-def test_worker_beyond_its_memory_limit_is_reported(lab: KubeLab) -> None:
+def test_run_fails_with_failure_cause_memory_if_a_worker_exceeds_its_kubernetes_memory_limit(lab: KubeLab) -> None:
     lab.add(memory_per_worker="256Mi")
 
     run = lab.submit("block = bytearray(1 << 30)\nprint(len(block))")

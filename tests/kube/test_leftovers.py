@@ -68,7 +68,7 @@ def test_prune_ends_the_job_of_a_run_that_was_canceled_by_force(lab: KubeLab) ->
     assert f"job.batch/{name}" not in lab.access.names("jobs")
 
 
-def test_prune_with_the_smallest_role_names_the_right_that_it_lacks(lab: KubeLab) -> None:
+def test_prune_names_the_missing_permission_if_the_user_has_only_the_smallest_kubernetes_role(lab: KubeLab) -> None:
     if lab.access.kubeconfig(NARROW) == lab.access.kubeconfig(EDITOR):
         pytest.skip("needs a user with the smallest Role")
     lab.add(NARROW)

@@ -129,7 +129,7 @@ def test_time_limit_sets_paceline_end_time():
     assert environment.of_run(launch)["PACELINE_END_TIME"] == "1800000000"
 
 
-def test_run_secret_is_in_no_repr_and_an_empty_one_sets_no_variable():
+def test_launch_repr_hides_the_run_secret_and_an_empty_secret_sets_no_environment_variable():
     assert "5e5e" not in repr(make_launch(make_job()))
     assert "PACELINE_RUN_SECRET" not in environment.of_run(make_launch(make_job(), secret=""))
 
@@ -166,7 +166,7 @@ def test_workers_see_their_own_gpu_or_all_gpus_of_the_node(visibility, devices):
     assert [environment.of_place(launch, place)["CUDA_VISIBLE_DEVICES"] for place in launch.places] == devices
 
 
-def test_job_without_gpus_leaves_cuda_visible_devices():
+def test_cuda_visible_devices_is_not_set_for_a_job_without_gpus():
     launch = make_launch(make_job())
     assert "CUDA_VISIBLE_DEVICES" not in environment.of_place(launch, launch.places[0])
 
@@ -190,7 +190,7 @@ def test_all_ranks_of_every_attempt_share_a_hash_seed(backend):
 
 
 @pytest.mark.parametrize(("backend", "value"), [("mpi", "1"), ("gloo", None)])
-def test_torch_uses_huge_pages_only_with_the_mpi_backend(backend, value):
+def test_torch_huge_pages_variable_is_set_only_for_the_mpi_backend(backend, value):
     launch = make_launch(make_job(distributed_backend=backend, process_count_per_node=2))
     assert environment.defaults(launch, launch.places[0]).get("THP_MEM_ALLOC_ENABLE") == value
 

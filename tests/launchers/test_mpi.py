@@ -55,7 +55,7 @@ def text(command) -> str:
 # --- the command line
 
 
-def test_open_mpi_5_command_of_four_workers_on_one_node(mpirun):
+def test_open_mpi_5_command_line_for_four_workers_on_one_node_has_the_expected_options(mpirun):
     program = mpirun("5.0.8")
     command = command_of(make_job(distributed_backend="mpi", process_count_per_node=4, arguments=("--epochs", "5")))
     assert text(command) == (
@@ -66,7 +66,7 @@ def test_open_mpi_5_command_of_four_workers_on_one_node(mpirun):
     )
 
 
-def test_open_mpi_4_command_of_two_workers_on_one_node(mpirun):
+def test_open_mpi_4_command_line_for_two_workers_on_one_node_has_the_expected_options(mpirun):
     program = mpirun("4.1.6")
     command = command_of(make_job(distributed_backend="mpi", process_count_per_node=2))
     assert text(command).startswith(
@@ -188,14 +188,16 @@ def test_mpich_on_the_path_does_not_hide_open_mpi_beside_python(mpirun, tmp_path
     assert find_open_mpi(os.path.join(os.path.dirname(beside), "python")).mpirun == beside
 
 
-def test_mpirun_named_by_the_paceline_variable_is_used(mpirun, monkeypatch):
+def test_mpirun_given_in_the_paceline_environment_variable_is_used_before_the_one_on_the_path(mpirun, monkeypatch):
     mpirun("4.1.6")
     named = mpirun("5.0.8", "named")
     monkeypatch.setenv(MPIRUN_VARIABLE, named)
     assert find_open_mpi(sys.executable).mpirun == named
 
 
-def test_invalid_mpirun_of_the_variable_is_refused(mpirun, monkeypatch, tmp_path):
+def test_mpirun_path_in_the_paceline_environment_variable_is_refused_if_it_does_not_exist(
+    mpirun, monkeypatch, tmp_path
+):
     mpirun("5.0.8")
     monkeypatch.setenv(MPIRUN_VARIABLE, str(tmp_path / "nowhere"))
     with pytest.raises(LauncherError, match=rf"{MPIRUN_VARIABLE}='.*nowhere' is not a program"):
@@ -235,7 +237,7 @@ def test_mpi4py_built_for_another_mpi_is_refused(mpirun, monkeypatch):
         MpiLauncher().check(make_job(distributed_backend="mpi"))
 
 
-def test_mpirun_of_the_variable_skips_the_mpi4py_check(mpirun, monkeypatch):
+def test_mpirun_given_in_the_paceline_environment_variable_is_not_checked_against_mpi4py(mpirun, monkeypatch):
     named = mpirun("5.0.8", "named")
     monkeypatch.setenv(MPIRUN_VARIABLE, named)
     mpi4py_loads(monkeypatch, MPICH)
@@ -284,7 +286,7 @@ def test_unsupported_mpirun_programs_are_named_in_the_error(
     assert f"Open MPI 4 or later, but found only {program} ({seen})" in str(refused.value)
 
 
-def test_mpirun_version_is_read_without_a_home(tmp_path, mpirun, monkeypatch):
+def test_mpirun_version_is_read_even_if_the_home_variable_is_not_set(tmp_path, mpirun, monkeypatch):
     # Story: without HOME, Open MPI 5 prints "Unable to get the user home directory", and was taken for no Open MPI.
     program = write_program(
         tmp_path / "needs/mpirun", "#!/bin/sh\ntest -n \"$HOME\" || exit 1\necho 'mpirun (Open MPI) 5.0.8'\n"
@@ -367,7 +369,7 @@ def test_srun_command_sets_the_gpu_variable_for_each_rank():
     ] * 2
 
 
-def test_users_slurm_variables_reach_workers_but_not_srun():
+def test_slurm_variables_set_by_the_user_are_passed_to_workers_but_not_to_srun():
     made = command(environment_variables={"SLURM_HOSTFILE": "mine", "MINE": "1", "GLOO_SOCKET_IFNAME": "ib0"})
     assert made.environment["SLURM_CONF"] == "/etc/slurm.conf"
     assert "SLURM_HOSTFILE" not in made.environment
@@ -377,7 +379,7 @@ def test_users_slurm_variables_reach_workers_but_not_srun():
     assert "GLOO_SOCKET_IFNAME" not in str(found)
 
 
-def test_open_mpi_uses_the_network_of_the_nodes_by_default():
+def test_open_mpi_tcp_traffic_is_restricted_to_the_network_of_the_nodes_by_default():
     assert command().defaults["OMPI_MCA_btl_tcp_if_include"] == "10.0.0.0/24"
 
 

@@ -17,7 +17,7 @@ def version(number: int, size: int = 10, **run: Any) -> ModelRecord:
     return ModelRecord(name="digits", version=number, top="weights.pt", is_folder=False, files=(file,), run=run)  # type: ignore[arg-type]
 
 
-def test_versions_differ_in_metrics_parameters_files_and_packages() -> None:
+def test_comparison_of_model_versions_lists_differing_metrics_parameters_files_and_packages() -> None:
     first = version(
         1,
         metrics={"accuracy": {"last": 0.5}},

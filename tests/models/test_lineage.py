@@ -115,7 +115,7 @@ def test_registering_from_a_process_without_the_workspace_is_refused(tmp_path, m
     assert not (tmp_path / "ws/models").exists()
 
 
-def test_lineage_says_running_before_the_supervisor_has_recorded_it(tmp_path, monkeypatch):
+def test_lineage_of_a_model_registered_inside_a_starting_run_has_status_running(tmp_path, monkeypatch):
     folder, fd = make_run(tmp_path / "ws/runs", status=states.STARTING)
     os.close(fd)
     record = store.stored(folder)

@@ -109,7 +109,7 @@ def test_interrupted_push_to_mlflow_leaves_no_version_and_can_be_repeated(worksp
 
 
 @needs_mlflow
-def test_invalid_mlflow_registry_is_one_error_line(workspace, model):
+def test_push_to_an_invalid_mlflow_registry_raises_a_transfer_error(workspace, model):
     with pytest.raises(TransferError, match=r"MLflow at nix://nowhere did not take digits:1: "):
         mlflow_registry.push(workspace.path, model.record, "nix://nowhere")
 

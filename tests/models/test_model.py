@@ -56,7 +56,7 @@ def test_registered_single_file_keeps_its_name(workspace, run):
     assert [file.name for file in model.record.files] == ["weights.bin"]
 
 
-def test_register_model_without_a_path_takes_the_run_file_of_that_name(workspace, run, tmp_path):
+def test_register_model_without_a_path_registers_the_run_file_with_the_models_name(workspace, run, tmp_path):
     run.upload_file("digits.bin", write_tree(tmp_path, {"up": "1"}) / "up")
     assert run.register_model("digits.bin").record.top == "digits.bin"
 
@@ -183,7 +183,7 @@ def test_tags_and_description_of_a_model_can_change_but_properties_cannot(worksp
             change()
 
 
-def test_alias_is_removed_only_by_its_version(workspace, tmp_path):
+def test_removing_an_alias_through_a_model_version_that_does_not_have_it_raises(workspace, tmp_path):
     first, second = register(workspace, tmp_path), register(workspace, tmp_path)
     first.set_alias("production")
     with pytest.raises(ModelNotFoundError, match=r"digits:2 has no alias 'production'\. It has: none\."):
@@ -193,13 +193,13 @@ def test_alias_is_removed_only_by_its_version(workspace, tmp_path):
 
 
 @pytest.mark.parametrize("datasets", [["digits"], [("training",)], [3]])
-def test_datasets_that_are_not_purpose_and_dataset_pairs_are_refused(workspace, tmp_path, datasets):
+def test_registering_a_model_with_datasets_that_are_not_purpose_dataset_pairs_is_refused(workspace, tmp_path, datasets):
     with pytest.raises(ModelError, match=r"is not \(purpose, dataset\)"):
         register(workspace, tmp_path, datasets=datasets)
     assert pl.Model.list(workspace) == []
 
 
-def test_model_refuses_non_workspaces(tmp_path):
+def test_model_constructor_refuses_an_argument_that_is_not_a_workspace(tmp_path):
     with pytest.raises(ModelError, match="'here' is not a workspace"):
         pl.Model("here", "digits")
 

@@ -126,7 +126,9 @@ def test_version_registered_after_a_pull_is_one_above_the_pulled_version(near, m
     assert pl.Model.register(other, tmp_path / "made", "digits").version == 3
 
 
-def test_another_model_of_that_name_and_version_is_never_replaced(store, model, workspace, other, tmp_path):
+def test_push_and_pull_never_replace_a_different_model_of_the_same_name_and_version(
+    store, model, workspace, other, tmp_path
+):
     write_tree(tmp_path / "made", {"weights": b"other"})
     mine = pl.Model.register(other, tmp_path / "made", "digits")
     on_store.push(workspace.path, model.record, LAB)
@@ -137,7 +139,7 @@ def test_another_model_of_that_name_and_version_is_never_replaced(store, model, 
     assert on_store.pull(workspace.path, LAB, "digits", 1) == model.record
 
 
-def test_concurrent_writes_of_one_name_let_one_succeed(store, workspace):
+def test_second_write_of_an_existing_file_name_to_the_model_store_is_refused(store, workspace):
     record, path = place_of(Source(datastore="lab", path="models/x"), workspace.path)
     with Store(record) as opened:
         assert [put_new(opened, data, path) for data in (b"1", b"2")] == [True, False]
@@ -207,7 +209,7 @@ def test_second_push_of_a_version_with_verify_reports_no_upload(store, model, wo
     assert not [model.push("lab", verify=True) for _ in range(2)][1]
 
 
-def test_push_stores_a_truncated_file_again(near, model, workspace):
+def test_push_uploads_a_file_again_if_its_copy_in_the_store_is_truncated(near, model, workspace):
     on_store.push(workspace.path, model.record, LAB)
     (blob,) = (path for path in (near / ".blobs").iterdir() if path.stat().st_size == 100_000)
     blob.write_bytes(b"w" * 10)

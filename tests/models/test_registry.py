@@ -171,7 +171,7 @@ def test_equal_models_have_equal_digests(workspace, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["", ".a", "a/b", "../a", "a b", "a:1", "ä", "a\n", "x" * 256, None, 3])
-def test_escaping_model_name_is_refused_at_once(workspace, tmp_path, name):
+def test_model_name_with_path_separators_or_invalid_characters_is_refused(workspace, tmp_path, name):
     with pytest.raises(ModelError, match=r"the model name .*: give letters, digits"):
         add(workspace, tmp_path, {"a": "1"}, name=name)
     assert not workspace.exists()

@@ -32,7 +32,7 @@ def names(source):
     return [file.name for file in source.files]
 
 
-def test_folder_source_has_its_name_and_all_files(made):
+def test_model_source_made_from_a_folder_has_the_folders_name_and_all_its_files(made):
     source = sources.local(made)
     assert (source.top, source.is_folder, names(source)) == ("made", True, ["made/sub/config", "made/weights"])
     assert sources.local(f"{made}/").top == "made"
@@ -112,7 +112,7 @@ def test_file_name_that_is_not_utf8_is_refused(made):
 # --- of a run
 
 
-def test_model_from_a_run_folder_names_files_by_the_last_part_of_the_path(folder):
+def test_file_names_of_a_model_from_a_run_start_with_the_last_part_of_the_given_path(folder):
     assert names(sources.of_run(folder, "outputs/model")) == ["model/a"]
     assert names(sources.of_run(folder, "./outputs//best.bin")) == ["best.bin"]
     assert names(sources.of_run(folder, "outputs")) == ["outputs/best.bin", "outputs/model/a"]

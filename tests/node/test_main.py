@@ -20,5 +20,7 @@ from paceline.node.__main__ import _failure
     ],
     ids=["build", "launcher", "engine", "data", "store"],
 )
-def test_failure_of_a_node_program_has_the_cause_of_its_exception_type(error: Exception, cause: str) -> None:
+def test_exception_type_raised_in_a_node_program_determines_the_reported_failure_cause(
+    error: Exception, cause: str
+) -> None:
     assert _failure(error) == {"cause": cause, "message": str(error)}

@@ -200,7 +200,9 @@ def shares(used: Any) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_goodput_shares_of_a_simulated_run_are_within_half_a_percent_of_the_truth(tmp_path: Path, seed: int) -> None:
+def test_goodput_shares_of_a_simulated_run_differ_from_its_true_shares_by_at_most_half_a_percent(
+    tmp_path: Path, seed: int
+) -> None:
     found, truth = simulate(tmp_path, seed)
     for used, known in ((found.core_s, truth.truth), (found.gpu_s, truth.gpu_truth)):
         mine, wanted = shares(used), shares(known)
@@ -218,7 +220,7 @@ def small_run(tmp_path: Path, **job: Any) -> tuple[RunFolder, Goodput]:
     return folder, goodput(folder, changed(folder, [attempt], 100))
 
 
-def test_time_without_samples_is_unknown_and_queue_time_uses_no_energy(tmp_path: Path) -> None:
+def test_goodput_counts_time_without_load_samples_as_unknown_and_no_energy_for_queue_time(tmp_path: Path) -> None:
     _, found = small_run(tmp_path)
     assert {name: value for name, value in found.core_s.items() if value} == {"queue": 160, "unknown": 640}
     assert found.gpu_s["unknown"] == 160
@@ -227,7 +229,7 @@ def test_time_without_samples_is_unknown_and_queue_time_uses_no_energy(tmp_path:
     assert (found.ettr, found.price) == (0.0, None)
 
 
-def test_price_and_measured_energy_come_from_the_target_and_the_meters(tmp_path: Path) -> None:
+def test_goodput_price_is_computed_from_target_prices_and_energy_from_measured_power(tmp_path: Path) -> None:
     folder, _ = small_run(tmp_path)
     target = {"name": "lab", "kind": "ssh", "settings": {"core_price": 0.5, "gpu_price": 3}}
     folder.target.write_text(json.dumps(target))
@@ -245,7 +247,7 @@ def test_price_and_measured_energy_come_from_the_target_and_the_meters(tmp_path:
     assert found.price == pytest.approx(0.5 * 640 / 3600 + 3 * 160 / 3600)
 
 
-def test_compute_share_of_a_plain_script_is_its_cpu_use(tmp_path: Path) -> None:
+def test_goodput_counts_the_cpu_use_of_a_script_without_step_counters_as_computing(tmp_path: Path) -> None:
     folder, _ = small_run(tmp_path)
     values = [("rank_memory_gib", 1.0), ("rank_cpu_percent", 200.0)]
     lines = [{"name": n, "value": v, "step": BASE + second} for second in range(20, 101, 5) for n, v in values]

@@ -97,7 +97,7 @@ def test_each_node_has_its_own_load_log(tmp_path: Path, clock: Clock) -> None:
     assert read_loads.whole(folder, read_loads.last(folder))["nodes"]["0"]["cpu_percent"] == 55.0
 
 
-def test_load_of_short_runs_and_of_nodes_without_counters_is_not_measured(
+def test_load_is_not_recorded_for_short_runs_nodes_without_counters_or_sample_seconds_0(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, _ = make_run(tmp_path / "runs")
@@ -160,7 +160,7 @@ def test_slow_rank_is_profiled_once_and_reported_with_its_code_line(tmp_path: Pa
     assert watch.pace().end_text.startswith("Rank 3 on node-1 was 2.0 times as slow as the others")
 
 
-def test_load_watch_keeps_at_most_240_windows_of_a_long_run(tmp_path: Path, clock: Clock) -> None:
+def test_load_watch_keeps_at_most_240_measurement_intervals_of_a_long_run(tmp_path: Path, clock: Clock) -> None:
     folder, _ = make_run(tmp_path / "runs")
     nodes = Nodes()
     nodes.says = [counted(number, 3) for number in range(1200)]

@@ -70,7 +70,7 @@ def test_profile_returns_the_most_frequent_code_line_of_a_rank():
     assert found.place(5) is None
 
 
-def test_rank_waiting_for_its_data_loader_is_profiled_in_the_loader_process():
+def test_profile_of_a_rank_that_waits_for_its_data_loader_shows_code_lines_of_the_loader_process():
     one = rank(
         ("main", [OURS, MAIN, WAITS], 80),
         ("main", [OURS, MAIN, STEP, BACKWARD], 20),
@@ -95,7 +95,7 @@ def test_profile_is_saved_in_speedscope_format(tmp_path):
     assert frames[first["samples"][1][-1]] == {"name": "load", "file": "data.py", "line": 41}
 
 
-def test_a_rank_that_was_not_sampled_is_named():
+def test_profile_report_names_a_rank_that_could_not_be_sampled_and_the_reason():
     assert "Rank 0 could not be sampled: it is stopped." in str(told({"silent": "it is stopped"}))
 
 

@@ -92,7 +92,7 @@ def test_wait_report_describes_where_the_missing_rank_is(missing, said):
     assert found[0].startswith("Rank 1 has not come to allreduce 512, for which rank 0 has been waiting for 310 s. ")
 
 
-def test_minority_with_another_collective_order_is_named():
+def test_wait_report_names_the_rank_that_calls_collectives_in_another_order_than_most_ranks():
     look = told(rank(entry("broadcast")), rank(entry("allreduce")), rank(entry("allreduce")))
     (said,) = wait_graph.sentences(look)
     assert said == (
@@ -114,7 +114,7 @@ def test_rank_that_finished_a_collective_is_not_reported_as_missing():
     assert said == "Rank 1 is in broadcast 512 for 310 s; all have come to it, and it does not end."
 
 
-def test_wait_report_names_a_named_allreduce_and_does_not_blame_a_joined_rank():
+def test_wait_report_shows_the_name_of_an_allreduce_and_does_not_list_a_rank_in_join_as_missing():
     named = {"number": 0, "channel": "process set 0"}
     first = entry("allreduce", name="allreduce.grad.7", **named)
     look = told(rank(first), rank(entry("join", name="join", **named)), rank())

@@ -60,12 +60,12 @@ def test_release_tag_of_wrong_form_or_version_is_refused_with_the_reason(
     assert problem in "; ".join(release.problems(tag, folder))
 
 
-def test_every_file_of_the_repository_that_names_the_version_has_the_same(release: Any) -> None:
+def test_all_repository_files_that_contain_the_version_number_contain_the_same_one(release: Any) -> None:
     versions = {text.split(" has version ")[1] for text in release.problems("v99.0.0") if " has version " in text}
     assert len(versions) == 1
 
 
-def test_demo_needs_nothing_beside_torch() -> None:
+def test_digits_example_imports_only_torch_paceline_and_the_standard_library() -> None:
     modules = set()
     for path in (ROOT / "examples" / "digits").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -54,7 +54,7 @@ def test_microbatches_on_one_process_equal_gradient_accumulation() -> None:
         assert torch.allclose(many.buffers[key].double(), value.double(), atol=1e-14), key
 
 
-def test_recomputed_block_gets_its_own_copy_of_a_growing_input_list() -> None:
+def test_recomputing_blocks_that_share_a_growing_input_list_does_not_change_the_training_result() -> None:
     """As DenseNet's blocks hand on one list of features."""
 
     class Dense(nn.Module):  # type: ignore[misc, name-defined]
@@ -266,7 +266,7 @@ def test_step_without_an_optimizer_and_epoch_without_a_loader_are_refused() -> N
         next(par.epoch(-1))
 
 
-def test_iterable_dataset_gets_its_epoch() -> None:
+def test_epoch_calls_set_epoch_of_an_iterable_dataset() -> None:
     class Stream(data.IterableDataset[Any]):
         def __init__(self) -> None:
             self.epoch = -1
@@ -396,7 +396,7 @@ def test_auto_strategy_on_one_worker_is_data_parallel() -> None:
     assert repr(par) == "Parallel(Mlp, one worker, rank 0 of 1)"
 
 
-def test_par_check_restores_model_optimizer_and_random_state() -> None:
+def test_calling_check_restores_model_weights_gradients_and_random_state() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(12, 5), nn.BatchNorm1d(5), nn.Dropout(0.5))
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -413,7 +413,7 @@ def test_par_check_restores_model_optimizer_and_random_state() -> None:
     assert model.training
 
 
-def test_par_check_refuses_a_model_that_draws_python_random_numbers() -> None:
+def test_calling_check_refuses_a_model_that_draws_random_numbers_from_pythons_random_module() -> None:
     class Noisy(models.Mlp):
         def forward(self, x: Tensor) -> Tensor:
             # torch's are made the same, Python's can't be.
@@ -556,7 +556,9 @@ def test_embedding_with_scale_grad_by_freq_is_refused_with_accumulation() -> Non
     paceline.parallelize(model, optimizer, loss=F.cross_entropy, strategy=DataParallel())
 
 
-def test_users_loss_that_compares_rows_is_warned_about_with_accumulation(caplog: pytest.LogCaptureFixture) -> None:
+def test_accumulation_warns_if_the_users_loss_compares_rows_of_a_batch_with_each_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Contrastive(nn.Module):  # type: ignore[misc, name-defined]
         def __init__(self, compares: bool) -> None:
             super().__init__()

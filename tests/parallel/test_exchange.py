@@ -150,7 +150,7 @@ class Pair(NamedTuple):
     right: Any
 
 
-def test_received_rows_keep_the_unsendable_values_of_the_local_replica() -> None:
+def test_received_batch_rows_take_values_that_cannot_be_sent_from_the_local_batch() -> None:
     own = object()
 
     def piece(rows: int, text: str) -> Parts:

@@ -128,7 +128,7 @@ def test_frozen_teacher_of_a_loss_is_not_copied() -> None:
     assert sum(value.numel() for value in state.numbers.values() if isinstance(value, torch.Tensor)) == 512
 
 
-def test_items_of_a_large_table_of_a_loss_are_neither_visited_nor_named() -> None:
+def test_items_of_a_large_dict_used_by_a_loss_are_not_inspected_or_converted_to_text() -> None:
     class Key:
         def __str__(self) -> str:
             named.append(self)
@@ -142,13 +142,13 @@ def test_items_of_a_large_table_of_a_loss_are_neither_visited_nor_named() -> Non
         assert (len(table), len(named), len(state.numbers)) == (size, 1, size == 1)
 
 
-def test_iterator_of_a_loss_is_named() -> None:
+def test_iterator_used_by_a_loss_function_is_listed_by_its_variable_name() -> None:
     weights = iter([1.0])
     state = loss_state.LossState(lambda output, target: output * next(weights), nn.Linear(1, 1))
     assert [name.split(" of ")[0] for name in state.iterators] == ["weights"]
 
 
-def test_fake_tensor_in_the_state_of_a_loss_is_skipped() -> None:
+def test_fake_tensor_used_by_a_loss_function_is_left_out_of_the_saved_loss_state() -> None:
     """The story: a hook kept an output for the loss, and a trace of the model put a tensor without values in its place."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -162,7 +162,7 @@ def test_fake_tensor_in_the_state_of_a_loss_is_skipped() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_buffers_of_a_scripted_module_changed_in_a_buffers_kept_block_are_restored() -> None:
+def test_buffers_kept_restores_changed_buffers_of_a_torchscript_module() -> None:
     """The story: a scripted part has no dict of buffers, and the first comparison ended with an AttributeError."""
     from paceline.parallel.tracing.fake_model import buffers_kept
 

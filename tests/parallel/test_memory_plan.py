@@ -38,7 +38,7 @@ def trained(**values):
 
 
 @pytest.mark.promise("training-worker-memory-refused-before")
-def test_training_that_exceeds_the_free_memory_is_refused_with_its_numbers(machine) -> None:
+def test_training_that_needs_more_than_the_free_memory_is_refused_with_both_amounts_in_the_error(machine) -> None:
     machine(11 * MIB)
     with pytest.raises(ParallelError) as error:
         trained()
@@ -79,7 +79,7 @@ def test_memory_of_an_optimizer_that_can_not_be_copied_is_not_counted(machine) -
     assert (par.memory.optimizer, par.memory.needed) == (None, 8 * MIB)
 
 
-def test_existing_gradients_are_not_planned_twice(machine) -> None:
+def test_memory_plan_counts_no_new_memory_for_optimizer_state_that_is_already_allocated(machine) -> None:
     model = nn.Linear(1024, 1024, bias=False)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 1024)).sum().backward()

@@ -117,5 +117,7 @@ def _params() -> Iterator[Any]:
 
 @pytest.mark.timeout(5700)
 @pytest.mark.parametrize(("size", "check"), list(_params()))
-def test_parallel_check_passes_on_every_rank(size: int, check: str, outcome: Callable[[int, str], None]) -> None:
+def test_each_function_of_the_checks_folder_passes_on_every_rank(
+    size: int, check: str, outcome: Callable[[int, str], None]
+) -> None:
     outcome(size, check)

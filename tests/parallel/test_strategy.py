@@ -98,7 +98,7 @@ def test_matmul_of_a_strategy_and_a_number_raises_type_error() -> None:
         DataParallel(2) @ 2  # type: ignore[operator]
 
 
-def test_schedule_cut_chunks_and_plan_options_reach_the_layout() -> None:
+def test_layout_resolved_from_a_strategy_has_its_schedule_cut_chunks_plan_and_units() -> None:
     layout = resolve(DataParallel(2) @ PipelineParallel(2, schedule="interleaved", cut=["a", "b", "c"], chunks=2), 4)  # type: ignore[arg-type]
     assert (layout.schedule, layout.cut, layout.chunks) == ("interleaved", ("a", "b", "c"), 2)
     # Chunks are for the interleaved schedule alone.

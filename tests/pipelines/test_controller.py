@@ -19,7 +19,9 @@ Submit = Callable[..., pl.PipelineRun]
 
 
 @pytest.mark.promise("controller-killed-goes-step-lost")
-def test_killed_pipeline_controller_is_replaced_by_the_next_reader(place: Place, submit: Submit) -> None:
+def test_killed_pipeline_controller_is_restarted_when_the_pipelines_status_is_read(
+    place: Place, submit: Submit
+) -> None:
     data, go = pl.PipelineData("data"), place.top / "go"
     first = place.step("first", f"wait={go}", ("out=", data), outputs=[data])
     run = submit(first, place.step("second", ("in=", data)), place.step("other"))

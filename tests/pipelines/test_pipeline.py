@@ -86,7 +86,9 @@ def test_steps_pass_outputs_and_unchanged_steps_are_reused(place: Place, submit:
 
 
 @pytest.mark.promise("steps-do-need-other-run")
-def test_independent_steps_run_concurrently_with_parameters_of_the_submission(place: Place, submit: Submit) -> None:
+def test_independent_pipeline_steps_run_concurrently_and_use_parameter_values_given_at_submission(
+    place: Place, submit: Submit
+) -> None:
     one, other = place.top / "one", place.top / "other"
     # Each waits for the other: one after the other they would never end.
     left = place.step("left", f"meet={one}={other}")
@@ -239,7 +241,7 @@ def test_snapshots_of_waiting_steps_are_not_pruned(
     assert run.wait_for_completion().status == states.COMPLETED
 
 
-def test_secrets_of_steps_are_read_at_submission_and_kept_apart(
+def test_secrets_of_pipeline_steps_are_read_at_submission_and_each_step_gets_only_its_own_value(
     place: Place, submit: Callable[..., pl.PipelineRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FIRST_TOKEN", "one")

@@ -167,12 +167,16 @@ def check(cli: Cli, name: str, tmp_path: Path, cwd: str | None = None) -> None:
 
 @pytest.mark.promise("paceline-run-x-does-python", "run-writes-beside-outputs-other")
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_project_runs_as_without_paceline(cli: Cli, tmp_path: Path, name: str) -> None:
+def test_paceline_run_of_a_project_has_the_same_output_files_and_exit_code_as_plain_python(
+    cli: Cli, tmp_path: Path, name: str
+) -> None:
     check(cli, name, tmp_path)
 
 
 @pytest.mark.parametrize("name", [pytest.param(one, marks=pytest.mark.proof) for one in LAYOUTS if one not in ALONE])
-def test_project_on_two_processes_equals_one_process(cli: Cli, tmp_path: Path, name: str) -> None:
+def test_paceline_run_of_a_project_with_two_processes_equals_one_plain_python_process(
+    cli: Cli, tmp_path: Path, name: str
+) -> None:
     layout = LAYOUTS[name]
     expected = plainly(layout, tmp_path / "plain", layout.cwd)
     found = by_paceline(
@@ -191,7 +195,9 @@ def test_project_on_two_processes_equals_one_process(cli: Cli, tmp_path: Path, n
         if "/" in layout.command[0] or layout.command[0].endswith(".py")
     ],
 )
-def test_project_runs_from_another_folder_as_without_paceline(cli: Cli, tmp_path: Path, name: str, cwd: str) -> None:
+def test_paceline_run_from_another_working_directory_equals_plain_python_started_there(
+    cli: Cli, tmp_path: Path, name: str, cwd: str
+) -> None:
     layout = LAYOUTS[name]
     if cwd == "data" and not any(path.startswith("data/") for path in layout.files):
         cwd = "."

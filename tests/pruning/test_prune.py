@@ -175,7 +175,7 @@ def test_size_of_files_shared_by_snapshots_is_assigned_to_the_last_removed_one(t
     assert [(one.name, one.size_bytes) for one in found.snapshots] == [("a", 0), ("b", 1)]
 
 
-def test_snapshot_requested_during_prune_survives(tmp_path, monkeypatch):
+def test_snapshot_requested_by_a_new_run_during_prune_is_not_removed(tmp_path, monkeypatch):
     path = snapshot(tmp_path, "s")
     rename = os.rename
 

@@ -42,7 +42,7 @@ def test_hosts_with_separate_public_addresses_use_their_common_network() -> None
     assert choose([one, two]) == [("10.0.0.1", "lan"), ("10.0.7.1", "lan")]
 
 
-def test_hosts_without_a_common_network_keep_the_addresses_by_which_ssh_came() -> None:
+def test_hosts_without_a_common_network_use_the_addresses_at_which_ssh_reached_them() -> None:
     one = Machine(name="a", interfaces={"eth0": ("10.1.0.1", 24)}, arrived_at="10.1.0.1")
     two = Machine(name="b", interfaces={"eth0": ("10.2.0.1", 24)}, arrived_at="10.2.0.1")
     unknown = Machine(name="c", interfaces={}, arrived_at="2001:db8::1")

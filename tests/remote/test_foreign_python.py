@@ -60,7 +60,7 @@ def test_remote_python_program_without_an_answer_runs_its_exit_handlers_and_exit
     assert (done.returncode, done.stderr, foreign_python.answer_in(done.stdout)) == (0, b"at the end", None)
 
 
-def test_modules_in_the_working_directory_are_not_imported(source, tmp_path):
+def test_remote_python_program_does_not_import_modules_from_its_working_directory(source, tmp_path):
     (tmp_path / "lying_here.py").write_text("")
     done = run(
         foreign_python.words(sys.executable, "other", installed=True),
@@ -71,7 +71,7 @@ def test_modules_in_the_working_directory_are_not_imported(source, tmp_path):
 
 
 @pytest.mark.parametrize("output", [b"", b"hello\n", b" PACELINE-ANSWERS {}\n"])
-def test_output_without_a_marked_line_has_no_answer(output):
+def test_answer_is_none_if_the_program_output_has_no_line_with_the_answer_marker(output):
     assert foreign_python.answer_in(output) is None
 
 

@@ -54,7 +54,7 @@ def test_metric_missing_in_one_run_is_a_difference(place: Place) -> None:  # noq
     assert (loss.values, loss.differs) == ((1.0, None), True)
 
 
-def test_workspace_compares_runs_and_makes_a_frame(place: Place) -> None:  # noqa: F811 - the fixture
+def test_workspace_compare_accepts_runs_or_run_ids_and_its_table_converts_to_a_pandas_frame(place: Place) -> None:  # noqa: F811 - the fixture
     folders = _runs(place)
     workspace = pl.Workspace(place.path)
     table = workspace.compare(workspace.get_run(folders[0].run_id), folders[1].run_id)

@@ -72,7 +72,7 @@ def runs(tmp_path: Path) -> tuple[RunFolder, RunFolder]:
 
 
 @pytest.mark.promise("two-runs-compared-made-them")
-def test_compare_reports_exactly_the_differences(runs: tuple[RunFolder, RunFolder]) -> None:
+def test_compare_reports_each_difference_between_two_runs_and_nothing_else(runs: tuple[RunFolder, RunFolder]) -> None:
     found = compare(*runs)
 
     def changes(name: str) -> dict[str, tuple[Any, Any]]:
@@ -115,7 +115,9 @@ def test_comparing_a_run_with_itself_finds_no_difference(runs: tuple[RunFolder, 
     assert found.parting is None
 
 
-def test_compare_notes_a_missing_snapshot(runs: tuple[RunFolder, RunFolder]) -> None:
+def test_code_comparison_with_a_run_whose_snapshot_was_removed_is_empty_with_a_note(
+    runs: tuple[RunFolder, RunFolder],
+) -> None:
     a, b = runs
     (b.snapshot.resolve() / "train.py").unlink()
     b.snapshot.resolve().rmdir()

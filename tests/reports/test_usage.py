@@ -85,7 +85,7 @@ def test_usage_is_summed_by_user_and_week(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("core-gpu-hours-summed-up")
-def test_usage_has_idle_gpu_hours_and_data_waits(tmp_path: Path) -> None:
+def test_usage_report_counts_gpu_hours_lost_to_idling_and_to_waiting_for_data(tmp_path: Path) -> None:
     folder = ended(
         tmp_path, 1, states.COMPLETED, attempt(1, 1, 2, "node_lost", cores=8, gpus=2), attempt(2, 2, 4, cores=8, gpus=2)
     )

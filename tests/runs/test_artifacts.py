@@ -132,7 +132,7 @@ def test_folder_upload_keeps_relative_paths(folder, tmp_path):
 
 
 @pytest.mark.parametrize("source", ["nowhere", "file"])
-def test_upload_of_no_folder_is_refused(folder, tmp_path, source):
+def test_folder_upload_of_a_missing_path_or_of_a_file_is_refused(folder, tmp_path, source):
     write_tree(tmp_path, {"file": ""})
     with pytest.raises(UserError, match="is not a folder"):
         artifacts.put_folder(folder, "plots", tmp_path / source)
@@ -155,14 +155,14 @@ def test_file_names_of_outputs_logs_and_uploads_are_sorted_together(folder):
         ("new/", "new/model.pt"),
     ],
 )
-def test_downloaded_file_goes_to_a_path_or_into_a_folder(folder, tmp_path, target, written):
+def test_download_target_is_the_file_path_unless_it_is_a_folder_or_ends_with_a_slash(folder, tmp_path, target, written):
     artifacts.put(folder, "outputs/model.pt", io.BytesIO(b"x"))
     (tmp_path / "there").mkdir()
     assert artifacts.get(folder, "outputs/model.pt", target) == written
     assert (tmp_path / written).read_bytes() == b"x"
 
 
-def test_missing_file_is_reported_with_the_existing_ones(folder):
+def test_download_of_a_missing_file_raises_an_error_that_lists_the_existing_files(folder):
     with pytest.raises(RunNotFoundError, match=r"no file 'a'. Its files: none"):
         artifacts.get(folder, "a")
     artifacts.put(folder, "b", io.BytesIO(b""))
@@ -219,7 +219,7 @@ def test_symlink_to_outside_is_no_file_of_the_run(folder, tmp_path):
     assert not (tmp_path / "copy").exists()
 
 
-def test_folder_upload_follows_symlinks_or_fails_whole(folder, tmp_path):
+def test_folder_upload_follows_symlinks_and_uploads_nothing_if_one_is_broken(folder, tmp_path):
     top = write_tree(tmp_path, {"mine/a": "1", "other/b": "2"}) / "mine"
     (top / "linked").symlink_to(tmp_path / "other")
     (top / "up").symlink_to(".")

@@ -43,7 +43,7 @@ def test_missing_or_invalid_rank_variable_of_a_worker_raises_run_context_error_w
 
 
 @pytest.mark.parametrize("value", ["-1", "x", "0"])
-def test_users_own_rank_variable_is_ignored(value):
+def test_worker_context_uses_paceline_rank_and_ignores_a_rank_variable_set_by_the_user(value):
     alone = WORKER | {"PACELINE_RANK": "0", "PACELINE_WORLD_SIZE": "1", "RANK": value}
     assert WorkerContext.from_environment(alone) == WorkerContext(Path("/ws/runs/digits_1_2"), 0, 1, 2)
 

@@ -75,7 +75,7 @@ def test_download_pattern_without_a_match_raises_an_error_with_the_existing_file
         downloads.files(folder, ["*.pt", "outputs/*.bin"])
 
 
-def test_files_are_copied_under_their_names_with_their_times(folder, tmp_path):
+def test_downloaded_files_keep_their_names_modification_times_and_modes(folder, tmp_path):
     os.utime(folder.outputs / "model.pt", (1, 2))
     os.chmod(folder.outputs / "model.pt", 0o750)
     told: list[tuple[int, int]] = []
@@ -155,7 +155,7 @@ copy_whole(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), wait)
     assert list((tmp_path / "to").iterdir()) == []
 
 
-def test_each_downloaded_file_is_compared_once_with_existing_files(folder, tmp_path, monkeypatch):
+def test_download_finds_existing_equal_files_without_comparing_each_file_with_all_others(folder, tmp_path, monkeypatch):
     """Story: each file was searched in the list of existing ones, so that 20,000 files took minutes."""
     (one,) = downloads.files(folder, ["outputs/model.pt"])
     downloads.download([one], tmp_path)

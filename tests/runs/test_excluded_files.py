@@ -35,7 +35,7 @@ def test_special_files_and_outside_links_are_listed_with_the_reason(folder):
     }
 
 
-def test_files_excluded_on_nodes_are_listed_until_they_arrive(folder):
+def test_file_excluded_on_a_node_is_listed_until_it_exists_in_the_run_folder(folder):
     for name in ("outputs/etc", "uploads/o/pipe", "outputs/a"):
         append_line(folder.left_out, {"name": name, "why": "a pipe"})
     assert sorted(names(folder)) == ["outputs/etc", "uploads/o/pipe"]
@@ -66,7 +66,7 @@ def test_output_symlinks_to_files_in_the_working_folder_are_replaced_by_copies(f
     assert sorted(path.name for path in folder.outputs.iterdir()) == ["a", "best", "d", "w"]
 
 
-def test_symlink_through_the_working_folder_survives_its_removal(folder):
+def test_output_symlink_through_the_working_folder_still_works_after_that_folder_is_removed(folder):
     # What `os.symlink(os.path.abspath("outputs/step"), "outputs/latest")` of a script makes.
     write_tree(folder.outputs, {"step/b": "2"})
     (folder.outputs / "latest").symlink_to(folder.work / "outputs/step")
@@ -81,7 +81,7 @@ def test_symlink_through_the_working_folder_survives_its_removal(folder):
     assert names(folder) == {}
 
 
-def test_links_in_a_replaced_outputs_folder_are_moved_to_the_outputs(folder):
+def test_symlink_in_an_outputs_folder_recreated_by_the_script_is_moved_to_the_run_outputs(folder):
     (folder.work / "outputs").unlink()
     write_tree(folder.work, {"outputs/step/b": "2"})
     (folder.work / "outputs/latest").symlink_to("step")

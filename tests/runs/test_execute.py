@@ -19,7 +19,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("moment", ["before its own folder", "while it is looked for"])
-def test_exec_request_survives_the_end_of_another_request(folder, monkeypatch, moment):
+def test_new_exec_request_succeeds_while_another_request_removes_the_shared_folder(folder, monkeypatch, moment):
     """Story: a request that ended removed the folder of all commands when it was empty, and a new one found it missing."""
     mkdir, races = os.mkdir, [folder.exec_requests]
 

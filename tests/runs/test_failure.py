@@ -43,7 +43,7 @@ def test_failure_report_text_has_message_traceback_lost_ranks_and_next_command()
     )
 
 
-def test_report_without_a_traceback_has_the_last_lines():
+def test_failure_report_without_a_traceback_shows_the_last_log_lines():
     report = FailureReport(cause="killed", message="killed by SIGKILL.", last_lines=("step 1", "step 2"))
     assert str(report) == "killed by SIGKILL.\n\nIts last lines:\n    step 1\n    step 2"
 
@@ -66,7 +66,7 @@ def test_signal_number_is_shown_by_its_name_or_as_a_number_if_unnamed(number, na
     assert signal_name(number) == name
 
 
-def test_every_signal_number_is_accepted():
+def test_signal_number_without_a_name_has_no_explanation_and_raises_no_error():
     # The story: a real-time signal, which Python has no name for, made the report fail.
     words = {number: signal_words(number) for number in range(1, 130)}
     assert {number for number, text in words.items() if text} <= {number.value for number in signal.Signals}
@@ -80,7 +80,7 @@ def test_failure_text_of_a_signal_explains_its_usual_cause(number, words):
     assert words in signal_words(number)
 
 
-def test_logs_command_names_run_and_rank():
+def test_logs_command_for_a_run_has_the_run_id_and_the_rank_if_one_is_given():
     assert logs_command("digits_1_2") == "paceline logs digits_1_2"
     assert logs_command("digits_1_2", 0) == "paceline logs digits_1_2 --rank 0"
 

@@ -33,7 +33,7 @@ def test_file_name_of_a_run_loses_leading_dots_and_double_slashes_and_is_otherwi
     ["", ".", "..", "/", "/etc/passwd", "../a", "a/../b", "outputs/..", "a/./../..", "a\0b", None, 5, Path("a")],
     ids=repr,
 )
-def test_a_name_that_leaves_the_folder_is_refused(name):
+def test_file_name_that_is_empty_invalid_or_leads_out_of_the_run_folder_is_refused(name):
     with pytest.raises(FileNameError) as refused:
         check_file_name(name)
     assert repr(name) in str(refused.value)
@@ -41,7 +41,7 @@ def test_a_name_that_leaves_the_folder_is_refused(name):
 
 @pytest.mark.promise("file-name-leaves-run-s")
 @given(st.text(st.sampled_from("a./\\ \0"), max_size=12))
-def test_no_file_name_leads_out_of_the_run_folder(name):
+def test_every_accepted_file_name_gives_a_path_inside_the_run_folder(name):
     try:
         path = FOLDER.file(name)
     except FileNameError:

@@ -35,7 +35,7 @@ def test_state_text_of_a_queued_run_has_its_waiting_reason():
     assert state_text(make_record(status="Running")) == "Running"
 
 
-def test_end_text_has_duration_and_canceling_user():
+def test_final_status_text_has_the_duration_and_the_user_who_canceled_the_run():
     times = {"started_utc": "2026-01-02T03:04:05.000Z", "ended_utc": "2026-01-02T03:04:08.200Z"}
     assert end_text(make_record(status="Completed", **times)) == "Completed in 3.2 s"
     assert end_text(make_record(status="Canceled", canceled_by="me", **times)) == "Canceled in 3.2 s, by me"
@@ -152,7 +152,7 @@ def test_following_a_run_after_a_keyboard_interrupt_repeats_and_loses_no_line(tm
     assert (seen, interruptions) == ([*map(str, range(100)), "end"], 2)
 
 
-def test_logs_of_one_rank_are_shown_alone(tmp_path):
+def test_following_a_run_with_selected_ranks_shows_only_log_lines_of_those_ranks(tmp_path):
     folder, fd = make_run(tmp_path / "runs", job=make_job(distributed_backend="gloo", node_count=2))
     write_tree(folder.attempt(1), {"rank_0.log": "zero\n", "rank_1.log": "one\n"})
     store.change(folder, store.stored(folder), states.COMPLETED)

@@ -58,7 +58,7 @@ def test_fail_stores_the_given_message_in_the_failure(experiment, arguments, mes
     assert (run.status, run.failure.message) == ("Failed", message)
 
 
-def test_ended_interactive_run_keeps_its_state(experiment):
+def test_complete_fail_and_cancel_do_not_change_the_state_of_an_ended_interactive_run(experiment):
     run = experiment.start_logging()
     run.complete()
     for call in (run.fail, run.cancel, run.complete):
@@ -72,7 +72,7 @@ def test_cancel_ends_an_interactive_run_at_once(experiment):
     assert (run.status, run.record().exit_code) == ("Canceled", 128 + signal.SIGTERM)
 
 
-def test_other_program_can_only_request_cancellation(experiment):
+def test_interactive_run_can_be_canceled_but_not_completed_from_another_program(experiment):
     with start_python(PROGRAM + "sys.stdin.readline(); run.complete()", stdin=-1) as process:
         run = experiment.workspace.get_run(process.stdout.readline().strip())
         with pytest.raises(RunStateError, match=f"is logged by process {process.pid}"):

@@ -105,7 +105,7 @@ def test_attempts_that_ended_before_the_start_time_are_skipped(tmp_path):
     assert moment_start(folder, [], [0], 0) == LogStart()
 
 
-def test_later_of_two_log_starts_has_the_later_attempt_or_each_ranks_larger_offset():
+def test_later_of_two_log_positions_has_the_later_attempt_or_the_larger_offset_of_each_rank():
     one, two = LogStart(1, 500, {0: 5, 1: 9}), LogStart(2, 0, {})
     assert one.later(two) == two.later(one) == two
     assert one.later(LogStart(1, 400, {0: 6})) == LogStart(1, 500, {0: 6, 1: 9})
@@ -146,7 +146,7 @@ class Counting:
 
 
 @pytest.mark.parametrize("order", ["", "x\n", "1.0 zero 2\n", "1.0 0 99999\n", "1.0 0 2", "\n\n", "1" * 70_000])
-def test_broken_line_order_file_hides_no_line_of_the_last_ones(tmp_path, order):
+def test_all_last_log_lines_are_shown_even_if_the_line_order_file_is_broken(tmp_path, order):
     folder = RunFolder(tmp_path)
     write(folder, 1, [(0, b"a\nb\n"), (1, b"c\n")], noted=0)
     folder.log_order(1).write_text(order)
@@ -190,7 +190,7 @@ def test_following_a_log_from_its_last_lines_continues_with_new_lines(tmp_path):
     ],
     ids=lambda value: repr(value)[:20],
 )
-def test_tail_offset_is_the_start_of_the_last_lines(tmp_path: Path, text, count, end):
+def test_tail_offset_returns_the_byte_offset_at_which_the_last_n_lines_begin(tmp_path: Path, text, count, end):
     (tmp_path / "log").write_bytes(text)
     assert text[tail_offset(tmp_path / "log", count) :] == end
     assert tail_offset(tmp_path / "none", count) == 0

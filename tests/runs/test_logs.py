@@ -181,7 +181,7 @@ def merged(folder: RunFolder, number: int, ranks: list[int]) -> list[tuple[int, 
     return found
 
 
-def test_merged_lines_have_the_recorded_order(folder):
+def test_log_lines_of_several_ranks_are_merged_in_the_order_of_the_line_order_file(folder):
     attempt(folder, 1, {0: b"a\nd\n", 1: b"b\nc\n"}, "1.0 0 2\n1.1 1 4\n1.2 0 4\n")
     assert merged(folder, 1, [0, 1]) == [(0, "a"), (1, "b"), (1, "c"), (0, "d")]
 
@@ -197,7 +197,7 @@ def test_line_recorded_in_two_parts_is_shown_whole(folder):
 
 
 @pytest.mark.parametrize("order", ["1.0 0\n", "x\n", "1.0 zero 2\n", "1.0 7 2\n", "1.0 0 99999\n", "1.0 0 2", "\n\n"])
-def test_broken_line_order_file_hides_no_line(folder, order):
+def test_all_log_lines_are_shown_even_if_the_line_order_file_is_broken(folder, order):
     attempt(folder, 1, {0: b"a\n", 1: b"b\n"}, order)
     assert sorted(merged(folder, 1, [0, 1])) == [(0, "a"), (1, "b")]
 
@@ -209,7 +209,7 @@ def test_consecutive_lines_of_one_rank_are_returned_as_one_block(folder):
     assert [(line.rank, line.text) for line in found] == [(0, "a\nb"), (1, "d\ne"), (0, "c")]
 
 
-def test_log_of_one_rank_is_read_alone(folder):
+def test_reading_the_log_of_one_rank_returns_no_lines_of_other_ranks(folder):
     attempt(folder, 1, {0: b"a\n", 1: b"b\n"}, "1.0 1 2\n1.1 0 2\n")
     assert merged(folder, 1, [1]) == [(1, "b")]
 
@@ -226,7 +226,7 @@ def test_log_file_created_later_is_read_when_it_appears(folder):
     log.close()
 
 
-def test_truncated_log_reads_the_same_live_and_later(folder):
+def test_live_log_reader_gets_every_line_and_later_readers_get_the_truncated_log(folder):
     lines = [b"%07d" % number for number in range(30_000)]
     attempt(folder, 1, {0: b"", 1: b"other\n"})
     log, keeper = folder.rank_log(1, 0), gaps.Keeper(str(folder.rank_log(1, 0)), gaps.LEAST_LIMIT)
@@ -333,7 +333,7 @@ def test_unfinished_state_of_a_progress_bar_is_marked_as_incomplete(folder, monk
     follower.close()
 
 
-def test_follower_shows_each_concurrent_line_once(folder):
+def test_follower_shows_each_log_line_once_while_another_thread_writes(folder):
     writer, follower = Writer(folder), LogFollower(folder, [0, 1])
     writer.attempt()
 
@@ -369,12 +369,14 @@ def test_follower_shows_each_concurrent_line_once(folder):
     ],
     ids=lambda value: repr(value)[:20],
 )
-def test_last_lines_of_a_log_are_returned(tmp_path: Path, text, count, lines):
+def test_last_lines_returns_at_most_the_requested_number_of_lines_without_trailing_blank_lines(
+    tmp_path: Path, text, count, lines
+):
     (tmp_path / "log").write_bytes(text)
     assert last_lines(tmp_path / "log", count) == lines
 
 
-def test_the_last_lines_of_a_large_log_are_whole(tmp_path):
+def test_last_lines_of_a_large_log_begin_with_a_whole_line(tmp_path):
     (tmp_path / "log").write_bytes(b"".join(b"line %d\n" % number for number in range(100_000)))
     assert last_lines(tmp_path / "log", 3) == ["line 99997", "line 99998", "line 99999"]
     lines = last_lines(tmp_path / "log", 100_000)

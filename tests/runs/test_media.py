@@ -85,7 +85,7 @@ def test_audio_array_is_stored_as_a_wav_file(run: Run, array: Any, channels: int
         assert numpy.frombuffer(file.readframes(100), "<i2").tolist() == samples
 
 
-def test_logged_arrays_stay_as_they_are(run: Run) -> None:
+def test_logging_media_does_not_modify_the_logged_arrays(run: Run) -> None:
     arrays = [numpy.array([[math.nan, 2.0], [-2.0, math.inf]]) for _ in range(3)]
     before = arrays[0].copy()
     run.log({"sound": Audio(arrays[0], 8000), "image": Image(arrays[1]), "weights": Histogram(arrays[2])})
@@ -229,7 +229,7 @@ def test_offline_run_prints_the_names_of_logged_media(capsys: pytest.CaptureFixt
     assert "Attempted to log table metric rows:\n{'x': [1]}" in out
 
 
-def test_logging_media_loads_no_other_library() -> None:
+def test_logging_html_tables_and_histograms_imports_no_numpy_torch_or_pandas() -> None:
     code = """
 import sys, paceline
 paceline.init()

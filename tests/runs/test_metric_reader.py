@@ -40,7 +40,7 @@ def test_parsed_lines_skip_a_line_that_was_cut_short(tmp_path):
     assert [*parsed_lines(path)] == [{"a": 1}, {"c": 3}]
 
 
-def test_last_entries_begin_with_the_first_whole_line(tmp_path):
+def test_last_metric_entries_skip_a_line_that_is_cut_at_the_start_of_the_read_bytes(tmp_path):
     path = tmp_path / "rank_0.jsonl"
     append(path, "".join(f'{{"name": "loss", "value": {number}}}\n' for number in range(10)) + '{"attempt": 1}\n')
     assert [entry["value"] for entry in last_entries(path, 80)] == [8, 9]

@@ -138,7 +138,7 @@ def test_float_subclass_is_logged_as_a_number(folder):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_non_scalar_is_refused_with_the_next_step(folder, value, said):
+def test_logging_a_non_scalar_value_raises_an_error_with_its_type_or_a_hint_at_log_list(folder, value, said):
     with pytest.raises(MetricError, match=said) as refused:
         MetricLog(folder / "rank_0.jsonl").scalar("loss", value)
     assert "'loss'" in str(refused.value)
@@ -233,7 +233,7 @@ def others(folder: Path, kind: str, *values: object) -> object:
         ("residuals", [{"a": 1}, {"a": 2}], [{"a": 1}, {"a": 2}]),
     ],
 )
-def test_each_metric_kind_reads_as_in_the_azure_sdk(folder, kind, values, found):
+def test_list_row_table_and_image_metrics_are_read_in_the_format_of_the_azure_sdk(folder, kind, values, found):
     assert others(folder, kind, *values) == found
 
 
@@ -480,7 +480,7 @@ def attempt_of(folder: Path, attempt: int, *steps: int | None, name: str = "loss
     log.close()
 
 
-def test_each_attempt_has_its_own_file_with_a_header(folder):
+def test_each_attempt_writes_metrics_to_a_separate_file_with_a_header_line(folder):
     # The story: a worker of a node that was cut off wrote on into the file of the attempt that had followed.
     for attempt in (1, 2):
         attempt_of(folder, attempt, 0)
@@ -490,7 +490,7 @@ def test_each_attempt_has_its_own_file_with_a_header(folder):
         assert (start["attempt"], start["pid"]) == (attempt, os.getpid())
 
 
-def test_later_attempt_supersedes_values_from_its_first_step(folder):
+def test_later_attempt_replaces_metric_values_from_its_first_step_onwards(folder):
     attempt_of(folder, 1, 0, 1, 2, 3, 4)
     attempt_of(folder, 2, 3, 4, 5)
     assert read(folder) == {"loss": [1.0, 1.001, 1.002, 2.003, 2.004, 2.005]}
@@ -568,7 +568,7 @@ def test_partial_line_of_a_killed_attempt_loses_no_value_of_the_next(folder):
     assert read(folder) == {"loss": [1.0, 2.001, 2.002]}
 
 
-def test_attempts_in_one_file_of_an_earlier_version_are_separated(folder):
+def test_later_attempt_replaces_values_of_an_earlier_one_in_a_single_file_of_an_older_version(folder):
     lines(
         folder,
         0,

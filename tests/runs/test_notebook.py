@@ -44,7 +44,7 @@ def run_at(tmp_path: Path, **values: Any) -> tuple[Run, RunFolder, int]:
 
 
 @pytest.mark.promise("run-shows-itself-notebook-live")
-def test_run_is_shown_in_one_output_until_its_end(tmp_path: Path, outputs: list[str]) -> None:
+def test_notebook_output_of_a_run_is_updated_in_place_until_the_run_ends(tmp_path: Path, outputs: list[str]) -> None:
     run, folder, fd = run_at(tmp_path)
     log = MetricLog(folder.metric_log(0))
     log.scalar("loss", 0.5, 3)

@@ -24,7 +24,7 @@ def test_offline_run_prints_logged_values(capsys):
     )
 
 
-def test_offline_run_id_is_unique_and_marked():
+def test_offline_run_id_is_unique_and_has_the_prefix_offlinerun():
     one, other = OfflineRun(), OfflineRun()
     assert one.id.startswith("OfflineRun_")
     assert one.id != other.id
@@ -47,7 +47,7 @@ def test_offline_run_keeps_tags_and_properties():
     assert (run.tags, run.properties) == ({"lr": "0.1", "best": None}, {"n": "1"})
 
 
-def test_offline_run_prints_uploads_only(capsys, tmp_path):
+def test_offline_run_only_prints_uploads_and_stores_no_files(capsys, tmp_path):
     run = OfflineRun()
     assert run.upload_file("outputs/a", io.BytesIO()) == "outputs/a"
     assert run.upload_files(["a", "b"], ["x", "y"]) == ["a", "b"]

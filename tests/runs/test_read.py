@@ -76,7 +76,7 @@ def test_run_matches_only_if_all_given_filters_match(folder, filters, passes):
     assert matches(make_record(status=states.RUNNING), folder, **filters) is passes
 
 
-def test_child_runs_match_only_with_children(folder):
+def test_child_run_matches_a_filter_only_if_child_runs_are_included(folder):
     child = make_record(parent_run_id="digits_1_1")
     assert not matches(child, folder)
     assert matches(child, folder, children=True)

@@ -82,7 +82,7 @@ def test_unreachable_engine_does_not_fail_its_runs(engine, folder, says):
     assert (found.status, found.waiting_for, found.is_terminal) == (states.NOT_RESPONDING, "no route", False)
 
 
-def test_full_disk_on_fetch_leaves_the_run_not_responding(engine, folder):
+def test_full_disk_while_fetching_files_gives_a_remote_run_the_state_not_responding(engine, folder):
     run = folder()
     engine.says = OSError(28, "No space left on device", "/ws/uploads/model")
     found = read.record(run)
@@ -147,7 +147,7 @@ def test_job_canceled_in_the_queue_ends_at_once(engine, folder):
     assert (found.status, found.canceled_by) == (states.CANCELED, "me")
 
 
-def test_cancel_is_sent_to_the_engine_and_stored_in_the_folder(engine, folder):
+def test_canceling_a_remote_run_cancels_the_engine_job_and_writes_a_request_to_the_run_folder(engine, folder):
     run = folder()
     read.request_cancel(run, "me")
     assert (engine.canceled, run.cancel_request.exists()) == (1, True)
@@ -302,7 +302,7 @@ def far(monkeypatch, folder, tmp_path):
 
 @pytest.mark.promise("call-reads-run-brings-here")
 @pytest.mark.parametrize("read", READS)
-def test_reading_a_mirrored_run_fetches_new_data(far, tmp_path, read):
+def test_each_sdk_call_that_reads_a_remote_run_fetches_its_new_data_first(far, tmp_path, read):
     handle, engine = far
     call, expected = READS[read]
     found = call(handle, tmp_path / "copies")
@@ -316,7 +316,7 @@ def test_reading_a_mirrored_run_fetches_new_data(far, tmp_path, read):
     assert engine.looks == looks, "its end comes last: all is here"
 
 
-def test_comment_of_another_machine_is_fetched_before_its_removal(far):
+def test_removing_a_comment_that_was_written_on_another_machine_fetches_the_comment_first(far):
     handle, engine = far
     (comment_id,) = tags_and_properties.read(engine.folder.notes).comments
     handle.remove_comment(comment_id)
@@ -325,14 +325,14 @@ def test_comment_of_another_machine_is_fetched_before_its_removal(far):
 
 
 @pytest.mark.promise("call-reads-run-brings-here")
-def test_each_public_attribute_of_the_sdk_run_is_listed_as_reading_the_run_or_not():
+def test_each_public_attribute_of_the_sdk_run_is_declared_as_reading_run_data_or_not():
     """So that who adds one has to say which it is, and a read is tried above."""
     assert {name for name in dir(azureml.Run) if name[0] != "_"} == {name.split()[0] for name in READS} | NO_READS
     assert issubclass(azureml.Run, pl.Run)
 
 
 @pytest.mark.parametrize("show_output", [False, True])
-def test_waiting_for_a_mirrored_run_sees_its_end(far, capsys, show_output):
+def test_wait_for_completion_of_a_remote_run_returns_after_its_end_and_files_were_fetched(far, capsys, show_output):
     handle, engine = far
     there, record = engine.folder, store.stored(handle.folder)
     log = there.rank_log(1, 0).relative_to(there.path).as_posix()
@@ -365,7 +365,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_command_line_fetches_new_data_of_a_mirrored_run(far, capfd, monkeypatch, tmp_path, command):
+def test_each_command_that_reads_a_remote_run_fetches_its_new_data_first(far, capfd, monkeypatch, tmp_path, command):
     handle, engine = far
     monkeypatch.setenv("PACELINE_WORKSPACE", str(tmp_path / "ws"))
     monkeypatch.chdir(tmp_path)
@@ -376,7 +376,7 @@ def test_command_line_fetches_new_data_of_a_mirrored_run(far, capfd, monkeypatch
     assert engine.looks
 
 
-def test_unreachable_engine_leaves_the_local_data(engine, folder, tmp_path):
+def test_reading_a_run_whose_engine_is_unreachable_returns_the_local_data(engine, folder, tmp_path):
     run = folder()
     write_json(run.engine, {"engine": "slurm", "job_id": "7", "mirrored": True})
     engine.says = TargetError("no route")

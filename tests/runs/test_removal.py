@@ -49,7 +49,9 @@ def test_ended_run_is_removed_with_all_its_files(tmp_path):
     "forged", ["of another name", "a link", "not in a temporary folder", "a file", "of another user"]
 )
 @pytest.mark.parametrize("removes", [removal.remove, store.remove_scratch])
-def test_foreign_folder_named_as_scratch_folder_is_not_removed(tmp_path, monkeypatch, forged, removes):
+def test_removal_keeps_a_folder_that_a_forged_run_record_names_as_its_scratch_folder(
+    tmp_path, monkeypatch, forged, removes
+):
     # Story: `paceline rm` removed any folder that the record of an unpacked run named.
     name = RunFolder(tmp_path / RUN_ID).scratch.name
     top = tmp_path / "tmp"
@@ -98,7 +100,7 @@ def test_abandoned_run_is_ended_and_removed(tmp_path):
     assert not folder.path.exists()
 
 
-def test_run_of_a_silent_engine_is_removed_only_by_force(tmp_path, monkeypatch):
+def test_run_whose_engine_does_not_answer_is_removed_only_by_force(tmp_path, monkeypatch):
     folder, fd = make_run(tmp_path / "runs", status=states.RUNNING, owner={"host": "head", "pid": 1})
     os.close(fd)
     folder.engine.write_text('{"engine": "slurm", "job_id": "1"}')
@@ -140,7 +142,7 @@ removal.remove(RunFolder(pathlib.Path(sys.argv[1])))
     assert list(runs_dir.iterdir()) == []
 
 
-def test_old_leftovers_of_killed_submissions_are_swept(tmp_path):
+def test_old_folders_left_by_killed_submissions_are_deleted_unless_their_lock_is_held(tmp_path):
     runs_dir = tmp_path / "runs"
     for name in (".new-fresh", ".new-old", ".new-held", ".new-empty"):
         (runs_dir / name).mkdir(parents=True)
@@ -156,7 +158,7 @@ def test_old_leftovers_of_killed_submissions_are_swept(tmp_path):
     removal.sweep(tmp_path / "none")
 
 
-def test_run_with_files_of_another_user_leaves_the_list_and_keeps_these_files(tmp_path, monkeypatch):
+def test_removing_a_run_with_files_of_another_user_raises_but_the_run_is_no_longer_listed(tmp_path, monkeypatch):
     folder = ended(tmp_path / "runs")
 
     def fail(path: Path) -> None:
@@ -207,7 +209,7 @@ def test_size_of_a_folder_counts_hard_linked_files_once(tmp_path):
     assert files.tree_size(tmp_path / "none") == 0
 
 
-def test_remove_tree_removes_trees_files_and_links(tmp_path):
+def test_remove_tree_removes_a_folder_a_file_or_a_symlink_but_not_the_target_of_the_symlink(tmp_path):
     write_tree(tmp_path, {"tree/a/b": b"", "file": b"", "other/c": b""})
     (tmp_path / "link").symlink_to("other")
     for name in ("tree", "file", "link", "none"):

@@ -62,7 +62,7 @@ def test_row_description_is_not_a_column(run):
     assert run.get_metrics() == {"point": {"x": [1, 2]}}
 
 
-def test_a_table_has_columns_of_scalars(run):
+def test_log_table_accepts_columns_of_lists_ranges_and_single_values(run):
     run.log_table("t", {"x": [1, 2], "y": "one", 3: range(2)})
     assert run.get_metrics() == {"t": {"x": [1, 2], "y": "one", "3": [0, 1]}}
 

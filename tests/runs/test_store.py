@@ -114,7 +114,7 @@ def test_terminal_state_can_not_change(runs_dir, status):
 
 
 @pytest.mark.promise("end-final-written-full-disk")
-def test_last_record_is_written_on_a_full_disk(small_disk):
+def test_final_run_record_is_written_even_on_a_full_disk(small_disk):
     folder, fd = make_run(small_disk / "runs", status=states.RUNNING)
     fill_disk(small_disk)
     with pytest.raises(OSError, match="No space left"):
@@ -125,7 +125,7 @@ def test_last_record_is_written_on_a_full_disk(small_disk):
     assert (read.record(folder).status, read.record(folder).failure) == (states.FAILED, report)
 
 
-def test_full_disk_does_not_fail_a_run_for_an_intermediate_state(small_disk):
+def test_run_continues_if_a_full_disk_prevents_storing_an_intermediate_state(small_disk):
     folder, fd = make_run(small_disk / "runs", status=states.STARTING)
     fill_disk(small_disk)
     record = store.change(folder, store.stored(folder), states.RUNNING)
@@ -193,7 +193,7 @@ def test_exact_id_wins_over_longer_ids(runs_dir):
 
 
 @pytest.mark.parametrize("run_id", ["nowhere", "digits_2"])
-def test_finding_an_unknown_run_raises_with_the_next_step(runs_dir, run_id):
+def test_finding_an_unknown_run_raises_an_error_that_suggests_paceline_list(runs_dir, run_id):
     os.close(make_run(runs_dir)[1])
     with pytest.raises(RunNotFoundError, match="`paceline list`"):
         store.find(runs_dir, run_id)
@@ -294,7 +294,7 @@ def test_raw_json_of_a_run_equals_its_record(runs_dir):
 
 
 @pytest.mark.parametrize("status", LIVE)
-def test_run_whose_supervisor_is_gone_is_failed_in_each_state(runs_dir, status):
+def test_run_whose_supervisor_has_died_is_marked_as_failed_from_every_unfinished_state(runs_dir, status):
     folder = deserted(runs_dir, status)
     record = read.record(folder)
     assert (record.status, record.exit_code) == (states.FAILED, 1)
@@ -346,7 +346,7 @@ def test_reader_reports_an_abandoned_run_as_failed_while_another_process_ends_it
     assert read_json(folder.state)["status"] == states.RUNNING
 
 
-def test_killed_submission_has_cause_not_started(runs_dir):
+def test_run_whose_submission_was_killed_fails_with_cause_not_started(runs_dir):
     assert read.record(deserted(runs_dir, states.NOT_STARTED)).failure.cause == "not_started"
 
 
@@ -540,7 +540,7 @@ def test_run_gets_a_copy_of_the_given_checkpoints(runs_dir, tmp_path):
     assert (RunFolder(runs_dir / RUN_ID).checkpoints / "step_3/model.pt").read_text() == "weights"
 
 
-def test_checkpoints_that_can_not_be_copied_leave_nothing(runs_dir, tmp_path):
+def test_creating_a_run_with_missing_checkpoints_raises_an_error_and_leaves_no_files(runs_dir, tmp_path):
     with pytest.raises(WorkspaceError, match="gone"):
         store.create(runs_dir, make_record(), checkpoints=tmp_path / "gone")
     assert os.listdir(runs_dir) == []

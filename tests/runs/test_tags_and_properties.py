@@ -84,7 +84,7 @@ print(won)
     assert len(tags_and_properties.read(path).properties) == 50
 
 
-def test_comments_are_a_thread_of_authors_and_times(path, monkeypatch):
+def test_comments_are_listed_in_order_with_author_and_time_and_can_be_removed(path, monkeypatch):
     first = tags_and_properties.add_comment(path, "  Too fast?\r\nYes.\n")
     monkeypatch.setattr(tags_and_properties, "user_name", lambda: "bob")
     second = tags_and_properties.add_comment(path, "x" * 2000)

@@ -36,7 +36,7 @@ def age(workspace: Path, run_id: str, time_utc: object) -> None:
     mark.write_text(json.dumps({**json.loads(mark.read_text()), "time_utc": time_utc}))
 
 
-def test_deleted_run_comes_back_with_all_its_files(tmp_path: Path) -> None:
+def test_deleted_run_is_restored_with_all_its_files_and_its_state(tmp_path: Path) -> None:
     folder = ended(tmp_path)
     (folder.outputs / "model").write_bytes(b"1")
     tags_and_properties.set_name(folder.notes, "display_name", "best")
@@ -72,7 +72,7 @@ def test_deleting_and_restoring_a_sweep_moves_its_trials(tmp_path: Path) -> None
     assert deleted_ids(tmp_path) == [TRIALS[0]]
 
 
-def test_living_run_is_refused_with_the_next_step_and_nothing_moves(tmp_path: Path) -> None:
+def test_deleting_a_sweep_with_a_running_trial_is_refused_with_the_cancel_command(tmp_path: Path) -> None:
     sweep = ended(tmp_path)
     _, fd = make_run(tmp_path / "runs", TRIALS[0], states.RUNNING, parent_run_id=RUN_ID)
     with pytest.raises(RunStateError, match=f"paceline cancel --wait {TRIALS[0]}"):
@@ -82,7 +82,7 @@ def test_living_run_is_refused_with_the_next_step_and_nothing_moves(tmp_path: Pa
     os.close(fd)
 
 
-def test_trial_of_a_running_sweep_is_refused(tmp_path: Path) -> None:
+def test_deleting_an_ended_trial_of_a_running_sweep_is_refused(tmp_path: Path) -> None:
     _, fd = make_run(tmp_path / "runs", RUN_ID, states.RUNNING, kind="sweep", sweep={})
     trial = ended(tmp_path, TRIALS[0], parent_run_id=RUN_ID)
     with pytest.raises(RunStateError, match=f"belongs to the sweep {RUN_ID}, which is Running"):
@@ -95,7 +95,7 @@ def test_trial_of_a_running_sweep_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("purger", ["delete", "prune"])
-def test_run_is_removed_for_good_after_a_week_by_the_next_removal(tmp_path: Path, purger: str) -> None:
+def test_next_delete_or_prune_purges_runs_that_were_deleted_more_than_a_week_ago(tmp_path: Path, purger: str) -> None:
     old, new = ended(tmp_path), ended(tmp_path, "digits_1700000003_00000004")
     trash.delete(tmp_path / "runs", [old, new])
     age(tmp_path, old.run_id, "2026-01-01T00:00:00.000Z")

@@ -30,7 +30,7 @@ def test_files_written_to_outputs_and_logs_during_the_run_are_kept(experiment):
     assert Path(run.download_file("outputs/deep/model.txt", "copy.txt")).read_text() == "12"
 
 
-def test_outputs_folder_is_optional_and_renamable(experiment):
+def test_start_logging_accepts_another_outputs_folder_or_no_outputs_folder(experiment):
     with experiment.start_logging(outputs=False):
         pass
     assert not Path("outputs").exists()

@@ -43,7 +43,7 @@ def test_work_dir_is_a_copy_of_the_snapshot_with_outputs(folder):
     assert (work / "train.py").stat().st_mtime_ns == (folder.snapshot / "train.py").stat().st_mtime_ns
 
 
-def test_outputs_are_written_directly_to_the_run(folder):
+def test_file_written_to_outputs_in_the_work_dir_appears_in_the_outputs_of_the_run(folder):
     (work_dir.make(folder) / "outputs/model").write_text("x")
     assert (folder.outputs / "model").read_text() == "x"
 
@@ -69,7 +69,7 @@ def test_creating_a_work_dir_without_its_snapshot_raises_file_not_found(folder):
         work_dir.make(folder)
 
 
-def test_files_written_from_the_job_are_removed_from_the_work_dir_unless_changed(folder):
+def test_cleaning_removes_files_given_in_the_job_definition_unless_they_were_changed(folder):
     files = {"train.py": "given", "cfg/given.json": "{}", "kept.json": "1", "link": "in its place"}
     write_json(folder.job, {"job": {"files": files}})
     work = work_dir.make(folder)
@@ -80,7 +80,7 @@ def test_files_written_from_the_job_are_removed_from_the_work_dir_unless_changed
     assert everything(work) == {"kept.json"}
 
 
-def test_job_files_are_not_written_through_links_of_the_source(folder, tmp_path):
+def test_file_given_in_the_job_definition_under_a_symlink_out_of_the_source_is_refused(folder, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (folder.snapshot / "cfg").symlink_to(tmp_path / "elsewhere")
     write_json(folder.job, {"job": {"files": {"cfg/given.json": "{}"}}})
@@ -139,7 +139,7 @@ def test_cleaning_keeps_outputs(folder):
     assert everything(folder.outputs) == {"model", "train.py"}
 
 
-def test_outputs_of_a_replaced_outputs_folder_are_merged(folder):
+def test_files_of_an_outputs_folder_recreated_by_the_script_are_merged_into_the_run_outputs(folder):
     (folder.outputs / "early").write_text("kept")
     work = work_dir.make(folder)
     (work / "outputs").unlink()
@@ -168,7 +168,7 @@ def test_cleaning_ignores_files_that_the_script_has_removed(folder):
     assert not work.exists()
 
 
-def test_cleaning_a_missing_work_dir_is_harmless(folder):
+def test_cleaning_a_missing_or_already_cleaned_work_dir_does_not_raise(folder):
     work_dir.clean(folder)
     work_dir.make(folder)
     work_dir.clean(folder)

@@ -125,7 +125,9 @@ def test_due_time_during_a_run_waits_or_is_skipped_as_configured(lab: Lab, overl
 
 
 @pytest.mark.promise("schedule-triggers")
-def test_each_new_version_starts_a_run_and_older_ones_none(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_new_model_or_dataset_version_starts_a_run_and_earlier_versions_start_none(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known = {("model", "digits"): [1, 2], ("dataset", "mnist"): [1]}
     monkeypatch.setattr(Schedules, "versions", lambda _, kind, name: known[kind, name])
     lab.add(on_model=("digits",), on_dataset=("mnist",), versions={"model:digits": 2, "dataset:mnist": 0})

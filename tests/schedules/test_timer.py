@@ -43,7 +43,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_machine_without_a_timer_is_refused_with_the_next_step(home: Path) -> None:
+def test_installing_a_timer_without_systemd_and_cron_raises_an_error_with_the_tick_command(home: Path) -> None:
     with pytest.raises(ScheduleError) as raised:
         timer.install(home / "ws", "auto")
 
@@ -87,7 +87,7 @@ def test_crontab_that_can_t_be_read_is_not_replaced(home: Path) -> None:
             act()
 
 
-def test_systemd_gets_a_unit_and_a_timer(home: Path) -> None:
+def test_installing_a_systemd_timer_writes_and_enables_a_service_and_a_timer_unit(home: Path) -> None:
     write_program(home / "bin" / "systemctl", SYSTEMCTL)
     workspace_dir = home / "50% $ws"
 

@@ -10,7 +10,7 @@ from paceline.services import server
 from paceline.services.server import Heartbeat
 
 
-def test_server_hangs_if_its_heartbeat_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_counts_as_hanging_if_its_heartbeat_stops_for_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(server.time, "monotonic", lambda: now[0])
     beat = Heartbeat()

@@ -30,7 +30,7 @@ from tests.services.conftest import deployed, supervisors
 
 
 @pytest.mark.promise("service-goes-whatever-killed-same")
-def test_killed_server_is_restarted_with_the_reason(workspace: Workspace, source: Path) -> None:
+def test_killed_server_is_restarted_and_the_service_record_has_the_signal(workspace: Workspace, source: Path) -> None:
     service = deployed(workspace, source)
     before = service.record()
     os.kill(before.server_pid or 0, signal.SIGKILL)
@@ -165,7 +165,9 @@ def test_clients_wait_at_the_socket_while_a_killed_service_is_started_again(
 
 
 @pytest.mark.promise("service-goes-whatever-killed-same")
-def test_killed_service_is_restarted_by_the_next_reader(workspace: Workspace, source: Path) -> None:
+def test_service_whose_processes_were_all_killed_is_restarted_when_its_state_is_read(
+    workspace: Workspace, source: Path
+) -> None:
     service = deployed(workspace, source)
     folder, port = service._folder, service.record().port
     for pid in supervisors(service):
@@ -216,7 +218,9 @@ def test_environment_build_is_aborted_by_an_update_or_the_end_of_the_service(
     wait_until(lambda: not _mentions(str(slow)), "the build has ended")
 
 
-def test_service_deleted_at_once_leaves_no_processes_or_files(workspace: Workspace, source: Path) -> None:
+def test_service_deleted_right_after_deployment_leaves_no_processes_or_files(
+    workspace: Workspace, source: Path
+) -> None:
     service = Service.deploy(workspace, "digits", source / "two.txt", entry_script=source / "score.py")
     service.delete()
     assert not service._folder.path.exists()

@@ -55,7 +55,7 @@ def test_address_of_a_session_is_read_from_its_log():
     assert serving("paceline: this session serves tea at 4") is None
 
 
-def test_notebooks_are_copied_to_outputs_and_checkpoints_and_restored(tmp_path):
+def test_changed_notebooks_are_copied_to_outputs_and_checkpoints_and_restored_in_a_new_session(tmp_path):
     work = write_tree(tmp_path / "work", {"old.ipynb": "1", "a/b.ipynb": "2", "x.py": "", ".git/c.ipynb": ""})
     places = (tmp_path / "checkpoints", tmp_path / "outputs")
     notebooks = Notebooks(work, *places)
@@ -114,7 +114,7 @@ def fetched(url: str) -> object:
 
 
 @pytest.mark.promise("session-is-a-run")
-def test_notebook_session_answers_keeps_its_files_and_can_be_resumed(cli: Cli) -> None:
+def test_notebook_session_serves_its_url_and_keeps_notebooks_for_a_resumed_session(cli: Cli) -> None:
     write_tree(cli.folder, {"jupyterlab/__init__.py": "", "jupyterlab/__main__.py": JUPYTERLAB})
     process, run_id, url = open_session(cli, "--idle", "0")
     assert fetched(url) == "/lab"

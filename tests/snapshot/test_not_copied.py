@@ -73,7 +73,7 @@ def test_script_and_working_folder_are_copied_despite_ignore_patterns(top: Path)
 
 
 @pytest.mark.promise("run-does-copy-linked-place")
-def test_outside_links_sockets_and_unreadable_files_are_linked_instead_of_copied(
+def test_outside_symlinks_sockets_and_secret_env_files_are_linked_instead_of_copied(
     top: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (top / "big").symlink_to("/usr")
@@ -277,7 +277,7 @@ def test_outputs_of_earlier_runs_are_never_linked_into_a_new_run(top: Path, tmp_
     assert left(top, wanted="outputs")["outputs"] == "-results of earlier runs"
 
 
-def test_ignored_link_to_a_folder_is_measured_as_a_folder(top: Path, tmp_path: Path) -> None:
+def test_size_of_an_ignored_symlink_to_a_folder_counts_the_files_of_the_folder(top: Path, tmp_path: Path) -> None:
     (top / "away").symlink_to(write_tree(tmp_path / "mnt", {"a": "123"}))
     (top / ".gitignore").write_text("away\n")
     tree = scan(top, top / "none", top.parent / "ws", (), frozenset())

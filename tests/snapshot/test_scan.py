@@ -126,7 +126,7 @@ def test_a_workspace_inside_the_source_is_left_out(tmp_path, place):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_folder_that_can_not_be_read_is_named(tmp_path):
+def test_unreadable_folder_in_the_source_raises_an_error_with_the_name_of_the_folder(tmp_path):
     top = write_tree(tmp_path / "code", {"d/a": ""})
     (top / "d").chmod(0)
     try:

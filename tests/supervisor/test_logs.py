@@ -75,7 +75,7 @@ def indexed(folder):
     return [tuple(map(int, line.split()[1:])) for line in folder.log_order(1).read_text().splitlines()]
 
 
-def test_each_growth_of_a_log_is_indexed(make_watch):
+def test_growth_of_a_log_is_recorded_in_the_line_order_file_and_visible_in_the_live_log(make_watch):
     folder, watch = make_watch()
     folder.rank_log(1, 1).write_text("one\n")
     watch.look(())
@@ -95,7 +95,7 @@ def test_only_logs_that_grew_are_examined_if_their_names_are_known(make_watch, m
     assert [path for path in examined if str(path).endswith(".log")] == [str(folder.rank_log(1, 2))]
 
 
-def test_log_of_a_rank_started_by_a_script_is_linked_and_indexed(make_watch):
+def test_log_of_a_rank_started_by_a_script_is_recorded_and_visible_as_a_live_log(make_watch):
     folder, watch = make_watch()
     folder.rank_log(1, 7).write_text("seven\n")
     watch.look({"rank_7.log", "start_7.json"})
@@ -103,7 +103,7 @@ def test_log_of_a_rank_started_by_a_script_is_linked_and_indexed(make_watch):
     assert folder.live_log(7).read_text() == "seven\n"
 
 
-def test_last_log_lines_are_indexed_when_the_log_watch_closes(make_watch):
+def test_last_log_growth_is_recorded_in_the_line_order_file_when_the_log_watch_closes(make_watch):
     folder, watch = make_watch()
     watch._next_s = float("inf")
     folder.rank_log(1, 0).write_text("last\n")

@@ -99,7 +99,7 @@ def command(folder: Path, code: str) -> Command:
     return Command(argv=(sys.executable, "-S", "-c", code), log=folder / "log")
 
 
-def test_killing_all_processes_of_this_host_spares_its_links_to_other_nodes(tmp_path: Path) -> None:
+def test_killing_all_workers_of_this_host_keeps_connections_to_other_nodes_alive(tmp_path: Path) -> None:
     # Story: outputs were listed with the nodes of `local`, which end all descendants of the supervisor: each node's ssh.
     with subprocess.Popen(["sleep", "60"]) as link:
         try:

@@ -186,7 +186,9 @@ def _all_kept(cli: Cli) -> list[bytes]:
 
 
 @pytest.mark.promise("sweep-pipeline-told-once")
-def test_receivers_of_several_steps_get_one_notification_for_their_pipeline(cli: Cli, hooks: Hooks) -> None:
+def test_pipeline_sends_one_start_and_one_end_notification_if_several_steps_name_the_receiver(
+    cli: Cli, hooks: Hooks
+) -> None:
     cli.script("")
     step = {"entry_script": "train.py", "notify": ["webhook:env:HOOK"]}
     steps = {"a": step, "b": {**step, "after": ["a"], "notify_on": ["start"]}}
@@ -308,7 +310,9 @@ def test_end_notification_sent_before_the_supervisor_was_killed_is_not_repeated(
     assert sorted(path for path, _ in hooks.got) == ["/B", "/C"]
 
 
-def test_command_in_a_record_of_another_user_is_not_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notification_command_in_a_run_record_written_by_another_user_is_not_executed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = make_job(notify=[f"command:touch {tmp_path}/started"])
     folder, fd = make_run(tmp_path / "runs", status=states.RUNNING, job=job)
     os.close(fd)

@@ -131,7 +131,7 @@ def test_stopped_worker_is_continued_so_that_it_can_save_before_the_cancellation
     assert (stage.folder.outputs / "saved").exists()
 
 
-def test_worker_ended_by_the_engine_before_its_signal_is_preempted(tmp_path):
+def test_run_is_queued_again_if_the_engine_ends_its_worker_before_signaling_the_supervisor(tmp_path):
     # scancel signals all of a job's processes: 2 of 18 runs that it ended were Failed.
     stage = Stage(tmp_path, WAITS, is_of_engine=True)
     process = stage.start(A)
@@ -179,7 +179,7 @@ if os.environ["PACELINE_RANK"] == "0":
 TWO_NODES = {"distributed_backend": "gloo", "node_count": 2, "max_restarts": 1, "grace_period_seconds": 0.1}
 
 
-def test_worker_that_fails_before_the_loss_of_its_peers_node_is_detected_is_not_blamed(tmp_path):
+def test_failed_worker_is_not_blamed_if_the_node_of_its_peer_is_found_lost_afterwards(tmp_path):
     stage = Stage(tmp_path, PEER_GONE.format(error="ConnectionResetError('Connection reset by peer')"), **TWO_NODES)
     record = stage.see_through({"name": "a", "cut_for_s": 1.5}, B)
     assert attempts(record) == [(1, "node_lost", ("a", "c")), (2, None, ("b", "c"))]
@@ -192,7 +192,7 @@ def test_exception_of_a_worker_is_reported_before_a_node_lost_later(tmp_path):
     assert "ValueError: wrong" in record.failure.message
 
 
-def test_lost_node_without_restarts_fails_the_run_by_name(tmp_path):
+def test_run_without_restarts_fails_with_the_name_of_the_lost_node(tmp_path):
     record = Stage(tmp_path, LOSES).see_through(LOST)
     assert (record.status, record.exit_code, record.failure.cause) == (states.FAILED, 1, "node_lost")
     assert record.failure.message == "Node a was lost, with rank 0: nothing heard for 15 s."
@@ -248,13 +248,13 @@ def test_preempted_run_is_queued_and_continues(tmp_path):
     assert (stage.folder.outputs / "seen").read_text() == "12"
 
 
-def test_preemption_by_the_engine_needs_no_restart(tmp_path):
+def test_run_preempted_by_the_engine_continues_even_if_no_restarts_are_allowed(tmp_path):
     stage = Stage(tmp_path, WAITS, is_of_engine=True, max_restarts=0)
     stage.interrupt(signal.SIGTERM, A)
     assert attempts(stage.see_through(B)) == [(1, "preempted", ("a",)), (2, None, ("b",))]
 
 
-def test_run_continues_after_preempted_nodes_without_using_a_restart(tmp_path):
+def test_run_on_a_preempted_node_continues_on_another_node_without_using_a_restart(tmp_path):
     stage = Stage(tmp_path, LOSES, max_restarts=0)
     record = stage.see_through(TAKEN, B)
     assert attempts(record) == [(1, "preempted", ("a",)), (2, None, ("b",))]
@@ -286,7 +286,7 @@ def test_attempt_interrupted_by_the_engine_before_its_supervisor_is_killed_is_pr
     assert attempts(stage.see_through(B)) == [(1, "preempted", ("a",)), (2, None, ("b",))]
 
 
-def test_lost_node_of_the_supervisor_needs_a_restart(tmp_path):
+def test_loss_of_the_node_of_the_supervisor_fails_the_run_if_no_restart_is_allowed(tmp_path):
     stage = Stage(tmp_path, WAITS, is_of_engine=True, max_restarts=0)
     stage.interrupt(signal.SIGKILL, A)
     processes.send(stage.worker(), signal.SIGKILL)
@@ -314,7 +314,7 @@ def test_run_preempted_before_its_first_attempt_still_starts_that_attempt(tmp_pa
     assert attempts(stage.see_through(A)) == [(1, None, ("a",))]
 
 
-def test_engines_time_limit_warning_ends_the_run_with_time_limit(tmp_path):
+def test_time_limit_warning_of_the_engine_fails_the_run_with_cause_time_limit(tmp_path):
     record = Stage(tmp_path, WAITS, is_of_engine=True, max_restarts=3).interrupt(signal.SIGUSR2, A)
     assert (record.status, record.exit_code, record.failure.cause) == (states.FAILED, 124, "time_limit")
     assert "The time that 'lab' gives the job was nearly up" in record.failure.message

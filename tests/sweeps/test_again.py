@@ -94,7 +94,7 @@ def before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     return submit_sweep(make_job(), spec, SourceCopy(directory=code), tmp_path / "ws", "tuned")
 
 
-def test_new_sweep_has_the_source_and_the_changed_space(before: RunFolder) -> None:
+def test_sweep_submitted_again_with_a_new_space_keeps_the_source_metric_and_goal(before: RunFolder) -> None:
     space = Space({"--lr": expressions.uniform(0, 1)})
     folder = submit_again(before, before.path.parent.parent, space=space, trials=7)
     old, new = store.stored(before), store.stored(folder)
@@ -107,7 +107,7 @@ def test_new_sweep_has_the_source_and_the_changed_space(before: RunFolder) -> No
     assert tags_and_properties.read(folder.notes).tags == {"sweep_of": before.run_id}
 
 
-def test_repeated_sweep_keeps_initial_points_and_switches_that_fit_the_new_space(before: RunFolder) -> None:
+def test_sweep_submitted_again_without_changes_keeps_initial_points_and_boolean_switches(before: RunFolder) -> None:
     spec = SweepSpec.from_json(store.stored(submit_again(before, before.path.parent.parent)).sweep or {})
     assert (spec.points, spec.switches) == (({"--lr": 0.1, "--amp": True},), ("--amp",))
 

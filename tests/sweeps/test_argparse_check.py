@@ -279,7 +279,9 @@ if __name__ == "__main__":
 
 
 @pytest.mark.promise("space-script-s-argparse-will")
-def test_arguments_of_the_job_are_checked_with_the_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_argparse_check_reports_missing_and_unknown_arguments_of_the_job_and_the_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = tmp_path / "train.py"
     script.write_text(NEEDS.replace("    more(parser)\n", ""))
     space = {"lr": pl.loguniform(1e-4, 1)}
@@ -365,7 +367,7 @@ def test_values_for_arguments_of_unknown_type_are_not_reported(line: str, tmp_pa
 
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.proof) for part in (1, 2, 3))])
-def test_argparse_check_has_no_false_positives_on_example_and_library_scripts(part: int) -> None:
+def test_argparse_check_raises_no_error_for_any_example_or_library_script(part: int) -> None:
     """For every script the check returns a message or none, and never fails."""
     top = Path(__file__).parents[3]
     scripts = sorted([*(top / "examples").rglob("*.py"), *Path(runpy.__file__).parent.glob("*.py")])

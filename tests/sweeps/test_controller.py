@@ -164,7 +164,9 @@ def test_sweep_whose_trials_lack_the_metric_ends_and_reopens_for_more_trials(tmp
     assert wanted(folder) is None
 
 
-def test_sweep_failed_from_outside_reports_failed_without_waiting(tmp_path: Path, capsys: Any) -> None:
+def test_sweep_ended_by_a_fail_request_is_recorded_as_failed_without_a_waiting_reason(
+    tmp_path: Path, capsys: Any
+) -> None:
     """Its log said Canceled, and its record went on to name the engine that did not take the next trial."""
     folder = failed_with(tmp_path)
     sweep = SweepState(folder)

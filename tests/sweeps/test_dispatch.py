@@ -317,7 +317,7 @@ def test_killed_controller_resumes_promotions(sweep: Any) -> None:
 
 
 @pytest.mark.promise("script-told-budget-ends-itself")
-def test_script_without_a_checkpoint_gives_one_warning(sweep: Any) -> None:
+def test_sweep_that_pauses_trials_fails_with_a_warning_if_its_script_writes_no_checkpoint(sweep: Any) -> None:
     run = sweep(
         {"x": pl.uniform(0, 1)},
         trials=20,

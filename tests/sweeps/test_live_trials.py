@@ -41,7 +41,7 @@ def test_live_board_shows_new_values_at_each_refresh(tmp_path: Path) -> None:
     assert [(t.status, t.curve) for t in standing.trials] == [("Completed", (3.0, 1.0)), ("Failed", (2.0,))]
 
 
-def test_live_table_shows_a_paused_trial_with_the_values_of_its_next_run(tmp_path: Path) -> None:
+def test_live_table_shows_a_trial_as_paused_and_continues_its_values_after_it_resumes(tmp_path: Path) -> None:
     spec = SweepSpec(space=Space({"x": pl.uniform(0, 1)}), metric="loss", goal="minimize", stop=pl.ASHA(promote=True))
     sweep = make_sweep(tmp_path, spec, states.RUNNING)
     first = add_trial(sweep, 0, {"x": 0.1}, (3.0, 2.0), states.RUNNING, first_step=0)
@@ -85,7 +85,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.promise("sweep-live-table-terminal-notebook")
-def test_notebook_output_is_replaced_until_the_end(tmp_path: Path, kernel: list[str]) -> None:
+def test_notebook_table_of_a_sweep_is_updated_in_place_until_the_sweep_ends(tmp_path: Path, kernel: list[str]) -> None:
     spec = SweepSpec(space=Space({"x": pl.uniform(0, 1)}), metric="loss", goal="minimize")
     sweep = make_sweep(tmp_path, spec, states.RUNNING)
     assert run_notebook.is_here()
@@ -152,7 +152,7 @@ def test_best_trials_are_listed_first_and_missing_values_as_a_dash():
     assert seen.lines[1] == "Best: trial 2, loss 0.25 with x 0.125"
 
 
-def test_small_board_shows_best_and_running_trials():
+def test_live_table_of_few_rows_shows_the_best_trials_and_some_running_trials():
     ended = [trial(number, number / 10) for number in range(10)]
     running = [trial(number, number / 10, states.RUNNING) for number in range(10, 20)]
     seen = shown(standing(*ended, *running), 6)
@@ -161,7 +161,7 @@ def test_small_board_shows_best_and_running_trials():
     assert len(shown(standing(*ended), 6).rows) == 6
 
 
-def test_board_shows_warnings_and_the_end():
+def test_live_table_of_a_failed_sweep_shows_its_warnings_and_failure_message():
     report = FailureReport(cause="trials", message="all trials have failed.")
     record = {"status": states.FAILED, "warnings": ("no metric",), "failure": report}
     lines = shown(standing(trial(0, None, states.CANCELED), **record), 5).lines

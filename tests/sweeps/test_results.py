@@ -53,7 +53,7 @@ def test_trials_table_in_outputs_writes_lists_as_json(tmp_path: Path) -> None:
     assert (second["--status"], second["loss"], second["--trial"]) == ("", "", "0.5")
 
 
-def test_trials_frame_has_its_columns_before_the_first_trial():
+def test_trials_table_has_its_result_columns_before_the_first_trial():
     assert results.column_names([], SPEC) == [
         *("trial", "run_id", "status", "loss", "intervals", "started_utc", "duration_s"),
     ]
@@ -78,7 +78,7 @@ def test_notebook_shows_trials_and_ctrl_c_prints_how_to_reattach(
     assert f"paceline sweep show -f {sweep.run_id}" in capsys.readouterr().err
 
 
-def test_parameter_column_has_no_dashes_unless_a_result_column_has_the_plain_name():
+def test_parameter_column_is_named_without_dashes_unless_that_name_is_a_result_column():
     assert parameter_column("--lr", ("loss",)) == "lr"
     assert parameter_column("status", ("loss",)) == "--status"
     assert parameter_column("--loss", ("loss",)) == "--loss"

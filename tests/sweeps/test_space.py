@@ -53,7 +53,7 @@ def test_points_of_a_finite_search_space_are_counted_and_listed() -> None:
     assert [quantised.values(chosen)["x"] for chosen in quantised.grid()][::3] == [0, 0.25, 0.5, 0.75, 1]
 
 
-def test_user_points_are_mapped_into_the_space() -> None:
+def test_points_given_with_or_without_dashes_are_converted_to_values_of_the_search_space() -> None:
     space = Space(NESTED)
     for point in (
         {"lr": 0.01, "model.layers": 4, "momentum": 0.9},
@@ -90,5 +90,5 @@ def test_search_space_value_that_is_no_json_is_refused_by_name() -> None:
             Space({"model": {"lr": wrong}})
 
 
-def test_parameter_names_become_arguments() -> None:
+def test_parameter_name_without_a_dash_becomes_an_option_with_two_dashes() -> None:
     assert [argument(name) for name in ("lr", "--lr", "-b", "model.layers")] == ["--lr", "--lr", "-b", "--model.layers"]

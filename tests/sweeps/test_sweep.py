@@ -62,7 +62,7 @@ def test_sweep_runs_every_point_and_finds_the_best_trial(submit: Any, capsys: An
 
 
 @pytest.mark.promise("stopped-trial-canceled-reason-keeps")
-def test_hopeless_trial_is_stopped_with_the_reason(submit: Any) -> None:
+def test_trial_far_behind_the_best_is_canceled_and_tagged_with_the_reason(submit: Any) -> None:
     run = submit(
         {"x": pl.uniform(0, 1)},
         points=[{"x": 0.9}, {"x": 0.1}],

@@ -52,7 +52,7 @@ def test_metric_values_without_steps_of_resumed_trial_runs_are_concatenated(tmp_
     assert trial_runs.trials(sweep, SPEC)[0].curve == (4.0, 3.0, 2.0)
 
 
-def test_best_run_of_a_trial_logged_its_best_value(tmp_path: Path) -> None:
+def test_best_run_of_a_resumed_trial_is_the_run_that_logged_the_best_value(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, SPEC, states.RUNNING)
     add_trial(sweep, 0, {"x": 0.1}, (1.0,), states.CANCELED, first_step=0)
     add_trial(sweep, 0, {"x": 0.2}, (3.0,), states.COMPLETED, leg=2, first_step=1)

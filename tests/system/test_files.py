@@ -283,7 +283,7 @@ def test_change_stamps_of_two_versions_of_a_file_with_equal_times_differ(tmp_pat
     assert (stamp_of(tmp_path / "gone"), changed_at(tmp_path / "gone")) == (None, 0.0)
 
 
-def test_path_of_a_replaced_or_removed_file_does_not_lead_to_the_open_file(tmp_path):
+def test_is_at_returns_false_after_the_path_of_an_open_file_was_replaced_or_removed(tmp_path):
     path = tmp_path / "a"
     path.write_text("old")
     with open(path) as file:

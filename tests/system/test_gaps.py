@@ -91,7 +91,7 @@ def test_lines_appended_during_reading_are_kept(log):
     assert rest.endswith(lines(199_999, 200_000))
 
 
-def test_log_stays_whole_with_a_note_if_holes_are_unsupported(log, monkeypatch):
+def test_log_over_its_limit_stays_whole_if_the_file_system_does_not_support_holes(log, monkeypatch):
     def refuse(fd, gap):
         raise OSError(95, "Operation not supported")
 

@@ -42,7 +42,7 @@ print(Parameter.__module__)
 
 
 @pytest.mark.parametrize("statement", ["import inspect", "import dataclasses, inspect"])
-def test_loaded_module_is_not_replaced(statement):
+def test_lazy_import_does_not_replace_a_module_that_is_already_loaded(statement):
     code = f"{statement}\nfrom paceline.system import lazy_import\nlazy_import.later('inspect')\nimport sys\n"
     assert run_python(code + "print(sys.modules['inspect'] is inspect, 'signature' in vars(inspect))") == "True True\n"
 

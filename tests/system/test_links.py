@@ -190,7 +190,7 @@ def test_pipe_in_place_of_a_file_raises_without_blocking(top: Path) -> None:
         open_below(str(top), "outputs/pipe")
 
 
-def test_source_of_the_module_runs_on_the_old_python_of_login_hosts() -> None:
+def test_source_of_the_links_module_is_valid_python_3_6_for_old_login_hosts() -> None:
     text = Path(links.__file__).read_text()
     assert "__future__" not in text
     ast.parse(text, feature_version=(3, 6))

@@ -19,7 +19,7 @@ def test_a_port_that_is_taken_is_an_error_and_leaves_no_socket():
         listen_at("127.0.0.1", first.getsockname()[1], 1)
 
 
-def test_silent_client_does_not_block_others_or_close():
+def test_silent_client_does_not_block_other_clients_or_closing_the_listener():
     listener, is_closed, greeted = listen_at("127.0.0.1", 0, 8), threading.Event(), threading.Semaphore(0)
 
     def greet(connected: socket.socket) -> None:

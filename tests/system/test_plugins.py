@@ -46,7 +46,7 @@ def test_plugin_names_are_listed_once(installed):
     assert plugins.names("paceline.test", OWN) == ["broken", "own", "theirs"]
 
 
-def test_own_plugin_loads_without_reading_entry_points(monkeypatch):
+def test_plugin_of_paceline_is_loaded_without_reading_package_entry_points(monkeypatch):
     # Reading the entry points of a large environment takes a tenth of a second and more.
     monkeypatch.setattr(plugins, "installed", lambda group: pytest.fail("looked"))
     assert plugins.load("paceline.test", OWN, "own") is not None

@@ -138,7 +138,7 @@ def test_process_name_with_parentheses_and_spaces_is_parsed(tmp_path):
         process.wait()
 
 
-def test_killing_descendants_crosses_sessions():
+def test_killing_descendants_also_kills_processes_in_other_sessions():
     code = f"""
 import os, subprocess, sys
 from paceline.system import processes

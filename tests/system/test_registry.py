@@ -196,7 +196,7 @@ def test_registered_folder_never_replaces_the_folder_of_another_writer(folders, 
     assert folders.versions("mine") == [2], "one without a document is none"
 
 
-def test_number_of_a_removed_folder_is_not_reused(folders, tmp_path):
+def test_version_number_of_a_removed_folder_is_not_reused(folders, tmp_path):
     add_folder(folders, tmp_path)
     folders.take_away("mine", 1, tmp_path / "away")
     assert (tmp_path / "away/file").read_text() == "a"

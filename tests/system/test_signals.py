@@ -9,7 +9,7 @@ import pytest
 from paceline.system.signals import handled
 
 
-def test_signal_handlers_are_restored_after_the_block():
+def test_signal_handlers_are_restored_after_a_with_block_that_raises():
     before, heard = signal.getsignal(signal.SIGHUP), []
     with pytest.raises(RuntimeError), handled(lambda number, frame: heard.append(number), signal.SIGHUP):  # noqa: PT012
         os.kill(os.getpid(), signal.SIGHUP)

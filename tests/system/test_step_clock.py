@@ -51,7 +51,7 @@ def test_metric_logged_repeatedly_marks_a_step_if_no_optimizer_is_known(made):
     assert read(path).steps == 1
 
 
-def test_other_threads_and_forked_children_are_not_counted(made):
+def test_step_clock_counts_no_time_of_other_threads_and_forked_children(made):
     counted, path, now = made
     threading.Thread(target=lambda: counted.begin(WAIT)).start()
     pid = os.fork()

@@ -38,7 +38,7 @@ def test_each_target_kind_implements_its_protocols(kind: str) -> None:
             assert found[: len(wanted)] == wanted, f"{kind}.{name}"
 
 
-def test_incomplete_protocol_is_reported_and_not_implemented() -> None:
+def test_target_that_lacks_methods_of_a_protocol_does_not_implement_it_and_they_are_reported() -> None:
     class Half(ToyTarget):
         def look(self, folder, record):
             return None

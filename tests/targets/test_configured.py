@@ -112,7 +112,7 @@ def _add(folder, number):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"name": "lab"}', '{"name": "other", "kind": "toy", "settings": {}}'])
-def test_invalid_description_file_is_named_in_the_error(tmp_path, text):
+def test_error_for_an_invalid_target_description_names_the_file(tmp_path, text):
     (tmp_path / "compute").mkdir()
     (tmp_path / "compute/lab.json").write_text(text)
     with pytest.raises(TargetError, match=r"compute/lab\.json"):
@@ -140,7 +140,7 @@ def test_run_of_an_older_version_uses_the_target_named_in_its_record(tmp_path):
     assert found.name == "lab"
 
 
-def test_kind_that_fails_to_load_names_its_package_and_affects_no_other(tmp_path):
+def test_target_kind_that_fails_to_load_is_reported_with_its_module_and_affects_no_other_kind(tmp_path):
     assert list(configured.load_errors()) == ["gone"]
     with pytest.raises(TargetError, match=r"no\.such\.module:Target can't be loaded \(ModuleNotFoundError"):
         Configured(name="x", kind="gone").make()
@@ -149,7 +149,7 @@ def test_kind_that_fails_to_load_names_its_package_and_affects_no_other(tmp_path
     assert isinstance(lab().make(), ToyTarget)
 
 
-def test_kind_without_options_refuses_settings():
+def test_target_kind_without_options_refuses_settings():
     assert isinstance(Configured(name="x", kind="plain").make(), PlainTarget)
     with pytest.raises(TargetError, match="kind 'plain' has no settings; found a"):
         Configured(name="x", kind="plain", settings={"a": 1}).make()

@@ -291,7 +291,7 @@ def test_expected_starts_use_time_limits_and_past_durations() -> None:
         ({"reservations": [{"gpus": ["1"], "when": "friday"}]}, "reservations.for=[None]"),
     ],
 )
-def test_wrong_value_in_the_shares_file_is_named(given: Any, text: str) -> None:
+def test_error_for_a_wrong_value_in_the_fair_share_file_names_the_value(given: Any, text: str) -> None:
     with pytest.raises(ValueError, match=re.escape(text)):
         SharePolicy(given)
 

@@ -362,7 +362,7 @@ def test_lease_program_runs_on_python_3_6(tmp_path: Path) -> None:
     assert (found["gpus"], found["python"][1:3]) == (["0", "1"], [3, 6])
 
 
-def test_gpu_in_use_outside_is_not_granted_and_the_answer_names_its_user(tmp_path, monkeypatch):
+def test_gpu_in_use_outside_paceline_is_not_granted_and_the_answer_names_its_user(tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_LEASES", str(tmp_path / "leases"))
     used = {"0": "used by bob's python (pid 4711), 40.0 GB"}
     monkeypatch.setattr(leases, "used_gpus", lambda gpus, own: used)

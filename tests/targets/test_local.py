@@ -60,7 +60,7 @@ def test_job_without_use_gpu_gets_no_gpu(target, monkeypatch):
     assert [node.gpus for node in target.preview(make_job()).nodes] == [()]
 
 
-def test_uneven_nodes_get_the_gpus_of_their_workers(target, monkeypatch):
+def test_nodes_with_different_process_counts_get_one_gpu_for_each_process(target, monkeypatch):
     monkeypatch.setenv("PACELINE_GPUS", "0,1,2")
     job = make_job(use_gpu=True, distributed_backend="ps", worker_count=2, parameter_server_count=1, node_count=2)
     assert [node.gpus for node in target.preview(job).nodes] == [("0", "1"), ("2",)]
@@ -160,7 +160,7 @@ def test_waiting_reason_names_the_first_of_many_runs_ahead(target, run):
 
 
 @pytest.mark.promise("run-waits-names-holder-folder")
-def test_waiting_run_names_the_hanging_holder_and_its_folder(target, run, tmp_path):
+def test_waiting_reason_names_the_hanging_run_that_holds_the_cores_and_its_folder(target, run, tmp_path):
     job = make_job(distributed_backend="gloo", process_count_per_node=8)
     elsewhere = tmp_path / "other" / ".paceline" / "runs"
     hang = {"since_utc": "2026-11-23T06:12:03.000Z", "text": "rank 0 waits", "report": "hang.txt"}

@@ -162,7 +162,7 @@ def test_lease_request_of_a_run_outside_the_queue_raises(machine):
         machine.ask("b")
 
 
-def test_releasing_an_unheld_lease_is_harmless(machine):
+def test_releasing_a_lease_that_is_not_held_raises_no_error(machine):
     machine.release("nobody")
     machine.submit("a")
     machine.release("a")

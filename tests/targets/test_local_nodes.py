@@ -109,7 +109,7 @@ def test_killed_processes_are_reported_and_closing_removes_the_scratch_folder(no
     assert given_back == ["nodes"]
 
 
-def test_renewed_ports_of_local_nodes_are_those_that_the_target_returns():
+def test_renewing_the_ports_of_local_nodes_takes_new_ports_from_the_target():
     nodes = LocalNodes((), (1, 2), lambda: None, lambda: (3, 4))
     nodes.renew_ports()
     assert nodes.ports == (3, 4)

@@ -31,7 +31,7 @@ def test_unknown_target_name_raises_key_error_with_the_names(tmp_path):
         ComputeTargets(tmp_path)["moon"]
 
 
-def test_status_of_a_kind_without_status_raises_target_error(tmp_path):
+def test_status_of_a_target_whose_kind_reports_no_nodes_raises_target_error(tmp_path):
     with pytest.raises(TargetError, match="kind 'plain', which reports no nodes"):
         ComputeTargets(tmp_path)["plain"].get_status()
 

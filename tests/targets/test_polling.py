@@ -20,7 +20,7 @@ def test_hanging_target_does_not_delay_the_others():
     assert isinstance(answers["wrong"], ZeroDivisionError)
 
 
-def test_error_text_has_the_class_name_of_foreign_exceptions_only():
+def test_error_text_includes_the_class_name_unless_paceline_defines_the_exception():
     assert said(TargetError("the host is down.")) == "the host is down."
     assert said(KeyError("x")) == "KeyError: 'x'"
     assert isinstance(within(lambda: {}[0], 5), KeyError)

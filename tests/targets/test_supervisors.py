@@ -68,7 +68,9 @@ def test_starting_a_run_with_a_killed_prestarted_supervisor_returns_none(tmp_pat
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_run_is_started_by_its_prestarted_supervisor(tmp_path: Path, is_killed: bool) -> None:
+def test_run_is_started_by_its_prestarted_supervisor_or_by_a_new_one_if_that_was_killed(
+    tmp_path: Path, is_killed: bool
+) -> None:
     """By another one where that has died meanwhile."""
     folder, lock_fd = make_run(tmp_path / "ws" / "runs", job=make_job(), target="local")
     folder.snapshot.symlink_to(write_tree(tmp_path / "ws/snapshots/1", {"train.py": ""}))
@@ -87,7 +89,7 @@ def test_run_is_started_by_its_prestarted_supervisor(tmp_path: Path, is_killed: 
     assert store.stored(folder).status == states.COMPLETED
 
 
-def test_prestarted_supervisor_of_another_run_is_not_ended(tmp_path: Path) -> None:
+def test_ending_the_prestarted_supervisor_of_one_run_does_not_end_that_of_another_run(tmp_path: Path) -> None:
     library = library_dir(tmp_path / "ws")
     supervisors.load(tmp_path / "a", library, sys.executable, ())
     process = detached_process.started[-1]

@@ -20,8 +20,8 @@ Runner = Callable[..., "subprocess.CompletedProcess[str]"]
 FAULTS = {
     "generous": ("test_a_job_that_can_never_fit_is_refused_at_submission", "DID NOT RAISE"),
     "deaf": ("test_a_run_is_canceled_while_it_runs[gloo]", "saved.exists()"),
-    "foreign": ("test_the_workers_find_their_environment[single]", "SLURM_PROCID"),
-    "forgetful": ("test_several_runs_at_once_do_not_disturb_each_other", "no process of the run is left"),
+    "foreign": ("test_workers_get_the_documented_environment_variables[single]", "SLURM_PROCID"),
+    "forgetful": ("test_runs_at_the_same_time_have_separate_outputs_and_logs", "no process of the run is left"),
     "namesake": ("test_a_run_goes_through_its_states_in_order[gloo]", "len(set("),
 }
 

@@ -22,7 +22,7 @@ FOUND = {
 }
 
 
-def test_engine_variables_in_a_worker_are_reported_as_foreign() -> None:
+def test_unexpected_slurm_or_paceline_variables_in_a_worker_are_reported() -> None:
     assert foreign(FOUND, FOUND) == []
     assert foreign({**FOUND, "SLURM_PROCID": "0", "PACELINE_OTHER": "x", "EDITOR": "vi"}, FOUND) == [
         "PACELINE_OTHER",

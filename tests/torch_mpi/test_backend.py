@@ -20,7 +20,7 @@ def run_with_torch(folder: Path, code: str, **options: bool) -> str:
     return done.stdout
 
 
-def test_install_when_loaded_imports_neither_torch_nor_mpi() -> None:
+def test_installing_the_import_hook_of_the_mpi_backend_imports_neither_torch_nor_mpi() -> None:
     code = """
 import sys
 before = set(sys.modules)

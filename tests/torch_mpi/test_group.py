@@ -530,7 +530,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[str
         for check in checks
     ],
 )
-def test_process_group_check_holds_on_every_rank(
+def test_each_check_of_the_collectives_over_mpi_passes_on_every_rank(
     failed: Callable[[int], dict[str, str]], ranks: int, check: str
 ) -> None:
     assert check not in failed(ranks), failed(ranks)[check]

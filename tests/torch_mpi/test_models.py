@@ -256,7 +256,9 @@ def failed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.promise("ddp-fsdp-dtensor-pipelining-torch")
 @pytest.mark.parametrize("check", [check.__name__ for check in CHECKS])
-def test_replicated_models_pass_each_check_on_all_ranks(failed: dict[str, str], check: str) -> None:
+def test_each_check_of_ddp_fsdp_and_pipeline_models_over_mpi_passes_on_every_rank(
+    failed: dict[str, str], check: str
+) -> None:
     assert check not in failed, failed[check]
 
 

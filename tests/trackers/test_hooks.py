@@ -40,7 +40,7 @@ def environ(tmp_path: Path, **more: str) -> dict[str, str]:
     return {"PACELINE_RUN_DIR": str(tmp_path / "my ws" / "runs" / "r"), "PYTHONPATH": "/lib"} | more
 
 
-def test_tracker_hook_is_installed_on_import(
+def test_values_logged_with_a_tracker_become_metrics_once_its_import_has_installed_a_hook(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: Sink, capsys: pytest.CaptureFixture[str]
 ) -> None:
     package = tmp_path / "library_of_the_test"

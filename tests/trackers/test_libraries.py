@@ -133,7 +133,7 @@ def test_summarywriter_values_survive_sigkill(cli: Cli) -> None:
     assert cli.json("metrics")[0]["metrics"]["x"]["last"] == 0.5
 
 
-def test_event_files_of_python_in_a_shell_script_are_read_at_the_end(cli: Cli) -> None:
+def test_event_files_written_by_python_in_a_shell_script_become_metrics_of_the_run(cli: Cli) -> None:
     cli.script(WRITES, "src/fit.py")
     cli.script("#!/bin/sh\npython src/fit.py\n", "src/train.sh")
     (cli.folder / "src" / "train.sh").chmod(0o755)

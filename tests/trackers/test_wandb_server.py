@@ -385,7 +385,7 @@ def test_experiment_option_is_refused_for_a_relay_to_wandb() -> None:
 
 
 @pytest.mark.parametrize("address", ["wandb.lab", "https://ann:secret@wandb.lab", "http://"])
-def test_invalid_base_url_is_refused_without_its_text(
+def test_invalid_wandb_base_url_is_refused_without_showing_it_in_the_error(
     run: tuple[RunFolder, MetricLog], monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
     monkeypatch.setenv("WANDB_BASE_URL", address)

@@ -30,7 +30,7 @@ def key_of(place: Place, folder: RunFolder) -> str:
 
 
 @pytest.mark.promise("cancel-rerun-tags-go-command")
-def test_cancel_is_requested_once_with_the_user(place: Place) -> None:
+def test_cancel_form_records_the_user_and_is_not_shown_again(place: Place) -> None:
     folder = place.run(status=states.RUNNING)
     client = place.client()
     form = {"form_key": key_of(place, folder)}
@@ -232,7 +232,7 @@ def test_bulk_deletion_reports_each_run_that_was_refused(place: Place) -> None:
         ("delete", ["a"], {"shell": "rm"}, 400),
     ],
 )
-def test_wrong_form_for_many_runs_is_refused(
+def test_invalid_form_for_a_change_of_many_runs_returns_400(
     place: Place, action: str, run_ids: list[str], more: dict[str, str], status: int
 ) -> None:
     assert bulk(place, action, *run_ids, **more)[0] == status

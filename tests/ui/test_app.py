@@ -273,13 +273,13 @@ def test_static_files_of_the_page_are_cacheable(place: Place) -> None:
     assert client.get("/static/x/..%2f..%2fapp.py").status_code == 404
 
 
-def test_error_page_has_one_sentence(place: Place) -> None:
+def test_unknown_page_shows_not_found_and_unknown_run_returns_an_error_with_its_name(place: Place) -> None:
     client = place.client()
     assert "Not found" in client.get("/nothing", headers=PAGE).text
     assert json.loads(client.get("/runs/nope/curves").text)["error"].startswith("no run 'nope'")
 
 
-def test_sweep_page_has_its_table_and_pictures(place: Place) -> None:
+def test_sweep_page_has_a_table_row_for_each_trial_and_charts(place: Place) -> None:
     sweep = make_sweep(place.runs_dir, SPEC, warnings=(HOSTILE,))
     for trial in make_trials(12):
         status = trial.status if trial.status in states.TERMINAL else states.COMPLETED
@@ -317,7 +317,7 @@ def test_page_of_a_sweep_opens_on_its_trials_and_has_a_log_tab(place: Place) -> 
     ]
 
 
-def test_sweep_page_has_slices_and_its_space_as_text(place: Place) -> None:
+def test_sweep_page_has_a_slice_plot_for_each_parameter_and_the_search_space_as_text(place: Place) -> None:
     sweep = make_sweep(place.runs_dir, SPEC)
     for trial in make_trials(3):
         add_trial(sweep, trial.number, trial.values, (1.0,), chosen=trial.chosen, metric=SPEC.metric)

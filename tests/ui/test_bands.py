@@ -20,7 +20,7 @@ def curve(values: dict[float, float]) -> Curve:
     return made
 
 
-def test_band_has_mean_and_bounds_of_each_step() -> None:
+def test_band_of_several_ranks_has_the_mean_minimum_and_maximum_of_each_step() -> None:
     band = band_of([curve({0: 1, 1: 5}), curve({0: 3, 1: 1}), curve({0: 2, 1: 0})])
     assert (band.xs, band.mean, band.least, band.greatest, band.count) == ([0, 1], [2, 2], [1, 0], [3, 5], 6)
 
@@ -38,7 +38,7 @@ def test_band_has_a_gap_only_where_all_ranks_are_not_finite() -> None:
     assert thinned_band(band, 10)[1] == [3, None]
 
 
-def test_band_can_use_the_time_axis_and_omits_repeated_steps() -> None:
+def test_band_of_several_ranks_can_use_the_time_axis_and_omits_steps_that_are_logged_again() -> None:
     curves = [curve({0: 1, 1: 5}), curve({0: 3, 1: 1})]
     assert band_of(curves, axis="time").xs == [1000, 1001]
     assert band_of(curves, axis="relative", origin_s=1000).xs == [0, 1]

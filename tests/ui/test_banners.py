@@ -64,7 +64,7 @@ def test_wait_picture_without_a_missing_rank_has_no_arrows() -> None:
     assert names(told(rank(at="a.py:1 f"), rank(at="b.py:1 f"), rank(at="a.py:1 f"))) == ["Rank 1", "Ranks 0, 2"]
 
 
-def test_wait_picture_of_40_waiting_places_has_12_boxes_with_the_rest_in_the_last() -> None:
+def test_wait_picture_of_ranks_at_40_different_code_lines_has_only_12_boxes() -> None:
     look = told(rank(entry("all_reduce")), *(rank(at=f"a.py:{line} f") for line in range(1, 40)))
     assert len(names(look)) == 12
 
@@ -122,7 +122,7 @@ def test_run_page_names_the_straggler_its_node_and_the_start_time(place: Place) 
 @pytest.mark.parametrize(
     "sample", [[], {"pace": 3}, {"pace": {"straggler": {"ranks": 5}}}, {"pace": {"straggler": {"ranks": ["x"]}}}]
 )
-def test_damaged_sample_of_load_names_no_slow_rank(place: Place, sample: object) -> None:
+def test_no_slow_rank_is_reported_if_the_load_sample_is_damaged(place: Place, sample: object) -> None:
     folder = place.run(status=states.RUNNING, job=make_job(process_count_per_node=4, distributed_backend="gloo"))
     write_json(folder.load(1), sample)
     assert slow_ranks(folder, store.stored(folder)) is None

@@ -188,7 +188,7 @@ def findings(session: Session, where: str, rules: Any) -> list[str]:
 @pytest.mark.promise("real-browser-view-real-runs", "sweep-s-axes-chosen-mouse")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_every_page_works_in_a_browser_with_real_runs(cli: Cli, page: Any) -> None:
+def test_every_page_shows_real_runs_in_a_browser_without_errors(cli: Cli, page: Any) -> None:
     good = cli(
         "submit", "-e", "digits", "--name", "baseline", "--tag", "lr=0.1", cli.script(TRAIN), "--", "300"
     ).stdout.strip()
@@ -601,7 +601,7 @@ def test_run_list_in_a_browser_searches_while_the_user_types_and_completes_field
 
 
 @pytest.mark.slow
-def test_runs_are_deleted_restored_noted_and_started_in_a_browser(cli: Cli, page: Any) -> None:
+def test_runs_are_deleted_restored_annotated_with_notes_and_started_in_a_browser(cli: Cli, page: Any) -> None:
     cli.script(TRAIN)
     first = cli("submit", "-e", "digits", cli.script(TRAIN), "--", "20").stdout.strip()
     second = cli("submit", "-e", "digits", cli.script(OPTIONS, "src/options.py"), "--", "--epochs", "3").stdout.strip()

@@ -82,7 +82,7 @@ def test_removed_run_is_left_out_of_the_comparison(place: Place) -> None:
     assert client.get(f"/compare/table?{query}").status_code == 404
 
 
-def test_comparing_no_unknown_or_too_many_runs_is_refused(place: Place) -> None:
+def test_comparison_of_no_run_an_unknown_run_or_too_many_runs_is_refused(place: Place) -> None:
     client = place.client()
     assert "No run is named" in client.get("/compare/table").text
     assert "201 runs are chosen" in client.get("/compare?" + "&".join(f"run=x{n}" for n in range(201))).text

@@ -69,7 +69,7 @@ def test_request_with_a_foreign_host_name_is_refused(place: Place, host: str) ->
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:7223", "localhost:1", "LOCALHOST", "[::1]:7223"])
-def test_own_host_names_are_accepted(place: Place, host: str) -> None:
+def test_request_with_localhost_or_a_loopback_address_as_its_host_header_is_accepted(place: Place, host: str) -> None:
     assert place.client().get("/", headers={"host": host}).status_code == 200
 
 

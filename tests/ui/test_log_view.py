@@ -75,7 +75,7 @@ def test_log_search_ignores_color_codes_and_counts_all_matches(place: Place) -> 
     assert (found["count"], len(found["lines"]), found["more"]) == (3001, 2000, True)
 
 
-def test_regular_expression_finds_lines_in_every_source(place: Place) -> None:
+def test_regular_expression_search_finds_lines_in_worker_logs_and_the_driver_log(place: Place) -> None:
     folder = place.run()
     say(folder, "loss 0.5\nloss nan\nother\n")
     folder.driver_log.write_text("node 1 ready\nnode x\n")
@@ -137,7 +137,7 @@ def test_malformed_link_to_a_log_line_is_refused(place: Place, line: str) -> Non
     assert "is not a line of a log" in ask(place, place.run(), f"line={line}", 400)["error"]
 
 
-def test_link_into_a_missing_log_shows_no_lines_and_past_the_end_the_last_line(place: Place) -> None:
+def test_link_to_a_line_of_a_missing_log_shows_nothing_and_past_the_end_shows_the_last_line(place: Place) -> None:
     folder = place.run()
     assert ask(place, folder, "line=7.3.10") == {"lines": [], "more": False, "at": -1}
     say(folder, "only\n")

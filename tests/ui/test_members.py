@@ -97,7 +97,7 @@ def test_every_writing_route_requires_the_documented_role(place: Place, file: Pa
             assert status(ANN, route, of_bob) != 403, route
 
 
-def test_member_with_role_own_cancels_and_deletes_own_runs_alone(place: Place, file: Path) -> None:
+def test_member_with_the_role_own_can_cancel_own_runs_but_not_those_of_others(place: Place, file: Path) -> None:
     living = {
         uid: place.run(f"digits_170000000{uid % 10}_00000001", states.RUNNING, submitted_by=str(uid))
         for uid in (ANN, BOB)
@@ -115,7 +115,7 @@ def test_member_with_role_own_cancels_and_deletes_own_runs_alone(place: Place, f
     assert refused.text == f"{VIC} has the role view, which may not do this. Ask an admin of this page.\n"
 
 
-def test_beginning_of_an_id_does_not_reach_another_members_run(place: Place, file: Path) -> None:
+def test_member_cannot_change_the_run_of_another_member_by_a_prefix_of_its_id(place: Place, file: Path) -> None:
     place.run("theirs_1700000001_00000001", submitted_by=str(ANN))
     place.run("mine_1700000001_00000001", submitted_by=str(BOB))
     client = visit(place, BOB)
@@ -140,7 +140,7 @@ def test_trial_belongs_to_the_owner_of_its_sweep(place: Place, file: Path) -> No
 
 
 @pytest.mark.promise("members-change-only-their-role")
-def test_bulk_change_refuses_runs_of_others_by_name(place: Place, file: Path) -> None:
+def test_bulk_change_of_runs_leaves_out_runs_of_other_members_and_reports_each(place: Place, file: Path) -> None:
     ids = {uid: place.run(f"digits_170000000{uid % 10}_00000001", submitted_by=str(uid)).run_id for uid in (ANN, BOB)}
     client = visit(place, BOB)
 
@@ -345,7 +345,9 @@ def test_broken_members_file_refuses_all_members_until_it_is_corrected(
     assert client.get("/").status_code == 200
 
 
-def test_open_page_ends_when_its_member_is_removed(place: Place, file: Path) -> None:
+def test_live_stream_of_an_open_page_ends_when_its_member_is_removed_from_the_members_file(
+    place: Place, file: Path
+) -> None:
     app = make_app(place.config(socket="/run/page/socket", members=str(file)))
 
     async def by_bob(scope: Any, receive: Any, send: Any) -> None:
@@ -406,7 +408,9 @@ def test_service_account_acts_with_its_role_until_it_expires(place: Place, file:
     ("name", "role", "valid_s"),
     [("../x", "own", 1), ("", "own", 1), ("A", "own", 1), ("a", "boss", 1), ("a", "own", 0), ("a", "own", 1e9)],
 )
-def test_wrong_service_account_is_refused(tmp_path: Path, name: str, role: str, valid_s: float) -> None:
+def test_service_account_with_an_invalid_name_role_or_lifetime_is_refused(
+    tmp_path: Path, name: str, role: str, valid_s: float
+) -> None:
     with pytest.raises(UserError):
         Accounts(tmp_path).add(name, role, valid_s)
     assert list(tmp_path.iterdir()) == []
@@ -480,7 +484,7 @@ def test_run_started_on_the_page_is_recorded_under_the_member(place: Place, file
     assert user_name() != str(BOB)
 
 
-def test_comments_belong_to_their_authors(place: Place, file: Path) -> None:
+def test_comment_can_be_removed_only_by_its_author_or_an_admin(place: Place, file: Path) -> None:
     folder = place.run(submitted_by=str(ANN))
     clients = {uid: visit(place, uid) for uid in (ANN, BOB, VIC)}
 

@@ -49,7 +49,9 @@ def ask(path: Path, address: str, **given: object) -> httpx.Response:
 
 @pytest.mark.promise("kernel-names-members-of-page")
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
-def test_kernel_names_the_user_of_each_connection(place: Place, folder: Path, loop: str) -> None:
+def test_server_takes_the_user_of_a_socket_connection_from_the_kernel_and_not_from_headers(
+    place: Place, folder: Path, loop: str
+) -> None:
     run = place.run(submitted_by=str(BOB))
     path, key = folder / "page" / "socket", Token(place.path).form_key
     # uvicorn takes uvloop if it can be imported.

@@ -128,7 +128,7 @@ def test_long_tables_and_texts_are_cut(folder: RunFolder) -> None:
     assert (len(long["text"]), long["is_cut"]) == (20_000, True)
 
 
-def test_rows_of_one_name_are_one_table_with_the_last_rows(folder: RunFolder) -> None:
+def test_rows_logged_under_one_name_are_shown_as_one_table_with_the_last_200_rows(folder: RunFolder) -> None:
     logged(folder, *(("row", "epochs", {"epoch": number}, number) for number in range(300)))
     found = panel(folder, "epochs")
     assert (found["count"], found["items"][0]["more"]) == (1, 100)

@@ -77,7 +77,7 @@ def test_one_poll_sends_each_client_only_the_page_parts_that_changed() -> None:
 
 
 @pytest.mark.promise("models-services-targets-files-details")
-def test_models_services_targets_files_and_sweeps_are_shown_as_they_change(
+def test_open_pages_of_models_services_targets_files_and_sweeps_show_changes_live(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(places, "_PAUSE_S", 0.0)

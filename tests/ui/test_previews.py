@@ -287,7 +287,7 @@ def test_only_a_real_pdf_is_sent_to_the_viewer(place: Place) -> None:
         b"{",
     ],
 )
-def test_malformed_notebook_is_no_error(content: bytes) -> None:
+def test_preview_of_a_malformed_notebook_is_empty_or_has_a_note(content: bytes) -> None:
     found = shown(content, "x.ipynb")
     assert found["notes"] or found["blocks"] == []
 

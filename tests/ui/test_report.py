@@ -138,7 +138,9 @@ def test_metrics_of_report_are_chosen_by_pattern(place: Place) -> None:
         report.report_text([folder], metrics=["los"])
 
 
-def test_report_over_its_size_is_refused(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_larger_than_the_size_limit_is_refused_and_not_written(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = run_with_values(place)
     monkeypatch.setattr(report, "LARGEST", 1 << 10)
     with pytest.raises(UserError, match="Name fewer runs, or choose metrics"):

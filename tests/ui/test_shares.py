@@ -229,6 +229,6 @@ def test_shared_links_are_created_and_revoked_on_the_page(place: Place) -> None:
     assert read_only.post("/shares", data={"days": "1"}).status_code == 403
 
 
-def test_foreign_host_gets_no_shared_page(place: Place) -> None:
+def test_request_for_a_shared_page_with_a_foreign_host_header_returns_421(place: Place) -> None:
     _, at = share(place)
     assert place.client(cookie=False).get(f"{at}/", headers={"host": "evil.example.org"}).status_code == 421

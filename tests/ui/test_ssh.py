@@ -87,6 +87,6 @@ def test_ssh_command_quotes_user_arguments() -> None:
     )
 
 
-def test_token_is_read_only_from_the_json_line_of_the_server() -> None:
+def test_token_of_a_remote_server_is_taken_only_from_a_valid_json_line_of_its_output() -> None:
     assert ssh._token_of(["hello\n", '{"other": 1}\n', '{"token": "' + "a" * 43 + '"}\n']) == "a" * 43
     assert ssh._token_of(['{"token": "\\u001b]0;x"}\n']) is None

@@ -118,7 +118,7 @@ def test_jax_state_shows_whether_it_joined_a_group(state, expected):
     assert alone.trained_alone(modules) == expected
 
 
-def test_tensorflow_strategy_is_detected_by_its_collective_leader():
+def test_tensorflow_worker_counts_as_joined_if_its_context_has_a_collective_leader():
     state = {"_server_def": None, "_collective_ops_server_def": None, "_collective_leader": ""}
     context = SimpleNamespace(**state)
     modules = {"tensorflow.python.eager.context": module(_context=context)}

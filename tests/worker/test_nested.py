@@ -49,7 +49,7 @@ def said(tmp_path: Path, code: str, **variables: str) -> dict[str, str]:
 
 
 @pytest.mark.promise("ranks-script-starts-itself-recognised")
-def test_nested_rank_has_its_own_log(tmp_path):
+def test_rank_started_by_the_script_itself_has_its_own_log(tmp_path):
     torchrun = {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
     assert said(tmp_path, LINES, RANK="1", **torchrun) == {"rank_1": PRINTED}
     # The first one goes on in the worker's, with what the launcher says.
@@ -63,7 +63,7 @@ def test_two_launches_append_to_one_rank_log(tmp_path):
 
 
 @pytest.mark.promise("ranks-script-starts-itself-recognised")
-def test_nested_ranks_of_two_workers_have_logs_of_their_own(tmp_path):
+def test_ranks_started_by_the_scripts_of_two_workers_have_separate_logs(tmp_path):
     torchrun = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
     for worker, log in (("0", "rank_2"), ("1", "rank_3")):
         place = {"PACELINE_RANK": worker, "PACELINE_WORLD_SIZE": "2"}
@@ -108,7 +108,7 @@ def test_sitecustomize_module_of_the_user_is_still_imported(tmp_path):
     assert found == {"rank_0": f"mine\n{tmp_path}/sitecustomize.py\n"}
 
 
-def test_python_output_in_a_program_is_unbuffered(tmp_path):
+def test_output_of_a_python_program_is_unbuffered_without_the_variable_pythonunbuffered(tmp_path):
     code = "import faulthandler, os\nprint(faulthandler.is_enabled(), 'PYTHONUNBUFFERED' in os.environ)\nos._exit(0)"
     assert said(tmp_path, code) == {"rank_0": "True False\n"}
 

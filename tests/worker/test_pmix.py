@@ -99,7 +99,7 @@ def test_worker_stays_connected_to_pmix_until_all_workers_have_ended(server: Ser
     assert connection.recv(1) == b""
 
 
-def test_worker_that_disconnects_is_released_at_once(server: Server):
+def test_worker_that_disconnects_from_pmix_ends_without_waiting_for_other_workers(server: Server):
     connection = server.start("server.close()\nwhile not os.path.exists('heard'): time.sleep(0.01)\n")
     assert connection.recv(1) == b""
     (server.attempt.parents[1] / "heard").touch()

@@ -36,7 +36,7 @@ def test_srun_worker_has_mpirun_variables_and_no_slurm_ones():
     }
 
 
-def test_srun_worker_gets_the_common_node_and_rank_variables():
+def test_srun_worker_gets_the_variables_set_for_all_workers_for_its_node_and_for_its_rank():
     options = ("--set", "SLURM_MINE=1", *PLACES, "--for", "3-3", "--set", "GPU=7", "--for", "2-2", "--set", "GPU=6")
     assert take_place(dict(GIVEN), options) == ["--set", "SLURM_MINE=1", "--set", "A=1", "--set", "GPU=7"]
     other = GIVEN | {"PMIX_RANK": "0", "SLURM_PROCID": "0", "SLURMD_NODENAME": "n0"}

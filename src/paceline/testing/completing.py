@@ -47,7 +47,7 @@ class CompletingChecks:
         assert all(times)
 
     @WAYS
-    def test_logs_outputs_and_metrics_arrive(self, bench: Bench, backend: str | None) -> None:
+    def test_workers_logs_outputs_and_metrics_arrive_in_the_run_folder(self, bench: Bench, backend: str | None) -> None:
         run = bench.plain(backend)
         job = run.record().job
         assert job is not None
@@ -68,7 +68,7 @@ class CompletingChecks:
         assert kept.read_bytes() == b"model"
 
     @WAYS
-    def test_the_workers_find_their_environment(self, bench: Bench, backend: str | None) -> None:
+    def test_workers_get_the_documented_environment_variables(self, bench: Bench, backend: str | None) -> None:
         run = bench.plain(backend)
         job = run.record().job
         assert job is not None
@@ -100,7 +100,7 @@ class CompletingChecks:
             assert what["mpi_sum"] in (None, what["sum"])
         assert len(paths) == 1, "all nodes see the run at the same path and the first node at the same address"
 
-    def test_several_runs_at_once_do_not_disturb_each_other(self, bench: Bench) -> None:
+    def test_runs_at_the_same_time_have_separate_outputs_and_logs(self, bench: Bench) -> None:
         script = "import os\nopen('outputs/mine', 'w').write(os.environ['PACELINE_RUN_ID'])\nprint('done')\n"
         runs = [bench.submit(script) for _ in range(2)]
         for run in runs:
@@ -110,7 +110,7 @@ class CompletingChecks:
         assert [text_of(run.folder.live_log(0)) for run in runs] == ["done\n"] * 2
 
     @WAYS
-    def test_a_run_whose_worker_was_killed_starts_over(self, bench: Bench, backend: str | None) -> None:
+    def test_a_run_whose_worker_was_killed_makes_a_second_attempt(self, bench: Bench, backend: str | None) -> None:
         run = bench.finish(scripts.KILLED_ONCE, backend, max_restarts=1)
 
         assert run.status == states.COMPLETED, bench.story(run)
@@ -136,7 +136,7 @@ class ReadingChecks:
     If nodes do not share the run's folder, each read copies the files to this machine.
     """
 
-    def test_a_run_can_be_read_while_it_goes_on(self, bench: Bench) -> None:
+    def test_metrics_logs_and_outputs_can_be_read_while_a_run_runs(self, bench: Bench) -> None:
         run, copy = bench.submit(scripts.LEAVE_AND_WAIT), bench.target.folder / "early.txt"
 
         def until(condition: Callable[[], bool], what: str) -> None:

@@ -81,7 +81,7 @@ class EndingChecks:
         assert bench.wait_for_end(run) == states.CANCELED
         assert run.record().attempts == ()
 
-    def test_a_run_is_canceled_at_once(self, bench: Bench) -> None:
+    def test_a_run_canceled_right_after_its_submission_ends_as_canceled(self, bench: Bench) -> None:
         run = bench.submit(scripts.HOLD, bench.target.backends[0] if bench.target.backends else None)
         run.cancel()
 

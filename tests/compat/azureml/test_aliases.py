@@ -56,7 +56,7 @@ def test_importing_paceline_azureml_provides_the_azureml_modules():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_worker_with_the_shim_folder_on_its_path_imports_azureml(real):
+def test_paceline_modules_are_imported_as_azureml_if_the_alias_folder_is_on_pythonpath(real):
     done = python(SAME, SHIM, real)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -84,7 +84,7 @@ def test_alias_package_precedes_the_real_sdk(real, first):
         ("azureml.contrib.pipeline.steps", "azureml.pipeline.steps"),
     ],
 )
-def test_missing_module_names_the_alternative(name, instead):
+def test_importing_an_unsupported_azureml_module_raises_an_error_that_names_the_alternative(name, instead):
     done = python(f"import paceline.azureml, importlib\nimportlib.import_module({name!r})")
     last = done.stderr.strip().splitlines()[-1]
     assert "ModuleNotFoundError: No module named 'azureml." in last
@@ -142,7 +142,7 @@ def test_submodules_are_not_loaded_for_programs_without_azureml():
     assert done.stdout == "None\n"
 
 
-def test_driver_module_is_found_in_the_working_directory(tmp_path):
+def test_python_m_paceline_azureml_with_m_runs_a_module_from_the_working_directory(tmp_path):
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs" / "__init__.py").touch()
     (tmp_path / "jobs" / "helper.py").write_text("import azureml.core\nX = azureml.core.__name__\n")

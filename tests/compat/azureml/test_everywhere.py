@@ -30,7 +30,7 @@ def python(code, folder):
 
 
 @pytest.mark.promise("one-command-gives-them-program")
-def test_azureml_names_are_installed_into_and_removed_from_the_environment(tmp_path, monkeypatch, capsys):
+def test_azureml_install_adds_alias_modules_to_site_packages_and_uninstall_removes_them(tmp_path, monkeypatch, capsys):
     site = tmp_path / "site-packages"
     monkeypatch.setattr(everywhere, "_folders", lambda: [site])
     for package in ("core", "mlflow"):

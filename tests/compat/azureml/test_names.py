@@ -149,7 +149,7 @@ except UserErrorException as error:
 """
 
 
-def test_every_renamed_module_can_be_imported():
+def test_every_module_in_the_list_of_azureml_aliases_can_be_imported():
     run_python(
         "import importlib, paceline.azureml\n"
         "from paceline.compat.azureml.aliases import RENAMED\n"

@@ -73,7 +73,7 @@ def test_packages_that_only_conda_has_need_a_conda_environment(notes, monkeypatc
     assert any("ffmpeg=7 are left out" in text for text in again.all())
 
 
-def test_request_for_another_python_version_adds_a_note(notes):
+def test_request_for_another_python_version_is_ignored_with_a_note(notes):
     spec_of(made(python_version="3.6.2"), notes)
     assert notes.all() == (f"Python 3.{sys.version_info[1]} is used instead of the requested 3.6.2.",)
 

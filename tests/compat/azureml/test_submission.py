@@ -60,7 +60,7 @@ def test_process_count_that_nodes_cannot_share_evenly_is_refused(ws):
         ScriptRunConfig("src", "train.py", distributed_job_config="mpi")
 
 
-def test_changes_of_a_run_configuration_apply_until_submission(ws):
+def test_run_configuration_changed_before_submission_is_used_for_the_submitted_job(ws):
     config = ScriptRunConfig(source_directory="src", script="train.py")
     ComputeTarget.create(ws, "cluster", AmlCompute.provisioning_configuration())
     config.run_config.target = ComputeTarget(ws, "cluster")

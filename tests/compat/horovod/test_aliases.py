@@ -108,7 +108,7 @@ def test_every_module_is_identical_under_both_names():
     )
 
 
-def test_shim_folder_on_the_path_makes_horovod_importable():
+def test_every_horovod_module_can_be_imported_if_the_alias_folder_is_on_pythonpath():
     require_module("torch")
     assert run_with_torch(IMPORT_ALL, paceline.compat.shim_dir()) == "ok"
 
@@ -149,7 +149,7 @@ def test_uninstalled_alias_is_no_longer_importable():
     assert run(code) == "None"
 
 
-def test_missing_modules_name_the_reason():
+def test_importing_an_unsupported_horovod_module_raises_an_error_that_names_the_reason():
     answers = {
         "mxnet": "MXNet is retired",
         **dict.fromkeys(

@@ -214,7 +214,7 @@ def test_worker_gets_a_file_dataset_of_the_downloaded_folder(data, workspace):
     assert (found.name, found.version, found.fingerprint) == ("d", 1, reference.fingerprint)
 
 
-def test_worker_gets_a_table_with_its_steps_from_the_downloaded_folder(data, workspace):
+def test_worker_reads_a_downloaded_tabular_dataset_with_its_row_and_column_selection_applied(data, workspace):
     table = Dataset.Tabular.from_delimited_files("data").skip(1).keep_columns("x").register(workspace, "t")
     found = opened(table.as_named_input("rows"), data)
     assert isinstance(found, TabularDataset)
@@ -225,7 +225,7 @@ def test_worker_gets_a_table_with_its_steps_from_the_downloaded_folder(data, wor
     assert xs(opened(DataReference.from_json(sent), data)) == [2, 3, 4]
 
 
-def test_table_format_defaults_to_the_file_extensions(data, tmp_path):
+def test_table_format_is_inferred_from_file_extensions_and_mixed_extensions_raise_an_error(data, tmp_path):
     assert xs(TabularDataset.from_folder(ROWS, data)) == [1, 2, 3, 4]
     write_tree(tmp_path, {"odd/a.csv": "x\n1\n", "odd/b.xyz": ""})
     with pytest.raises(DataError, match=r"file extensions \['\.csv', '\.xyz'\]"):

@@ -53,7 +53,7 @@ def test_description_and_tags_of_a_version_are_updated(workspace, files):
         files.update(tags={})
 
 
-def test_registered_table_keeps_its_read_options_and_steps(workspace, files):
+def test_registered_tabular_dataset_keeps_its_read_options_and_row_and_column_selection(workspace, files):
     table = Dataset.Tabular.from_delimited_files("data", separator=";").random_split(0.5, seed=3)[0].keep_columns(["x"])
     table.register(workspace, "t")
     found = Dataset.get_by_name(workspace, "t")

@@ -125,7 +125,7 @@ def test_sample_occurs_at_every_position_equally_often(length):
         _is_uniform(np.bincount(orders[:, position], minlength=length))
 
 
-def test_neighbours_in_the_order_are_not_neighbours_in_the_data():
+def test_adjacent_samples_of_the_shuffled_order_are_uncorrelated_in_their_dataset_index():
     order = np.asarray(GlobalOrder(100_000, 5, 6)[:])
     steps = (order[1:] - order[:-1]) % 100_000
     _is_uniform(np.bincount(steps * 64 // 100_000, minlength=64))

@@ -152,7 +152,7 @@ def test_saving_sampler_state_within_an_epoch_requires_the_number_of_consumed_sa
         sampler.state_dict()
 
 
-def test_advance_by_the_samples_of_all_ranks_instead_of_one_is_refused():
+def test_sampler_advance_refuses_more_samples_than_its_own_rank_has_drawn():
     sampler = DistributedSampler(100, 0, 2)
     drawn = iter(sampler)
     for _ in range(8):
@@ -323,7 +323,7 @@ def test_a_data_loader_gives_the_samples_in_order_and_resumes_them(workers):
     assert [sample for batch in loader for sample in batch.tolist()] == expected[12:]
 
 
-def test_sampler_works_inside_a_batch_sampler():
+def test_batch_sampler_over_the_distributed_sampler_yields_batches_of_the_samples_of_the_rank():
     data = pytest.importorskip("torch.utils.data")
     sampler = DistributedSampler(10, 0, 2, shuffle=False)
     batches = data.BatchSampler(sampler, batch_size=2, drop_last=True)

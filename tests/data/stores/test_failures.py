@@ -90,7 +90,7 @@ def test_storage_error_names_store_file_reason_and_next_step():
     ],
     ids=["refused", "no-host", "503", "denied", "missing", "full"],
 )
-def test_unreachable_store_and_refusal_raise_different_errors(error, is_away):
+def test_unreachable_datastore_raises_engine_error_but_denied_access_or_a_missing_file_does_not(error, is_away):
     told = translated(error, RECORD, Secrets(), "reading 'x'")
     assert isinstance(told, EngineError) is is_away
     # A handler of unavailable data also handles this error.

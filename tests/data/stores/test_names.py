@@ -17,7 +17,7 @@ def test_unusual_but_valid_file_name_is_accepted(name):
 @pytest.mark.parametrize(
     "name", ["", "..", "../a", "a/../b", "/etc/passwd", "a//b", "a/", "./a", "a\0b", "x" * 256, "é" * 128]
 )
-def test_escaping_or_invalid_file_name_is_refused(name):
+def test_invalid_or_absolute_file_name_or_one_with_dot_dot_is_refused(name):
     with pytest.raises(DataError, match="Rename it there"):
         check_relative(name, "the store")
 

@@ -46,7 +46,7 @@ def test_cached_file_modified_by_a_script_is_not_reused(cache, tmp_path, content
     assert (tmp_path / "seen").read_bytes() == content, "the script keeps what it wrote"
 
 
-def test_cache_key_depends_on_store_version_and_size(cache):
+def test_cache_key_of_a_file_depends_on_its_datastore_its_version_and_its_size(cache):
     keys = {
         cache.key(*values)
         for values in (("s", "p", "1", 1), ("s", "p", "2", 1), ("s", "p", "1", 2), ("t", "p", "1", 1))

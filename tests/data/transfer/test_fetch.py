@@ -177,7 +177,7 @@ def test_fetching_from_a_memory_store_is_refused(workspace, take):
         take(store.path().as_download())
 
 
-def test_files_without_a_version_are_fetched_each_time(workspace, proxied, take, web):
+def test_http_files_without_etag_and_last_modified_are_fetched_again_each_time(workspace, proxied, take, web):
     from tests.data.servers import Answer
 
     write_tree(web.folder, {"a": b"1"})

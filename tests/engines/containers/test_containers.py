@@ -230,7 +230,7 @@ def test_files_in_the_run_folder_belong_to_the_submitting_user(runs):
     assert (found.st_uid, found.st_gid) == (os.getuid(), os.getgid())
 
 
-def test_shm_size_is_the_size_of_shared_memory(runs):
+def test_shm_size_option_sets_the_size_of_dev_shm_in_the_container(runs):
     script = "import os; f = os.statvfs('/dev/shm'); open('outputs/x', 'w').write(str(f.f_blocks * f.f_frsize))"
     launch = runs.launch(script)
     assert runs.finish(launch, shm_size="48m") == [0]
@@ -241,7 +241,7 @@ def test_shm_size_is_the_size_of_shared_memory(runs):
     assert int(output(another, "x")) == host.f_blocks * host.f_frsize
 
 
-def test_workers_of_a_node_share_memory_of_the_given_size(runs):
+def test_two_workers_in_containers_on_one_node_share_one_dev_shm_of_the_given_size(runs):
     launch = runs.launch(
         """\
         import os, time
@@ -276,7 +276,7 @@ def test_an_images_own_entry_point_is_not_run(runs):
     assert log(launch) == "the script\n"
 
 
-def test_variable_values_of_containers_are_not_on_a_command_line(runs):
+def test_environment_variable_values_of_a_container_appear_on_no_command_line(runs):
     secret = "hunter2-" + os.urandom(8).hex()
     launch = runs.launch(WAITS, environment_variables={"TOKEN": secret})
     [started] = runs.start(launch)
@@ -344,7 +344,7 @@ def test_script_exit_code_passes_through_the_container(runs, code):
     assert (launch.run_dir / "attempts" / "1" / "start_0.json").exists()
 
 
-def test_a_signal_to_the_client_reaches_the_script(runs):
+def test_sigterm_to_the_podman_or_docker_client_reaches_the_script_in_the_container(runs):
     code = 0
     # Between its script's start and handing signals on, podman takes them itself and ends with 0.
     for _ in range(5):
@@ -360,7 +360,7 @@ def test_a_signal_to_the_client_reaches_the_script(runs):
     wait_until(lambda: not runs.machine.containers(), "the container is gone")
 
 
-def test_a_script_that_is_killed_ends_with_the_signals_code(runs):
+def test_exit_code_is_137_if_the_script_in_a_container_is_killed_by_sigkill(runs):
     launch = runs.launch(WAITS)
     [started] = runs.start(launch)
     wait_until(is_there(launch, "pid"), "the script runs")
@@ -368,7 +368,7 @@ def test_a_script_that_is_killed_ends_with_the_signals_code(runs):
     assert wait(started) == 137
 
 
-def test_container_of_a_killed_client_is_removed(runs):
+def test_container_of_a_killed_podman_or_docker_client_keeps_running_until_it_is_removed(runs):
     launch = runs.launch(WAITS)
     [started] = runs.start(launch)
     wait_until(is_there(launch, "pid"), "the script runs")
@@ -384,7 +384,7 @@ def test_container_of_a_killed_client_is_removed(runs):
 
 
 @only_podman
-def test_container_processes_are_descendants_of_their_starter(runs):
+def test_killing_all_descendants_of_the_process_that_started_a_container_kills_its_processes(runs):
     """A supervisor or its guardian that kills its descendants kills them, with processes that the script left."""
     launch = runs.launch(
         """\
@@ -405,7 +405,7 @@ def test_container_processes_are_descendants_of_their_starter(runs):
     assert runs.machine.containers() == []
 
 
-def test_leftover_processes_end_with_their_container(runs):
+def test_background_process_left_by_a_script_is_killed_when_its_container_is_removed(runs):
     launch = runs.launch(
         """\
         import os, subprocess, sys, time
@@ -420,7 +420,7 @@ def test_leftover_processes_end_with_their_container(runs):
     wait_until(lambda: not processes.is_alive(int(output(launch, "pid"))), "the script's child is gone")
 
 
-def test_container_killed_during_creation_leaves_nothing(runs):
+def test_killing_a_container_start_at_any_moment_leaves_no_container_and_no_process(runs):
     for delay_ms in (15, 50, 80, 110, 150, 220):
         launch = runs.launch("import time; time.sleep(600)")
         runs.start(launch)
@@ -445,7 +445,7 @@ def test_python_of_an_image_is_detected(engine, machine):
     assert machine.containers() == []
 
 
-def test_an_image_without_python_is_refused_by_name(engine, machine):
+def test_image_without_python_is_refused_with_the_image_name_in_the_error(engine, machine):
     with pytest.raises(LauncherError, match=r"bare:1' has no program 'python3' .*not found"):
         probe(engine, machine, WITHOUT_PYTHON)
     assert machine.containers() == []
@@ -458,14 +458,14 @@ def test_an_image_with_an_old_python_is_refused_with_its_version(engine, machine
 
 
 @only_podman
-def test_image_probe_accepts_another_interpreter_of_the_image_by_its_path(engine, machine):
+def test_image_probe_accepts_the_path_of_another_python_interpreter_in_the_image(engine, machine):
     found = probe(engine, machine, OLD_PYTHON, python="/usr/bin/python3")
     assert found is not None
     assert found.version >= (3, 10)
 
 
 @only_podman
-def test_interpreter_of_an_image_that_is_no_python_is_refused(engine, machine):
+def test_interpreter_path_in_an_image_is_refused_if_the_program_is_not_python(engine, machine):
     with pytest.raises(LauncherError, match=r"its '/usr/bin/cat' does not run as Python 3\.10 or later does"):
         probe(engine, machine, python="/usr/bin/cat")
 
@@ -488,7 +488,7 @@ def test_missing_image_is_refused_with_the_error_of_the_engine(engine, machine):
 
 
 @only_podman
-def test_localhost_image_is_not_pulled(engine, machine):
+def test_missing_image_with_a_localhost_name_is_refused_without_a_pull(engine, machine):
     with pytest.raises(LauncherError, match="has no such image on this machine"):
         containers.check_image(engine, "localhost/missing:1", print)
 
@@ -591,7 +591,7 @@ def test_killed_installation_leaves_no_package_layer_and_is_repeated(layer, engi
 
 
 @only_podman
-def test_exact_versions_are_installed_without_dependencies(layer, tmp_path):
+def test_packages_pinned_to_exact_versions_are_installed_in_an_image_without_their_dependencies(layer, tmp_path):
     wheel(tmp_path / "index", requires="Requires-Dist: missing\n")
     assert layer("tiny==1.0", is_exact=True).packages == ("tiny==1.0",)
 
@@ -642,7 +642,7 @@ def test_workers_run_in_the_image_of_the_run(own_podman, lab):
 
 
 @only_podman
-def test_secret_of_a_container_run_is_in_no_file_and_outside_links_are_not_followed(
+def test_container_run_writes_its_secret_to_no_file_and_does_not_copy_files_behind_outside_symlinks(
     own_podman, lab, tmp_path, monkeypatch
 ):
     """A link to what only the host has must not make the host read it; the engine shows the secret in the container's variables
@@ -701,7 +701,7 @@ def test_pythonpath_of_the_submitting_shell_does_not_reach_the_container(own_pod
 
 
 @only_podman
-def test_workers_of_a_run_share_memory_of_the_requested_size(own_podman, lab):
+def test_workers_of_a_container_run_share_one_dev_shm_of_the_requested_size(own_podman, lab):
     run = lab.complete(
         KEEP + "found = os.statvfs('/dev/shm'); keep([found.f_blocks * found.f_frsize, os.stat('/dev/shm').st_dev])",
         custom_docker_image=IMAGE,
@@ -789,7 +789,7 @@ def test_cancel_reaches_the_script_in_its_container(own_podman, lab):
 
 @only_podman
 @pytest.mark.parametrize("delay_ms", [pytest.param(0, marks=pytest.mark.proof), 60])
-def test_container_client_that_exits_with_0_before_its_script_starts_has_failed(own_podman, lab, delay_ms):
+def test_run_fails_if_podman_exits_with_0_before_the_script_in_the_container_starts(own_podman, lab, delay_ms):
     # Story: podman ends with 0 at a SIGTERM while it makes its container, and the run was Completed.
     run = lab.submit(WAITS, custom_docker_image=IMAGE)
     name = f"paceline-{run.id}-1-0"

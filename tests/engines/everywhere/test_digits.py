@@ -85,7 +85,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 # The hosts of the next test train the same in less time.
 @pytest.mark.proof
 @pytest.mark.parametrize("way", ["ssh", "slurm", "ray, shared folder"])
-def test_training_on_an_engine_reaches_the_same_loss_as_on_this_machine(
+def test_digits_training_over_ssh_slurm_or_ray_reaches_the_same_loss_as_on_this_machine(
     way: str, here: dict[str, Any], request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with place(way, request, tmp_path, monkeypatch) as there:

@@ -115,7 +115,9 @@ def check(there: Place, run: pl.Run, store: Path, package: str) -> None:
 
 
 @pytest.mark.promise("job-packages-inputs-output-runs")
-def test_job_with_packages_inputs_and_an_output_runs_on_each_engine(there: Place, tmp_path: Path) -> None:
+def test_job_with_packages_inputs_and_an_output_runs_on_each_kind_of_compute_target(
+    there: Place, tmp_path: Path
+) -> None:
     with web(there.address, there.lab.folder / "store") as url:
         (there.lab.folder / "store").mkdir()
         values = given(there, url)
@@ -141,7 +143,7 @@ def test_job_with_packages_inputs_and_an_output_runs_on_each_engine(there: Place
 
 
 @pytest.mark.parametrize("way", ["slurm, login host", "ray"])
-def test_locally_detectable_errors_are_refused_before_sending(
+def test_submission_is_refused_before_files_are_sent_if_an_input_is_missing_or_an_output_exists(
     way: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "store" / "m").mkdir(parents=True)

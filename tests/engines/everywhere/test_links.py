@@ -71,7 +71,7 @@ def there(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.promise("link-counts-leads-none-leads")
-def test_output_symlinks_are_resolved_on_their_node_and_never_to_files_of_the_submitter(there: Place) -> None:
+def test_symlinks_in_outputs_are_resolved_on_the_node_and_links_to_outside_files_are_left_out(there: Place) -> None:
     lab, gate = there.lab, there.folder / "gate"
     # Of the submitting machine; on nodes that do not see it there is nothing of this name.
     (lab.folder / "only-here.txt").write_text("secret")

@@ -91,7 +91,7 @@ DATA = {
 
 @pytest.mark.promise("machines-do-see-project-data", "run-writes-beside-outputs-other")
 @pytest.mark.parametrize("there", ["ssh", "slurm, login host", "ray"], indirect=True)
-def test_ignored_data_is_sent_to_nodes_without_secrets_results_and_large_files(
+def test_gitignored_project_data_is_sent_to_nodes_except_secrets_and_large_files(
     there: Place, cli: Cli, tmp_path: Path
 ) -> None:
     project = made(Layout(command=("train.py",), files=DATA), tmp_path)

@@ -37,7 +37,7 @@ APART = ("ssh", pytest.param("slurm, login host", marks=pytest.mark.proof), "ray
 
 
 @pytest.mark.parametrize("way", APART)
-def test_a_promoted_trial_finds_its_checkpoints_on_its_nodes(
+def test_trial_promoted_by_asha_resumes_from_its_earlier_checkpoints_on_the_nodes(
     way: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with place(way, request, tmp_path, monkeypatch) as there:

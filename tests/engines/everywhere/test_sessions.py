@@ -170,7 +170,7 @@ def test_session_with_an_occupied_port_or_invalid_setting_starts_no_run(there: T
 
 
 @pytest.mark.parametrize("there", ["slurm"], indirect=True)
-def test_interrupted_wait_for_a_shell_cancels_its_session(there: There) -> None:
+def test_ctrl_c_while_waiting_for_a_queued_shell_session_cancels_the_session(there: There) -> None:
     # The job can't begin within the test.
     settings = {"options": ["--begin=now+1hour"], "time": "10"}
     add(there.place.lab.workspace_dir, Configured(name="there", kind="slurm", settings=settings), replace=True)

@@ -60,7 +60,7 @@ def controllers(engine: SlurmLab | RayLab, run: SweepRun) -> dict[int, str]:
 
 @pytest.mark.promise("sweep-s-controller-may-job")
 @pytest.mark.parametrize("way", ["slurm", "ray, shared folder"])
-def test_killed_sweep_controller_that_runs_as_an_engine_job_is_replaced(
+def test_killed_sweep_controller_is_replaced_if_it_ran_as_a_slurm_or_ray_job(
     way: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = request.getfixturevalue(WAYS[way][0])
@@ -94,7 +94,7 @@ def test_killed_sweep_controller_that_runs_as_an_engine_job_is_replaced(
 
 @pytest.mark.promise("sweep-s-controller-may-job")
 @pytest.mark.parametrize("way", ["slurm, login host", "ray"])
-def test_sweep_controller_on_an_engine_that_cannot_see_the_workspace_is_refused(
+def test_sweep_controller_job_is_refused_if_its_slurm_or_ray_target_cannot_see_the_workspace(
     way: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with place(way, request, tmp_path, monkeypatch) as there:
@@ -106,7 +106,7 @@ def test_sweep_controller_on_an_engine_that_cannot_see_the_workspace_is_refused(
 # By its parameter the test is one of Slurm's, and starts no second cluster beside another engine.
 @pytest.mark.promise("sweep-s-controller-may-job")
 @pytest.mark.parametrize("way", ["slurm"])
-def test_ending_the_controllers_job_ends_the_sweep(
+def test_scancel_of_the_sweep_controllers_slurm_job_cancels_the_sweep_and_its_trials(
     way: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = request.getfixturevalue("slurm_cluster")

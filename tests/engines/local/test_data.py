@@ -280,7 +280,7 @@ def test_input_and_output_options_of_the_command_line_transfer_data(
     assert [shown["data"]["inputs"][0]["name"], shown["data"]["outputs"][0]["name"]] == ["train", "out"]
 
 
-def test_uncreatable_data_cache_fails_the_run_with_cause_data(
+def test_run_fails_with_failure_cause_data_if_its_data_cache_folder_cannot_be_created(
     lab: Lab, store: pl.Datastore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()

@@ -79,7 +79,7 @@ def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace_period(lab: Lab
 
 
 @pytest.mark.promise("cancel-gives-workers-their-grace")
-def test_the_grace_period_is_enough_to_save_a_checkpoint(lab: Lab, parent: dict[str, Any]) -> None:
+def test_worker_can_save_a_checkpoint_during_the_grace_period_after_a_cancel(lab: Lab, parent: dict[str, Any]) -> None:
     # The worker's children (data loaders) live on meanwhile: only the worker gets the signal.
     script = """
         import os, signal, subprocess, sys, time
@@ -106,7 +106,7 @@ def test_the_grace_period_is_enough_to_save_a_checkpoint(lab: Lab, parent: dict[
     assert saved == {f"rank_{rank}": "all of it" for rank in ranks}
 
 
-def test_survivors_of_a_failed_rank_get_their_grace_period(lab: Lab) -> None:
+def test_other_ranks_get_a_grace_period_before_they_are_ended_when_one_rank_fails(lab: Lab) -> None:
     script = """
         import os, signal, sys, time
         if os.environ["PACELINE_RANK"] == "1":
@@ -210,7 +210,7 @@ def test_run_continues_after_its_submitting_program_ended(lab: Lab, how: str) ->
     assert log_text(run) == "went on\n"
 
 
-def test_a_hangup_or_interrupt_of_the_supervisor_cancels_the_run(lab: Lab) -> None:
+def test_sigterm_to_the_supervisor_process_cancels_the_run(lab: Lab) -> None:
     run = lab.submit(SLEEP)
     wait_for_status(run, states.RUNNING)
     os.kill(run.record().owner["pid"], 15)
@@ -243,7 +243,7 @@ def test_interrupting_wait_for_completion_does_not_end_the_run(lab: Lab) -> None
 
 
 @pytest.mark.promise("daemon-left-output-ends-next")
-def test_daemon_of_a_run_is_killed_by_the_next_reader_if_both_supervisor_processes_died(lab: Lab) -> None:
+def test_daemon_of_a_run_is_killed_when_the_run_is_next_read_after_both_supervisor_processes_died(lab: Lab) -> None:
     # `env -i setsid sleep`: its output alone leads back to the run.
     run = lab.submit(DAEMON + f"import time\ndaemon()\n{SLEEP}")
     daemon = int(wait_for_file(run.folder.outputs / "daemon_0"))

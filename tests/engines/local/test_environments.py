@@ -83,7 +83,7 @@ def test_isolated_environment_has_its_own_packages_and_no_others(
     assert missing.failure.exception == "ModuleNotFoundError: No module named 'click'"
 
 
-def test_script_gets_its_own_pythonpath_and_path(lab: Lab, spam: str, tmp_path: Path) -> None:
+def test_pythonpath_and_path_set_in_the_job_reach_its_script(lab: Lab, spam: str, tmp_path: Path) -> None:
     run = lab.complete(LOOK, pip_packages=[spam], environment_variables={"PYTHONPATH": str(tmp_path), "PATH": "/bin"})
     assert str(tmp_path) in seen(run)["path"]
     assert seen(run)["env"]["PATH"] == "/bin"

@@ -184,7 +184,7 @@ def test_traceback_of_a_syntax_error_shows_the_line_and_no_paceline_frames(lab: 
 
 
 @BELOW_THE_SUPERVISOR
-def test_a_missing_import_is_named(lab: Lab, parent: dict[str, Any]) -> None:
+def test_failure_report_names_the_module_that_could_not_be_imported(lab: Lab, parent: dict[str, Any]) -> None:
     run = lab.finish("def main():\n    import nonesuch\nmain()\n", **parent)
 
     report = failed(run)

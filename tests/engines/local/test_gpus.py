@@ -27,18 +27,20 @@ def backend(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 @pytest.mark.promise("runs-share-cores-gpus-order")
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_each_worker_sees_its_own_gpu(lab: Lab, backend: dict[str, Any], nodes: int) -> None:
+def test_each_worker_sees_only_its_own_gpu_by_default(lab: Lab, backend: dict[str, Any], nodes: int) -> None:
     run = lab.complete(LOOK, node_count=nodes, process_count_per_node=4 // nodes, **backend)
     assert [seen(run, rank) for rank in range(4)] == ["0", "1", "GPU-5f", "3"]
 
 
-def test_each_worker_sees_all_gpus_of_its_node(lab: Lab, backend: dict[str, Any]) -> None:
+def test_each_worker_sees_all_gpus_of_its_node_if_gpu_visibility_is_node(lab: Lab, backend: dict[str, Any]) -> None:
     run = lab.complete(LOOK, node_count=2, process_count_per_node=2, gpu_visibility="node", **backend)
     assert [seen(run, rank) for rank in range(4)] == ["0,1", "0,1", "GPU-5f,3", "GPU-5f,3"]
 
 
 @pytest.mark.promise("runs-ask-share-gpu-same")
-def test_runs_share_a_gpu_concurrently(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_with_gpu_share_below_1_use_one_gpu_at_the_same_time_as_far_as_the_shares_fit(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(GPUS_VARIABLE, "GPU-5f")
     # Each waits for the other, which has to run meanwhile.
     script = LOOK + (

@@ -90,7 +90,9 @@ def test_worker_runs_on_another_python_version_than_the_submitter(lab: Lab, anot
     assert str(child.get_metrics()) == "{'a': nan}"
 
 
-def test_worker_uses_its_python_under_each_launcher(lab: Lab, parent: dict[str, Any], any_other: str) -> None:
+def test_workers_run_under_the_requested_python_with_each_launcher(
+    lab: Lab, parent: dict[str, Any], any_other: str
+) -> None:
     python = any_other
     run = lab.complete(LOOK.split("run.tag")[0], python=python, **parent)
 
@@ -110,7 +112,7 @@ def test_too_old_or_missing_python_is_refused_at_submission(lab: Lab) -> None:
     assert not (lab.workspace_dir / "runs").exists() or not os.listdir(lab.workspace_dir / "runs")
 
 
-def test_venv_interpreter_without_packages_sees_none_of_the_submitting_python(lab: Lab) -> None:
+def test_worker_in_an_empty_venv_cannot_import_packages_of_the_submitting_python(lab: Lab) -> None:
     # The same interpreter, but a fresh virtual environment of it: only its own packages are there.
     venv = lab.folder / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)

@@ -204,7 +204,7 @@ time.sleep(600)
 
 
 @pytest.mark.promise("memory-kernel-takes-recognised")
-def test_a_worker_that_the_kernel_kills_for_memory_is_recognised(
+def test_failure_cause_is_memory_if_the_kernel_oom_killer_kills_a_worker(
     lab: Lab, limit_memory: Callable[[int], None], parent: dict[str, Any]
 ) -> None:
     lab.write(TAKE_ALL)
@@ -230,7 +230,7 @@ def test_a_worker_that_the_kernel_kills_for_memory_is_recognised(
     assert f"Rank {report.rank} held " in report.message
 
 
-def test_a_memory_error_of_pythons_own_is_recognised(lab: Lab) -> None:
+def test_failure_cause_is_memory_if_the_script_raises_memory_error(lab: Lab) -> None:
     script = f"""
         import resource
         resource.setrlimit(resource.RLIMIT_DATA, ({100 * MIB}, {100 * MIB}))

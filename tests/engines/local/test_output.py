@@ -97,7 +97,7 @@ def test_worker_that_prints_100_megabytes_loses_nothing_and_does_not_slow_anothe
     assert done.stdout == f"{100 << 20} {run.folder.live_log(1).stat().st_size}\n"
 
 
-def test_the_failure_report_of_a_worker_that_printed_much_is_short(lab: Lab) -> None:
+def test_failure_report_stays_short_if_the_worker_printed_megabytes_of_output(lab: Lab) -> None:
     run = lab.finish("import os, sys\nos.write(1, b'y' * 5_000_000 + b'\\n')\nprint('last words')\nos._exit(3)\n")
 
     assert run.failure is not None

@@ -295,7 +295,7 @@ def test_killed_training_resumes_from_a_step_kept_in_memory(lab: Lab) -> None:
     assert [log_text(run, rank) for rank in (0, 1)] == ["True []\n"] * 2
 
 
-def test_run_with_warm_off_starts_attempts_without_forking(lab: Lab) -> None:
+def test_restarted_attempt_is_not_forked_if_warm_is_off(lab: Lab) -> None:
     run = lab.submit(FORKED, max_restarts=1, warm="off", environment_variables={"WAITS": "1"})
     wait_for_end(run)
     assert log_text(run, 0) == "cold []\n"

@@ -75,7 +75,9 @@ def test_classes_defined_in_the_script_can_be_pickled(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_multiprocessing_works_in_a_script(lab: Lab, parent: dict[str, Any], method: str) -> None:
+def test_script_can_use_a_multiprocessing_pool_whose_processes_log_metrics(
+    lab: Lab, parent: dict[str, Any], method: str
+) -> None:
     # spawn imports the script again, as __mp_main__.
     script = f"""
         import multiprocessing as mp
@@ -97,7 +99,9 @@ def test_multiprocessing_works_in_a_script(lab: Lab, parent: dict[str, Any], met
 
 
 @BELOW_THE_SUPERVISOR
-def test_script_imports_its_own_modules_named_like_those_of_the_worker(lab: Lab, parent: dict[str, Any]) -> None:
+def test_script_imports_its_own_module_if_paceline_has_a_module_of_the_same_name(
+    lab: Lab, parent: dict[str, Any]
+) -> None:
     # As far as Python itself survives it: what the script imports is the source's, what Paceline needs is Paceline's.
     names = "paceline worker report script select runs job plan processes errors monitor ranks cli targets launchers"
     files = {f"{name}.py": f"WHOSE = 'the source, {name}'\n" for name in [*names.split(), "json", "signal", "types"]}
@@ -188,7 +192,7 @@ def test_exception_in_a_forked_child_does_not_fail_the_worker(lab: Lab, parent: 
 
 
 @BELOW_MPIRUN
-def test_all_ranks_write_to_outputs_at_once(lab: Lab, parent: dict[str, Any]) -> None:
+def test_files_that_all_ranks_write_to_outputs_at_the_same_time_are_all_kept(lab: Lab, parent: dict[str, Any]) -> None:
     script = """
         import os
         rank = os.environ["PACELINE_RANK"]
@@ -227,7 +231,7 @@ def test_script_may_remove_and_recreate_its_outputs_folder(lab: Lab, remove: str
     assert not run.folder.work.exists()
 
 
-def test_files_written_beside_outputs_are_kept(lab: Lab) -> None:
+def test_files_that_the_script_writes_outside_the_outputs_folder_are_kept(lab: Lab) -> None:
     script = """
         import helper
         open("left.txt", "w").write("kept")
@@ -245,7 +249,7 @@ def test_files_written_beside_outputs_are_kept(lab: Lab) -> None:
 
 
 @pytest.mark.promise("source-copied-uncommitted-edits-included")
-def test_script_runs_the_source_of_the_submission(lab: Lab) -> None:
+def test_run_uses_the_source_as_submitted_if_the_source_is_edited_later(lab: Lab) -> None:
     gate = lab.folder / "gate"
     script = f"""
         import os, time

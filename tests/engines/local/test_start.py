@@ -147,7 +147,9 @@ def test_launcher_variables_of_the_submitting_shell_are_dropped(
 
 
 @pytest.mark.promise("user-set-never-overwritten")
-def test_user_variables_are_never_overwritten(lab: Lab, way: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paceline_overwrites_no_environment_variable_that_the_user_has_set(
+    lab: Lab, way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setenv("PYTHONUNBUFFERED", "0")
     mine = {"MASTER_ADDR": "127.0.0.2", "HOROVOD_CROSS_SIZE": "9", "NAME": "a 'b' \"c\" $d `e`\n;ü=", "EMPTY": ""}
@@ -198,7 +200,7 @@ def test_workers_see_the_gpus_of_their_node_and_concurrent_runs_get_different_gp
 
 
 @pytest.mark.promise("tensorflow-s-workers-parameter-servers")
-def test_tensorflow_workers_find_their_cluster(lab: Lab) -> None:
+def test_tf_config_gives_each_tensorflow_worker_its_index_and_the_addresses_of_all_workers(lab: Lab) -> None:
     run = lab.complete(KEEP_ENVIRONMENT, estimator=pl.TensorFlow, node_count=2, distributed_backend="tensorflow")
 
     configs = [json.loads(seen(run, rank)["TF_CONFIG"]) for rank in range(2)]

@@ -131,7 +131,9 @@ def test_two_tensorflow_workers_train_one_model(lab: Lab, tmp_path: Path) -> Non
 
 
 @pytest.mark.promise("strategies-tensorflow-table-names-work")
-def test_fit_under_keras_3_fails_with_alternatives(lab: Lab, at_hand: None) -> None:
+def test_failure_report_suggests_alternatives_if_distributed_model_fit_fails_under_keras_3(
+    lab: Lab, at_hand: None
+) -> None:
     require_engine("keras", find_spec("keras"))
     estimator = pl.TensorFlow(
         EXAMPLE, entry_script="train.py", node_count=2, distributed_backend="tensorflow", environment_variables=QUIET

@@ -89,8 +89,8 @@ class TestRayWithADatastore(ReadingChecks):
 
     bench = TargetConformance.bench
 
-    def test_a_run_can_be_read_while_it_goes_on(self, bench: Bench) -> None:
-        super().test_a_run_can_be_read_while_it_goes_on(bench)
+    def test_metrics_logs_and_outputs_can_be_read_while_a_run_runs(self, bench: Bench) -> None:
+        super().test_metrics_logs_and_outputs_can_be_read_while_a_run_runs(bench)
         (run,) = bench.runs
         assert run.record().canceled_by == user_name()
 

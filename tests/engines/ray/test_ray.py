@@ -147,7 +147,9 @@ def test_exec_runs_a_command_on_the_ray_node_of_a_worker(cluster: RayLab, lab: L
     check_exec(lab.submit(WAITS, **TWO, environment_variables={"MINE": "abc"}))
 
 
-def test_waiting_run_reports_demand_and_a_stopped_job_is_canceled_with_grace(cluster: RayLab, lab: Lab) -> None:
+def test_waiting_run_reports_the_nodes_it_needs_and_ray_job_stop_cancels_a_run_with_a_grace_period(
+    cluster: RayLab, lab: Lab
+) -> None:
     first = lab.submit(WAITING, process_count_per_node=2, **{**TWO, "node_count": 3})
     wait_until_running(first)
     # The run's nodes report at the address that the cluster has for this machine, and at no other.
@@ -228,7 +230,9 @@ def test_failure_names_a_workspace_that_the_ray_cluster_cannot_see(cluster: RayL
 
 
 @pytest.mark.promise("without-shared-folder-everything-ray")
-def test_run_without_a_shared_folder_travels_through_a_datastore(cluster: RayLab, tmp_path: Path) -> None:
+def test_ray_run_without_a_shared_folder_exchanges_its_files_through_a_datastore(
+    cluster: RayLab, tmp_path: Path
+) -> None:
     lab = Lab(tmp_path / NASTY)
     store = cluster.folder / f"store {NASTY}"
     cluster.add_target(lab.workspace_dir, datastore="lab")

@@ -127,7 +127,7 @@ def job_id(run: pl.Run) -> str:
 # mpirun's workers are compared by the suite, and with srun's below.
 @pytest.mark.promise("run-slurm-ray-goes-machine")
 @pytest.mark.parametrize("backend", ["gloo", pytest.param("mpi", marks=pytest.mark.proof)])
-def test_script_on_slurm_gets_the_same_world_as_on_this_machine(
+def test_workers_on_slurm_get_the_same_ranks_and_world_size_variables_as_on_this_machine(
     slurm: SlurmLab, lab: Lab, backend: str, request: pytest.FixtureRequest
 ):
     if backend == "mpi":

@@ -141,7 +141,7 @@ def test_hang_on_two_ssh_hosts_is_detected_and_its_missing_rank_named(ssh_lab: L
 
 
 @pytest.mark.proof
-def test_waiting_run_reports_since_when_the_blocking_run_hangs(
+def test_waiting_run_reports_that_the_run_it_waits_for_hangs_and_since_when(
     ssh_lab: Lab, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     other = Lab(tmp_path / "other")
@@ -211,7 +211,7 @@ print("forked" if "--spare" in open("/proc/self/cmdline").read() else "cold")
 """
 
 
-def test_workers_after_a_killed_worker_are_forked_on_each_host(ssh_lab: Lab, hosts: Hosts) -> None:
+def test_restarted_workers_are_forked_on_each_ssh_host_after_a_worker_was_killed(ssh_lab: Lab, hosts: Hosts) -> None:
     # As on a user's hosts, Paceline is not installed in this interpreter: the run brings it along.
     run = ssh_lab.submit(FORKED, max_restarts=1, python=os.path.realpath(sys.executable), **TWO)
     assert wait_for_end(run) == states.COMPLETED
@@ -236,7 +236,7 @@ def test_run_without_a_spare_host_fails_and_names_the_lost_host(
 
 
 @pytest.mark.promise("two-people-s-runs-one")
-def test_run_of_a_second_user_waits_and_names_the_first(
+def test_run_waits_for_the_hosts_of_another_users_run_and_reports_the_id_of_that_run(
     ssh_lab: Lab, gate: Path, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     # Another person, on another machine for all that the hosts know: nothing is shared but the hosts.
@@ -300,7 +300,9 @@ def kill_agent(hosts: Hosts, name: str) -> None:
     "killed",
     ["both", pytest.param("supervisor", marks=pytest.mark.proof), pytest.param("agents", marks=pytest.mark.proof)],
 )
-def test_prune_fetches_leftovers_of_a_killed_run(ssh_lab: Lab, hosts: Hosts, gate: Path, killed: str) -> None:
+def test_prune_copies_files_left_on_ssh_hosts_by_a_killed_run_back_to_its_run_folder(
+    ssh_lab: Lab, hosts: Hosts, gate: Path, killed: str
+) -> None:
     rank = "os.environ['PACELINE_RANK']"
     folders = "os.environ['PACELINE_OUTPUT_DIR'], os.environ['PACELINE_CHECKPOINT_DIR']"
     wrote = f"import os\nfor at in {folders}:\n open(at + '/of_' + {rank}, 'w').write({rank})\n"
@@ -471,7 +473,7 @@ def test_driver_log_names_the_ssh_host_whose_disk_is_nearly_full(
         hosts.kill("pa0")
 
 
-def test_unresponsive_host_does_not_block_a_probe(
+def test_host_probe_times_out_if_the_ssh_host_stops_answering(
     hosts: Hosts, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probe, "TIMEOUT_S", 3.0)

@@ -24,7 +24,7 @@ def busy() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def test_gpu_of_a_foreign_process_is_named_with_its_owner(
+def test_gpu_used_by_a_process_outside_paceline_is_reported_with_the_owner_of_the_process(
     busy: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uses = {"0": {busy.pid: 40 * 10**9}, "GPU-5a": {busy.pid: 40 * 10**9}, "1": {os.getpid(): 1}, "2": {}}
@@ -38,7 +38,7 @@ def test_gpu_of_a_foreign_process_is_named_with_its_owner(
     assert outside.used_gpus(["0", "1", "2"], {os.getpid()}) == {}
 
 
-def test_cores_of_a_long_running_foreign_process_are_reported_as_used(
+def test_cpu_cores_of_a_long_running_process_outside_paceline_are_reported_as_used(
     busy: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert busy.pid not in outside.used_cores(set()), "it runs for less than a minute"

@@ -26,7 +26,7 @@ def test_stopped_process_has_state_t_and_a_dead_one_has_none():
     assert process_state.state_of(process.pid) is None
 
 
-def test_writer_of_a_full_pipe_names_its_reader():
+def test_process_blocked_writing_to_a_full_pipe_is_reported_with_the_process_that_reads_the_pipe():
     read, write = os.pipe()
     with subprocess.Popen(["cat", "/dev/zero"], stdout=write) as process:
         os.close(write)

@@ -53,7 +53,7 @@ def test_rows_are_divided_almost_equally_among_replicas(rows: int, microbatches:
     assert [sum(of_micro) for of_micro in sizes] == [len(part) for part in torch.zeros(rows).tensor_split(microbatches)]
 
 
-def test_docstring_example_of_piece_sizes_holds() -> None:
+def test_piece_sizes_returns_the_result_shown_in_its_docstring() -> None:
     assert piece_sizes(10, 2, 2) == [[3, 2], [2, 3]]
 
 

@@ -59,7 +59,7 @@ def test_augmentation_with_its_own_generator_is_not_reported() -> None:
     assert read_twice(data.DataLoader(Drawn(own.random), batch_size=2)) == {0: None, 4: None}
 
 
-def test_loader_with_workers_reads_samples_in_a_worker() -> None:
+def test_samples_of_a_loader_with_num_workers_are_read_in_a_worker_process() -> None:
     class Here(Drawn):
         def __getitem__(self, index: int) -> Any:
             assert torch.utils.data.get_worker_info() is not None
@@ -86,7 +86,7 @@ def test_samples_that_differ_only_by_rounding_count_as_equal(other: Callable[[An
     assert are_alike(summarise((x, torch.tensor(3))), summarise((other(x), torch.tensor(3)))) is same
 
 
-def test_complex_tensors_are_compared_as_real_ones() -> None:
+def test_complex_tensors_that_differ_only_in_their_real_part_are_not_equal() -> None:
     x = torch.arange(64.0)
     other = torch.where(x > 40, -x, x)
     assert not are_alike(summarise(x + 0j), summarise(other + 0j))

@@ -193,7 +193,9 @@ def test_checkpoint_folder_is_locked_while_a_checkpoint_is_written(tmp_path: Pat
         saving.abandon()
 
 
-def test_missing_checkpoint_variable_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_checkpoint_dir_environment_variable_raises_parallel_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     with pytest.raises(ParallelError, match="PACELINE_CHECKPOINT_DIR"):
         folders.steps_dir()
     monkeypatch.setenv("PACELINE_CHECKPOINT_DIR", str(tmp_path))

@@ -114,7 +114,7 @@ par.step((x, y))
     assert "KeyError: 'no such lamp'" in ended[0].output
 
 
-def test_rank_that_catches_its_error_does_not_block_the_others(tmp_path: Path) -> None:
+def test_other_ranks_end_with_a_report_if_a_rank_catches_its_step_error_and_continues(tmp_path: Path) -> None:
     code = """
 par = spread(Fails())
 try:

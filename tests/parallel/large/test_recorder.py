@@ -21,7 +21,7 @@ def built() -> Any:
         return models.Built()
 
 
-def test_model_built_empty_keeps_tied_weights_constants_and_initializers() -> None:
+def test_model_built_inside_parallel_empty_keeps_its_tied_weights_constants_and_initializers() -> None:
     model = built()
     assert model.words.weight.is_meta
     assert model.head.weight is model.words.weight
@@ -121,7 +121,7 @@ def test_large_constant_parameter_of_an_empty_model_takes_no_memory() -> None:
     assert found.min().item() == found.max().item() == 0.25
 
 
-def test_models_built_after_the_block_for_empty_models_have_values() -> None:
+def test_models_built_after_leaving_parallel_empty_have_real_weights() -> None:
     with parallel.empty():
         nn.Linear(2, 2)
     assert not nn.Linear(2, 2).weight.is_meta

@@ -10,7 +10,7 @@ import pytest
 from paceline.parallel import strategy
 
 
-def test_weights_copied_to_measure_the_blocks_are_freed() -> None:
+def test_measuring_block_costs_keeps_no_references_to_the_models_weights() -> None:
     # Not above: they load torch, which collecting the tests does not.
     import torch
 
@@ -45,7 +45,7 @@ def test_weights_copied_to_measure_the_blocks_are_freed() -> None:
     assert [name for name, ref in weights.items() if ref() is not None] == []
 
 
-def test_timing_synchronizes_only_a_used_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timer_calls_cuda_synchronize_only_if_cuda_is_initialized(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     from paceline.parallel.pipeline.costs import now

@@ -37,7 +37,7 @@ def test_missing_matplotlib_names_the_install_command(tmp_path: Path, monkeypatc
     assert not (tmp_path / "step.png").exists()
 
 
-def test_text_drawing_aligns_two_digit_microbatches() -> None:
+def test_text_drawing_of_a_pipeline_keeps_columns_aligned_if_microbatch_numbers_have_two_digits() -> None:
     lines = draw_text(simulate("1f1b", 2, 11), 2).splitlines()
     assert "F10" in lines[0]
     first, second = (line.partition("  ")[2] for line in lines)

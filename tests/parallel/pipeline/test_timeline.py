@@ -41,7 +41,7 @@ def test_1f1b_runs_backward_as_early_as_possible() -> None:
     ]
 
 
-def test_interleaved_schedule_passes_each_worker_twice() -> None:
+def test_each_worker_runs_two_stages_per_microbatch_in_the_interleaved_schedule() -> None:
     assert drawn("interleaved", 2, 2, 2) == [
         "0:F0 0:F1 2:F0 2:F1 ..   ..   2:B0 2:B0 ..   2:B1 2:B1 0:B0 0:B0 0:B1 0:B1",
         "..   1:F0 1:F1 3:F0 3:B0 3:B0 3:F1 3:B1 3:B1 1:B0 1:B0 1:B1 1:B1 ..   ..",
@@ -113,7 +113,7 @@ def test_gpipe_worker_with_two_stages_runs_backwards_in_microbatch_order() -> No
     ]
 
 
-def test_interleaved_forward_schedule_has_no_bubbles_after_the_start() -> None:
+def test_interleaved_forward_only_schedule_equals_the_expected_drawing() -> None:
     assert drawn("forward", 2, 3, 2) == [
         "0:F0 0:F1 2:F0 2:F1 0:F2 ..   2:F2 ..",
         "..   1:F0 1:F1 3:F0 3:F1 1:F2 ..   3:F2",

@@ -131,7 +131,7 @@ def test_zero_initialized_weights_do_not_hide_a_wrong_split() -> None:
     assert not plan_of(own.Tokens(pair)).groups
 
 
-def test_output_used_elsewhere_prevents_a_split() -> None:
+def test_linear_pair_is_not_split_if_its_intermediate_output_is_used_elsewhere() -> None:
     class Leaking(own.Pair):
         def forward(self, x: Tensor) -> Tensor:
             hidden = self.up(x)

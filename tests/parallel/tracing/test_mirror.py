@@ -44,7 +44,7 @@ class _Cache(OrderedDict[str, int]):
         self.size = size
 
 
-def test_attributes_kept_restores_a_changed_list_attribute_but_not_a_dict_subclass():
+def test_attributes_kept_restores_a_changed_list_but_not_a_changed_instance_of_a_dict_subclass():
     model = nn.Identity()
     model.cache, model.rows = _Cache(), [1]
     model.cache["a"] = 1

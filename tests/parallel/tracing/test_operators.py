@@ -129,7 +129,7 @@ def test_split_model_with_a_weighted_l1_loss_outside_its_blocks_has_the_whole_mo
 @pytest.mark.proof
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.timeout(1200)
-def test_split_model_with_an_operation_torch_tests_outside_its_blocks_has_equal_output_or_is_refused(
+def test_split_model_with_any_torch_op_db_operation_outside_blocks_has_equal_output_or_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The list with which torch tests itself: functions, methods, operators and their forms in place, with its own samples."""

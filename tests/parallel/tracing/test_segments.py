@@ -56,7 +56,7 @@ def test_stage_parameters_keep_the_models_order() -> None:
     assert len(orders) == 1
 
 
-def test_stages_that_share_a_module_and_its_tensor_are_tied_by_the_module() -> None:
+def test_joining_stages_that_share_a_weight_restores_the_original_module_that_owns_it() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -83,7 +83,7 @@ def test_train_and_eval_reach_the_blocks_of_a_stage() -> None:
     assert all(module.training for module in model.blocks.modules() if isinstance(module, nn.BatchNorm2d))
 
 
-def test_buffers_that_are_not_saved_stay_unsaved() -> None:
+def test_non_persistent_buffers_of_a_model_are_absent_from_the_state_dict_of_its_stages() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()

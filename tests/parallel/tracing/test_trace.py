@@ -566,7 +566,7 @@ def test_blocks_inside_nested_wrappers_are_found(x: Tensor) -> None:
     assert parts.assert_parts_equal_whole(model, x, stages=(2,)) == ["inner.inner.1"]
 
 
-def test_block_hooks_run_and_model_hooks_are_refused(x: Tensor) -> None:
+def test_forward_hook_on_a_block_is_run_and_forward_hook_on_the_whole_model_is_refused(x: Tensor) -> None:
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6))
     model[1].register_forward_hook(lambda module, args, output: output * 2)
     parts.assert_parts_equal_whole(model, x)

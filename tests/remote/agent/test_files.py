@@ -36,7 +36,7 @@ def test_received_tree_keeps_modes_times_and_links(tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_remove_deletes_files_and_links_but_not_the_linked_folder(tmp_path):
+def test_remove_deletes_a_file_or_a_symlink_but_not_the_folder_a_symlink_points_to(tmp_path):
     # Story: the doctor's file that shows which files nodes share stayed on the first node, one more each time.
     write_tree(tmp_path, {"tree/kept": "x", "file": "y"})
     os.symlink(tmp_path / "tree", tmp_path / "link")

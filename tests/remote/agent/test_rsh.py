@@ -30,7 +30,7 @@ def answer(listener: socket.socket, text: bytes, heard: list[bytes]) -> threadin
     return thread
 
 
-def test_rsh_returns_the_exit_code_and_prints_the_error(agent, capsys):
+def test_rsh_program_exits_with_the_exit_code_and_prints_the_error_text_of_the_agents_answer(agent, capsys):
     heard: list[bytes] = []
     thread = answer(agent, b'{"code": 7, "text": "no such host"}\n', heard)
     assert rsh.main(["host", "echo", "a b;"]) == 7

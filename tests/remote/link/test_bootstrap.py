@@ -59,7 +59,7 @@ def test_agent_starts_in_a_folder_with_special_characters(open_link, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
-def test_bootstrap_command_survives_nested_shells(open_link):
+def test_agent_starts_if_the_bootstrap_command_is_quoted_through_two_nested_shells(open_link):
     text = shlex.join(WORDS)
     link = open_link(words=["sh", "-c", f"exec sh -c {shlex.quote(text)}"])
     assert link.run(["echo", "here"]).stdout == b"here\n"
@@ -136,7 +136,7 @@ def test_folder_of_another_user_in_tmp_is_refused(open_link, tmp_path):
         open_link(folder=str(tmp_path / "tmp/node"))
 
 
-def test_node_link_works_over_a_socket(library, tmp_path):
+def test_node_link_over_a_socket_runs_commands_and_ends_the_agent_on_close(library, tmp_path):
     mine, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(WORDS, stdin=theirs, stdout=theirs)

@@ -103,7 +103,7 @@ def test_partitioned_agent_ends_its_processes(open_link, tmp_path):
     wait_until(lambda: link.lost, "the loss")
 
 
-def test_stopped_agent_is_lost_without_blocking_callers(open_link, tmp_path):
+def test_node_is_reported_lost_after_a_timeout_if_its_agent_is_stopped_by_sigstop(open_link, tmp_path):
     link = open_link(silence_s=QUICK_S)
     pids = start_family(link, tmp_path)
     os.kill(link.hello.pid, signal.SIGSTOP)
@@ -149,7 +149,7 @@ def test_truncated_frame_means_a_lost_node(data, why):
     assert heard == []
 
 
-def test_agent_ignores_signals_of_the_engine(open_link, tmp_path):
+def test_agent_and_its_processes_keep_running_after_sigterm_sigint_or_sighup_to_the_agent(open_link, tmp_path):
     """Slurm tells a whole step before its time is up; what to do then is the supervisor's to say."""
     link = open_link()
     pids = start_family(link, tmp_path)

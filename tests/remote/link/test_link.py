@@ -26,7 +26,7 @@ def link(open_link):
     return open_link()
 
 
-def test_run_returns_output_and_exit_code(link):
+def test_node_link_run_returns_exit_code_stdout_and_stderr_of_the_command(link):
     done = link.run(["sh", "-c", "cat; echo $HOME >&2; exit 3"], input=b"\0in")
     assert (done.returncode, done.stdout, done.stderr) == (3, b"\0in", f"{os.environ['HOME']}\n".encode())
 
@@ -39,7 +39,7 @@ def test_function_called_over_the_link_runs_in_the_agent_process(link):
         link.call("paceline.nowhere:f", {})
 
 
-def test_end_of_a_command_is_reported_at_once(link, tmp_path):
+def test_callback_is_called_when_a_command_started_over_the_link_ends(link, tmp_path):
     told = threading.Event()
     link.on_end = told.set
     link.start(["true"], env={}, cwd="", log=str(tmp_path / "log"))
@@ -104,7 +104,7 @@ def test_node_link_sends_signals_only_to_processes_that_it_started_and_their_chi
     assert link.is_alive(os.getpid())
 
 
-def test_link_kills_all_its_processes_and_the_agent_stays(link, tmp_path):
+def test_kill_all_request_kills_all_processes_started_over_the_link_but_not_the_agent(link, tmp_path):
     script = "setsid sh -c 'setsid sleep 600 & echo $! > pid; mv pid child'; sleep 600"
     pid = link.start(["sh", "-c", script], env={}, cwd=str(tmp_path), log=str(tmp_path / "log"))
     wait_until((tmp_path / "child").exists, "the child")

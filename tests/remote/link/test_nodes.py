@@ -184,7 +184,7 @@ def test_returning_node_does_not_restore_removed_checkpoints(
     assert [path.name for path in run_folder.checkpoints.iterdir()] == ["step_2"]
 
 
-def test_start_does_not_wait_for_fetching_older_checkpoints(
+def test_sending_a_run_to_its_nodes_does_not_wait_for_fetching_older_checkpoints(
     make_nodes, open_link, own_disk, run_folder, library, tmp_path, monkeypatch
 ):
     write_tree(run_folder.checkpoints, {"step_3": "3"})
@@ -196,7 +196,7 @@ def test_start_does_not_wait_for_fetching_older_checkpoints(
     monkeypatch.undo()
 
 
-def test_a_long_log_is_kept_within_its_limit_on_both_disks(make_nodes, run_folder, library):
+def test_log_longer_than_log_limit_is_shortened_on_the_node_and_in_the_local_copy(make_nodes, run_folder, library):
     if not sys.platform.startswith("linux"):
         pytest.skip("needs fallocate(2)")
     record = json.loads(run_folder.job.read_text())
@@ -266,7 +266,7 @@ def test_fetching_a_large_checkpoint_does_not_delay_new_log_lines(make_nodes, ru
         assert file.read() == b"end\n"
 
 
-def test_processes_are_probed_and_signaled_on_their_node(make_nodes, run_folder, library):
+def test_worker_process_is_checked_and_signaled_only_on_the_node_where_it_runs(make_nodes, run_folder, library):
     nodes = make_nodes(2)
     seen = nodes.send(run_folder, library)
     nodes.begin(1)
@@ -420,7 +420,7 @@ def test_full_local_disk_does_not_stop_the_run_and_is_reported(make_nodes, run_f
     assert (moved.outputs / "small").read_text() == "small\n"
 
 
-def test_unfetched_files_are_fetched_on_close(make_nodes, run_folder, library):
+def test_output_files_not_yet_fetched_are_fetched_when_the_nodes_are_closed(make_nodes, run_folder, library):
     nodes = make_nodes()
     seen = nodes.send(run_folder, library)
     nodes.begin(1)
@@ -430,7 +430,9 @@ def test_unfetched_files_are_fetched_on_close(make_nodes, run_folder, library):
     assert not seen.run_dir.exists()
 
 
-def test_unfetchable_files_stay_on_the_node(make_nodes, run_folder, library, small_disk):
+def test_files_that_cannot_be_fetched_because_the_local_disk_is_full_stay_on_the_node(
+    make_nodes, run_folder, library, small_disk
+):
     moved = type(run_folder)(small_disk / run_folder.run_id)
     write_tree(
         moved.path,
@@ -653,7 +655,7 @@ def test_unresponsive_node_delays_only_the_first_of_many_process_checks(make_nod
     wait_until(lambda: not link.is_stuck, "a sign of life")
 
 
-def test_oom_kills_are_counted_from_the_first_query(make_nodes, monkeypatch):
+def test_oom_kill_count_of_nodes_starts_at_0_and_ignores_kills_before_the_first_query(make_nodes, monkeypatch):
     nodes = make_nodes(2)
     for link, counts in zip(nodes._links, ([7, 8, 8], [5, LinkError("no answer"), 5]), strict=True):
         monkeypatch.setattr(link, "answer", partial(_answered, _each(counts)))
@@ -685,7 +687,9 @@ def test_renewed_ports_of_a_run_differ_from_the_previous_ones(make_nodes):
     assert before != nodes.ports
 
 
-def test_files_beside_outputs_are_fetched_on_close(make_nodes, run_folder, library):
+def test_files_written_outside_the_outputs_folder_are_fetched_when_the_nodes_are_closed(
+    make_nodes, run_folder, library
+):
     """They went with the node's copy of the run's folder."""
     nodes = make_nodes()
     seen = nodes.send(run_folder, library)

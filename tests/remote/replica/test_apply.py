@@ -102,7 +102,7 @@ def test_appended_bytes_of_a_growing_file_are_written_at_their_offset(here):
     assert log.read_bytes() == b""
 
 
-def test_shared_file_of_two_nodes_is_applied_once(here):
+def test_lines_of_a_file_reported_by_two_nodes_are_written_to_the_copy_only_once(here):
     for how, name in (("grow", "metrics/rank_0.jsonl"), ("append", "notes.jsonl")):
         here.apply(grow(name, 0, "new", how=how), b"one\ntwo\n", rank=0)
         here.apply(grow(name, 0, "new", how=how), b"one\n", rank=1)
@@ -270,7 +270,7 @@ def test_replica_writes_no_file_for_a_reported_pipe(copy):
     assert os.listdir(copy.top) == []
 
 
-def test_received_state_file_of_a_run_is_passed_to_its_own_handler(copy, tmp_path):
+def test_received_state_json_of_a_run_is_passed_to_a_callback_instead_of_written_to_the_copy(copy, tmp_path):
     copy.apply(*part("state.json", b"{}"))
     copy.apply(*part("outputs/state.json", b"mine", key=2))
     copy.close()
@@ -307,7 +307,7 @@ def test_received_file_change_with_missing_or_wrong_fields_is_refused(copy, head
         copy.apply(header)
 
 
-def test_files_known_to_a_replica_are_exactly_the_received_ones(copy):
+def test_replica_lists_exactly_the_received_files_that_were_not_removed_since(copy):
     copy.apply(grow("metrics/rank_0.jsonl", 0, "new"), b"one\n")
     copy.apply(*part("outputs/a", b"x"))
     copy.apply(*part("outputs/b", b"x", key=2))

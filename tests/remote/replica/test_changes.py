@@ -388,7 +388,7 @@ def test_random_changes_leave_both_folders_equal(
                 assert (two.here / name).read_bytes() == (two.there / name).read_bytes(), (seed, name)
 
 
-def test_source_of_the_module_runs_on_the_old_python_of_login_hosts() -> None:
+def test_wire_and_changes_modules_have_only_python_3_6_syntax() -> None:
     for module in (wire, changes_module):
         assert module.__file__ is not None
         text = Path(module.__file__).read_text()

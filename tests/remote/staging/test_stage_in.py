@@ -47,7 +47,7 @@ def bring(
     return as_here(there)
 
 
-def test_run_without_packed_files_is_unchanged(tmp_path: Path) -> None:
+def test_references_of_a_run_without_packed_files_are_left_unchanged(tmp_path: Path) -> None:
     folder, fd = make_run(tmp_path / "ws" / "runs")
     os.close(fd)
     here, reference = as_here(folder), DataReference(name="x", sources=(Source(datastore="lab", path="a"),))

@@ -190,7 +190,7 @@ def test_run_whose_datastore_was_unregistered_fails(trip: Trip) -> None:
     assert "there is no datastore 'lab'" in trip.record.failure.message
 
 
-def test_outputs_of_a_failed_run_are_stored_and_its_failure_stays(trip: Trip) -> None:
+def test_outputs_of_a_failed_run_are_stored_and_the_run_keeps_its_failure_report(trip: Trip) -> None:
     report = FailureReport(cause="exception", message="ValueError: bad batch", exit_code=3)
     trip.come_back(states.FAILED, failure=report.to_json(), exit_code=3)
     assert (trip.record.status, trip.record.failure) == (states.FINALIZING, None)

@@ -28,7 +28,7 @@ def ended(tmp_path: Path, run_id: str = "digits_1700000000_00000001", **values: 
     return folder
 
 
-def test_search_facts_of_a_run_hold_its_arguments_tags_properties_and_metrics(tmp_path: Path) -> None:
+def test_searchable_data_of_a_run_has_its_arguments_tags_properties_and_metrics(tmp_path: Path) -> None:
     folder = ended(tmp_path, job=make_job(arguments=("--lr", "0.1", "big")))
     tags_and_properties.set_tags(folder.notes, {"team": "vision", "bare": None})
     tags_and_properties.add_properties(folder.notes, {"depth": "18"})
@@ -50,7 +50,7 @@ def test_search_facts_of_a_run_hold_its_arguments_tags_properties_and_metrics(tm
     assert (facts.duration_s, facts.ended_utc, facts.is_child) == (10.0, "2026-01-01T00:00:10.000Z", False)
 
 
-def test_run_of_a_function_has_its_name_and_arguments(tmp_path: Path) -> None:
+def test_searchable_data_of_a_run_of_a_function_has_the_function_name_and_arguments(tmp_path: Path) -> None:
     words = ("--limit", "1000", "pkg.train:main", "--lr", "0.1", "--limit", "3")
     job = make_job(entry_script=None, entry_module="paceline.functions", arguments=words)
     facts = read_facts(ended(tmp_path, job=job))
@@ -59,7 +59,7 @@ def test_run_of_a_function_has_its_name_and_arguments(tmp_path: Path) -> None:
     assert facts.params == {"lr": 0.1, "limit": 3}
 
 
-def test_trial_has_its_parameter_values_and_the_metric_goal_of_its_sweep(tmp_path: Path) -> None:
+def test_searchable_data_of_a_trial_has_parameter_values_and_best_metrics_by_the_sweep_goal(tmp_path: Path) -> None:
     ended(
         tmp_path,
         "s_1700000000_00000001",
@@ -94,7 +94,7 @@ def test_trial_has_its_parameter_values_and_the_metric_goal_of_its_sweep(tmp_pat
         },
     ],
 )
-def test_run_record_with_values_of_wrong_types_still_has_search_facts(
+def test_searchable_data_is_read_from_a_run_record_even_if_values_have_wrong_types(
     tmp_path: Path, changes: dict[str, object]
 ) -> None:
     folder = ended(tmp_path)
@@ -109,5 +109,5 @@ def test_run_record_with_values_of_wrong_types_still_has_search_facts(
     assert facts.params == {"p": '{"q": 2}'}
 
 
-def test_run_folder_without_a_record_has_no_search_facts(tmp_path: Path) -> None:
+def test_run_folder_without_a_record_has_no_searchable_data(tmp_path: Path) -> None:
     assert read_facts(RunFolder(tmp_path / "gone")) is None

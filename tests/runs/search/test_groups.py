@@ -35,7 +35,7 @@ def test_spread_of_values_is_their_mean_sample_deviation_and_count() -> None:
     assert spread([10**400]) == MeanSpread(math.inf, None, 1)
 
 
-def test_groups_are_sorted_by_their_first_run_or_by_the_mean_of_a_metric() -> None:
+def test_run_groups_are_in_order_of_their_first_run_or_sorted_by_mean_metric_if_requested() -> None:
     runs = _runs(("b", 0.5), ("a", 0.9), ("", 1.0), ("b", 0.7))
     by = field_of("experiment")
     assert [(group.text, len(group.runs)) for group in grouped(runs, by)] == [("b", 2), ("a", 1), ("-", 1)]
@@ -47,7 +47,9 @@ def test_groups_are_sorted_by_their_first_run_or_by_the_mean_of_a_metric() -> No
 @pytest.mark.parametrize(
     ("goals", "main"), [({}, "val_acc"), ({"loss": "minimize"}, "loss"), ({"gone": "minimize"}, "val_acc")]
 )
-def test_main_metric_of_a_run_is_the_sweep_goal_or_a_validation_metric(goals: dict[str, str], main: str) -> None:
+def test_main_metric_is_the_metric_of_the_sweep_goal_if_logged_and_else_a_validation_metric(
+    goals: dict[str, str], main: str
+) -> None:
     numbers = dict.fromkeys(("acc", "loss", "val_acc"), (1.0, 1.0, 1.0, 1))
     assert main_metric(MetricSummaries.of(numbers, goals)) == main  # type: ignore[arg-type]
     assert main_metric(MetricSummaries.of({})) is None

@@ -66,7 +66,7 @@ def test_index_follows_new_changed_and_removed_runs(place: Place, reads: list[st
     assert [entry.run_id for entry in index.entries()] == [done.run_id]
 
 
-def test_refresh_reads_tags_of_displayed_runs_first_and_of_other_runs_in_turn(
+def test_index_refresh_reads_tags_of_displayed_runs_each_time_and_of_other_runs_in_rotation(
     place: Place, reads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = [place.run(f"a_170000000{n}_00000001") for n in range(1, 6)]
@@ -84,7 +84,9 @@ def test_refresh_reads_tags_of_displayed_runs_first_and_of_other_runs_in_turn(
     assert all(facts.tags for facts in index.entries())
 
 
-def test_pages_do_not_wait_for_a_long_refresh(place: Place, reads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_refresh_with_a_time_limit_returns_before_a_slow_refresh_has_ended(
+    place: Place, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     place.run("a_1700000001_00000001")
     index = RunIndex(place.runs_dir)
     reached, go = threading.Event(), threading.Event()
@@ -145,7 +147,9 @@ def test_each_index_refresh_reads_metrics_for_a_limited_time(place: Place, reads
         assert index.unread == 3 - known
 
 
-def test_facts_of_ended_runs_come_from_the_cache(place: Place, reads: list[str]) -> None:
+def test_ended_run_is_found_from_the_cache_without_reading_its_record_but_with_changed_tags(
+    place: Place, reads: list[str]
+) -> None:
     done = place.run("a_1700000001_00000001", tags={"team": "vision"})
     place.run("a_1700000002_00000001", states.RUNNING)
     log_values(done, "acc", [0.5, float("nan")])
@@ -180,7 +184,9 @@ def test_cache_that_others_could_write_or_that_is_broken_is_ignored(place: Place
     assert (facts.run_id, facts.status) == (done.run_id, states.COMPLETED)
 
 
-def test_cache_without_lines_of_removed_runs_is_written_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_cache_is_rewritten_without_removed_runs_if_it_has_too_many_stale_lines(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(index_module, "_MOST_STALE", 0)
     kept, *gone = (place.run(f"a_170000000{number}_00000001") for number in range(4))
     find_runs(place.runs_dir)
@@ -209,7 +215,7 @@ def test_find_runs_omits_child_runs_on_request(place: Place) -> None:
     ]
 
 
-def test_reading_facts_of_selected_runs_reads_only_uncached_runs(place: Place, reads: list[str]) -> None:
+def test_loading_selected_runs_reads_only_records_that_are_not_cached(place: Place, reads: list[str]) -> None:
     folders = [place.run(f"a_170000000{number}_00000001") for number in range(3)]
     assert len(find_runs(place.runs_dir)) == 3
     tags_and_properties.set_tags(folders[1].notes, {"seen": "yes"})
@@ -250,7 +256,7 @@ def test_runs_below_the_sweep_of_an_archived_pipeline_are_archived(place: Place)
 
 
 @pytest.mark.parametrize("parent", ["../../etc", "/etc", "..", "a\0b"])
-def test_trial_whose_parent_is_no_run_id_is_listed_and_deleted(place: Place, parent: str) -> None:
+def test_trial_with_an_invalid_parent_id_is_still_listed_and_can_be_deleted(place: Place, parent: str) -> None:
     trial = place.run("s_1700000001_00000001_0", parent_run_id=parent)
     (facts,) = find_runs(place.runs_dir)
     assert (facts.run_id, facts.parent) == (trial.run_id, None)
@@ -258,13 +264,13 @@ def test_trial_whose_parent_is_no_run_id_is_listed_and_deleted(place: Place, par
     assert trash.delete(place.runs_dir, [trial]) == [trial.run_id]
 
 
-def test_reading_two_runs_that_are_each_others_parent_terminates(place: Place) -> None:
+def test_two_runs_that_name_each_other_as_parent_cause_no_endless_loop(place: Place) -> None:
     ids = ["s_1700000001_00000001_0", "s_1700000001_00000001_1"]
     folder, _ = (place.run(one, parent_run_id=other) for one, other in (ids, ids[::-1]))
     assert not matches(read.record(folder), folder, children=True, archived=True)
 
 
-def test_record_that_names_another_run_does_not_replace_its_facts(place: Place) -> None:
+def test_run_record_with_the_id_of_another_run_does_not_replace_the_index_entry_of_that_run(place: Place) -> None:
     folder, copy = place.run("a_1700000001_00000001"), place.run("a_1700000002_00000002")
     copy.job.write_text(
         json.dumps({**json.loads(copy.job.read_text()), "run_id": folder.run_id, "experiment": "other"})

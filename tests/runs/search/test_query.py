@@ -177,7 +177,7 @@ NAMES = st.text(min_size=1, max_size=8)
 
 @given(NAMES, NAMES)
 @settings(deadline=None)
-def test_quoted_names_and_values_keep_their_characters(name: str, value: str) -> None:
+def test_quoted_names_and_values_in_a_query_match_for_any_characters(name: str, value: str) -> None:
     run = facts(tags={name: value}, params={name: value}, metrics={name: (1.0, 5.0, 2.0)})
     for query in (
         f"tags.{quoted(name)} ~ {quoted(value)}",
@@ -188,7 +188,7 @@ def test_quoted_names_and_values_keep_their_characters(name: str, value: str) ->
         assert predicate(str(parse(query)))(run), query
 
 
-def test_best_metric_sorts_the_best_run_first_and_missing_ones_last() -> None:
+def test_sorting_by_a_best_metric_puts_the_best_run_first_and_runs_without_the_metric_last() -> None:
     runs = [
         facts(str(number), metrics=metrics)
         for number, metrics in enumerate(

@@ -37,7 +37,7 @@ def test_metric_summary_uses_the_lowest_rank_that_logged_the_metric(tmp_path: Pa
     }
 
 
-def test_later_attempt_replaces_values_from_its_first_step(tmp_path: Path) -> None:
+def test_later_attempt_replaces_summarized_metric_values_from_its_first_step_onwards(tmp_path: Path) -> None:
     log_values(tmp_path, "acc", [0.1, 0.2, 0.9, 0.8])
     reader = SummaryReader(tmp_path)
     assert reader.look()["acc"].best == 0.9

@@ -232,7 +232,7 @@ def test_clients_can_not_forge_log_lines(server):
     assert "\x1b" not in server.log
 
 
-def test_each_request_has_a_line_with_its_id(server):
+def test_each_request_is_logged_in_a_line_with_its_request_id(server):
     server.score("1", headers={"x-request-id": "my-own-id"})
     deadline = time.monotonic() + PATIENCE_S
     while "my-own-id" not in server.log and time.monotonic() < deadline:

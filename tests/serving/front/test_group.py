@@ -53,7 +53,7 @@ def test_an_update_to_a_new_model_loses_no_request(tmp_path):
         server.wait(lambda state: [each["revision"] for each in state["workers"]] == ["3", "3"])
 
 
-def test_unloadable_model_leaves_the_previous_revision(tmp_path):
+def test_model_that_fails_to_load_is_refused_and_the_previous_revision_keeps_serving(tmp_path):
     with serving(tmp_path, VERSIONED, models=[model(tmp_path, "1")], revision="1") as server:
         broken = model(tmp_path, "2")
         os.remove(tmp_path / "model-2" / "m.txt")
@@ -321,7 +321,7 @@ def test_server_is_live_at_once_and_ready_after_init(tmp_path):
 
 
 @pytest.mark.promise("model-s-interpreter-needs-nothing")
-def test_another_interpreter_serves_a_script_with_nothing_installed(tmp_path):
+def test_script_is_served_by_a_configured_interpreter_that_has_no_packages_installed(tmp_path):
     """The model processes' interpreter needs nothing of Paceline's, and gets nothing of the server's environment."""
     import venv
 

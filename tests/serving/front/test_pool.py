@@ -78,7 +78,7 @@ def test_process_with_a_closed_socket_gets_no_requests():
     assert not one.is_idle
 
 
-def test_requests_wait_for_the_replacement_process(tmp_path):
+def test_waiting_requests_are_answered_by_the_replacement_of_a_killed_model_process(tmp_path):
     with serving(tmp_path, SLEEPS) as server, ThreadPoolExecutor(4) as threads:
         first = threads.submit(server.score, "60")
         server.wait(lambda state: 'requests_running{service="svc"} 1' in server.client.get("/metrics").text)
@@ -220,7 +220,7 @@ def _ignore(server, body) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sdk", "typed"])
-def test_batching_script_gets_the_waiting_requests(tmp_path, kind):
+def test_waiting_requests_are_passed_together_to_a_script_that_defines_a_batch_function(tmp_path, kind):
     script = {
         "sdk": """
         import json, time

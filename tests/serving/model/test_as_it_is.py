@@ -74,7 +74,7 @@ def test_invalid_model_input_returns_400(classifier, body, said):
 
 
 @pytest.mark.promise("scikit-learn-onnx-torchscript-torch")
-def test_inference_protocol_v2_endpoints_answer(classifier):
+def test_inference_protocol_v2_endpoints_return_health_metadata_and_predictions(classifier):
     get = classifier.client.get
     assert get("/v2/health/live").json() == {"live": True}
     assert get("/v2/health/ready").json() == {"ready": True}

@@ -76,7 +76,7 @@ def read(hint: Any, value: Any) -> Any:
         (Annotated[int, "anything"], 1, 1),
     ],
 )
-def test_valid_value_is_converted_to_its_hint(hint, value, meant):
+def test_valid_json_value_is_converted_to_the_type_of_its_type_hint(hint, value, meant):
     found = read(hint, value)
     assert (found, type(found)) == (meant, type(meant))
 

@@ -91,7 +91,7 @@ def test_nan_in_a_result_returns_500_with_its_place(echo):
 
 
 @pytest.mark.promise("sdk-s-contract-holds-init")
-def test_request_headers_are_readable_in_run_and_request_ids_are_returned(echo):
+def test_request_headers_are_readable_in_the_run_function_and_request_ids_are_returned(echo):
     answer = echo.score(json.dumps("header"), headers={"x-mine": "5", "x-request-id": "abc"})
     assert answer.json() == "5"
     assert (answer.headers["x-request-id"], answer.headers["x-ms-request-id"]) == ("abc", "abc")
@@ -116,7 +116,7 @@ def test_scoring_server_answers_each_http_method_and_path_as_azure_services_do(e
 
 
 @pytest.mark.promise("decorators-inference-schema-rawhttp-kept")
-def test_the_decorators_of_inference_schema_give_values_by_name(tmp_path):
+def test_scoring_function_with_inference_schema_decorators_gets_values_by_parameter_name(tmp_path):
     pytest.importorskip("inference_schema", reason="needs inference-schema")
     script = """
     import numpy as np
@@ -158,7 +158,7 @@ def test_the_decorators_of_inference_schema_give_values_by_name(tmp_path):
 
 
 @pytest.mark.promise("decorators-inference-schema-rawhttp-kept")
-def test_rawhttp_passes_the_request_and_accepts_a_response(tmp_path):
+def test_function_decorated_with_rawhttp_receives_the_http_request_and_may_return_a_response(tmp_path):
     script = """
     from azureml.contrib.services.aml_request import AMLRequest, rawhttp
     from azureml.contrib.services.aml_response import AMLResponse
@@ -243,7 +243,7 @@ def run(data):
 LAID_OUT = {"data/x.json": "1", "data/y.py": "", "other/z.py": "", "scoring/inner.txt": ""}
 
 
-def test_script_finds_files_relative_to_its_source_and_its_parent(tmp_path):
+def test_scoring_script_opens_files_relative_to_its_source_folder_or_to_the_parent_folder(tmp_path):
     """In the SDK a service works in the folder above its source, and scripts open `./<source folder>/file`."""
     write_tree(tmp_path / "src", LAID_OUT)
     with serving(tmp_path, LAYOUT, environment={"AZUREML_SOURCE_DIRECTORY": "scoring"}) as server:

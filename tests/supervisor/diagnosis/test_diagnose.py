@@ -110,7 +110,7 @@ def test_worker_with_its_own_error_is_blamed(text):
 
 
 @pytest.mark.parametrize("text", LOST)
-def test_last_log_lines_reveal_a_victim_that_died_without_an_exception(text):
+def test_crashed_worker_whose_last_log_lines_show_a_lost_peer_is_not_blamed(text):
     # Native code that throws across threads ends by abort().
     victim = exited(0, 134, 3.0, "epoch 1", f"terminate called after throwing an instance of '{text}'", "")
     assert first_failure([victim, exited(1, 1, 5.0)]).rank == 1
@@ -149,7 +149,7 @@ def test_worker_ended_by_paceline_is_not_blamed():
     assert report.victims == ((0, "was ended by Paceline because of it."),)
 
 
-def test_later_independent_failure_is_reported():
+def test_failure_report_lists_workers_that_failed_later_with_their_own_errors():
     report = reported(raised(0, "ValueError: a", at=3), raised(1, "KeyError: b", at=4), exited(2, 5, 6.0))
     assert report.victims == ((1, "failed after it: KeyError: b"), (2, "failed after it: exit code 5"))
 
@@ -175,7 +175,7 @@ def test_worker_killed_from_outside_is_blamed():
     assert first_failure([victim, killed]) is killed
 
 
-def test_victim_report_names_the_worker_that_exited_with_0():
+def test_failure_message_names_ranks_that_exited_with_0_before_the_reported_rank_failed():
     # One rank left the loop early, with exit code 0: only the ranks that waited for it failed.
     report = reported(exited(0, 0, 2.0), raised(1, LOST[0], at=3), exited(2, 0, 2.0))
     assert report.rank == 1
@@ -268,7 +268,7 @@ def test_first_failed_rank_is_named_with_its_node():
     assert report.see == "paceline logs digits_1_2 --rank 1"
 
 
-def test_only_failed_rank_is_not_called_first():
+def test_failure_message_does_not_say_first_if_only_one_rank_failed():
     report = reported(exited(0, 0), raised(1, "ValueError: bad batch", at=5))
     assert report.message == "Rank 1 on node n failed: ValueError: bad batch"
 

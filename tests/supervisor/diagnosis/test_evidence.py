@@ -108,7 +108,7 @@ def path(tmp_path):
     return tmp_path / "stalled.jsonl"
 
 
-def test_missing_or_empty_stall_file_has_no_text(path):
+def test_missing_or_empty_stall_file_gives_no_stall_report(path):
     assert stalled_text(path) is None
     path.touch()
     assert stalled_text(path) is None
@@ -131,12 +131,12 @@ def test_resolved_stall_is_omitted(path):
     assert "'a'" not in text
 
 
-def test_equal_names_in_two_process_sets_are_two_operations(path):
+def test_resolved_stall_does_not_hide_a_stall_of_equal_name_in_another_process_set(path):
     path.write_text(line("a", 1) + line("a", 2, process_set=1) + line("a", 1, resolved=True))
     assert "rank 2 for" in (stalled_text(path) or "")
 
 
-def test_many_stalled_operations_are_counted(path):
+def test_stall_report_names_some_operations_and_counts_the_others(path):
     path.write_text("".join(line(f"t{number}", 1) for number in range(10)))
     assert (stalled_text(path) or "").endswith("; and 7 more.")
 
@@ -164,7 +164,7 @@ def left(folder, *ranks: int, library: str = "torch") -> None:
 
 
 @pytest.mark.promise("workers-train-alone-told-warning")
-def test_workers_that_trained_separately_are_reported_once_all_have_ended(folder):
+def test_warning_about_workers_that_trained_separately_is_given_after_all_have_ended(folder):
     left(folder, 0)
     assert alone_text(make_job(**TWO), folder, 1) is None
     left(folder, 1)
@@ -176,14 +176,14 @@ def test_workers_that_trained_separately_are_reported_once_all_have_ended(folder
     assert text.endswith("Where it is meant, set PACELINE_SEPARATE_WORKERS=1.")
 
 
-def test_lightning_workers_that_trained_separately_get_the_missing_trainer_arguments(folder):
+def test_warning_about_lightning_workers_that_trained_separately_has_the_trainer_arguments(folder):
     left(folder, 0, 1, 2, 3, library="lightning")
     text = alone_text(make_job(**{**TWO, "node_count": 2}), folder, 1)
     assert text is not None
     assert "Give the Trainer devices=2, num_nodes=2, strategy='ddp'." in text
 
 
-def test_single_worker_and_parameter_servers_are_not_reported(folder):
+def test_single_worker_or_parameter_server_run_gets_no_warning_about_separate_training(folder):
     left(folder, 0, 1, library="tensorflow")
     assert alone_text(make_job(), folder, 1) is None
     servers = {"distributed_backend": "ps", "worker_count": 1, "parameter_server_count": 1}

@@ -82,7 +82,7 @@ SIGNALLED = "process rank 0 with PID 5 on node node-0 exited on\nsignal 9"
         "all were killed",
     ],
 )
-def test_node_loss_is_suspected_without_another_cause(found, values, may):
+def test_node_loss_is_suspected_only_if_no_other_cause_explains_the_failure(found, values, may):
     assert may_have_lost_a_node(found(**values)) is may
 
 

@@ -87,7 +87,7 @@ def test_similar_errors_of_other_libraries_get_no_keras_hint(exception):
     assert with_hints(told, make_job()) is told
 
 
-def test_stall_text_is_the_last_hint():
+def test_failure_message_ends_with_the_text_about_stalled_ranks():
     told = with_hints(report(None), make_job(), "At its end the ranks were stalled: x.")
     assert told.message == "Rank 1 failed. At its end the ranks were stalled: x."
 
@@ -236,12 +236,12 @@ def test_missing_file_hint_on_a_cluster_names_unsent_files() -> None:
     assert told(f"{start}'lib/x.txt'", there=False, sees_source=False) is None
 
 
-def test_missing_linked_file_without_a_record_gets_no_hint() -> None:
+def test_missing_file_in_a_linked_data_folder_gets_no_hint_if_the_run_sees_the_folder() -> None:
     assert told("FileNotFoundError: [Errno 2] No such file or directory: 'data/x.txt'") is None
 
 
 @pytest.mark.promise("report-missing-file-says-option")
-def test_file_above_an_estimators_source_names_the_folder_to_give() -> None:
+def test_hint_for_a_file_above_the_source_of_an_estimator_has_the_source_directory_to_give() -> None:
     exception = "FileNotFoundError: [Errno 2] No such file or directory: '../conf/a.yaml'"
     text = told(exception, cwd=None)
     assert text is not None

@@ -31,7 +31,7 @@ def samples(of_0: list[float], of_1: float = 3.0, *, used: float = 60.0, **more:
 
 
 @pytest.mark.promise("worker-ran-out-memory-told")
-def test_memory_growth_is_reported_with_the_plan():
+def test_memory_report_has_the_memory_growth_of_the_rank_and_the_planned_memory():
     held = [2.0, 14.0, 16.0, *(20.0 + 3 * number for number in range(12))]
     assert memory_text(0, samples(held), NODES, PLAN, now_s=1003.0) == (
         "Rank 0 held 53.0 GiB, with the 4 processes below it, when it was last seen, 3 s ago; "
@@ -71,7 +71,7 @@ def test_memory_text_has_gpu_memory_and_small_sizes_in_mib():
     )
 
 
-def test_peak_between_samples_comes_from_the_process_counter():
+def test_memory_report_has_the_peak_from_the_process_counter_if_it_exceeds_the_samples():
     text = memory_text(0, samples([5.0] * 8), NODES, None, now_s=1002.0, peak_bytes=48 * GIB)
     assert text.startswith(
         "Rank 0 held 5.0 GiB, with the 4 processes below it, when it was last seen, 2 s ago, and 48.0 GiB at its most. "
@@ -85,7 +85,7 @@ def test_missing_samples_give_no_memory_text():
     assert memory_text(0, [], NODES, {"odd": 1}) == ""
 
 
-def test_rank_missing_in_the_last_sample_is_not_counted_as_small():
+def test_rank_missing_in_the_last_memory_sample_is_not_said_to_hold_less_than_another_rank():
     *seen, last = samples([5.0] * 8)
     gone = Sample(at_s=last.at_s, nodes=last.nodes, ranks={1: {"memory_gib": 3.0}})
     assert "held most of it" not in memory_text(0, [*seen, gone], NODES, None, now_s=1001.0)

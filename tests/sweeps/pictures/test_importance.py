@@ -34,7 +34,7 @@ def test_importance_is_empty_for_few_trials_or_equal_metric_values():
     assert importances(valued(same), SPEC.space) == ()
 
 
-def test_missing_scikit_learn_is_named(monkeypatch):
+def test_missing_scikit_learn_is_reported_with_the_install_command(monkeypatch):
     monkeypatch.setattr(importance.importlib.util, "find_spec", lambda name: None if name == "sklearn" else object())
     said = "Importance is left out: it needs scikit-learn. pip install 'paceline[tune]'."
     assert importance.missing() == said

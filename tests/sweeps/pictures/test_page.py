@@ -50,7 +50,7 @@ def test_hostile_text_creates_no_html_element():
     assert found.cells.count(HOSTILE) == sum(HOSTILE in trial.values.values() for trial in make_trials())
 
 
-def test_sweep_page_has_a_table_row_and_six_highlight_positions_for_each_trial():
+def test_sweep_page_has_a_table_row_and_a_position_on_each_axis_for_each_trial():
     assert PAGE.count('<tr class="trial"') == 40
     places = json.loads(re.findall(r'id="places">(.*?)</script>', PAGE)[0])
     assert {len(places[str(number)]) for number in range(40)} == {6}

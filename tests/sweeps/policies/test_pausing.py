@@ -19,7 +19,7 @@ def test_only_asha_with_promotion_and_population_based_training_pause_trials() -
     assert pausing(ASHA()) is pausing(None) is None
 
 
-def test_budget_option_must_be_a_script_argument_with_a_last_interval() -> None:
+def test_budget_option_needs_the_name_of_a_script_argument_and_a_last_interval() -> None:
     check_budget("ASHA", None, None)
     check_budget("ASHA", "--epochs", 9)
     for budget in ("", "--", "a b", "--epochs=3", 3):

@@ -52,7 +52,7 @@ def test_evaluation_intervals_are_counted_as_by_the_azure_sdk(
     ],
     ids=lambda policy: type(policy).__name__,
 )
-def test_minimizing_equals_maximizing_the_negative(policy: Any) -> None:
+def test_each_policy_stops_the_same_trials_for_minimize_as_for_maximize_of_negated_values(policy: Any) -> None:
     stopped = 0
     for seed in range(50):
         source = random.Random(seed)
@@ -78,16 +78,16 @@ def test_median_policy_stops_a_trial_whose_best_value_is_below_the_median_of_ave
     )
 
 
-def test_minimized_metrics_are_judged_in_reverse() -> None:
+def test_median_policy_stops_a_trial_with_a_higher_value_when_minimizing() -> None:
     assert list(MedianStopping().stops(trials((0.1,), (0.3,), (0.5,), over=(0, 1)), "minimize")) == [2]
 
 
-def test_median_ignores_trials_before_the_interval() -> None:
+def test_median_ignores_trials_that_have_not_reached_the_judged_interval() -> None:
     assert not MedianStopping().stops(trials((0.9,), (0.1, 0.1), over=(0,)), "maximize")
     assert not MedianStopping().stops(trials((0.1,)), "maximize")
 
 
-def test_trials_without_a_number_are_ignored_in_the_median() -> None:
+def test_median_ignores_trials_that_logged_only_nan() -> None:
     nan = float("nan")
     assert not MedianStopping().stops(trials((nan, nan), (0.1, 0.1), over=(0,)), "maximize")
 
@@ -98,7 +98,7 @@ def test_median_policy_evaluates_trials_at_the_configured_intervals() -> None:
     assert list(MedianStopping(evaluation_interval=2, delay_evaluation=4).stops(curves, "maximize")) == [1]
 
 
-def test_median_policy_handles_negative_and_minimized_metrics() -> None:
+def test_median_policy_stops_the_worse_of_two_trials_with_negative_values_for_each_goal() -> None:
     # Averages of the first two: -2 and -4; their median is -3. Going up, -3.5 is worse and -2.5 better.
     up = trials((-1.0, -3.0), (-3.0, -5.0), (-3.5, -9.0), (-2.5, -9.0), over=(0, 1))
     assert list(MedianStopping().stops([*up[:2], up[2]], "maximize")) == [2]
@@ -140,7 +140,7 @@ def test_truncation_percentage_must_be_an_integer_from_1_to_99(wrong: object) ->
         TruncationSelection(truncation_percentage=wrong)  # type: ignore[arg-type]
 
 
-def test_truncation_handles_negative_and_minimized_metrics() -> None:
+def test_truncation_stops_the_worst_trials_with_negative_values_for_each_goal() -> None:
     curves = trials((-0.1,), (-0.2,), (-0.3,), (-0.4,), (-0.5,))
     assert list(TruncationSelection(truncation_percentage=40).stops(curves, "maximize")) == [3, 4]
     assert list(TruncationSelection(truncation_percentage=40).stops(curves, "minimize")) == [0, 1]
@@ -192,7 +192,7 @@ def test_bandit_compares_best_values_at_the_same_interval() -> None:
     assert not Bandit(slack_factor=0.1).stops(trials((0.1, 0.5, 0.9), (0.48, 0.2)), "maximize")
 
 
-def test_running_trials_are_judged_again_after_a_better_curve() -> None:
+def test_bandit_stops_a_running_trial_after_another_trial_logs_a_better_value() -> None:
     policy = Bandit(slack_factor=0.1)
     assert not policy.stops(trials((0.3, 0.3), (0.31,)), "maximize")
     assert list(policy.stops(trials((0.3, 0.3), (0.31, 0.5)), "maximize")) == [0]

@@ -109,7 +109,7 @@ def test_failed_and_nan_trials_of_a_population_are_replaced_by_copies_of_success
     assert 0 not in all_following(population((0.1,) * 2, (0.2,) * 2, t0={"status": states.CANCELED}))
 
 
-def test_trial_without_a_checkpoint_copies_another() -> None:
+def test_population_trial_without_a_checkpoint_becomes_a_copy_of_another_trial() -> None:
     there = population((0.5,) * 2, (0.9,) * 2, (0.1,) * 2, (0.2,) * 2)
     policy = PopulationBasedTraining(interval=2, last=6, quantile=0.5)
     begun = all_following(there, policy=policy, without=frozenset({"s_1"}))
@@ -140,7 +140,7 @@ def test_only_parameters_named_in_mutate_are_mutated() -> None:
     assert begun[0].chosen["lr"] != 0.1
 
 
-def test_script_with_a_budget_argument_ends_without_a_stop_by_the_population_policy() -> None:
+def test_population_policy_gives_a_script_its_budget_argument_instead_of_stopping_the_script() -> None:
     policy = PopulationBasedTraining(interval=2, last=5, budget="--epochs")
     assert [policy.argument(rung) for rung in (0, 2, 4)] == [("--epochs", 2), ("--epochs", 4), ("--epochs", 5)]
     assert not policy.judge(trials((0.1,) * 2), "maximize")

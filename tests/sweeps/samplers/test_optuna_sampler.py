@@ -132,7 +132,9 @@ NSGA = "import optuna\ndef make(seed):\n    return optuna.samplers.NSGAIISampler
 
 @pytest.mark.promise("sampler-notes-trials-such-covariance")
 @pytest.mark.parametrize(("name", "goals"), [("cmaes", 1), ("own_nsga:make", 2), ("tpe", 2)])
-def test_sampler_attributes_of_trials_survive_a_new_controller(name: str, goals: int, tmp_path: Any) -> None:
+def test_recreated_sampler_proposes_the_same_trials_from_attributes_stored_with_earlier_trials(
+    name: str, goals: int, tmp_path: Any
+) -> None:
     """CMA-ES keeps its covariance there, and genetic algorithms their generations."""
     (tmp_path / "own_nsga.py").write_text(NSGA)
 

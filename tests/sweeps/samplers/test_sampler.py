@@ -59,7 +59,7 @@ def test_grid_points_are_proposed_by_trial_number() -> None:
     assert GridSampler(space).propose(2, ()) == found[2]
 
 
-def test_grid_skips_the_users_first_points() -> None:
+def test_grid_sampler_does_not_repeat_initial_points_given_by_the_user() -> None:
     space = Space({"a": pl.choice(1, 2, 3)})
     sampler = GridSampler(space, [space.chosen({"a": 2})])
     found = [sampler.propose(number, ()) for number in range(1, 4)]

@@ -14,7 +14,7 @@ def cluster_without_a_network() -> api.Cluster:
     return object.__new__(api.Cluster)
 
 
-def test_api_refusal_right_after_a_failed_connection_is_retried(monkeypatch: pytest.MonkeyPatch):
+def test_api_request_refused_with_403_right_after_a_failed_connection_is_retried(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(api.time, "sleep", lambda seconds: None)
     answers: list[Exception | str] = [EngineError("away"), api.ApiRefusedError("forbidden", 403), "created"]
 
@@ -28,7 +28,7 @@ def test_api_refusal_right_after_a_failed_connection_is_retried(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("code", [403, 409, 422])
-def test_api_refusal_by_a_reachable_server_is_final(code: int):
+def test_api_request_refused_by_a_reachable_server_is_not_retried(code: int):
     def call() -> str:
         raise api.ApiRefusedError("no", code)
 

@@ -35,7 +35,7 @@ def test_kubernetes_role_limited_to_named_objects_is_reported_as_missing_rights(
     assert missing_rights([{**rule("*", ["*"], ["*"]), "resourceNames": ["one"]}]) != []
 
 
-def test_the_printed_role_is_yaml_with_the_same_rules():
+def test_role_printed_as_yaml_grants_all_needed_rights():
     role = yaml.safe_load(role_text("lab"))
 
     assert role["metadata"] == {"name": "paceline", "namespace": "lab"}

@@ -87,7 +87,7 @@ def test_job_of_an_ended_run_is_removed_with_its_secrets(tmp_path: Path) -> None
     assert (namespace.jobs, namespace.secrets) == ({}, {})
 
 
-def test_job_of_an_unknown_run_stays(tmp_path: Path) -> None:
+def test_job_is_not_removed_if_its_run_is_unknown(tmp_path: Path) -> None:
     namespace = Namespace({"pl-a": ["source-0"]}, ["source-0"])
     namespace.runs["pl-a"] = "gone_1_00000000"
 
@@ -98,7 +98,7 @@ def test_job_of_an_unknown_run_stays(tmp_path: Path) -> None:
     assert list(namespace.secrets) == ["source-0"]
 
 
-def test_user_who_may_not_list_secrets_learns_the_right(tmp_path: Path) -> None:
+def test_missing_right_to_list_secrets_is_reported_when_leftovers_are_removed(tmp_path: Path) -> None:
     (found,) = leftovers.clear(
         cast("Cluster", Namespace({}, ["a-0"], refuses_secrets=403)), "label", tmp_path, dry_run=False
     )
@@ -106,7 +106,7 @@ def test_user_who_may_not_list_secrets_learns_the_right(tmp_path: Path) -> None:
     assert "may not list secrets" in found.text()
 
 
-def test_secret_of_a_job_that_appears_meanwhile_is_restored() -> None:
+def test_deleted_secret_is_restored_if_a_job_that_uses_it_appeared_during_the_deletion() -> None:
     namespace = Namespace({}, ["source-0"])
     namespace.on_delete = lambda: namespace.jobs.update({"pl-b": ["source-0"]}) or namespace.runs.update({"pl-b": ""})
 

@@ -32,7 +32,7 @@ def pod_of(manifest: Any) -> Any:
     return manifest["spec"]["template"]["spec"]
 
 
-def test_job_has_a_pod_per_node_and_succeeds_with_index_0():
+def test_job_has_a_pod_for_each_node_and_succeeds_when_the_pod_with_index_0_succeeds():
     spec: Any = job_manifest(job(node_count=3, distributed_backend="gloo"), settings(), NAMES)["spec"]
 
     assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (3, 3, "Indexed")
@@ -42,7 +42,7 @@ def test_job_has_a_pod_per_node_and_succeeds_with_index_0():
     assert spec["suspend"] is False
 
 
-def test_pods_satisfy_the_restricted_security_standard_and_have_no_identity():
+def test_pods_satisfy_the_restricted_security_standard_and_get_no_service_account_token():
     pod = pod_of(job_manifest(job(), settings(), NAMES))
     (container,) = pod["containers"]
 
@@ -66,7 +66,7 @@ def test_shared_memory_is_as_large_as_the_memory_limit():
     assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "3072Mi"}} in pod["volumes"]
 
 
-def test_pods_mount_the_volume_of_the_claim():
+def test_pods_mount_the_persistent_volume_claim_of_the_target_settings():
     pod = pod_of(job_manifest(job(), settings(volume="shared"), NAMES))
 
     assert {"name": "volume", "persistentVolumeClaim": {"claimName": "shared"}} in pod["volumes"]
@@ -79,7 +79,7 @@ def test_gpu_pods_tolerate_the_taint_of_the_gpu_resource():
     assert {"key": "amd.com/gpu", "operator": "Exists"} in pod["tolerations"]
 
 
-def test_lost_nodes_are_tolerated_for_seconds():
+def test_pods_tolerate_unreachable_or_not_ready_nodes_for_5_seconds():
     tolerated = {
         one["key"]: one.get("tolerationSeconds")
         for one in pod_of(job_manifest(job(), settings(), NAMES))["tolerations"]
@@ -111,7 +111,7 @@ def test_labels_and_annotations_of_the_target_are_on_every_object():
     assert all(one["labels"]["team"] == "vision" and one["annotations"]["cost"] == "7" for one in metadata)
 
 
-def test_pod_template_replaces_given_fields_and_keeps_all_others():
+def test_pod_template_of_the_user_is_merged_into_the_pod_and_keeps_its_other_fields():
     template = {
         "spec": {
             "containers": [
@@ -135,7 +135,7 @@ def test_pod_template_replaces_given_fields_and_keeps_all_others():
     assert [volume["name"] for volume in pod["volumes"]] == ["work", "start", "code", "shm", "data"]
 
 
-def test_a_run_in_a_queue_of_kueue_is_suspended():
+def test_job_for_a_kueue_queue_is_created_suspended_with_the_queue_label():
     made: Any = job_manifest(job(), settings(queue="lab-queue"), NAMES)
 
     assert made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "lab-queue"

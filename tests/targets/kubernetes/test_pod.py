@@ -59,7 +59,7 @@ def test_files_that_cannot_be_written_to_the_volume_are_reported_as_a_warning(
     assert not leader._is_kept
 
 
-def test_environments_and_caches_are_folders_of_the_volume(tmp_path: Path) -> None:
+def test_environments_and_caches_created_in_a_pod_are_stored_on_the_volume(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
 
     link_to_volume(str(tmp_path), str(tmp_path / "volume"))

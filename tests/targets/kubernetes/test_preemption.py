@@ -30,7 +30,7 @@ def ticket() -> PodTicket:
 
 
 @pytest.mark.parametrize(("is_preempted", "remembered"), [(True, (1, 1)), (False, (1, 0))])
-def test_replacement_of_the_first_pod_learns_from_another_pod_whether_it_was_preempted(
+def test_new_first_pod_is_told_by_another_pod_whether_its_predecessor_was_preempted(
     tmp_path: Path, is_preempted: bool, remembered: tuple[int, int]
 ) -> None:
     first, second = ticket(), ticket()
@@ -51,7 +51,9 @@ def test_replacement_of_the_first_pod_learns_from_another_pod_whether_it_was_pre
         assert new.attempts(LIMIT_S) == remembered
 
 
-def test_reader_adds_the_reason_of_a_preemption_to_the_next_attempt(tmp_path: Path) -> None:
+def test_reason_reported_by_kubernetes_replaces_the_generic_one_of_the_attempt_after_a_preemption(
+    tmp_path: Path,
+) -> None:
     times = {"started_utc": "2026-11-29T05:00:00.000Z", "ended_utc": "2026-11-29T05:01:00.000Z"}
     generic = "preempted: Kubernetes ends pod pl-a-1-10: an eviction, a preemption or a drained node"
     attempts = (
@@ -76,7 +78,7 @@ def test_reader_adds_the_reason_of_a_preemption_to_the_next_attempt(tmp_path: Pa
     ]
 
 
-def test_reader_gives_a_lost_run_the_cause_of_its_pods_end(tmp_path: Path) -> None:
+def test_failure_cause_node_lost_becomes_preempted_if_kubernetes_reports_an_evicted_pod(tmp_path: Path) -> None:
     failure = FailureReport(cause="node_lost", message="The node was lost.")
     folder, fd = make_run(tmp_path / "runs", status=states.FAILED, failure=failure)
     os.close(fd)

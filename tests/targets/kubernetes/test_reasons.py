@@ -166,7 +166,7 @@ def test_pod_that_exits_with_the_preemption_code_has_no_failure():
     assert reasons.ended(pod(state={"terminated": {"exitCode": 75, "reason": "Error"}})) is None
 
 
-def test_readers_use_the_newest_index_0_pod_that_is_not_terminating():
+def test_newest_running_pod_with_index_0_is_used_unless_it_is_terminating():
     old, new, leaving = (pod(0, state=RUNNING) for _ in range(3))
     old["metadata"]["creationTimestamp"] = "2026-11-29T00:00:00Z"
     new["metadata"]["creationTimestamp"] = "2026-11-29T00:01:00Z"

@@ -94,7 +94,7 @@ def test_a_template_without_a_pod_is_refused(tmp_path: Path):
         read_settings("k8s", {"context": "c", "namespace": "lab", "pod_template": str(path)})
 
 
-def test_pod_template_is_stored_and_its_first_container_becomes_that_of_the_run(tmp_path: Path):
+def test_pod_template_is_stored_in_the_settings_and_its_first_container_is_renamed_to_paceline(tmp_path: Path):
     path = tmp_path / "pod.yaml"
     path.write_text("spec:\n  hostNetwork: true\n  containers: [{name: main}]\n")
     stored, _ = read_settings("k8s", {"context": "c", "namespace": "lab", "pod_template": str(path)})
@@ -108,7 +108,7 @@ def test_kubernetes_quantities_are_parsed():
     assert [bytes_of(text, "x") for text in ("4Gi", "512Mi", "2G", "1", "500m")] == [4 << 30, 512 << 20, 2e9, 1, 0.5]
 
 
-def test_complete_parts_of_a_run_are_read_from_a_pod_log_and_truncated_ones_skipped():
+def test_data_parts_are_read_from_a_pod_log_and_truncated_parts_are_skipped():
     data = bytes(range(256)) * 1000
     lines = [*log_lines(0, zlib.compress(data)), "a line of somebody else", *log_lines(1, zlib.compress(b"more"))]
 

@@ -66,7 +66,7 @@ def test_first_read_of_kubernetes_objects_lists_them_and_later_reads_follow_the_
     objects.events.put(EngineError("the test ends"))
 
 
-def test_broken_watch_is_followed_by_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kubernetes_objects_are_listed_again_after_their_watch_broke(monkeypatch: pytest.MonkeyPatch) -> None:
     objects = Objects([thing("a", 1)], [thing("a", 1)], [thing("b", 9)])
     found = watched(objects, monkeypatch)
     found.read()
@@ -79,7 +79,9 @@ def test_broken_watch_is_followed_by_a_list(monkeypatch: pytest.MonkeyPatch) -> 
     objects.events.put(EngineError("the test ends"))
 
 
-def test_watch_that_no_reader_uses_is_not_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_of_kubernetes_objects_ends_if_unused_and_the_next_read_lists_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     objects = Objects([], [], [thing("a", 9)])
     found = watched(objects, monkeypatch)
     monkeypatch.setattr(watch, "_IDLE_S", -1.0)

@@ -72,7 +72,9 @@ def hear(channel: StoreChannel, what: str) -> list[Any]:
     return found
 
 
-def test_exec_messages_are_forwarded_encrypted_and_removed(both: Both, supervisor: Answering) -> None:
+def test_exec_messages_are_encrypted_in_the_datastore_and_removed_after_the_command_ended(
+    both: Both, supervisor: Answering
+) -> None:
     channel = both.channel()
     channel.begin(REQUEST)
     channel.send({"data": "cGFzc3dvcmQ="})
@@ -179,7 +181,7 @@ def test_missing_exec_key_raises_run_state_error(both: Both) -> None:
         both.channel()
 
 
-def test_cluster_without_cryptography_is_named(
+def test_exec_raises_target_error_if_the_cluster_lacks_the_cryptography_package(
     both: Both, supervisor: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(channel_module, "can_encrypt", lambda: False)

@@ -43,7 +43,7 @@ def test_known_job_id_is_not_submitted_twice(cluster: FakeCluster) -> None:
     assert cluster.jobs["paceline-1"]["entrypoint"] == "first"
 
 
-def test_unknown_job_returns_none_and_stopping_it_is_harmless(cluster: FakeCluster) -> None:
+def test_unknown_ray_job_is_returned_as_none_and_stopping_it_raises_no_error(cluster: FakeCluster) -> None:
     ray = client(cluster)
     assert ray.job("a/../b") is None
     ray.stop("never heard of")
@@ -80,7 +80,7 @@ def test_requests_to_loopback_ignore_proxy_variables(cluster: FakeCluster, monke
     ]
 
 
-def test_a_cluster_that_is_down_is_unreachable() -> None:
+def test_request_to_a_cluster_that_is_down_raises_unreachable_error() -> None:
     with fake_cluster() as gone:
         pass
     with pytest.raises(UnreachableError, match=f"{gone.address} does not answer: .*Connection refused"):
@@ -202,7 +202,7 @@ def test_cached_answers_are_kept_per_cluster(tmp_path: Path) -> None:
     assert (first.asked, second.asked) == (1, 1)
 
 
-def test_library_is_packed_only_for_the_first_run(
+def test_paceline_library_is_packed_only_once_for_several_runs(
     cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed: list[Any] = []

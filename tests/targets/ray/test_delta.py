@@ -57,7 +57,7 @@ def two(tmp_path: Path) -> Two:
     return Two(tmp_path)
 
 
-def test_growing_log_is_stored_by_its_appended_bytes(two: Two) -> None:
+def test_only_the_appended_bytes_of_a_growing_log_are_sent(two: Two) -> None:
     two.write("logs/driver.log", "x" * 10_000)
     two.sync()
     with open(two.there / "logs/driver.log", "a") as log:
@@ -86,7 +86,9 @@ def test_large_file_is_split_and_logs_are_sent_between_its_parts(
     assert sorted(path.name for path in two.here.iterdir()) == ["checkpoints", "logs"]
 
 
-def test_replaying_a_received_part_twice_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_applying_a_received_part_twice_gives_the_same_files_as_applying_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The process was killed between the replay and its note; also with the last piece of a file that is whole by then."""
     monkeypatch.setattr(changes, "CHUNK_BYTES", 1000)
     two = Two(tmp_path, part_bytes=1500)
@@ -98,7 +100,7 @@ def test_replaying_a_received_part_twice_changes_nothing(tmp_path: Path, monkeyp
     assert (two.text("logs/driver.log"), two.text("checkpoints/1.pt")) == ("line\n", "abcdefghi" * 1000)
 
 
-def test_end_of_the_run_is_sent_after_all_files(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_final_status_of_a_run_is_sent_after_all_its_files(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     two.write("state.json", json.dumps({"status": "Running"}))
     two.write("outputs/model", "m")
     two.sync()
@@ -129,7 +131,7 @@ def test_files_sent_at_the_start_are_not_sent_back(two: Two) -> None:
     assert two.text("events.jsonl") == "{}\nsecond\n"
 
 
-def test_last_part_of_returned_run_files_is_recognized_as_the_end(two: Two) -> None:
+def test_end_of_returned_run_files_is_recognized_by_the_last_part_only(two: Two) -> None:
     assert ends(end_part())
     assert replay(end_part(), two.replica)
     two.write("logs/driver.log", "x")

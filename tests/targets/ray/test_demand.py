@@ -29,7 +29,7 @@ def test_ray_demand_includes_gpus_and_custom_resources() -> None:
     assert asked.text == "1 node with 1.5 CPU, 6 GPU and 1 fast disk"
 
 
-def test_demand_of_two_node_sizes_needs_enough_large_nodes() -> None:
+def test_demand_for_two_node_sizes_fits_only_a_cluster_with_enough_large_nodes() -> None:
     asked = ClusterDemand(bundles=({"CPU": 3.0}, {"CPU": 3.0}, {"CPU": 2.0}))
     assert asked.text == "2 nodes with 3 CPU and 1 with 2 CPU"
     large, small = {"CPU": 3.0}, {"CPU": 2.0}
@@ -38,7 +38,7 @@ def test_demand_of_two_node_sizes_needs_enough_large_nodes() -> None:
     assert not asked.fits([large, large])
 
 
-def test_demand_larger_than_the_cluster_is_reported_with_its_nodes() -> None:
+def test_error_for_a_demand_larger_than_the_cluster_lists_the_nodes_of_the_cluster() -> None:
     asked = ClusterDemand(bundles=({"CPU": 2.0, "GPU": 1.0},) * 2)
     nodes = [node("a", CPU=8.0), node("b", CPU=8.0, GPU=1.0)]
     assert too_large(asked, nodes) == (

@@ -50,7 +50,9 @@ def library(tmp_path: Path) -> Path:
     return tmp_path / "li b"
 
 
-def test_supervisor_uses_the_already_running_ray_driver_only_once(library: Path, tmp_path: Path) -> None:
+def test_supervisor_uses_the_running_ray_driver_once_and_then_tries_to_start_a_new_one(
+    library: Path, tmp_path: Path
+) -> None:
     run_dir = tmp_path / "runs" / "x_1"
     (run_dir / "logs").mkdir(parents=True)
     (run_dir / "state.json").write_text('{"status": "Completed"}')

@@ -82,7 +82,9 @@ def test_ray_job_fails_if_its_run_did_not_complete(run_dir: Path, tmp_path: Path
     assert run(script, ray, tmp_path).returncode == 1
 
 
-def test_a_folder_that_the_cluster_does_not_see_is_named(run_dir: Path, tmp_path: Path) -> None:
+def test_ray_job_fails_and_names_the_run_folder_if_the_cluster_cannot_see_that_folder(
+    run_dir: Path, tmp_path: Path
+) -> None:
     ray = program(tmp_path / "ray" / "python", "")
     script = shared_entrypoint(tmp_path / "not 'here", tmp_path, str(ray))
     done = run(script, ray, tmp_path)

@@ -134,7 +134,7 @@ def trip(tmp_path: Path, cluster: FakeCluster) -> Trip:
     return Trip(tmp_path, cluster)
 
 
-def test_run_sent_through_a_datastore_returns_its_results_and_leaves_only_its_source(
+def test_run_sent_through_a_datastore_returns_its_results_and_leaves_only_its_snapshot_there(
     trip: Trip, tmp_path: Path
 ) -> None:
     done = trip.run_there(trip.send(), tmp_path)
@@ -170,7 +170,9 @@ def test_output_is_stored_locally_before_the_run_completes(with_output: Trip, tm
     assert read_json(trip.folder.data)["outputs"][0]["files"] == 1
 
 
-def test_last_part_of_returned_run_files_is_replayed_once_after_a_crash(with_output: Trip, tmp_path: Path) -> None:
+def test_run_files_are_fetched_again_if_the_last_fetch_crashed_before_it_recorded_the_end(
+    with_output: Trip, tmp_path: Path
+) -> None:
     trip = with_output
     trip.run_there(trip.send(), tmp_path)
     back = trip.store / "paceline/runs" / trip.folder.run_id / "back"
@@ -187,7 +189,7 @@ def test_last_part_of_returned_run_files_is_replayed_once_after_a_crash(with_out
     assert read_json(trip.folder.path / ".travel.json")["ended"]
 
 
-def test_a_snapshot_is_stored_once(trip: Trip) -> None:
+def test_snapshot_that_is_already_in_the_datastore_is_not_stored_again(trip: Trip) -> None:
     trip.send()
     (path,) = (trip.store / "paceline" / "snapshots").iterdir()
     before = path.stat()
@@ -199,7 +201,7 @@ def test_failed_run_is_a_failed_ray_job(trip: Trip, tmp_path: Path) -> None:
     assert trip.run_there(trip.send(), tmp_path, end=states.FAILED).returncode == 1
 
 
-def test_user_who_canceled_the_run_is_fetched(trip: Trip, tmp_path: Path) -> None:
+def test_fetched_run_has_the_name_of_the_user_who_canceled_it(trip: Trip, tmp_path: Path) -> None:
     script = trip.send()
     read.request_cancel(trip.folder, "ada")
     trip.run_there(script, tmp_path, end=states.CANCELED)
@@ -207,7 +209,7 @@ def test_user_who_canceled_the_run_is_fetched(trip: Trip, tmp_path: Path) -> Non
     assert store.stored(trip.folder).canceled_by == "ada"
 
 
-def test_killed_reader_resumes_fetching(trip: Trip, tmp_path: Path) -> None:
+def test_incomplete_fetch_of_a_run_continues_when_the_missing_last_part_arrives(trip: Trip, tmp_path: Path) -> None:
     trip.run_there(trip.send(), tmp_path)
     parts = sorted((trip.store / "paceline/runs" / trip.folder.run_id / "back").iterdir())
     assert len(parts) >= 2
@@ -226,7 +228,7 @@ def test_killed_reader_resumes_fetching(trip: Trip, tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("job-source-replaced-ray-run")
-def test_start_archive_that_was_replaced_in_the_store_is_refused(trip: Trip, tmp_path: Path) -> None:
+def test_archive_of_a_submitted_run_is_refused_if_it_was_replaced_in_the_datastore(trip: Trip, tmp_path: Path) -> None:
     script = trip.send()
     packed = trip.store / "paceline" / "runs" / trip.folder.run_id / "start.tar.gz"
     with tarfile.open(packed) as archive:
@@ -265,7 +267,7 @@ def test_snapshot_that_was_replaced_in_the_store_is_refused(trip: Trip, tmp_path
     assert trip.run_there(trip.send(), tmp_path).returncode == 0
 
 
-def test_cluster_with_another_store_is_reported(trip: Trip, tmp_path: Path) -> None:
+def test_ray_job_fails_with_an_explanation_if_the_cluster_uses_another_store(trip: Trip, tmp_path: Path) -> None:
     script = trip.send()
     word = shlex.split(script.splitlines()[-1])[-1]
     ticket = Ticket.from_word(word)
@@ -309,7 +311,7 @@ def test_secrets_are_sent_encrypted_and_removed_from_the_store_once_read(trip: T
     assert not trip.folder.secrets.exists()
 
 
-def test_private_key_of_a_session_is_not_sent_through_the_datastore(trip: Trip) -> None:
+def test_private_key_of_an_interactive_session_is_not_sent_through_the_datastore(trip: Trip) -> None:
     trip.folder.session.mkdir()
     (trip.folder.session / "key").write_text("PRIVATE KEY")
     trip.send()
@@ -466,7 +468,7 @@ def _in_another_order(parts: list[bytes], other: bytes) -> None:
     "forge",
     [_truncated, _result_changed, _unsigned, _empty, _older_again, _of_another_run, _in_another_order],
 )
-def test_part_that_was_changed_in_the_store_is_refused(
+def test_returned_part_of_run_files_is_refused_if_it_was_changed_in_the_datastore(
     trip: Trip, tmp_path: Path, cluster: FakeCluster, forge: Callable[[list[bytes], bytes], None]
 ) -> None:
     # Story: another user who could write to the datastore gave a run other results, unnoticed.
@@ -488,7 +490,7 @@ def test_part_that_was_changed_in_the_store_is_refused(
     assert not (trip.folder.outputs / "data").exists() or (trip.folder.outputs / "data").read_text() == "source"
 
 
-def test_parts_of_a_run_are_refused_without_its_key(trip: Trip, tmp_path: Path) -> None:
+def test_returned_run_files_are_refused_if_the_key_of_the_run_is_missing(trip: Trip, tmp_path: Path) -> None:
     trip.run_there(trip.send(), tmp_path)
     trip.folder.exec_key.unlink()
     with pytest.raises(TransferError, match="Look at the run as the user that submitted it"):
@@ -496,7 +498,7 @@ def test_parts_of_a_run_are_refused_without_its_key(trip: Trip, tmp_path: Path) 
     assert store.stored(trip.folder).status != states.COMPLETED
 
 
-def test_secrets_without_cryptography_are_refused_with_the_install_command(
+def test_sending_secrets_without_the_cryptography_package_is_refused_with_the_install_command(
     trip: Trip, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
@@ -506,7 +508,7 @@ def test_secrets_without_cryptography_are_refused_with_the_install_command(
         trip.send()
 
 
-def test_foreign_signed_part_is_refused_with_an_error(trip: Trip) -> None:
+def test_signed_part_with_a_file_that_the_cluster_may_not_send_is_refused(trip: Trip) -> None:
     trip.send()
     back = trip.store / "paceline/runs" / trip.folder.run_id / "back"
     header = {"file": "target.json", "how": "part", "key": 1, "at": 0, "end": True, "mode": 420, "stamp": [2, 1, 1]}

@@ -155,7 +155,7 @@ def test_ray_run_reports_what_it_waits_for_until_the_wait_is_canceled(driver: Dr
     assert said[-1] == "waits for 2 nodes with 2 CPU each; free: n0 0 of 2 CPU; n1 0 of 2 CPU"
 
 
-def test_demand_larger_than_the_cluster_ends_the_wait(driver: Driver) -> None:
+def test_wait_for_ray_nodes_ends_with_target_error_if_the_cluster_is_too_small(driver: Driver) -> None:
     with pytest.raises(TargetError, match=r"needs 2 nodes .*; the cluster has n0 \(2 CPU\)\. Ask for less"):
         driver.hold(waiting(count=1)).wait(never)
 

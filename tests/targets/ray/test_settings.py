@@ -39,7 +39,7 @@ def test_a_password_in_the_address_is_refused_and_not_shown() -> None:
     assert "hush" not in str(caught.value)
 
 
-def test_http_header_with_a_secret_is_given_by_reference() -> None:
+def test_http_header_with_a_secret_is_accepted_only_as_a_reference_to_a_variable() -> None:
     assert settings(headers=["X-Team: a b", "Authorization: env:LAB"]).headers == {
         "X-Team": "a b",
         "Authorization": "env:LAB",
@@ -78,7 +78,9 @@ def test_zero_cpus_per_worker_is_refused() -> None:
         settings(cpus_per_worker=0.0)
 
 
-def test_token_is_read_from_rays_own_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_ray_token_is_read_from_the_files_and_variables_that_ray_itself_uses(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     assert token(settings()) is None
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text("home\n")
@@ -103,7 +105,7 @@ def test_missing_or_malformed_token_raises(tmp_path: Path) -> None:
     assert "hush" not in str(caught.value)
 
 
-def test_a_token_given_for_a_variables_name_is_not_shown() -> None:
+def test_token_given_in_place_of_a_variable_name_is_refused_and_not_shown() -> None:
     with pytest.raises(TargetError, match="not shown here") as caught:
         settings(token_env="abc-123-hush")
     assert "hush" not in str(caught.value)

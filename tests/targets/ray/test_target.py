@@ -180,12 +180,14 @@ def test_ray_target_status_names_the_users_of_the_cluster(cluster: FakeCluster, 
     assert (other.run_id, other.user, other.is_waiting, other.cores) == ("other", "", False, None)
 
 
-def test_nodes_are_available_only_inside_a_ray_job(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_waiting_for_nodes_outside_a_ray_job_raises_target_error(cluster: FakeCluster, tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="only available inside a Ray job"):
         target(cluster).wait_for_nodes(make_job(), tmp_path, lambda text: False)
 
 
-def test_run_with_outputs_still_to_store_does_not_query_slurm(folder: RunFolder, tmp_path: Path) -> None:
+def test_ray_is_not_queried_while_the_outputs_of_a_run_are_still_being_stored(
+    folder: RunFolder, tmp_path: Path
+) -> None:
     away = RayTarget("lab", {"address": "http://127.0.0.1:1", "datastore": "lab"})
     fd = locks.take(folder.lock)
     assert fd is not None
@@ -195,7 +197,7 @@ def test_run_with_outputs_still_to_store_does_not_query_slurm(folder: RunFolder,
     os.close(fd)
 
 
-def test_run_of_a_forgotten_ray_job_stays_running_while_another_process_fetches_it(
+def test_run_unknown_to_ray_is_reported_as_running_while_another_process_fetches_its_files(
     cluster: FakeCluster, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     away = target(cluster, datastore="lab")
@@ -217,7 +219,7 @@ def test_run_of_a_forgotten_ray_job_stays_running_while_another_process_fetches_
     ],
     ids=["set", "there", "not there", "through a datastore"],
 )
-def test_script_python_is_the_configured_or_the_submitting_interpreter(
+def test_script_uses_the_configured_python_or_else_that_of_the_submitter_if_nodes_have_it(
     cluster: FakeCluster, settings: dict[str, str], is_there: bool, python: str | None
 ) -> None:
     links = [SimpleNamespace(exists=lambda path: True), SimpleNamespace(exists=lambda path: is_there)]

@@ -50,7 +50,9 @@ def test_allocation_outside_a_job_raises_target_error(name: str):
 
 
 @pytest.mark.promise("how-long-silent-node-waited")
-def test_timeout_of_node_connections_is_silence_s_of_the_slurm_target(monkeypatch: pytest.MonkeyPatch, tmp_path):
+def test_connections_to_slurm_nodes_time_out_after_the_silence_s_setting_of_the_target(
+    monkeypatch: pytest.MonkeyPatch, tmp_path
+):
     asked: list[float] = []
 
     def refuse(argv, *, name, silence_s, **_):
@@ -111,7 +113,7 @@ def test_steps_and_workers_do_not_inherit_slurm_variables():
     assert b"PMIX" not in done.stdout
 
 
-def test_slurm_nodes_are_reached_at_the_addresses_of_their_names(monkeypatch: pytest.MonkeyPatch):
+def test_slurm_nodes_use_the_addresses_that_their_host_names_resolve_to(monkeypatch: pytest.MonkeyPatch):
     known = {"n1": "10.0.0.1", "n2": "10.0.0.2"}
 
     def getaddrinfo(host: str, *_: object) -> list[tuple[int, int, int, str, tuple[str, int]]]:
@@ -160,7 +162,7 @@ def test_nodes_use_a_network_that_all_of_them_share(monkeypatch: pytest.MonkeyPa
     assert common_addresses(["n1", "n2"], routed, None) == [("10.0.1.1", "eth0"), ("10.0.2.1", "eth0")]
 
 
-def test_a_node_without_an_address_for_others_is_refused(monkeypatch: pytest.MonkeyPatch):
+def test_node_without_an_address_that_other_nodes_can_reach_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("socket.getaddrinfo", lambda *_: [(2, 1, 6, "", ("127.0.1.1", 0))])
     with pytest.raises(TargetError, match=r"node n1 has no IPv4 address .*; it has lo 127\.0\.0\.1\.$"):
         common_addresses(["n1", "n2"], [hello("n1"), hello("n2")], None)

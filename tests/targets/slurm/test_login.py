@@ -75,7 +75,7 @@ def push(tmp_path: Path) -> tuple[RunFolder, There, Login]:
     return folder, login.push(folder, library(tmp_path)), login
 
 
-def test_push_sends_run_snapshot_and_library(tmp_path: Path, home: Path):
+def test_pushing_a_run_to_a_login_host_copies_its_record_snapshot_and_the_paceline_library(tmp_path: Path, home: Path):
     folder, there, _ = push(tmp_path)
     assert there.folder == str(home / ".paceline")
     assert there.run_dir == f"{there.folder}/runs/{folder.run_id}"
@@ -183,7 +183,7 @@ def test_log_of_a_restarted_supervisor_replaces_the_mirrored_log(tmp_path: Path,
     assert folder.driver_log.read_text() == text
 
 
-def test_notes_written_here_and_on_the_cluster_are_merged(tmp_path: Path, home: Path):
+def test_notes_written_on_this_machine_and_on_the_cluster_are_merged(tmp_path: Path, home: Path):
     folder, login = submitted(tmp_path), make_login()
     folder.notes.write_text("before\n")
     there = login.push(folder, library(tmp_path))
@@ -270,7 +270,7 @@ def test_output_is_stored_locally_before_the_run_completes(tmp_path: Path, home:
     assert not folder.home.exists()
 
 
-def test_output_conflict_is_reported_before_anything_is_sent(tmp_path: Path, home: Path):
+def test_output_path_that_already_has_files_is_refused_before_anything_is_sent(tmp_path: Path, home: Path):
     write_tree(tmp_path / "ws" / "data", {"m/old.pt": ""})
     reference = DataReference(name="model", sources=(Source(datastore="default", path="m"),), mode="upload")
     folder = submitted(tmp_path, job=make_job(inputs=(reference,)))
@@ -346,7 +346,9 @@ def lie(tmp_path: Path, said: bytes) -> None:
         {"file": "target.json", "how": "part", "key": 1, "at": 0, "end": True, "mode": 0o644, "stamp": [2, 1, 1]},
     ],
 )
-def test_malicious_login_host_writes_no_foreign_file(tmp_path: Path, home: Path, header: dict[str, Any]):
+def test_malicious_login_host_cannot_write_links_or_files_that_it_may_not_send(
+    tmp_path: Path, home: Path, header: dict[str, Any]
+):
     folder = submitted(tmp_path)
     before = {str(path): path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
     lie(tmp_path, frame(header, b"{}") + frame({"over": True}))
@@ -410,7 +412,7 @@ def test_exec_input_output_and_exit_code_pass_over_one_login_connection(home: Pa
         wait_until(lambda: is_clean(folder), "nothing is left", 60)
 
 
-def test_exec_reports_refusal_and_end_of_workers(home: Path, tmp_path: Path) -> None:
+def test_exec_command_reports_a_refusal_and_ends_when_the_workers_end(home: Path, tmp_path: Path) -> None:
     folder = there(tmp_path)
     with answering(folder):
         refused = LoginChannel(make_login(), str(folder.path))
@@ -457,7 +459,7 @@ def test_exec_of_an_unknown_run_raises_target_error(home: Path, tmp_path: Path) 
     channel.close()
 
 
-def test_exec_files_are_not_mirrored(home: Path, tmp_path: Path) -> None:
+def test_files_of_exec_commands_are_not_copied_from_the_login_host(home: Path, tmp_path: Path) -> None:
     folder = there(tmp_path)
     write_tree(folder.path, {"attempts/1/exec_0a.jsonl": "{}", "attempts/1/rank_0.log": "1", "exec/0a/in_0.json": "{}"})
     here = submitted(tmp_path)

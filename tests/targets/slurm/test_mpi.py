@@ -32,7 +32,7 @@ def test_mpi_plugins_are_parsed_from_srun_output_of_each_slurm_version(out: str,
 
 
 @pytest.mark.parametrize("wanted", ["pmix", "pmix_v5"])
-def test_a_cluster_without_the_plugin_is_an_error_before_there_is_a_run(slurm: FakeSlurm, wanted: str):
+def test_missing_mpi_plugin_of_srun_raises_target_error_before_a_run_is_created(slurm: FakeSlurm, wanted: str):
     slurm.say("srun", WITHOUT if wanted == "pmix" else SINCE_22)
     with pytest.raises(
         TargetError, match=rf"mpi='{wanted}', but this Slurm's srun has no such plugin; it has .*none.*mpi='mpirun'"
@@ -41,7 +41,7 @@ def test_a_cluster_without_the_plugin_is_an_error_before_there_is_a_run(slurm: F
     assert slurm.calls == ["srun --mpi=list"]
 
 
-def test_mpi_plugin_check_is_skipped_for_other_jobs_and_without_srun(slurm: FakeSlurm):
+def test_mpi_plugins_are_not_checked_for_jobs_without_mpi_or_targets_without_the_mpi_setting(slurm: FakeSlurm):
     SlurmTarget("cluster", {"mpi": "pmix"}).check(make_job())
     SlurmTarget("cluster").check(MPI)
     assert slurm.count("srun") == 0

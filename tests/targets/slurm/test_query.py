@@ -232,7 +232,7 @@ def test_after_an_unreachable_slurm_controller_squeue_is_called_again_only_after
     assert job.state == "RUNNING"
 
 
-def test_slow_failed_squeue_call_is_not_repeated_for_other_readers(
+def test_squeue_failure_is_cached_for_the_next_queries_even_if_the_call_was_slow(
     slurm: FakeSlurm, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ):
     # Of a controller that is away, squeue itself makes sure for a long time.
@@ -258,7 +258,7 @@ def test_slurm_job_is_found_by_its_name(slurm: FakeSlurm, tmp_path: Path, clock:
     assert make(tmp_path, clock).job_named("paceline-s") is None
 
 
-def test_torn_or_unwritable_cache_of_slurm_queries_is_ignored(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
+def test_truncated_or_unwritable_cache_of_slurm_queries_is_ignored(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
     slurm.say("squeue", "1|RUNNING|None|n1|paceline-r\n")
     query = make(tmp_path, clock)
     query.job("1", 0)
@@ -296,7 +296,7 @@ def job(state: str, **values: object) -> JobState:
         ("", "not looked at by the scheduler yet"),
     ],
 )
-def test_waiting_reason_is_explained(reason: str, words: str):
+def test_reason_code_of_a_pending_slurm_job_is_explained_in_words(reason: str, words: str):
     look = look_of(job("PENDING", reason=reason))
     assert look.state == QUEUED
     assert words in look.message

@@ -28,7 +28,7 @@ def test_slurm_call_returns_exit_code_output_and_error(slurm: FakeSlurm):
         "Slurm temporarily unable to accept job, sleeping and retrying",
     ],
 )
-def test_unreachable_slurm_controller_raises_an_away_error(slurm: FakeSlurm, words: str):
+def test_slurm_call_raises_away_error_if_the_slurm_controller_does_not_answer(slurm: FakeSlurm, words: str):
     slurm.say("squeue", err=words, code=1)
     with pytest.raises(AwayError, match="compute target 'c': Slurm's controller does not answer"):
         make().call(["squeue"])
@@ -76,7 +76,9 @@ def test_missing_slurm_configuration_is_not_reported_as_an_unreachable_controlle
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("what", ["sbatch: partition", "sbatch: bad time", "scancel unknown", "scancel another's"])
-def test_refusal_of_each_version_is_reported_without_the_program_name(slurm: FakeSlurm, version: str, what: str):
+def test_slurm_error_message_of_each_version_is_reported_without_the_program_name(
+    slurm: FakeSlurm, version: str, what: str
+):
     said = failure(version, what)
     slurm.say("sbatch", err=said.stderr, code=said.returncode)
     done = make().call(["sbatch"])
@@ -125,7 +127,7 @@ def test_call_with_retries_fails_after_its_time_limit(monkeypatch: pytest.Monkey
         make().call_patiently(call, patience_s=0.01)
 
 
-def test_format_variables_of_the_user_are_removed():
+def test_slurm_output_format_variables_are_removed_from_the_environment_of_slurm_calls():
     shell = {
         "SQUEUE_FORMAT": "%i",
         "SLURM_TIME_FORMAT": "relative",
@@ -145,7 +147,7 @@ def test_call_through_a_login_host_is_one_quoted_ssh_argument(slurm: FakeSlurm):
     assert "Port=2222" in words
 
 
-def test_unreachable_login_host_raises_an_away_error(slurm: FakeSlurm):
+def test_slurm_call_raises_away_error_if_the_login_host_is_unreachable(slurm: FakeSlurm):
     from tests.helpers import write_program
 
     write_program(

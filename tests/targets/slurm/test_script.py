@@ -30,7 +30,7 @@ def options(job: dict[str, object] | None = None, **settings: object) -> list[st
     return [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")]
 
 
-def test_elastic_job_survives_lost_nodes_and_a_second_job_adds_nodes():
+def test_elastic_job_script_has_the_no_kill_option_and_a_second_script_requests_more_nodes():
     # Story: with --ntasks-per-node=1, Slurm took the fewest nodes as the number of all tasks, and gave no more.
     job = {"node_count": (2, 4), "process_count_per_node": 2, "distributed_backend": "gloo"}
     asked = options(job, cpus_per_process=3)
@@ -121,7 +121,7 @@ def test_parameter_servers_are_included_in_the_tasks_per_node():
     assert "--ntasks-per-node=3" in options(job)
 
 
-def test_warning_time_is_grace_plus_margin_up_to_a_third_of_the_limit():
+def test_warning_before_the_time_limit_covers_the_grace_period_but_at_most_a_third_of_the_limit():
     assert warning_s(make_job(grace_period_seconds=90.5), SlurmSettings.of("c", {"time": "2:00:00"})) == 121
     assert warning_s(make_job(grace_period_seconds=30), SlurmSettings.of("c", {"time": "2"})) == 40
     assert warning_s(make_job(grace_period_seconds=1e6), SlurmSettings.of("c", {})) == 65535
@@ -140,7 +140,7 @@ def test_names_with_shell_characters_are_quoted():
 
 
 @pytest.mark.parametrize("run_dir", ["/a\nb", "/a\tb", "/a\\b"])
-def test_a_path_that_no_line_of_sbatch_can_carry_is_refused(run_dir: str):
+def test_run_folder_with_a_newline_tab_or_backslash_in_its_path_is_refused(run_dir: str):
     with pytest.raises(TargetError):
         text(run_dir)
 

@@ -63,7 +63,7 @@ def test_sbatch_option_that_paceline_sets_is_refused_also_when_abbreviated(optio
 
 
 @pytest.mark.parametrize("option", ["-p gpu", "partition=gpu", "--licenses matlab", "--", ""])
-def test_sbatch_option_must_be_one_long_word(option: str):
+def test_sbatch_option_is_refused_unless_it_is_one_word_in_long_form(option: str):
     with pytest.raises(TargetError, match="not a long option of sbatch in one word"):
         settings(options=[option])
 

@@ -179,7 +179,7 @@ def test_scontrol_show_job_output_is_parsed():
 
 
 @pytest.mark.parametrize("text", ["", "\n", "garbage", "{}"])
-def test_empty_answer_has_no_jobs(text: str):
+def test_empty_or_unreadable_slurm_output_is_parsed_as_an_empty_list(text: str):
     assert parse_squeue(text) == parse_sacct(text) == parse_sinfo(text) == []
 
 

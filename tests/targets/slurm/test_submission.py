@@ -145,7 +145,7 @@ def test_recovered_node_of_the_jobs_own_allocation_is_reported_as_available(slur
     assert "#SBATCH --nodes=1-2\n" in slurm.script
 
 
-def test_additional_slurm_nodes_are_returned_if_no_checkpoint_resumes_on_them(
+def test_additional_slurm_job_is_canceled_if_the_run_leaves_its_nodes_unused(
     slurm: FakeSlurm, more: Extension, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm.say("squeue", "7|RUNNING|n1\n")
@@ -163,7 +163,9 @@ def test_additional_slurm_nodes_are_returned_if_no_checkpoint_resumes_on_them(
     assert slurm.count("sbatch") == 2
 
 
-def test_ended_additional_job_is_resubmitted_and_errors_are_ignored(slurm: FakeSlurm, more: Extension) -> None:
+def test_additional_slurm_job_is_resubmitted_after_it_ended_and_a_squeue_error_is_raised(
+    slurm: FakeSlurm, more: Extension
+) -> None:
     slurm.say("squeue", "7|RUNNING|n1\n")
     more.look(JOB, ["n1"])
     slurm.say("squeue", err="slurm_load_jobs error: something else", code=1)

@@ -32,12 +32,14 @@ def submitted(tmp_path: Path, slurm: FakeSlurm, **settings: object) -> tuple[Slu
     return SlurmTarget("cluster", settings), folder
 
 
-def test_slurm_kind_is_found_by_name():
+def test_slurm_target_class_is_found_by_its_kind_name():
     assert kind_class("slurm") is SlurmTarget
     assert make_target("slurm", "cluster", {"partition": "gpu"}).settings.partition == "gpu"
 
 
-def test_submission_records_the_job_id_and_the_script_names_the_run(tmp_path: Path, slurm: FakeSlurm):
+def test_submission_records_the_job_id_and_the_script_starts_the_supervisor_of_the_run(
+    tmp_path: Path, slurm: FakeSlurm
+):
     _, folder = submitted(tmp_path, slurm, partition="gpu")
     noted = engine(folder)
     assert (noted["engine"], noted["job_id"], noted["user"]) == ("slurm", "7", str(os.geteuid()))
@@ -68,7 +70,7 @@ def test_queued_run_reports_its_waiting_reason(tmp_path: Path, slurm: FakeSlurm)
     assert (look.state, look.message) == (QUEUED, "Slurm job 7: jobs with a higher priority are ahead (Priority)")
 
 
-def test_newer_record_overrides_cached_squeue_answer(tmp_path: Path, slurm: FakeSlurm):
+def test_run_state_file_newer_than_the_cached_squeue_answer_takes_precedence(tmp_path: Path, slurm: FakeSlurm):
     target, folder = submitted(tmp_path, slurm)
     slurm.say("squeue", f"7|PENDING|Priority||paceline-{folder.run_id}\n")
     assert target.look(folder, store.stored(folder)).state == QUEUED
@@ -237,7 +239,7 @@ def test_queued_run_behind_a_login_host_is_not_fetched(
     assert (found.state, pulled) == (QUEUED if state == "PENDING" else RUNNING, pulls)
 
 
-def test_run_with_outputs_still_to_store_does_not_query_slurm(tmp_path: Path, slurm: FakeSlurm):
+def test_slurm_is_not_queried_while_the_outputs_of_a_run_are_still_being_stored(tmp_path: Path, slurm: FakeSlurm):
     folder, fd = make_run(tmp_path / "ws" / "runs")
     write_json(folder.engine, {"engine": "slurm", "job_id": "7", "run_dir": "far/run", "submitted": 1.0})
     write_json(folder.home, {"host": "", "folders": {}, "end": {}})

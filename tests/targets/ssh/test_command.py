@@ -38,7 +38,7 @@ def test_ssh_command_uses_an_existing_control_master_and_starts_none(tmp_path: P
 
 
 @pytest.mark.usefixtures("ssh_client")
-def test_probe_leaves_its_connection_open_for_the_same_login(tmp_path: Path) -> None:
+def test_ssh_connection_of_a_host_probe_stays_open_and_is_reused_for_the_same_login(tmp_path: Path) -> None:
     ssh, other = Ssh(config=str(tmp_path / "config")), Ssh(config=str(tmp_path / "config"), user="bob")
     found = options(ssh.words(HOST, ["true"], leave_open=True))
 
@@ -49,7 +49,7 @@ def test_probe_leaves_its_connection_open_for_the_same_login(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("ssh_client")
-def test_users_shared_ssh_connections_are_not_managed(tmp_path: Path) -> None:
+def test_no_control_path_is_set_if_the_user_has_configured_ssh_connection_sharing(tmp_path: Path) -> None:
     ssh = Ssh(config=str(tmp_path / "config"))
 
     shared = SshHost(name="shared1")
@@ -61,7 +61,7 @@ def test_users_shared_ssh_connections_are_not_managed(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("ssh_client")
-def test_ssh_timeout_is_not_shorter_than_that_of_the_link() -> None:
+def test_ssh_keepalive_timeout_is_at_least_the_silence_s_setting() -> None:
     for silence_s, interval in [(1.0, 1), (15.0, 5), (61.0, 21)]:
         found = options(Ssh(silence_s=silence_s).words(HOST, ["true"]))
         assert (int(found["ServerAliveInterval"]), int(found["ServerAliveCountMax"])) == (interval, 3)
@@ -89,7 +89,9 @@ def test_real_ssh_accepts_the_command_line(tmp_path: Path) -> None:
     assert "batchmode yes" in done.stdout
 
 
-def test_missing_ssh_client_names_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_ssh_client_raises_target_error_that_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(TargetError, match="Install OpenSSH's client"):
         Ssh().words(HOST, ["true"])

@@ -32,7 +32,7 @@ LOOKS = (
 )
 
 
-def test_spare_hosts_are_free_hosts_without_a_waiting_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_count_as_spare_if_they_have_room_and_no_run_waits_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def look_at(ssh: Any, hosts: Any, **options: Any) -> list[HostProbe]:

@@ -9,7 +9,7 @@ def events(text: str):
     return read_events(text.encode(), "train.py")
 
 
-def test_events_are_read_without_running_the_script():
+def test_events_of_a_simulated_script_are_read_without_running_the_script():
     first, last = events(
         "raise SystemExit('run')\n"
         "EVENTS = [{'at': 1, 'every': 2, 'line': 'step {n}'}, {'at': 9, 'exit': 3, 'error': 'E: x', 'ranks': [1]}]\n",

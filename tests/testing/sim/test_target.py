@@ -62,7 +62,7 @@ def test_run_on_simulated_nodes_has_logs_and_metrics_of_each_rank(run_sim, tmp_p
     assert shells_of_agents() <= before
 
 
-def test_failed_simulated_worker_is_named(run_sim):
+def test_failure_of_a_simulated_run_names_the_failed_rank_and_its_node(run_sim):
     error = {"at": 0.3, "exit": 1, "error": "ValueError: bad batch", "ranks": [3]}
     run = run_sim([FIRST, error], target={"nodes": 2}, node_count=2)
     assert run.status == "Failed"
@@ -80,7 +80,7 @@ def test_lost_simulated_node_is_replaced_by_another(run_sim, fault):
     assert set(second.nodes) != set(first.nodes)
 
 
-def test_full_disk_of_a_simulated_node_is_the_cause(run_sim):
+def test_failure_cause_is_disk_if_the_disk_of_a_simulated_node_is_full(run_sim):
     target = {"nodes": 2, "full_disks": 1, "fault_after_s": 0.5, "fault_within_s": 0}
     run = run_sim([FIRST, {"at": 0.2, "every": 0.2, "line": "step {n}"}], target=target, node_count=2)
     assert (run.status, run.failure.cause) == ("Failed", "disk")

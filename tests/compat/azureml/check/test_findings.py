@@ -67,7 +67,7 @@ def test_names_from_star_imports_are_checked(tmp_path):
 
 
 @pytest.mark.promise("parameters-members-sdk-s-drivers")
-def test_95_percent_of_the_names_in_collected_drivers_are_supported():
+def test_95_percent_of_the_azureml_names_in_26_collected_submission_scripts_are_supported():
     """docs/from-azureml.md has the figure."""
     found = of_folder(DRIVERS)
     assert len({one.file for one in found}) == 26
@@ -95,7 +95,7 @@ def test_call_of_a_class_that_the_scoring_script_defines_is_accepted(tmp_path):
 
 
 @pytest.mark.promise("paceline-azureml-check-says-name")
-def test_installed_packages_below_the_folder_are_skipped(tmp_path):
+def test_virtual_environments_inside_the_checked_folder_are_skipped(tmp_path):
     """`paceline azureml check .` beside an environment called `v` counted 261 edits to make, in NumPy, SciPy and scikit-learn."""
     for inner in ("v/lib/python3.12/site-packages/numpy", ".venv/lib", "src"):
         (tmp_path / inner).mkdir(parents=True)
@@ -104,7 +104,7 @@ def test_installed_packages_below_the_folder_are_skipped(tmp_path):
     assert [one.file for one in of_folder(tmp_path)] == ["src/one.py"]
 
 
-def test_names_that_numpy_2_restored_are_not_reported(tmp_path):
+def test_removed_numpy_names_are_reported_except_those_that_numpy_2_added_again(tmp_path):
     (tmp_path / "one.py").write_text("import numpy as np\nprint(np.bool, np.long, np.object)\n")
     assert uses(tmp_path) == {(2, "np.object"): MISSING}
 
@@ -172,7 +172,7 @@ ws.get_mlflow_tracking_uri()
 """
 
 
-def test_refused_calls_on_variables_are_reported(tmp_path):
+def test_unsupported_methods_called_on_variables_that_hold_sdk_objects_are_reported(tmp_path):
     """`check` said "works" of Pipeline.publish, private attributes and clusters that the driver only names."""
     (tmp_path / "driver.py").write_text(HELD)
     found = {(one.line, one.name): one for one in of_folder(tmp_path) if one.becomes != WORKS}

@@ -49,7 +49,7 @@ def test_batch_ai_cluster_configuration_is_accepted(ws):
 
 
 @pytest.mark.promise("can-t-had-replaced-sentence")
-def test_created_azure_cluster_as_a_target_resolves_to_local_with_a_note(ws):
+def test_job_for_an_azure_cluster_created_by_the_sdk_runs_on_the_local_machine_with_a_note(ws):
     ComputeTarget.create(ws, "cluster", AmlCompute.provisioning_configuration(vm_size="STANDARD_NC6"))
     notes = SubmissionNotes()
     assert resolve("cluster", ws, notes) == "local"
@@ -65,7 +65,7 @@ def test_configured_compute_target_of_the_same_name_is_used(ws):
     assert notes.all() == ()
 
 
-def test_attached_machine_becomes_an_ssh_target_with_old_and_new_calls(ws):
+def test_remote_machine_attached_by_either_sdk_call_is_stored_as_an_ssh_target_without_its_password(ws):
     RemoteCompute.attach(ws, "old", username="me", address="lab0", ssh_port=2222, password="never kept")
     (ws.path / "id").write_text("a key")
     config = RemoteCompute.attach_configuration(address="lab1", username="me", private_key_file=str(ws.path / "id"))
@@ -87,7 +87,7 @@ def test_databricks_compute_is_refused_with_the_alternative():
         DatabricksCompute.attach_configuration()
 
 
-def test_azure_cluster_known_only_by_name_is_replaced_by_this_machine_with_a_note(ws):
+def test_job_for_an_azure_cluster_that_does_not_exist_here_runs_on_the_local_machine_with_a_note(ws):
     notes = SubmissionNotes()
     assert resolve("cpus", ws, notes) == "local"
     (said,) = notes.all()

@@ -26,7 +26,7 @@ def test_packages_are_added_replaced_and_removed(tmp_path):
     assert [*made.pip_packages] == []
 
 
-def test_urls_and_wheels_replace_no_other_package():
+def test_adding_several_pip_urls_and_wheels_keeps_all_of_them():
     """Of two repositories, or two wheels in one folder, only the second was left: both had the name `git`, or none."""
     given = ["git+https://host/a", "git+https://host/b", "./a.whl", "./b.whl", "torch[x]>=1", "numpy"]
     made = CondaDependencies.create(pip_packages=given)

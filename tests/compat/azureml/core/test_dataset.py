@@ -24,7 +24,7 @@ def store(ws):
     return found
 
 
-def test_default_datastore_is_found_by_its_azure_names(ws):
+def test_default_datastore_is_returned_for_the_names_workspaceblobstore_and_workspacefilestore(ws):
     store = Datastore.get(ws, "workspaceblobstore")
     assert (store.name, store.datastore_type) == ("workspaceblobstore", "AzureBlob")
     assert store == ws.get_default_datastore()
@@ -77,7 +77,7 @@ def test_configured_datastore_of_the_same_name_is_used(ws, tmp_path):
         Datastore.register_azure_postgre_sql(ws, "team", "server", "database")
 
 
-def test_data_reference_has_the_sdks_arguments_and_placeholder(ws, store):
+def test_data_reference_accepts_the_sdks_arguments_and_its_text_is_the_sdks_variable_placeholder(ws, store):
     reference = DataReference(datastore=store, data_reference_name="train", path_on_datastore="t", mode="download")
     assert str(reference) == "$AZUREML_DATAREFERENCE_train"
     assert reference.path("d").sources[0].path == "t/d"
@@ -150,7 +150,7 @@ def test_tabular_dataset_is_filtered_by_column_values(ws, store):
 
 
 @pytest.mark.promise("datasets-given-mounted-filtered-read")
-def test_datetimes_are_parsed_and_select_rows(ws):
+def test_tabular_dataset_parses_datetime_columns_and_filters_rows_by_time(ws):
     pandas = pytest.importorskip("pandas")
     for city, day in (("Bern", "2019/12/31"), ("Bern", "2020/01/02"), ("Chur", "2020/01/02")):
         Path("logs", city, day).mkdir(parents=True)

@@ -38,7 +38,7 @@ def run(experiment):
         yield run
 
 
-def test_script_that_imports_only_core_run_finds_its_run(submitted):
+def test_script_that_imports_only_azureml_core_run_gets_its_run_from_get_context(submitted):
     worker = {"PACELINE_RUN_DIR": str(submitted.folder.path), "PACELINE_ATTEMPT": "1"}
     worker |= {"PACELINE_RANK": "0", "PACELINE_WORLD_SIZE": "1"}
     code = (
@@ -84,7 +84,7 @@ def test_details_of_a_failed_run_have_the_reason(submitted):
     assert submitted.get_detailed_status() == {"status": "Failed", "details": "bad batch"}
 
 
-def test_detailed_status_has_the_waiting_reason(experiment):
+def test_get_detailed_status_contains_the_reason_why_a_run_waits(experiment):
     folder, fd = make_run(experiment.runs_dir, waiting_for="waits for 1 run (a)")
     assert Run(experiment, folder.run_id).get_detailed_status()["details"] == "waits for 1 run (a)"
     os.close(fd)
@@ -98,7 +98,7 @@ def test_details_with_logs_have_the_last_mib_of_each_log(submitted):
     assert len(logs["logs/driver.log"]) == 1 << 20
 
 
-def test_portal_url_is_the_live_page_or_else_the_run_folder(submitted):
+def test_portal_url_is_the_page_of_the_running_web_server_or_otherwise_the_url_of_the_run_folder(submitted):
     experiment, workspace_dir = submitted.experiment, submitted.folder.path.parents[1]
     assert submitted.get_portal_url() == submitted.folder.path.as_uri()
     (workspace_dir / "ui").mkdir()
@@ -127,7 +127,7 @@ def test_log_confusion_matrix_refuses_a_value_that_is_no_dict_or_json(run, value
         run.log_confusion_matrix("m", value)
 
 
-def test_get_methods_of_a_submitted_run_equal_its_status_tags_and_properties(submitted):
+def test_get_status_get_tags_and_get_properties_return_the_same_as_the_attributes_of_a_run(submitted):
     submitted.tag("lr", 0.1)
     submitted.add_properties({"commit": "abc"})
     submitted.flush()
@@ -143,7 +143,7 @@ def test_wait_for_completion_returns_the_run_details(submitted):
     assert submitted.wait_for_completion(False, False, True)["status"] == "Completed"
 
 
-def test_related_runs_and_experiments_have_the_sdk_classes(experiment):
+def test_parent_child_and_listed_runs_are_instances_of_the_run_class_of_the_sdk(experiment):
     with experiment.start_logging() as parent, parent.child_run() as child:
         assert [type(one) for one in (parent, child, child.parent, *parent.get_children(type="interactive"))] == [
             Run

@@ -96,7 +96,7 @@ def test_scoring_script_runs_in_the_parent_of_its_source_folder(ws, config, monk
     assert json.loads(Path("away/service.json").read_text())["environment"]["AZUREML_SOURCE_DIRECTORY"] == "source_dir"
 
 
-def test_service_from_a_2018_image_asks_for_a_key(ws, config):
+def test_webservice_deployed_from_a_container_image_with_auth_enabled_accepts_its_key(ws, config):
     config = ContainerImage.image_configuration(execution_script="score.py", runtime="python", conda_file=None)
     model = Model.register(ws, "m.json", "times")
     image = ContainerImage.create(name="img", models=[model], image_config=config, workspace=ws)
@@ -128,7 +128,7 @@ def test_invalid_webservice_calls_are_refused(ws, config):
     assert AksWebservice.deploy_configuration(num_replicas=2).values["workers"] == 2
 
 
-def test_model_package_is_written_and_version_endpoints_are_refused(ws, config):
+def test_model_package_writes_a_dockerfile_and_aks_endpoint_is_refused_with_the_alternative(ws, config):
     model = Model.register(ws, "m.json", "times")
     made = Model.package(ws, [model], config, generate_dockerfile=True)
     made.wait_for_creation(show_output=True)

@@ -69,7 +69,7 @@ def test_invalid_config_file_given_by_path_raises_an_error(here, content):
         Workspace.from_config("my.json")
 
 
-def test_workspace_known_only_by_name_is_the_one_of_this_machine(here):
+def test_workspace_requested_by_any_valid_name_is_the_local_workspace_of_this_machine(here):
     named = Workspace("0-1", "group", "corp")
     assert (named.name, named.path) == ("corp", Workspace.get("other").path)
     assert named.get_mlflow_tracking_uri() == f"paceline://{named.path}"
@@ -133,7 +133,9 @@ def test_setup_and_get_or_create_return_the_workspace(ws):
     ],
     ids=["azureml", "aml_config", "beside", "toml-below", "toml-beside", "toml-above", "of another program", "none"],
 )
-def test_driver_in_a_subfolder_shares_the_workspace_of_the_command_line(here, monkeypatch, files, workspace):
+def test_submission_script_in_a_subfolder_uses_the_same_workspace_as_the_paceline_command(
+    here, monkeypatch, files, workspace
+):
     """`paceline data add NAME ...`, which an error of the driver recommended, had no effect: it took another folder."""
     write_tree(here, {"jobs/deep/driver.py": "", **files})
     monkeypatch.chdir("jobs/deep")

@@ -124,7 +124,7 @@ def test_unpicklable_result_raises_an_error():
         horovod.run(lambda: (number for number in range(3)), use_gloo=True)
 
 
-def test_output_of_ranks_is_shown(capsys):
+def test_horovod_run_prints_the_output_of_each_rank_with_its_rank_in_front(capsys):
     horovod.run(print, ("hello",), num_proc=2, use_gloo=True)
     assert sorted(capsys.readouterr().out.splitlines()) == ["[0]<stdout>:hello", "[1]<stdout>:hello"]
 

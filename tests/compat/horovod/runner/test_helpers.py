@@ -52,7 +52,7 @@ def args(**given: object) -> _HorovodArgs:
     return made
 
 
-def test_horovod_args_have_horovods_attributes():
+def test_horovod_args_object_has_the_same_attributes_as_in_horovod():
     assert vars(_HorovodArgs()) == dict.fromkeys(_ATTRIBUTES.split()) | {"num_proc": 1}
 
 
@@ -62,7 +62,7 @@ def test_launch_run_starts_a_command_on_several_ranks(capfd):
     assert sorted(capfd.readouterr().out.splitlines()) == ["[0]<stdout>:rank 0", "[1]<stdout>:rank 1"]
 
 
-def test_launcher_gets_an_error_that_names_the_failed_rank():
+def test_launch_run_raises_an_error_that_names_the_failed_rank():
     words = [sys.executable, "-c", "import os, sys; sys.exit(7 * (os.environ['HOROVOD_RANK'] == '1'))"]
     with pytest.raises(RunFailedError, match=r"rank 1 on .* failed first: its process ended with exit code 7"):
         launch._run(args(num_proc=2, command=words))
@@ -70,14 +70,14 @@ def test_launcher_gets_an_error_that_names_the_failed_rank():
         launch._run(args(min_num_proc=2, command=words))
 
 
-def test_launcher_gets_the_results_of_a_function_on_all_ranks():
+def test_launch_run_returns_the_result_of_its_function_from_each_rank():
     assert launch._run(args(num_proc=2, run_func=lambda: int(os.environ["HOROVOD_RANK"]))) == [0, 1]
     # Story: what a function's job said of the engine was left out without a word.
     found = launch._run(args(run_func=lambda: os.environ["HOROVOD_CYCLE_TIME"], cycle_time_ms=2.5))
     assert found == ["2.5"]
 
 
-def test_launcher_can_change_the_parsed_command_line(monkeypatch, capfd):
+def test_options_changed_between_parse_args_and_launch_run_are_used(monkeypatch, capfd):
     program = "import os; print(os.environ['HOROVOD_SIZE'])"
     monkeypatch.setattr(sys, "argv", ["launcher", "-np", "2", "--gloo", sys.executable, "-c", program])
     options = launch.parse_args()

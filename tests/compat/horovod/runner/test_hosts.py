@@ -30,7 +30,7 @@ def test_invalid_host_text_is_refused(text):
         hosts.parse(text)
 
 
-def test_hostfile_has_a_line_for_each_host(tmp_path):
+def test_hostfile_is_parsed_into_one_host_per_line_with_its_slots(tmp_path):
     path = tmp_path / "hosts with spaces"
     path.write_text("# the lab\na slots=2\n\nb slots = 3  # the big one\nc:4\nd\n")
     assert [(host.name, host.slots) for host in hosts.read(str(path))] == [("a", 2), ("b", 3), ("c", 4), ("d", 1)]
@@ -77,7 +77,7 @@ def test_host_named_twice_is_one_host():
     ]
 
 
-def test_hosts_without_a_rank_are_left_out():
+def test_hosts_that_no_rank_is_assigned_to_are_left_out_of_the_assignment():
     assert {place.host for place in hosts.slots([Host(name="a", slots=2), Host(name="b", slots=2)], 2)} == {"a"}
 
 
@@ -91,7 +91,7 @@ def test_loopback_addresses_and_the_own_host_name_are_recognized_as_this_machine
     assert hosts.is_here(name)
 
 
-def test_foreign_address_is_not_this_machine():
+def test_address_of_another_machine_is_not_recognized_as_this_machine():
     assert not hosts.is_here("192.0.2.1")
 
 
@@ -136,7 +136,7 @@ def test_discovery_script_over_its_timeout_is_killed_with_children(tmp_path, mon
     ("text", "told"),
     [("#!/bin/sh\necho gone >&2; exit 3\n", "exit code 3: gone"), ("#!/bin/sh\necho -x:y\n", "is not a host")],
 )
-def test_failing_discovery_script_is_one_error_line(tmp_path, text, told):
+def test_discovery_script_that_fails_or_prints_an_invalid_host_raises_an_error_with_the_reason(tmp_path, text, told):
     script = write_program(tmp_path / "d.sh", text)
     with pytest.raises(UserError, match=told):
         from_script(str(script), None)()

@@ -155,7 +155,7 @@ def test_script_on_two_ranks_can_use_horovod(tmp_path):
 
 
 @pytest.mark.proof
-def test_torch_finds_its_backend_mpi_in_a_script(tmp_path):
+def test_script_started_by_horovodrun_can_use_the_mpi_backend_of_torch_distributed(tmp_path):
     # Story: torch said that MPI is only included if PyTorch is built from source.
     require_engine("torch and the Open MPI of the wheel", find_mpirun(WHEEL))
     path = script(
@@ -359,7 +359,7 @@ def test_killed_horovodrun_leaves_no_processes_or_folders(waiting):
     wait_until(lambda: not folders() - before, "its folders are gone")
 
 
-def test_killed_process_beside_a_rank_ends_the_job(waiting):
+def test_job_ends_with_exit_code_137_if_the_parent_process_of_a_rank_is_killed(waiting):
     before = folders()
     job, pids = waiting()
     (parent,) = (line.split()[1] for line in Path(f"/proc/{pids[0]}/status").read_text().splitlines() if "PPid" in line)
@@ -432,7 +432,7 @@ def test_log_level_option_shows_the_engines_messages(tmp_path):
         (["-np", "1", "--gloo", "/etc/passwd"], 127, "'/etc/passwd' can't be started"),
     ],
 )
-def test_wrong_command_line_is_one_error_line(words, code, told):
+def test_invalid_horovodrun_command_line_prints_the_reason_without_traceback_and_sets_the_exit_code(words, code, told):
     done = run(*words)
     assert done.returncode == code
     assert told in done.stderr
@@ -464,7 +464,7 @@ def test_options_without_effect_are_reported_once():
     )
 
 
-def test_version_and_build_are_printed():
+def test_horovodrun_version_option_prints_the_version_and_cb_option_the_available_frameworks():
     assert run("--version").stdout == "0.28.1\n"
     told = run("-cb").stdout
     assert "Available Frameworks:" in told

@@ -67,7 +67,7 @@ def test_timestamp_option_prints_the_time_before_each_line(capfd):
     assert re.fullmatch(r"\w{3} \w{3} +\d+ \d\d:\d\d:\d\d \d{4}\[0\]<stdout>:a\n", found.out)
 
 
-def test_output_in_a_notebook_uses_its_streams(capsys):
+def test_output_of_ranks_is_written_to_the_replaced_sys_stdout_of_a_notebook(capsys):
     output = made(1, to_streams=True)
     output.write(0, "stdout", "grün\n".encode() + b"\xff\n")
     assert capsys.readouterr().out == "[0]<stdout>:grün\n[0]<stdout>:\ufffd\n"

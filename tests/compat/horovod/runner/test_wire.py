@@ -25,7 +25,7 @@ def listening(key: bytes, heard: list[object]) -> tuple[tuple[str, int], threadi
     return listener.getsockname()[:2], thread
 
 
-def test_rank_skips_a_listener_of_another_job() -> None:
+def test_rank_connects_to_the_second_address_if_the_first_belongs_to_a_job_with_another_key() -> None:
     heard_there: list[object] = []
     heard_here: list[object] = []
     other, first = listening(b"another", heard_there)
@@ -38,7 +38,7 @@ def test_rank_skips_a_listener_of_another_job() -> None:
     assert wire.receive(heard_here[0]) == {"hello": 1}  # type: ignore[arg-type]
 
 
-def test_driver_with_another_key_fails_the_handshake() -> None:
+def test_connecting_to_a_driver_that_has_another_key_raises_connection_error() -> None:
     other, thread = listening(b"another", [])
     with pytest.raises(ConnectionError, match=f"can't be reached at 127.0.0.1:{other[1]}: the handshake failed"):
         wire.connect([other], b"ours")

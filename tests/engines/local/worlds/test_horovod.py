@@ -63,7 +63,7 @@ def test_horovod_script_without_a_launcher_runs_as_rank_0_of_1(lab: Lab) -> None
 
 
 @pytest.mark.promise("real-horovod-comes-first")
-def test_horovod_module_in_the_source_folder_takes_precedence(lab: Lab) -> None:
+def test_script_imports_horovod_from_its_source_folder_instead_of_pacelines_replacement(lab: Lab) -> None:
     run = lab.complete(KEEP + "import horovod\nkeep(horovod.WHOSE)\n", {"horovod/__init__.py": "WHOSE = 'mine'\n"})
     assert seen(run) == "mine"
 
@@ -82,12 +82,12 @@ def test_failed_rank_of_a_horovod_run_is_named_and_the_other_rank_ends(lab: Lab)
 
 
 @pytest.mark.promise("torch-backend-mpi-run-dtype")
-def test_torch_backend_mpi_works_under_mpirun_and_its_failed_rank_is_named(lab: Lab) -> None:
+def test_torch_backend_mpi_runs_collectives_under_mpirun_and_failure_report_names_the_failed_rank(lab: Lab) -> None:
     run = fails(lab, TORCH, "raise ValueError('mine')", "dist.barrier()", 1)
     assert [seen(run, rank) for rank in range(2)] == [["mpi", 2, [[1.0, 1.0, 1.0]]]] * 2
 
 
-def test_killed_rank_of_an_elastic_script_is_named_not_its_victim(lab: Lab) -> None:
+def test_failure_report_names_the_killed_rank_of_an_elastic_horovod_script_and_not_the_other_rank(lab: Lab) -> None:
     """Story: the other rank starts the engine anew, which MPI can't do after a death: it was blamed for that."""
     run = lab.finish(ELASTIC, **WORLD)
     assert run.failure is not None

@@ -78,7 +78,7 @@ def open_to_others(pids: list[int]) -> dict[str, set[str]]:
     }
 
 
-def test_listening_finds_open_sockets_and_open_to_others_omits_loopback() -> None:
+def test_listening_returns_all_listening_addresses_and_open_to_others_omits_loopback_addresses() -> None:
     with socket.create_server(("", 0)), socket.create_server(("127.0.0.1", 0)):
         assert listening([os.getpid()]).keys() >= {"0.0.0.0", "127.0.0.1"}
         assert open_to_others([os.getpid()]).keys() == {"0.0.0.0"}

@@ -142,7 +142,7 @@ def test_port_bindings_rename_inputs_and_outputs(ws, source):
         InputPortBinding("wrong", "x")
 
 
-def test_sequences_and_run_after_order_steps_that_share_no_data(ws, source):
+def test_step_sequence_and_run_after_set_the_order_of_pipeline_steps_without_shared_data(ws, source):
     a, b, c, d, e = (script(name) for name in "abcde")
     e.run_after(a)
     found = spec(Pipeline(ws, StepSequence([a, [b, c], d])))
