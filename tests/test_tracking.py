@@ -126,7 +126,7 @@ def test_ranks_of_one_launch_have_one_run(variables: dict[str, str], rank: str) 
         assert len([*paceline.Experiment(Workspace.from_config(), run.experiment.name).get_runs()]) == number
 
 
-def test_exception_of_another_rank_is_the_run_s_failure() -> None:
+def test_exception_of_another_rank_is_reported_as_the_failure_of_the_run() -> None:
     end = "if rank: raise ValueError('bad batch')\nimport signal; time.sleep(1); os.kill(os.getpid(), signal.SIGTERM)"
     ids, codes = ranks(RANK + end, TORCHRUN, "RANK")
     failure = Workspace.from_config().get_run(ids[0]).failure
@@ -197,7 +197,7 @@ def test_init_after_a_run_was_ended_starts_a_new_run() -> None:
     assert run.status == "Failed"
 
 
-def test_init_in_a_worker_returns_the_worker_s_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_init_in_a_worker_returns_the_run_of_the_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, fd = make_run(tmp_path / "ws/runs", status="Running")
     variables = {"RUN_DIR": str(folder.path), "RUN_ID": folder.run_id, "RANK": "1", "WORLD_SIZE": "2", "ATTEMPT": "1"}
     for name, value in variables.items():

@@ -39,7 +39,7 @@ def test_model_source_made_from_a_folder_has_the_folders_name_and_all_its_files(
     assert names(sources.local(made / "weights")) == ["weights"]
 
 
-def test_source_named_by_a_dot_has_the_working_directory_s_name(made, monkeypatch):
+def test_model_source_given_as_a_dot_is_named_after_the_working_directory(made, monkeypatch):
     monkeypatch.chdir(made)
     assert sources.local(".").top == "made"
     assert names(sources.local("./weights")) == ["weights"]

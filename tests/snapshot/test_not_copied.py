@@ -73,7 +73,7 @@ def test_script_and_working_folder_are_copied_despite_ignore_patterns(top: Path)
 
 
 @pytest.mark.promise("run-does-copy-linked-place")
-def test_outside_symlinks_sockets_and_secret_env_files_are_linked_instead_of_copied(
+def test_symlinks_to_other_folders_sockets_and_env_files_with_secrets_are_not_copied_to_a_snapshot(
     top: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (top / "big").symlink_to("/usr")

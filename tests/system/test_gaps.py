@@ -67,7 +67,7 @@ def test_log_over_its_limit_keeps_its_first_and_last_lines(log):
 
 
 @pytest.mark.promise("long-log-first-last-part")
-def test_truncated_log_is_shortened_on_disk_at_its_end_and_reads_the_same(log):
+def test_closing_a_log_with_a_gap_removes_the_gap_from_the_file_and_its_lines_read_the_same(log):
     keeper = gaps.Keeper(str(log), LIMIT)
     append(log, lines(0, 20_000))
     keeper.look()

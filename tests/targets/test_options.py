@@ -123,7 +123,7 @@ ELSEWHERE = {"ssh": {"hosts": ["a"]}, "slurm": {}, "ray": {}}
 
 @pytest.mark.promise("how-long-silent-node-waited")
 @pytest.mark.parametrize("kind", ELSEWHERE)
-def test_silence_s_must_be_at_least_1(kind):
+def test_silence_limit_below_1_second_is_refused(kind):
     make = kind_class(kind)
     make("lab", {**ELSEWHERE[kind], "silence_s": 1})
     for value, rule in [(0.5, "not 1 or more"), ("3", "not a number"), (float("nan"), "not a finite number")]:

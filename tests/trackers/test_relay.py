@@ -143,7 +143,9 @@ def complete(folder: RunFolder) -> None:
     store.change(folder, store.stored(folder), states.COMPLETED, ended_utc="2026-11-28T12:00:00.000Z", exit_code=0)
 
 
-def test_relay_sends_values_and_the_end_of_a_running_run(server: Server, run: tuple[RunFolder, MetricLog]) -> None:
+def test_relay_of_a_running_run_sends_its_values_and_later_its_end(
+    server: Server, run: tuple[RunFolder, MetricLog]
+) -> None:
     folder, log = run
     relay = MetricRelay(folder, MlflowServer(folder, server.uri))
     log.scalar("loss", 1.0, 0, 12.5)

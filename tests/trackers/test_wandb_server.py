@@ -160,7 +160,9 @@ def end(folder: RunFolder, status: str = states.COMPLETED, code: int = 0) -> Non
     store.change(folder, store.stored(folder), status, ended_utc="2026-11-28T12:00:00.000Z", exit_code=code)
 
 
-def test_relay_sends_values_and_the_end_of_a_running_run(server: Server, run: tuple[RunFolder, MetricLog]) -> None:
+def test_relay_of_a_running_run_sends_its_values_and_later_its_end(
+    server: Server, run: tuple[RunFolder, MetricLog]
+) -> None:
     folder, log = run
     tags_and_properties.set_tags(folder.notes, {"team": "vision", "draft": None})
     relay = relay_of(folder)

@@ -80,7 +80,7 @@ def test_worker_exits_with_0_for_mpirun_and_records_the_script_exit_code(worker,
     assert worker.written("end")["exit_code"] == code
 
 
-def test_output_goes_to_the_rank_s_log_and_not_through_mpirun(worker):
+def test_worker_output_goes_to_the_log_of_its_rank_and_not_through_mpirun(worker):
     script = "import os, sys; print('out'); print('err', file=sys.stderr); os.system('echo child')"
     assert worker.run(script) == (0, "")
     assert worker.log == "out\nerr\nchild\n"

@@ -113,6 +113,6 @@ def test_output_of_a_python_program_is_unbuffered_without_the_variable_pythonunb
     assert said(tmp_path, code) == {"rank_0": "True False\n"}
 
 
-def test_a_script_that_imports_azureml_finds_the_run_s_id(tmp_path):
+def test_script_that_imports_azureml_gets_the_id_of_its_run(tmp_path):
     code = "import os\nprint('AZUREML_RUN_ID' in os.environ)\nimport azureml\nprint(os.environ['AZUREML_RUN_ID'])"
     assert said(tmp_path, code) == {"rank_0": "False\ndigits_1_2\n"}

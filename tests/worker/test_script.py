@@ -315,7 +315,7 @@ def test_exception_is_reported_before_exit_handlers_run(work):
 
 
 @pytest.mark.parametrize("script", ["import helper\n", "import sys\nprint(sys.path[0])\n"])
-def test_with_pythonsafepath_the_script_s_folder_is_not_on_the_path(work, monkeypatch, script):
+def test_pythonsafepath_keeps_the_folder_of_the_script_off_the_path(work, monkeypatch, script):
     if sys.version_info < (3, 11):
         pytest.skip("needs Python 3.11")
     monkeypatch.setenv("PYTHONSAFEPATH", "1")

@@ -154,7 +154,7 @@ class _List(SharedByCopies):
 
 
 def _part(tensor: Tensor, places: Places, dim: int) -> Tensor:
-    """Return this rank's positions of a block's argument, such as a mask.
+    """Cut this rank's part of the sequence out of an argument of a model's block, such as a mask.
 
     An argument without a sequence dimension is returned whole.
     """

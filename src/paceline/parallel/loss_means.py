@@ -262,7 +262,7 @@ def few_rows(output: object, target: object) -> tuple[object, object] | None:
     """Copy a few rows of output and target, or return None.
 
     The rows have the smallest and the largest targets: a target that the loss ignores, such as -100, is mostly an extreme. None
-    means that output and target have no rows in common.
+    means that output and target have different numbers of rows.
     """
     try:
         outputs, targets = Rows(output), Rows(target)

@@ -88,9 +88,9 @@ class Audio(Media):
     """A sound as a value of `run.log`.
 
     Args:
-        audio: A file's path, or an array or tensor of samples, of samples x channels or of channels x samples: 16-bit numbers, or
-            floats from -1 to 1.
-        rate: Samples a second of an array.
+        audio: A file's path, or an array or tensor of 16-bit integers or of floats from -1 to 1. Its shape is [samples],
+            [samples, channels] or [channels, samples].
+        rate: The number of samples in a second, for an array.
 
     Examples:
         >>> import numpy

@@ -32,7 +32,7 @@ def test_paceline_errors_are_raised_as_sdk_exceptions(own, theirs):
     assert isinstance(caught.value, own)
 
 
-def test_a_web_service_s_exception_keeps_its_cause_and_status():
+def test_exception_of_a_web_service_keeps_its_cause_and_status():
     cause = OSError("no route")
     error = sdk.WebserviceException("it failed", status_code=502, inner_exception=cause)
     assert (error.message, error.status_code, error.inner_exception) == ("it failed", 502, cause)

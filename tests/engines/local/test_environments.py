@@ -160,7 +160,7 @@ def test_uninstallable_package_is_named_with_the_reason(lab: Lab, monkeypatch: p
         assert run.failure.see == f"paceline logs {run.id} --prepare"
 
 
-def test_a_build_that_fails_gives_the_package_s_own_reason(lab: Lab, tmp_path: Path) -> None:
+def test_failed_package_build_is_reported_with_the_error_of_the_package(lab: Lab, tmp_path: Path) -> None:
     source = make_source(tmp_path / "watched", "spam")
     (source.parent / "broken").touch()
     run = lab.finish(LOOK, pip_packages=[str(source)])

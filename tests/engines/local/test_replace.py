@@ -92,7 +92,7 @@ ALONE = (
 @pytest.mark.promise("else-all-workers-start-again")
 @pytest.mark.usefixtures("torch_at_hand")
 @pytest.mark.parametrize(("script", "reason"), ALONE, ids=["plain", "communicates", "init twice"])
-def test_all_workers_restart_if_the_script_cannot_replace_one_and_the_record_has_the_reason(
+def test_all_workers_restart_and_the_record_says_why_if_a_lost_worker_cannot_be_replaced_alone(
     lab: Lab, tmp_path: Path, script: str, reason: str
 ) -> None:
     training = Training(lab, tmp_path / "marks", script=script)

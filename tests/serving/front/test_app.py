@@ -346,7 +346,7 @@ def test_request_with_a_host_header_of_this_machine_is_answered(server, host):
     ],
     ids=str,
 )
-def test_a_request_of_another_site_s_page_never_reaches_the_model(server, headers):
+def test_request_from_a_page_of_another_site_never_reaches_the_model(server, headers):
     for answer in (server.score("1", headers=headers), server.client.get("/score?x=1", headers=headers)):
         assert answer.status_code == 403
         assert "--allow-origin" in answer.json()["message"]

@@ -239,7 +239,9 @@ OF_RICH = [
         ([], None),
     ],
 )
-def test_a_traceback_at_the_end_of_a_program_s_log_is_its_exception(lines: list[str], exception: str | None) -> None:
+def test_traceback_at_the_end_of_the_log_of_a_program_is_reported_as_its_exception(
+    lines: list[str], exception: str | None
+) -> None:
     found = printed_traceback(lines)
     assert (found and found[0]) == exception
     assert found is None or (found[1].endswith(found[0]) and "Traceback" in found[1].splitlines()[0])

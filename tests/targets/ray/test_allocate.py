@@ -14,7 +14,7 @@ from paceline.targets.ray.placement_group import LostError
 
 
 @pytest.mark.promise("how-long-silent-node-waited")
-def test_connections_to_ray_nodes_time_out_after_the_silence_s_setting_of_the_target(
+def test_connections_to_ray_nodes_time_out_after_the_silence_limit_of_the_target(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[float] = []

@@ -99,7 +99,9 @@ def test_missing_and_wrong_token_raise_different_errors(monkeypatch: pytest.Monk
         assert client(cluster, token_env="LAB").jobs() == []
 
 
-def test_proxy_authorization_replaces_the_token_header(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_token_moves_to_another_header_if_a_proxy_needs_the_authorization_header(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("LAB", "right")
     monkeypatch.setenv("PROXY", "Basic abc")
     with fake_cluster() as cluster:

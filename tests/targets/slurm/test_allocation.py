@@ -37,7 +37,7 @@ def hello(host: str, **interfaces: str) -> Hello:
     )
 
 
-def test_the_allocation_is_read_from_the_batch_step_s_environment():
+def test_allocated_nodes_are_read_from_the_environment_of_the_slurm_batch_step():
     assert Allocation.of(ENVIRONMENT) == Allocation(
         job_id="42", nodes=("n1", "n2", "gpu7"), cores=(8, 8, 64), here="n1", restarts=2
     )
@@ -50,7 +50,7 @@ def test_allocation_outside_a_job_raises_target_error(name: str):
 
 
 @pytest.mark.promise("how-long-silent-node-waited")
-def test_connections_to_slurm_nodes_time_out_after_the_silence_s_setting_of_the_target(
+def test_connections_to_slurm_nodes_time_out_after_the_silence_limit_of_the_target(
     monkeypatch: pytest.MonkeyPatch, tmp_path
 ):
     asked: list[float] = []

@@ -61,7 +61,7 @@ def test_no_control_path_is_set_if_the_user_has_configured_ssh_connection_sharin
 
 
 @pytest.mark.usefixtures("ssh_client")
-def test_ssh_keepalive_timeout_is_at_least_the_silence_s_setting() -> None:
+def test_ssh_keepalive_timeout_is_at_least_the_silence_limit_of_the_target() -> None:
     for silence_s, interval in [(1.0, 1), (15.0, 5), (61.0, 21)]:
         found = options(Ssh(silence_s=silence_s).words(HOST, ["true"]))
         assert (int(found["ServerAliveInterval"]), int(found["ServerAliveCountMax"])) == (interval, 3)

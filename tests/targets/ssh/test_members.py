@@ -109,7 +109,7 @@ def test_ssh_links_to_unused_hosts_are_closed_even_if_opened_late(opened: Callab
 
 @pytest.mark.promise("how-long-silent-node-waited")
 @pytest.mark.usefixtures("ssh_client")
-def test_connections_to_ssh_hosts_time_out_after_the_silence_s_setting_of_the_target(
+def test_connections_to_ssh_hosts_time_out_after_the_silence_limit_of_the_target(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given: dict[str, Any] = {}

@@ -268,7 +268,7 @@ class Array:
 
     @property
     def name(self) -> str:
-        """The part of the run ids that is in the job's name."""
+        """The end of the job array's name: the parent run's id and the numbers of the first and the last trial."""
         return f"{self.parent}_{self.first}-{self.last}"
 
     @property

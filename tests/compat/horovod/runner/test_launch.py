@@ -114,7 +114,7 @@ def test_users_mpirun_arguments_replace_the_default_ones(option):
     assert (done.returncode, lines(done, 1)) == (0, ["lo"]), done.stderr
 
 
-def test_variables_among_mpirun_s_arguments_reach_the_ranks():
+def test_variables_in_the_mpi_args_option_reach_the_ranks():
     require_engine(WHEEL, find_mpirun(WHEEL))
     done = run(
         "--mpi", "-np", 1, "--mpi-args=-x MINE='a b' -x PATH -x EMPTY=", "sh", "-c", "echo $MINE ${EMPTY-unset}."

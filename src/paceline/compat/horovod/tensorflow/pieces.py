@@ -40,7 +40,7 @@ def reduce_piece(tensors: Sequence[tf.Tensor], name: str | None, how: How, *, gr
 def gather_piece(
     tensors: Sequence[tf.Tensor], name: str | None, process_set: ProcessSet, *, grouped: bool = False
 ) -> Piece:
-    """Return a Piece that gathers one or several tensors from all ranks."""
+    """Return the collective operation, not yet submitted, that gathers one or several tensors from all ranks."""
     if any(tensor.shape.rank == 0 for tensor in tensors):
         raise HorovodInvalidArgumentError(
             message="a tensor without dimensions has no rows to gather; use tf.reshape(tensor, [1])."
