@@ -42,7 +42,7 @@ class Jupyter:
         if os.geteuid() == 0:
             words.append("--allow-root")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "jupyterlab", *words],
+            [sys.executable, "-m", "paceline.sessions.lab", *words],
             stdin=subprocess.DEVNULL,
             # Use a private folder: a home that several nodes share would keep files of the server and its kernels after a kill.
             env={**os.environ, "JUPYTER_RUNTIME_DIR": str(private_folder())},

@@ -1,0 +1,162 @@
+"""`python -m paceline.sessions.lab [OPTION ...]`: JupyterLab with a faster start.
+
+    JupyterLab's server   imports, extensions ────────────────── listens ── first kernel requested ──┐
+    warm kernel           `... lab --kernel`, imports ── waits ──────────────────────────────────────┴── becomes the kernel
+
+Two parts of JupyterLab's imports take longer than the rest of the server's start, and the server rarely needs them: the
+module `rfc3987_syntax` builds three parsers, and `jupyterlab.labapp` starts Node.js. Other kernels than the first start
+as usual.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+from paceline.system import lazy_import
+
+#: Prefix of variables that the server sets for each kernel. The kernel reads them after its imports.
+_OF_KERNEL = "JPY_"
+#: Option of the warm kernel's process.
+_KERNEL = "--kernel"
+
+
+def main(words: list[str]) -> None:
+    # Start the warm kernel first: it loads on another core while this process imports JupyterLab.
+    if find_spec("ipykernel_launcher") is not None:
+        offer(WarmKernel())
+    check_iris_later()
+    find_version_without_node()
+    sys.argv = ["jupyter-lab", *words]
+    runpy.run_module("jupyterlab", run_name="__main__", alter_sys=True)
+
+
+def check_iris_later() -> None:
+    """Defer the import of `rfc3987_syntax` until jsonschema checks the first IRI."""
+    name = "rfc3987_syntax"
+    if name in sys.modules or (spec := find_spec(name)) is None:
+        return
+
+    def is_valid_syntax(term: str, value: str) -> bool:
+        return bool(later.__getattr__("is_valid_syntax")(term, value))
+
+    lazy_import.later(name)
+    later: Any = sys.modules[name]
+    # jsonschema imports this function by name, for which Python looks at the package's path first.
+    later.__path__ = spec.submodule_search_locations
+    later.is_valid_syntax = is_valid_syntax
+
+
+def find_version_without_node() -> None:
+    """Don't let the import of JupyterLab read Yarn's settings by Node.js.
+
+    The import makes an object for its version, and drops the object. Objects made later read the settings.
+    """
+    put_back: list[Callable[[], None]] = []
+
+    def shorten(commands: Any) -> None:
+        if (read := getattr(commands, "_yarn_config", None)) is not None:
+            commands._yarn_config = lambda logger: {"yarn config": {}, "npm config": {}}
+            put_back.append(lambda: setattr(commands, "_yarn_config", read))
+
+    lazy_import.when_loaded("jupyterlab.commands", shorten)
+    # `jupyterlab.labapp` begins to load before `jupyterlab.commands`, so watch both from the start.
+    lazy_import.when_loaded("jupyterlab.labapp", lambda _: put_back.pop()() if put_back else None)
+
+
+class WarmKernel:
+    """A process that has imported the modules of a kernel, and becomes the first kernel.
+
+    It is a child of the server, as each kernel is, and ends with the server.
+    """
+
+    def __init__(self) -> None:
+        self._environment = dict(os.environ)
+        self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
+            [sys.executable, "-m", "paceline.sessions.lab", _KERNEL], stdin=subprocess.PIPE, start_new_session=True
+        )
+
+    def become(self, cmd: list[str], env: dict[str, str] | None, cwd: str | None) -> subprocess.Popen[bytes] | None:
+        """Turn the process into the kernel `cmd`, and return it.
+
+        Return None if it can't become this kernel: it has ended or is in use, or the kernel has another interpreter,
+        program or variables.
+        """
+        process, given = self._process, dict(os.environ) if env is None else env
+        if process is None or process.poll() is not None or process.stdin is None:
+            return None
+        if cmd[:3] != [sys.executable, "-m", "ipykernel_launcher"] or _shared(given) != _shared(self._environment):
+            return None
+        self._process = None
+        request = {"argv": cmd[3:], "env": {**given, "JPY_PARENT_PID": str(os.getpid())}, "cwd": cwd or os.getcwd()}
+        try:
+            with process.stdin as stdin:
+                stdin.write(json.dumps(request).encode())
+        except OSError:
+            return None
+        return process
+
+
+def _shared(environment: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if not name.startswith(_OF_KERNEL)}
+
+
+def offer(warm: WarmKernel) -> None:
+    """Let Jupyter's server use the warm kernel for its first kernel."""
+
+    def add(module: ModuleType) -> None:
+        cold = module.launch_kernel
+
+        def launch_kernel(
+            cmd: list[str], env: dict[str, str] | None = None, cwd: str | None = None, **others: Any
+        ) -> object:
+            # Options such as `independent` or other streams need a process of their own.
+            found = None if any(others.values()) else warm.become(cmd, env, cwd)
+            return cold(cmd, env=env, cwd=cwd, **others) if found is None else found
+
+        module.launch_kernel = launch_kernel  # type: ignore[attr-defined]
+
+    lazy_import.when_loaded("jupyter_client.provisioning.local_provisioner", add)
+
+
+def become_kernel() -> None:
+    """Import a kernel's modules, wait for the request of `WarmKernel.become` on standard input, and run the kernel.
+
+    Return if the server ends without a request.
+    """
+    # Import no modules from the working directory, as `ipykernel_launcher` does. With PYTHONSAFEPATH it is not on the path.
+    if has_folder := sys.path[0] in ("", os.getcwd()):
+        del sys.path[0]
+    try:
+        import_module("ipykernel.kernelapp")
+    except ImportError:
+        return  # the server starts the kernel itself, which reports the error
+    if not (data := sys.stdin.buffer.read()):
+        return
+    request = json.loads(data)
+    # A kernel's standard input is empty.
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    sys.argv = ["ipykernel_launcher", *request["argv"]]
+    if has_folder:
+        sys.path.insert(0, os.getcwd())
+    runpy.run_module("ipykernel_launcher", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == [_KERNEL]:
+        become_kernel()
+    else:
+        main(sys.argv[1:])
