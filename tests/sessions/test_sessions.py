@@ -110,7 +110,12 @@ def open_session(cli: Cli, *words: object) -> tuple[subprocess.Popen[str], str, 
 
 
 def fetched(url: str) -> object:
-    return json.load(urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=60))
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=60) as response:
+            return json.load(response)
+    except urllib.error.HTTPError as error:
+        with error:  # else its socket would stay open until the garbage is collected, in another test
+            raise
 
 
 @pytest.mark.promise("session-is-a-run")

@@ -334,7 +334,7 @@ def test_api_key_is_in_no_file_and_no_message(
     assert "does not answer" in caplog.text
     wrong = "f" * 40
     monkeypatch.setenv("WANDB_API_KEY", wrong)
-    with pytest.raises(UserError, match=r"refuses the API key. Correct WANDB_API_KEY") as caught:
+    with pytest.raises(UserError, match=r"refuses the key. Set WANDB_API_KEY") as caught:
         MetricRelay(folder, WandbServer(folder, "other")).look()
     output = capfd.readouterr()
     texts = [caplog.text, str(caught.value), output.out, output.err]

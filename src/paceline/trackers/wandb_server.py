@@ -12,6 +12,7 @@ https://github.com/wandb/wandb/tree/main/core/internal/filestream
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
 import json
 import netrc
@@ -107,7 +108,7 @@ class WandbServer:
         #: The last description, summary and place that the server has confirmed.
         self._described: Mapping[str, object] = {}
         self._summary = ""
-        self._path = ""
+        self._stream = ""
 
     @property
     def url(self) -> str:
@@ -130,7 +131,7 @@ class WandbServer:
             json.dumps({**row, "_step": number, "_runtime": max(0.0, row["_timestamp"] - self._started_s)})
             for number, row in enumerate(_rows(values), line)
         ]
-        self._stream({"files": {_HISTORY: {"offset": line, "content": lines}}})
+        self._post(self._stream, {"files": {_HISTORY: {"offset": line, "content": lines}}})
         return len(lines)
 
     def show_alive(self) -> None:
@@ -141,15 +142,15 @@ class WandbServer:
         last = {name: summary.last for name, summary in facts.metrics.items()}
         summary = json.dumps(last)
         if summary == self._summary or not last:
-            self._stream({})
+            self._post(self._stream, {})
         else:
-            self._stream({"files": {_SUMMARY: {"offset": 0, "content": [summary]}}})
+            self._post(self._stream, {"files": {_SUMMARY: {"offset": 0, "content": [summary]}}})
             self._summary = summary
 
     def finish(self) -> None:
         record = read.record(self._folder)
         code = 0 if record.status == states.COMPLETED else record.exit_code or 1
-        self._stream({"complete": True, "exitcode": code})
+        self._post(self._stream, {"complete": True, "exitcode": code})
 
     def _facts(self) -> RunFacts:
         facts = read_record_facts(self._folder)
@@ -185,15 +186,13 @@ class WandbServer:
             self._entity, self._project = bucket["project"]["entity"]["name"], bucket["project"]["name"]
         except (KeyError, TypeError):
             raise UserError(f"{self._base} refuses run {self._run}: {_text(answer)}") from None
-        self._path = "/".join(quote(part, safe="") for part in (self._entity, self._project, self._run))
+        path = "/".join(quote(part, safe="") for part in (self._entity, self._project, self._run))
+        self._stream = f"/files/{path}/file_stream"
         self._described = {**description, "entity": self._entity, "project": self._project}
         return upserted
 
-    def _stream(self, message: Mapping[str, object]) -> None:
-        self._post(f"/files/{self._path}/file_stream", message)
-
     def _post(self, path: str, body: Mapping[str, object]) -> Mapping[str, object]:
-        url = self._base + path
+        url, data = self._base + path, b""
         headers = {"Content-Type": "application/json", "User-Agent": "paceline"}
         request = urllib.request.Request(url, json.dumps(body).encode(), headers)
         # urllib does not forward this header to the target of a redirect.
@@ -203,14 +202,14 @@ class WandbServer:
                 address, data = response.geturl(), response.read(_ANSWER_BYTES)
             answer = json.loads(data or b"{}")
         except urllib.error.HTTPError as error:
+            with error, contextlib.suppress(OSError, http.client.HTTPException):
+                data = error.read(1000)
             if error.code >= 500 or error.code in _PASSING:
                 raise CutError(f"it answered {error.code}") from None
             if error.code == 401:
-                raise UserError(
-                    f"{self._base} refuses the API key. Correct WANDB_API_KEY, or call `wandb login`."
-                ) from None
-            text = error.read(1000).decode(errors="replace")
-            raise UserError(f"{self._base} refuses run {self._run}: {error.code} {_text(text)}") from None
+                raise UserError(f"{self._base} refuses the key. Set WANDB_API_KEY, or call `wandb login`.") from None
+            text = _text(data.decode(errors="replace"))
+            raise UserError(f"{self._base} refuses run {self._run}: {error.code} {text}") from None
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise CutError(str(getattr(error, "reason", error))) from None
         if address != url:
