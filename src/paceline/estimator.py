@@ -162,7 +162,7 @@ class _Script:
             self.source_directory = "."
         if not isinstance(self.source_directory, (str, os.PathLike)):
             raise JobError(f"source_directory={self.source_directory!r} is not a path.")
-        # Store an empty text as a dot, which messages can show: both mean the working directory, as in `Path("")`.
+        # Store an empty text as ".", because messages show the value. Both texts mean the working directory.
         self.source_directory = os.fspath(self.source_directory) or "."
         # Make the job here, so that a wrong value is refused in its own line and not at submission. The values are kept,
         # because a script may change a value before it submits.
@@ -175,8 +175,8 @@ class _Script:
             JobError: A changed value is wrong, or a requirements file can't be read.
         """
         (before, job), now = self._made, self._values()
-        # The job has the requirements file's earlier text; the file may have changed. Compare lengths, because
-        # `map` stops at the shorter list.
+        # Build the job again if there is a requirements file, whose text may have changed since the job read it. Compare
+        # lengths, because `map` stops at the shorter list.
         may_differ = self.pip_requirements_file or self.conda_dependencies_file or len(before) != len(now)
         # Compare by identity: `==` equates True, 1 and 1.0, which become different words for the script.
         if may_differ or not all(map(is_, before, now)):
@@ -203,7 +203,7 @@ class _Script:
         environment = described(
             definition=self.environment_definition,
             source_directory=self.source_directory or ".",
-            # With an image, the name is looked up on the image's PATH, which is unknown on this machine.
+            # With an image, `python` is looked up on the image's PATH, which is unknown on this machine.
             python=interpreter(self.python) if self.custom_docker_image is None else _word(self.python),
             # Frameworks' estimators use the installed framework by default, which needs no download.
             layered=(self.framework is not None and not self.user_managed) if self.layered is None else self.layered,
@@ -251,7 +251,7 @@ class _Script:
     def _entry(self) -> dict[str, object]:
         words = argument_words(self.script_params, self.arguments)
         if self.command is None:
-            # An empty string means to the job that no script was given; without a module, the job then asks for one.
+            # Pass "" if there is no script: the job then asks for a script, unless there is a module.
             script = _word(self.entry_script or "")
             return {"entry_script": script, "entry_module": self.entry_module, "arguments": words}
         if self.entry_script or self.entry_module or words:
@@ -362,7 +362,7 @@ class TensorFlow(_Distributed):
                 "worker_count": self.worker_count,
                 "parameter_server_count": self.parameter_server_count,
             }
-        # Without "ps", numbers other than the defaults ask for servers that would never start.
+        # These two counts belong to the backend "ps". With another backend they ask for servers that would never start.
         if (self.worker_count, self.parameter_server_count) != (1, 1):
             raise JobError(
                 f"worker_count={self.worker_count}, parameter_server_count={self.parameter_server_count} with "
@@ -451,7 +451,7 @@ def _words_of_params(script_params: object) -> list[str]:
 def _words_of_list(arguments: object) -> list[str]:
     if arguments is None:
         return []
-    # Refuse str and bytes, which are sequences, too: the loop below would accept their letters and numbers.
+    # Refuse str and bytes: both are sequences, but the loop below would take each letter or byte as one word.
     if isinstance(arguments, str):
         raise JobError(f"arguments={arguments!r} is not a list. Write it as {arguments.split()!r}.")
     if isinstance(arguments, bytes) or not isinstance(arguments, Sequence):
@@ -483,7 +483,7 @@ def _word(given: object) -> str | None:
 
 def _as_reference(value: Any) -> Any:
     """Return a reference to a datastore's or dataset's content, and other values unchanged."""
-    # Test for the method, not for the class, which would load `paceline.data` in programs without data.
+    # Look for the method instead of the class, because importing the class would load `paceline.data` in every program.
     return value.as_reference() if hasattr(value, "as_reference") else value
 
 
@@ -571,12 +571,12 @@ def references(inputs: object, script_params: object, arguments: object = None) 
         inputs = ()
     if isinstance(inputs, (str, DataReference)) or not isinstance(inputs, Sequence):
         raise JobError(f"inputs={inputs!r} is not a list. Write it as [{inputs!r}].")
-    # Other values stay in the list, so that the job refuses them by name.
+    # Keep values that are not references in the list, so that the job refuses them by name.
     found = [_as_reference(value) for value in inputs]
     params = script_params.values() if isinstance(script_params, Mapping) else ()
     listed = arguments if isinstance(arguments, Sequence) else ()
     for value in map(_as_reference, (*params, *listed)):
-        # The same reference may occur several times.
+        # Add each reference only once, although several arguments may contain it.
         if isinstance(value, DataReference) and value not in found:
             found.append(value)
     # Return each reference once. Only references are certain to be hashable.

@@ -35,7 +35,7 @@ def call(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            # A new process group: Ctrl-C then does not reach the client, which the run ends with its children.
+            # Start a new process group, so that Ctrl-C does not reach the client. The run ends the client and its children.
             start_new_session=True,
             env=environment,
             encoding="utf-8",
@@ -47,7 +47,7 @@ def call(
     assert process.stdout is not None
     with process.stdout as output:
         try:
-            # Replace the carriage return, with which a progress bar ends its lines.
+            # Python also splits lines at the carriage returns of a progress bar. Strip each line's end.
             for line in map(str.rstrip, output):
                 if line:
                     lines.append(line)
@@ -68,7 +68,7 @@ def reason(lines: Sequence[str]) -> str:
     errors = [line for line in texts if line.lower().startswith(("error", "fatal", "docker: ", "unable to"))]
     # Return the last error, which ended the call. Progress and warnings precede it.
     last = (errors or texts or [""])[-1]
-    # The first prefix is listed twice, because it may also follow `docker:`.
+    # The first prefix is in this list a second time, because docker may put it after `docker:`.
     for prefix in ("Error response from daemon:", "docker:", "Error:", "FATAL:", "Error response from daemon:"):
         last = last.removeprefix(prefix).strip()
     return last.rstrip(".")
@@ -88,7 +88,7 @@ def start_failure(
         exit_code: The client's exit code.
         lines: The client's last lines of output.
     """
-    # Exit codes of the client itself: no container (apptainer: 255), program not executable, program not found.
+    # Exit codes of the client's own failures: container not started (apptainer: 255), program not executable, or not found.
     if exit_code not in (125 if engine.keeps_containers else 255, 126, 127):
         return None
     message = reason(lines) or f"exit code {exit_code}"

@@ -30,7 +30,7 @@ from paceline.system.lock_holder import user_name
 #: Label that each container has, with the run's id, so that the run's containers can be found.
 RUN_LABEL = "paceline.run"
 
-# Links are resolved: the container has the real folder, mounted under its own path, but not a link to it.
+# Resolve links: a container has the real folder, mounted under the real path, but not the links that lead to it.
 INSIDE = str(Path(inside.__file__).resolve())
 
 
@@ -113,10 +113,10 @@ def wrap(
     values = _variables(command, launch, shell or {}, host.names)
     folders = [
         Mount(path=launch.run_dir),
-        # Only in tests is the working folder outside of the run's folder.
+        # Mount the working folder too if it is outside of the run's folder, which happens only in tests.
         *([] if launch.work_dir.is_relative_to(launch.run_dir) else [Mount(path=launch.work_dir)]),
         Mount(path=launch.scratch_dir),
-        # Links in the working folder lead here for files that were not copied.
+        # For files that were not copied, the working folder has links to the original folder, so mount this folder too.
         *([Mount(path=launch.original_dir, read_only=True)] if launch.original_dir else []),
         *(Mount(path=path, read_only=True) for path in (launch.library_dir, *map(Path, host.library))),
         *mounts,
@@ -125,7 +125,7 @@ def wrap(
     options = (
         ["--path", prepared.bin_dir] if prepared.bin_dir and "PATH" not in launch.job.environment_variables else []
     )
-    # A HOME in the image's /tmp is removed with the container. Apptainer's /tmp is the host's, and would keep it.
+    # Offer the image's /tmp as HOME if it is removed with the container. Apptainer's is the host's /tmp, and would keep HOME.
     for home in ("/tmp", "/var/tmp") if engine.keeps_containers else ():
         options += ["--home", home]
     # -I and -S: no code of the image's packages may run before the environment variables are set.
@@ -208,7 +208,7 @@ def for_client(engine: ContainerEngine, values: Mapping[str, str]) -> dict[str, 
     """Return variables for the engine's client that set `values` in the container."""
     if engine.keeps_containers:
         return dict(values)
-    # The variable APPTAINERENV_NAME sets NAME inside, even with --cleanenv.
+    # The variable APPTAINERENV_NAME sets NAME in the container, even with --cleanenv.
     return {f"{engine.kind.upper()}ENV_{name}": value for name, value in values.items()}
 
 
@@ -223,7 +223,7 @@ def distinct(mounts: Iterable[Mount]) -> list[Mount]:
     """Return the mounts, outer folders first, without redundant inner ones."""
     by_target: dict[Path, Mount] = {}
     for mount in mounts:
-        # Engines allow one mount per target. It is writable if one of the requests is.
+        # Engines allow one mount per target. Of several mounts for one target keep the last; it is writable if any one is.
         known = by_target.get(mount.target)
         by_target[mount.target] = replace(mount, read_only=mount.read_only and (known is None or known.read_only))
     kept: dict[Path, Mount] = {}
@@ -286,7 +286,7 @@ def _user(engine: ContainerEngine) -> list[str]:
         # Without keep-id, rootless podman maps the user to a subordinate id, which can't write to the run's folder.
         return ["--userns=keep-id", f"--user={uid}:{gid}"] if engine.is_rootless and uid else [f"--user={uid}:{gid}"]
     if engine.is_rootless:
-        # Rootless docker has no keep-id. Its root is the user outside, so files belong to the user.
+        # Rootless docker has no keep-id. The container's root is the calling user on the host, so files belong to this user.
         return ["--user=0:0"]
     # Docker's daemon sets only one group, but shared folders often need the user's other groups.
     groups = sorted({group for group in os.getgroups() if group != gid}) if uid else []

@@ -23,9 +23,9 @@ ENGINE_VARIABLE = "PACELINE_CONTAINER_ENGINE"
 
 #: Engines in the order of preference. Podman needs no daemon, and its containers are children of their run.
 _PROGRAMS = ("podman", "docker", "apptainer", "singularity")
-# Such as "podman version 4.9.3", "Docker version 24.0.7, build afdd53b", "singularity-ce version 4.1.0".
+# Matches a version text such as "podman version 4.9.3", "Docker version 24.0.7, build afdd53b", "singularity-ce version 4.1.0".
 _NAMES_ITSELF = re.compile(r"(?im)^(podman|docker|apptainer|singularity)(?:-ce|-pro)?\s+version:?\s+v?([^\s,]+)")
-#: Seconds for an engine's answer: on a loaded machine, podman's first call after a boot sets up its storage.
+#: Seconds to wait for an engine's answer: on a loaded machine, podman's first call after a boot sets up its storage.
 _ANSWER_S = 60.0
 
 
@@ -114,7 +114,7 @@ def _ask(path: str, variables: Mapping[str, str], to_start: bool) -> ContainerEn
         return _podman(path, version, variables, to_start)
     if kind == "docker":
         return _docker(path, variables)
-    # Ask apptainer nothing else: it needs no daemon, and always runs as the calling user.
+    # apptainer needs no further checks: it has no daemon, and always runs as the calling user.
     return ContainerEngine(kind=kind, path=path, version=version, is_rootless=True)
 
 
@@ -152,7 +152,7 @@ def is_rootless(engine: ContainerEngine) -> bool:
 def _docker(path: str, variables: Mapping[str, str]) -> ContainerEngine | str:
     code, text = _output([path, "info", "--format", "server={{.ServerVersion}} {{json .SecurityOptions}}"], variables)
     server = re.search(r"server=(\S+) (.*)", text)
-    # Older clients return 0 and an empty version if there is no daemon.
+    # Older docker clients return exit code 0 and an empty version if there is no daemon.
     if code != 0 or server is None:
         reason = _last_line(text) or f"`docker info` ended with exit code {code}"
         return f"{path} has no daemon that answers it: {reason}"

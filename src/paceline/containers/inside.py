@@ -27,7 +27,7 @@ def main(argv: "list[str]") -> None:
     if argv == ["--hold"]:
         import signal
 
-        # Sleep, to hold /dev/shm open. Any signal without a handler ends this process.
+        # Sleep to keep this container's /dev/shm in existence. Any signal without a handler ends this process.
         while True:
             signal.pause()
     end = argv.index("--")

@@ -97,27 +97,27 @@ def ensure_layer(
     Raises:
         EnvironmentBuildError: pip failed, or no container could be started.
     """
-    # The key leaves out pip's settings: the same lines give the same layer, even from another index.
+    # The cache key leaves out pip's settings: equal requirements share one layer, even with different package indexes.
     content = json.dumps([image, python, list(requirements), is_exact, _states(requirements)])
     key = hashlib.sha256(content.encode()).hexdigest()[:20]
     folder = Path(os.path.abspath(folder))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Look without the lock first, because a build holds it for minutes.
+        # Look for a finished layer without the lock first, because a build holds the lock for minutes.
         if (found := read_layer(folder, key)) is not None:
             return found
         waits = "another process installs these packages on top of the image; waiting for it"
         with locks.locked(folder / f"{key}.lock", on_wait=lambda: say(waits)):
             if (found := read_layer(folder, key)) is not None:
                 return found
-            # With the lock but without a record, this folder is left from a failed attempt.
+            # This process holds the lock and there is no record, so a failed attempt has left this folder.
             shutil.rmtree(folder / key, ignore_errors=True)
             prefix, made = folder / key / "layer", folder / key / secrets.token_hex(4)
             made.mkdir(parents=True)
             (made / "requirements.txt").write_text("".join(f"{line}\n" for line in requirements), encoding="utf-8")
             pip = _pip()
             options = ["install", "--disable-pip-version-check", "--no-warn-script-location", "--progress-bar=off"]
-            # A lock has all dependencies. Without --no-deps pip would resolve them again, and might add packages.
+            # A lock file includes all dependencies. Without --no-deps pip would resolve them again, and might add packages.
             options += ["--no-deps"] if is_exact else []
             options += ["--requirement", str(made / "requirements.txt")]
             result = str(made / "installed.json")
@@ -132,7 +132,7 @@ def ensure_layer(
                 mounts=[
                     Mount(path=Path(INSIDE).parent.parent, read_only=True),
                     Mount(path=pip, read_only=True),
-                    # Mount the folder twice: under its own path for pip's files, and at `prefix`, which its programs contain.
+                    # Mount the folder at its own path for pip's files, and at `prefix`, the path that its programs contain.
                     Mount(path=made),
                     Mount(path=made, at=prefix),
                     *files,
@@ -187,7 +187,7 @@ def named_files(text: str) -> Iterator[Mount]:
     A Python project's folder is mounted writable, because building the project writes files into it.
     """
     for word in re.split(r"file://|[\s=@;\[\]\"']+", text):
-        # Try the word as it is first, because a file name may contain a "%" or "#".
+        # Try the unchanged word first, because a file name may contain a "%" or "#".
         path = Path(word if os.path.exists(word) else unquote(word.partition("#")[0]))
         if path.is_absolute() and path.exists() and not _is_the_systems(path):
             if path.name == "simple" and not _is_the_systems(path.parent):
@@ -252,7 +252,7 @@ def _reason(code: int, lines: Sequence[str]) -> str:
         line.removeprefix("ERROR:").strip() for line in lines if line.startswith(("ERROR:", "Error:", "paceline:"))
     ]
     message = (errors or [line.strip() for line in lines[-1:]] or [f"exit code {code}"])[-1]
-    # Include the error before the last one, which pip's last error often only summarizes.
+    # Add the next-to-last error, because pip's last error often only summarizes it.
     if len(errors) > 1 and message.startswith("No matching distribution"):
         message = f"{message.rstrip('.')}: {errors[-2]}"
     return f"the packages could not be installed on top of the image: {message.rstrip('.')}."
@@ -300,7 +300,7 @@ def hold_layer(folder: Path, key: str) -> Iterator[None]:
     Raises:
         EnvironmentBuildError: The layer has been pruned. The next build makes it again.
     """
-    # Any number of runs share this lock. `prune_layers` needs an exclusive lock.
+    # Any number of runs can hold this shared lock. `prune_layers` needs an exclusive lock, so it skips a layer in use.
     with locks.shared(_lock(folder, key)) as fd:
         if read_layer(folder, key) is None:
             raise EnvironmentBuildError(f"environment {key} has just been pruned. Ask for it once more.")

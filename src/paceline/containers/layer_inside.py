@@ -31,10 +31,10 @@ def main(argv: list[str]) -> int:
     python = os.path.join(prefix, "bin", "python")
     own = _site_packages(python)
     with open(os.path.join(own, "_paceline_image.pth"), "w") as file:
-        # `site` runs this line at each start. Unlike a plain path, `addsitedir` also reads the image's .pth files.
+        # Python's `site` module runs an `import` line of a .pth file. `addsitedir` reads the .pth files of the image's folders.
         for folder in _of_this_python():
             file.write(f"import site; site.addsitedir({folder!r})\n")
-    # pip treats the image's packages as installed, because the environment sees them.
+    # pip treats the image's packages as installed, because the .pth file makes them visible in the new environment.
     code = subprocess.call([python, pip, *arguments])
     if code != 0:
         return code

@@ -39,7 +39,7 @@ def wrap_all(
     # Apptainer has no private /dev/shm: its containers always use the host's.
     if shm_size and engine.keeps_containers:
         node_ranks = [command.node_rank for command in commands]
-        # A node with a single container needs no container that holds the memory: `wrap` sets its size.
+        # Only a node with several containers needs a holder of the shared memory. `wrap` sets the size for a single container.
         for node_rank in sorted({rank for rank in node_ranks if node_ranks.count(rank) > 1}):
             holders[node_rank] = _hold(launch, node_rank, engine, image, shm_size, mounts)
     return [
@@ -73,7 +73,7 @@ def _hold(
         ipc=("--ipc=shareable", f"--shm-size={shm_size}"),
         detach=True,
     )
-    # A detached client returns once the container runs, so the workers can join it then.
+    # The client returns once the detached container runs, so the workers' containers can join its namespace then.
     code, lines = call(argv)
     if code != 0:
         message = (

@@ -31,9 +31,9 @@ def remove(engine: ContainerEngine, run_id: str, *, settle_s: float = SETTLE_S) 
         return 0
     removed: set[str] = set()
     deadline = time.monotonic() + (settle_s if engine.kind == "docker" else 0.0)
-    # Several tries, because an engine may still be creating a container for a killed client.
+    # Try several times, because the engine may still be creating a container for a client that was killed.
     for _ in range(_TRIES):
-        # Wait only until there are containers. After a removal, an empty list means that all are gone.
+        # Wait only for the first containers to appear: after a removal, an empty list means that all are gone.
         while not (containers := _containers(engine, run_id)) and not removed and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
         if not containers:
@@ -45,7 +45,7 @@ def remove(engine: ContainerEngine, run_id: str, *, settle_s: float = SETTLE_S) 
         _output(
             [engine.path, "rm", "--force", "--volumes", *(["--time=0"] if engine.kind == "podman" else []), *containers]
         )
-        # Delete containers that podman forgot without telling the runtime. For others this does nothing.
+        # podman may forget a container without telling its runtime, so delete it there. For others this has no effect.
         for runtime in runtimes:
             for container in containers:
                 _delete(runtime, container)

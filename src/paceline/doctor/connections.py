@@ -22,7 +22,7 @@ from paceline.doctor.examination import (
 from paceline.doctor.on_node import Asked
 from paceline.system.names import counted
 
-#: Up to this number of nodes, each connects to all others; among more nodes, to the next and the opposite one.
+#: Up to this number of nodes, each connects to all others. Beyond it, each connects to the next and the opposite node only.
 _ALL_PAIRS = 16
 #: Seconds for the listeners to start and for all connections to be made.
 _CONNECT_S = 15.0
@@ -72,7 +72,7 @@ def check_ports(examination: Examination) -> Iterator[Finding]:
     peers = _peers([patient.name for patient in patients])
     token = secrets.token_hex(8)
     for patient in patients:
-        # Number of connections after which the listener ends.
+        # The number of nodes that connect to this node: its listener ends after so many connections.
         count = sum(patient.name in others for others in peers.values())
         request = {"port": ports[patient.name], "address": places[patient.name].address, "token": token, "count": count}
         # Listen in threads while other nodes connect. Daemon threads end with the program.
@@ -113,7 +113,7 @@ def free_port(patient: Patient) -> int:
 
 
 def _listen(patient: Patient, asked: Asked) -> None:
-    # Ignore failures of the listener, because the connecting nodes report them.
+    # Ignore failures of the listener, because the nodes that can't connect to it report the problem.
     with suppress(NoAnswerError):
         patient.ask("on_node", "listen", asked, timeout_s=_LISTEN_S + 5.0)
 

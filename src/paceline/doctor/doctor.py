@@ -228,7 +228,7 @@ def _open(
 
     The closing function gives the nodes back. If the nodes arrive after the timeout, they are given back at once.
     """
-    # Either this thread or the waiting thread closes the stack; `decided` guards the flags by which they agree.
+    # Either this thread or the one that waits for nodes closes the stack. The lock `decided` guards the flags for this.
     stack, decided = contextlib.ExitStack(), threading.Lock()
     has_entered = is_late = False
 

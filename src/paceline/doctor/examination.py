@@ -25,12 +25,12 @@ FACTS_S = 90.0
 
 OK, WARN, FAIL, SKIPPED = "ok", "warn", "fail", "skipped"
 
-#: Seconds that the time limit of a request allows for the way to the node and back.
+#: Seconds that are added to a request's time limit, for the way to the node and back.
 _SLACK_S = 5.0
 
 Result = TypeVar("Result")
 
-#: Bridges of containers and virtual machines: they have the same address on all hosts, and reach no other host.
+#: Name prefixes of interfaces to skip: bridges of containers and VMs have one address on all hosts, and reach no other host.
 _OF_NO_USE = ("docker", "podman", "cni", "virbr", "veth", "br-", "lxc", "lxdbr", "tailscale-")
 
 #: Name of an interface -> (IPv4 address, prefix length)
@@ -219,7 +219,7 @@ class Patient:
             raise NoAnswerError(self.gone.removeprefix(f"{self.name}: "))
         try:
             return request()
-        # An OSError is the node's response, such as "no such file". Another error of a working link is a timeout.
+        # An OSError is the node's own response, such as "no such file". If the link works, any other error is a timeout.
         except (OSError, PacelineError) as error:
             self.gone = self.link.lost
             if self.gone or not isinstance(error, PacelineError):
@@ -273,7 +273,7 @@ def everywhere(
     for patient in patients:
         answer = answers[patient.name]
         if isinstance(answer, TimeoutError):
-            # The thread of this request still waits, and a second request would wait behind it.
+            # The thread of this request still waits for the node, so a second request would have to wait behind it.
             patient.gone = f"gave no answer in {timeout_s + _SLACK_S:g} s and was not asked again"
             results[patient.name] = NoAnswerError(patient.gone)
         elif isinstance(answer, Exception) and not isinstance(answer, NoAnswerError):

@@ -23,7 +23,7 @@ from paceline.remote.agent.boot import OLDEST
 from paceline.system.names import counted
 
 MODULES = ("torch", "mpi4py")
-#: Free bytes below which the check fails, and below which it warns, both estimates.
+#: Free bytes: below the first number the check fails, below the second number it warns. The numbers are estimates.
 _FOLDER_BYTES = (200_000_000, 5_000_000_000)
 _TMP_BYTES = (50_000_000, 1_000_000_000)
 #: 64 MB, the default of containers, is too small for segments of Open MPI and NCCL, and for data loaders.
@@ -41,7 +41,7 @@ def learn_facts(examination: Examination) -> Iterator[Finding]:
             "space": [examination.folder, "/tmp", "/dev/shm"],
             "modules": MODULES,
             "library_dir": patient.link.hello.library,
-            # Less than the request's own limit, so that a node reports a slow import instead of not answering.
+            # Fewer seconds than the request's own limit: the node then reports a slow import instead of not answering.
             "timeout_s": FACTS_S - 20.0,
         }
         return cast(Facts, patient.ask("on_node", "facts", request, timeout_s=FACTS_S))

@@ -32,7 +32,7 @@ Answer = dict[str, Any]
 #: Prefix of the line with the result of `_MODULES`, because an imported module may print other lines.
 _MARK = "PACELINE-MODULES "
 
-#: Program for the scripts' interpreter, which may be any Python.
+#: Program that imports modules in the scripts' interpreter, which may have any version of Python.
 _MODULES = r"""
 import json, sys
 found = {}
@@ -116,7 +116,7 @@ def gpus() -> Answer:
 
 def open_mpi(python: str, library_dir: str) -> Answer:
     """Return the path and version of the mpirun that scripts use, or an error."""
-    # Use the launcher's own search, in a process of its own, because this program can't import Paceline.
+    # Search as the launcher does, in a process with Paceline on PYTHONPATH, because this program can't import Paceline.
     code = (
         "import sys; from paceline.launchers.mpi import find_open_mpi; from paceline.errors import PacelineError\n"
         "try: found = find_open_mpi(sys.argv[1]); print(found.mpirun); print('%d.%d' % found.version)\n"
@@ -236,7 +236,7 @@ def stacks(python: str) -> Answer:
 
 
 def _refused(spy: str, python: str) -> str:
-    # Try py-spy too: a container, a security module or an old py-spy may fail although the settings allow it.
+    # Try py-spy too: a container, a security module or an old py-spy may make it fail although the settings allow it.
     try:
         seen = subprocess.Popen(
             [python, "-c", "import time; print(flush=True); time.sleep(60)"],

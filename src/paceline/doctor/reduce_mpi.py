@@ -54,7 +54,7 @@ def over_mpi(
 
 
 def _prepare(patient: Patient, scratch: str, source: bytes) -> str:
-    # The agent removes this folder when it ends.
+    # The agent process on the node removes this folder when the agent ends.
     socket: str = patient.call(lambda: patient.link.make_scratch(scratch))
     patient.call(lambda: patient.link.put_file(f"{scratch}/reduce.py", source))
     return socket
@@ -73,11 +73,11 @@ def _reduced(
         for rank, patient in enumerate(patients)
     ]
     log, first = f"{scratch}/mpirun.log", patients[0]
-    # mpirun's requests to start its daemons arrive over the first node's link. The other nodes' agents start them.
+    # mpirun on the first node asks for its daemons over that node's link. The agents on the other nodes start the daemons.
     RshCalls([patient.link for patient in patients], nodes, {}, log)
     words = [mpirun[0], *_options([places[patient.name] for patient in patients], mpirun[1], shell)]
     words += [examination.python_of(first), f"{scratch}/reduce.py"]
-    # The folder for Open MPI's sockets and segments, under the names that different versions use.
+    # Open MPI puts its sockets and segments into this folder. Its versions have different names for the setting.
     environment = {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -114,7 +114,7 @@ def _options(places: Sequence[NetworkPlace], major: int, shell: Sequence[str]) -
 def _wait(patient: Patient, pid: int) -> int | None:
     deadline = time.monotonic() + _PROGRAM_S
     while time.monotonic() < deadline:
-        # The agent reports each ended command once. No other command runs here, so no report is lost in this loop.
+        # The node's agent process reports each ended command once. No other command runs, so this loop loses no report.
         for ended in patient.link.ends():
             if ended.pid == pid:
                 return ended.code

@@ -89,7 +89,7 @@ class Base:
                 for entry in entries:
                     if entry.name.endswith((".dist-info", ".egg-info", ".egg-link")):
                         distributions.append(entry.name)
-                    # .pth files add editable packages and other folders. Their size shows most changes.
+                    # A .pth file adds editable packages and other folders. The file's size shows most of its changes.
                     elif entry.name.endswith(".pth"):
                         distributions.append(f"{entry.name} {entry.stat().st_size}")
         return sorted(set(distributions))
@@ -110,7 +110,7 @@ def base(python: str, cache_dir: Path) -> Base:
             f"{sys.executable!r}."
         )
     path = os.path.abspath(path)
-    # Take the stamp before running the interpreter: if the interpreter changes meanwhile, the cached facts are then invalid.
+    # Take the interpreter's stamp before running it: if it changes meanwhile, the cached facts are then invalid.
     stamp = _stamp(path)
     if (path, stamp) not in _known:
         _known[path, stamp] = _from_cache(path, stamp, cache_dir) or _ask(path, stamp, cache_dir)

@@ -57,7 +57,7 @@ def build(key: str, environment: EnvironmentSpec, base: Base, prefix: Path, say:
         if not own_python:
             say(f"no Python is among the conda packages: the environment takes that of {base.python}")
     if not own_python:
-        # Create a venv, in the conda prefix if there are conda packages without a Python.
+        # Create a venv, because conda installs no Python. If there are conda packages, create it in their prefix.
         venv.make(prefix, base, uv, variables, say, lock_fd, over=environment.uses_conda)
     seen = base.folders if environment.layered else ()
     if seen:
@@ -67,7 +67,7 @@ def build(key: str, environment: EnvironmentSpec, base: Base, prefix: Path, say:
         # Install pip packages for the conda Python: its version determines which wheels fit.
         base = replace(base, python=str(python), version=_python_of(packages).partition(" ")[2])
     installer = Installer(prefix=prefix, python=python, base=base, seen=seen, uv=uv, say=say, lock_fd=lock_fd)
-    # Note the conda packages that are present before pip runs, because pip's lock leaves them out.
+    # Note conda's packages before pip runs, so that the list of the packages that pip has added leaves them out.
     before = installer.own().versions() if own_python else set()
     installer.install(environment)
     own = installer.own()

@@ -57,7 +57,7 @@ class Visible:
         while todo:
             requirement, asks_for_url = todo.pop()
             name = canonical(requirement.name)
-            # Identify a requirement by its text, which includes its URL, by its extras, and by whether its URL matters.
+            # Two requirements are the same if they have equal texts (with the URL), extras, and values of `asks_for_url`.
             mark = (str(bare(requirement)), asks_for_url, frozenset(requirement.extras))
             if mark in seen:
                 continue
@@ -111,7 +111,7 @@ class Visible:
         if requirement.marker is None:
             return True
         try:
-            # Evaluate the marker without an extra too: a marker that names no extra always applies.
+            # Also evaluate the marker without an extra: if the marker names no extra, the requirement always applies.
             return any(requirement.marker.evaluate({**self._markers, "extra": extra}) for extra in ("", *extras))
         except UndefinedEnvironmentName:
             # Treat a marker with an unknown variable as true: an unnecessary package does less harm than a missing one.

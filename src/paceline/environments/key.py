@@ -27,7 +27,7 @@ _PASSED_OVER = frozenset(
 #: Files that an editable install reads once. The package's code is not among them: each import reads it.
 _METADATA = ("pyproject.toml", "setup.cfg", "setup.py")
 
-#: A function that returns the path that replaces a path.
+#: A function that takes a local path and returns the path to use instead.
 Where = Callable[[Path], Path]
 _FIND_LINKS = re.compile(r"(?:-f|--find-links)(?:\s+|=)(/.*)")
 
@@ -134,7 +134,7 @@ def paths_of(environment: EnvironmentSpec) -> list[Path]:
         paths.append(path)
         return path
 
-    # `moved` calls `note` for every path. Its result is not needed here.
+    # `moved` calls `note` for every path. The environment that `moved` returns is not needed here.
     moved(environment, note)
     return list(dict.fromkeys(paths))
 
@@ -156,7 +156,7 @@ def _moved(line: str, where: Where) -> str:
     if links := _FIND_LINKS.fullmatch(line):
         return f"--find-links {where(Path(links[1]))}"
     path = None if line.startswith("-") and not is_editable(line) else local_path(line)
-    # pip and uv can both read the new line. A line without a path stays unchanged.
+    # Both pip and uv can read the line with the replaced path. A line without a local path stays unchanged.
     return line if path is None else replace(path, path=where(path.path)).line()
 
 

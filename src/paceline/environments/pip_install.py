@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 
 _ROUNDS = 4
-#: Texts in uv's output if it does not know an option or does not support a feature.
+#: Texts by which uv's output reports an unknown option or an unsupported feature.
 _REFUSALS = ("unexpected argument", "unexpected '-'", "unsupported", "not supported", "unrecognized")
 
 _LONGEST = 600
 _ERROR = re.compile(r"(?:[A-Za-z_.]*(?:Error|Exception)\b|error:|fatal(?: error)?:)")
 #: Lines of pip that only name a stage of the build, and say nothing about the cause.
 _STAGES = ("error: metadata-generation-failed", "error: subprocess-exited-with-error", "error: failed-wheel-build")
-#: Options that a requirement may have for pip, and that uv does not have.
+#: Options of a single requirement in a requirements file that pip supports and uv does not.
 _OF_PIP = ("--config-setting", "--global-option", "-C")
 _NOISE = re.compile(r"^(warning|hint|DEBUG|WARNING|\[notice\]|note|Using Python|Resolved |Prepared |   Building )")
 
@@ -83,7 +83,7 @@ class Installer:
             locked = [
                 line for text in environment.locked_pip for line in parse(text, "locked_pip", None, numbered=False)
             ]
-            # A lock names all packages, so install them without resolving dependencies.
+            # The lines of a lock file name all packages, so install them without resolving dependencies.
             self._run(locked, "--no-deps")
         elif wanted and not self.seen:
             self._run(wanted)
@@ -134,7 +134,7 @@ class Installer:
             still = now.missing(
                 [*named, *_extras_of(others), *now.required_by(self.own().found)], limits, urls_too=False
             )
-            # Leave out packages that this round has requested already: requesting them again would not help.
+            # Leave out the packages in `missing`, which this round has requested: requesting them again would not help.
             more = [each for each in still if str(each) not in set(map(str, missing))]
             if not still:
                 self._warn(now, before)
@@ -214,7 +214,7 @@ class Installer:
             raise EnvironmentBuildError(_sentence(of_pip(output)))
 
     def _limits(self, option: str, more: Sequence[str]) -> list[str]:
-        # --no-deps is used for a lock, which needs no constraints.
+        # If `more` is --no-deps, the packages come from a lock file, which needs no constraints.
         if not self._constraints or more:
             return []
         return [option, str(self._write("constraints.txt", [line.text for line in self._constraints]))]

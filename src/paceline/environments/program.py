@@ -54,8 +54,8 @@ def run(
             errors="replace",
             # The lock belongs to the open file, so it lasts while any program of the build has it open.
             pass_fds=() if lock_fd is None else (lock_fd,),
-            # The program dies with its parent: an orphaned build would write into the next build's files. This
-            # function takes no lock, so other threads are safe. The calling thread stays until the program ends.
+            # The program must end with its parent, because an orphaned build would write into the next build's files. The child
+            # takes no lock before exec, so other threads do no harm. The calling thread stays until the program ends.
             preexec_fn=processes.ends_with_parent(),  # noqa: PLW1509
         )
     except OSError as error:
@@ -64,7 +64,7 @@ def run(
     try:
         if stdin is not None:
             assert process.stdin is not None
-            # A program that ends at once does not read its input. The exit code and the output have the reason.
+            # Ignore the broken pipe of a program that ends before it reads its input: its exit code and output have the reason.
             with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
                 pipe.write(stdin)
         assert process.stdout is not None

@@ -83,7 +83,7 @@ def read(file_path: str | os.PathLike[str]) -> tuple[str, tuple[str, ...]]:
     lines: list[str] = []
     constraints: list[str] = []
     for line, is_constraint in _walk(Path(os.path.abspath(os.path.expanduser(file_path))), (), False):
-        # As in pip, options in a constraints file apply to all requirements, so they are kept with these.
+        # As in pip, an option in a constraints file applies to all requirements, so keep it with the requirements.
         (constraints if is_constraint and not line.option else lines).append(line.text)
     return "".join(f"{line}\n" for line in lines), tuple(constraints)
 
@@ -186,7 +186,7 @@ def logical_lines(text: str) -> Iterator[tuple[int, str]]:
     Lines that end with a backslash are joined with the next line.
     """
     joined, first = "", 0
-    # The additional empty line ends a last line that has a backslash at its end.
+    # The additional empty line completes a text whose last line ends with a backslash.
     for number, line in enumerate([*text.splitlines(), ""], start=1):
         first = first or number
         # As in pip, a comment does not continue on the next line, even if it ends with a backslash.
@@ -243,7 +243,7 @@ def _parse_option(line: str, where: str, folder: Path | None) -> RequirementLine
     if option == "--find-links" and "://" not in value:
         there = Path(os.path.expanduser(value))
         inside = (folder or Path.cwd()) / there
-        # As in pip, the path is relative to the file if it exists there, else to the working directory.
+        # As in pip, a path is relative to the requirements file's folder if it exists there, else to the working directory.
         value = os.path.abspath(inside if inside.exists() else there)
     return RequirementLine(where=where, option=option, value=value)
 

@@ -56,7 +56,7 @@ class EnvironmentStore:
         """
         base = self._base(base_python)
         key = key_of(environment, base)
-        # Look without the lock first, because almost every run finds its environment here.
+        # Look for the environment without the lock first, because almost every run finds it built already.
         built = self._found(key)
         if built is None:
             build.check(environment, base)
@@ -67,7 +67,7 @@ class EnvironmentStore:
                     built = self._found(key) or self._build(key, environment, base, say, fd)
             except OSError as error:
                 raise self._failed(key, _os_reason(error)) from error
-        # Update the time of the last use: `prune` reads it, and no lock protects the environment yet.
+        # Update the time of last use, which `prune` reads, because no lock protects the environment from `prune` yet.
         self._touch(built.key)
         return built.asked_as(environment)
 
@@ -169,7 +169,7 @@ class EnvironmentStore:
 
     def _build(self, key: str, environment: EnvironmentSpec, base: Base, say: Say, fd: int) -> Built:
         prefix = self._folder / key
-        # With the lock but without a record, an existing folder is left from a killed build.
+        # This process holds the lock and there is no record, so a killed build has left an existing folder.
         remove_tree(prefix)
         log = self.log_path(key)
         # Line-buffered, so that the log shows how far a hanging build came.

@@ -12,7 +12,7 @@ from paceline.environments.program import Say
 from paceline.errors import EnvironmentBuildError
 from paceline.job.secret_values import with_encoded_user
 
-#: The .pth file that adds the base's folders. `site` reads it last, so the environment's editable packages come before.
+#: The .pth file that adds the base's folders. It sorts last, so the environment's editable packages have priority over the base.
 LAYER_FILE = "zzz_paceline_base.pth"
 
 #: Variables that would add packages of the caller's shell to the build, or change its destination.

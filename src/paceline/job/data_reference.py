@@ -156,7 +156,7 @@ class DataReference:
 
         Each file is in exactly one part.
         """
-        # A mount is the original folder, which cannot be split, so it becomes a download.
+        # Replace a mount, which shows the original folder and so cannot be split, by a download.
         return replace(self, partition=by, mode="download" if self.mode == "mount" else self.mode)
 
     def as_named_input(self, name: str) -> DataReference:

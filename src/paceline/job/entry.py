@@ -71,7 +71,7 @@ def _check_on_path(job: Job, directory: Path) -> None:
     """Raise JobError if this machine's PATH lacks a program that no environment can install."""
     if job.environment.docker_image is not None or job.environment.needs_build:
         return
-    # The job may set PATH for its workers.
+    # If the job sets PATH for its workers, search that PATH instead of this process's.
     path = job.environment_variables.get("PATH", os.environ.get("PATH"))
     if shutil.which(job.entry_script, path=path) is None:
         raise JobError(

@@ -23,7 +23,7 @@ from paceline.system.gaps import DEFAULT_LIMIT, LEAST_LIMIT
 from paceline.system.names import did_you_mean
 from paceline.system.serialization import plain_fields
 
-#: Version of the format; readers refuse newer versions.
+#: Version of the JSON format of a job; readers refuse newer versions.
 JOB_VERSION = 2
 
 #: Distributed backend -> launcher of its workers.
@@ -71,7 +71,7 @@ OnHang: TypeAlias = Literal["report", "fail", "restart"]
 #: Which workers start again after a worker is lost: all workers ("restart"), or only lost workers ("replace").
 ON_FAILURE = ("restart", "replace")
 OnFailure: TypeAlias = Literal["restart", "replace"]
-#: Whether later attempts fork their workers from a process that has loaded the script's libraries.
+#: Whether the workers of later attempts are forked from a process that has already loaded the script's libraries.
 WARM = ("auto", "off")
 Warm: TypeAlias = Literal["auto", "off"]
 
@@ -289,7 +289,7 @@ class Job:
         """Return the job with the values of its secrets. Never write it to a file."""
         if not self.secrets:
             return self
-        # Remove `secrets`: a name must not have a value and a source. Leave out the URLs for `notify`, which are in `values` too.
+        # Drop `secrets`, because a name must not have a value and a source. Leave out `notify`'s URLs, which are in `values` too.
         own = {name: value for name, value in values.items() if name in self.secrets}
         return replace(self, environment_variables={**self.environment_variables, **own}, secrets={})
 
@@ -316,7 +316,7 @@ class Job:
             raise JobError(
                 f"job version {version!r}, but this Paceline reads version {JOB_VERSION}. Read it with the one that wrote it."
             )
-        # Records drop unknown fields, but jobs never: without the field, the job would run as something else.
+        # Refuse unknown fields: a job that is read without one of its fields would run as a different job.
         known = {f.name for f in fields(cls)}
         if unknown := sorted(set(values) - known):
             raise JobError(f"unknown job fields {unknown}; known are {sorted(known)}.")
@@ -576,7 +576,7 @@ def _take_secrets(job: Job) -> None:
     # Make a list first, because the loop removes entries from the dictionary.
     for name in [name for name, given_value in variables.items() if isinstance(given_value, Secret)]:
         place = variables.pop(name).place
-        # A secret may be given in both places if its source is the same.
+        # A secret may be in both `secrets` and `environment_variables` if both name the same source.
         if secrets.setdefault(name, place) != place:
             raise JobError(f"secrets and environment_variables both set {name}. Remove one of them.")
     object.__setattr__(job, "environment_variables", variables)
@@ -590,7 +590,7 @@ def _check_secrets(job: Job) -> None:
         if name in job.environment_variables:
             raise JobError(f"secrets and environment_variables both set {name}. Remove one of them.")
         if name.startswith(("SLURM_", "SRUN_")):
-            # Slurm's srun takes variables of such names for its options, and their values would appear in a command.
+            # Slurm's srun takes variables with these prefixes as its options, and would show their values in a command line.
             raise JobError(f"secrets sets {name}, a name that Slurm reads itself. Give the value another name.")
         check_place(place)
 

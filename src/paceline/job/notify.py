@@ -22,8 +22,8 @@ from paceline.system.names import did_you_mean
 #: Forms of notifications whose address is a secret.
 HOOKS = ("slack", "teams", "webhook", "ntfy", "apprise")
 FORMS = f"{', '.join(f'{kind}:PLACE' for kind in HOOKS)}, mail:ADDRESS, command:WORDS"
-#: Events that send messages: the workers have started, the run has ended or failed, it hangs, its user is over quota, and of
-#: a sweep, another trial is the best.
+#: Events that send messages: the run has started, ended or failed, it hangs, its user is over quota, or a sweep has a new
+#: best trial.
 NotifyEvent: TypeAlias = Literal["start", "end", "failure", "hang", "quota", "best"]
 EVENTS: tuple[NotifyEvent, ...] = get_args(NotifyEvent)
 DEFAULT_EVENTS: tuple[NotifyEvent, ...] = ("end", "hang")
@@ -108,7 +108,7 @@ def place_of(one: str) -> str | None:
 
 def key_of(one: str) -> str:
     """Return the name that a notification's URL has among a run's secrets."""
-    return f"notify {one}"  # with a space, which no environment variable's name has
+    return f"notify {one}"  # contains a space, so it never equals the name of a variable
 
 
 def _absolute(one: str) -> str:

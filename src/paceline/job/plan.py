@@ -14,7 +14,7 @@ from typing import Any
 
 from paceline.job.job import Job
 
-#: Variable with the path of a Python inside a container that runs the remote shell's program, as the node's is not visible.
+#: Variable that names a Python in the container for the remote shell's program, because a container lacks the node's Python.
 REMOTE_SHELL_PYTHON = "PACELINE_REMOTE_SHELL_PYTHON"
 
 
@@ -198,7 +198,7 @@ def places(job: Job) -> tuple[RankSlot, ...]:
     workers = job.world_size - job.parameter_server_count
     result: list[RankSlot] = []
     for node_rank in range(job.node_count):
-        # If the workers don't divide evenly, each of the first nodes takes one more.
+        # If the workers can't be divided evenly, each of the first nodes takes one worker more.
         size = per_node + (node_rank < left)
         for local_rank in range(size):
             rank = len(result)
@@ -226,7 +226,7 @@ def node_sizes(job: Job) -> list[int]:
 
 def port_count(job: Job) -> int:
     """Return the number of ports that an attempt needs on its first node."""
-    # Always count torch's and JAX's ports: which of them the script imports is unknown.
+    # Always count one port for torch and one for JAX, because it is unknown which of them the script imports.
     return 2 + (job.world_size if job.uses_tf_config else 0)
 
 

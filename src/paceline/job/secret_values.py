@@ -18,7 +18,7 @@ from paceline.errors import JobError
 _KINDS = ("env", "keyring", "file")
 PLACES = "'env:VARIABLE', 'keyring:service/user' or 'file:PATH' (mode 600, '#field' for one field of a JSON file)"
 
-#: Text that is shown instead of a value.
+#: Text that is shown instead of a secret's value.
 HIDDEN = "***"
 
 # Match whole words between underscores: TOKENIZERS_PARALLELISM and MAX_TOKENS are not secrets.
@@ -35,9 +35,9 @@ _VALUE = re.compile(
     r"hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|sk-[\w-]{16,}|xox[abeoprs]-[\w-]{8,}"
     r"|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*"
 )
-# The user part of a URL, up to the last "@" of the line or before the next URL. Four forms: variables before a host; a ":" starts
-# a password, which may contain any character (a port is no password); a character that no host name has, such as a space, belongs
-# to a token; otherwise the first "/" starts the path.
+# The user part of a URL, from "://" to the last "@" of the line or to the next URL. It has one of four forms: variables before
+# a host; a password after a ":", with any characters (but not a port); a token with a character that no host name has, such as
+# a space; or else any text without a "/", which would begin the path.
 _USER_PART = re.compile(
     r"(?i)(?P<scheme>[a-z][a-z0-9+.-]{0,30})://"
     r"(?P<user>(?:[^:@/\s]*:)?(?:\$\{[A-Z0-9_]+\})+(?=@[\w.\[\]:-]+(?:[/\s]|$))"
@@ -46,18 +46,18 @@ _USER_PART = re.compile(
     r"|(?:(?![a-z][a-z0-9+.-]{0,30}://)[^/\n])*)"
     r"@(?!\s)"
 )
-# The same pattern without a scheme: "me:password@host", also after "NAME=" and in a comma-separated list. Ports, IPv6
-# addresses, image digests and mail:ann@example.com are no passwords.
+# A user and a password without a URL scheme: "me:password@host", also after "NAME=" and in a comma-separated list. Ports,
+# IPv6 addresses, image digests and mail:ann@example.com must not match, because they contain no password.
 _PASSWORD = re.compile(
     r"(?:^|[\s,;=])(?!mail(?:to)?:[^\s:@]+@)(?P<user>[^\s:@/=,;\[\"'(){}<>]+:(?!\s|//|\d+(?:[/?#\s'\"`,;)]|$)|[0-9A-Fa-f]*:[0-9A-Fa-f:.]*(?:%\w+)?(?:[,\s]|$))"
     r"[^\n]+)@(?!\s|sha256:)"
 )
 #: Names of variables that hold addresses, perhaps with a password and without a scheme.
 _ADDRESS_NAME = re.compile(r"(?i)(?:^|_)(?:proxy|url|uri|dsn|database|host|address|endpoint|server|index)(?:_|$)")
-#: A user part that is a user's name, or an Azure container; and schemes of URLs in which it may be a token instead.
+#: A user part without a secret: a user's or Azure container's name; and URL schemes in which a token may stand in its place.
 _USER_NAME = re.compile(r"[\w.~+%\\-]*")
 _TOKEN_SCHEMES = ("http", "https", "s3", "s3a", "gs", "gcs")
-#: A user part of variables that are expanded later: "${USER}:${TOKEN}", "me:${TOKEN}".
+#: A user part without a secret, because its variables are expanded later: "${USER}:${TOKEN}", "me:${TOKEN}".
 _VARIABLES = re.compile(r"(?:[^:@/\s]*:)?(?:\$\{[A-Z0-9_]+\})+")
 #: Characters that need no encoding in the user part (RFC 3986).
 _ENCODED = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*")
@@ -160,7 +160,7 @@ def forms(secret: str) -> set[str]:
         return set()
     lines = {line.strip() for line in secret.splitlines()}
     found = {secret, quote(secret, safe=""), quote(secret), quote_plus(secret), repr(secret)[1:-1], *lines}
-    # The url crate, which uv uses, keeps some characters that Python encodes.
+    # uv shows URLs by Rust's url crate, which keeps some characters that Python percent-encodes.
     found |= {quote(secret, safe="!$%&'()*+,-._~"), quote(secret, safe="!$&'()*+,-._~")}
     return (found | {json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}) - {""}
 

@@ -62,7 +62,7 @@ def _output(word: str) -> DataReference:
 
 def _split(option: str, word: str) -> tuple[str, str, list[str]]:
     name, equals, rest = word.partition("=")
-    # A comma separates only before one of the options. Other commas belong to the path.
+    # A comma begins an option only if one of the known options follows. Other commas belong to the path.
     path, *options = re.split(r",(?=partition=|mount$|download$|overwrite$|mount,|download,|overwrite,)", rest)
     if not equals or not path:
         raise JobError(f"{option} {word!r} is not NAME=STORE:PATH or NAME=PATH, such as train=lab:mnist/train.")

@@ -83,7 +83,7 @@ def combined(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, An
     for key in ("environment_variables", "secrets", "tags"):
         if key in below and key in above:
             found[key] = {**below[key], **above[key]}
-    # A variable is either plain or a secret. If `above` has the variable as one kind, remove the other kind of `below`.
+    # A name is a plain variable or a secret, never both: if `above` has the name as one kind, drop it as the other kind.
     for key, other in (("environment_variables", "secrets"), ("secrets", "environment_variables")):
         if key in above and other in below:
             found[other] = {name: value for name, value in found[other].items() if name not in above[key]}
@@ -105,8 +105,8 @@ def whole(description: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(description)
     for key in ("pip_requirements_file", "conda_dependencies_file"):
         if key in found:
-            # A path in a job file is relative to the source folder, a path on a command line perhaps to the working
-            # directory.
+            # A job file's paths are relative to the source folder, and a command line's perhaps to the working directory. Use the
+            # source folder if the file exists in it.
             beside = os.path.join(found.get("source_directory", "."), found[key])
             found[key] = os.path.abspath(beside if os.path.isfile(beside) else found[key])
     # Keep a name without a slash: it is looked up on the PATH of the user who runs the file.
@@ -125,7 +125,7 @@ def asked(description: Mapping[str, Any], workspace_dir: Path | None = None) -> 
     directory = Path(description.get("source_directory") or Path.cwd())
     backend = description.get("distributed_backend")
     environment = _environment(description, directory, workspace_dir)
-    # Refuse these values here, to name options of the command line: the job's own messages name parameters.
+    # Refuse these values before the job does, because the job's messages name parameters and not command line options.
     wanting = {"--restart-on-exception": description.get("restart_on_exception")}
     wanting["--on-failure replace"] = description.get("on_failure") == "replace"
     wanting["--on-hang restart"] = description.get("on_hang") == "restart"
@@ -139,7 +139,7 @@ def asked(description: Mapping[str, Any], workspace_dir: Path | None = None) -> 
     # If the description has the variable, as a value or a secret, ignore the variable in the dotenv files.
     in_files = [name for name in (*values, *from_shell) if name not in recorded and name not in named]
     secrets = {**{name: f"env:{name}" for name in in_files}, **named}
-    # A secret of the job replaces the variable of this name that its environment has.
+    # A secret of the job replaces the environment's variable of the same name.
     variables = {name: value for name, value in environment.environment_variables.items() if name not in secrets}
     given: dict[str, Any] = {
         name: description[name]
@@ -203,14 +203,14 @@ def _counts(description: Mapping[str, Any], backend: str | None) -> dict[str, An
     given, processes = description.get("node_count", 1), description.get("process_count_per_node", 1)
     least, nodes = node_range(given)
     servers = description.get("parameter_server_count", 0)
-    # Messages name the option -j, which the user is likely to have written in this form.
+    # Messages name the option -j, because the user has probably given the numbers by this option.
     words = f"-j {processes}" if nodes == 1 else f"-j {range_text(least, nodes)}x{processes}"
     if backend is None and nodes * processes > 1:
         raise JobError(
             f"{words} makes {nodes * processes} processes. Say how they find each other: "
             "--backend mpi, gloo, nccl or tensorflow."
         )
-    # A job file has separate numbers of workers and servers; the number of -j includes both.
+    # A job file gives the numbers of workers and servers separately, while the number of -j is their sum.
     if "worker_count" in description:
         return {"node_count": given, "worker_count": description["worker_count"], "parameter_server_count": servers}
     if backend == "ps" and not 0 < servers < nodes * processes:
@@ -235,7 +235,7 @@ def _environment(description: Mapping[str, Any], directory: Path, workspace_dir:
         definition=registry.get(Environment, folder, name) if name else None,
         source_directory=directory,
         python=interpreter(python) if image is None else python,
-        # As in estimators, the default is a layer: the script sees the packages of the interpreter.
+        # As in estimators, build a layer by default: the script then also sees the packages of the interpreter.
         layered=description.get("layered", True),
         user_managed=False,
         pip_packages=description.get("pip_packages"),
@@ -258,7 +258,7 @@ def read_env_files(paths: Sequence[Path]) -> tuple[dict[str, str], list[str]]:
     bare: dict[str, None] = {}
     for path in paths:
         for name, value in _lines(path):
-            # The last line with this name counts, whether it has a value or not.
+            # If several lines set this name, the last one counts, even if it has no value.
             values.pop(name, None)
             bare.pop(name, None)
             if value is None:

@@ -88,7 +88,7 @@ KEYS = {
     "elastic_seconds": _SECONDS,
     "tags": _PAIRS,
 }
-#: Option of Paceline, or setting of another program -> key of a job file, for names that are not similar.
+#: Option of Paceline, or setting of another program -> the key to suggest instead, for names too different for difflib.
 OPTIONS = {
     "backend": "distributed_backend",
     "ps": "parameter_server_count",
@@ -178,7 +178,7 @@ def of_node(path: Path, node: Any, sections: Collection[str] = ()) -> dict[str, 
     """
     import yaml
 
-    # Take these sections out, because `_Reader` does not know their keys. YAML's own rules apply to their values.
+    # Take the keys in `sections` out, because `_Reader` does not know them. YAML's own rules apply to their values.
     further = {key.value: value for key, value in node.value if key.value in sections}
     node.value = [(key, value) for key, value in node.value if key.value not in sections]
     found = _Reader(path, sections).job(node)
@@ -186,7 +186,7 @@ def of_node(path: Path, node: Any, sections: Collection[str] = ()) -> dict[str, 
     loader = yaml.SafeLoader("")
     found |= {key: loader.construct_object(value, deep=True) for key, value in further.items()}
     if "script_params" in found:
-        # `--verbose:` without a value is a flag. script_params has "" as the value of a flag.
+        # In YAML, the flag `--verbose:` without a value is None, while script_params marks a flag by "".
         params = {name: "" if value is None else value for name, value in found.pop("script_params").items()}
         found["arguments"] = [*argument_words(params, found.get("arguments"))]
     if any(looks_secret(name, value) for name, value in found.get("environment_variables", {}).items()):
@@ -275,7 +275,7 @@ class _Reader:
 
     def _flag(self, key: str, node: Node) -> bool:
         word = self._text(key, node)
-        # Accept only these two words: in YAML 1.2, unlike in 1.1, `yes` and `on` are no flags.
+        # Accept only these two words, because in YAML 1.2, unlike in YAML 1.1, `yes` and `on` are texts.
         if word.lower() not in ("true", "false"):
             raise self._error(node, f"{key}: {word!r} is neither true nor false.")
         return word.lower() == "true"
@@ -291,7 +291,7 @@ class _Reader:
             if KEYS[key] == _PATHS:
                 return [self._text(key, node)]
             raise self._error(node, f"{key} takes a list. Begin each with `- `.")
-        # Entries of a mapping are pairs of nodes, and entries of a list are nodes.
+        # A list's entries are nodes. A mapping's entries are pairs of nodes, which are refused below.
         found = [self._text(key, one) for one in node.value if not isinstance(one, tuple)]
         if len(found) < len(node.value):
             raise self._error(node, f"{key} takes a list. Begin each with `- `.")

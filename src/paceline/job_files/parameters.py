@@ -100,7 +100,7 @@ def _replace(node: Any, values: Mapping[str, str | None]) -> None:
         text = _PLACE.sub(lambda place: place[0][1:] if place[1] else str(values[place[2]]), scalar.value)
         if text != scalar.value:
             scalar.value = text
-            # A plain value gets the type that YAML gives to its new text: a number, true, or empty.
+            # An unquoted value gets the type that YAML gives to its new text: a number, true, or empty.
             if scalar.style is None:
                 scalar.tag = loader.resolve(yaml.ScalarNode, text, (True, False))
 

@@ -20,7 +20,7 @@ from paceline.runs.folder import RunFolder
 from paceline.system import run_variables
 from paceline.system.spare_client import VARIABLE
 
-#: Prefixes of variables from a launcher that started the submitting process: Slurm, mpirun, torchrun or Paceline.
+#: Prefixes of variables that a launcher (Slurm, mpirun, torchrun, Paceline) has set for the submitting process.
 _FOREIGN_PREFIXES = (
     "OMPI_",
     "PMIX_",
@@ -49,7 +49,7 @@ _USERS_OWN = (
 )
 #: Variable that is set in jobs whose scripts use the Azure SDK's names.
 AZURE_VARIABLE = "AZUREML_ARM_WORKSPACE_NAME"
-#: Prefixes of user settings of Open MPI. An mpirun above this process passes its own settings by these names.
+#: Prefixes of a user's settings for Open MPI. If mpirun has started the submitting process, they are mpirun's settings instead.
 _MPI_SETTINGS = ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_")
 
 

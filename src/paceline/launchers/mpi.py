@@ -48,7 +48,7 @@ _CODE = (
 )
 _TIMEOUT_S = 20
 
-#: Prefixes of a starter's variables (srun's). If the user sets such a variable, only the workers get it, not the starter.
+#: Prefixes of variables that srun reads as its options. If the user sets one, only the workers get it, and srun does not.
 _STARTERS = ("SLURM_", "SRUN_")
 #: Variables that tell Open MPI 4 that srun has started it; without them each worker has a separate world of size 1.
 _KEPT_FOR_4 = ("SLURM_NODELIST", "SLURM_STEP_ID", "SLURM_JOBID")
@@ -304,7 +304,7 @@ def starter_command(launch: Launch, starter: Starter, major: int, variables: Map
             **environment.of_run(launch),
             **variables,
             **{name: value for name, value in users.items() if name not in for_workers},
-            # The starter's variables come last, and override the user's. Workers get the user's values by their command line.
+            # srun's variables come last, because they override the user's. Workers get the user's values by their command line.
             **starter.environment,
         },
         defaults=defaults,

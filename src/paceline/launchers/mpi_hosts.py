@@ -13,13 +13,13 @@ from paceline.errors import LauncherError
 from paceline.job.plan import Launch, NodeSetup, RankSlot, node_sizes
 from paceline.launchers import environment
 
-#: Seconds until the first probe, seconds between probes, and the number of failed probes that mean a lost link.
+#: TCP keepalive of Open MPI's daemons: idle seconds before a probe, seconds between probes, failed probes for a lost link.
 _KEEPALIVE = {"time": "5", "intvl": "2", "probes": "2"}
 
-#: Variables that a starter sets separately for each worker if a node's workers share a command line.
+#: Variables that workers derive from Open MPI's local rank, so a command line for several workers must not set them.
 GIVEN = ("LOCAL_RANK", "HOROVOD_LOCAL_RANK")
 
-#: Variables that differ between nodes, and are set for each worker.
+#: Variables that differ between nodes, so each worker gets them by its own options.
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from paceline.models.record import Lineage, ModelFile
 from paceline.system.safetensors import TensorEntry, read_header
 
-#: Formats that contain a pickle, alone or in an archive, which their readers run.
+#: Formats that contain a pickle, alone or in an archive. Reading a file in such a format runs code from the pickle.
 HOLDS_PICKLE = frozenset({"pickle", "torch", "joblib", "numpy-objects"})
 #: Display name of each format.
 TITLES = {
@@ -59,7 +59,7 @@ _UNPACKERS: dict[bytes, Callable[[bytes], bytes]] = {
     b"\x5d\x00\x00": lambda data: lzma.LZMADecompressor().decompress(data, _HEAD),
 }
 
-#: Format -> framework.
+#: Format of a model's file -> framework that writes it.
 _BY_FORMAT = {
     **dict.fromkeys(("torch", "torchscript", "torch-export"), "pytorch"),
     **dict.fromkeys(("savedmodel", "tflite"), "tensorflow"),
@@ -69,7 +69,7 @@ _BY_FORMAT = {
     "xgboost": "xgboost",
     "lightgbm": "lightgbm",
 }
-#: Framework -> its distributions; the first installed one counts.
+#: Framework -> names of its distributions; the first one that is installed is used.
 _DISTRIBUTIONS = {
     "pytorch": ("torch",),
     "sklearn": ("scikit-learn",),
@@ -79,7 +79,7 @@ _DISTRIBUTIONS = {
     "xgboost": ("xgboost", "xgboost-cpu"),
     "lightgbm": ("lightgbm",),
 }
-#: Modules in a pickle; the first match decides.
+#: (module name to search for in a pickle, framework): the first name that occurs in the pickle decides.
 _MODULES = (
     (b"xgboost", "xgboost"),
     (b"lightgbm", "lightgbm"),

@@ -30,7 +30,7 @@ from paceline.system.files import gone_is_fine, names_in, stamp_of
 
 #: Modification time of every kept file: 2001-09-09T01:46:40Z. Every file system can store whole seconds.
 STAMP_NS = 10**18
-#: linux/fs.h: _IOW(0x94, 9, int)
+#: The request FICLONE of linux/fs.h, which clones a file's blocks: _IOW(0x94, 9, int).
 _FICLONE = 0x40049409
 #: Size of a chunk: large, because each one costs a switch between two threads. Number of chunks: several, so that neither
 #: thread has to wait for the other on a busy machine.
@@ -262,7 +262,7 @@ def _link(blob: Path, target: Path, size: int, whole: Path | None = None) -> boo
     for name in _names(blob):
         try:
             if not is_untouched(os.lstat(name), size) or (name != whole and sha256_of(name) != blob.name):
-                # Existing links keep the damaged file, and `verify` reports it; the next version gets a whole one.
+                # Drop the damaged blob: versions that link to it keep it, and `verify` reports it. The next version gets another.
                 os.unlink(name)
                 continue
             os.link(name, target, follow_symlinks=False)
@@ -278,7 +278,7 @@ def _share(blob: Path, copy: Path, size: int) -> bool:
     for name in _names(blob) * _TRIES:
         try:
             blob.parent.mkdir(parents=True, exist_ok=True)
-            # A second link to the caller's inode, not a copy: readers of blobs see only whole files.
+            # Link the finished copy to the blob's name instead of copying again, so that readers see only whole files.
             os.link(copy, name, follow_symlinks=False)
             return True
         except FileExistsError:
@@ -286,7 +286,7 @@ def _share(blob: Path, copy: Path, size: int) -> bool:
                 os.replace(beside, copy)
                 return False
         except FileNotFoundError:
-            continue  # somebody has removed the empty folder
+            continue  # another process has removed the empty folder, so create it again
         except OSError as error:
             if error.errno in (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV):
                 return True  # without hard links, each version has its own copy

@@ -29,7 +29,7 @@ from paceline.runs.remote_status import is_copy
 from paceline.runs.run_data import InputData, inputs_by_name
 from paceline.system.files import read_json
 
-#: Fields of an input in `data.json`.
+#: The fields of an input in a run's `data.json` that a model's lineage includes.
 _INPUT = ("name", "dataset", "fingerprint", "content", "sources", "files", "bytes", "mode")
 
 _TIMEOUT_S = 60.0

@@ -146,7 +146,7 @@ def _log_metrics(client: Any, run_id: str, record: ModelRecord) -> None:
         for name, metric in (record.run.get("metrics") or {}).items()
         if isinstance(last := metric.get("last"), (int, float)) and type(last) is not bool and math.isfinite(last)
     ]
-    for start in range(0, len(metrics), 1000):  # MLflow's limit on one call
+    for start in range(0, len(metrics), 1000):  # MLflow accepts at most 1,000 metrics per call
         client.log_batch(run_id, metrics=metrics[start : start + 1000])
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from paceline.errors import ModelError
 from paceline.system.names import name_rule
 
-#: The Azure SDK's rule.
+#: Pattern for a model's name, by the Azure SDK's rule.
 NAME = name_rule("._-", 255)
 _ALIAS = name_rule("._-", 64)
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")

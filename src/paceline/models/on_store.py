@@ -85,7 +85,7 @@ def push(
         }
         blobs.put([(sha256, folder / one.name) for sha256, one in sorted(wanted.items())], progress)
         blobs.refresh()
-        # Check only the files just stored: the others were checked when `wanted` was made.
+        # Check only the files that were just stored: `wanted` left out files that were already checked in the store.
         if short := [one.name for one in wanted.values() if not blobs.has(one.sha256, one.size_bytes, verify=verify)]:
             raise TransferError(f"{short[0]!r} of model {record.id} is not whole in {store.title}. Push again.")
         notes = registry.notes_of(workspace_dir, record)

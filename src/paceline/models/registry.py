@@ -25,7 +25,7 @@ from paceline.system.files import remove_tree
 from paceline.system.names import did_you_mean, some
 from paceline.system.registry import VersionFolders
 
-#: Most names that a message lists.
+#: Maximum number of names that an error message lists.
 _MAX_LISTED = 10
 
 

@@ -21,12 +21,12 @@ from paceline.models.record import FILES
 from paceline.system import locks, processes
 from paceline.system.files import gone_is_fine, names_in, remove_tree, tree_size
 
-#: Prefix of a version that is being removed; any process may finish the removal.
+#: Prefix of the folder of a version that is being removed; any process may finish the removal.
 GONE = "gone-"
 _LOCK = "lock"
 #: Age in seconds below which an unlocked folder may be one that its process is about to lock.
 _FRESH_S = 60.0
-#: Locks of another machine may be invisible here, so its folders count as abandoned after this time without a write.
+#: Seconds without a write after which another machine's folder counts as abandoned: its lock may be invisible here.
 _ABANDONED_S = 3600.0
 
 

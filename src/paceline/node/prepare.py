@@ -36,7 +36,7 @@ def prepare(job: Job, folder: RunFolder, node_rank: int, *, apart: bool = False)
     """
     came = as_here(folder)
     if apart:
-        # The supervisor can't write to this folder, so the nodes create the workers' folder. Several nodes may share it.
+        # The supervisor can't write to this folder, so a node creates the workers' folder, unless another node has done so.
         with locks.locked(folder.path / "work.lock"):
             if not folder.work.exists():
                 work_dir.make(folder, is_shared=False, sent=came.linked())
@@ -82,7 +82,7 @@ def _mounts(
     for reference in references:
         if reference.is_output:
             continue
-        # Data that runs share is read-only; a folder that is the data's original place may be writable.
+        # Mount data that runs share read-only. The mount is writable if the path is the data's original place.
         is_itself = folder.run_id not in Path(inputs[reference.name]).parts and not came.is_carried(reference)
         mounts.append(Mount(path=Path(inputs[reference.name]), read_only=not is_itself))
         for source in came.reference(reference).sources:
@@ -225,7 +225,7 @@ def prepare_container(
             found = look(python=layer.python, mounts=[mount])
     except (LauncherError, EngineError) as error:
         raise EnvironmentBuildError(str(error)) from error
-    # Paceline's folder by the path that workers use. The targets of links in it exist on this machine.
+    # Take Paceline's folder by the path that workers use, unresolved. `HostFiles` finds the targets of links in it.
     library = Path(paceline.__file__).parent.parent
     say(f"{engine}: {environment.docker_image} has Python {'.'.join(map(str, found.version))}.")
     return {

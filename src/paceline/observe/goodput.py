@@ -35,7 +35,7 @@ CLASSES = (
     *(QUEUE, PREPARING, STARTING, COMPUTING, COMMUNICATING, DATA),
     *(EVALUATING, CHECKPOINTING, AGAIN, HANGING, IDLE, UNKNOWN),
 )
-#: Classes of time in which the training advanced, which ETTR counts.
+#: Classes of time in which the training advanced. The effective training time ratio (ETTR) counts these classes.
 EFFECTIVE = (COMPUTING, COMMUNICATING, DATA, EVALUATING)
 #: Assumed watts of a core and of a GPU that a run holds, for nodes without a power meter.
 CORE_WATTS, GPU_WATTS = 10.0, 300.0
@@ -257,7 +257,7 @@ def _classified(start: float, sample: _Sample, cores: float, *, trains: bool) ->
     shares = {name: share / max(1.0, total) for name, share in shares.items()}
     rest = max(0.0, 1 - total)
     cpu, gpu = values.get("rank_cpu_percent"), values.get("rank_gpu_percent")
-    # If a rank counts steps, its cores do what its main thread does. Otherwise only the used CPU time is known.
+    # A rank that counts steps uses its cores whenever its main thread doesn't wait. Of others only the CPU time is known.
     used = rest if trains else None if cpu is None else _share(cpu / max(cores, 1e-9))
     kernels = rest if gpu is None and trains else None if gpu is None else _share(gpu)
     return Interval(start, sample.at, _divided(shares, rest, used), _divided(shares, rest, kernels))
@@ -289,7 +289,7 @@ def _states(folder: RunFolder, record: RunRecord) -> list[tuple[float, str]]:
         return [(start if math.isfinite(start) else time.time(), "")]
     # Times must not decrease, even if the clock was set back.
     times = itertools.accumulate((at for at, _ in found), max)
-    # An empty state: a program that logs its own run has no attempts, so how it used its time is unknown.
+    # Return an empty state if the use of time is unknown: a program that logs its own run has no attempts.
     return [
         (at, status if record.attempts or status != states.RUNNING else "")
         for at, (_, status) in zip(times, found, strict=True)

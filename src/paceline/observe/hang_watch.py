@@ -26,7 +26,7 @@ from paceline.system.files import append_line, write_json, write_whole
 if TYPE_CHECKING:
     from paceline.observe.stacks import RunStacks
 
-#: Seconds between two dumps that are compared: a fraction of `hang_seconds`, within these bounds.
+#: Seconds between two stack dumps to compare: a fraction of `hang_seconds`, but within these two bounds.
 _SHORTEST_S, _LONGEST_S = 1.0, 10.0
 #: Minimum seconds between two checks of the sizes of logs and metrics.
 _SIZES_S = 5.0
@@ -50,7 +50,7 @@ class HangWatch:
         self._is_looking = False
         self._first: WorkersReport | None = None
         self._hangs = False
-        #: How many times in a row two successive dumps have shown no progress.
+        #: How many comparisons of successive stack dumps, in a row, have shown no progress.
         self._still = 0
         #: The report of a hang that must end the attempt, because of the job's `on_hang`.
         self.failure: FailureReport | None = None
@@ -79,7 +79,7 @@ class HangWatch:
         if self._first is None:
             self._first, self._next_look = told, now + self._pause_s
             return
-        # Imported here because few runs are silent for so long.
+        # Import these modules only here, because few runs are silent for so long that they are needed.
         from paceline.observe.stacks import RunStacks
         from paceline.observe.wait_graph import gets_on
 

@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 #: Seconds between two samples; 0 disables them.
 SECONDS_VARIABLE, SECONDS = "PACELINE_SAMPLE_SECONDS", 5.0
-#: Pairs: seconds since the start, and how many samples are merged into one from then on, to keep the file small.
+#: (seconds since the start, number of samples that are merged into one from then on), to keep the file small.
 THINNED = ((600.0, 6), (6 * 3600.0, 24))
 #: Values of a worker's load that are not stored as series: process counts, and totals since the worker's start.
 _NOT_KEPT = ("pid", "processes", "age_s", "steps", "data_s", "wait_s", "eval_s", "save_s")
-#: Ranks from this number on have no series: thousands of files would hold the supervisor up. The last sample has all ranks.
+#: Only ranks below this number have series: thousands of files would delay the supervisor. The last sample has all ranks.
 MOST_SERIES = 256
 #: Number of samples that are kept for the report of a worker that ran out of memory.
 _REMEMBERED = 60
-#: Numbers of time windows: to search for the current straggler; to keep in all; and of the oldest ones, to merge in pairs.
+#: Numbers of time windows: how many to search for a straggler, how many to keep, and how many of the oldest to merge in pairs.
 _RECENT, _MOST, _OLD = 12, 240, 200
 
 
@@ -87,9 +87,9 @@ class LoadWatch:
         self._count = 0
         self._asked: set[tuple[int, ...]] = set()
         self._place: tuple[tuple[int, ...], str, float] | None = None
-        #: The ranks that are slow now, and the UTC time since when.
+        #: The ranks that are slow now, and the UTC time at which they became slow.
         self._slow: tuple[tuple[int, ...], str] = ((), "")
-        #: The last samples, the newest last.
+        #: The most recent samples, in order of time.
         self.samples: deque[Sample] = deque(maxlen=_REMEMBERED)
 
     def look(self) -> None:
@@ -102,7 +102,7 @@ class LoadWatch:
             # Don't sample yet: many runs end before their first sample.
             self._is_first, self._next = False, now + self._every_s / 2
             return
-        # A full disk or a silent node must not end a run because of its load curves.
+        # A full disk or a silent node may cost a sample of the load, but must not end the run.
         with contextlib.suppress(OSError, EngineError):
             self._take(self._ask(self._workers()))
         # If nodes answer slowly, ask less often: the supervisor waits at most a tenth of its time for them.

@@ -14,14 +14,14 @@ from paceline.observe.node.messages import WorkerFacts, WorkersReport
 from paceline.observe.stacks import BETWEEN, LIMIT_S, ask
 from paceline.runs.folder import RunFolder
 
-#: Default seconds and samples per second, and their limits.
+#: A profile's seconds and samples per second: first the defaults, then the maxima.
 SECONDS, RATE = 30.0, 100.0
 MOST_SECONDS, MOST_RATE = 600.0, 500.0
-#: Maximum number of functions in the text.
+#: Maximum number of functions that the text of a profile lists.
 SHOWN = 10
-#: If the shares of ranks differ by at least this much, the text lists them one by one.
+#: If a function's shares of time differ by at least this much between ranks, the text shows which ranks have which share.
 _APART = 0.1
-#: Paceline's files, whose frames call the script in every worker.
+#: Paceline's files that call the script, so that their frames are in every worker's stack.
 _OURS = ("/paceline/worker/script.py", "/paceline/worker/__main__.py")
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 

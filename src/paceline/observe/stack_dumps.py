@@ -19,7 +19,7 @@ from paceline.observe.node.messages import NodeReport, WorkerFacts, WorkersRepor
 from paceline.runs.folder import RunFolder
 from paceline.targets import Nodes
 
-#: Seconds before a node counts as silent.
+#: Seconds without an answer after which a node counts as silent.
 LIMIT_S = 20.0
 
 

@@ -16,13 +16,13 @@ from paceline.runs.execute import Files
 from paceline.runs.folder import RunFolder
 from paceline.runs.remote_status import Channel, ExecRequest
 
-#: Timeout in seconds of a request. Nodes answer within 20; a login host or a bucket in between delays the answer.
+#: Timeout of a request in seconds. Nodes answer within 20 s, but a login host or a bucket in between may delay the answer.
 LIMIT_S = 60.0
 _LOOK_S = 0.01
 _RECORD_S = 2.0
 #: Paceline's files whose functions wrap calls of torch to measure time.
 BETWEEN = ("/paceline/system/step_clock.py", "/paceline/collectives/step_hooks.py")
-#: Files that have the outermost frames of every worker and thread, below the script's.
+#: Files whose frames are the outermost in the stack of every worker and thread; these frames have called the script.
 _BELOW = ("/paceline/worker/script.py", "/paceline/worker/__main__.py", "/threading.py")
 
 

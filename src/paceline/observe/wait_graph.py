@@ -20,10 +20,10 @@ from paceline.observe.node.messages import Collective, Frame, ProcessFacts, Work
 from paceline.system.collective_state import ranks_of
 from paceline.system.units import size_text
 
-#: Maximum number of sentences; further sentences add nothing.
+#: Maximum number of sentences about waiting ranks; further sentences would add nothing.
 _MOST = 6
 _DEBUGGERS = ("pdb.py", "bdb.py", "ipdb/__main__.py", "pudb/", "debugpy/", "pydevd")
-#: Kernel functions that wait for a file server: NFS, CIFS, Lustre, FUSE, Ceph, GPFS.
+#: Prefixes of the names of kernel functions that wait for a file server: NFS, CIFS, Lustre, FUSE, Ceph, GPFS.
 _FILE_SERVERS = (
     "nfs",
     "rpc_",
@@ -58,7 +58,7 @@ class Op:
     entry: Collective
     members: list[int]
     ages: dict[int, float] = field(default_factory=dict)
-    #: Rank -> entry of each rank that has called another collective where these ranks have called this one.
+    #: Rank that has called another collective instead of this one -> the collective that the rank has called.
     others: dict[int, Collective] = field(default_factory=dict)
     missing: list[int] = field(default_factory=list)
 
@@ -126,7 +126,7 @@ def ops(told: WorkersReport) -> list[Op]:
     found: dict[tuple[object, ...], Op] = {}
     for rank, one in ranks.items():
         for entry in entries(one):
-            # A number identifies a collective if all ranks start collectives in the same order; else kind and name do.
+            # Identify a collective by its number if all ranks start collectives in the same order, else by its kind and name.
             key = (
                 (entry["channel"], entry["number"])
                 if entry["number"]
@@ -140,7 +140,7 @@ def ops(told: WorkersReport) -> list[Op]:
                 op.others[rank] = entry
     joined = {rank for op in found.values() if op.entry["kind"] == "join" for rank in op.ages}
     for op in found.values():
-        # Ranks differ in the collective that they call: take the one of most ranks as right.
+        # If ranks have called different collectives, take the collective that most ranks have called as the right one.
         _let_most_rule(op, told)
         there = set(op.ages) | set(op.others) | (joined if not op.entry["number"] else set())
         op.missing = [
@@ -306,7 +306,7 @@ def _whereabouts(missing: Sequence[int], told: WorkersReport, inside: Mapping[in
 
 
 def _no_double(text: str) -> str:
-    # Sentences put "It" before a text of `stands`, which may itself begin with "its": keep only the second word.
+    # A text of `stands` may begin with "its", and a sentence puts "It" before the text: drop the "It".
     return text.replace("It its ", "Its ").replace("it its ", "its ").replace("each its ", "its ")
 
 

@@ -107,7 +107,7 @@ def parallelize(
         >>> for batch in par.epoch(0):
         ...     loss = par.step(batch)
     """
-    # Only search for torch: if the import fails, torch's own error is better than this one.
+    # Only search for torch: if importing it fails, torch's own error is better than the error below.
     if find_spec("torch") is None:
         raise ParallelError(
             "parallelize needs torch, which this Python doesn't have; pip install 'paceline[torch]', "
@@ -187,7 +187,7 @@ def parallelize(
 
             batch = sample
             if batch is None and loader is not None:
-                # Take a sample with any layout, because the global batch is the same with every layout.
+                # Use any layout to take a sample batch, because the global batch is the same with every layout.
                 batch = feed(loader, task, mesh.build(place, strategies.Layout(data=place.size))).sample()
             choice = auto.choose(task, optimizer, batch, place, memory_bytes)
             strategy = choice.strategy
@@ -228,7 +228,7 @@ def parallelize(
         )
         par.source, par.memory_bytes, par.recompute = values.source, memory_bytes, recompute
         par.limit_bytes = par.limit_bytes or memory_bytes
-        # Take no sample from an iterator: training would miss that batch.
+        # Take no sample batch from a loader that is an iterator: training would miss that batch.
         can_sample = sample is not None or (feed_of_loader is not None and not hasattr(loader, "__next__"))
         needs_sample = world.layout.pipe > 1 or (world.layout.tensor > 1 and world.layout.plan is None)
         if can_sample or not needs_sample:

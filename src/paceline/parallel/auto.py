@@ -36,7 +36,7 @@ from paceline.system.memory import memory
 USABLE = 0.8
 
 
-#: The accuracy of the forecasts. Of layouts whose times differ by less than this factor, the first in the list is chosen.
+#: The accuracy of forecasts: layouts whose times differ by less than this factor count as equal, and the first one is chosen.
 NEARLY = 1.05
 
 
@@ -68,7 +68,7 @@ def choose(
     # The forecast includes the parameters, which are allocated already, so count their memory as available.
     held = sum(param.nbytes for param in task.model.parameters() if not param.is_meta)
     own = memory_bytes or available_bytes(place.device) + held
-    # All workers need the same amount of memory, so the worker that has least counts.
+    # Each worker needs the same amount of memory, so the worker with the least memory limits all workers.
     least = int(min(gather(own)))
     line = bandwidth(torch.distributed.group.WORLD, place.device)
     measurement = mesh.decide(

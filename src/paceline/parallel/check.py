@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: A layout's results may differ by this many times the change that a rounding error in each parameter causes in the plain
-#: model, because a layout sums in another order.
+#: A layout sums in another order than the plain model, so its results may differ by this many times the change that a
+#: rounding error in each parameter causes in the plain model.
 ROUNDINGS = 50
 #: Prefixes that mark buffers and a loss's state among the names of results; names of gradients have no prefix.
 _BUFFER, _KEPT = "buffer ", "kept "
@@ -155,7 +155,7 @@ def compare(
             plain.warn_of_parts()
         own_reads = [name for name, param in executor.named_parameters().items() if param.grad is not None]
         if anywhere(bool(own_reads), world):
-            # The gradients of the user's model show that the loss, called for the plain copy, refers to the user's model.
+            # The loss was called for the plain copy. If the user's model now has gradients, the loss reads the user's model.
             raise (CannotCompareError if is_short else ParallelError)(
                 f"the loss reads {own_reads[0] if own_reads else 'a parameter'} of the model itself, and the copy with which it "
                 "would be compared has another"
@@ -179,8 +179,8 @@ def compare(
         allowed, apart = _allowed(par, first, limit), _distances(par, result, first)
         room: dict[str, float] = {}
         if limit is None and max(apart.values(), default=0.0) > allowed:
-            # Measure how much rounding changes the plain model: some models amplify it, or compute partly in a narrower dtype
-            # than their parameters have. They may differ as much from the layout without an error.
+            # Measure how much rounding changes the plain model: some models amplify rounding, or compute partly in a narrower
+            # dtype than their parameters have. Even a correct layout may differ from such a model by as much.
             drawn = states(world.device)
             with Narrowest() as seen:  # type: ignore[no-untyped-call]
                 plain.run()
@@ -189,9 +189,9 @@ def compare(
             if states(world.device) == drawn:
                 noise = _distances(par, other, first, is_plain=True)
                 allowed = max(allowed, min(ROUNDINGS * _farthest(noise), 1.0))
-                # A limit for each value: a buffer that is 0 except for rounding must not raise the limit of gradients.
+                # Give each value its own limit: a buffer that is 0 except for rounding must not raise the limit of gradients.
                 room = {name: ROUNDINGS * far for name, far in noise.items()}
-        # If the loss differs too, the loss may compare rows with each other. Then a plain model that gets each replica's rows
+        # If the loss differs too, it may compare a batch's rows with each other. Then a plain model that gets each replica's rows
         # separately has the layout's results. (If only gradients differ, a user's hook may change a part of a gradient.)
         if world.replicas > 1 and apart[""] > allowed:
             by_replica = plain.run(replicas=world.replicas)

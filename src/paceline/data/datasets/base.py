@@ -46,9 +46,9 @@ class AnyDataset:
     description: str | None = field(default=None, repr=False)
     tags: Mapping[str, str] = field(default_factory=dict, repr=False)
     fingerprint: str | None = field(default=None, repr=False)
-    #: How the files are read: a table's format and its options, or the partition_format of files.
+    #: How to read the files: the format and options of a table, or the partition_format of plain files.
     reading: Reading = field(default_factory=Reading, repr=False)
-    #: Whether the sources are the frozen copy of a registered version.
+    #: Whether `sources` name the frozen copy of a registered version instead of the original files.
     is_frozen: bool = field(default=False, repr=False)
     #: "name:version" and fingerprint of the registered dataset from which this dataset selects files or rows.
     origin: tuple[str, str | None] | None = field(default=None, repr=False)
@@ -112,7 +112,7 @@ class AnyDataset:
         from paceline.data.datasets.content import content_fingerprint, with_content
 
         folder = workspace_dir_of(workspace)
-        # The name of a datastore is unique only within its workspace, so don't register it in another one.
+        # A datastore's name is unique only within its workspace, so refuse to register the dataset in another workspace.
         if self.workspace_dir not in (None, folder) and any(source.datastore for source in self.sources):
             raise DataError(
                 f"the datastores of this dataset are of the workspace {str(self.workspace_dir)!r}, not of {str(folder)!r}. "
@@ -223,7 +223,7 @@ class AnyDataset:
             sources=sources,
             mode="direct",
             dataset=dataset,
-            # The fingerprint covers all files, so a reference to other files of an unnamed dataset must not carry it.
+            # The fingerprint covers all of this dataset's files, so it would be wrong for a reference to only some of them.
             fingerprint=fingerprint if sources == self.sources or self.name is not None else None,
             table=self._reference_table(),
             frozen=self.is_frozen,
@@ -246,7 +246,7 @@ class AnyDataset:
         return self.as_named_input(self._input_name()).as_download().as_partition(by)
 
     def _with(self: D, step: Step) -> D:
-        # A selection of a registered dataset is a new, unregistered dataset.
+        # Adding a step to a registered dataset gives a new, unregistered dataset without a name.
         return replace(
             self,
             name=None,
@@ -292,7 +292,7 @@ class AnyDataset:
             # Dataset names may begin with a digit, but input names may not, so add a prefix.
             return cleaned if cleaned[0].isalpha() else f"input_{cleaned}"
         text = repr([(source.datastore, source.path) for source in self.sources] + list(self.steps))
-        # Build the name from a hash of the files and steps, so that they get the same name in every run.
+        # Derive the name from a hash of files and steps, so that an unnamed dataset gets the same input name in every run.
         return f"input_{hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
 
     def _list_or_none(self) -> Sequence[FileInfo]:
@@ -307,7 +307,7 @@ class AnyDataset:
                     files[info.path, info.datastore or ""] = info
             except DataError:
                 if source.datastore is not None:
-                    list_files([Source(datastore=source.datastore)], folder)  # raise only for an unknown store
+                    list_files([Source(datastore=source.datastore)], folder)  # raises if the datastore itself is unknown
         return self._selected([files[key] for key in sorted(files)])
 
     def _selected(self, files: list[FileInfo]) -> list[FileInfo]:

@@ -41,7 +41,7 @@ def with_content(infos: Sequence[FileInfo], workspace_dir: Path) -> list[FileInf
     if not any(paths):
         return list(infos)
     with known_digests() as known, ThreadPoolExecutor(_AT_ONCE) as pool:
-        # Reading and hashing release the GIL, so threads save time. They never use the database connection.
+        # Reading and hashing release the GIL, so threads save time. The threads never use the database connection.
         digests = pool.map(lambda path: known.digest(path) if path else None, paths)
         hashed = [replace(info, version=digest or info.version) for info, digest in zip(infos, digests, strict=True)]
         known.keep()
@@ -105,7 +105,7 @@ class Digests:
 
     def of(self, file: IO[bytes]) -> str:
         """Return an open file's SHA-256, from the cache if the file is unchanged."""
-        # Use the open file: the path may name another file by now.
+        # Stat the open file instead of its path, which may name another file by now.
         status = os.fstat(file.fileno())
         key = _key(status)
         if key in self._known:

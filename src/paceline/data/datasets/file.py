@@ -58,7 +58,7 @@ class FileDataset(AnyDataset):
             Path(tempfile.mkdtemp(prefix="paceline-")) if target_path is None else Path(os.path.abspath(target_path))
         )
         with local_files(self._reference_sources(), self._workspace_dir()) as files:
-            # Check all before the first copy, so that a refusal changes nothing. `lexists`: a broken link counts as a file.
+            # Check all files before the first copy, so that a refusal changes nothing. `lexists`: a broken link counts as a file.
             if not overwrite and (there := [file for file in files if os.path.lexists(target / file.relative)]):
                 raise DataError(
                     f"{str(target / there[0].relative)!r} is there already ({len(there)} of {len(files)} files are). "

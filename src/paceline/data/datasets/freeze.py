@@ -94,7 +94,7 @@ def freeze(workspace_dir: Path, record: registered.DatasetRecord, to: str | None
         source = replace(source, path=f"{source.path}/{names[0]}")
     stored = with_content(list_files([source], workspace_dir), workspace_dir)
     frozen = replace(record, frozen=source, frozen_fingerprint=content_fingerprint(stored))
-    # Compare with the registered content: a file may have changed during the upload.
+    # Compare the stored files with the registered content, because a file may have changed during the upload.
     if not (found := _compared(workspace_dir, frozen, content)):
         if store_record.kind != "local":
             with Store(store_record) as store, store.translating("removing changed files"):
@@ -164,7 +164,7 @@ def _keep_here(tree: Path, files: Sequence[LocalFile], content: registered.Froze
             except OSError:  # the file system has no hard links
                 copy_file(os.fspath(kept), os.fspath(target))
         with contextlib.suppress(FileExistsError):
-            # Of two processes that freeze the same files, the first one wins.
+            # If two processes freeze the same files, keep the folder of the process that renames its folder first.
             os.rename(beside, tree)
     except OSError as error:
         raise DataError(

@@ -103,7 +103,7 @@ def _read(file: LocalFile, reading: Reading) -> pandas.DataFrame:
     import pandas
 
     if reading["format"] == "parquet":
-        # Given a path, pyarrow would turn a folder name such as a=1 into a column.
+        # Pass an open file: given a path, pyarrow would turn a folder name such as a=1 into a column.
         with open(file.path, "rb") as opened:
             return pandas.read_parquet(opened)
     compression = "gzip" if file.relative.endswith(".gz") else None
@@ -240,7 +240,7 @@ def path_parts(form: str, relative: str, path: Path) -> dict[str, str]:
     Raises:
         DataError: The path does not match the partition_format.
     """
-    # The text before the first name may be the dataset's own folder, which is missing in a worker's path: also try without it.
+    # The form may begin with the dataset's own folder, which a worker's path lacks, so try it without this folder too.
     short = form[form.rfind("/", 0, form.find("{")) :] if "/" in form.partition("{")[0] else form
     inside = f"/{relative}"
     for pattern, text in ((form, inside), (form, path.as_posix()), (form, path.resolve().as_posix()), (short, inside)):

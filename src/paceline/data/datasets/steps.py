@@ -116,7 +116,7 @@ def chosen(step: Step, count: int) -> Sequence[int]:
         return [number for number in range(count) if draw() < share]
     share, seed, part = values
     order, cut = GlobalOrder(count, seed), round(share * count)
-    # Both parts keep the original order.
+    # Sort the positions, because both parts of a split keep the original order of the rows.
     return sorted(order[cut:] if part else order[:cut])
 
 

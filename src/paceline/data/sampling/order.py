@@ -33,7 +33,7 @@ MAX_LENGTH = 1 << 62
 
 # Positions per chunk. numpy needs larger chunks, to outweigh the cost of its calls.
 _CHUNK, _NUMPY_CHUNK = 1 << 12, 1 << 16
-# Up to this many bits per half, pure Python caches the rounds in tables of at most 8 x 4096 numbers.
+# For halves of at most this many bits, pure Python looks up the 8 rounds of the permutation in tables of up to 4096 numbers.
 _TABLE_BITS = 12
 # Least bits of the permutation network: a smaller network can't reach every order of a few samples equally often.
 _LEAST_BITS = 8
@@ -132,7 +132,7 @@ class _Network:
 
     def walk(self, value: int) -> int:
         """Return the number to which the permutation maps `value`."""
-        # The network permutes the numbers below a power of two. Repeat it until a number is below `length`: no two become equal.
+        # The network permutes the numbers below a power of two. Repeat it until the number is below `length`: all stay distinct.
         while True:
             left, right = value >> self._right_bits, value & self._right_mask
             for number, key in enumerate(self._keys):
@@ -151,7 +151,7 @@ class _Network:
             self._tables = [
                 [_lowbias32(half ^ key) & into for half in range(of + 1)]
                 for number, key in enumerate(self._keys)
-                # Even rounds change the left half by the right one, odd rounds the reverse.
+                # Even rounds change the left half by a hash of the right half, and odd rounds do the reverse.
                 for of, into in [(self._right_mask, self._left_mask)[:: 1 if number % 2 == 0 else -1]]
             ]
         # Unrolled: this loop runs once per sample.

@@ -31,7 +31,7 @@ def split_by_size(sizes: Sequence[tuple[str, int]], parts: int) -> list[list[str
         raise DataError(f"parts={parts!r}: files are split into one part or more. Give the number of nodes or ranks.")
     placed: list[list[str]] = [[] for _ in range(parts)]
     seen: set[str] = set()
-    # (bytes, files, part) of each part: the smallest tuple gets the next file. The file count spreads empty files.
+    # The load (bytes, files, part) of each part. The part with the smallest load gets the next file, even an empty file.
     loads = [(0, 0, part) for part in range(parts)]
     heapify(loads)
     # Break ties by name: each node computes the parts independently and must get the same parts.
@@ -68,7 +68,7 @@ def partition(items: Any, rank: int | None = None, world_size: int | None = None
     turn = slice(rank, None, world_size)
     if hasattr(items, "iloc"):  # pandas or a lookalike: its [] selects columns or labels, so use `iloc`
         return items.iloc[turn]
-    # Slices of strided objects are views: numpy arrays have `strides`, torch tensors `stride()`.
+    # A slice of a numpy array (which has `strides`) or of a torch tensor (`stride()`) is a view, so it costs no copy.
     if isinstance(items, range) or hasattr(items, "strides") or hasattr(items, "stride"):
         return items[turn]
     return Turns(items, range(rank, len(items), world_size))

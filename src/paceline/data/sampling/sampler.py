@@ -77,16 +77,16 @@ class DistributedSampler:
         self.rank, self.world_size = own_rank(rank, world_size)
         self._order = GlobalOrder(self._length, seed, shuffle=shuffle)
         self._tail = {"drop_last": bool(drop_last), "pad": bool(pad)}
-        # Start of the next iteration: 0, or the position of a loaded state.
+        # Position at which the next iteration starts: 0, or the position of a loaded state.
         self._next_start = 0
         # A new object per iteration, to distinguish the newest iterator from older ones.
         self._iteration = object()
-        # None until `advance` is called in this iteration.
+        # Samples that `advance` has reported in this iteration; None before its first call.
         self._used: int | None = None
         # Iterator over the current chunk, and the number of samples handed out once the chunk is exhausted.
         self._drawing: Iterator[int] = iter(())
         self._drawn_after = 0
-        self._done: int | None = None  # the epoch that has ended in a loaded state
+        self._done: int | None = None  # the finished epoch, if a state from the end of an epoch was loaded
         self._is_set = False
         self._to(0, 0)
 
@@ -110,7 +110,7 @@ class DistributedSampler:
         return len(self._positions(self._next_start))
 
     def __iter__(self) -> Iterator[int]:
-        # A generator of single samples would take longer than computing them.
+        # Chain whole chunks, because a generator of single samples would take longer than computing the samples.
         return chain.from_iterable(self._pieces())
 
     def advance(self, samples: int) -> None:
@@ -197,7 +197,7 @@ class DistributedSampler:
         self._begin(self._next_start)
         iteration = self._iteration
         for chunk in self._order.chunks(self._positions(self._start)):
-            # `length_hint` of a list iterator is what is left in it, so no counter is needed.
+            # `length_hint` of a list iterator gives the number of samples left in it, so no counter is needed.
             drawing = iter(chunk.tolist())
             if iteration is self._iteration:  # an older iterator that is still in use must not count
                 self._drawing, self._drawn_after = drawing, self._drawn_after + len(chunk)

@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.errors import DataError, RunContextError
 
-# Variables that a launcher of several processes sets: (variable, launcher). The value 1 means one process.
+# (variable, launcher) for each launcher that starts several processes and sets this variable. The value 1 means one process.
 _SIGNS = (
     ("PACELINE_WORLD_SIZE", "Paceline's launcher"),
     ("TORCHELASTIC_RUN_ID", "torchrun"),
@@ -110,7 +110,7 @@ def own_positions(
     if drop_last:
         end = length - left % world_size
     elif pad:
-        # -left % n is the number missing to a multiple of n.
+        # `-left % world_size` is the number of samples to add, so that all ranks get equally many.
         end = length + -left % world_size
     else:
         end = length

@@ -355,7 +355,7 @@ def _checked_url(name: str, url: str) -> str:
         return str(working_path(url))
     if url.startswith(("file://", "local://")):
         return str(working_path(url.partition("://")[2]))
-    # Create this record only to find the store's kind. Messages show its URL, so remove secrets.
+    # Create a record only to find the store's kind. Error messages show its URL, so hide the URL's secrets.
     record = StoreRecord(name=name, url=hidden_url(url))
     if record.kind != "memory" and url.partition("://")[2].partition("/")[0] == "":
         raise DataError(

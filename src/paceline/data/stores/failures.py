@@ -14,7 +14,7 @@ from paceline.data.stores.credentials import Secrets
 from paceline.data.stores.record import StoreRecord
 from paceline.errors import DataError, EngineError, PacelineError, TransferError
 
-#: The advice to the user for each cause.
+#: Cause of a failure -> the advice that the error message gives to the user.
 _NEXT_STEP = {
     "missing": "`paceline data ls` lists the files.",
     "no-store": "Correct the URL that the datastore was registered with.",
@@ -72,7 +72,7 @@ _CODE = re.compile(r"<Code>(\w+)</Code>|error occurred \((\w+)\)")
 _MESSAGE = re.compile(r"<Message>([^<]+)</Message>")
 
 
-#: Explanations by cause, shown with the library's message. Other causes show only the message.
+#: Cause of a failure -> the explanation before the library's message. For other causes only that message is shown.
 _REASONS = {
     "missing": "there is nothing there",
     "no-store": "there is no such bucket or container",
@@ -120,7 +120,7 @@ def translated(error: BaseException, record: StoreRecord, secrets: Secrets, what
     """
     if isinstance(error, PacelineError):
         return error
-    # Remove secrets from the whole chain of causes, because a traceback shows it.
+    # Remove secrets from the whole chain of causes, because a traceback shows the whole chain.
     for link in chain(error):
         _scrub(link, secrets)
     cause = cause_of(error)
@@ -158,13 +158,13 @@ _RULES: tuple[tuple[str, Callable[[_Evidence], object]], ...] = (
     ("no-store", lambda seen: seen.code in ("NoSuchBucket", "ContainerNotFound") or _NO_STORE in seen.text),
     ("no-host", lambda seen: seen.names & {"gaierror", "ClientConnectorDNSError"} or _NO_HOST.search(seen.text)),
     ("denied", lambda seen: seen.code in _DENIED_CODES or seen.status in (401, 403) or seen.names & _DENIED_CLASSES),
-    # If-Match failed: the object has changed since the listing.
+    # Status 412: the condition If-Match has failed, because the object has changed since the listing.
     ("changed", lambda seen: seen.status == 412),
     ("missing", lambda seen: seen.status in (404, 410) or seen.names & _MISSING_CLASSES or seen.code in _MISSING_CODES),
     ("transient", lambda seen: seen.status >= 500 or seen.status in (408, 425, 429)),
     ("transient", lambda seen: seen.number in _TRANSIENT_ERRNOS or seen.names & _TRANSIENT_CLASSES),
-    # obstore raises the classes in `_NAMELESS` for errors without a class of their own. A status means that the server has
-    # answered, with another error.
+    # obstore raises the classes in `_NAMELESS` for errors that have no class of their own, such as broken connections. An error
+    # with an HTTP status came from a server that has answered, so the connection is not broken.
     ("transient", lambda seen: seen.names & _NAMELESS and not seen.status and _BROKEN.search(seen.text)),
 )
 
@@ -203,7 +203,7 @@ def _detail(error: BaseException) -> str:
             return f"{code}: {match[1]}" if code else match[1]
     last = links[0]
     if isinstance(last, FileNotFoundError) and len(links) > 1:
-        last = links[1]  # fsspec raises this for every HTTP failure; the cause is the next error
+        last = links[1]  # fsspec raises this for every HTTP failure; its cause tells more
     text = str(last).partition("\n")[0].strip().rstrip(".")
     if isinstance(last, OSError) and last.strerror and last.errno:
         text = f"{last.strerror}" + (f": {last.filename!r}" if last.filename else "")
@@ -222,5 +222,5 @@ def _scrub(error: BaseException, secrets: Secrets) -> None:
         if secrets.scrub(str(error)) != str(error) or secrets.scrub(repr(error)) != repr(error):
             error.args = ("(withheld: it may hold a secret)",)
     except Exception:
-        # A class with read-only arguments stays unchanged; our own message does not depend on it.
+        # Leave an error unchanged if its class has read-only arguments: Paceline's own message does not use them.
         pass

@@ -61,7 +61,7 @@ class Store:
         if self.kind != "http":
             path = path.strip("/")
         elif self.record.name is not None:
-            # Quote paths in a datastore, which are plain names. A plain URL is already quoted.
+            # Percent-encode the path, which is a plain name in a datastore. A URL without a datastore is encoded already.
             path = quote(path)
         return f"{root}/{path}" if path else (root or "/")
 
@@ -123,10 +123,10 @@ class Store:
 
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=_READ_TIMEOUT_S)
             client_options = options.pop("client_kwargs", {})
-            # Copy the headers, so that the record's headers do not get the token.
+            # Copy the headers: the token is added to them below, and must not get into the record's headers.
             headers = dict(client_options.get("headers", {}))
             options |= {"client_kwargs": {"timeout": timeout, **client_options, "headers": headers}}
-            # fsspec's HTTP has no option for user or token; aiohttp below it has.
+            # fsspec's HTTP has no option for a user or token, so pass them to aiohttp, which fsspec uses.
             user, password = options.pop("username", None), options.pop("password", None)
             if password is not None:
                 options["client_kwargs"]["auth"] = aiohttp.BasicAuth(user or "", password)
@@ -157,7 +157,7 @@ def place_of(source: Source, workspace_dir: Path) -> tuple[StoreRecord, str]:
         return StoreRecord(name=None, url="/"), path.lstrip("/")
     if "://" not in path:
         raise DataError(f"{path!r} must be a URL, an absolute path, or a path in a datastore: ds.path(...).")
-    # Refuse only a password: a presigned URL may keep its parameters.
+    # Refuse only a URL with a password: a presigned URL may keep its parameters, although these contain a signature.
     if hidden_url(path) != path and "***@" in hidden_url(path):
         raise DataError(
             f"the URL {hidden_url(path)!r} has a password in it. Register a datastore, and say in credentials= where the "

@@ -71,7 +71,7 @@ def pattern_base(pattern: str) -> str:
     """Return the part of a pattern before its first wildcard: "a/b" for "a/b/*.csv"."""
     parts = pattern.split("/")
     fixed = 0
-    # The last part always names a file, not a folder.
+    # Stop before the last part, which always names a file and never a folder.
     while fixed < len(parts) - 1 and not is_pattern(parts[fixed]):
         fixed += 1
     return "/".join(parts[:fixed])

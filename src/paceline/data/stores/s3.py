@@ -140,7 +140,7 @@ def _make(bucket: str, endpoint: str | None, region: str, provider: Callable[[],
             # The limit of a whole request: a large object on a slow line takes hours. `read_timeout` ends a stalled transfer.
             "timeout": "86400s",
         },
-        # Our own code retries, because it knows which bytes have arrived.
+        # Let obstore retry only once: Paceline's own code retries, because it knows which bytes have arrived.
         retry_config={"max_retries": 1, "retry_timeout": timedelta(seconds=20)},
     )
 
@@ -190,7 +190,7 @@ def put_multipart(fs: Any, file: Path, full: str, stop: threading.Event) -> None
                 raise
         fs.call_s3("complete_multipart_upload", **to, UploadId=upload, MultipartUpload={"Parts": parts})
     except Exception:
-        # A concurrent upload of the same content may have completed the object.
+        # Ignore the error if a concurrent upload of the same content has completed the object.
         if not _is_there(fs, to, size):
             raise
     finally:

@@ -36,11 +36,11 @@ LIMIT_VARIABLE = "PACELINE_DATA_CACHE_LIMIT"
 DEFAULT_LIMIT_BYTES = 100 * 10**9
 #: Modification time of each complete file in the cache: 2001-09-09T01:46:40Z. Every file system can store whole seconds.
 _STAMP_NS = 10**18
-#: Remove partial files that no fetch has resumed for this long.
+#: Seconds after which a partial file is removed if no fetch has resumed it.
 _ABANDONED_S = 7 * 86400
-#: Keep views whose supervisor is on another machine for this long, even if no process of the run exists on this machine.
+#: Seconds to keep a run's view if its supervisor is on another machine, even if no process of the run exists on this machine.
 _UNHELD_S = 86400.0
-#: Seconds for which the removal of dead views may hold their lock.
+#: Longest time in seconds that the removal of a dead run's view may hold the view's lock.
 _MOMENT_S = 0.03
 
 
@@ -84,7 +84,7 @@ class DataCache:
     def __repr__(self) -> str:
         return f"DataCache({str(self.folder)!r}, limit_bytes={self.limit_bytes})"
 
-    # --- files
+    # --- Methods for the cached files
 
     def key(self, identity: str, path: str, version: str, size: int) -> str:
         """Return the cache key of a file. identity: the store's `StoreRecord.identity`."""
@@ -136,7 +136,7 @@ class DataCache:
         with gone_is_fine():
             os.unlink(self._path(key))
 
-    # --- size
+    # --- Methods for the size of the cache
 
     def use(self) -> CacheUse:
         """Return the number and total sizes of the cached files."""
@@ -172,10 +172,10 @@ class DataCache:
         removed = 0
         for path, status in entries:
             if removed >= excess or (unused_for_s and status.st_atime_ns > newest_ns):
-                # All following files were used even later, so stop here.
+                # The files are sorted by last use, so all following files were used even later: stop.
                 break
             with gone_is_fine():
-                # Check again: a run may have linked the file since the listing.
+                # Check the number of links again: a run may have linked the file since the listing.
                 if os.lstat(path).st_nlink == 1:
                     if not dry_run:
                         path.unlink()
@@ -187,7 +187,7 @@ class DataCache:
         if needed_bytes > 0:
             self.prune(make_room_bytes=needed_bytes)
 
-    # --- views
+    # --- Methods for views, the folders in which a run has its links to cached files
 
     def view_dir(self, run_id: str, node_rank: int) -> Path:
         """Return the folder for a node's links to cached files of a run."""
@@ -217,7 +217,7 @@ class DataCache:
         For a run that has not ended, True means that its supervisor is on another machine.
         """
         assert self.view_dir(run_id, 0)
-        # A run holds its lock until its end. The removal of dead views holds it only for a moment, so wait for this moment.
+        # A run holds its lock until its end. The removal of dead views holds a lock only for a moment, so wait for that long.
         fd = locks.take_within(self._held / run_id, _MOMENT_S)
         if fd is not None:
             os.close(fd)
@@ -259,7 +259,7 @@ class DataCache:
                     # Unlink while holding the lock: a process that waits for it detects the unlink, and creates a new file.
                     (self._held / name).unlink(missing_ok=True)
 
-    # --- helpers
+    # --- Helpers of the methods above
 
     def _path(self, key: str) -> str:
         # Do not use pathlib, because joining takes as long as the system calls on the file.

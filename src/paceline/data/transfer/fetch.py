@@ -171,7 +171,7 @@ def _held(cache: DataCache, view_dir: Path) -> Iterator[None]:
     try:
         yield
         if is_unheld:
-            # Write the note before the lock is released, because only the note protects the view from removal afterwards.
+            # Write the note before the lock is released: without the lock, only this note protects the view from removal.
             cache.note_unheld(fd)
     finally:
         os.close(fd)
@@ -190,7 +190,7 @@ def _new_view(view_dir: Path, name: str) -> Iterator[Path]:
         yield beside
         os.rename(beside, target)
     except EngineError:
-        raise  # an error of the store, raised in the caller's block
+        raise  # the caller's `with` block has raised this error of the store
     except OSError as error:
         raise TransferError(
             f"the folder of input {name!r} can't be made in {str(view_dir)!r}: {error.strerror}. "
@@ -252,7 +252,7 @@ def _from_store(store: Store, wanted: list[tuple[FileInfo, str]], cache: DataCac
             return fetched
         cache.make_room(sum(max(info.size, 0) for info, _, _ in missing))
         fetched += transfer(store, [_job(*item, cache) for item in missing], meter)
-        # `cache.keep` has already linked the other files.
+        # `cache.keep` links each file after its transfer, so try again only the files that have no link.
         wanted = [(info, target) for info, target, _ in missing if not os.path.lexists(target)]
         if not wanted:
             return fetched
@@ -283,7 +283,7 @@ def _source(info: FileInfo) -> Source:
 def _store_key(info: FileInfo) -> str:
     if info.datastore is not None or "://" not in info.path:
         return info.datastore or "/"
-    # Join "https:", "" and "host" to the URL's server.
+    # The first three parts of a URL, "https:", "" and "host", identify the URL's server.
     return "/".join(info.path.split("/", 3)[:3])
 
 

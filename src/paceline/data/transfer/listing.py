@@ -81,7 +81,7 @@ def list_source(store: Store, source: Source, path: str) -> list[FileInfo]:
         raise DataError(f"{what} {path!r} in {store.title}. `paceline data ls` lists the files.")
     infos = []
     for entry in entries:
-        # If `base` names exactly this file, the file's relative path is only its name.
+        # If `base` names this file itself instead of a folder, the file's relative path is only its name.
         below = base.rpartition("/")[2] if entry.path == base else entry.path.removeprefix(f"{base}/")
         if is_url:
             # "a%20b.csv?version=3" is the file "a b.csv".
@@ -203,7 +203,7 @@ def _http(store: Store, base: str, is_folder: bool) -> Iterator[_Entry]:
     url = store.full(base)
     if not is_folder:
         info = store.fs.info(url)
-        # A URL that was redirected to one with a final "/" is a folder.
+        # A URL is a folder if the server has redirected it to a URL with a final "/".
         if not str(info.get("url", "")).partition("?")[0].endswith("/"):
             yield _http_entry(base, info)
             return
@@ -219,7 +219,7 @@ def _http(store: Store, base: str, is_folder: bool) -> Iterator[_Entry]:
                 continue
             known.add(name)
             (waiting if name.endswith("/") else seen).append(name)
-    # Sizes on index pages are unreliable, so request each file.
+    # Sizes on index pages are unreliable, so request each file's size from the server.
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         for name, info in zip(seen, pool.map(store.fs.info, seen), strict=True):
             path = name[len(root) :]
@@ -248,7 +248,7 @@ def _objects(store: Store, base: str) -> Iterator[_Entry]:
         entries.append(_Entry(full[len(root) :].removeprefix("/"), size, version))
     folders = {entry.path.rpartition("/")[0] for entry in entries}
     for entry in entries:
-        # Some tools mark a folder by an empty object of its name.
+        # Skip an empty object with the name of a folder, by which some tools mark the folder.
         if entry.size or entry.path not in folders:
             yield entry
 
@@ -289,7 +289,7 @@ def _markers(objects: Any, found: Sequence[tuple[str, int, str]]) -> set[str]:
     import obstore
 
     empty = {key for key, size, _ in found if not size}
-    # One request per folder that has an empty object of its name, not one request per object.
+    # Make one request for each folder that contains empty objects, instead of one for each object.
     folders = [
         obstore.list_with_delimiter(objects, prefix=parent or None)
         for parent in {key.rpartition("/")[0] for key in empty}

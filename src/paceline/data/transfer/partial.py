@@ -69,7 +69,7 @@ class Partial:
 
     def start_over(self) -> None:
         """Discard all downloaded bytes of the partial file."""
-        # Remove the journal first, so that after a kill it does not list bytes that were discarded.
+        # Remove the journal first: if this process is killed in between, no journal must list discarded bytes.
         self._unlink_ranges()
         self._close_journal()
         os.ftruncate(self._fd, 0)
@@ -105,7 +105,7 @@ class Partial:
         os.fchmod(self._fd, mode)
         if mtime_ns is not None:
             os.utime(self._fd, ns=(time.time_ns(), mtime_ns))
-        # Remove the .ranges file first, because it would be wrong beside another .part file.
+        # Remove the .ranges file before the rename, because it would be wrong for the next .part file of this name.
         self._unlink_ranges()
         os.replace(self.path, target)
         self.close()
@@ -152,7 +152,7 @@ def claim(path: Path, size: int, *, wait: bool) -> Partial | None:
     checks whether the other process has completed the download, and else calls again.
     """
     while True:
-        # NOFOLLOW: a download may go to a folder where others can plant a link of that name.
+        # NOFOLLOW: a download may go to a folder in which other users can plant a link with the file's name.
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             try:

@@ -122,7 +122,7 @@ class _HttpReader:
         self._store = store
 
     def read(self, path: str, start: int, end: int, version: str, whole: bool, sink: Sink) -> None:
-        # fsspec has one event loop per process, in its own thread. A session can only be used there.
+        # fsspec runs one event loop per process in a thread of its own. An HTTP session can only be used in this loop.
         from fsspec.asyn import sync
 
         fs = self._store.fs
@@ -141,7 +141,7 @@ class _HttpReader:
         url = fs.encode_url(self._store.full(path))
         async with session.get(url, **{**fs.kwargs, "headers": headers}) as response:
             response.raise_for_status()
-            # Compare the version too: servers may ignore If-Match, and a request for the whole file has none.
+            # Compare the version too: a server may ignore If-Match, and a request for the whole file is sent without If-Match.
             now = response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
             _check_unchanged(path, not version or now == version)
             # A server without range support sends the whole file, so skip the bytes before `start`.
@@ -235,7 +235,7 @@ def _check_unchanged(path: str, is_unchanged: bool) -> None:
 
 def version_of(info: dict[str, object]) -> str:
     """Return a file's version from fsspec's info, or ""."""
-    # An etag if there is one, else GCS's generation. fsspec's memory store has only a creation time.
+    # Take the etag, else GCS's generation, else the creation time, which is all that fsspec's memory store has.
     version = next((info[key] for key in ("ETag", "etag", "generation", "created") if info.get(key)), "")
     # fsspec's memory store lists a number, but reports a datetime for one file.
     return str(version.timestamp() if isinstance(version, dt.datetime) else version)

@@ -27,13 +27,13 @@ from paceline.data.transfer.progress import Meter, Progress, size_text
 from paceline.data.transfer.reading import ObjectReader, Reader, reader_of
 from paceline.errors import TransferError
 
-#: Concurrent files, and concurrent ranges of large files. The fastest of several values on a loopback server with two cores.
+#: Files, and ranges of large files, to transfer at once: the fastest of the values tried with a local server on two cores.
 _FILES_AT_ONCE = 16
 _RANGES_AT_ONCE = 8
 _RANGE_BYTES = 16 << 20
 #: Bytes after which progress is recorded: a kill loses at most this many bytes of each range.
 _MARK_BYTES = 4 << 20
-#: Maximum number of tries of a range: in a row without progress, and in total.
+#: Maximum number of tries to read a range: consecutive tries that bring no bytes, and all tries.
 _TRIES = 5
 _ALL_TRIES = 50
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 5.0
@@ -65,7 +65,7 @@ def transfer(store: Store, jobs: Sequence[FileToFetch], meter: Meter) -> int:
 class _Work:
     def __init__(self, store: Store, reader: Reader, meter: Meter) -> None:
         self._store, self._reader, self._meter = store, reader, meter
-        #: Set at the first error and at the end. Each write checks it, so other threads stop at their next chunk.
+        #: Set at the first error and when the work has ended. Each write checks it, so all threads stop at their next chunk.
         self._stop = threading.Event()
         self._fetched = 0
         #: Guards `_fetched`, and the creation of `_ranges`.
@@ -166,7 +166,7 @@ class _Work:
         try:
             _first_error(reads, stop)
         finally:
-            # Wait until no range writes any more: the caller closes the file, and its fd is reused.
+            # Wait until no thread writes a range any more: the caller closes the file, and another file may get its fd.
             stop.set()
             wait(reads)
 
@@ -242,7 +242,7 @@ def _first_error(futures: Sequence[Future[None]], stop: threading.Event) -> None
     """Wait for all futures, or set `stop` and raise the first error."""
     done, _ = wait(futures, return_when=FIRST_EXCEPTION)
     errors = [error for future in done if (error := future.exception()) is not None]
-    # Take a cancellation last, because it says nothing about the cause.
+    # Sort stopped transfers last: they were stopped because of another error, which is the one to raise.
     errors.sort(key=lambda error: isinstance(error, _StoppedError))
     if errors:
         stop.set()
@@ -369,7 +369,7 @@ def _job(target: Path, name: str, info: FileInfo, mode: int) -> FileToFetch:
 
 
 def _umask() -> int:
-    # The mask can only be read by setting it. Meanwhile other threads create files that are more private, never less.
+    # The umask can only be read by setting it. Set a strict one, so that files of other threads are never too open.
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

@@ -31,9 +31,9 @@ from paceline.system.links import entries
 _AT_ONCE = 8
 _TRIES = 4
 _FIRST_DELAY_S = 0.2
-#: Prefix of this process's unfinished files.
+#: Beginning of the names of this process's unfinished files.
 _MARK = f".paceline-{os.getpid()}-{secrets.token_hex(4)}"
-#: How to allow overwriting, in Python and on the command line.
+#: The end of error messages that says how to allow overwriting, in Python and on the command line.
 _OVERWRITE = "as_upload(overwrite=True) allows it, on the command line ',overwrite' behind the output's path."
 READ_ONLY = {"http": "HTTP can only be read from", "memory": "it is the memory of one process, which no run shares"}
 
@@ -123,7 +123,7 @@ def upload_output(
                 f"{_OVERWRITE}"
             )
         if begun is not None:
-            # Write the marker before any file, so that a later attempt can tell a killed upload's files from foreign ones.
+            # Write the marker before any file, so that a later attempt can tell a killed upload's files from other files.
             write_json(begun, {"mark": _MARK}, sync=True)
         left = [(name, file) for name, file in files if name not in own]
         put_files(store, path, left, progress, are_plain=True)
@@ -225,7 +225,7 @@ def put_files(
             for done in [pool.submit(put, item) for item in files]:
                 done.result()
         except BaseException:
-            # Also after Ctrl-C, start no other upload and cancel the running uploads.
+            # On any exception, even Ctrl-C, start no further upload and stop the running ones.
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -269,7 +269,7 @@ def _put_new_here(data: bytes, target: Path) -> bool:
     beside = target.with_name(f"{_MARK}-{secrets.token_hex(4)}")
     try:
         beside.write_bytes(data)
-        os.link(beside, target)  # fails if the name exists; a rename would replace it
+        os.link(beside, target)  # a link never replaces a file, as a rename would
         return True
     except FileExistsError:
         return False
@@ -324,7 +324,7 @@ def _stored_before(store: Store, path: str, files: Sequence[tuple[str, Path]], b
         target = store.local(f"{path}/{name}")
         for half in target.parent.glob(f"{journal['mark']}-*"):
             half.unlink(missing_ok=True)
-        # Compare bytes: the copy has its own modification time.
+        # Compare the bytes, because the uploaded copy has a different modification time.
         if target.is_file() and filecmp.cmp(file, target, shallow=False):
             names.add(name)
     return names
@@ -378,7 +378,7 @@ def _put_file(store: Store, file: Path, path: str, by_content: threading.Event |
 def _put_sftp(fs: Any, file: Path, full: str) -> None:
     folder, _, name = full.rpartition("/")
     fs.makedirs(folder or "/", exist_ok=True)
-    # Use a prefix of the name, because the whole name may have the 255 bytes that a server allows.
+    # Use only the beginning of the name, because the whole name may have the 255 bytes that a server allows already.
     beside = f"{folder}/.{name[:200]}.{secrets.token_hex(4)}"
     try:
         fs.ftp.put(str(file), beside)

@@ -20,7 +20,7 @@ _HEADER, _ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=HH")
 _MESSAGE_BYTES, _INODE_AT = 72, 68
 #: In tcp_info: bytes that the peer has acknowledged, and bytes received.
 _COUNTS, _COUNTS_AT = struct.Struct("=QQ"), 120
-#: Scan open files so rarely that it takes at most this share of a core; and least seconds between two scans.
+#: Maximum share of a core for scanning processes' open files, and minimum seconds between two scans.
 _SHARE, _FILES_S = 0.0005, 10.0
 _LIMIT_S = 1.0
 
@@ -62,7 +62,7 @@ class TcpCounts:
         found = {rank: [0, 0] for rank in living}
         for inode, (sent, received) in counts.items():
             rank = self._ranks[inode]
-            # Count a connection's bytes from the next call on: it may be old although it became known only now.
+            # A connection that is new to this meter may be old, so count its bytes only from the next call on.
             was = before.get(inode, (sent, received))
             if rank in found:
                 found[rank][0] += max(0, received - was[1])

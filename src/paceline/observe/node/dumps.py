@@ -51,7 +51,7 @@ def from_faulthandler(text: str) -> list[Thread]:
             number = int(frame["line"]) if frame["line"].isdigit() else 0
             threads[-1]["frames"].append({"file": frame["file"], "line": number, "function": frame["function"]})
     if threads:
-        # The main thread is the oldest thread, and comes last.
+        # A dump lists the newest thread first, so the main thread, which is the oldest, comes last.
         threads[-1]["name"] = threads[-1]["name"] or "main"
     return threads[::-1]
 

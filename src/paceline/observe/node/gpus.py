@@ -6,7 +6,7 @@ annotations are in quotes.
 
 import os
 
-#: The variable with the list of devices ("0,1", or "" for none), instead of the output of `nvidia-smi`.
+#: The environment variable that lists the devices ("0,1", or "" for none), so that `nvidia-smi` is not run.
 GPUS_VARIABLE = "PACELINE_GPUS"
 
 
@@ -36,7 +36,7 @@ def devices() -> "tuple[str, ...]":
 
 
 def _lines(*words: str) -> "list[str]":
-    # Imported here because most hosts are not asked for their GPUs.
+    # Import these modules only here, because most hosts need not list their GPUs.
     import shutil
     import subprocess
 

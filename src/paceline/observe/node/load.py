@@ -34,14 +34,14 @@ from paceline.system.memory import memory
 _GIB, _MIB = 1 << 30, 1 << 20
 _SECTOR = 512
 _RAPL = "/sys/class/powercap"
-#: Prefixes of block devices to skip: they are virtual, or use other devices, which count already.
+#: Name prefixes of block devices to skip: virtual devices, and devices on top of disks, which are counted already.
 _NO_DISKS = ("loop", "ram", "zram", "dm-", "md", "sr", "fd")
 
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-#: Search child processes so rarely that it takes at most this share of a core; and least seconds between two searches.
+#: Maximum share of a core for searching workers' child processes, and minimum seconds between two searches.
 _SHARE, _FAMILY_S = 0.001, 5.0
-#: If children hold less than this share of their worker's memory, shared pages are ignored.
+#: If the children hold less than this share of their worker's memory, memory that they share may count twice.
 _SHARED = 0.2
 
 
@@ -98,7 +98,7 @@ class LoadMeter:
         now = time.monotonic()
         before_s, before = self._counts.get(name, (now, count))
         self._counts[name] = (now, count)
-        # A smaller count than before means that the device has started again.
+        # A count below the earlier count means that the device was reset, so its rate is unknown.
         return (count - before) / (now - before_s) if now > before_s and count >= before else None
 
     def _gpus(self) -> list[Gpu]:
@@ -135,7 +135,7 @@ def _ticks() -> tuple[int, int] | None:
     """Return (busy, all) clock ticks of the processors since boot (proc_stat(5))."""
     with contextlib.suppress(OSError, ValueError), open("/proc/stat", encoding="ascii") as file:
         numbers = [int(word) for word in file.readline().split()[1:9]]
-        # Subtract idle and iowait. User time includes the time of guests, which also has its own fields.
+        # Leave out the guests' fields, because the user time includes the guests' time, and subtract idle and iowait.
         return sum(numbers) - numbers[3] - numbers[4], sum(numbers)
     return None
 
@@ -202,9 +202,9 @@ class WorkerLoads:
         self._below: dict[int, list[int]] = {}
         self._next_family_s = 0.0
         self._next_shared_s = 0.0
-        #: pid -> its proportional share of its resident memory
+        #: pid -> the process's proportional share (PSS) of its resident memory, as a fraction
         self._parts: dict[int, float] = {}
-        #: rank -> time of its last sample; and rank -> time and counts of its step clock
+        #: By rank: time of the rank's last sample, and the time and counts of the rank's step clock.
         self._looked_s: dict[str, float] = {}
         self._clocks: dict[str, tuple[float, dict[str, float]]] = {}
         self._cpu: dict[int, float] = {}

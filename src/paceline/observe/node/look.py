@@ -26,7 +26,7 @@ import time
 from typing import cast
 
 if __name__ == "__main__":
-    # `-I` keeps the script's packages off the path, and Paceline too: add Paceline's folder.
+    # Add Paceline's folder to sys.path: Python's option -I keeps the script's packages off sys.path, and Paceline too.
     sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..")))
 
 from paceline.observe.node import dumps, process_state
@@ -35,7 +35,7 @@ from paceline.system import collective_state, processes
 
 #: Timeout of a dump in seconds. A handler in C answers within a millisecond on an idle machine.
 _ANSWER_S = 3.0
-#: Timeout if the process's state makes an answer unlikely (stopped, for example).
+#: Timeout in seconds if the process's state, such as "stopped", makes an answer unlikely.
 _UNLIKELY_S = 0.3
 #: Seconds of silence after which a dump without a recognizable end counts as complete.
 _QUIET_S, _SHORT_QUIET_S = 0.25, 0.03
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     output, folder, asked = argv[0], argv[1], json.loads(argv[2])
     notes: list[str] = []
     with open(os.path.join(folder, "lock"), "a") as lock:
-        # Let only one program ask at a time: two would read each other's answers.
+        # Let only one program request dumps at a time, because two programs would read each other's dumps.
         fcntl.flock(lock, fcntl.LOCK_EX)
         found = look(folder, asked["ranks"], native=bool(asked.get("native")), notes=notes)
     answer(output, found, notes)
@@ -246,7 +246,7 @@ class Dump:
     """A stack dump of one process, whose threads write it in turn."""
 
     def __init__(self, path: str, pid: int, number: int, limit_s: float, *, only_main: bool = False) -> None:
-        # A sampler asks only for main threads. It samples often, so it must not wait long for the end of a dump.
+        # A sampler dumps only main threads, and does so often, so it must not wait long for the end of a dump.
         self._quiet_s = _SHORT_QUIET_S if only_main else _QUIET_S
         self.threads: list[Thread] = []
         #: Bytes that the process wrote for this dump.

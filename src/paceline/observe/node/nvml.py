@@ -58,7 +58,7 @@ class Nvml:
 
         found = []
         for number, device in self._devices():
-            # nvmlUtilization_t: percent of the time with a running kernel, and with memory traffic.
+            # nvmlUtilization_t: percent of the time in which a kernel ran, and in which memory was read or written.
             busy = (ctypes.c_uint * 2)()
             has_use = self._library.nvmlDeviceGetUtilizationRates(device, ctypes.byref(busy)) == 0
             # nvmlMemory_t: total, free, used.

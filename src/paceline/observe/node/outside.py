@@ -14,13 +14,13 @@ TYPE_CHECKING = False  # typing is slow to load
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-if "Nvml" not in globals():  # a host without Paceline gets the text of these modules too, before this text
+if "Nvml" not in globals():  # on a host without Paceline, both modules' text precedes this text in one program
     from paceline.observe.node.nvml import Nvml
     from paceline.system.lock_holder import user_name
 
 #: A process counts if it has used at least this many CPU seconds, and on average this share of a core since its start.
 _BUSY_S, _BUSY_SHARE = 60.0, 0.5
-#: Most processes that a text names.
+#: Maximum number of processes that a message names.
 _NAMED = 3
 
 

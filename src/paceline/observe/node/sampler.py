@@ -28,7 +28,7 @@ import time
 from collections.abc import Iterator
 
 if __name__ == "__main__":
-    # `-I` keeps the script's packages off the path, and Paceline too: add Paceline's folder.
+    # Add Paceline's folder to sys.path: Python's option -I keeps the script's packages off sys.path, and Paceline too.
     sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..")))
 
 from paceline.observe.node import process_state
@@ -36,7 +36,7 @@ from paceline.observe.node.look import Dump, Worker, answer, py_spy, why_not
 from paceline.observe.node.messages import Thread, WorkerFacts
 from paceline.system import processes
 
-#: Maximum samples per second by signals: each sample takes a millisecond of the worker's time.
+#: Maximum samples per second if samples are taken by signals, because each sample takes a millisecond of the worker's time.
 _MOST_BY_SIGNAL = 20.0
 #: Extra seconds for py-spy after sampling, and the timeout of one sample.
 _EXTRA_S, _SAMPLE_S = 20.0, 0.5
@@ -82,7 +82,7 @@ def profile(folder: str, ranks: list[int], seconds: float, rate: float, notes: l
         except (OSError, subprocess.SubprocessError) as error:
             notes.append(why_not(str(error)))
     if left:
-        # There is time left for signals: py-spy reports at once that it has no permission.
+        # Without permission py-spy fails at once, so there is enough time left to sample these ranks by signals.
         for rank, counted in _by_signals(folder, left, seconds, rate).items():
             found[str(rank)] = counted
     return found

@@ -21,7 +21,7 @@ from paceline.parallel.errors import ParallelError
 
 TARGETS = ("labels", "label", "target", "targets", "y")
 
-#: Functions of the script: (output, target) -> loss, (output, target) -> numbers, target -> number. `Any` is the script's type.
+#: Functions of the script: (output, target) -> loss, (output, target) -> metrics, target -> weight. `Any`: the script's types.
 LossFunction = Callable[[Any, Any], Tensor]
 MetricFunction = Callable[[Any, Any], object]
 WeightFunction = Callable[[Any], Any]
@@ -101,7 +101,7 @@ def piece_sizes(rows: int, microbatches: int, replicas: int) -> list[list[int]]:
     """
     sizes, turn = [], 0
     for index in range(microbatches):
-        # The first microbatches get one of the remaining rows each.
+        # Distribute the remaining rows: each of the first microbatches gets one more row.
         own = rows // microbatches + (index < rows % microbatches)
         extra = own % replicas
         # The replica with an extra row changes with the microbatch. Otherwise replica 0 would always have the most work.

@@ -45,7 +45,7 @@ def feed(loader: object, task: Task, world: World) -> Feed:
     Raises:
         ParallelError: The loader has a DistributedSampler, or is not iterable.
     """
-    # A DataLoader subclass with its own `__iter__` may ignore its sampler: use only the batches that it yields.
+    # A DataLoader subclass with its own `__iter__` may ignore the sampler, so Paceline can only use the batches it yields.
     if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
         samplers = loader.sampler, getattr(loader.batch_sampler, "sampler", None)
         if any(isinstance(sampler, DistributedSampler) for sampler in samplers):
@@ -109,7 +109,7 @@ class _MapFeed(Feed):
         with self._streams.use("data", epoch), on_cpu:
             batches = iter(self._loader)
         for number in itertools.count():
-            # Seed this process, in which augmentations run without worker processes: a replica's stages must draw alike.
+            # Seed this process, which runs augmentations if there are no loader workers: all stages of a replica must draw alike.
             with self._streams.use(f"data {epoch}", number):
                 try:
                     data = next(batches)
@@ -148,14 +148,14 @@ class _WholeFeed(Feed):
         while True:
             # All ranks draw from the same stream, because they must see the same batches.
             with self._streams.use(f"data {epoch}", number):
-                # Count the time that this rank waits for data; a DataLoader's is counted by Paceline's hook in it.
+                # Count the time of waiting for data here, because only a DataLoader has Paceline's hook that counts it.
                 data = step_clock.timed(next, step_clock.DATA)(batches, None)
             agree_on_batch(data, self._world)
             if data is None:
                 break
             number += 1
             consumed += Rows(split(data, self._task)).count
-            # To resume within an epoch, read and skip the batches before: an iterable cannot start in the middle.
+            # An iterable cannot start in the middle, so resume within an epoch by reading and skipping the earlier batches.
             if consumed > start:
                 yield GlobalBatch(data=data, epoch=epoch, consumed=consumed)
         if number == 0 and isinstance(self._loader, Iterator):
@@ -200,7 +200,7 @@ class _OwnRows:
             ranges = own_rows(len(indices), self._task.microbatches, self._world.replicas, self._world.replica)
             own = [indices[row] for span in ranges for row in span]
             known.append(OwnBatch(data=None, rows=len(own), global_rows=len(indices), epoch=epoch, consumed=consumed))
-            # A replica without rows loads one as padding, so that all ranks do the same steps.
+            # A replica without rows of this batch loads one row as padding, so that all ranks do equally many steps.
             yield own or indices[:1]
 
 
@@ -233,10 +233,10 @@ class Order:
     def __init__(self, loader: DataLoader[object], seed: int, world: World) -> None:
         self._loader = loader
         self._world = world
-        # Don't use `loader.sampler`: with a batch sampler of the script, it is an unused default.
+        # If the script has its own batch sampler, `loader.sampler` is an unused default, so don't use it.
         sampler = getattr(loader.batch_sampler, "sampler", None)
         generator = getattr(sampler, "generator", None) or loader.generator
-        # If the script has seeded a generator for the loader, use rank 0's seed of it for the order.
+        # If the script has seeded a generator for the loader, derive the order from this generator's seed on rank 0.
         self._seed = derive("generator", seed, generator.initial_seed()) if generator is not None else seed
         size = getattr(loader.batch_sampler, "batch_size", None)
         self._seed = _agreed(self._seed, f"{_length(loader.dataset)} samples in batches of {size or 'any size'}", world)

@@ -151,7 +151,7 @@ def global_parts(batch: object, task: Task, world: World) -> list[Parts]:
     if group is None:
         return [own]
     everyone = [Rows(piece) for pieces in gather_parts([own], own, group) for piece in pieces if piece is not None]
-    # For each microbatch, the ranges of its rows in the replicas' parts of the batch.
+    # For each microbatch: the range of its rows in each replica's part of the batch.
     sizes = zip(*piece_sizes(batch.global_rows, task.microbatches, world.replicas), strict=True)
     spans = list(map(consecutive, sizes))
     pieces = [
@@ -215,7 +215,7 @@ def weigh(weight: WeightFunction | None, target: object, rows: int) -> float:
             f"the weight of a target (loss_weight=, or weight= of evaluate) is {described(own)}; it has to be one number, "
             "such as (target != -100).sum()."
         ) from error
-    # Comparisons with nan are False, so this refuses nan too.
+    # A comparison with nan is False, so this condition refuses nan too.
     if not 0 <= value < float("inf"):
         raise ParallelError(
             f"the weight of a target (loss_weight=, or weight= of evaluate) is {value:g}; it has to be a number of at least 0."
@@ -252,7 +252,7 @@ def agree_on_batch(batch: object, world: World) -> None:
 
 def tags(place: tuple[int, ...]) -> tuple[int, int]:
     """Return a small hash of a position, and its square, to compare ranks by sums."""
-    # Below 64: sums of tags and of their squares over the ranks must be exact in single precision.
+    # Keep tags below 64: sums of tags, and of squared tags, over all ranks must be exact in float32.
     tag = zlib.crc32(repr(place).encode()) % 64
     return tag, tag * tag
 
@@ -280,7 +280,7 @@ def agree_on_place(sums: Tensor, place: tuple[int, int, int], program: int, worl
     if len({tuple(of_rank[1:4]) for of_rank in places}) == 1:
         first = places[0][4]
         others = ", ".join(str(of_rank[0]) for of_rank in places if of_rank[4] != first)
-        # Look for different orders of sets, which Python makes in processes of different PYTHONHASHSEED.
+        # The hash of a text differs between processes with different PYTHONHASHSEED, whose sets also have different orders.
         has_order = len({of_rank[5] for of_rank in places}) > 1
         cause = (
             " Or it goes through a set (`for kind in set(kinds)`), whose order is another one in each process: start all ranks "
@@ -316,7 +316,7 @@ def agree_on_written(sums: Tensor, names: Sequence[str], world: World) -> None:
     """
     count = dist.get_world_size(world.replica_group)
     total, squares = sums.tolist()
-    # Compare the variance: a relative difference of 1e-6, whose square is 1e-12, may be rounding.
+    # Compare the variance with the squared mean: relative differences up to 1e-6 (squared: 1e-12) may be rounding.
     if squares * count - total * total <= 1e-12 * total * total:
         return
     shown = ", ".join(dict.fromkeys(name for of_rank in gather(list(names), world.replica_group) for name in of_rank))

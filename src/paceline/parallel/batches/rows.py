@@ -163,7 +163,7 @@ def most_rows(own: Parts, like: Parts, group: dist.ProcessGroup | None) -> Parts
 
 def sendable(piece: Parts) -> list[list[object]]:
     """Return each value of a batch's piece as [value], or [] if it cannot be sent."""
-    # A list with one plain value per row is one leaf, because its length may differ between replicas.
+    # Treat a list with one plain value per row as one leaf, because the list's length may differ between replicas.
     return [[leaf] if isinstance(leaf, (list, *_PLAIN)) else [] for leaf in flatten(piece, is_plain_list)[0]]
 
 

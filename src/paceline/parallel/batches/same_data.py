@@ -28,7 +28,7 @@ from paceline.parallel.pytree import in_reals, sampled, tensors_in
 
 #: How many numbers of each tensor to compare, taken at even distances from the whole tensor.
 SAMPLED = 64
-#: The largest difference, as a fraction of the largest number. Integers other than uint8 must be equal.
+#: The largest difference that counts as equal, relative to the largest number. Integers except uint8 must be equal.
 TOLERANCE = 0.02
 
 #: For each tensor of a sample: its shape, whether its numbers must be equal, and some of its numbers.

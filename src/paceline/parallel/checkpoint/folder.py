@@ -33,12 +33,12 @@ _LOCK = "lock"
 
 #: The file that is written last: a folder without it is no checkpoint.
 RECORD = "paceline.pt"
-#: Rank 0's message for an error of another rank, which could not write its part.
+#: End of rank 0's error message if another rank could not write its part of a checkpoint.
 ANOTHERS = "could not write its part; its log says why."
 #: Seconds between two checks by rank 0 whether the other ranks' parts are in the folder.
 _LOOK_S = 0.05
 
-#: The maker of copies of the state, which are written in the background. All saves reuse its shared memory.
+#: The object that copies the state into shared memory, which a background writer reads. All saves reuse this memory.
 camera = Camera()
 
 
@@ -122,7 +122,7 @@ class Saving:
         os.rename(self.folder, self.path)
         # Sync the parent folder, which makes the rename durable.
         sync_if_possible(self.path.parent)
-        # Remove the lock only after the rename: without it another save would take the folder for a killed process's.
+        # Remove the lock after the rename: another save would regard a folder without a lock as a killed process's.
         (self.path / _LOCK).unlink()
         shutil.rmtree(former, ignore_errors=True)
         self._close()

@@ -265,7 +265,7 @@ def put_back(held: HeldState, saved: Mapping[str, Tensor], record: CheckpointRec
         if state:
             held.optimizer.state[param] = state
         else:
-            # The checkpoint has no state for this parameter, because it had made no step yet. Drop the present state.
+            # The checkpoint was saved before this parameter's first step, so it has no state. Drop the present state.
             held.optimizer.state.pop(param, None)
     for group, own_group in zip(held.optimizer.param_groups, record["groups"], strict=True):
         group.update(own_group["options"])

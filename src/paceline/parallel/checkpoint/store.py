@@ -57,7 +57,7 @@ from paceline.system.run_variables import REQUEST_VARIABLE
 if TYPE_CHECKING:
     from paceline.parallel.executor import ParallelHandle
 
-#: The version of a checkpoint's files.
+#: The version of the file format of checkpoints.
 FORMAT = 2
 
 _T = TypeVar("_T")
@@ -224,7 +224,7 @@ def _settled(par: ParallelHandle, patience_s: float) -> str:
     if not problem and not all(ended for ended, _ in everyone):
         return "the one before is not yet written, and a disk takes no bytes."
     if not has_ended:
-        # Stop waiting for the other ranks' parts: a rank that failed does not write its part, and may not say so.
+        # Stop waiting for the other ranks' parts: a rank that has failed writes no part, and may be unable to report that.
         job.give_up()
     pace.running = None
     return problem
@@ -279,7 +279,7 @@ def full_state_dict(par: ParallelHandle) -> dict[str, Tensor]:
 def hold(par: ParallelHandle) -> HeldState:
     """Collect what this rank saves of model, optimizer and weight averages."""
     executor = par.executor
-    # After a forward pass FSDP2 leaves some parameters whole. Calling `state_dict` makes it split them again.
+    # After a forward pass FSDP2 leaves some parameters whole. Calling `state_dict` makes FSDP2 split these again.
     executor.module.state_dict(keep_vars=True)
     return HeldState(
         module=executor.module,
@@ -396,11 +396,11 @@ def _read_tensors(world: World, folder: Path, buffers: dict[str, Tensor]) -> Non
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         try:
             read(buffers, storage_reader=FileSystemReader(folder), no_dist=world.size == 1)
-        except CheckpointException as error:  # derives from BaseException
+        except CheckpointException as error:  # CheckpointException derives from BaseException
             raise CheckpointError(f"{str(folder)!r} can't be read: {reason(error)}.") from error
 
 
-# Functions with which all ranks agree on a result or an error.
+# The functions below make all ranks agree on a result, or raise the same error on all ranks.
 
 
 def _gather_records(held: HeldState, digest: str) -> list[tuple[OwnRecord, str]]:

@@ -83,7 +83,7 @@ class _Allgather(torch.autograd.Function):
         ctx: Any, name: str | None, process_set: ProcessSet, grouped: bool, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         results = handles.synchronize(_submit(tensors, name, process_set, grouped=grouped))
-        # Keep only the number of rows: the gradient does not need the tensors, so their memory can be freed.
+        # Keep only each tensor's number of rows: `backward` does not need the tensors, so their memory can be freed.
         ctx.rows, ctx.process_set = [tensor.shape[0] for tensor in tensors], process_set
         return tuple(results) if grouped else (results,)
 
@@ -158,7 +158,7 @@ def _rows(tensor: torch.Tensor) -> HostTensor:
 
 
 def _own_part(grad: torch.Tensor, rows: int, process_set: ProcessSet) -> torch.Tensor:
-    # Average the whole gradient: this rank keeps only its own rows, but the other ranks need the rest.
+    # Average the whole gradient: this rank keeps only its own rows, but other ranks need the other rows.
     averaged = allreduce(grad, op=Average, process_set=process_set)
     # The gathered tensor does not tell how many rows each rank had, so exchange the counts.
     counts = handles.synchronize(allgather_async(torch.tensor([rows]), None, process_set)).tolist()
@@ -185,7 +185,7 @@ def sparse_allreduce_async(
     if not tensor.is_sparse:
         raise ValueError(f"sparse_allreduce_async takes a sparse COO tensor, not one of layout {tensor.layout}.")
     own = tensor.detach().coalesce()
-    # Transpose to one row for each entry: allgather joins along the first dimension, in which the ranks may differ.
+    # Transpose the indices: allgather joins along the first dimension, in which the ranks may have different lengths.
     indices = allgather_async(own.indices().t(), None if name is None else f"{name}.indices", process_set)
     values = allgather_async(own.values(), None if name is None else f"{name}.values", process_set)
 

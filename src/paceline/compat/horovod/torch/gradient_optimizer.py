@@ -116,7 +116,7 @@ class GradientOptimizer:
     ) -> None:
         self._reduction, self._parameter_names, self._hooked = reduction, names, hooked
         self._groups = groups
-        # A tensor's hash is its identity, so parameters can be keys, and equal parameters stay distinct.
+        # Python hashes a tensor by identity, so two parameters with equal values are two different keys.
         self._group_of = {p: index for index, (_, members) in enumerate(groups) for p in members}
         self._watched: set[torch.Tensor] = set()
         self._trained: list[torch.Tensor] = []
@@ -126,7 +126,7 @@ class GradientOptimizer:
         self._should_synchronize, self._synchronized = True, False
         self.backward_passes_per_step = passes
         self._follow_parameters()
-        # Call `_forget` last, because it counts passes for the parameters that `_follow_parameters` has found.
+        # Call `_forget` last: it sets the number of backward passes left for each parameter that `_follow_parameters` has found.
         self._forget()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
@@ -137,7 +137,7 @@ class GradientOptimizer:
 
     def synchronize(self) -> None:
         """Wait until every gradient is reduced. Missing gradients are submitted as 0."""
-        # Without hooks, as with one rank or outside of the process set, this rank keeps its own gradients.
+        # A rank without hooks (one rank only, or a rank outside of the process set) keeps its own gradients.
         if not self._hooked:
             self._synchronized = True
             return
@@ -210,8 +210,8 @@ class GradientOptimizer:
         super().load_state_dict(state_dict)  # type: ignore[misc]
 
     def _reducing(self, closure: Callable[[], float]) -> Callable[[], float]:
-        # Either the gradients exist already and the closure just returns the loss, or it computes them, perhaps
-        # several times. In both cases each rank reduces as often as the others, even if it has no gradient.
+        # The closure either just returns the loss, because the gradients exist already, or computes the gradients, perhaps
+        # several times. In both cases each rank reduces as often as the others, even if the rank has no gradient.
         before = self._touched
         if before:
             self.synchronize()
@@ -234,7 +234,7 @@ class GradientOptimizer:
                     self._parameter_names[p] = f"allreduce.noname.{group}.{index}"
         self._trained = [p for p in self._parameter_names if p.requires_grad]
         for p in [p for p in self._group_of if not p.requires_grad]:
-            # Take a frozen parameter out of its group, which is only sent when all members have gradients.
+            # Take a frozen parameter out of its group: a group is sent only when all of its parameters have gradients.
             index = self._group_of.pop(p)
             name, members = self._groups[index]
             self._groups[index] = name, [member for member in members if member is not p]
@@ -254,11 +254,11 @@ class GradientOptimizer:
 
         if (older := _HOOKS.get(p)) is not None:  # type: ignore[no-untyped-call]
             older.remove()
-        # Use this kind of hook, which runs after the gradient was added to `p.grad`; a tensor hook runs before.
+        # A post-accumulate hook runs after autograd has added the gradient to `p.grad`; a tensor hook would run before.
         _HOOKS[p] = p.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def _hook(self, p: torch.Tensor) -> None:
-        # A parameter that was unfrozen since the last step has no count yet: all its passes are left.
+        # A parameter that was unfrozen since the last step is not in `_left` yet: all of its backward passes are still to come.
         if self._left.setdefault(p, self.backward_passes_per_step) <= 0:
             raise AssertionError(
                 "Gradients were computed more than backward_passes_per_step times before call to step(). "

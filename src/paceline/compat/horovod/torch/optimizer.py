@@ -97,7 +97,7 @@ def DistributedOptimizer(  # noqa: N802
         base = AdasumOptimizer
     is_member = basics.rank() in registered_ranks(process_set)
     wrapped = next(cls for cls in type(optimizer).__mro__ if not issubclass(cls, GradientOptimizer))
-    # Keep the name of the class, which schedulers and checkpoints read. The module shows scripts that it is wrapped.
+    # Keep the class's name, which schedulers and checkpoints read. Only `__module__` shows that the optimizer is wrapped.
     cls: Any = type(wrapped.__name__, (base, wrapped), {"__module__": __name__})
     # Skip `__init__`, which would create new parameter groups and a new state.
     made = cls.__new__(cls)

@@ -22,7 +22,7 @@ class _Names:
         try:
             from paceline.compat.azureml import aliases
         except ModuleNotFoundError:
-            return None  # Paceline was uninstalled
+            return None  # Paceline was uninstalled, and this file was left behind
         aliases.install()
         return aliases.find_spec(fullname, path, target)
 

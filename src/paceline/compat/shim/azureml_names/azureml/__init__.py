@@ -6,12 +6,12 @@ import sys
 from paceline.compat.azureml.aliases import install
 
 install()
-# These variables are missing only in runs that were submitted without the SDK's names.
+# Runs that were submitted without the SDK's names lack the AZUREML_* variables, so set them from Paceline's variables.
 for _name, _own_name in (("AZUREML_RUN_ID", "PACELINE_RUN_ID"), ("AZUREML_OUTPUT_DIRECTORY", "PACELINE_OUTPUT_DIR")):
     if _own_name in os.environ:
         os.environ.setdefault(_name, os.environ[_own_name])
 
 import paceline.compat.azureml as _own  # noqa: E402
 
-# The import statement returns this entry of sys.modules, not the module that this file defines.
+# Replace this module by Paceline's in sys.modules: the statement `import azureml` then returns Paceline's module.
 sys.modules[__name__] = _own

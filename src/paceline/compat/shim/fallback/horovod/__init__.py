@@ -9,7 +9,7 @@ from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 
 _here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# Leave out the folder above, in which the search would find this file again.
+# Search sys.path without the folder that contains this package: otherwise the search would find this file again.
 _spec = PathFinder.find_spec("horovod", [place for place in sys.path if os.path.abspath(place) != _here])
 
 if _spec is not None and _spec.loader is not None:

@@ -8,5 +8,5 @@ install("horovod", force=True)
 
 import paceline.compat.horovod as _own  # noqa: E402
 
-# The import statement returns this entry of sys.modules, not the module that this file defines.
+# Replace this module by Paceline's in sys.modules: the statement `import horovod` then returns Paceline's module.
 sys.modules[__name__] = _own
