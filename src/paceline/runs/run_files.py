@@ -108,7 +108,7 @@ class HasFiles(ABC):
             raise RunNotFoundError(f"run {self.folder.run_id} has no file that begins with {prefix!r}.")
         paths = list(output_paths) if output_paths is not None else names
         if output_paths is None and prefix and not append_prefix:
-            # Keep the last part of a prefix that is the whole name of a file.
+            # A prefix may be a file's whole name. Nothing is left behind the prefix then, so use the name without its folders.
             paths = [name[len(prefix) :].lstrip("/") or os.path.basename(name) for name in names]
         if len(paths) != len(names):
             raise UserError(f"{len(paths)} output_paths for {len(names)} files. Give one for each: {', '.join(names)}.")
@@ -194,7 +194,7 @@ class HasNotes(ABC):
         Raises:
             UserError: There is no such comment, or another user wrote it.
         """
-        self._notes()  # fetches comments that another machine has written
+        self._notes()  # get the comments written on other machines first, since `comment_id` may be one of them
         tags_and_properties.remove_comment(self.folder.notes, comment_id)
 
     def tag(self, key: str, value: object = None) -> None:

@@ -63,7 +63,7 @@ class LogsMetrics(ABC):
         if not hasattr(value, "tolist") and callable(to_numpy := getattr(value, "numpy", None)):
             value = to_numpy()
         if callable(listed := getattr(value, "tolist", None)):
-            value = listed()  # an array's or a tensor's values, perhaps as nested lists
+            value = listed()  # convert an array or tensor to a Python number, or to a list that may be nested
         if isinstance(value, (list, tuple, set, frozenset, range, Iterator)):
             self._write_other("list", name, [plain_value(item) for item in value], step)
         else:

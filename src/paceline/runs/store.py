@@ -33,10 +33,10 @@ from paceline.system.files import OWNED, PRIVATE, append_line, copy_tree, read_j
 from paceline.system.names import did_you_mean, some
 
 _BALLAST_BYTES = 1 << 16
-#: Most names and ids to compare with a misspelled name.
+#: Maximum number of run names and ids that are compared with a misspelled name, to suggest a similar one.
 _SEARCHED = 2000
 
-#: Workspaces of other users or machines, which this process only shows: it starts and writes nothing in them.
+#: Workspaces of other users or machines. This process only shows their runs: it starts nothing and writes nothing in them.
 only_shown: set[Path] = set()
 
 
@@ -59,7 +59,7 @@ def create(
         WorkspaceError: The workspace cannot be written to, its disk is full, or the checkpoints cannot be copied.
     """
     folder = RunFolder(runs_dir / check_run_id(record.run_id))
-    # Lists skip names that begin with a dot, and `removal.sweep` removes this folder if the process is killed here.
+    # Use a hidden folder first: lists skip names with a dot, and `removal.sweep` removes it if this process is killed.
     hidden = RunFolder(runs_dir / f".new-{record.run_id}")
     try:
         runs_dir.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ def _fill(folder: RunFolder, record: RunRecord, secrets: Mapping[str, str], chec
             raise WorkspaceError(
                 f"the checkpoints in {str(checkpoints)!r} can't be copied: {error}. See that they are there, and free some space."
             ) from error
-    # Reserve space for the last records.
+    # Write a file that only reserves disk space. It is removed if the last records do not fit on a full disk.
     folder.ballast.write_bytes(b"\0" * _BALLAST_BYTES)
     if secrets:
         write_json(folder.secrets, dict(secrets), mode=PRIVATE)
@@ -186,7 +186,7 @@ def change(folder: RunFolder, record: RunRecord, status: str, *, digest: str | N
         # The record matters more than this event: on a full disk, continue without the event.
         append_line(folder.events, event)
     if record.is_terminal:
-        # Remove the secrets first: if this process is killed in between, `set_right` repeats both steps.
+        # Remove the secrets before writing the end. If this process is killed in between, `set_right` repeats both steps.
         folder.secrets.unlink(missing_ok=True)
     write(folder, record)
     if record.is_terminal:
@@ -219,7 +219,7 @@ def find(runs_dir: Path, run_id: str) -> RunFolder:
         if found := _named(runs_dir, run_id, _names(runs_dir)):
             return found
         raise
-    # For a complete id, don't list the folder.
+    # If `run_id` is a complete id, its folder exists, so the folder with all runs need not be listed.
     if folder.state.exists():
         return folder
     matches = [name for name in ids(runs_dir) if name.startswith(run_id)]
@@ -257,7 +257,7 @@ def _named(runs_dir: Path, name: object, names: Mapping[str, str | None]) -> Run
 def ids(runs_dir: Path) -> list[str]:
     """Return the ids of a workspace's runs, newest first."""
     try:
-        # Skip names with a dot, which folders have that are being created or removed.
+        # Skip names that begin with a dot: Paceline gives such names to folders while it creates or removes them.
         names = [name for name in os.listdir(runs_dir) if not name.startswith(".")]
     except FileNotFoundError:
         return []
@@ -384,7 +384,7 @@ def set_right(folder: RunFolder) -> RunRecord:
         if record.kind == "script":
             # Kill first: an ended run must have no processes. Without a supervisor, find them by environment.
             processes.kill_with_variable("PACELINE_RUN_DIR", str(folder.path))
-            processes.kill_writers(str(folder.path / "attempts"))  # also kills processes without this variable
+            processes.kill_writers(str(folder.path / "attempts"))  # also kill writers to this folder that lack the variable
             remove_containers(record.job, record.run_id)
         return close_deserted(folder, record, report)
     finally:
@@ -420,7 +420,7 @@ def stored(folder: RunFolder) -> RunRecord:
 
 #: Cache, since followers read a record many times: path of a `job.json` -> (stamp of the file, record without a state).
 _known: dict[str, tuple[tuple[int, ...], RunRecord]] = {}
-#: The most records in this cache, more than the page compares at once.
+#: Maximum number of records in this cache: more than the page that compares runs shows at once.
 _MOST_KNOWN = 256
 
 
@@ -485,4 +485,4 @@ def remove_containers(job: Job | None, run_id: str, *, all_ended: bool = False) 
     try:
         remove(find_engine(to_start=False), run_id, settle_s=0.0 if all_ended else SETTLE_S)
     except (LauncherError, EngineError):
-        return  # no engine, so no containers; or the engine hangs, and can't remove any
+        return  # no container engine is installed, so no containers exist; or the engine hangs and can't remove any

@@ -17,7 +17,7 @@ from paceline.system.files import append_line, json_lines
 
 #: Seconds to wait for the lock on properties; processes hold it for milliseconds.
 _PATIENCE_S = 30.0
-#: Most characters of a comment, and of its author's name.
+#: Maximum number of characters of a comment, and of its author's name.
 LONGEST_COMMENT, _LONGEST_AUTHOR = 2_000, 200
 
 
@@ -108,7 +108,7 @@ def add_properties(path: Path, properties: Mapping[str, object], *, if_missing: 
         _check_key("property", key)
     # Use a separate lock file: readers of the notes could hold a lock on the notes file itself.
     with locks.locked(path.with_name("notes.lock"), patience_s=_PATIENCE_S):
-        # Check under the lock: two programs may add the same property at once. Tags need no lock, as their last line counts.
+        # Check under the lock: two programs may add the same property at once. Tags need no lock: the last value written counts.
         there = read(path).properties
         if not if_missing and (again := sorted(set(there) & set(properties))):
             raise RunStateError(

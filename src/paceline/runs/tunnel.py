@@ -19,9 +19,9 @@ from paceline.runs.execute import Beside
 from paceline.runs.folder import RunFolder
 from paceline.system import listening
 
-#: Seconds after the last data for which polls stay frequent, and the longer pause between later polls.
+#: Seconds after the last data in which the tunnel polls for data frequently; and the pause in seconds between later polls.
 _BUSY_S, _IDLE_PAUSE_S = 2.0, 0.1
-#: Number of messages waiting for the node at which connections stop reading.
+#: Number of queued messages to the node from which on the tunnel stops reading from its connections.
 _MOST_WAITING = 64
 
 

@@ -13,11 +13,11 @@ import re
 from collections.abc import Hashable
 
 _CONTROL = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"  # C0, C1, bidi, lone halves
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"  # control, bidi, surrogate codes
 )
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _COLOUR = r"\x1b\[[0-9;:]*m"
-#: Complete sequences: cursor and colours (CSI), titles, links and clipboard (OSC and similar), and short ones.
+#: Complete escape sequences: for cursor and colours (CSI); for titles, links and clipboard (OSC and similar); short ones.
 _SEQUENCE = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
     r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d\x9e\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"
@@ -25,7 +25,7 @@ _SEQUENCE = re.compile(
 )
 _COLOURS = re.compile(_COLOUR)
 _RESET = "\x1b[0m"
-#: Maximum length of the colours that carry over to a writer's next line.
+#: Maximum number of characters of the colour escape sequences that carry over to a writer's next line.
 _LONGEST_COLOURS = 256
 
 
@@ -34,7 +34,7 @@ def visible(text: str, *, lines: bool = False) -> str:
 
     lines: keep newlines and tabs.
     """
-    # Fast path: nearly all lines have no such characters.
+    # Return quickly: nearly all lines are printable, so they have no control characters.
     if text.isprintable():
         return text
     if lines:
@@ -48,7 +48,7 @@ def visible_line(text: str) -> str:
         return text
     text = _SEQUENCE.sub(_colour_or_nothing, text.replace("\b", ""))
     parts = _COLOURS.split(text)
-    # There is one part of the line more than colours, so add an empty colour.
+    # The split text has one part more than it has colour sequences, so add an empty colour to the list.
     colours = [*_COLOURS.findall(text), ""]
     return "".join(_CONTROL.sub(_escape_in_line, part) + colour for part, colour in zip(parts, colours, strict=True))
 

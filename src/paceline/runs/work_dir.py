@@ -35,11 +35,11 @@ from paceline.runs.folder import RunFolder
 from paceline.system import linked, links
 from paceline.system.files import copy_file, copy_tree, read_json, write_json
 
-#: Names that the copy leaves out: the workspace's own folders, and caches of interpreters.
+#: Names to which the working directory gets no links: the workspace's own folder, and caches of interpreters.
 NEVER_LINKED = frozenset({".paceline", "__pycache__"})
-#: Maximum number of links in a folder above the source.
+#: Maximum number of links that the working directory gets for each of the folders above the source folder.
 _NAMES = 4096
-#: Folder to which files move that the script wrote outside the copy.
+#: Folder that receives, when the run has ended, the files that the script wrote above its copy of the source.
 ABOVE = "above"
 
 
@@ -97,7 +97,7 @@ def make(folder: RunFolder, *, is_shared: bool = True, sent: Mapping[str, Path |
     """
     source, target = folder.snapshot.resolve(strict=True), folder.work
     beside = target.with_name(f".{target.name}")
-    # Remove folders that an earlier supervisor of this run has left when it was killed here.
+    # Remove both folders if they exist: then an earlier supervisor of this run was killed in this function.
     for old in (beside, target):
         shutil.rmtree(old, ignore_errors=True)
     record = read_json(folder.job)
@@ -178,7 +178,7 @@ def _link_names(top: Path, name: str, results: frozenset[str]) -> None:
     """Link the entries of `/name`, except `results`, into `top/name`."""
     with contextlib.suppress(OSError), os.scandir(f"/{name}") as found:
         names = [entry.name for entry in islice(found, _NAMES)]
-        # Relative to the open folder, creating links takes a third less time.
+        # Create the links relative to the open folder, which takes a third less time than with whole paths.
         target = os.open(top / name, os.O_DIRECTORY)
         try:
             for one in names:
@@ -197,7 +197,7 @@ def _above(name: str) -> list[str]:
 def _found(folder: RunFolder, record: Any) -> Place:
     """Return where the source's copy is now; `clean` may have moved it."""
     at = place(record)
-    # Check the whole path, since the source may have a folder `home` too.
+    # Check the whole path: its first folder, such as `home`, may also be the name of a folder in the source.
     is_among_links = at.copy and (folder.work / at.copy).is_dir()
     return at if is_among_links else place(record, is_shared=False)
 

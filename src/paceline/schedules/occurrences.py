@@ -20,8 +20,8 @@ from paceline.system.files import names_in
 from paceline.system.registry import Documents
 
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_. -]{0,250}")
-#: Number of ended occurrences of times to keep for `paceline schedule show`. Occurrences of versions and runs are never removed:
-#: their files show that these have started a run.
+#: Maximum number of ended occurrences of planned times to keep for `paceline schedule show`. Occurrences of new versions and
+#: ended runs are never removed: their files show that the version or run has already started a run.
 KEPT = 200
 
 WAITING, STARTED, SKIPPED, MISSED, FAILED = "waiting", "started", "skipped", "missed", "failed"

@@ -113,7 +113,7 @@ class Schedules(NamedDocuments[Schedule]):
 
         check_job(schedule, self.workspace_dir)
         if schedule.name in self:
-            self.save(schedule, ())  # raises the error of a name that is taken
+            self.save(schedule, ())  # raises an error, because the name is taken
         install(self.workspace_dir, timer)
         self.save(schedule, self._ended(experiments))
         return schedule

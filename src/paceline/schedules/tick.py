@@ -27,7 +27,7 @@ from paceline.schedules.schedules import Schedules
 from paceline.system import locks
 from paceline.system.files import gone_is_fine
 
-#: A function that submits an occurrence's run. It first passes the run's id to its third argument. It raises PacelineError.
+#: A function that submits an occurrence's run. It calls its third argument with the run's id first. It may raise PacelineError.
 Start = Callable[[Schedule, Occurrence, Callable[[str], None]], None]
 #: A time that is handled later than this was missed: timers tick each minute, and may be slow on a busy machine.
 LATE_S = 300.0

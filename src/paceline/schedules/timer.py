@@ -85,7 +85,7 @@ def advice(kind: str) -> str:
     return ""
 
 
-# --- systemd
+# --- timers of systemd
 
 
 def _has_systemd() -> bool:
@@ -129,7 +129,7 @@ def _systemctl(*words: str) -> None:
     _checked("systemctl", "--user", *words)
 
 
-# --- cron
+# --- lines of the user's crontab
 
 
 def _line(workspace_dir: Path) -> str:
@@ -157,7 +157,7 @@ def _crontab() -> list[str]:
     done = _said("crontab", "-l")
     if done is None:
         raise ScheduleError(f"`crontab -l` did not answer within {_TIMEOUT_S:.0f} s. Give --timer none without it.")
-    # Only this error means an empty table. After any other one the user's own lines would be lost.
+    # Only this error means an empty crontab. After any other error, writing a crontab would delete the user's own lines.
     if done.returncode != 0 and not re.search(r"no crontab for", done.stderr):
         raise ScheduleError(f"`crontab -l` failed: {' '.join(done.stderr.split())}. Give --timer none without it.")
     return done.stdout.splitlines() if done.returncode == 0 else []
@@ -181,7 +181,7 @@ def _write_crontab(lines: list[str]) -> None:
         raise ScheduleError(f"`crontab -` failed: {' '.join(done.stderr.split())}. Give --timer none without it.")
 
 
-# --- both
+# --- functions for both systemd and cron
 
 
 def _name(workspace_dir: Path) -> str:

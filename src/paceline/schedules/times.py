@@ -77,7 +77,7 @@ def check(expression: str, zone: str) -> str:
 
 def times_after(expression: str, zone: str, since: dt.datetime) -> Iterator[dt.datetime]:
     """Yield the times of a cron expression after `since`, in UTC."""
-    from cronsim import CronSim  # imported here because few verbs need it
+    from cronsim import CronSim  # imported here because few commands need it
 
     for time in CronSim(expression, since.astimezone(_zone(zone))):
         # cronsim compares local times, so in the repeated hour its first result may be before `since`.
@@ -97,11 +97,11 @@ def due(expression: str, zone: str, since: dt.datetime, now: dt.datetime) -> Due
     for time in times_after(expression, zone, since):
         if time > now or count == MOST:
             break
-        # Keep only the first time and the last two.
+        # Keep only the first time and the last two times, because the result needs no others.
         found = [*found[:1], *found[1:][-1:], time]
         count += 1
     if count == MOST:
-        # Stop counting: the machine was off for very long. Search the last day for the latest time.
+        # The machine was off for very long, so stop counting at `MOST`, and search only the last day for the latest time.
         for time in times_after(expression, zone, max(found[-1], now - dt.timedelta(days=1))):
             if time > now:
                 break
@@ -132,7 +132,7 @@ def local_zone() -> str:
 
 
 def _zone(name: str) -> ZoneInfo:
-    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # imported here because few verbs need it
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # imported here because few commands need it
 
     try:
         return ZoneInfo(name)

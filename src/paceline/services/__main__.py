@@ -32,7 +32,7 @@ from paceline.services.supervise import run
 from paceline.system import locks, processes
 
 _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
-#: Number of crashes (not kills) of the supervisor in a row after which a never Healthy service is Failed.
+#: After so many crashes of the supervisor in a row (kills don't count), a service that was never Healthy becomes Failed.
 _MOST_CRASHES = 3
 #: Seconds in which the server of a killed supervisor may finish its open requests.
 _DRAIN_S = 30.0
@@ -134,7 +134,7 @@ class Guardian:
                 if not record.outage_reported:
                     store.tell_down(self.folder, changed)
             if target.state != UP or self.is_ended:
-                # End without a listener: the next process that reads the service's record settles the request to stop.
+                # Return no listener, so that this process ends. The next reader of the service's record completes the stop.
                 return None
             time.sleep(_PAUSE_S)
 

@@ -152,7 +152,7 @@ def request(folder: ServiceFolder, **changes: object) -> DesiredState:
     """Request changes of a service, such as `workers=2`. Return the new DesiredState."""
     with store.editing(folder):
         record, last = store.stored(folder), store.desired(folder)
-        # After a failed update, change the served revision, not the one that failed.
+        # If the last update failed, change the revision that is served, not the revision that failed.
         if record.settled == last.serial and record.revision is not None:
             changes = {"revision": record.revision, "workers": record.workers or 1, **changes}
         target = store.set_desired(folder, **changes)
@@ -199,7 +199,7 @@ def wait(
 
 def end(folder: ServiceFolder, state: str) -> None:
     """Stop a service (DOWN) or delete it (GONE). Return once its processes have ended."""
-    # Open the lock file now: it stays locked until the supervisor's last process has ended, even without its folder.
+    # Open the lock file before its folder is deleted: its lock then still shows when the supervisor's last process has ended.
     fd = os.open(folder.lock, os.O_RDONLY | os.O_CLOEXEC)
     try:
         serial = request(folder, state=state).serial

@@ -17,10 +17,10 @@ from typing import TypeAlias
 from paceline.errors import ServiceError
 from paceline.system.listening import listen_at
 
-#: Most connections that wait to be accepted. The kernel's own limit (net.core.somaxconn) may be lower.
+#: Maximum number of connections that wait to be accepted. The kernel's limit (net.core.somaxconn) may be lower.
 _BACKLOG = 4096
 
-#: The path of a socket, or (host, port).
+#: Address of a server: the path of a Unix socket, or (host, port).
 Place: TypeAlias = "str | tuple[str, int]"
 
 _CHUNK = 1 << 16

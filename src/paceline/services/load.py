@@ -24,9 +24,9 @@ from paceline.system.files import gone_is_fine, replacing, stamp_of
 
 _TIMEOUT_S = 2.0
 _MOST_BYTES = 1 << 20
-#: The least seconds between two samples, and the most samples to keep, which cover half an hour.
+#: Minimum number of seconds between two samples; and maximum number of samples to keep, which cover half an hour.
 _PAUSE_S, _MOST = 1.5, 1200
-#: Seconds between two points of the history, and the most bytes of its file. Half of these bytes cover a day.
+#: Seconds between two points of the history; and maximum size of its file in bytes. Half of this size holds one day.
 HISTORY_S, _HISTORY_BYTES = 30.0, 1 << 20
 
 _LINE = re.compile(r"paceline_(?P<name>\w+)\{(?P<labels>[^{}]*)\} (?P<value>[-+.\w]+)")
@@ -158,7 +158,7 @@ class ServiceLoad:
             except (OSError, ServiceError) as error:
                 self.error = str(getattr(error, "reason", error))
         pairs = zip(list(self._samples), list(self._samples)[1:], strict=False)
-        # Skip a long time between two samples, in which nobody watched.
+        # Skip pairs of samples that are far apart in time, because nobody took samples in between.
         fine = [point(before, now) for before, now in pairs if 0 < now.at - before.at < HISTORY_S]
         times = [one["t"] for one in fine]
 
@@ -296,7 +296,7 @@ def replicas(folder: ServiceFolder, sample: ServerSample | None) -> list[ModelRe
         ModelReplica(
             pid=one["pid"],
             state=str(one.get("state")),
-            # The supervisor tags each configuration as REVISION.COUNT.
+            # The supervisor tags each configuration with the revision's number, a dot and a counter. Keep the number.
             revision=str(one.get("revision")).partition(".")[0],
             error=str(one.get("error") or ""),
             memory_bytes=memory.get(one["pid"]),

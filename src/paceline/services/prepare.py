@@ -50,7 +50,7 @@ def prepare(workspace_dir: Path, environment: EnvironmentSpec, say: Callable[[st
     environments = EnvironmentStore(workspace_dir / "environments")
     built = environments.ensure(environment, environment.python or sys.executable, say)
     say(f"environment {built.key} is ready ({time.monotonic() - started:.1f} s)")
-    # On PATH, the programs of a layer come before the programs of its base, as in a run.
+    # On PATH, put the programs of a layered environment before those of its base interpreter, as in a run.
     folders = [str(built.bin_dir), *([os.path.dirname(built.base_python)] if built.is_layered else [])]
     return built, NodeSetup(
         python=str(built.python),
@@ -112,7 +112,7 @@ class Preparation:
     def stop(self) -> None:
         """Kill the build, and release the lock on the environment."""
         if self._process is not None:
-            # First kill the package builders, which hold the environment's lock: without parents they can't be found.
+            # Kill the build's child processes first: they hold the environment's lock, and can't be found without their parent.
             processes.kill_descendants(self._process.pid)
             self._process.kill()
             self._process.wait()
@@ -123,7 +123,7 @@ class Preparation:
         self._folder.revision(self._number).prepared.unlink(missing_ok=True)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "paceline.services.prepare", str(self._folder.path), str(self._number)],
-            # Drop the variable that marks supervisors, which are not killed with a build.
+            # Drop the variable that marks supervisors: a process with this mark is spared when the build is killed.
             env={name: text for name, text in os.environ.items() if name != processes.SUPERVISOR_VARIABLE}
             | {MARK: str(self._folder.path)},
             stdin=subprocess.DEVNULL,

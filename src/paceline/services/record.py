@@ -16,15 +16,15 @@ from paceline.job.environment import EnvironmentSpec
 from paceline.runs.record import Owner
 from paceline.system.serialization import known_fields, plain_fields
 
-#: The first server is starting.
+#: State of a service whose first server is starting.
 TRANSITIONING = "Transitioning"
-#: A server answers.
+#: State of a service whose server answers requests.
 HEALTHY = "Healthy"
-#: The server answered before, and is being restarted.
+#: State of a service whose server answered before, and is being restarted.
 UNHEALTHY = "Unhealthy"
-#: No server can be started; an update may help.
+#: State of a service for which no server can be started; an update may help.
 FAILED = "Failed"
-#: A user has stopped the service.
+#: State of a service that a user has stopped.
 STOPPED = "Stopped"
 NOT_RESPONDING = "NotResponding"
 

@@ -146,7 +146,7 @@ class RemoteServer:
         self._look()
         for served in (self._next, self._present):
             if served is not None and served.tag == tag and served.is_ready:
-                # Switch new connections to this run before retiring the other run, so that no connection goes to a retired run.
+                # Switch new connections to this run before retiring the previous run, so that none goes to a retired run.
                 self._relay.place = served.place
                 if served is self._next:
                     before, self._present, self._next = self._present, served, None
@@ -203,7 +203,7 @@ class RemoteServer:
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._scratch = None
 
-    # --- runs
+    # --- the runs that serve requests
 
     @property
     def _memory(self) -> Path:
@@ -243,7 +243,7 @@ class RemoteServer:
             package(self._folder.workspace_dir, spec, place, name=self._folder.name, workers=workers, elsewhere=True)
             run = submit(
                 self._job(record, revision, workers),
-                SourceCopy(directory=place, is_whole=True),  # the folder has copies of the models
+                SourceCopy(directory=place, is_whole=True),  # copy every file: this folder is made for the run and removed
                 self._folder.workspace_dir,
                 f"service-{self._folder.name}",
                 tags={"service": self._folder.name, "revision": str(revision.number)},
@@ -259,7 +259,7 @@ class RemoteServer:
     def _job(self, record: ServiceRecord, revision: Revision, workers: int) -> Job:
         environment = revision.environment
         needed = server_versions()
-        # Add the server's packages. For an existing interpreter, a layer adds only those that the interpreter lacks.
+        # Add the packages that the server needs. An existing interpreter gets a layer with only the packages that it lacks.
         environment = replace(
             environment,
             layered=environment.layered or not environment.needs_build,
@@ -351,7 +351,7 @@ class RemoteServer:
         if not record.attempts:
             return
         path = served.folder.rank_log(record.attempts[-1].number, 0)
-        if served.log is None or served.log.path != path:  # a new attempt of the run has another log
+        if served.log is None or served.log.path != path:  # a new attempt writes another log file
             served.log = GrowingLog(path)
         # If the disk is full, the service goes on, and its log lacks these lines.
         with contextlib.suppress(OSError):

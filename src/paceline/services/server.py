@@ -23,7 +23,7 @@ from paceline.system.files import PRIVATE, remove_tree, write_json
 
 #: Seconds to wait for the server's end, in addition to `drain_s`.
 _STOP_S = 10.0
-#: Lines of a dead server's log in an error message.
+#: Number of last lines of a dead server's log to show in an error message.
 _LINES = 12
 
 #: Seconds without a heartbeat after which a server counts as hung. A guess: far above any delay on a busy machine.
@@ -54,7 +54,7 @@ class Server:
 
     #: Whether `reload` suffices to make the server use new keys.
     takes_keys = True
-    #: For a server on another machine, its run and a sentence on where it is; here always None.
+    #: For a server on another machine, its run and a sentence on where it is. Always None in this class of local servers.
     run_id: str | None = None
     note: str | None = None
 
@@ -85,7 +85,7 @@ class Server:
             cwd=folder.server,
             stdin=subprocess.DEVNULL,
             pass_fds=(self._listener.fileno(), self._heartbeat.fd),
-            # A process group of its own, so that the remaining processes of a killed server can be found.
+            # Start a new process group, by which the remaining processes of a killed server can be found.
             start_new_session=True,
             # The kernel sends SIGTERM if this process dies, so that the server still answers its open requests.
             preexec_fn=processes.ends_with_parent(signal.SIGTERM),  # noqa: PLW1509 - no lock between fork and exec

@@ -272,7 +272,7 @@ class Service:
             except ServiceFailedError as error:
                 if error.status != 401 or secondary is None:
                     raise
-                # Try the other key: the server gets a new key after a delay; on another machine, only when it is replaced.
+                # Try the secondary key: a server gets changed keys with a delay or, on another machine, only when it is replaced.
                 return client.call(uri, input_data, key=secondary, timeout_s=timeout_s, certificate=certificate)
         except ServiceFailedError as error:
             if error.status is None or error.status < 500:

@@ -132,7 +132,7 @@ def tell_down(folder: ServiceFolder, record: ServiceRecord) -> None:
     receivers = read_json(folder.receivers) if is_mine(folder.receivers) else None
     if not receivers:
         return
-    from paceline.runs.notify import Notification, first_lines, send  # slow to load, and few services have receivers
+    from paceline.runs.notify import Notification, first_lines, send  # slow to load, and few services notify anybody
 
     why = first_lines(record.failure or record.last_end or "")
     message = Notification(

@@ -49,10 +49,10 @@ _PAUSE_S = 0.2
 _PAUSE_WHILE_CHANGING_S = 0.03
 #: Seconds to wait before each restart of a server that dies repeatedly. The last value repeats.
 _BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
-#: Seconds of serving after which a server's end does not count as a failed start.
+#: Seconds for which a server has to answer requests until its earlier deaths no longer count.
 _STEADY_S = 60.0
 _SHORTEN_S = 30.0
-#: The service is down if its server has died this often in a row, or gives no answer for so many seconds after its death.
+#: A service counts as down after so many deaths of its server in a row, or so many seconds without an answer after a death.
 _MOST_DEATHS, _DOWN_S = 3, 60.0
 
 
@@ -278,7 +278,7 @@ class Supervisor:
         is_down = self.record.state == UNHEALTHY and self.deaths and (self.deaths >= _MOST_DEATHS or since_s > _DOWN_S)
         if is_down and not self.record.outage_reported:
             self._note(outage_reported=True)
-            # Use a thread, because the server is restarted meanwhile.
+            # Send the messages in a thread, so that this thread can restart the server without waiting.
             threading.Thread(target=store.tell_down, args=(self.folder, self.record)).start()
 
     def _tidy(self) -> None:

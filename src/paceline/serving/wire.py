@@ -32,7 +32,7 @@ _CALL = struct.Struct("<QBIQ")
 _REPLY = struct.Struct("<QHQIQ")
 
 
-#: Folder in which `python -m` starts, which Python puts first in `sys.path`. It has no modules that shadow others.
+#: Folder in which `python -m` starts. Python puts it first in `sys.path`, and it has no modules that would shadow others.
 STARTED_IN = "/"
 
 #: JSON documents that the HTTP server returns, by name: "swagger2", "swagger3", "openapi", "metadata" (of the protocol).

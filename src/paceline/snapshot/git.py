@@ -77,7 +77,7 @@ def _output(process: subprocess.Popen[str] | None) -> str | None:
     try:
         text, _ = process.communicate(timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        # A status may take minutes on a network disk. The second call reaps the killed process.
+        # `git status` may take minutes on a network disk. The second call of `communicate` reaps the killed process.
         process.kill()
         process.communicate()
         return None

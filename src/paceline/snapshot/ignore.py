@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 #: Names that are excluded at any depth.
 ALWAYS = frozenset({".git", ".paceline", "__pycache__", ".ipynb_checkpoints"})
-#: Names that are excluded at the top: the run's own `outputs` folder replaces the source's.
+#: Names that are excluded in the source folder itself: the run has its own `outputs` folder, which replaces the source's.
 AT_THE_TOP = frozenset({"outputs"})
 
 
@@ -25,7 +25,7 @@ class Ignore:
         self._source = source
         self.file_name = ".amlignore" if (source / ".amlignore").is_file() else ".gitignore"
         self._texts: dict[str, bytes] = {}
-        #: Git's exclude file of this repository, which ranks below the top ignore file.
+        #: Patterns of git's exclude file (.git/info/exclude). Patterns of the topmost ignore file overrule them.
         self._excluded = b""
         if self.file_name == ".gitignore":
             try:

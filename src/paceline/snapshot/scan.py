@@ -26,11 +26,11 @@ MAX_FILES = 2000
 _RESULTS = "results of earlier runs"
 #: Size from which an untracked file counts as data.
 _DATA_BYTES = 50 * 1024 * 1024
-#: Variables whose value "off" lifts both limits. The second name is the Azure SDK's.
+#: Names of the variables that lift `MAX_BYTES` and `MAX_FILES` if they are "off". The second name is the Azure SDK's.
 LIMIT_VARIABLE = "PACELINE_SNAPSHOT_LIMIT"
 _AZURE_LIMIT_VARIABLE = "AML_SNAPSHOT_NO_FILE_LIMIT"
 
-#: A duration longer than the timestamp granularity of any file system in use.
+#: Nanoseconds that are longer than the timestamp granularity of any file system in use.
 _CLOCK_TICK_NS = 50_000_000
 
 #: Stamp of a file: size, mtime, ctime, inode, mode.
@@ -130,7 +130,7 @@ class _Scan:
         self._wanted = wanted
         self._is_git = (source / ".git").exists()
         self._tracked: frozenset[str] | None = None
-        #: Number of files until the current folder has too many and is linked as a whole; None if it can't be linked.
+        #: How many more files the current folder may have before it is linked as a whole instead; None if it can't be linked.
         self._left: int | None = None
         self._tree = Tree(source=source, scanned_ns=time.time_ns(), last_id=cache.get("id"))
         self._ignore = Ignore(source)
@@ -190,7 +190,7 @@ class _Scan:
             if self._files_out and not is_directory and os.path.realpath(entry.path) in self._files_out:
                 self._leave(path, VALUES)
                 continue
-            # Only entries that the last scan included skip the decision; the cache has no excluded ones.
+            # Don't decide again on entries that the last scan included. The cache has no excluded entries, so decide on those.
             decided = trust and (path in self._known_directories if is_directory else path in known)
             why = None if decided else self._ignore.ignores(path, is_directory=is_directory)
             # A tracked entry belongs to the project, whatever the patterns say.
@@ -216,7 +216,7 @@ class _Scan:
     def _leave(self, path: str, why: str, *, is_folder: bool = False) -> None:
         if self._opened is None:
             return
-        # Never link results: the run would write its outputs into them.
+        # Never link a folder of results, because the run would write its own outputs into this folder.
         is_result = path in AT_THE_TOP or (is_folder and self._holds_results(path) and path not in self._wanted)
         is_environment = is_folder and _is_environment(os.path.join(self._tree.source, path))
         text = _RESULTS if is_result else VIRTUAL_ENVIRONMENT if is_environment else why
@@ -289,7 +289,7 @@ class _Scan:
         groups: dict[str, list[int]] = {}
         for path, stamp in tree.files.items():
             parts = path.split("/")
-            # Name the topmost folder without an included or tracked file, else the file itself.
+            # Name the topmost folder that has no included or tracked file. If there is no such folder, name the file itself.
             names = ("/".join(parts[:count]) for count in range(1, len(parts) + 1))
             group = next((name for name in names if name not in self._opened and not self._has_tracked(name)), None)
             if group is not None:
@@ -337,7 +337,7 @@ class _Scan:
         absolute = os.path.join(self._root, path)
         target = os.readlink(absolute)
         resolved = os.path.realpath(absolute)
-        # With the separator: "/home/ann/src-old" also begins with "/home/ann/src".
+        # Compare with a separator at the end, because "/home/ann/src-old" also begins with "/home/ann/src".
         if resolved != self._root and not resolved.startswith(self._root + os.sep):
             if self._opened is not None:
                 self._leave(path, f"a link to {target}", is_folder=os.path.isdir(absolute))
@@ -348,7 +348,7 @@ class _Scan:
             )
         by_name = os.path.normpath(os.path.join(os.path.dirname(path), target))
         if os.path.isabs(target) or by_name.split(os.sep)[0] == "..":
-            # A link that leaves the tree by name and returns would point from the copy to the original.
+            # An absolute link, or one that leaves the tree and returns, would lead from the copy to the original: change it.
             target = os.path.relpath(resolved, os.path.dirname(absolute))
         return target
 

@@ -161,7 +161,7 @@ def _read(tree: Tree, path: str, target: Path | None, meter: _Meter) -> str:
         finally:
             if copy is not None:
                 copy.close()
-        # Check again: after a write during the read, the hash may be that of no state of the file.
+        # Check the stamp again: if the file was written during the read, the hash may fit no state that the file ever had.
         if stamp_of(os.fstat(source.fileno())) != tree.files[path]:
             raise _ChangedError(path)
     return digest.hexdigest()

@@ -37,8 +37,8 @@ def check(job: Job, workspace_dir: Path) -> None:
 
 def check_on(job: Job, workspace_dir: Path, described: configured.Configured, target: Target) -> None:
     """Check a job like `check`, for a given `target` with the settings `described`."""
-    is_here = described.kind == configured.LOCAL  # other machines are checked while the run prepares
-    # Paceline keeps the queues of these kinds itself, and divides their GPUs.
+    is_here = described.kind == configured.LOCAL  # on other machines, the run's preparation checks this
+    # Only targets of these kinds can divide a GPU, because Paceline keeps their queues itself.
     if described.kind not in _OWN_QUEUES and job.gpu_share != 1:
         raise JobError(
             f"gpu_share={job.gpu_share:g}: compute target {job.compute_target!r} is of kind {described.kind}, and runs share "

@@ -109,8 +109,8 @@ class Submission:
         tags, name = (run.tags, run.display_name) if run is not None else (None, None)
         with self._releasing(folder), being_started(folder, record, lock_fd, self.taken, tags=tags, display_name=name):
             self._keep_target(folder)
-            # This program queues the run, and not the supervisor, so that runs start in the order of submission, however long
-            # each supervisor takes to load.
+            # This program puts the run in the queue. If each run's supervisor did so, runs would start in the order in which
+            # their supervisors have loaded, not in the order of submission.
             self.target.enqueue(record.job or self.job, folder.path)
             self.target.start_supervisor(folder.path, lock_fd, library_dir(self.workspace_dir), sys.executable)
 

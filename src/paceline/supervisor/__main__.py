@@ -104,7 +104,7 @@ def _guard(folder: RunFolder, supervisor: int) -> int:
     def forward(number: int, frame: object) -> None:
         processes.send(supervisor, number if number == signal.SIGUSR2 else signal.SIGTERM)
 
-    # Engines and `kill` signal the process that they started, which is the guardian: forward the signals to the supervisor.
+    # Engines (such as Slurm) and `kill` signal the process that they know, this guardian: pass signals on to the supervisor.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, forward)
     # Reap every child: otherwise adopted orphans would stay as zombies.
@@ -121,7 +121,7 @@ def _guard(folder: RunFolder, supervisor: int) -> int:
         return 0
     record = store.stored(folder)
     if status == 0 and folder.engine.exists():
-        return 0  # write no end of the run: the engine interrupted it, and may start it again
+        return 0  # don't record an end: the engine (such as Slurm) interrupted the run, and may restart it
     code = os.waitstatus_to_exitcode(status)
     how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
     say(f"the supervisor (pid {supervisor}) {how}; its workers were ended")

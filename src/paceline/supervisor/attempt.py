@@ -44,7 +44,7 @@ def run_attempt(run: Supervision, number: int) -> Outcome:
         environment.with_paths(command, launch, shells[command.node_rank])
         for command in get_launcher(run.job.launcher).commands(launch)
     ]
-    # Create the logs first: from `begin` on, nodes send their logs here. Readers open them once the record has the attempt.
+    # Create the logs before `begin`, after which nodes send log lines. Readers open the logs once the record has the attempt.
     make_logs(run.folder, launch)
     run.nodes.begin(launch.attempt)
     run.open_attempt(launch)

@@ -35,7 +35,7 @@ from paceline.targets import Nodes
 
 #: Timeout in seconds of the client's heartbeat, which comes every second.
 _SILENCE_S = 15.0
-#: Seconds after the command's end for reading the output and removing files.
+#: Seconds after a command's end in which its client may still read the output and remove the request's folder.
 _READ_S = 10.0
 _LOOK_S = 0.05
 
@@ -79,7 +79,7 @@ class ExecCommands:
     ) -> None:
         self._launch, self._folder, self._nodes, self._shells = launch, folder, nodes, shells
         self._is_running, self._looks = is_running, looks
-        #: Outputs of answered requests -> the time when they were written.
+        #: Name of an answered request -> time when its answer was written.
         self._told: dict[str, float] = {}
         #: Name of an open request -> its folder.
         self._open: dict[str, OwnFolder] = {}
@@ -151,7 +151,7 @@ class ExecCommands:
             else:
                 self._start(name, request)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            # Remember the refused request, or each tick would try it again.
+            # Remember that this request was refused: otherwise each tick would try it again.
             self._refused.add(name)
             with contextlib.suppress(OSError):
                 folder.write_json("answer.json", {"error": str(error)})
@@ -164,7 +164,7 @@ class ExecCommands:
         begin: Starts the dump or profile. Its argument is a function that receives the result.
         """
         output = self._make_output(name)
-        # Remember the request as answered until its client is gone.
+        # Treat the request as answered until its client is gone, so that the request is not started again.
         self._told[name] = time.monotonic() + limit_s + 2 * LIMIT_S
 
         def tell(found: WorkersReport) -> None:

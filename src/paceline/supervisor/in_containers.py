@@ -24,7 +24,7 @@ def wrapped(commands: Sequence[Command], launch: Launch, shells: Sequence[Mappin
     """
     if launch.prepared[0].container is None:
         return list(commands)
-    # Without a remote shell this machine simulates all nodes with one engine. Otherwise each node has an engine.
+    # Without a remote shell, one container engine on this machine runs all simulated nodes. Otherwise each node has an engine.
     if not launch.remote_shell:
         from paceline.containers import wrap_all
 

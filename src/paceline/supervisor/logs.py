@@ -21,9 +21,9 @@ from paceline.runs.folder import RunFolder
 from paceline.system import gaps
 from paceline.system.files import write_whole
 
-#: Seconds after a change in which a folder may change again without a new time, and after which it is listed in any case.
+#: A folder may change again within `_STEADY_S` seconds without a new time. It is listed every `_AGAIN_S` seconds in any case.
 _STEADY_S, _AGAIN_S = 2.0, 5.0
-#: The pause after a check of all logs' sizes lasts at least this many times as long as the check.
+#: The pause after a check of the sizes of all logs lasts at least this many times as long as the check itself.
 _PAUSE = 9
 _RANK_LOG = re.compile(r"rank_(\d+)\.log", re.ASCII)
 
@@ -42,7 +42,7 @@ def make_logs(folder: RunFolder, launch: Launch) -> None:
 
 def _link(target: str, beside: str, path: str) -> None:
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(beside)  # left by a supervisor that was killed during this function
+        os.unlink(beside)  # a supervisor killed in this function may have left this link
     os.symlink(target, beside)
     # Rename over the old link, so that readers that follow the log always find a link.
     os.replace(beside, path)
@@ -62,7 +62,7 @@ class NewFiles:
         try:
             changed_ns = os.stat(self._folder).st_mtime_ns
             now_s = time.time()
-            # A folder may change again within a tick of its clock, or behind the cache of a network file system.
+            # Coarse file times, or the cache of a network file system, may hide a new change: then list the folder again.
             if changed_ns == self._changed_ns and now_s < self._again_s and now_s - changed_ns / 1e9 > _STEADY_S:
                 return set()
             self._changed_ns, self._again_s = changed_ns, now_s + _AGAIN_S
@@ -108,7 +108,7 @@ class LogWatch:
             if (found := _RANK_LOG.fullmatch(name)) and (rank := int(found[1])) not in self._paths:
                 self._add(rank)
                 logs = str(self._folder.logs)
-                with contextlib.suppress(OSError):  # the disk is full: do without this link to the log
+                with contextlib.suppress(OSError):  # the disk is full: the log stays without a link
                     _link(os.path.relpath(self._paths[rank], logs), f"{logs}/.link", f"{logs}/{name}")
         now_s, grown = time.monotonic(), self._grown()
         if grown is None and now_s < self._next_s:
@@ -121,7 +121,7 @@ class LogWatch:
             ranks = [rank for found in names if found and (rank := int(found[1])) in self._paths]
         lines = [line for rank in ranks if (line := self._grown_line(rank)) is not None]
         if lines:
-            with contextlib.suppress(OSError):  # the disk is full: the merged view orders these lines less exactly
+            with contextlib.suppress(OSError):  # the disk is full: readers merge these lines less exactly
                 self._order.write("".join(lines).encode())
         # The sizes of thousands of logs take a while: look at them less often.
         self._next_s = now_s + _PAUSE * (time.monotonic() - now_s)
@@ -171,7 +171,7 @@ def shorten_logs(folder: RunFolder, attempt: int) -> None:
     if not closed:
         return
     order = folder.log_order(attempt)
-    with contextlib.suppress(OSError):  # the disk is full: the merged view orders lines less exactly
+    with contextlib.suppress(OSError):  # the disk is full: readers merge the lines of all ranks in a less exact order
         lines = []
         for line in order.read_text().splitlines():
             words = line.split()

@@ -18,7 +18,7 @@ from paceline.runs.driver_log import say
 from paceline.system.files import write_whole
 from paceline.targets import Nodes
 
-#: Seconds between two requests to the target for more nodes.
+#: Seconds between two questions to the compute target whether it has more nodes.
 _LOOK_S = 1.0
 
 #: Seconds between two checks of the disks.
@@ -44,7 +44,7 @@ class ResizeWatch:
         self._launch, self._nodes, self._more, self._note = launch, nodes, more, note
         self._next = time.monotonic() + not_before_s
         self._most = launch.job.node_range[1] if launch.job.node_range else launch.job.node_count
-        #: Number of nodes that the workers know of; 0 before the request for more nodes.
+        #: Number of nodes in the last request to the workers to end for more nodes; 0 before this request.
         self.requested = 0
 
     def look(self) -> None:
@@ -64,7 +64,7 @@ class ResizeWatch:
         path, text = resize_request(self._launch), json.dumps({"nodes": count})
         put: Callable[[int, str, bytes], None] | None = getattr(self._nodes, "put", None)
         if put is None:
-            # These nodes share the supervisor's folders, so they see the request that is written here.
+            # These nodes share the supervisor's folders, so one file written on this machine reaches the workers of all nodes.
             with contextlib.suppress(OSError):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_whole(path, text)

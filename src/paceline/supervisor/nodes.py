@@ -23,9 +23,9 @@ from paceline.targets import Nodes
 from paceline.targets.local_nodes import LocalNodes
 
 _TICK_S = 0.05
-#: Seconds for a node's process to end after SIGTERM.
+#: Seconds to wait until a node's process has ended after SIGTERM.
 _END_S = 5.0
-#: Verb of `paceline.node` -> the file with its result, and a description of the work.
+#: Subcommand of `paceline.node` -> function that returns the path of its result file, and a description of its work.
 _VERBS: dict[str, tuple[Callable[[RunFolder, int], Path], str]] = {
     "prepare": (RunFolder.prepared, "being prepared"),
     "check": (RunFolder.stored, "looking at where outputs are stored"),
@@ -68,7 +68,7 @@ def on_nodes(
     folder, wake = run.folder, run.wake
     result, _ = _VERBS[verb]
     results = {rank: result(folder, rank) for rank in node_ranks}
-    # A remote node makes the workers' folder itself, from the snapshot that was sent to it.
+    # A node that shares no folders makes the workers' folder itself, from the snapshot that was sent to the node.
     options = [
         *([] if seen.is_shared else ["--apart"]),
         *(["--nodes", str(len(nodes.nodes))] if run.job.node_range else []),
@@ -109,7 +109,7 @@ def on_nodes(
             if lost := {rank: how for rank, how in nodes.lost().items() if rank in results}:
                 return NodeOutcome(failure=_lost_report(nodes, lost))
     except EngineError:
-        raise  # this may be an OSError too: the nodes cannot be reached
+        raise  # some EngineErrors are OSErrors too, but mean that the nodes can't be reached
     except OSError as failed:
         # The node lacks the interpreter that it is configured to have.
         message = f"{seen.python!r} could not be started to prepare the nodes: {failed.strerror or failed}."
@@ -139,7 +139,7 @@ def all_started(
         return
     cold: set[str] = set()
     for given in commands:
-        # A spare is a pre-started Python process. If a command finds it busy, later ones don't use it: each wait takes time.
+        # A spare is a pre-started Python process. If one command finds it busy, later commands skip it, because waiting is slow.
         command = replace(given, spare="") if given.spare in cold else given
         try:
             started = nodes.start(command, work_dir, shells[command.node_rank])

@@ -88,7 +88,7 @@ def with_outputs_stored(run: Supervision, outcome: Outcome) -> Outcome:
         return outcome
     run.to(states.FINALIZING)
     if run.nodes is None or run.seen is None or not run.seen.is_shared or run.nodes.lost():
-        done = from_here(run, "store")  # the nodes' files are on this machine by now
+        done = from_here(run, "store")  # the nodes' files are on this machine already
     else:
         done = on_nodes(run, "store", [0], run.nodes, run.seen, run.cancel_reason)
     if done.results:

@@ -137,7 +137,7 @@ def _prepare(run: Supervision, nodes: Nodes, seen: RemotePaths) -> tuple[NodeOut
     if not (needs_more or job.environment.needs_build or job.environment.docker_image or job.inputs):
         return NodeOutcome(), (NodeSetup(python=job.environment.python or seen.python),) * job.node_count
     try:
-        # Lock before the nodes create views: the cache removes views without a living owner.
+        # Lock the run's views (folders of links to cached files) before nodes create them: the cache removes unlocked views.
         run.held.enter_context(_views(job, run.folder.run_id))
     except UserError as error:
         return NodeOutcome(failure=FailureReport(cause="data", message=str(error))), ()
@@ -180,12 +180,12 @@ def _views(job: Job, run_id: str) -> Iterator[None]:
     from paceline.data.transfer.cache import DataCache
 
     cache = DataCache()
-    cache.drop_dead_views()  # remove the views that killed runs left
+    cache.drop_dead_views()  # remove the views of runs that were killed
     held = cache.hold_view(run_id)
     try:
         yield
     finally:
-        # Remove the views under the lock: otherwise another process may take them for a killed run's views.
+        # Remove this run's views before its lock is released: otherwise another process may remove them at the same time.
         cache.drop_views(run_id)
         os.close(held)
 

@@ -41,7 +41,7 @@ class Replacing:
     ) -> None:
         self._launch, self._folder, self._nodes, self._shells = launch, folder, nodes, shells
         self._left, self._note = left, note
-        #: The newest generation (number of the process group). A lost worker can't be replaced until all ranks have reached it.
+        #: Generation (number of the process group) that all ranks must have reached before another lost worker can be replaced.
         self._least = 0
         #: Why the last lost worker was not replaced.
         self.why_not = ""

@@ -18,7 +18,7 @@ from paceline.system.files import read_json
 from paceline.system.spare_client import VARIABLE
 from paceline.targets import Nodes
 
-#: Seconds from the start of an attempt's workers to that of the spares: Python processes that import the same modules in advance.
+#: Seconds from the start of the workers to that of the spares: Python processes that import the same modules in advance.
 _AFTER_S = 0.5
 
 

@@ -41,11 +41,11 @@ from paceline.targets import target_of_run
 
 #: If an attempt ends by these causes, the next attempt does not count as a restart: in any run, and in an elastic run.
 _FREE, _FREE_IF_ELASTIC = frozenset({"preempted"}), frozenset({*NODES_GONE, "resized"})
-#: Least seconds before an elastic run asks for more nodes again, if a restart for more nodes brought none.
+#: Minimum number of seconds until an elastic run asks for more nodes again, after a restart that brought no more nodes.
 _IN_VAIN_S = 60.0
 #: How many times in a row a run may be preempted before all of its workers have started; then it fails.
 _FRUITLESS = 10
-#: Exit codes of workers that an engine's signal ended, and seconds in which the supervisor gets such a signal too.
+#: Exit codes of workers that an engine (such as Slurm) has killed; seconds within which it signals the supervisor too.
 _KILLED = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
 _SIGNAL_S = 2.0
 
@@ -80,7 +80,7 @@ def _attempts(run: Supervision) -> Outcome:
     The run keeps its nodes between attempts if possible.
     """
     run.note_engine_restart()
-    number = len(run.record.attempts)  # more than 0 if the engine has requeued the job after earlier attempts
+    number = len(run.record.attempts)  # more than 0 if an engine (such as Slurm) has requeued the job
     tried, fruitless, failure = _tried(run.record), 0, None
     # Check this at the start: the engine restarts an interrupted job even if `max_restarts` allows no further attempt.
     if tried + _replaced(run.record) > run.job.max_restarts and number:
@@ -274,7 +274,7 @@ def _write_end(run: Supervision, outcome: Outcome, ended_utc: str) -> None:
         "left_out_count": len(run.left_out),
     }
     if outcome.stopped == "interrupted":
-        # Either a preemption or a cancel: only the engine knows, and it may restart the job. So write no final state.
+        # Write no final state: only the engine (such as Slurm) knows whether this is a cancel or a preemption with a restart.
         say("the engine has asked for the end of its job; the workers were ended")
         run.to(states.QUEUED, waiting_for="interrupted by the engine", scratch_dir=None)
     elif outcome.stopped == "cancel":
@@ -311,7 +311,7 @@ def _fail_internally(run: Supervision, error: BaseException) -> None:
     with contextlib.suppress(Exception):  # no error may prevent the final record
         give_nodes_back(run)
     processes.kill_descendants(os.getpid())
-    # Call the interpreter's own function: it imports nothing, and ignores a full disk.
+    # Print the traceback with the interpreter's own function, which imports nothing and ignores errors of a full disk.
     sys.__excepthook__(type(error), error, error.__traceback__)
     remove_containers(run.job, run.record.run_id)
     shutil.rmtree(run.folder.scratch, ignore_errors=True)

@@ -80,14 +80,14 @@ class Supervision:
         self.held = contextlib.ExitStack()
         self.left_out: list[dict[str, str]] = []
         self.most: int | None = None
-        #: Seconds from an attempt's start to a restart with more nodes; longer after a restart that found no more.
+        #: Minimum seconds from an attempt's start to a restart for more nodes; increased after a restart that brought none.
         self.elastic_s: float = self.job.elastic_seconds
         #: Whether all workers of the attempt have started.
         self.has_run = False
         self.reason = "start"
-        #: How many replacements of workers `max_restarts` allows in this attempt.
+        #: Number of further replacements of workers that `max_restarts` allows in this attempt.
         self.replacements_left = 0
-        #: Whether the run may return its nodes now and queue again, and which other run's need is the reason.
+        #: Whether the run may return its nodes now and queue again; and why another run needs the nodes, or "".
         self.may_leave, self.leaves_for = False, ""
         self._asks_at = 0.0
         self.spares = WarmSpares()
@@ -103,7 +103,7 @@ class Supervision:
         """The job with the number of nodes that the run holds."""
         return self.job if self.nodes is None or not self.job.node_range else self.job.resized(len(self.nodes.nodes))
 
-    # --- the record
+    # --- changes of the run's record
 
     def to(self, status: str, **changes: Any) -> None:
         """Write the run's next state, with further changes of its record."""
@@ -239,8 +239,8 @@ class Supervision:
             return None
         if number == signal.SIGUSR2:
             return "time_limit"
-        # SIGTERM means a preemption, after which the engine starts the job again, or a cancel. Unless the engine's SIGTERM always
-        # means a cancel, leave the record open: readers ask the engine.
+        # An engine (such as Slurm) sends SIGTERM for a cancel, and for a preemption, after which it starts the job again. Leave
+        # the record open unless this engine sends it only for a cancel: readers of the record ask the engine.
         may_return = self.folder.engine.exists() and remote_status.engine(self.folder).get("sigterm") != "cancel"
         return "interrupted" if may_return else "cancel"
 
@@ -295,7 +295,7 @@ class Wake:
         os.set_blocking(self._write, False)
         # The interpreter's C handler writes the byte. A full pipe is harmless: one byte is enough to wake `sleep`.
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        # Use handlers: workers would inherit masks and SIG_IGN. SIGCHLD needs one, or Python's C handler does not run.
+        # Don't block or ignore signals: workers would inherit it. Without a SIGCHLD handler, the C handler would write no byte.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
             signal.signal(number, self._stop)
@@ -318,6 +318,6 @@ class Wake:
                 pass
 
     def _stop(self, number: int, frame: object) -> None:
-        # The first signal counts: an engine that warns by SIGUSR2 sends SIGTERM later.
+        # Only the first signal counts, because an engine (such as Slurm) that warns by SIGUSR2 sends SIGTERM later.
         if self.stopped_by is None:
             self.stopped_by = number

@@ -53,29 +53,29 @@ if TYPE_CHECKING:
     from paceline.supervisor.diagnosis.findings import Findings
 
 _TICK_S = 0.1
-#: The pause after a look at the workers lasts at least this many times as long as the look.
+#: The pause after a check of the workers lasts at least this many times as long as the check itself.
 _PAUSE = 9
-#: Most seconds between two looks at the workers, and so until the supervisor reacts to a cancel.
+#: Maximum number of seconds between two checks of the workers, and so until the supervisor reacts to a cancel.
 _LONGEST_S = 0.8
 #: Names of the workers' reports in the attempt's folder.
 _REPORT = re.compile(r"(start|error|end)_(\d+)\.json", re.ASCII)
 #: Seconds to wait after the first reported failure: another worker may have failed earlier and report it later.
 _SETTLE_S = 0.25
-#: Seconds of a shorter wait if SIGKILL ended a worker of this machine: reports of exceptions arrive here at once.
+#: Shorter wait in seconds if SIGKILL ended a worker on this machine, on which reports of exceptions arrive at once.
 _KILLED_SETTLE_S = 0.05
-#: Seconds for a worker with a known exception to exit; some never do (MPI_Finalize waits for peers).
+#: Seconds to wait for the exit of a worker whose exception is known. Some never exit (MPI_Finalize waits for peers).
 _LINGER_S = 3.0
-#: Seconds for a launcher to exit after its last worker, and for a worker's report to follow its launcher's exit.
+#: Seconds to wait for a launcher's exit after its last worker's, and for a worker's report after its launcher's exit.
 _LAUNCHER_S = 5.0
-#: Seconds for the nodes to report killed processes.
+#: Seconds to wait until the nodes have reported the exits of killed processes.
 _KILL_S = 10.0
-#: After a failure that a lost node may have caused: seconds to wait, beyond the limit after which a silent node is lost.
+#: If a lost node may explain a failure, wait this many seconds longer than the time after which a silent node is lost.
 _NOTICE_S = 3.0
-#: Seconds for the other workers to end after an elastic run has lost a node; most of them still wait for its workers.
+#: Grace period in seconds of the other workers after an elastic run has lost a node: most of them only wait for that node.
 _LOST_GRACE_S = 10.0
-#: Most seconds for the stack dump that precedes the end of a run at its time limit.
+#: Maximum number of seconds to wait for the workers' stack dump before a run ends at its time limit.
 _LAST_LOOK_S = 5.0
-#: Seconds and samples per second of the sampling of a straggler's stacks.
+#: For how many seconds, and how often per second, the stacks of a straggler are sampled.
 _WHERE_S, _WHERE_RATE = 4.0, 10.0
 #: Seconds after an attempt's start at which the supervisor loads the modules for the diagnosis of failures and hangs.
 _LOAD_S = 5.0
@@ -114,11 +114,11 @@ class WorkerWatch:
         self._shells, self._stop, self._on_running, self._warn = shells, stop, on_running, warn
         self._look_at_metrics = look_at_metrics
         self._places = {place.rank: place for place in launch.places}
-        #: (pid, node rank) -> command
+        #: (pid, node rank) of a started process -> its command
         self._started: dict[tuple[int, int], StartedCommand] = {}
         self._has_launcher = False
         self._news = NewFiles(folder.attempt(launch.attempt))
-        #: Reports that could not be read yet, and the ranks that have not started.
+        #: Workers' reports that could not be read yet, and the ranks that have not started.
         self._unread: set[tuple[str, int]] = set()
         self._starting = set(self._places)
         self._workers = [place.rank for place in launch.places if place.role == "worker"]
@@ -197,7 +197,7 @@ class WorkerWatch:
             resized=resized,
         )
 
-    # --- starting
+    # --- start the commands
 
     def _start(self, commands: list[Command]) -> FailureReport | None:
         failure = None
@@ -206,7 +206,7 @@ class WorkerWatch:
             commands, all_started(self._nodes, commands, self._launch.work_dir, shells), strict=False
         ):
             if isinstance(started, EngineError):
-                raise started  # the nodes cannot be reached; the command is not at fault
+                raise started  # the nodes can't be reached, so the command has not failed
             if isinstance(started, OSError):
                 failure = failure or FailureReport(
                     cause="launcher",
@@ -223,7 +223,7 @@ class WorkerWatch:
                 self._pids[command.ranks[0]] = started.pid
         return failure
 
-    # --- watching
+    # --- watch the workers
 
     def _watch(self) -> str | None:
         """Watch the workers, then end them. Return why the run must stop, or None."""
@@ -372,7 +372,7 @@ class WorkerWatch:
                 self._errors[rank] = error
                 self._error_seen[rank] = time.time()
             return rank in self._errors
-        # Of a worker that this process, or an agent, has started, only the exit itself counts.
+        # A worker's own report of its end counts only below a launcher: other workers have a parent that gets the exit code.
         if rank not in self._exit_codes and self._has_launcher:
             if (end := read_json(self._folder.worker_end(attempt, rank))) is None:
                 return False
@@ -393,10 +393,10 @@ class WorkerWatch:
         if code == 0 and left_its_container(self._launch, self._folder, rank, partial(self._is_alive, rank)):
             code = 128 + signal.SIGTERM
         self._exit_codes[rank], self._ended_at[rank] = code, ended.time
-        if self._launch.prepared[0].container is None:  # for a container, this is the memory of its client
+        if self._launch.prepared[0].container is None:  # in a container, `peak_bytes` is the memory of the engine's client
             self._peaks[rank] = ended.peak_bytes
 
-    # --- ending
+    # --- end the workers
 
     def _end_gracefully(self) -> None:
         """Send SIGTERM to all running workers, and wait up to the grace period for their end.
@@ -471,7 +471,7 @@ class WorkerWatch:
         left_s = since + silence_s + _NOTICE_S - time.monotonic()
         self._look_until(lambda: not may_have_lost_a_node(self._findings()), left_s, _TICK_S)
 
-    # --- the diagnosis
+    # --- diagnose failures
 
     def _load_diagnosis(self) -> None:
         """Import the modules for a diagnosis before an update of Paceline can replace them."""

@@ -18,7 +18,7 @@ from paceline.sweeps.expressions import Expression
 from paceline.sweeps.points import ADDITIONS, ASSIGNMENTS, EQUALS, WORDS, is_of_switch, text_of
 from paceline.sweeps.space import Dimension, Space, argument
 
-#: The most values of a choice or integer range to check; and the quantiles of a continuous range to check.
+#: Maximum number of values of a choice or integer range to check; and the quantiles of a continuous range to check.
 _MOST_VALUES = 1000
 _QUANTILES = (0.03, 0.31, 0.59, 0.87)
 _MOST_COMPLAINTS = 5

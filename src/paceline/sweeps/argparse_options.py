@@ -291,7 +291,7 @@ class _Reader:
             # Give up at any other method, such as `register`, which can redefine the type int.
             raise _NotKnownError
 
-    # --- the command line
+    # --- check that the parser gets the words of the command line
 
     def _is_argv(self, node: ast.AST) -> bool:
         return (

@@ -22,12 +22,12 @@ from paceline.sweeps.sweep_state import SweepState
 from paceline.sweeps.trial import Trial, front, is_better
 from paceline.sweeps.trial_runs import PAUSED, PROMOTED, RUNG, all_runs
 
-#: Share of the controller's time for judgements, which sets the pause after each; and the longest pause in seconds.
+#: After judging the trials, pause for the time that it took, divided by `_JUDGING`, but for at most `_LATEST_S` seconds.
 _JUDGING = 0.25
 _LATEST_S = 0.3
 #: Number of Completed trials without the primary metric after which a sweep fails.
 _WITHOUT_METRIC = 3
-#: Most trials on the Pareto front that a message names.
+#: Maximum number of trials on the Pareto front that a message names.
 _MOST_BEST = 3
 #: Seconds between two messages on a new best trial: a sweep has many of them in its first seconds.
 _BEST_S = 60.0
@@ -110,9 +110,9 @@ class Controller(ParentController[SweepState]):
         sweep = self.state
         if sweep.spec.stop is None:
             return
-        # A policy names a trial at each call until the trial has ended. `ask` returns True only for the first request.
+        # The policy names a trial again at each call until the trial has ended; `ask` returns True only for the first request.
         for number, reason in sweep.spec.stop.stops(sweep.trials, sweep.spec.goal).items():
-            # Skip a trial that has ended meanwhile, which keeps its result.
+            # Skip a trial that has ended since the policy read it: the trial keeps its result.
             if number in sweep.live and self.canceling.ask(sweep.folder_of(number), reason):
                 say(f"trial {number} is stopped: {reason}")
         if (policy := pausing(sweep.spec.stop)) is None:

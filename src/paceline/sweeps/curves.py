@@ -50,7 +50,7 @@ class CurveReader:
     def __init__(self, directory: Path, metric: str) -> None:
         self._directory = directory
         self._metric = metric
-        # The writer uses `json.dumps` too, so lines without these bytes need no parsing.
+        # Only lines with these bytes are parsed. The logs' writer uses `json.dumps` too, so no line of the metric is missed.
         self._needle = json.dumps(metric).encode()
         self._listing = FolderListing(directory)
         self._logs: dict[int, dict[int, Path]] = {}

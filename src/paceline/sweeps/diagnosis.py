@@ -25,7 +25,7 @@ _WITHOUT, _FINITE, _RANKS, _DIRECTION = (
     "with different values",
     "from its first value",
 )
-#: Warn about the sweep's goal if so many trials got worse over so many values each.
+#: Warn that the sweep's goal may be wrong if so many trials got worse, each over at least so many values.
 _TRIALS, _VALUES = 3, 3
 _LOOKED_AT = 50
 
@@ -75,7 +75,7 @@ def _text(report: FailureReport) -> str:
     if report.exception:
         return report.exception.strip()
     last = last_words(report.last_lines)
-    # Add the last line for exceptions only. A script that exits with a code has printed its reason, as argparse does.
+    # Add the log's last line if the script ended itself: a script that exits with a code prints its reason, as argparse does.
     return f"{report.message.strip()} Its last line: {last}" if last and report.cause == "exception" else report.message
 
 

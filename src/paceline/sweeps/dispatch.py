@@ -115,7 +115,7 @@ class Dispatcher:
         if spec.array_size is None:
             return 1
         count = min(spec.array_size, spec.trials - number, ALIKE_SPAN - number % ALIKE_SPAN)
-        # The engine limits concurrent trials only within one array: submit an array if no trial is live, or all fit the limit.
+        # The engine limits concurrent trials only per array: submit an array if no trial is live, or if all trials fit the limit.
         return count if not sweep.live or len(sweep.live) + count <= spec.concurrent else 0
 
     def _next(self, count: int) -> list[Trial]:
@@ -169,7 +169,7 @@ class Dispatcher:
         checkpoints = RunFolder(sweep.runs_dir / following.source).checkpoints
         self._prepared(run.job).start(dataclasses.replace(run, checkpoints=checkpoints))
         if sweep.trials[number].stopped is not None:
-            # Remove the tag, which the sweep set at its end, before more trials were requested.
+            # Remove the tag that marks the trial as stopped: the sweep set it at its end, before more trials were requested.
             with contextlib.suppress(OSError):
                 tags_and_properties.remove_tags(sweep.folder_of(number).notes, [STOPPED])
         sweep.go_on(sweep.trials[number].gone_on(run.run_id, following, values))
@@ -198,7 +198,7 @@ class Dispatcher:
         sweep, spec = self._sweep, self._sweep.spec
         values = {**entry["values"], **budget(spec.stop, rung)}
         job = job_of(sweep.job, values, spec.pass_as, self._snapshot, spec.switches)
-        # Add the run's id to the destinations of outputs, so that each trial has its own.
+        # Put the run's id into the destinations of outputs, so that no trial overwrites the outputs of another one.
         job, secrets = unrecorded(_resumed(in_places_of(job, run_id, "{run}"), former), self._secrets)
         return NewRun(
             run_id=run_id,

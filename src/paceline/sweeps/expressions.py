@@ -22,7 +22,7 @@ from paceline.system.names import did_you_mean
 
 Raw: TypeAlias = "int | float"
 
-#: Least distance of a quantile from 0 and 1, where a normal distribution's value is infinite.
+#: Minimum distance of a quantile from 0 and 1, where the value of a normal distribution is infinite.
 _TAIL = 1e-9
 
 
@@ -79,7 +79,7 @@ class Choice:
         return len(self.options)
 
     def raw_at(self, quantile: float) -> int:
-        # Limit the index, because the quantile 1 would be behind the last option.
+        # Limit the index, because the quantile 1 would give an index after the last option.
         return min(int(quantile * len(self.options)), len(self.options) - 1)
 
     def value(self, raw: Raw) -> object:
@@ -157,7 +157,7 @@ class Uniform(_Range):
 
     def raw(self, value: object) -> float:
         number = _number(self.shown, value)
-        # Allow half a step outside of the bounds, where rounded values may be, which users may pass as points.
+        # Allow half a step outside of the bounds: rounding may give such values, which users may then pass as points.
         slack = (self.q or 0) / 2
         if not self.low - slack <= number <= self.high + slack:
             raise SweepError(f"{value!r} is not in {self.shown}. Give a number from {self.low:g} to {self.high:g}.")

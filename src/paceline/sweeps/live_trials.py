@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 STATUS = 1
 
 _NOTEBOOK_PAUSE_S = 0.5
-#: Most rows of the table in a notebook, because the saved notebook contains them.
+#: Maximum number of rows of the table in a notebook: the saved notebook contains all rows.
 _MOST = 30
 _COLOURS = {states.COMPLETED: "green", states.FAILED: "firebrick", states.CANCELED: "darkorange"}
 
-#: Pause between two updates in seconds, and the least ratio of the pause to the time that an update takes.
+#: Minimum pause between two updates in seconds; and minimum ratio of the pause to the time that an update takes.
 _TERMINAL_PAUSE_S = 0.3
 _SHARE = 4
 #: Number of screen lines for the table's header, the line "and N more" and the cursor.
@@ -79,7 +79,7 @@ class Board:
             if trial.is_over:
                 del self._live[number]
                 if may_go_on:
-                    # Read the ended trial's record, because the tag of a pause is not read while the trial is live.
+                    # Read the ended trial again: while a trial is live, the tag that says that it was paused is not read.
                     self._read_again(number, spec)
         if may_go_on:
             self._look_for_later_runs(spec, has_ended=record.is_terminal)
@@ -91,7 +91,7 @@ class Board:
 
     def _look_for_later_runs(self, spec: SweepSpec, *, has_ended: bool) -> None:
         for number, trial in enumerate(self._trials):
-            # At its end, the sweep tags trials that still wait, so read paused trials again then.
+            # When a sweep ends, it tags the trials that are still paused as stopped, so read these trials again then.
             if trial.is_over and (has_more(self._folder, trial) or (has_ended and trial.shown == SHOWN_PAUSED)):
                 self._read_again(number, spec)
 
@@ -281,7 +281,7 @@ def follow(folder: RunFolder, stream: IO[str], line: Callable[[str], None], *, s
     """
     if runs_notebook.is_here():
         return follow_in_notebook(folder)
-    # Show a live table unless the terminal is dumb, such as an editor's, which cannot redraw.
+    # Show a live table, except on a terminal that can't redraw lines, such as an editor's with TERM=dumb.
     if stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown", ""):
         return follow_on_terminal(folder, stream, stays=stays)
     return child.follow_log(folder, line)

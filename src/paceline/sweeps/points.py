@@ -20,7 +20,7 @@ from paceline.system.names import did_you_mean
 ARGUMENTS, EQUALS, WORDS, REPEATED, COMMAS, ASSIGNMENTS, ADDITIONS, ENVIRONMENT = WAYS = (
     *("arguments", "equals", "words", "repeated", "commas", "assignments", "additions", "environment"),
 )
-#: Example that a user may write for a way -> the way.
+#: Spelling of a way to pass values, which users may write -> name of the way.
 _FORMS = {
     "--name value": ARGUMENTS,
     "--name=value": EQUALS,
@@ -33,7 +33,7 @@ _FORMS = {
 #: Ways to pass values that begin with dashes. Only with these can a switch (an option without a value) be passed.
 _DASHED = (ARGUMENTS, EQUALS, WORDS, REPEATED, COMMAS)
 
-#: Way with a form for lists -> function that returns the command-line words for a list.
+#: Way to pass values that has a form for lists -> function that returns the command-line words for a list.
 _LISTS: dict[str, Callable[[str, Sequence[object]], list[str]]] = {
     WORDS: lambda word, items: [word, *map(text_of, items)],
     REPEATED: lambda word, items: [f"{word}={text_of(item)}" for item in items if item is not None],

@@ -169,5 +169,5 @@ def parameter_column(name: str, metrics: Iterable[str]) -> str:
     plain = name.lstrip("-")
     if plain not in {*BEFORE, *AFTER, FRONT, *map(metric_column, metrics)}:
         return plain
-    # Add "(parameter)" if a metric has the same name, with dashes.
+    # If even the name with dashes is the name of a metric, add "(parameter)" to the hyperparameter's name.
     return argument(name) if argument(name) not in metrics else f"{argument(name)} (parameter)"

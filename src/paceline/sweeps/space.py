@@ -69,7 +69,7 @@ class Space:
             dimension = waiting.pop(0)
             chosen[dimension.key] = raw = choose(dimension)
             if dimension.branches:
-                # Insert at the front, so that keys are always in the order of `grid`.
+                # Insert the branch's dimensions at the front, so that the keys have the same order as the keys of `grid`.
                 waiting[:0] = dimension.branches[int(raw)]
         return chosen
 
@@ -261,7 +261,7 @@ def _raws(expression: Expression) -> list[Raw]:
     if isinstance(expression, expressions.Uniform):
         assert expression.q is not None, "a continuum is refused before"
         first, last = round(expression.low / expression.q), round(expression.high / expression.q)
-        # The outermost multiples may exceed the bounds by half a step. Clipped raw values round to the same multiples.
+        # The first and last multiple of `q` may exceed the bounds. Clip both: a clipped raw value rounds to the same multiple.
         return [min(max(n * expression.q, expression.low), expression.high) for n in range(first, last + 1)]
     if isinstance(expression, expressions.Integers):
         return list(range(expression.low, expression.high))

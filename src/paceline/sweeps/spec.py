@@ -20,7 +20,7 @@ from paceline.targets.base import ALIKE_SPAN
 
 #: Engines that can run a sweep's controller.
 CONTROLLERS = ("slurm", "ray")
-#: Most trials of a sweep, because the controller keeps every trial's curve in memory.
+#: Maximum number of trials of a sweep: the controller keeps the curves of all trials in memory.
 MOST_TRIALS = 10_000
 
 

@@ -89,7 +89,7 @@ def submit_sweep(
     with being_started(folder, record, lock_fd, taken, tags=tags, display_name=display_name):
         keep(folder, known.results)
         if spec.controller is not None:
-            # Readers of the sweep use this copy of the target's settings, as for a run of the engine.
+            # Keep a copy of the target's settings for readers of the sweep, as for a run whose supervisor is in an engine's job.
             configured.keep_copy(folder.path, known.described)
         controllers.start(folder, lock_fd)
     return folder
@@ -222,7 +222,7 @@ def more(folder: RunFolder, trials: int) -> None:
         raise SweepError(f"run {folder.run_id} is not a sweep; its kind is {record.kind}.")
     if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
         raise SweepError(f"trials={trials!r} is not an integer of 1 or more.")
-    # Write the request before trying the lock: a controller that still has the lock, but is about to end, then continues.
+    # Write the request before trying the lock. A controller that is about to end, but still holds the lock, then continues.
     in_all = requested(folder) + trials
     there = count(folder) if record.is_terminal else SweepSpec.from_json(record.sweep).trials
     if (total := there + in_all) > MOST_TRIALS:

@@ -76,7 +76,7 @@ class SweepState(ParentState):
 
     def take_up(self) -> None:
         """Read the trials that exist on disk, and remove unfinished run folders."""
-        # A submission that was killed leaves a hidden folder, and `store.create` refuses to make it again.
+        # Remove hidden folders of killed submissions: while such a folder exists, `store.create` can't create the run.
         for hidden in self.runs_dir.glob(f"{removal.NEW}{self.folder.run_id}_*"):
             shutil.rmtree(hidden, ignore_errors=True)
         for trial, runs in read_trials(self.folder, self.spec):

@@ -110,7 +110,7 @@ class Trial:
     @property
     def is_paused(self) -> bool:
         """Whether the policy has paused the trial's last run."""
-        # If the script ended by itself before the pause, the run is not Canceled, and the trial does not continue.
+        # A paused run is Canceled. If the script ended by itself before the pause, the run has another state: the trial is over.
         return self.paused is not None and self.status == states.CANCELED
 
     @property
@@ -179,7 +179,7 @@ class Trial:
             return None
         return value
 
-    # Cached: policies ask for the best value at each interval of thousands of trials, most of which have ended.
+    # Cached, because policies ask thousands of trials for their best value at every interval, and most trials have ended.
     @cached_property
     def _maxima(self) -> array[float]:
         return array("d", itertools.accumulate(map(_finite, self.curve), _larger))

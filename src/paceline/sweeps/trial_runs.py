@@ -27,7 +27,7 @@ from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Leg, Trial
 from paceline.system.files import append_line, json_lines, stamp_of
 
-#: Tags of a run: why it was paused; the rung to which it was promoted while live; why it was promoted.
+#: Tags of a run: why it was paused; to which rung (number of values) it was promoted while live; why it was promoted.
 PAUSED, RUNG, PROMOTED = "paused", "rung", "promoted"
 
 _FILE = "ended.jsonl"
@@ -134,7 +134,7 @@ def trials(sweep: RunFolder, spec: SweepSpec) -> list[Trial]:
 
 def read_trials(sweep: RunFolder, spec: SweepSpec) -> Iterator[tuple[Trial, list[RunRecord]]]:
     """Yield each trial and its runs' records, which are [] for a cached trial."""
-    # Don't use the cache if the policy pauses trials, since an ended trial may continue in another run.
+    # Don't use the cache with a policy that pauses trials: an ended trial in the cache may since have continued in another run.
     ended = EndedTrials(sweep) if pausing(spec.stop) is None else None
     for number in itertools.count():
         if ended is not None and (trial := ended.get(number)) is not None:
@@ -171,7 +171,7 @@ class EndedTrials:
         self._lines: dict[int, dict[str, object]] = {}
         for kept in json_lines(sweep.path / _FILE):
             with contextlib.suppress(KeyError, TypeError):
-                # Use the last line of a trial, because its child run may have been removed and created again.
+                # Use a trial's last line: if its child run was removed and created again, the file has several lines for it.
                 self._lines[kept["number"]] = kept
 
     def get(self, number: int) -> Trial | None:

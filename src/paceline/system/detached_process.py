@@ -32,12 +32,12 @@ def start(
         OSError: The process can't be started.
     """
     environment = {
-        # A worker that submits a run must not look like a process of the new run: these variables identify orphans.
+        # Drop the caller's variables that mark a run's processes: a worker that submits a run does not belong to the new run.
         **processes.of_no_run(os.environ),
         "PYTHONPATH": str(library_dir),
-        # This variable protects the supervisor when the submitting run kills all processes below itself.
+        # With this variable, the new supervisor survives if the submitting run kills all of its descendants.
         processes.SUPERVISOR_VARIABLE: run_dir.name,
-        # Keep the PYTHONPATH for the workers, because the PYTHONPATH above replaces it here.
+        # Pass the caller's PYTHONPATH on to the workers, because the supervisor gets another PYTHONPATH above.
         "PACELINE_SHELL_PYTHONPATH": os.environ.get("PYTHONPATH", ""),
     }
     process = subprocess.Popen(

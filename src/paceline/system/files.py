@@ -155,7 +155,7 @@ def remove_tree(path: Path) -> None:
     def again(function: Callable[..., Any], name: str, error: Any) -> None:
         with contextlib.suppress(FileNotFoundError):
             try:
-                if Path(name) != path:  # the parent of the tree is not ours to change
+                if Path(name) != path:  # leave the folder above the tree unchanged
                     os.chmod(os.path.dirname(name), stat.S_IRWXU)
                 if function in (os.open, os.scandir, os.listdir):
                     os.chmod(name, stat.S_IRWXU)
@@ -318,7 +318,7 @@ def make_own(path: Path) -> None:
             what = "can be written to by everybody"
         else:
             if found.st_mode & 0o020:
-                os.chmod(path, 0o700)  # a umask of 002 creates the folder with other permissions
+                os.chmod(path, 0o700)  # a umask of 002 let the group write to it
             return
         raise PermissionError(
             f"{str(path)!r} {what}, so nothing is put there. Remove it, or let its owner or an administrator do so."

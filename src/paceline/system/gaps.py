@@ -19,10 +19,10 @@ import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-#: Default and smallest limit of a log in bytes. Into less than the smallest one, the traceback of an error would not fit.
+#: Default and minimum limit of a log in bytes. A smaller limit would leave no room for the traceback of an error.
 DEFAULT_LIMIT = 2_000_000_000
 LEAST_LIMIT = 1 << 16
-#: How many bytes to search for the end of a line.
+#: Maximum number of bytes in which to search for the end of a line.
 _LINE_BYTES = 1 << 13
 _KEEP_SIZE_PUNCH_HOLE = 0x01 | 0x02
 _CHUNK = 1 << 20
@@ -75,7 +75,7 @@ def read(log: str) -> Gap | None:
     try:
         with open(path_of(log), encoding="utf-8") as file:
             told: dict[str, Any] = json.load(file)
-        # The short file's size is stored before this file replaces the log, so a larger log has not been replaced yet.
+        # The stored size is that of the short file. While the log is larger, the short file has not replaced the log yet.
         is_closed = told.get("size") is not None and os.stat(log).st_size <= told["size"]
         return Gap(int(told["begin"]), int(told["end"]), int(told["limit"]), is_closed)
     except (OSError, ValueError, TypeError, KeyError):
@@ -170,7 +170,7 @@ def apply(path: str) -> None:
             _punch(file.fileno(), gap)
             os.pwrite(file.fileno(), gap.mark(), gap.begin)
     except (OSError, AttributeError):
-        pass  # missing log, or a file system without holes: keep the bytes
+        pass  # keep the bytes: the log is missing, or its file system can't punch holes
 
 
 def close(log: str) -> Gap | None:
@@ -188,7 +188,7 @@ def close(log: str) -> Gap | None:
             made.write(gap.mark())
             _copy(source.fileno(), made.fileno(), gap.end, os.fstat(source.fileno()).st_size)
             size = made.tell()
-        # Write the description with the short file's size first, and the file last, so that they always match.
+        # First write the description, with the short file's size. Then replace the log: readers compare its size with it.
         _write(log, gap, size=size)
         os.replace(beside, log)
     except OSError:

@@ -57,7 +57,7 @@ def later(name: str) -> None:
         def __getattr__(self, wanted: str) -> object:
             from importlib import import_module
 
-            # Modules that imported this object keep it, and the object forwards each name; later imports find the real module.
+            # Modules that imported this placeholder keep it, and it forwards each attribute. Later imports get the real module.
             if sys.modules.get(name) is self:
                 del sys.modules[name]
             return getattr(import_module(name), wanted)
@@ -65,7 +65,7 @@ def later(name: str) -> None:
     sys.modules.setdefault(name, Later(name))
 
 
-#: Modules that were loaded before this process was forked as a worker, without those that `when_loaded` has handled since.
+#: Names of the modules that `take_loaded` found loaded and that `when_loaded` has not handled yet.
 _taken: set[str] = set()
 
 

@@ -21,7 +21,7 @@ RESULTS = frozenset(
     }
 )
 _KINDS: dict[object, type] = {"str": str, "bool": bool, "int": int}
-#: Reason for not copying a folder of installed packages, which the user need not know about.
+#: Reason for not copying a folder of installed packages. Users get no message about such folders.
 VIRTUAL_ENVIRONMENT = "a virtual environment"
 #: Reason for not copying a file that the user has declared secret.
 VALUES = "its values are secrets"

@@ -17,7 +17,7 @@ import os
 import stat
 from typing import Iterator, NamedTuple  # noqa: UP035
 
-#: Folders of the user's files in a run's folder; links may lead only to these folders of the run.
+#: Names of the folders in a run's folder that hold the user's files. Links in them may lead only to these folders.
 FOLDERS = ("outputs", "artifacts", "checkpoints", "uploads", "work")
 #: Folders that are transferred with the run and stay, so a link into them can stay a link.
 KEPT = ("outputs", "artifacts", "checkpoints")
@@ -159,7 +159,7 @@ def _entry(top: str, name: str, real: str, above: "tuple[str, ...]", follow: boo
     try:
         mode = os.lstat(path).st_mode
     except OSError:
-        return None  # the name has been removed meanwhile
+        return None  # the path has been removed in the meantime
     if stat.S_ISDIR(mode):
         return Entry(name, "dir", real=real)
     if stat.S_ISREG(mode):

@@ -36,7 +36,7 @@ def listen_at(host: str, port: int, backlog: int) -> socket.socket:
     )[0]
     made = socket.socket(family, kind, protocol)
     try:
-        # Closed connections block a port for a minute, and without this option a restarted server would have to wait.
+        # Without this option, a restarted server could not bind its port for a minute: closed connections still block the port.
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
         made.listen(backlog)

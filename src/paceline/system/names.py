@@ -44,7 +44,7 @@ def counted(number: int, noun: str, none: str = "0") -> str:
 
 def did_you_mean(given: str, known: Iterable[str], most: int = 1) -> str:
     """Return " Did you mean 'nccl'?" with the closest known names, or ""."""
-    import difflib  # slow to load, only needed for a mistake
+    import difflib  # imported here because it is slow to load, and only a misspelled name needs it
 
     near = difflib.get_close_matches(given, list(known), n=most)
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""

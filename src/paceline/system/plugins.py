@@ -27,14 +27,14 @@ def names(group: str, own: Mapping[str, str]) -> list[str]:
 
 def installed(group: str) -> dict[str, str]:
     """Return {name: "module:class"} of the entry points of a group."""
-    from importlib.metadata import entry_points  # slow to load, and rarely needed
+    from importlib.metadata import entry_points  # imported here because it is slow to load, and rarely needed
 
     return {point.name: point.value for point in entry_points(group=group)}
 
 
 def version_of(distribution: str) -> str | None:
     """Return the version of a distribution, or None if it is not installed."""
-    from importlib import metadata  # slow to load, and rarely needed
+    from importlib import metadata  # imported here because it is slow to load, and rarely needed
 
     try:
         return metadata.version(distribution)

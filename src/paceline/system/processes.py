@@ -89,10 +89,10 @@ def of_no_run(environment: Mapping[str, str]) -> dict[str, str]:
 
 def raise_open_files() -> None:
     """Raise this process's soft limit of open files, often 1,024, to the hard limit."""
-    import resource  # few processes need it
+    import resource  # imported here because few processes need it
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):  # macOS refuses an unlimited number
+    with contextlib.suppress(OSError, ValueError):  # macOS refuses an infinite soft limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
@@ -214,7 +214,7 @@ def command_of(pid: int) -> list[str]:
 def stat_of(pid: int) -> list[str] | None:
     """Return the fields of /proc/<pid>/stat after the name, or None if it can't be read."""
     try:
-        # os.open needs one system call; Python's `open` needs eight, and a table has hundreds of files.
+        # Use os.open, which makes one system call, while `open` makes eight: a process table has hundreds of files.
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         try:
             return os.read(fd, 4096).rpartition(b")")[2].decode().split()
@@ -232,8 +232,8 @@ def kill_descendants(pid: int, *, wait_s: float = 10.0) -> int:
     """
     killed: set[int] = set()
     deadline = time.monotonic() + wait_s
-    # SIGKILL: a SIGTERM handler could start more processes. Unless this process is a subreaper, a killed process whose parent
-    # died first is no descendant any more, but may still be dying.
+    # Send SIGKILL, because a SIGTERM handler could start more processes. Wait for the killed processes too: unless this process
+    # is a subreaper, a killed process whose parent died first is no longer a descendant, but may still be dying.
     while (left := descendants(pid)) or any(map(is_alive, killed)):
         for child in left:
             killed.add(child)
@@ -287,7 +287,7 @@ def _writers(folder: str) -> list[int]:
                 flags = int(_read(pid, f"fdinfo/{fd}").split()[3], 8)
             except (OSError, ValueError, IndexError):
                 continue
-            # Skip readers: a person may be looking at the log.
+            # Skip processes that only read the file: a person may be looking at the log.
             if path.startswith(f"{folder}/") and flags & os.O_ACCMODE != os.O_RDONLY:
                 found.append(pid)
                 break
@@ -391,7 +391,7 @@ def _below(pids: Sequence[int]) -> list[int]:
     while todo:
         child = todo.pop()
         if child not in zombies:
-            # Don't skip processes marked as supervisor of our own run: between fork and exec a worker has that mark, too.
+            # Include processes with the mark of this run's own supervisor: between fork and exec, a new worker has this mark too.
             if _variable(child, SUPERVISOR_VARIABLE) not in (None, own):
                 continue
             found.append(child)
@@ -409,7 +409,7 @@ def _family() -> tuple[dict[int, int], set[int]]:
     for _ in range(5):
         table = list(_table())
         parents = {child: parent for child, parent, _ in table}
-        # Some parents are always hidden: processes outside this container, or of other users.
+        # A missing parent may be outside this container, of another user, or dead since the read: read until none is new.
         hidden = {(child, parent) for child, parent in parents.items() if parent and parent not in parents}
         if hidden <= known:
             break
@@ -459,7 +459,7 @@ def _environment(pid: int) -> bytes:
 def _is_starting(pid: int) -> bool:
     """Return whether a process is in exec(2)."""
     fields = stat_of(pid)
-    # vsize of proc(5) is 0 for kernel threads and ended processes. Other users' variables are never read.
+    # Exclude kernel threads and ended processes, whose vsize (proc(5)) is 0, and processes whose variables can't be read.
     return (
         fields is not None
         and int(fields[20]) > 0

@@ -106,7 +106,7 @@ class NamedDocuments(Mapping[str, _T]):
     A damaged document counts as missing.
     """
 
-    #: For the error of `find`: its class, the noun for a document, and advice on how to create one.
+    #: Class of the error that `find` raises, the noun for a document in its message, and advice on how to create a document.
     _error: ClassVar[type[Exception]]
     _title: ClassVar[str]
     _advice: ClassVar[str]
@@ -190,7 +190,7 @@ class Versions:
             version = max([last if isinstance(last, int) else 0, *self.versions(name)]) + 1
             # Write the number first: if the process dies in between, a number is skipped instead of used twice.
             write_json(folder / ".last", version)
-            # Another process has the number only if locks of this folder don't hold across machines.
+            # The number is taken only if locks in this folder do not work across machines: then try the next number.
             with contextlib.suppress(FileExistsError):
                 put(version)
                 return version

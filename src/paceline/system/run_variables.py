@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-#: "<rank>/<world size>", set when a process without launcher variables has joined a process group (`worker.nested`).
+#: Variable with "<rank>/<world size>" of a process that joined a process group without a launcher (`worker.nested`).
 VARIABLE = "PACELINE_NESTED_RANK"
 #: Variable with the worker's output file or pipe: "<device>:<inode>".
 OUTPUT_VARIABLE = "PACELINE_WORKER_OUTPUT"
@@ -45,7 +45,7 @@ def nested_rank(environ: Mapping[str, str] = os.environ) -> tuple[int, int] | No
     """
     found = by_launcher(environ)
     if found is None:
-        # Only Paceline sets this variable, so it never names a worker of the run itself.
+        # Only Paceline sets this variable, and never in one of the run's own workers.
         rank, _, size = environ.get(VARIABLE, "").partition("/")
         if not size:
             return None

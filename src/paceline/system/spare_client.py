@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 #: Variable with the path of a node's spare, without suffix. `%` stands for the node's rank.
 VARIABLE = "PACELINE_SPARE"
 LENGTH = struct.Struct("!I")
-#: Seconds until a spare is free, which may be importing a module, and for its answer. A fork with torch takes some 20 ms.
+#: Seconds to wait until a spare is free (it may be importing a module), and for its answer. A fork takes some 20 ms.
 _FREE_S, _ANSWER_S = 1.0, 10.0
 
 

@@ -57,7 +57,7 @@ class StepClock:
             self._memory = mmap.mmap(file, _RECORD.size)
         finally:
             os.close(file)
-        # Workers create the clock in their main thread.
+        # Workers create the clock in their main thread, the thread whose times are measured.
         self._main = get_ident()
         self._steps = self._ticks = 0
         self._totals = dict.fromkeys((DATA, WAIT, EVAL, SAVE), 0.0)
@@ -187,7 +187,7 @@ class counted:  # noqa: N801 - a context manager in the place of contextlib's, w
 
 
 def _forget() -> None:
-    # Processes of a data loader share the worker's memory, but make no steps.
+    # Drop the clock in a forked process, such as a data loader's, which shares the worker's memory but makes no steps.
     global _clock
     _clock = None
 

@@ -15,7 +15,7 @@ from paceline.runs.search.fields import GROUPS, MEANINGS, STATISTICS, RunField, 
 from paceline.runs.search.params import Names
 from paceline.runs.search.query import LIVE, OPERATORS, QueryToken, tokens
 
-#: Most suggestions, and most runs that are searched for values.
+#: Maximum number of suggestions to show, and of runs in which values for suggestions are searched.
 MOST, _MOST_RUNS = 12, 20_000
 _TIMES = {"-1d": "since a day ago", "-7d": "since a week ago", "today": "", "yesterday": "", "now": ""}
 
@@ -76,7 +76,7 @@ def _compared(earlier: list[QueryToken]) -> RunField | None:
     place = len(earlier) - 1
     if place >= 1 and earlier[place].kind == "operator":
         return _field(earlier[place - 1].text)
-    # The word is in a list of values, such as `state in (failed, `: complete values of the list's field.
+    # If the word is in a list of values, such as `state in (failed, `, find the field (`state`) before the list.
     while place >= 0 and (earlier[place].text in ("(", ",") or earlier[place].kind in ("word", "string")):
         if earlier[place].text == "(" and place >= 2 and earlier[place - 1][:2] == ("keyword", "in"):
             return _field(earlier[place - 2 - (earlier[place - 2].text == "not")].text)

@@ -21,11 +21,11 @@ from paceline.runs.search.resources import read_resources
 from paceline.runs.search.summaries import NO_METRICS, Goal, MetricSummaries, SummaryReader
 from paceline.system.files import read_json, stamp_of
 
-#: State of a running run that hangs.
+#: State to show, instead of Running, for a run that hangs.
 HANGS = "Hangs"
-#: Most tags of a run that are kept, and the most characters of a long text.
+#: Maximum number of tags of a run to keep, and maximum number of characters to keep of a long text.
 _MOST_TAGS, LONG = 1000, 1000
-#: Matches the function in the arguments of a run of `paceline.functions`, after Paceline's own options.
+#: Matches module:function, the word of a `paceline.functions` command line that names the function to run.
 _FUNCTION = re.compile(r"[\w.]+:[\w.]+")
 #: Cache: folder of a sweep -> the goals of its metrics.
 _goals: dict[Path, dict[str, Goal]] = {}
@@ -72,10 +72,10 @@ class RunFacts:
     params: Mapping[str, ParamValue] = field(default_factory=lambda: packed({}))
     metrics: MetricSummaries = field(default_factory=lambda: NO_METRICS)
     resources: Mapping[str, float] = field(default_factory=lambda: packed({}))
-    #: Hashes of the stamps of two files, to detect changes: of the record (None once it is final), and of the notes.
+    #: Hashes by which a change of a file is detected: of the run's record (None once it is final), and of the run's notes.
     record_stamp: int | None = None
     notes_stamp: int | None = None
-    #: The parameters without those from the run's notes.
+    #: Parameters from the run's arguments and the trial's values, without the parameters that the script has tracked.
     given: Mapping[str, ParamValue] = field(default_factory=lambda: packed({}), repr=False)
 
     @property

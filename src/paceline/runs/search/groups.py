@@ -62,7 +62,7 @@ def spread(values: Iterable[FieldValue]) -> MeanSpread | None:
         MeanSpread(mean=0.6, deviation=0.14142135623730948, count=2)
     """
     given = [value for value in values if value not in (None, "")]
-    # Drop NaN, which is not equal to itself.
+    # Drop NaN, for which `value == value` is False.
     numbers = [as_float(value) for value in given if not isinstance(value, str) and value == value]  # noqa: PLR0124
     if not numbers or any(isinstance(value, str) for value in given):
         return None

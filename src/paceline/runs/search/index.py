@@ -42,16 +42,16 @@ _NOTES = RunFolder(Path()).notes.name
 _FRESH_S = 0.7
 #: Pause between refreshes, as a multiple of the last refresh's duration, to spare slow file systems.
 _REST = 4.0
-#: Number of ended runs whose notes a refresh checks, and a quick refresh. The first refresh checks all ended runs.
+#: Maximum number of ended runs whose notes are checked in a refresh, and in a quick refresh. The first refresh checks all.
 _TURN, _QUICK_TURN = 5_000, 500
-#: Seconds after which the folder of runs is listed again without a change; the resolution of file times.
+#: Seconds after which the folder of runs is listed again even if it seems unchanged; resolution of file times in seconds.
 _LIST_S, _TICK_S = 5.0, 2.0
 #: Version of the cache's format, a part of its file name.
 _VERSION = 2
 _NAMES = [field.name for field in fields(RunFacts)]
 _SHARED = ("experiment", "status", "kind", "target", "user", "size", "script", "why")
 _MAPPINGS = ("tags", "params", "given", "resources")
-#: With so many more obsolete lines than half of the current ones, the cache's file is written again.
+#: Rewrite the cache's file if it has over 1.5 times as many lines as runs, plus this number: many lines are obsolete then.
 _MOST_STALE = 1000
 _PIECE_BYTES, _PIECE_LINES = 1 << 17, 500
 
@@ -80,7 +80,7 @@ class RunIndex:
         #: Ids of runs that are not known to have ended; and the position in `ids` at which the next refresh continues.
         self._open: list[str] = []
         self._turn: int | None = None
-        #: Ended runs whose metrics have not been read; and a metric reader for each live run, in the order of reading.
+        #: Ended runs whose metrics have not been read; and the metric readers of live runs, first the run whose turn is next.
         self._unread: dict[str, None] = {}
         self._readers: dict[str, SummaryReader] = {}
         #: Complete facts of ended runs that are not yet in the cache.
@@ -191,7 +191,7 @@ class RunIndex:
             found.run_id = run_id
             self._entries[run_id] = found
             if found.is_terminal:
-                # Drop the reader and read all logs once more, since the reader may have missed the last file.
+                # The run has ended. Read all its logs again with a new reader, because the old one may have missed the last file.
                 self._readers.pop(run_id, None)
                 self._unread[run_id] = None
             elif known is None:
@@ -202,7 +202,7 @@ class RunIndex:
     def _list(self) -> None:
         changed = _time_of(self._runs_dir)
         before, listed = self._folder_times
-        # List again at times: file times are coarse, so a second run may not change the folder's, and NFS clients cache it.
+        # List again after a while without a change: coarse file times may hide a new run, and NFS clients cache file times.
         if changed == before and changed + _TICK_S < listed and time.time() - listed < _LIST_S:
             return
         self._folder_times = changed, time.time()
@@ -235,7 +235,7 @@ class RunIndex:
 
     def _read_metrics(self) -> None:
         until = time.monotonic() + self._metrics_s
-        # Read ended runs first, newest first, then running runs in turns.
+        # Read ended runs first, from the newest on. Then continue with the running runs, each in turn.
         for run_id in [*self._unread, *self._readers]:
             facts, reader = self._entries[run_id], self._readers.pop(run_id, None)
             folder = RunFolder(self._runs_dir / run_id)
@@ -396,14 +396,14 @@ def _row(facts: RunFacts) -> list[object]:
     values: dict[str, object] = {name: getattr(facts, name) for name in _NAMES}
     values |= {name: dict(getattr(facts, name)) for name in _MAPPINGS}
     values["metrics"] = [facts.metrics.to_json(), facts.metrics.goals]
-    # Save space: `given` equals `params` in most runs, those without tracked parameters.
+    # Store None for `given` if it equals `params`, as in most runs (those without tracked parameters), to save space.
     values["given"] = values["given"] if values["given"] != values["params"] else None
     return list(values.values())
 
 
 def _facts(row: object) -> RunFacts | None:
     try:
-        # Only this user can write the file, so wrong types are no attack: skip the line.
+        # Skip a line with wrong types. It needs no check for attacks, because only this user can write the file.
         values: dict[str, Any] = dict(zip(_NAMES, cast("list[Any]", row), strict=True))
         values |= {name: sys.intern(values[name]) for name in _SHARED}
         values |= {name: packed(values[name]) for name in _MAPPINGS if values[name] is not None}

@@ -17,7 +17,7 @@ from paceline.system.units import is_number_text
 #: A parameter's value: a number where its text is a number, else the text.
 ParamValue: TypeAlias = "float | str"
 
-#: Most parameters of a run, and the most characters of a name or value.
+#: Maximum number of parameters of a run, and of characters in a parameter's name or value.
 MOST_PARAMS, LONGEST = 1000, 300
 _PAIR = re.compile(r"\+{0,2}([A-Za-z_][\w.@/:-]*)=(.*)", re.DOTALL)
 _INTEGER = re.compile(r"[+-]?[0-9]{1,300}", re.ASCII)
@@ -94,7 +94,7 @@ def typed(value: object) -> ParamValue:
 # --- mappings that need little memory
 
 _V = TypeVar("_V")
-#: The most names in all shared tables, which need about 100 MB.
+#: Maximum number of names in all shared tables together. So many names need about 100 MB.
 _MOST_NAMES = 1_000_000
 
 
@@ -119,7 +119,7 @@ def names_of(names: tuple[str, ...]) -> Names:
     global _held
     found = _tables.get(names)
     if found is None:
-        # Drop all tables at times: a running run adds a table at each refresh that finds a new name.
+        # Drop all tables when they are large: a running run leaves an unused table at each refresh that finds a new name.
         _held += len(names)
         if _held > _MOST_NAMES:
             _tables.clear()
@@ -165,7 +165,7 @@ def packed(values: Mapping[str, _V]) -> PackedMapping[_V]:
     return cast("PackedMapping[_V]", _packed(tuple(values), *values.values()))
 
 
-# The cache shares equal mappings, such as the same tags. `typed`, or 1 and 1.0 would be the same.
+# Cache, so that runs with equal mappings (such as the same tags) share one object. Without `typed`, 1 and 1.0 would be equal.
 @lru_cache(maxsize=2000, typed=True)
 def _packed(names: tuple[str, ...], *values: object) -> PackedMapping[object]:
     return PackedMapping(dict(zip(names, values, strict=True)))

@@ -34,7 +34,7 @@ from paceline.system.names import did_you_mean
 Predicate: TypeAlias = "Callable[[RunFacts], bool]"
 Operator = Literal["=", "!=", "<", "<=", ">", ">=", "~", "!~", "in", "not in"]
 
-#: The most characters and nested parentheses of a query.
+#: Maximum number of characters in a query, and maximum depth of its nested parentheses.
 LONGEST, DEEPEST = 10_000, 50
 #: State in a query that stands for all states of runs that have not ended.
 LIVE = "live"
@@ -357,7 +357,7 @@ def _negated(test: Predicate) -> Predicate:
     return lambda facts: not test(facts)
 
 
-# --- comparisons with one value
+# --- tests that compare a run's field with one value
 
 _ORDER: dict[str, Callable[[float, float], bool]] = {
     "=": eq,

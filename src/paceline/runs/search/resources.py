@@ -41,7 +41,7 @@ def _add(found: dict[str, float], path: Path) -> None:
             if name in _PEAKS:
                 found[name] = max(found.get(name, 0.0), value)
             elif name == "cpu_percent":
-                # The value is the mean load since the last sample.
+                # `cpu_percent` is the mean load since the previous sample, so multiply it by the seconds since that sample.
                 passed = min(max(0.0, time - before), _LONGEST_S) if before == before else 0.0  # noqa: PLR0124
                 found["cpu_s"] = found.get("cpu_s", 0.0) + value / 100 * passed
                 before = time

@@ -15,10 +15,10 @@ from paceline.system.files import names_in, read_json, write_json
 from paceline.system.names import name_rule
 from paceline.system.registry import NamedDocuments
 
-#: Pages that have views.
+#: Pages of `paceline ui` for which users can save views.
 PAGES = ("runs", "compare", "run")
 _NAME = name_rule(" ._-", 80)
-#: Most bytes of a view's file, and most views that are listed.
+#: Maximum size of a view's file in bytes, and maximum number of views to list.
 _LARGEST, _MOST = 1 << 17, 1000
 
 
@@ -87,7 +87,7 @@ class SavedView:
     def columns(self) -> list[str]:
         """The fields that the user chose as columns; empty for the default columns."""
         names = (name.strip() for name in split_fields(self._last("columns")))
-        # Skip the page's two columns that are no fields.
+        # Skip "latest" and "tags", which are columns of the page but not fields of a run.
         return [name for name in names if name and name not in ("latest", "tags")]
 
     @property

@@ -29,7 +29,7 @@ from paceline.system.files import gone_is_fine
 
 Goal = Literal["minimize", "maximize"]
 
-#: Most metrics of a run that have a summary, in order of first appearance.
+#: Maximum number of metrics of a run that get a summary. The metrics that appeared first get one.
 MOST_METRICS = 20_000
 _CHUNK_BYTES = 1 << 21
 _SUMMARY, _NUMBER = struct.Struct("4d"), struct.Struct("d")
@@ -40,7 +40,7 @@ _MAXIMIZED = (
     "acc accuracy top1 top5 auc auroc f1 precision recall map ap bleu rouge iou miou dice r2 psnr ssim reward return score "
     "throughput mrr ndcg"
 )
-#: Word in a metric's name -> its goal.
+#: Word that may occur in a metric's name -> whether to minimize or maximize this metric.
 _GOALS: dict[str, Goal] = {
     **dict.fromkeys(_MINIMIZED.split(), "minimize"),
     **dict.fromkeys(_MAXIMIZED.split(), "maximize"),
@@ -161,7 +161,7 @@ def headline(metrics: MetricSummaries, most: int) -> list[tuple[str, float]]:
     return [(name, cast("float", metrics.value(name))) for name in _first(metrics.names, most)]
 
 
-# The cache pays off because most runs of a workspace have the same metric names.
+# Cache the result for each set of names, because most runs of a workspace have the same metric names.
 @lru_cache(maxsize=64)
 def _first(names: Names, most: int) -> list[str]:
     lower = {name: name.lower() for name in names.at}
@@ -258,7 +258,7 @@ def _add(numbers: dict[str, list[float]], entry: MetricEntry) -> None:
             return
         known[0] = number
         known[3] += 1
-        # Ignore NaN for min and max, and replace a NaN in them: comparisons with NaN are always False.
+        # NaN must not become the min or max, and a first value of NaN must be replaced: comparisons with NaN are always False.
         if not math.isnan(number):
             known[1] = number if not known[1] <= number else known[1]
             known[2] = number if not known[2] >= number else known[2]

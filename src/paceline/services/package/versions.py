@@ -17,7 +17,7 @@ from paceline.system.plugins import version_of
 
 #: Packages that the server needs. uvicorn's extras make the server faster if they are installed.
 _SERVER = ("starlette", "uvicorn", "httptools", "uvloop")
-#: Framework -> name of its distribution, if it differs from the module's name.
+#: Framework -> name of its package on PyPI. The package of any other framework has the framework's own name.
 _FRAMEWORKS = {"sklearn": "scikit-learn", "scikit-learn": "scikit-learn", "pytorch": "torch", "tfkeras": "tensorflow"}
 
 
@@ -108,7 +108,7 @@ def _modules(source: Path | None) -> set[str]:
         try:
             tree = ast.parse(path.read_bytes())
         except (SyntaxError, ValueError):
-            continue  # not every file with this ending can be parsed as a module of the script
+            continue  # skip a file that is not valid Python, which the script can't import either
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 modules |= {alias.name.partition(".")[0] for alias in node.names}

@@ -41,9 +41,9 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 _Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
-#: Most characters of a request's id. The server answers a longer id with status 431, as Azure's server does.
+#: Maximum number of characters of a request's id. A longer id gets status 431, as from Azure's server.
 _ID_LIMIT = 100
-#: Seconds to read and discard the rest of a refused body, so that the client gets to read the response.
+#: Seconds for which the unread rest of a refused body is read and discarded, so that the client reads the response.
 _LINGER_S = 5.0
 #: Paths that need no key, because their responses reveal nothing of the model.
 _OPEN = ("/", "/livez", "/readyz", "/v2/health/live", "/v2/health/ready")
@@ -139,7 +139,7 @@ class App:
         except RefusedError as refused:
             await self._refuse(exchange, refused)
             return
-        # The process pool makes the bodies of 502 and 504 without knowing the path, so convert them to the path's protocol.
+        # The process pool does not know the path when it makes the bodies of 502 and 504: convert them to the path's protocol.
         body = in_words_of(path, reply.body) if reply.status in (502, 504) else reply.body
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers] or [_JSON]
         headers += exchange.ids
@@ -330,7 +330,7 @@ _LOOKED_AT = frozenset(
 
 def _wanted(scope: Scope) -> dict[bytes, bytes]:
     headers: list[tuple[bytes, bytes]] = scope["headers"]
-    # The 4 bytes beside name and value are ": " and the line's end.
+    # Add 4 bytes for each header: ": " between its name and value, and the two bytes that end its line.
     size = sum(len(name) + len(value) + 4 for name, value in headers)
     if size + len(scope["raw_path"]) + len(scope["query_string"]) > HEAD_BYTES:
         raise RefusedError(431, f"path and headers have more than {HEAD_BYTES} bytes.", unread=True)

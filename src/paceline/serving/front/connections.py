@@ -17,7 +17,7 @@ HEAD_S, READ_S = 15.0, 60.0
 #: Seconds in which a body must arrive, plus one second for each `BODY_BYTES_PER_S` received bytes.
 BODY_S, BODY_BYTES_PER_S = 30.0, 64 << 10
 _LOOK_S = 1.0
-#: Most bytes of path and headers together, which are held in memory.
+#: Maximum number of bytes of a request's path and headers together, because both are held in memory.
 HEAD_BYTES = 64 << 10
 
 
@@ -53,7 +53,7 @@ def protocol(limit: int, log: Callable[[int], None]) -> type[asyncio.Protocol]:
             self.heard, self.head, self.coming = 0, 0, 0
             self.on_lost: Callable[[], None] | None = None
             self.is_lost = False
-            #: Status of the response that replaces the application's response to an aborted request.
+            #: HTTP status of the response that was sent instead of the application's response, such as 408, or None.
             self.status: int | None = None
             super().connection_made(transport)
             if len(self.connections) > limit:
@@ -67,7 +67,7 @@ def protocol(limit: int, log: Callable[[int], None]) -> type[asyncio.Protocol]:
 
         def send_400_response(self, msg: str) -> None:
             is_head = self.cycle is None or self.cycle.response_complete
-            if is_head and self.head + self.coming > HEAD_BYTES:  # such as a head that exceeds the parser's own limits
+            if is_head and self.head + self.coming > HEAD_BYTES:  # the parser has its own limits, and refuses a long head
                 self.refuse(431, _LARGE)
             else:
                 self.refuse(400, raw_answer("400 Bad Request", msg))

@@ -39,7 +39,7 @@ from paceline.serving.front.process import StartedModel
 
 _log = logging.getLogger("paceline.serving")
 
-#: The most connections at a time, and the number of other files that the server may have open.
+#: Maximum number of connections at a time; and number of other file descriptors that the server reserves for itself.
 _CONNECTIONS, _OTHER_FILES = 20000, 128
 #: Seconds in which idle connections may still send a request while the server drains.
 _IDLE_S = 0.5
@@ -130,7 +130,7 @@ class ServerGroup:
         loop.add_signal_handler(signal.SIGINT, self._interrupt)
         loop.add_signal_handler(signal.SIGUSR1, self._hand_over)
         generation = self.pool.begin(self._config, model_dir, started)
-        # Accept connections only now that the model is loaded. In a supervisor's socket, clients have waited until now.
+        # Accept connections only now that the model is loaded. If a supervisor opened the socket, clients have waited in it.
         web = self._accept() if self._config.heartbeat_fd is None else None
         background = [
             asyncio.ensure_future(each)

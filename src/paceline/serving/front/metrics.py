@@ -124,7 +124,7 @@ class AccessLog:
             try:
                 os.write(self._fd, text)
             except OSError:
-                pass  # the process that read the log has ended
+                pass  # ignore the error: the process that read the log has ended
 
 
 _second = (0, "")

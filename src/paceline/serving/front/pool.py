@@ -108,7 +108,7 @@ class Pool:
         """A model process that is ready for requests, or None."""
         return next((each for each in self.processes if each.state == process.READY), None)
 
-    # Requests
+    # Queue requests, and pass them to the model processes
 
     def submit(self, operation: int, head: bytes, body: bytes) -> Waiting | None:
         """Queue a request and return it, or return None if the queue is full."""
@@ -159,7 +159,7 @@ class Pool:
         if waiting is not None:
             waiting.answer(reply)
 
-    # Processes
+    # Start, replace and end the model processes
 
     def begin(self, config: ServerConfig, model_dir: str | None, started: Sequence[StartedModel] = ()) -> Generation:
         """Start the model processes of a configuration, except those already `started`."""
@@ -300,7 +300,7 @@ class Pool:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(pause_s)
-            # Don't start a process if the configuration has changed or fewer workers are wanted meanwhile.
+            # Don't start a process if the configuration was replaced, or the number of workers reduced, during the pause.
             if (
                 self.is_closing
                 or generation not in (self.current, self.next)

@@ -94,7 +94,7 @@ class ModelProcess(asyncio.Protocol):
         self.wants_head = False
         self.batch = 1
         self.load_s = 0.0
-        #: Numbers of the open requests that the process has.
+        #: Numbers of the requests that were sent to the process and are not answered yet.
         self.in_hand: Sequence[int] = ()
         self._unwanted: set[int] = set()
         self._flag = started.flag
@@ -238,7 +238,7 @@ def _placed(config: ServerConfig, folder: Path) -> ServerConfig:
     if not name or config.source_dir is None or config.working_dir is not None:
         return config
     if name != os.path.basename(os.path.normpath(f"/{name}")):
-        return config  # the value is a path of several parts, not a folder's name
+        return config  # the variable has a path of several folders, for which no link is made
     # Each source has a folder of its own, because during an update two revisions are served.
     root = folder / "shared" / f"app-{zlib.crc32(config.source_dir.encode()):08x}"
     root.mkdir(parents=True, exist_ok=True)

@@ -101,7 +101,7 @@ def plain(value: Any) -> object:
     This is the argument `default` of `json.dumps`.
     """
     # Recognize values by their methods, not by classes, so that no library is imported.
-    for name in ("tolist", "to_pylist"):  # methods of numpy and torch; of pyarrow
+    for name in ("tolist", "to_pylist"):  # `tolist` of numpy and torch, `to_pylist` of pyarrow
         method = getattr(value, name, None)
         if callable(method):
             return value.detach().tolist() if getattr(value, "requires_grad", False) else method()
@@ -163,7 +163,7 @@ def show(error: BaseException) -> None:
     at = error.__traceback__
     while at is not None and at.tb_frame.f_code.co_filename.startswith((_OURS, "<frozen")):
         at = at.tb_next
-    # Without a frame of user code, show all frames. A SyntaxError has its location in the message.
+    # If no frame is of user code, show all frames; for a SyntaxError none, because its message has the location.
     whole = None if isinstance(error, SyntaxError) else error.__traceback__
     traceback.print_exception(type(error), error, at or whole)
     sys.stderr.flush()

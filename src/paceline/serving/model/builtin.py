@@ -11,7 +11,7 @@ from paceline.serving.model.runners.base import Runner
 from paceline.serving.wire import ModelSetup, Servable
 
 SKLEARN, ONNX, TORCHSCRIPT, EXPORTED = "sklearn", "onnx", "torchscript", "torch-export"
-#: Framework in a configuration -> kinds of files.
+#: Framework that a configuration names -> kinds of model files that it may use.
 FRAMEWORKS = {
     **{name: (name,) for name in (SKLEARN, ONNX, TORCHSCRIPT, EXPORTED)},
     "scikit-learn": (SKLEARN,),
@@ -29,7 +29,7 @@ def load_builtin(setup: ModelSetup) -> Servable:
     """Load the only model of a configuration, to be served without a script."""
     (model,) = setup.config.models
     path, kind = model_file(model.path, model.framework)
-    # Name the file of shared weights, which all processes of a revision map.
+    # Choose the name of the file of shared weights, which all processes of a revision map into memory.
     shared = setup.shared if setup.config.workers > 1 else None
     status = os.stat(path)
     key = f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"

@@ -217,7 +217,7 @@ def _time(kind: type[dt.datetime] | type[dt.date], title: str, form: str) -> Hin
     return Hint(read, {"type": "string", "format": form}, title)
 
 
-#: Type without item types -> its converted hint.
+#: Type hint without item types, such as str -> the object that reads values of this type from JSON.
 _PLAIN: dict[object, Hint] = {
     str: _only(str, "a text", "string"),
     bool: _only(bool, "true or false", "boolean"),
@@ -282,7 +282,7 @@ def _union(parts: list[Hint]) -> Hint:
                 return hint.read(value, where)
             except InputError as reason:
                 reasons.append(reason)
-        # If exactly one alternative failed inside the value, report its reason.
+        # If exactly one alternative accepted the value itself but failed at an item inside the value, report that failure.
         inside = [reason for reason in reasons if not str(reason).startswith(f"{where} should be")]
         raise inside[0] if len(inside) == 1 else _wrong(value, where, title)
 

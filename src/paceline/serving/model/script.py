@@ -82,7 +82,7 @@ def load(setup: ModelSetup) -> Servable:
     folder = setup.config.working_dir or setup.config.source_dir
     if folder is not None:
         os.chdir(folder)
-    # `python -m` has put the working folder first in `sys.path`, but its files are not the script's.
+    # Remove the folder that `python -m` has put first in `sys.path`, because its files do not belong to the script.
     sys.path[:] = [entry for entry in sys.path if entry not in ("", STARTED_IN)]
     if setup.config.entry_script is not None:
         return load_script(setup)

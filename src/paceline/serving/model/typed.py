@@ -46,7 +46,7 @@ class TypedScript(Script):
         self._needed = {each.name for each in own_parameters if each.default is inspect.Parameter.empty}
         try:
             returned = hints.of(said.get("return", Any)).schema
-        except ServingError:  # the document can't describe a result without a JSON form
+        except ServingError:  # the result's type has no JSON schema, so the document describes any result
             returned = {}
         self._document = swagger.openapi(
             config.name, config.version, object_schema(fields, self._needed), returned, hints.schemas

@@ -119,7 +119,7 @@ def first_failure(ends: Sequence[WorkerEnd]) -> WorkerEnd | None:
     left = _left_early(ends)
     # A worker whose script ended early waits for the others and is ended with them, which is not its own failure.
     failed = [end for end in ends if end.failed and not (end.rank in left and end.signal == signal.SIGTERM)]
-    # False sorts before True: victims are blamed last.
+    # False sorts before True, so workers that failed only because another worker failed are blamed last.
     return min(failed, key=lambda end: (end.is_victim, end.failed_at, end.rank), default=None)
 
 

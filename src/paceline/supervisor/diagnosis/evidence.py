@@ -33,7 +33,7 @@ from paceline.system.files import read_json
 
 #: Number of innermost calls of a crash to report; faulthandler writes them first.
 _FRAMES = 15
-#: Files of the outermost calls, which start the script and are not reported.
+#: Path of Paceline's own code, whose calls start the script and are not reported.
 _OURS = "/paceline/worker/"
 _TRACEBACK = "Traceback (most recent call last)"
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]*)(?::|$)")
@@ -42,11 +42,11 @@ _MARK = re.compile(r"^(?:\[rank \d+\] |\[rank\d+\]:\s?|\[\w+\d+\]:)+")
 _FRAMES_OF_RICH = ("╭", "│", "╰", "┌", "└", "+", "|")
 #: Exceptions of launchers that report a failed rank.
 _LAUNCHERS = ("ChildFailedError", "CalledProcessError", "ProcessExitedException", "ProcessRaisedException")
-#: Most lines that may follow the exception's line: further lines of its message, or a program's last output.
+#: Maximum number of lines after the exception's line: further lines of its message, or a program's last output.
 _MOST_BEHIND = 8
-#: Most late operations that a report names. It only counts further operations.
+#: Maximum number of stalled collective operations that a report names. The report only counts further ones.
 _SHOWN = 3
-#: Library -> the advice how its workers train one model together.
+#: Library -> advice on what to call so that the workers train one model together.
 _HOW = {
     "torch": "Call torch.distributed.init_process_group() and wrap the model in DistributedDataParallel, or use "
     "paceline.parallel",
@@ -180,7 +180,7 @@ def find_clash(
         if port is None:
             port = _named(launch, [line for line in log_lines(end.rank) if _IN_USE.search(line)])
         if port is None:
-            # Python's OSError names no port: assume a leased port if another program listens there.
+            # Python's OSError does not name the port. So look for a port of this attempt on which another program listens.
             port = next((port for port in launch.ports if holder(port)), None)
         if port is not None:
             return end, _text(launch, port, holder(port))

@@ -26,13 +26,13 @@ from paceline.system import linked
 from paceline.system.files import read_json
 from paceline.system.run_variables import EXIT_RESIZE
 
-#: Lines at the end of a log in which to search for a port that the exception does not name.
+#: Number of last lines of a log in which to search for a port, if the exception does not name the port.
 _PORT_LINES = 200
-#: Lines to search for a crash: faulthandler may have appended dozens of threads.
+#: Number of last lines in which to search for a crash: faulthandler may have added the stacks of dozens of threads.
 _CRASH_LINES = 400
 #: Signals by which mpirun ends its other workers after it has lost a worker or a node.
 _BY_LAUNCHER = frozenset({signal.SIGTERM, signal.SIGKILL})
-#: The kernel counts memory kills of all users; a worker that stayed smaller than this was not killed for memory.
+#: Minimum size in bytes of a worker that was killed for memory. The kernel's counter of such kills includes other users'.
 _SMALL = 64 << 20
 #: The beginning of torch's error for a GPU out of memory.
 _OF_GPU = re.compile(r"\b(CUDA|HIP) out of memory")
@@ -78,7 +78,7 @@ class Findings:
 
     def may_be_oom(self, rank: int) -> bool:
         """Return whether the kernel may have killed this worker because memory ran out."""
-        # The measured peak does not count for a container: it is the memory of the container engine's client.
+        # Ignore the measured peak of a container, because it is the memory of the container engine's client.
         is_small = self.launch.prepared[0].container is None and 0 < self.peaks.get(rank, 0) < _SMALL
         return self.is_oom() and not is_small
 
@@ -101,7 +101,7 @@ class Findings:
         exit_code = self.exit_codes.get(rank)
         stopped = rank in self.asked
         if stopped and error is not None:
-            # A script that raised an error before it got SIGTERM has failed by itself.
+            # If the script raised an error before it got SIGTERM, it failed by itself, and was not stopped.
             own = error.get("time", 0.0) < self.asked[rank]
             stopped, error = (False, error) if own else (True, None)
         exit_code = script_exit_code(exit_code, error)
@@ -197,12 +197,12 @@ def may_have_lost_a_node(found: Findings) -> bool:
         return False
     ends = found.ends()
     if _LOST_DAEMON.search("\n".join(found.driver_lines())):
-        # Expect no missing ends: workers of a lost node report theirs if the shared folder's network still works.
+        # Don't require missing reports: workers of a lost node may report their ends if the shared folder is still reachable.
         return all(end.is_victim or end.signal in _BY_LAUNCHER for end in ends if end.failed)
     if all(end.exit_code is not None or end.error is not None for end in ends) or _noticed(found.driver_lines()):
         return False
     failed = [end for end in ends if end.failed]
-    # Go on without a failed worker: Open MPI 5 exits with 0 when it has lost a host.
+    # If a launcher ended, no failed worker is needed: Open MPI 5 exits with 0 when it has lost a host.
     if not failed and found.launcher_code is None:
         return False
     return all(end.is_victim or (found.has_launcher and end.signal in _BY_LAUNCHER) for end in failed)
@@ -211,7 +211,7 @@ def may_have_lost_a_node(found: Findings) -> bool:
 def _lost_report(found: Findings, ends: list[WorkerEnd]) -> FailureReport | None:
     lost = lost_nodes(found)
     own = [end for end in ends if end.error is not None and not end.stopped and not end.is_victim]
-    # Workers of an elastic run that left for more nodes, as requested, have not failed.
+    # Ignore workers of an elastic run that ended on request, so that the run can continue with more nodes.
     if found.launch.job.node_range is not None:
         own = [end for end in own if end.exit_code != EXIT_RESIZE]
     if not lost or own:

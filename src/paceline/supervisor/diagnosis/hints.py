@@ -43,7 +43,7 @@ _LEGACY_KERAS = (
     "environment_variables={'TF_USE_LEGACY_KERAS': '1'}."
 )
 
-#: Innermost calls of a process that died while it loaded Triton's library.
+#: Innermost calls in the stack of a process that died while it loaded Triton's library.
 _LOADING_TRITON = re.compile(r'in create_module\n(  File "<frozen [^\n]*\n)*  File "[^"\n]*/triton/')
 _TRITON = (
     "It died while it loaded Triton's library, as a process does that has loaded TensorFlow before it. torch.compile and "
@@ -299,13 +299,13 @@ def _of_not_copied(
     whole = os.path.normpath(os.path.join(typed, os.path.relpath(one.path, inside)))
     if is_shared:
         if one.is_linked:
-            return None  # the run sees this file through a link, so another file is missing
+            return None  # a link shows this file to the run, so the missing file is another one
         return f"It is there as {path!r}, among {one.why}, which a run does not see. Bring them: --link {whole}."
     there = f"It is there as {path!r} on the submitting machine"
     if not is_there:
         there = f"{one.path!r} lies on the submitting machine"
         if one.is_sent:
-            return None  # that folder was sent, and this machine cannot see whether the file was in it
+            return None  # the folder was sent, and only its receiver knows whether it held the file
     if not one.is_sent:
         return f"{there}, and was not sent: {one.kept_back or one.why}. Send it: --send {whole} (send=[{one.path!r}])."
     parts = os.path.relpath(inside, one.path).split(os.sep)

@@ -20,7 +20,7 @@ _GROWN, _GROWN_S = 1.3, 20.0
 _BEYOND = 1.05
 #: A rank with this many times the memory of the other ranks is named in the report.
 _LARGER = 1.5
-#: Share of a node's memory, used by other programs, from which the report mentions them.
+#: If other programs use more than this share of a node's memory, the report mentions them.
 _OTHERS = 0.3
 #: A node with less than this share of its memory in use had free memory.
 _ROOM = 0.6

@@ -13,7 +13,7 @@ from paceline.runs.driver_log import say
 from paceline.runs.folder import RunFolder
 from paceline.system.detached_process import library_dir
 
-LIMIT_S = 120  # Drawing thousands of trials takes seconds, so a longer process hangs.
+LIMIT_S = 120  # Time limit in seconds. Drawing takes seconds, even for thousands of trials, so a longer process hangs.
 
 
 def run(folder: RunFolder) -> None:

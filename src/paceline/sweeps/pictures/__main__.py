@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     _load_without_documentation()
     drawn = draw.sketched(f"Sweep {folder.run_id}: {len(trials)} trials", spec, trials)
     draw.into(folder.outputs, drawn)
-    # Print the page's remarks to the log too: they say why a picture is missing.
+    # Write the remarks that the page shows to the log, too: they say why a picture is missing.
     for remark in (*drawn.remarks, draw.without_png()):
         if remark:
             say(remark)

@@ -16,7 +16,7 @@ from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Goal, Trial
 from paceline.system.units import is_number_text
 
-#: Most parameters that are drawn. More axes are hard to read.
+#: Maximum number of parameters to draw, because more axes are hard to read.
 _MOST = 24
 #: Ratio of the largest to the smallest value from which a parameter's axis is logarithmic.
 _LOG_RATIO = 30
@@ -67,7 +67,7 @@ def scatter(x: str, xs: Sequence[object], y: str, ys: Sequence[object]) -> Front
 
     x, y: Names of the axes. A run in which one of the values is None has no point.
     """
-    # Skip runs that lack one of the values, which have no point: a text among them must not turn a numeric axis into texts.
+    # Skip runs without x or y. They have no point, and their other value may be a text, which would make a numeric axis textual.
     both = [number for number, pair in enumerate(zip(xs, ys, strict=True)) if None not in pair] or [*range(len(xs))]
     across, up = _read([xs[number] for number in both]), _read([ys[number] for number in both])
     columns = Column(x, axis_of(across, is_log=_is_log(across))), Column(y, axis_of(up, is_log=_is_log(up)))

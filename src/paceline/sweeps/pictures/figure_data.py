@@ -16,7 +16,7 @@ from paceline.sweeps.space import Dimension, Space
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Goal, Trial, is_better, ordered
 
-#: The most trials to draw, the best ones. More lines are hard to tell apart, and slow in a browser.
+#: Maximum number of trials to draw, the best ones. More lines are hard to tell apart, and slow in a browser.
 MOST = 1000
 
 #: Colours from the worst trial to the best: readable on white, and distinct for colour-blind readers.
@@ -30,7 +30,7 @@ _LOG_RATIO = 300
 #: Approximate number of ticks on an axis of numbers, and the most ticks for the options of a choice.
 _TICKS = 5
 _MOST_TEXTS = 24
-#: The most plots of the metric over one hyperparameter (slices).
+#: Maximum number of slices: plots of the metric over one hyperparameter.
 _MOST_SLICES = 12
 
 
@@ -191,7 +191,7 @@ def _parameters(space: Space, trials: Sequence[Trial]) -> list[Column]:
 
 def _values(trial: Trial, spec: SweepSpec) -> tuple[float | None, ...]:
     results = [value if value is not None and math.isfinite(value) else None for value in values_of(trial, spec)]
-    # Fill up with None for a new trial, which has no curves yet.
+    # A new trial has no curves, and so no results. Add None for each metric without a result.
     return (*results, *(None for _ in range(len(spec.metrics) - len(results))))
 
 

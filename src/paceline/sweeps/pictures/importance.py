@@ -21,7 +21,7 @@ from paceline.sweeps.trial import Trial
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-#: Fewer trials give no reliable importance, and more trials take seconds without changing the result.
+#: Minimum and maximum number of trials: fewer give no reliable importance, more take seconds and hardly change the result.
 LEAST = 10
 _MOST = 300
 #: Number of trees: half of Optuna's default and half of its time. Shares differ by less than 1%.
@@ -115,7 +115,7 @@ def _distribution(dimension: Dimension) -> BaseDistribution:
 
 
 def _scaled(dimension: Dimension, raw: Raw) -> Raw:
-    # fANOVA weighs equal lengths of a range equally, so pass logarithms where these are uniform.
+    # fANOVA gives equally long intervals equal weight, so pass the logarithm of a parameter with a logarithmic range.
     expression = dimension.expression
     return math.log(raw) if isinstance(expression, Uniform) and expression.is_log else raw
 

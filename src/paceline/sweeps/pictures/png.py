@@ -15,9 +15,9 @@ from paceline.sweeps.pictures.svg import DENSE
 
 HISTORY, FRONT, PARALLEL, IMPORTANCE = "history.png", "front.png", "parallel_coordinates.png", "importance.png"
 _LONGEST = 24
-#: Dashes in SVG -> dashes in matplotlib.
+#: Dash pattern of a line in SVG -> the same pattern in matplotlib.
 _DASHES = {"": "-", "3 3": ":", "7 4": "--"}
-#: Position below the axes for trials without a value.
+#: Vertical position of points without a value: below the axes, as a fraction of the axes' height.
 _NONE = -0.07
 
 

@@ -14,7 +14,7 @@ WIDTH = 960
 _HEIGHT = 320
 #: Margins of a figure, in which texts stand: left, right, top, bottom.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 90, 34, 44
-#: Distance below the axes for trials without a value.
+#: Distance in pixels from the axes down to the points of trials without a value.
 _NONE = 22
 _LONGEST = 16
 #: Descriptions of the pictures for screen readers. They need no numbers, which the page's table of trials has.
@@ -28,7 +28,7 @@ _SAID = {
 #: Number of lines above which lines are drawn thinner.
 DENSE = 250
 
-#: Trial number -> the name to show instead of the number, such as a run's.
+#: Trial number -> name that is shown instead of the number, such as the name of a run.
 Names = Mapping[int, str]
 
 

@@ -84,7 +84,7 @@ class ASHA(NamedPolicy):
 
     def _behind(self, trial: Trial, rung: int, there: Sequence[float], goal: Goal) -> str | None:
         own = trial.best(goal, rung)
-        # Keep the best 1 / eta of the results, which with fewer than eta results is no trial.
+        # Keep the best 1 / eta of the results, rounded down. With fewer than eta results, judge no trial.
         keep = len(there) // self.eta
         # A trial without a finite value continues.
         if own is None or not keep or cost(own, goal) <= there[keep - 1]:
@@ -158,7 +158,7 @@ class Hyperband(NamedPolicy):
     eta: int = 3
 
     def __post_init__(self) -> None:
-        # Create an ASHA policy, which checks the values.
+        # Check the values: the constructor of ASHA raises an error if they are invalid.
         ASHA(first=self.first, eta=self.eta, last=self.last)
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
@@ -171,7 +171,7 @@ class Hyperband(NamedPolicy):
         return reasons
 
     def _brackets(self) -> int:
-        # There is one bracket for each rung below `last`, since another bracket would have no rungs.
+        # Make one bracket for each rung below `last`: each bracket skips one rung more, so a further one would have no rungs.
         return max(1, len(Ladder(first=self.first, eta=self.eta, last=self.last).up_to(self.last)))
 
     def _bracket_of(self, number: int, brackets: int) -> int:

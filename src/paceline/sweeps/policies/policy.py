@@ -105,7 +105,7 @@ class MedianStopping(NamedPolicy):
                 for other in trials
                 if other.number != trial.number and len(other.curve) >= interval
             ]
-            averages = [average for average in averages if not math.isnan(average)]  # a median needs comparable numbers
+            averages = [average for average in averages if not math.isnan(average)]  # NaN can't be sorted for the median
             if averages and is_better(median := statistics.median(averages), own, goal):
                 reasons[trial.number] = (
                     f"MedianStopping: its best of {own:g} after {interval} values is worse than the median of the "
@@ -150,7 +150,7 @@ class TruncationSelection(NamedPolicy):
             bests = (other.best(goal, interval) for other in trials if len(other.curve) >= interval)
             worst = sorted((cost(value, goal) for value in bests if value is not None), reverse=True)
             count = len(worst) * self.truncation_percentage // 100
-            # Trials equal to the worst trial that is kept continue, too.
+            # `worst[count]` is the worst value that continues. Trials with an equal value continue, too.
             if count and cost(own, goal) > worst[count]:
                 reasons[trial.number] = (
                     f"TruncationSelection: its best of {own:g} after {interval} values is among the worst "
@@ -188,7 +188,7 @@ class Bandit(NamedPolicy):
 
     def __post_init__(self) -> None:
         check_intervals("Bandit", self.evaluation_interval, self.delay_evaluation)
-        # Use bool(), because callers of the Azure SDK pass 0 for the unused slack.
+        # Treat 0 like None, because callers of the Azure SDK pass 0 for the slack that they do not use.
         if bool(self.slack_factor) == bool(self.slack_amount):
             raise SweepError(
                 "Bandit: give slack_factor or slack_amount, one of them and above 0, such as slack_factor=0.1; given are "
@@ -203,7 +203,7 @@ class Bandit(NamedPolicy):
         reasons: dict[int, str] = {}
         leaders: dict[int, float] = {}
         for trial, interval, own in judged(trials, goal, self.evaluation_interval, self.delay_evaluation):
-            # Include trials with fewer values, because further values could only improve their best.
+            # Count trials with fewer than `interval` values, too: further values could only improve their best value.
             if interval not in leaders:
                 bests = [value for other in trials if (value := other.best(goal, interval)) is not None]
                 leaders[interval] = max(bests) if goal == "maximize" else min(bests)
@@ -221,6 +221,6 @@ class Bandit(NamedPolicy):
         if self.slack_amount:
             return leader - self.slack_amount if goal == "maximize" else leader + self.slack_amount
         assert self.slack_factor
-        # Whether to divide: a worse value is nearer to zero if the best value is positive and maximized, or the reverse.
+        # Divide if worse values than `leader` are nearer to zero: if it is positive and maximized, or negative and minimized.
         down = (leader > 0) == (goal == "maximize")
         return leader / (1 + self.slack_factor) if down else leader * (1 + self.slack_factor)

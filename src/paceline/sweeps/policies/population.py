@@ -96,7 +96,7 @@ class PopulationBasedTraining(NamedPolicy):
         judgements: dict[int, Judgement] = {}
         for trial in trials:
             end = self._end(len(trial.legs))
-            # Do not pause at `last`, where the script ends by itself.
+            # Do not pause a trial at `last` values, because its script ends there by itself.
             if not self.budget and not trial.is_over and len(trial.curve) >= end and end < self.last:
                 judgements[trial.number] = Judgement(
                     why=f"PBT: the end of generation {len(trial.legs)}, at {end} values"
@@ -230,7 +230,7 @@ def explored(
     names = None if mutate is None else {name.lstrip("-") for name in mutate}
 
     def choose(dimension: Dimension) -> Raw:
-        # Always draw, so that the draws for one hyperparameter do not depend on the others' names.
+        # Draw all three numbers for each hyperparameter, so that its result does not depend on which others may change.
         anew, factor, quantile = source.random(), source.choice(list(factors)), source.random()
         raw, expression = chosen[dimension.key], dimension.expression
         is_kept = names is not None and dimension.name.lstrip("-") not in names
@@ -252,7 +252,7 @@ def _moved(expression: object, raw: Raw, factor: float, quantile: float) -> Raw:
         beside = value * factor if expression.is_log else value + (factor - 1) * expression.sigma
         if expression.q and expression.value(expression.raw(beside)) == value:
             beside = value + _sign(factor) * expression.q
-        # Keep the value if a lognormal's step would lead to 0 or less, which has no quantile.
+        # If a step of a lognormal leads to 0 or less, which has no quantile, keep the old value.
         return raw if expression.is_log and beside <= 0 else expression.raw(beside)
     assert isinstance(expression, Uniform)
     half = (expression.high - expression.low) / 2

@@ -102,7 +102,7 @@ def following(
     if not is_last:
         return None
     for rung in rungs:
-        # A live trial below this rung may still reach it and change which trials are the best.
+        # Wait for a live trial that has not reached this rung: its result at the rung may change which trials are the best.
         if any(not trial.is_over and trial.rung < rung for trial in trials):
             return None
         if promoted := _promotable(ladder, _ranked(usable, rung, goal), rung, goal, waits):

@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
     from optuna.trial import Trial as OptunaTrial
 
-#: Keys in a trial's notes: the sampler's attributes of the trial, and of the study.
+#: Keys of a trial's notes under which the sampler's attributes of this trial, and of the whole study, are stored.
 _TRIAL, _STUDY = "trial", "study"
 #: Random trials before the first model: Optuna's default.
 _STARTUP_TRIALS = 10
-#: From this number of trials on use only the joint estimator: others get slow, and the choices are settled by then.
+#: From this number of trials on, always model all parameters jointly: separate models get slow, and choices are settled.
 _ALONE_TRIALS = 300
-#: The fewest former results with which CMA-ES starts: it uses the best tenth of them.
+#: Minimum number of former results with which CMA-ES starts: it uses only the best tenth of them.
 _WARM_START_TRIALS = 10
-#: The most draws to get a point that no other trial has.
+#: Maximum number of draws to get a point that no other trial has.
 _DRAWS = 10
 
 
@@ -63,7 +63,7 @@ class OptunaSampler:
         *,
         keeps_notes: bool = True,
     ) -> None:
-        #: A sampler that proposes only points which no trial has, or None if points may repeat.
+        #: A random sampler that proposes only points that no trial has had. None if points may repeat.
         self.fresh: RandomSampler | None = None
         self._space = space
         self._seed = seed
@@ -79,7 +79,7 @@ class OptunaSampler:
             self._study.add_trial(frozen(self._space, trial, self._known(trial)))
         #: The attributes that the sampler has stored in the study so far.
         self._seen: dict[str, Any] = {}
-        #: Trial number -> its number in the study; and trial number -> the trial and result that the study knows.
+        #: Trial number -> its number in Optuna's study; and trial number -> the trial and the result that the study has got.
         self._asked: dict[int, int] = {}
         self._told: dict[int, tuple[Trial, tuple[float, ...] | None]] = {}
 
@@ -99,7 +99,7 @@ class OptunaSampler:
                 return Proposal(chosen=chosen, notes=self._notes(suggestion.number) if self._keeps_notes else {})
             # Discard the suggestion: Optuna's samplers ignore failed trials.
             self._study.tell(suggestion.number, state=_optuna().trial.TrialState.FAIL)
-        # The model proposes only known points, so use a random point, which `_tell` adds to the study.
+        # All suggestions repeat known points, so use a random point. Later, `_tell` adds this point to the study.
         return self.fresh.propose(number, trials) if self.fresh is not None else None
 
     def _has_changed(self, trial: Trial) -> bool:
@@ -132,7 +132,7 @@ class OptunaSampler:
         if is_known:
             self._told[trial.number] = trial, values
         if trial.number not in self._asked:
-            # The study lacks a trial of an earlier process and a user's point, so add it.
+            # This study did not suggest the point: a user or an earlier process did. So add the trial to the study.
             self._asked[trial.number] = len(self._study.get_trials(deepcopy=False))
             self._study.add_trial(frozen(self._space, trial, values, is_running=not is_known))
             for name, value in trial.notes.get(_STUDY, {}).items():
@@ -198,7 +198,7 @@ def tpe(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial] =
 
     def make(seed: int, number: int) -> Any:
         is_joint = not has_choice or seed % 2 == 0 or number >= _ALONE_TRIALS
-        # A joint model needs all parameters in each trial, which branches prevent.
+        # A joint model needs the same parameters in all trials, but each trial has only those of its chosen branches.
         kind = Joint if is_joint and not has_branches else optuna.samplers.TPESampler
         return kind(
             seed=seed,
@@ -208,7 +208,7 @@ def tpe(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial] =
             n_startup_trials=_STARTUP_TRIALS,
         )
 
-    # Remove Optuna's attributes, which only repeat the point.
+    # Keep no notes on the trials: the attributes that Optuna's sampler would store in them only repeat the point.
     return OptunaSampler(space, seed, goals, make, prior, keeps_notes=False)
 
 
@@ -218,7 +218,7 @@ def cmaes(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial]
     Raises:
         SweepError: The space has a choice, there are several metrics, or `cmaes` is not installed.
     """
-    # Checking the top level suffices, since branches are below a choice, which is refused.
+    # Check only the top level: a branch always belongs to a choice, and a choice at the top level is refused.
     for dimension in space.dimensions:
         if isinstance(dimension.expression, Choice):
             raise SweepError(f"{dimension.name}: the sampler cmaes knows no choice(). Take tpe, or a range of numbers.")
@@ -234,7 +234,7 @@ def cmaes(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial]
         raise SweepError(
             f"warm_start with the sampler cmaes needs {_WARM_START_TRIALS} results or more, and there are {len(known)}. Take tpe."
         )
-    # CMA-ES learns from foreign trials only in its first covariance (Nomura et al., AAAI 2021), so pass them there.
+    # CMA-ES uses other sweeps' results only for its first covariance (Nomura et al., AAAI 2021): pass them as `source_trials`.
     source = [frozen(space, trial, (value,)) for trial, value in known]
     return OptunaSampler(
         space, seed, goals, lambda seed, _: optuna.samplers.CmaEsSampler(seed=seed, source_trials=source)

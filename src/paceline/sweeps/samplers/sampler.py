@@ -13,7 +13,7 @@ from paceline.sweeps.expressions import Raw
 from paceline.sweeps.space import Space
 from paceline.sweeps.trial import Trial
 
-#: Larger spaces are sampled without avoiding repeated points.
+#: Maximum number of points of a space in which repeated points are avoided. In larger spaces points may repeat.
 _SMALL = 100_000
 
 
@@ -98,7 +98,7 @@ class RandomSampler:
             drawn = self._drawn(source)
             if self._said(drawn) not in self._known:
                 return Proposal(chosen=drawn)
-        # Then draw from the list of remaining points, which takes a bounded time.
+        # Most points are known. Draw from the list of remaining points, which takes a bounded time.
         if self._left is None:
             every = {self._said(point): point for point in self._space.grid()}
             self._left = {said: point for said, point in every.items() if said not in self._known}

@@ -95,7 +95,7 @@ def check_own(name: str, source: Path) -> None:
     place = source / module.replace(".", "/")
     file = next((path for path in (place.with_name(f"{place.name}.py"), place / "__init__.py") if path.is_file()), None)
     if file is None:
-        # Without a file in the source, the module may be installed for this interpreter, which runs the controller.
+        # If the source has no such file, the module may be installed in this interpreter, which also runs the controller.
         if importlib.util.find_spec(module.partition(".")[0]) is None:
             raise SweepError(f"sampler={name!r}: no module {module!r} in {str(source)!r}, and none is installed.")
         return
@@ -126,7 +126,7 @@ class Proposals:
     """
 
     def __init__(self, spec: SweepSpec, source: Path, prior: Sequence[Trial] = ()) -> None:
-        # Convert to raw values, so that samplers learn from the user's points.
+        # Convert the user's points to raw values, so that samplers can learn from the results of these points.
         self._points = [spec.space.chosen(point) for point in spec.points]
         self._sampler = make_sampler(
             spec.sampler,

@@ -51,7 +51,7 @@ class OnnxRunner:
 
 
 def _info(node: Any) -> TensorInfo:
-    # Values that are not tensors, such as a converted classifier's sequences of maps, have no shape.
+    # Only tensors have a shape. A converted classifier also has other outputs, such as sequences of maps.
     is_tensor = node.type in _TYPES
     shape = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in node.shape) if is_tensor else None
     return TensorInfo(node.name, _TYPES.get(node.type, node.type), shape)

@@ -66,7 +66,7 @@ class _TorchRunner:
             for name, value in named.items()
         }
         if list(wanted) == self.default and set(arrays) != set(self.default):
-            # The number of outputs is known only after the first call.
+            # Name the outputs now, because their number is known only after the first call of the model.
             self.outputs = [TensorInfo(name, "FP32", None) for name in arrays]
             self.default = list(arrays)
             return arrays
