@@ -384,7 +384,7 @@ def set_right(folder: RunFolder) -> RunRecord:
         if record.kind == "script":
             # Kill first: an ended run must have no processes. Without a supervisor, find them by environment.
             processes.kill_with_variable("PACELINE_RUN_DIR", str(folder.path))
-            processes.kill_writers(str(folder.path / "attempts"))  # also kill writers to this folder that lack the variable
+            processes.kill_writers(str(folder.path / "attempts"))  # writers that lack the variable
             remove_containers(record.job, record.run_id)
         return close_deserted(folder, record, report)
     finally:

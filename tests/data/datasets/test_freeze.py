@@ -146,6 +146,23 @@ def test_interrupted_freeze_is_completed_by_the_next_one(workspace, digits, lab,
     assert digits.freeze("lab").check()
 
 
+def test_of_two_processes_that_freeze_the_same_files_at_once_the_second_uses_the_files_of_the_first(
+    digits, tmp_path, monkeypatch
+):
+    real = os.rename
+
+    def second(source, target):
+        if os.path.isdir(source):
+            shutil.copytree(source, target)  # what the first process has renamed meanwhile
+        real(source, target)
+
+    monkeypatch.setattr(os, "rename", second)
+    frozen = digits.freeze(str(tmp_path / "near"))
+    monkeypatch.undo()
+    assert content(frozen, tmp_path / "copy") == FILES
+    assert sorted(path.name.startswith(".new") for path in (tmp_path / "near").iterdir()) == [False, False]
+
+
 @pytest.mark.parametrize(
     ("where", "why"),
     [

@@ -307,7 +307,7 @@ class AnyDataset:
                     files[info.path, info.datastore or ""] = info
             except DataError:
                 if source.datastore is not None:
-                    list_files([Source(datastore=source.datastore)], folder)  # raises if the datastore itself is unknown
+                    list_files([Source(datastore=source.datastore)], folder)  # raises if the datastore is unknown
         return self._selected([files[key] for key in sorted(files)])
 
     def _selected(self, files: list[FileInfo]) -> list[FileInfo]:

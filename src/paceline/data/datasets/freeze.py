@@ -163,10 +163,10 @@ def _keep_here(tree: Path, files: Sequence[LocalFile], content: registered.Froze
                 os.link(kept, target)
             except OSError:  # the file system has no hard links
                 copy_file(os.fspath(kept), os.fspath(target))
-        with contextlib.suppress(FileExistsError):
-            # If two processes freeze the same files, keep the folder of the process that renames its folder first.
-            os.rename(beside, tree)
+        os.rename(beside, tree)
     except OSError as error:
+        if tree.exists():  # Of two processes that freeze the same files, the first one wins.
+            return
         raise DataError(
             f"{str(tree)!r} can't be written: {error.strerror}. Make room, or name another place."
         ) from error

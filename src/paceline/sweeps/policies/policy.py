@@ -105,7 +105,7 @@ class MedianStopping(NamedPolicy):
                 for other in trials
                 if other.number != trial.number and len(other.curve) >= interval
             ]
-            averages = [average for average in averages if not math.isnan(average)]  # NaN can't be sorted for the median
+            averages = [average for average in averages if not math.isnan(average)]  # NaN can't be sorted
             if averages and is_better(median := statistics.median(averages), own, goal):
                 reasons[trial.number] = (
                     f"MedianStopping: its best of {own:g} after {interval} values is worse than the median of the "
