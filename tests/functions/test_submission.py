@@ -9,6 +9,8 @@ import pytest
 
 from paceline.errors import JobError, RunFailedError, RunStateError
 from paceline.functions import FunctionRun, FunctionRuns, finding
+from paceline.system import detached_process
+from paceline.targets import supervisors
 from paceline.targets.configured import Configured, add
 from paceline.workspace import Workspace
 from tests.functions.helpers import module_of
@@ -32,6 +34,21 @@ def test_submitted_function_returns_its_result(tmp_path, monkeypatch):
     assert isinstance(again, FunctionRun)
     assert again.result()["name"] == "$HOME x"
     assert run.experiment.name == "train"
+
+
+def test_third_call_of_a_program_begins_in_a_supervisor_that_was_loaded_ahead(tmp_path, monkeypatch):
+    begun = []
+    start = supervisors.start
+    monkeypatch.setattr(supervisors, "start", lambda *words: begun.append(start(*words)) or begun[-1])
+    module = module_of(TRAIN, tmp_path, monkeypatch)
+    module.train.submit(1).result(timeout=60)
+    assert supervisors._ahead is None
+    module.train.submit(2).result(timeout=60)
+    ahead = detached_process.started[-1]
+    run = module.train.submit(3)
+    assert run.result(timeout=60)["lr"] == 3
+    assert begun[-1] == ahead.pid
+    assert ahead.wait(60) == 0
 
 
 def test_arrays_and_pickled_values_are_passed_as_arguments_and_results(tmp_path, monkeypatch):

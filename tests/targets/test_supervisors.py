@@ -102,3 +102,56 @@ def test_ending_the_prestarted_supervisor_of_one_run_does_not_end_that_of_anothe
 @pytest.fixture(autouse=True)
 def _leases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_LEASES", str(tmp_path / "leases"))
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_run_begins_in_the_supervisor_loaded_ahead_unless_variables_changed_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_changed: bool
+) -> None:
+    library = library_dir(tmp_path / "ws")
+    for _ in range(2):
+        supervisors.load_ahead(library, sys.executable, MODULES)
+    ahead = detached_process.started[-1]
+    folder, lock_fd = make_run(tmp_path / "ws" / "runs", job=make_job(), target="local")
+    code = "import os; print(os.environ.get('CHANGED'), os.environ['PACELINE_RUN_ID'])"
+    folder.snapshot.symlink_to(write_tree(tmp_path / "ws/snapshots/1", {"train.py": code}))
+    if is_changed:
+        monkeypatch.setenv("CHANGED", "yes")
+    supervisors.load(folder.path, library, sys.executable, MODULES)
+    pid = supervisors.start(folder.path, lock_fd, library, sys.executable)
+    os.close(lock_fd)
+    assert (pid == ahead.pid) == (not is_changed)
+    assert detached_process.started[-1].wait(60) == 0, folder.driver_log.read_text()
+    assert store.stored(folder).status == states.COMPLETED
+    assert folder.rank_log(1, 0).read_text().split() == ["yes" if is_changed else "None", folder.run_id]
+    # The supervisor that another environment made useless has ended.
+    assert ahead.wait(30) == 0
+
+
+def test_supervisor_loaded_ahead_ends_after_its_limit_without_a_run() -> None:
+    code = """
+import socket
+from paceline.supervisor import __main__ as supervisor
+supervisor._AHEAD_S = 0.05
+ours, theirs = socket.socketpair()
+print(supervisor._wait_to_begin(None, theirs.detach(), ["--ahead"]))
+try:
+    ours.send(b"run")
+except BrokenPipeError:
+    print("refused")
+"""
+    assert run_python(code).split() == ["None", "refused"]
+
+
+def test_run_sent_at_the_limit_of_a_supervisor_loaded_ahead_is_not_lost(tmp_path: Path) -> None:
+    code = f"""
+import os, socket, types
+from paceline.supervisor import __main__ as supervisor
+ours, theirs = socket.socketpair()
+log = os.dup(1)
+socket.send_fds(ours, [{os.fsencode(tmp_path)!r}], [os.open(os.devnull, os.O_RDONLY), log])
+supervisor.select = types.SimpleNamespace(select=lambda *args: ([], [], []))
+folder, lock_fd = supervisor._wait_to_begin(None, theirs.detach(), ["--ahead"])
+print(folder.path, os.getcwd(), os.environ["PACELINE_SUPERVISOR"])
+"""
+    assert run_python(code).split() == [str(tmp_path), str(tmp_path), tmp_path.name]

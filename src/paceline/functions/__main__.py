@@ -9,18 +9,20 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
 from paceline.errors import JobError
 from paceline.functions import calls, finding
 from paceline.functions.decorator import FunctionJob
 
 
-@dataclass(frozen=True, kw_only=True)
-class Words:
-    """The parsed command line of the program that calls a function."""
+class Words(NamedTuple):
+    """The parsed command line of the program that calls a function.
+
+    It is no dataclass: the import of dataclasses takes a third of this program's imports.
+    """
 
     function: str
     rest: tuple[str, ...]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -129,6 +128,8 @@ def check_sendable(name: str, value: object, *, pickled: bool) -> None:
 
 
 def _pickled(name: str, value: object) -> bytes:
+    import pickle  # here, because few jobs use pickles
+
     try:
         return pickle.dumps(value)
     except Exception as error:
@@ -202,19 +203,21 @@ def load(folder: Path, stem: str, *, pickled: bool) -> Any:
     Raises:
         RunStateError: There is no such file, the file can't be read, or it is a pickle that may not be loaded.
     """
-    from paceline.checkpoint.api import CheckpointFile, decode_state
-
     path = folder / f"{stem}.json"
     try:
         if path.exists():
             return json.loads(path.read_text(encoding="utf-8"))
         if (path := folder / f"{stem}.safetensors").exists():
+            from paceline.checkpoint.api import CheckpointFile, decode_state
+
             file = CheckpointFile(path)
             return decode_state(file.state, file.array)
         if not (path := folder / f"{stem}.pickle").exists():
             raise FileNotFoundError("there is no such file")
         if not pickled:
             raise ValueError("it is a pickle, which the job has not asked for (pickle=True)")
+        import pickle
+
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         with open(fd, "rb") as opened:
             if os.fstat(fd).st_uid not in (os.geteuid(), 0):

@@ -12,6 +12,7 @@ from paceline.functions.pool import ResultLine, read_lines
 from paceline.runs import states
 from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder
+from paceline.runs.follow import RunWatch
 from paceline.runs.record import RunRecord
 from paceline.runs.remote_status import refresh
 from paceline.runs.run import Run
@@ -21,6 +22,8 @@ _R = TypeVar("_R")
 
 #: First and longest pause between two reads of a run's record, in seconds.
 _PAUSE_S, _LONGEST_S = 0.01, 0.25
+#: Pause between two looks whether the record has changed: the part of the time waited so far, and at least, in seconds.
+_PART, _SHORTEST_S = 0.02, 0.002
 
 
 class FunctionRun(Run, Generic[_R]):
@@ -216,9 +219,9 @@ def _deadline(timeout: float | None) -> float | None:
 
 
 def _ended(run: FunctionRun[_R], deadline: float | None) -> RunRecord:
-    pause = _PAUSE_S
-    while not (record := run.record()).is_terminal:
-        pause = _wait(run, deadline, pause)
+    watch, began = RunWatch(run.folder), time.monotonic()
+    while not (record := watch.look()).is_terminal:
+        _wait(run, deadline, min(max(_SHORTEST_S, _PART * (time.monotonic() - began)), _LONGEST_S))
     return record
 
 

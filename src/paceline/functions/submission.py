@@ -22,10 +22,11 @@ from paceline.job.job import Job
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import new_run_id, plain_experiment_name
 from paceline.submit import NewRun, SourceCopy, prepare, submit, unrecorded, values_of
+from paceline.system.detached_process import library_dir
 from paceline.system.names import did_you_mean
 from paceline.system.processes import core_count
 from paceline.system.units import size_bytes
-from paceline.targets import configured
+from paceline.targets import configured, supervisors
 from paceline.targets.base import ALIKE_SPAN, Alike
 from paceline.workspace import Experiment, Workspace
 
@@ -38,6 +39,8 @@ _OWN = frozenset(
     ("entry_script", "entry_module", "command", "script_params", "arguments", "inputs", "gpu_visibility", "use_gpu")
 )
 _INPUT = "calls"
+#: How many calls this program has submitted.
+_submitted = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,6 +253,7 @@ def submit_call(
     kwargs: Mapping[str, object],
 ) -> FunctionRun[_R]:
     """Submit one call, as `FunctionJob.submit` describes it."""
+    global _submitted
     known = prepared(given_function, options)
     run = known.run(new_run_id(known.experiment), known.call(args, kwargs))
     submit(
@@ -260,6 +264,10 @@ def submit_call(
         run_id=run.run_id,
         fill=run.fill,
     )
+    _submitted += 1
+    # A program that has submitted two calls probably submits a third one, whose supervisor can load meanwhile.
+    if _submitted > 1 and known.job.compute_target == configured.LOCAL:
+        supervisors.load_ahead(library_dir(known.workspace.path), sys.executable, supervisors.FOR_THIS_MACHINE)
     return FunctionRun(Experiment(known.workspace, known.experiment), run.run_id)
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import select
 import signal
 import socket
 import stat
@@ -42,16 +43,19 @@ from paceline.system import locks, processes
 from paceline.targets import target_of_run
 
 _LOCK_S = 20.0
+#: Seconds for which a supervisor waits for any run, and the largest size of a path in bytes (PATH_MAX).
+_AHEAD_S, _LONGEST_PATH = 60.0, 4096
 
 
 def main(argv: list[str]) -> int:
     folder = RunFolder(Path(argv[0]))
     if len(argv) > 1:
-        fd: int | None = int(argv[1])
-        if stat.S_ISSOCK(os.fstat(int(argv[1])).st_mode):
-            fd = _wait_to_begin(folder, int(argv[1]), argv[2:])
-        if fd is None:
-            return 0  # no run was created: the submitting program has ended
+        fd = int(argv[1])
+        if stat.S_ISSOCK(os.fstat(fd).st_mode):
+            found = _wait_to_begin(folder, fd, argv[2:])
+            if found is None:
+                return 0  # no run was created: the submitting program has ended
+            folder, fd = found
         # A lock of flock(2) is held while any process has the open file. The guardian and the supervisor have it by fork; a
         # worker that inherited the file would hold the lock after both were killed.
         os.set_inheritable(fd, False)
@@ -71,24 +75,32 @@ def main(argv: list[str]) -> int:
     processes.leave(0)
 
 
-def _wait_to_begin(folder: RunFolder, fd: int, modules: Sequence[str]) -> int | None:
-    """Return the run's lock once the run exists, or None if its submission ended before.
+def _wait_to_begin(folder: RunFolder, fd: int, modules: Sequence[str]) -> tuple[RunFolder, int] | None:
+    """Return the run and its lock once the run exists, or None if its submission ended before.
 
-    From then on, this process's output goes to the run's file `driver.log`.
+    From then on, this process's output goes to the run's file `driver.log`. With "--ahead" in place of the first module,
+    the process waits a minute for any run of the submitting program (`paceline.targets.supervisors.load_ahead`).
     """
+    is_for_any = modules[:1] == ["--ahead"]
     with socket.socket(fileno=fd) as told:
-        for name in modules:
+        for name in modules[is_for_any:]:
             importlib.import_module(name)
+        if is_for_any and not select.select([told], [], [], _AHEAD_S)[0]:
+            # From here on a run can't be sent any more. But one may have been sent just before: so read the socket below.
+            told.shutdown(socket.SHUT_RD)
         # The data is empty if the other end of the socket is closed: by `Early.drop`, or by the kernel after a kill.
-        data, fds, _, _ = socket.recv_fds(told, 16, 2)
+        data, fds, _, _ = socket.recv_fds(told, _LONGEST_PATH, 2)
     if not data:
         return None
+    if is_for_any:
+        folder = RunFolder(Path(os.fsdecode(data)))
+        os.environ[processes.SUPERVISOR_VARIABLE] = folder.run_id
     lock_fd, log = fds
     for output in (1, 2):
         os.dup2(log, output)
     os.close(log)
     os.chdir(folder.path)
-    return lock_fd
+    return folder, lock_fd
 
 
 def _take_lock(folder: RunFolder) -> None:

@@ -120,6 +120,8 @@ class WorkerWatch:
         self._news = NewFiles(folder.attempt(launch.attempt))
         #: Workers' reports that could not be read yet, and the ranks that have not started.
         self._unread: set[tuple[str, int]] = set()
+        #: The CPU time of this thread at the start of the present look.
+        self._used_s = time.thread_time()
         self._starting = set(self._places)
         self._workers = [place.rank for place in launch.places if place.role == "worker"]
         self._pids: dict[int, int] = {}
@@ -354,8 +356,11 @@ class WorkerWatch:
 
     def _pause(self, least_s: float, began_s: float) -> None:
         pause_s = min(_PAUSE * (time.monotonic() - began_s), _LONGEST_S)
-        time.sleep(min(pause_s / 2, _TICK_S))
+        # No exit of a worker ends the first sleep. So its length follows from the CPU time of the look: on a busy machine a look
+        # lasts longer without using more of the CPU.
+        time.sleep(min(_PAUSE * (time.thread_time() - self._used_s), pause_s, 2 * _TICK_S) / 2)
         self._wake.sleep(max(least_s, pause_s))
+        self._used_s = time.thread_time()
 
     def _take_report(self, kind: str, rank: int) -> bool:
         """Read a worker's report, such as "end". Return False to read it again later."""

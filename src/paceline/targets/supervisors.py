@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import select
 import socket
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,8 +18,62 @@ from paceline.system import detached_process
 FOR_THIS_MACHINE = ("paceline.targets.local", "paceline.launchers.processes", "ctypes")
 
 _MODULE = "paceline.supervisor"
+#: In place of a module's name: the supervisor is for any run, whose folder `Early.begin` sends.
+_AHEAD = "--ahead"
 #: Run folder -> the supervisor loaded in advance for this run.
 _loading: dict[Path, Early] = {}
+#: The supervisor loaded for this program's next run, whichever it is, and all that it has inherited.
+_ahead: tuple[Early, object] | None = None
+
+
+def load_ahead(library_dir: Path, python: str, modules: Sequence[str]) -> None:
+    """Load a supervisor for the next run that this program submits, unless one is loaded.
+
+    For programs that submit many short runs. The supervisor ends with this program, or if no run comes within a minute.
+    """
+    global _ahead
+    if _ahead is not None and _ahead[0].is_waiting():
+        return
+    drop_ahead()
+    with contextlib.suppress(OSError):
+        # No run has this name. It marks the process as a supervisor, like the name of a run.
+        early = Early(
+            library_dir / f"next-{os.getpid()}-{time.monotonic_ns()}", library_dir, python, (_AHEAD, *modules)
+        )
+        # Close its socket before Python warns about it at exit.
+        atexit.unregister(drop_ahead)
+        atexit.register(drop_ahead)
+        _ahead = early, (library_dir, python, tuple(modules), _inherited())
+
+
+def drop_ahead() -> None:
+    """End the supervisor that `load_ahead` has loaded, if any."""
+    global _ahead
+    found, _ahead = _ahead, None
+    if found is not None:
+        found[0].drop()
+
+
+def _inherited() -> object:
+    """Return all that a process inherits from this one and that may change: variables, limits, umask, groups, CPUs."""
+    texts = []
+    for name in ("limits", "cgroup", "oom_score_adj", "status"):
+        with contextlib.suppress(OSError):
+            texts.append(Path(f"/proc/self/{name}").read_text())
+    kept = ("Umask", "Uid", "Gid", "Groups", "SigIgn", "SigBlk", "Cap", "NoNewPrivs", "Cpus_allowed", "Mems_allowed")
+    status = [line for line in texts.pop().splitlines() if line.startswith(kept)] if len(texts) == 4 else []
+    return os.getpid(), dict(os.environ), texts, status, os.getpriority(os.PRIO_PROCESS, 0)
+
+
+def _taken(run_dir: Path, library_dir: Path, python: str, modules: Sequence[str]) -> Early | None:
+    """Return the supervisor of `load_ahead` for this run, or None if it inherited anything else than a new one would."""
+    global _ahead
+    if _ahead is None or _ahead[1] != (library_dir, python, tuple(modules), _inherited()) or not _ahead[0].is_waiting():
+        drop_ahead()
+        return None
+    found, _ahead = _ahead, None
+    found[0].run_dir, found[0].is_for_any = run_dir, True
+    return found[0]
 
 
 def load(run_dir: Path, library_dir: Path, python: str, modules: Sequence[str]) -> None:
@@ -29,7 +86,8 @@ def load(run_dir: Path, library_dir: Path, python: str, modules: Sequence[str]) 
     if run_dir not in _loading:
         # Ignore an error here: `start` tries again, and raises the error if it persists.
         with contextlib.suppress(OSError):
-            _loading[run_dir] = Early(run_dir, library_dir, python, modules)
+            early = _taken(run_dir, library_dir, python, modules)
+            _loading[run_dir] = early or Early(run_dir, library_dir, python, modules)
 
 
 def drop(run_dir: Path) -> None:
@@ -63,6 +121,8 @@ class Early:
 
     def __init__(self, run_dir: Path, library_dir: Path, python: str, modules: Sequence[str] = ()) -> None:
         self.run_dir = run_dir
+        #: Whether the supervisor learns only by `begin` which run is its own.
+        self.is_for_any = False
         self._ours, theirs = socket.socketpair()
         with theirs:
             process = detached_process.start(
@@ -83,12 +143,17 @@ class Early:
         log = _open_log(self.run_dir)
         try:
             with self._ours:
-                socket.send_fds(self._ours, [b"begin"], [lock_fd, log])
+                data = os.fsencode(self.run_dir) if self.is_for_any else b"begin"
+                socket.send_fds(self._ours, [data], [lock_fd, log])
         except OSError:
             return None
         finally:
             os.close(log)
         return self._pid
+
+    def is_waiting(self) -> bool:
+        """Return whether the supervisor has not ended."""
+        return not select.select([self._ours], [], [], 0)[0]
 
     def drop(self) -> None:
         """End the supervisor, unless `begin` has started its run."""
