@@ -8,7 +8,7 @@ from __future__ import annotations
 from paceline import errors
 from paceline.system.lazy_import import face, hand_down
 
-# Define the name here: importing it from typing would take longer than all other imports. Type checkers recognize it.
+# Define TYPE_CHECKING here: importing it from typing would take longer than all other imports. Type checkers know this name.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -62,9 +62,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Reading a run asks the engine of the run's target, and `targets` is a layer above `runs`.
+# Reading a run needs its target, but `runs` may not import the higher layer `targets`, so register the function by name.
 hand_down("target_of_run", "paceline.targets.configured")
-# `paceline.job` is the decorator and the package `paceline.job`, which calls the decorator.
+# `paceline.job` is a package and also callable: a call goes to this decorator, which the lower layer `job` cannot import.
 hand_down("job", "paceline.functions.decorator")
 
 # Type checkers read the imports above, and programs read this table. A name needs both: without an import it has no type.

@@ -26,9 +26,9 @@ def main() -> None:
         print(f"paceline: error: there is no program {script!r}. Give the path of a Python file.", file=sys.stderr)
         raise SystemExit(2)
     del sys.argv[0]
-    # `-m` put the working directory first; replace it with the program's own folder.
+    # `python -m` has put the working directory first in sys.path. Put the program's own folder there instead.
     sys.path[0] = os.path.dirname(os.path.abspath(script))
-    # Python makes `__file__` absolute, and drivers look for files two folders above it.
+    # Pass an absolute path, because programs compute paths from `__file__`, such as of files two folders above it.
     runpy.run_path(os.path.abspath(script), run_name="__main__")
 
 
@@ -40,7 +40,7 @@ def _run_module() -> None:
         raise SystemExit(2)
     module = sys.argv[2]
     del sys.argv[:2]
-    # `python -m` puts the working directory first, even if the import path started elsewhere.
+    # Begin sys.path with the working directory, as `python -m` does, even if its first entry was another folder.
     sys.path[0] = os.getcwd()
     if spec_of(module) is None:
         print(f"paceline: error: there is no module {module!r}. Name one that `python -m` finds here.", file=sys.stderr)

@@ -34,15 +34,15 @@ from paceline.system import locks
 from paceline.system.files import names_in, remove_tree, stamp_of
 from paceline.system.links import open_below, special
 
-#: Files of a run that grow by lines.
+#: Files of a run to which programs only append lines.
 _LOG = re.compile(r"runs/[^/]+/(?:(?:metrics|attempts|logs)/.*)?[^/]*\.(?:log|jsonl|txt)")
-#: Copy smaller files before they are stored, because they may be replaced at any time. Larger ones are checked afterwards.
+#: Copy a smaller file before storing it, because it may be replaced at any time. Check a larger file after storing it.
 _SMALL_BYTES = 1 << 20
-#: Store the copies once they have this many files or bytes.
+#: Upload the temporary copies to the store once there are this many files or bytes.
 _BATCH_FILES, _BATCH_BYTES = 512, 256 << 20
 _TRIES = 4
 _CHUNK = 1 << 20
-#: The folder of the copies, in the workspace.
+#: Name of the folder in the workspace for temporary copies of files.
 _SPOOL = ".backup"
 
 
@@ -174,21 +174,21 @@ class _Copy:
         self.entries: list[BackupEntry] = []
         self.left_out: dict[str, str] = {}
         self.stored = self.stored_bytes = 0
-        # Resolve links once: large files are stored directly from this path.
+        # Resolve symbolic links in the workspace's path once, because the store reads large files directly by this path.
         self._top = Path(os.path.realpath(top))
         self._blobs, self._digests, self._spool, self._verify = blobs, digests, spool, verify
         #: Hashes of the contents that are in the store.
         self._known: set[str] = set()
         self._copies: dict[str, Path] = {}
         self._copied_bytes = 0
-        #: Large files, each with the stamp that it had when it was hashed.
+        #: SHA-256 -> a large file with this content, and the file's stamp (`stamp_of`) when it was hashed.
         self._originals: dict[str, tuple[Path, tuple[int, int, int] | None]] = {}
 
     def add_unit(self, unit: str) -> None:
         """Store a folder of the workspace, such as a run's, recursively."""
         is_live = unit.startswith("runs/") and not runs_store.has_ended(RunFolder(self._top / unit))
         for attempt in range(_TRIES):
-            # Store the state of a run first, because it must be the run's oldest file.
+            # Read the run's state.json first: the other files are then at least as new as the state that the backup records.
             names = sorted(self._names(unit, is_live), key=lambda name: name != f"{unit}/state.json")
             entries: list[BackupEntry] = []
             has_vanished = False

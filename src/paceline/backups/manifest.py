@@ -33,7 +33,7 @@ KEPT = {
     "views": r"\.lock",
     "data": r"\.lock",
 }
-#: Names in the folder of a run that are secret, or belong to processes that run now.
+#: Names in a run's folder that a backup leaves out: secrets, and files of processes that run now.
 NEVER = re.compile(r"secrets\.json|exec_key|exec|session|lock|ballast|closing|\.incoming|\.seen-.*|\..*\.deleted.*")
 _ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{8}")
 _KINDS = ("file", "folder", "link")

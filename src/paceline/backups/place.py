@@ -34,7 +34,7 @@ from paceline.system import processes
 
 #: Folder of the backups in a datastore, unless a path is given.
 DEFAULT_PATH = "backups"
-#: Age at which a lock of another machine counts as abandoned.
+#: Age in seconds at which a lock of another machine counts as abandoned.
 _ABANDONED_S = 24 * 3600.0
 #: Index of starttime among the fields of /proc/<pid>/stat after the name (proc_pid_stat(5)).
 _STARTTIME = 19
@@ -131,7 +131,7 @@ class Backups:
             DataError: The list of a backup that stays can't be read. Nothing is removed then.
         """
         gone = {backup.id for backup in removed}
-        # Read the lists of the other backups first: without one of them, its contents would seem unneeded.
+        # Read the lists of all backups that stay: a backup whose list is missing here would lose its contents below.
         needed: set[str] = set()
         for backup in self.all():
             if backup.id not in gone:

@@ -34,8 +34,8 @@ from paceline.system.files import read_json, remove_tree, write_json
 from paceline.system.names import some
 
 _STAGE = ".restoring"
-#: Folders whose existing entries are kept, without an error: their content follows from their name, or a new workspace needs
-#: them to reach the store.
+#: Folders in which a restore keeps existing entries without an error: either entries of one name have equal contents, or a new
+#: workspace needs the entries to reach the store that has the backup.
 _STAY = ("snapshots", "datastores", "names", "models/.blobs")
 
 
@@ -210,7 +210,7 @@ def _build(entries: Sequence[BackupEntry], stage: Path) -> None:
             if entry.sha256 in used:
                 shutil.copyfile(stage / "contents" / entry.sha256, path)
             else:
-                # The first use is a hard link: the fetched copy is removed later, so the file ends with one name.
+                # Hard-link the first file with this content to the fetched copy, which needs no second copy on the disk.
                 os.link(stage / "contents" / entry.sha256, path)
                 used.add(entry.sha256)
             os.chmod(path, entry.mode)

@@ -44,7 +44,7 @@ class RecordWatch:
         if now - self._read_at >= _RECORD_S:
             self._stamp, self._read_at = stamp, now
             with contextlib.suppress(PacelineError, OSError):
-                # Reading the record also checks that the supervisor is alive, and asks the engine.
+                # `record` also checks that the supervisor is alive, and asks a remote engine for the state.
                 record = read.record(self._folder)
                 return {"status": record.status, "started_utc": record.started_utc, "ended_utc": record.ended_utc}
         elif stamp != self._stamp:

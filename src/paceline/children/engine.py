@@ -28,12 +28,12 @@ from paceline.system import locks
 from paceline.system.files import read_json
 from paceline.system.names import counted
 
-#: Pause between two ticks. When a trial ends, its core is idle for half of this time on average.
+#: Pause in seconds between two ticks. When a trial ends, its core is idle for half of this time on average.
 _TICK_S = 0.05
-#: Pause between two checks of children that are being canceled after the controller has failed.
+#: Pause in seconds between two checks of children that are being canceled after the controller has failed.
 _GIVE_UP_S = 0.5
-#: Seconds that the submitting program, or this job before its requeue, has to release the lock. After that, and on a file
-#: system without locks, only the engine ensures that there is only one controller.
+#: Seconds to wait until the submitting program, or this job's process before a requeue, releases the lock. Afterwards, and on a
+#: file system without locks, the controller starts anyway and relies on the engine to start only one controller.
 _LOCK_S = 20.0
 
 
@@ -201,7 +201,7 @@ def close(folder: RunFolder, record: RunRecord, failure: FailureReport | None, d
     else:
         status, fields = states.COMPLETED, {"exit_code": 0}
     record = store.change(folder, record, status, digest=digest, ended_utc=utc_now(), waiting_for=None, **fields)
-    # `record` may differ from `status`: the cancel may have come from `Run.fail`.
+    # Log `record.status`, not `status`: if `Run.fail` has requested the cancel, `change` records Failed instead of Canceled.
     say(f"the {record.kind} is {record.status}")
     return record
 
@@ -240,14 +240,14 @@ def main(argv: list[str], controller: type[ParentController[Any]]) -> int:
         # could take over.
         os.set_inheritable(int(argv[1]), False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            # The next tick sees the request and ends the children in order. An exception here would interrupt any statement.
+            # Only write a cancel request, which the next tick reads: an exception in the handler could interrupt any statement.
             signal.signal(number, lambda *_: read.request_cancel(folder, by="a signal"))
     else:
         locks.take_within(folder.lock, _LOCK_S)
     try:
         while True:
             built = controller(folder)
-            # Become the owner only now: this resets the count of controllers that failed to start.
+            # Record this process as the owner only after a successful start, because `own` resets the count of failed starts.
             built.run(controllers.own(folder))
             if not controller.reopens(folder):
                 return 0

@@ -13,7 +13,7 @@ from paceline.runs.folder import RunFolder
 STOPPED = "stopped"
 #: Seconds before a failed cancel request is repeated.
 _AGAIN_S = 5.0
-#: First pause after an engine has refused a child. It doubles with each refusal, up to the longest.
+#: First and longest pause in seconds after an engine has refused a child. Each further refusal doubles the pause.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 300.0
 #: Seconds that an engine may refuse every child while no child of the run is live.
 _PATIENCE_S = 3600.0

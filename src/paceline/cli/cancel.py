@@ -47,7 +47,7 @@ def cancel(*, run_ids: list[str], wait: bool, force: bool, as_json: bool) -> Non
         if record.is_terminal:
             print(f"{folder.run_id} is {record.status} already.", file=sys.stderr)
         elif force and record.status == states.NOT_RESPONDING:
-            with contextlib.suppress(EngineError, TargetError):  # write the run off even if the engine can't stop it
+            with contextlib.suppress(EngineError, TargetError):  # continue below if the engine can't stop the run
                 read.request_cancel(folder, by=user_name())
             remote_status.write_off(folder, by=user_name())
             if not as_json:
@@ -94,7 +94,7 @@ def execute(*, run_id: str, command: list[str], rank: int, no_terminal: bool) ->
     """
     folder = folder_of(run_id)
     terminal = None
-    # As in ssh, the command gets a terminal if both sides are terminals. Otherwise its output stays byte for byte.
+    # As in ssh, the command gets a terminal if standard input and output are terminals. Otherwise its output is unchanged.
     if not no_terminal and sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty():
         terminal = _size()
     fd: int | None = None
@@ -115,7 +115,7 @@ def execute(*, run_id: str, command: list[str], rank: int, no_terminal: bool) ->
         if fd is None:
             beside.end_input()
         while beside.exit_code is None:
-            # Poll the input, because `heard` below waits for the command's output and for its end.
+            # Send only input that is pending now. Don't wait for input: `heard` below waits for the command's output and end.
             fd = _pass_on(beside, fd)
             if resized:
                 resized.clear()

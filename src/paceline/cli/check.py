@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from paceline.cli.outputs import StepComparison
 
 STEPS, MOST_STEPS = 3, 1000
-#: Variables for the workers, read by `paceline.parallel.compared`, which is not imported here: it imports torch.
+#: Environment variables for the workers. `paceline.parallel.compared` reads them, but importing it would import torch.
 VARIABLE, FOLDER, VALUES, OUTCOME = "PACELINE_CHECK", "check", "values.pt", "outcome.json"
 
 _TAKEN = ("script", "arguments", "module", "nodes", "backend", "source", "env", "env_file", "python", "isolated")
@@ -132,7 +132,7 @@ def _run(wanted: Asked, request: Mapping[str, object], made: list[RunFolder]) ->
 def _end(folder: RunFolder) -> RunRecord:
     """Wait for the run to end, and return its record. Ctrl-C cancels the run."""
     try:
-        # Poll at short intervals at first, because most of these runs take seconds.
+        # Poll at short intervals at first, because most runs of `check` take only seconds.
         pause = 0.05
         while not (record := read.record(folder)).is_terminal:
             time.sleep(pause)

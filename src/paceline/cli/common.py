@@ -25,7 +25,7 @@ Item = TypeVar("Item")
 #: Colours of the ranks' prefixes, in order of rank. All are readable on a dark and on a light background.
 _RANK_COLOURS = (36, 33, 32, 35, 34, 31)
 WARNING_COLOUR = 33
-#: Headers of the columns that show a state, whose cells are coloured.
+#: Headers of columns that show a state. The cells of these columns are coloured.
 _STATE_HEADERS = ("STATUS", "STATE")
 _STATE_COLOURS = {states.COMPLETED: 32, states.FAILED: 31, states.CANCELED: 33, states.RUNNING: 36}
 
@@ -133,7 +133,7 @@ def state_named(text: str) -> str:
 
 
 def state_colour(status: str) -> int | None:
-    # The text of a hanging run has more words than the state, so search for this word.
+    # The text of a hanging run is "Running, hangs since ...", so search for the word "hangs" in the text.
     return WARNING_COLOUR if "hangs" in status else _STATE_COLOURS.get(status)
 
 

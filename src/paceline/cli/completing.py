@@ -130,7 +130,7 @@ def _models(workspace: Workspace, *_: object) -> Iterable[str]:
 
 
 def _variables(workspace: Workspace, *_: object) -> Iterable[str]:
-    # Offer names of the shell's variables, because `--env NAME` takes the value from there.
+    # Offer the names of the shell's variables: `--env NAME` without a value takes the variable's value from the shell.
     return sorted(os.environ)
 
 

@@ -59,8 +59,8 @@ def doctor(
             }
         )
         return int(worst(findings) == FAIL)
-    # Print a table only at the end, because it needs the width of all rows. Print each finding at once into a file or a
-    # pipe, so that an interrupted examination has printed its findings so far.
+    # Print each finding at once into a file or a pipe, so that an interrupted examination leaves the findings so far. On a
+    # terminal print a table at the end, because the widths of its columns depend on all rows.
     findings = _print_table(found) if sys.stdout.isatty() else _print_lines(found)
     _print_result(findings)
     _keep(workspace_dir, name, findings)
@@ -182,7 +182,7 @@ def _sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
-#: Maximum number of runs that are named if they use a target that is to be removed. Further runs are only counted.
+#: When a target is removed, a message names at most this many runs that use the target. Further runs are only counted.
 _RUNS_SHOWN = 3
 
 
@@ -311,6 +311,6 @@ def _setting_text(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
-#: Verbs that parse their own words: the options of `add` depend on the target's kind.
+#: Verbs that parse their words without click's parser, because the options of `add` depend on the target's kind.
 raw = ("add",)
 verbs = {"add": add, "list": list_targets, "show": show, "login": login, "remove": remove, "doctor": doctor}

@@ -20,7 +20,7 @@ from paceline.targets.status_of_all import TargetLook, look_at_all
 from paceline.workspace import Workspace
 
 _CHECK_S = 30.0
-#: Maximum number of nodes that are named if they are down. Further nodes are only counted.
+#: Maximum number of down nodes that a message names. Further nodes are only counted.
 _DOWN_SHOWN = 3
 _OWN = (
     Option("kind", "kind of the target", is_required=True),
@@ -53,7 +53,7 @@ def add(*, words: list[str]) -> int:
     workspace = Workspace.from_config()
     is_new = described.name not in configured.names(workspace.path)
     before = None if is_new else configured.read(workspace.path, described.name)
-    # Store the target first, because it is checked by its name. A target with a wrong setting is removed again.
+    # Store the target first, because the check finds it by its name. Remove the target again if a setting is wrong.
     configured.add(workspace.path, described, replace=bool(asked.get("replace")))
     found = look_at_all(workspace.path, [described.name], _CHECK_S)[0] if asked.get("check", True) else None
     if found is not None and found.is_wrong:
@@ -74,7 +74,7 @@ def _take_back(workspace_dir: Path, name: str, before: Configured | None) -> Non
 
 def _kind(words: Sequence[str]) -> str | None:
     kind: str | None = None
-    # Append an empty word, so that the last word is looked at, too.
+    # Append an empty word, because `pairwise` would otherwise not yield the last word as the first of a pair.
     for word, following in pairwise([*words, ""]):
         if word == "--":
             break

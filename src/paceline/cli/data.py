@@ -116,7 +116,7 @@ def upload(*, source: Path, place: str, overwrite: bool) -> None:
     store, path = _place(place)
     if not source.exists():
         raise DataError(f"there is no {str(source)!r} here. Name a file or a folder.")
-    Workspace.from_config()  # creates the workspace, because it holds the store `default`
+    Workspace.from_config()  # creates the workspace, which contains the datastore `default`
     if source.is_dir():
         store.upload(source, path, overwrite=overwrite)
     else:

@@ -87,7 +87,7 @@ def compare_runs(*, run_ids: list[str], whole: bool, value: str, as_csv: bool, a
         print_json(RunTable(runs=found.runs, facts=tuple(facts)).to_json())
         return
     if as_csv:
-        # Replace csv's line ends, which are those of Windows: many tools read the \r as part of the last field.
+        # Replace the line ends \r\n, which Python's csv writes, by \n: many tools read the \r as a part of the last field.
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(("kind", "name", "value", *found.runs))
         writer.writerows((fact.kind, fact.name, fact.part, *map(text_of, fact.values)) for fact in facts)

@@ -53,7 +53,7 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
     job = asked.job
     workspace = Workspace.from_config(create=False)
     check_source(job, asked.directory, workspace.path)
-    # Refuse a secret without a value here, as a submission does.
+    # Raise an error if a secret has no value on this machine, as a submission does.
     job, values = unrecorded(job, asked.values)
     values_of(job, values)
     check(job, workspace.path)

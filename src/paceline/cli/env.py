@@ -71,7 +71,7 @@ def show(*, key_or_name: str, as_json: bool) -> None:
     workspace = Workspace.from_config(create=False)
     store = _store(workspace)
     registered = Environment.list(workspace).get(key_or_name)
-    # A registered environment with this name has priority over a built one whose key begins so.
+    # The word may be a name or the beginning of a key. A registered environment's name has priority over a key.
     built = _find(store, registered) if registered is not None else store.get(key_or_name)
     if as_json:
         print_json(

@@ -88,7 +88,7 @@ def tensorboard(*, run_ids: list[str], port: int) -> int:
     """Start TensorBoard on runs, with all their metrics. It follows runs that go on; Ctrl-C ends it."""
     folders = _folders(run_ids)
     names = [tags_and_properties.read(folder.notes).name or folder.run_id for folder in folders]
-    # Replace names with special characters by ids: each name becomes the name of a folder.
+    # Each name becomes the name of a folder, so use the run's id in place of a name that has special characters.
     plain = [
         name if name.replace("-", "").replace("_", "").isalnum() and names.count(name) == 1 else None for name in names
     ]
@@ -98,7 +98,7 @@ def tensorboard(*, run_ids: list[str], port: int) -> int:
 def _folders(run_ids: list[str] | None) -> list[RunFolder]:
     folders = folders_of(run_ids)
     for folder in folders:
-        read.record(folder)  # fetch the files of a remote run, as each read of its record does
+        read.record(folder)  # reading the record of a remote run also fetches its files
     return folders
 
 

@@ -57,7 +57,7 @@ def download(*, run_id: str, names: list[str], to: Path | None, overwrite: bool,
         done = downloads.download(chosen, target, overwrite=overwrite, came=meter.add)
     except OSError as error:
         raise UserError(
-            # Name `filename2` first: the error of a failed rename has both names, of which it is the copy's.
+            # After a failed rename, `filename` is the temporary file and `filename2` the copy, so the message names `filename2`.
             f"{str(error.filename2 or error.filename or target)!r} can't be written: {error.strerror or error}. "
             "Name another folder with --to."
         ) from error

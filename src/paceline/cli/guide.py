@@ -124,7 +124,7 @@ def _lookup(topic: str, pages: dict[str, str]) -> str | None:
     chosen = {name: pages[name]} if name in pages else {} if heading else pages
     slug = _slug(heading or name)
     for matches in (lambda section: section.slug == slug, lambda section: slug in section.words):
-        # Search the page of the command line first, because most topics are verbs.
+        # Search the page "Command line" first, because most topics are names of commands.
         for text in sorted(chosen.values(), key=lambda text: not text.startswith("# Command line")):
             if found := next(filter(matches, _sections(text)), None):
                 return found.text

@@ -10,7 +10,7 @@ import click
 from paceline.cli.run_options import RUN
 from paceline.system.names import did_you_mean
 
-#: Option of another program, with `_` for `-` -> that program, and the counterpart here. {n} is the option's value.
+#: Option of another program, with `_` for `-` -> that program, and Paceline's equivalent. {n} is the option's value.
 _PROCESSES = "-j {n}, or -j 2x{n} for as many on each of two nodes"
 _NODES = "-j {n}x4 for {n} nodes of 4 processes each"
 _HOSTS = "hosts belong to a compute target: paceline compute add lab --kind ssh --host HOST, then --compute lab"
@@ -81,7 +81,7 @@ _LOG_OPTIONS = {
     **dict.fromkeys(("stderr", "stdout"), ("other programs", "a worker's log has both: leave it out")),
     **dict.fromkeys(("p", "previous"), ("kubectl", "--attempt 1 is the first one before a restart")),
 }
-#: Verb of another program -> the counterpart of this verb here.
+#: Verb of another program -> the command of Paceline with the same effect.
 _VERBS = {
     **dict.fromkeys(("ps", "ls", "jobs", "runs", "history", "squeue", "top", "queue"), "paceline list"),
     **dict.fromkeys(("stop", "kill", "abort", "terminate", "scancel", "end"), "paceline cancel RUN"),

@@ -117,7 +117,7 @@ def logs(
         parts = [LogPart(folder.rank_log(number, rank), offsets.get(number, 0)) for number in numbers]
         print_parts(parts, as_is=True)
         return
-    # Lines need no rank before them if they are from a single worker.
+    # If all lines are from a single worker, don't put the rank before each line.
     view = RunView(0 if rank is not None else size, quiet=True, attempts=len(record.attempts), raw=raw)
     line = _print_json_line if as_json else view.line
     if follow:

@@ -9,8 +9,8 @@ import sys
 from paceline.cli.output import end_with_the_reader, print_version
 
 EXIT_WRONG_CALL = 2
-EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE
-EXIT_INTERNAL = 70  # EX_SOFTWARE
+EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE in sysexits.h
+EXIT_INTERNAL = 70  # EX_SOFTWARE in sysexits.h
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -22,7 +22,7 @@ def main() -> None:
     # End quietly if the program that reads our output has ended. click would exit with 1.
     end_with_the_reader()
     if sys.argv[1:] == ["--version"]:
-        # Don't load the parser, which prints the same text, but takes five times as long as Python's own start.
+        # Print the version without the parser: loading the parser takes five times as long as Python's own start.
         print_version()
         sys.exit(0)
     try:
@@ -75,7 +75,7 @@ def _exit_code() -> int:
     except PacelineError as error:
         from paceline.cli.hints import in_options
 
-        # The error's text may have a parameter's name in Python, so put the option in its place.
+        # The message may name a Python parameter, such as overwrite=True. Replace it by the option, such as --overwrite.
         _print_error(in_options(str(error), sys.argv[1:], options_of(sys.argv[1:])))
         if isinstance(error, EngineError):
             return EXIT_UNAVAILABLE

@@ -117,7 +117,7 @@ def run_titles(folders: Sequence[RunFolder]) -> list[str]:
 
 
 def _print_csv(runs: Mapping[RunFolder, Mapping[str, MetricSeries]], *, whole: bool) -> None:
-    # Replace csv's line ends, which are those of Windows: many tools read the \r as part of the last field.
+    # Replace the line ends \r\n, which Python's csv writes, by \n: many tools read the \r as a part of the last field.
     writer = csv.writer(sys.stdout, lineterminator="\n")
     columns = ("step", "time_utc", "value") if whole else ("last", "min", "max", "last_step", "count")
     writer.writerow(("run_id", "metric", *columns))

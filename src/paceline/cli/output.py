@@ -30,7 +30,7 @@ def end_with_the_reader() -> None:
         if not isinstance(stream, io.TextIOWrapper):
             continue  # the parent process has closed the stream, or a test has replaced it
         stream.flush()
-        # Keep the descriptor open at the end, because sys.__stdout__ has it too.
+        # Don't close the descriptor together with this file, because sys.__stdout__ uses the same descriptor.
         raw = _Output(stream.fileno(), "wb", closefd=False)
         # Python's option -u asks for unbuffered output, so write directly to the file then.
         below = raw if stream.write_through else io.BufferedWriter(raw)

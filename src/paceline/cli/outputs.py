@@ -139,7 +139,7 @@ class RunMetrics(TypedDict, total=False):
     series: dict[str, MetricValues]
 
 
-#: Items of arrays: of `files`, `download` and `rm`, and of `cancel`, with the run's state.
+#: Items of the JSON arrays that `files`, `download`, `rm` and `cancel` print, and of lists in other JSON outputs.
 FileRow = TypedDict("FileRow", {"name": str, "size_bytes": int})
 CopiedFile = TypedDict("CopiedFile", {"name": str, "path": str, "size_bytes": int})
 RemovedRun = TypedDict("RemovedRun", {"run_id": str, "size_bytes": int})
@@ -201,11 +201,11 @@ DatasetRow = TypedDict("DatasetRow", {"name": str, "version": "int | None", "des
 Stores = TypedDict("Stores", {"datastores": list[StoreRow], "datasets": list[DatasetRow]})
 #: An environment whose packages are a layer on top of a container's image.
 ImageEnvironment = TypedDict("ImageEnvironment", {"key": str, "prefix": str, "pip": list[str]})
-#: The result of `export`: the created files or, in MLflow, the created runs.
+#: The result of `export`. made: the files that it has written, or the runs that it has created in MLflow.
 Exported = TypedDict("Exported", {"to": str, "runs": list[str], "made": list[str]})
-#: A folder, and the files that were created in it: `init`, `examples NAME`, `package`.
+#: A folder, and the files that a command has written into it: the output of `init`, `examples NAME` and `package`.
 WrittenFolder = TypedDict("WrittenFolder", {"folder": str, "files": list[str]})
-#: An example: `examples` (an array).
+#: An item of the array that `examples` prints.
 ExampleRow = TypedDict("ExampleRow", {"name": str, "about": str})
 
 
@@ -378,7 +378,7 @@ class ModelDetails(ModelRow):
     alias_history: list[AliasChange]
 
 
-#: A fact about several versions. part: "metrics", "origin" and more; values: the text of each version.
+#: A property that `model diff` compares between versions. part: its group, such as "metrics"; values: one per version.
 ModelFact = TypedDict("ModelFact", {"part": str, "name": str, "values": list[str], "is_different": bool})
 ModelComparison = TypedDict("ModelComparison", {"models": list[str], "facts": list[ModelFact]})
 ChangedFile = TypedDict("ChangedFile", {"name": str, "why": str})
@@ -429,7 +429,7 @@ class ServiceDetails(ServiceRow):
     revisions: list[dict[str, object]]
 
 
-#: `service logs`, `service keys`, `service delete`, `service unit`, and an item of the array of `service bench`.
+#: Output of `service logs`, `service keys`, `service delete`, `service unit`, and items of the array of `service bench`.
 ServiceLog = TypedDict("ServiceLog", {"name": str, "lines": list[str]})
 ServiceKeys = TypedDict("ServiceKeys", {"primary": str, "secondary": str})
 DeletedService = TypedDict("DeletedService", {"name": str, "deleted": bool})

@@ -19,7 +19,7 @@ from paceline.cli.options import OPTIONS_OF
 from paceline.cli.output import print_version
 from paceline.cli.verbs import SECTIONS, SHOWING, VERBS
 
-#: Widest output in which descriptions are below their options instead of beside them.
+#: Up to this many columns, help texts print an option's description below the option, not beside it.
 _NARROW = 58
 
 
@@ -30,7 +30,7 @@ class _Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
-            # click reports a missing value of an option without the context, so add the context.
+            # If the value of an option is missing, click's error lacks the click.Context, which the message needs. Add it.
             error.ctx = error.ctx or ctx
             raise
 
@@ -59,7 +59,7 @@ class VerbCommand(_Command):
         """Write arguments, then options section by section."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         title = "Options"
-        # None stands for --help, which the parser appends itself and which is not in the table.
+        # get_params appends the parameter --help, which `self.options` lacks. None takes the place of --help in the pairs.
         for parameter, option in zip(self.get_params(ctx), (*self.options, None), strict=True):
             title = option.section if option and option.section else title
             if row := parameter.get_help_record(ctx):
@@ -67,7 +67,7 @@ class VerbCommand(_Command):
         for title, rows in sections.items():
             if rows:
                 with formatter.section(title):
-                    # In a narrow terminal, write descriptions below: a second column would be one word wide.
+                    # In a narrow terminal, write each description below its option: a second column would be one word wide.
                     formatter.write_dl(rows, col_max=30 if formatter.width > _NARROW else 6)
 
 

@@ -42,7 +42,7 @@ def submit(**given: Any) -> int:
 
 
 def _begin(given: Given, *, follow: bool) -> int:
-    # Disable garbage collection during the submission: each collection would scan all loaded modules, which stay.
+    # Disable garbage collection during the submission: each collection would scan all imported modules, and free nothing.
     gc.disable()
     file, description = words(given)
     # Don't load a supervisor for a job file, which may name another target than this machine.
@@ -61,7 +61,7 @@ def load_supervisor(description: dict[str, Any]) -> str | None:
     """
     if description.get("compute_target", "local") != "local":
         return None
-    # Ignore these errors here, because the submission reports them.
+    # Ignore errors of the workspace and the experiment's name: the submission checks both again, and reports errors.
     with contextlib.suppress(WorkspaceError, OSError):
         experiment = check_experiment_name(
             description.get("experiment") or experiment_name(description["source_directory"])

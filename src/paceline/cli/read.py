@@ -59,7 +59,7 @@ _SHOWN = 25
 _LAST_VALUES = 5
 #: Maximum number of workers whose load `show` prints. `top` shows all workers.
 _RANKS = 16
-#: Maximum number of parameters in `list`, and maximum width of a cell.
+#: Maximum number of columns of parameters in `list`, and maximum number of characters in a cell.
 _PARAMS, _LONGEST_CELL = 6, 48
 
 
@@ -139,7 +139,7 @@ def list_runs(
         saved = workspace.views.find(view)
         where = " and ".join(f"({text})" for text in (saved.where, where) if text)
         sort, group = sort or saved.sort, group or saved.group or None
-        # With groups, the first column shows the value of their field, so there is no column of names.
+        # With --group, the first column has the value of the field that groups the runs, so leave out the column of names.
         first = [] if group else ["name"]
         columns = columns or ",".join([*first, *saved.columns] if saved.columns else ())
         trials, archived = trials or saved.has_children, archived or saved.is_archived
@@ -193,7 +193,7 @@ def list_runs(
         ("RUN", "NAME", "STATUS", "SIZE", "CREATED", "TOOK", "SCRIPT", *map(visible, differing), "METRIC"),
         *(_row(record, facts.get(record.run_id), differing) for record, _ in shown),
     ]
-    # Leave the column out if all runs are on this machine, as most are.
+    # Leave out the column TARGET if all runs are on this machine, which is the most frequent case.
     targets = ["TARGET", *(record.target or "-" for record, _ in shown)]
     if set(targets[1:]) - {configured.LOCAL, "-"}:
         lines = [(*line[:3], target, *line[3:]) for line, target in zip(lines, targets, strict=True)]

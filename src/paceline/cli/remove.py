@@ -278,7 +278,7 @@ def _prune_nodes(name: str, *, yes: bool, dry_run: bool, as_json: bool) -> int:
 
 def _remove(folder: RunFolder, deleted: DeletedRun | None, *, force: bool) -> bool:
     """Remove the run for good. If that fails, print the reason and return False."""
-    # Read the properties now, because they are removed with the run.
+    # Read the run's properties before the run is removed, because they are removed with the run.
     properties = tags_and_properties.read(folder.notes).properties
     left = [text for name, text in properties.items() if name.startswith(("not_fetched", "fetched_later"))]
     try:
@@ -287,7 +287,7 @@ def _remove(folder: RunFolder, deleted: DeletedRun | None, *, force: bool) -> bo
         else:
             removal.remove(folder, force=force)
     except RunNotFoundError:
-        pass  # another process has removed it
+        pass  # another process has removed the run
     except PacelineError as error:
         warn(f"paceline: error: {error}")
         return False

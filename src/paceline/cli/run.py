@@ -123,7 +123,7 @@ class _HashingProgress:
                 flush=True,
             )
 
-    # Clear only after a progress line was printed: these codes would show in a log file.
+    # Clear the line only if a progress line was printed: in a log file the terminal codes would be visible.
     def clear(self) -> None:
         if self._shown:
             print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
@@ -190,7 +190,7 @@ def _follow_with_interrupts(folder: RunFolder, view: RunView) -> tuple[RunRecord
 
     Ctrl-C asks once, and cancels if pressed again or without a terminal.
     """
-    # `following` continues at its position after an interruption.
+    # Keep one `Show` object: after an interruption it continues to print where it has stopped.
     following = Show(folder, line=view.line, state=view.state, note=view.note, attempt=view.attempt)
     asked = canceled = False
     with _Interrupts() as interrupts:
@@ -249,7 +249,7 @@ def _ask(interrupts: _Interrupts) -> str:
     """Ask whether to detach or cancel. Return the answer's first letter, "c" after Ctrl-C."""
     question = "\nInterrupted. [d]etach and let the run go on, [c]ancel it, or Enter to keep following? "
     try:
-        # Allow one more Ctrl-C: the press that led to this question was the one that the handler let through.
+        # Let one more Ctrl-C interrupt the question: the Ctrl-C that led to it has used up the previous permission.
         interrupts.let_one_through()
         print(question, end="", file=sys.stderr, flush=True)
         return sys.stdin.readline().strip().lower()[:1]

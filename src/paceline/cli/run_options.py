@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-#: Options that `env build` has too.
+#: Options that `run` and `env build` share.
 PACKAGES = (
     VerbOption("--pip", "Package for the script; may be repeated.", "PACKAGE", list, key="pip_packages"),
     VerbOption("--requirements -r", "pip's requirements file for the script.", "FILE", list),
@@ -337,7 +337,7 @@ def _entry(
 ) -> tuple[Path | None, dict[str, Any]]:
     found: dict[str, Any] = {}
     if module is not None:
-        # The parser takes the first word for the script. Behind `--`, that word belongs to the module's arguments.
+        # The parser takes the first word as the script. If that word is behind `--`, it is an argument of the module instead.
         if script is not None and script.suffix == ".py" and script.is_file() and "--" not in sys.argv:
             raise JobError(
                 f"{str(script)!r} and -m {module}: only one can run. Leave one out, or put the module's arguments behind `--`."
@@ -464,7 +464,7 @@ def _of_command(command: list[str], root: str) -> dict[str, Any]:
     is_file = "/" in first or os.path.isfile(first)
     name = os.path.relpath(os.path.realpath(first), root) if is_file else first
     if os.path.isabs(first) or name.split(os.sep)[0] == "..":
-        # This path is outside of the source folder: run the machine's own program, without a copy.
+        # This program is outside of the source folder: run it by its path on the target machine, without copying it.
         return {"entry_script": "bash", "arguments": ["-c", f"exec {shlex.join(command)}"]}
     return {"entry_script": _file_name(name) if is_file else first, "arguments": command[1:]}
 

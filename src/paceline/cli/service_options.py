@@ -32,7 +32,7 @@ _SETTINGS = {
 }
 _SIZES = ("max_body", "memory_limit")
 
-#: Options that `serve` has too: where the script runs, and limits of requests.
+#: Options that `service` and `serve` share: the environment of the script, and the limits of a request.
 RUNS_IN = (
     VerbOption(
         "--environment", "Registered environment; default: the environment of the run that made the model.", "NAME"

@@ -104,7 +104,7 @@ def dev(**given: object) -> int | None:
         raise JobError("--shell and --ssh: a session is of one kind. Leave one out.")
     kind = "shell" if given["shell"] else "ssh" if given["ssh"] else "jupyter"
     if isinstance(given["local"], int):
-        # Refuse a port that is taken before the session waits for a node, perhaps for hours.
+        # Refuse a taken port now, before the session waits for a node, which may take hours.
         listen(given["local"]).close()
     if given["run"] is not None:
         folder = folder_of(str(given["run"]))
@@ -204,7 +204,7 @@ def _when_it_serves(folder: RunFolder) -> Serving:
         if record.is_terminal:
             raise RunStateError(f"session {folder.run_id} is {record.status}. {record.failure or ''}".strip())
         refresh(folder)
-        # Between two attempts, the last log is of a server that has ended.
+        # Read the log only of a running session: between two attempts, the last log is of a server that has ended.
         if record.status == states.RUNNING:
             log = folder.rank_log(record.attempts[-1].number, 0)
             with contextlib.suppress(OSError):

@@ -20,7 +20,7 @@ from paceline.sweeps.spec import SweepSpec, listed, objectives
 from paceline.system import units
 from paceline.system.names import did_you_mean
 
-# Leave out these options: a sweep has its own --dry-run, --quiet and --json, and no --yaml.
+# Leave out these options of `run`: a sweep has its own --dry-run, --quiet and --json, and has no --yaml.
 _NOT_A_SWEEPS = ("dry_run", "yaml", "quiet", "as_json")
 
 SWEEP = (
@@ -95,7 +95,7 @@ SWEEP = (
 )
 
 QUIET = SWEEP[-1]
-#: Options of `sweep again`: changes of an earlier sweep.
+#: Options of `sweep again`, which change settings of an earlier sweep.
 AGAIN = (
     VerbOption("--param", "Hyperparameter to change or to add; may be repeated.", "NAME=EXPRESSION", list),
     VerbOption("--without", "Hyperparameter to remove; may be repeated.", "NAME", list),
@@ -110,7 +110,7 @@ _KEYS = (
     *("space", "metric", "goal", "trials", "concurrent", "sampler", "stop", "seed", "points", "max_failures"),
     *("max_duration_seconds", "repeats", "pass_as", "switches", "array_size", "controller", "warm_start"),
 )
-#: Options whose names are those of their keys.
+#: Options that have the same name as their key in `_KEYS`.
 _SAME = ("trials", "concurrent", "sampler", "seed", "max_failures", "pass_as", "array_size", "controller", "repeats")
 
 

@@ -135,7 +135,7 @@ EXAMPLES = {
     "bug-report": "paceline bug-report brave-otter-12",
 }
 
-#: First word of a verb -> its topic in `paceline docs`, where the topic has another name.
+#: First word of a verb -> its topic in `paceline docs`, for topics that are not named like the verb.
 TOPICS = {
     "azureml": "from-azureml",
     "backup": "backups",

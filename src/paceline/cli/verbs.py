@@ -5,7 +5,7 @@ A verb's module is imported only when the verb is called, so the table repeats t
 
 from __future__ import annotations
 
-#: Title of a section in `paceline --help`, by the first verb of the section.
+#: First verb of a section in `paceline --help` -> the section's title.
 SECTIONS = {
     "init": "Start here",
     "run": "Run",
@@ -16,7 +16,7 @@ SECTIONS = {
     "rename": "Housekeeping",
 }
 
-#: Verbs that only show something. They also work in an untrusted workspace, and start nothing of it.
+#: Verbs that only show something. They also work in an untrusted workspace, because they start no process for its runs.
 SHOWING = frozenset(
     {
         *(
@@ -43,7 +43,7 @@ SHOWING = frozenset(
     }
 )
 
-#: Verb -> its function in `paceline.cli` or the module of its sub-verbs, and its help, in the order of `--help`.
+#: Verb -> (its function, or the module of its sub-verbs, in the package `paceline.cli`; its help). --help keeps this order.
 VERBS: dict[str, tuple[str, str]] = {
     "init": ("guide.init", "Write a folder with a first script that runs."),
     "examples": ("guide.examples", "List the examples, or copy one to a folder."),

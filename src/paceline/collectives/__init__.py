@@ -33,7 +33,7 @@ _HOMES = {
     "paceline.collectives.errors": ("ArgumentError", "CollectivesError", "MismatchError", "ShutDownError"),
     "paceline.collectives.handle": ("Handle",),
     "paceline.collectives.settings": ("EngineSettings",),
-    # Packages that may import only this package, not its modules (tests/test_layers.py), use these names.
+    # Packages that may import only `paceline.collectives`, and not its modules (tests/test_layers.py), use these names.
     "paceline.collectives.recorder": ("answer_recorder_requests",),
     "paceline.collectives.step_hooks": ("count_steps",),
     "paceline.collectives.store_address": ("keep_to_master_address", "store_listener"),

@@ -47,15 +47,15 @@ from paceline.system.collective_state import entry_text, ranks_text
 
 _log = logging.getLogger(__name__)
 
-#: While a caller waits for a result, the loop polls this long without a pause.
+#: Seconds without work for which the loop polls without a pause while a caller waits for a result.
 _SPIN_WAITING_S = 0.002
-#: The longest pause while a caller waits.
+#: The longest pause in seconds between two polls while a caller waits for a result.
 _WAITED_PAUSE_S = 0.001
-#: The pause of a rank that has waited for a second or more, and of an idle coordinator.
+#: Seconds between two polls after a second or more without work, and seconds that an idle first rank sleeps.
 _LONG_PAUSE_S = 0.005
 _IDLE_PAUSE_S = 1.0
 _LEAVE_S = 30.0
-#: Seconds that a waiting caller leads (does the loop's work itself) at most before it sleeps.
+#: Maximum number of seconds for which a waiting caller leads (does the loop's work itself) before it sleeps.
 _LEAD_S = 0.01
 _GRACE_S = 3.0
 
@@ -94,7 +94,7 @@ class BackgroundLoop:
         self.ranks = tuple(ranks)
         self.rank = transport.rank
         self.size = len(ranks)
-        #: One item for each caller that sleeps on its handle. A list, because append and pop need no lock, but += does.
+        #: One item for each caller that sleeps on its handle. This is a list, not a counter: its append and pop need no lock.
         self.waiting: list[int] = []
         self.ended: ShutDownError | None = None
         self._settings = settings
@@ -144,8 +144,8 @@ class BackgroundLoop:
             task.handle._place = recorder.begin(self._texts.of(task.request))
             self._pending[key] = task
             self._news.append(task)
-            # While a caller leads, it polls `_news` itself. It releases _claim before it takes _wake and checks for
-            # remaining work, so either it sees this task in that check, or _claim is free here.
+            # Don't wake the loop while a caller holds _claim: this caller polls `_news` itself, releases _claim, and then checks
+            # for remaining work under _wake. So either it sees this task in that check, or _claim is free here.
             if self._asleep and not self._claim.locked() and not waiting_at_once.waits_at_once:
                 self._wake.notify()
         return task.handle
@@ -183,7 +183,7 @@ class BackgroundLoop:
 
     def overdue(self, limit_s: float) -> str | None:
         """Describe an operation in flight for more than `limit_s`, or return None."""
-        # Wait `_GRACE_S` longer, because the set's first rank ends such operations too, and its error names the missing ranks.
+        # Add `_GRACE_S`: meanwhile the set's first rank ends the operation itself, with an error that names the missing ranks.
         now_s = time.monotonic()
         doing = self.negotiation.doing
         if doing is not None and now_s - doing[0] > limit_s:
@@ -291,7 +291,7 @@ class BackgroundLoop:
                 os.sched_yield()
             elif self._sleep(self._pause_s(quiet_s)):
                 quiet_since_s = time.monotonic()
-        # A caller that still leads sees `ended` and releases _turn before `close` frees anything.
+        # Wait for _turn before `close` frees anything: a caller may still do the loop's work until it sees `ended`.
         with self._turn:
             negotiation.close()
 
@@ -311,8 +311,8 @@ class BackgroundLoop:
         for its end, so that many small arrays are negotiated and reduced together.
         """
         with self._wake:
-            # No wake-up is lost: every thread that submits, stops leading, leaves or fails takes _wake too. If it did
-            # so before this point, its change is visible. Otherwise it notifies once `wait` below releases the lock.
+            # No wake-up is lost, because every thread that submits, stops leading, leaves or fails takes _wake too. A change made
+            # before this point is visible here. A thread that comes later gets _wake when `wait` releases it, and then notifies.
             if self.ended is not None or self.negotiation.todo:
                 return False
             if self._is_busy():

@@ -25,7 +25,7 @@ from paceline.collectives import numbers
 from paceline.collectives.numbers import Array
 from paceline.collectives.request import ALLREDUCE, JOIN, Agreement, CollectiveTask, Fields, Key, Request, agree
 
-#: Most bytes of an array that is sent within its request. The first rank receives all of them. A guess; 16 KiB is too much.
+#: Maximum size of an array that is sent within its request. 8 KiB is a guess; with 16 KiB rank 0 would receive too much.
 INLINE_LIMIT_BYTES = 8 << 10
 
 
@@ -159,10 +159,10 @@ class Coordinator:
         slots = tuple(self._ready_slots)
         self._ready_slots.clear()
         results: list[tuple[int, bytes]] = []
-        # Reduce the arrays that came within requests before the epoch may change: their slot numbers belong to the old epoch.
+        # Before a new epoch may begin, reduce the arrays sent within requests: their slot numbers belong to the present epoch.
         if self._payloads:
             self._fold(results, 0, [next(iter(self._slots[slot].requests.values())) for slot in slots])
-        # Wait until every rank has sent a number of this epoch: until then, older numbers may be in flight.
+        # Wait until every rank has sent a slot number of this epoch: before that, numbers of the last epoch may be in flight.
         if self._full and not self._behind:
             self._start_epoch()
         agreements = tuple(self._settle(self._ready)) if self._ready else ()
@@ -217,7 +217,7 @@ class Coordinator:
         requests = self._open.get(key)
         if requests is None:
             requests = self._open[key] = {}
-            # setdefault: if ranks requested this operation by slot number before, it has waited since then.
+            # Use setdefault to keep an earlier time, at which a rank may have requested this operation by its slot number.
             self._since_s.setdefault(key, time.monotonic())
             self._to_open(key, requests)
         requests[rank] = request
@@ -334,7 +334,7 @@ class ResponseCache:
         """
         known = [self._agreements[slot] for slot in response.slots]
         if response.epoch != self._epoch:
-            # Forget all agreements: in a new epoch their slot numbers mean nothing. Those of this response were resolved above.
+            # Forget the old slot numbers, which a new epoch invalidates. `known` already has this response's agreements.
             self._numbers, self._agreements, self._epoch = {}, {}, response.epoch
         for agreement in response.agreements:
             request = own_request(agreement.request.key) if agreement.slot >= 0 else None

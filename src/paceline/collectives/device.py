@@ -72,7 +72,7 @@ def join(
             raise CollectivesError(f"RANK={meeting.rank}, but this is rank {rank} of the world.")
         part = meeting.part(f"set{number}", members)
         part.wait_for_all()
-        # Use the unsigned store: NCCL needs operations that the signed store lacks.
+        # Use the store without signatures: NCCL calls operations that the store with signed values does not have.
         store, there = part.raw_store("group"), members.index(rank)
         if device.type == "cuda":
             nccl = getattr(dist, "ProcessGroupNCCL", None)

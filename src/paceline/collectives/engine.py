@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _NUMBERS = "biufc"
 DEVICE_ALLREDUCE = "device_allreduce"
 OPERATIONS = ("sum", "average", "min", "max", "product", "adasum")
-#: A dtype that NumPy lacks, such as bfloat16, for arrays that hold its bits: one for all arrays, or one for each.
+#: Name of a dtype that NumPy lacks, such as bfloat16, if arrays hold the bits of such numbers: one name, or one per array.
 Dtype = str | Sequence[str | None] | None
 
 
@@ -372,8 +372,8 @@ def start(settings: EngineSettings | None = None) -> Engine:
         if _engine is None:
             settings = settings or EngineSettings.from_environment()
             joined = world.join(os.environ)
-            # `atexit` runs in reverse order, so `stop` must be registered after MPI's finalization, which `join` registers.
-            # An earlier engine may have registered `stop` before it, so register it again.
+            # `stop` must run at exit before MPI's finalization, which `join` registers. `atexit` runs the last registered
+            # function first, so register `stop` after `join`, and again if an earlier engine has registered it.
             atexit.unregister(stop)
             atexit.register(stop)
             _engine = Engine(joined, settings)

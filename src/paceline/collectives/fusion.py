@@ -15,7 +15,7 @@ from paceline.collectives import numbers
 from paceline.collectives.numbers import Array, DType
 from paceline.collectives.transport import SharedSegments, Transport
 
-#: Size of a segment: the data that a rank has written stays in the processor's cache until it is summed.
+#: Size of a shared-memory segment. 1 MiB fits the processor's cache, so a rank's data is still there when it is summed.
 SEGMENT_BYTES = 1 << 20
 
 
@@ -128,8 +128,8 @@ class Fusion:
     def _factor(self, part: Part, op: str, kind: DType) -> tuple[float, bool]:
         """Return the inputs' scale factor, and whether it includes the outputs' factor."""
         after = part.postscale / part.divisor
-        # Including a power of two saves a pass over the memory, and changes no result (except denormal numbers). The fraction
-        # of frexp is 0.5 for powers of two alone.
+        # If the outputs' factor is a power of two, scale the inputs by it: this saves a pass over the memory, and changes no
+        # result (except denormal numbers). frexp returns the fraction 0.5 only for powers of two.
         if self._shared is not None and op == "sum" and kind.kind in "fc" and math.frexp(after)[0] == 0.5:
             return part.prescale * after, True
         return part.prescale, False
@@ -156,7 +156,7 @@ class Fusion:
             self._transport.allreduce(buffer, buffer, op)
         half, is_float = numbers.is_half(dtype), kind.kind in "fc"
         join = numbers.ufunc(op, kind)
-        # Half precision is summed in a float32 buffer, because the targets are too small for float32.
+        # Sum half-precision numbers in a float32 buffer, because a half-precision target can't hold float32 sums.
         whole = self._own(kind, SEGMENT_BYTES // kind.itemsize) if half and len(arrays) > 1 else None
         for part, start, offset, length, is_scaled, is_there in pieces:
             target = _stretch(part.target, start, length)
@@ -170,8 +170,8 @@ class Fusion:
                 numbers.from_float32(reduced, target, dtype)
             elif self._shared is not None and len(arrays) > 1:
                 if is_there and self._shared.rank < 2:
-                    # Read the target in place of this rank's segment, which has equal values but is not in the cache. Only ranks
-                    # 0 and 1 can: the sum of the first two segments goes into the target before later segments are read.
+                    # Read `target` instead of this rank's segment: it has the same values and is in the cache. Only ranks 0 and 1
+                    # can, because the sum of the first two segments overwrites `target` before later ones are read.
                     stretches[self._shared.rank] = target
                 numbers.joined(join, stretches, target)
                 numbers.scale(target, post, divisor)

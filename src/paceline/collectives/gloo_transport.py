@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from paceline.collectives.transport import SharedSegments
 
 _LEAVE_S, _WHY_S = 5.0, 0.5
-#: Messages that are no engine messages: the sender has failed (its reason follows), or has finished.
+#: Messages that are not the engine's: the sender has failed (its reason follows), or it has finished.
 _FAILED, _BYE = b"!", b""
-#: If ranks have unequal numbers of rows, pad them up to this total size. Beyond it each rank broadcasts its own rows.
+#: For unequal numbers of rows, pad each rank's array to the longest, up to this total size. Above it, each rank broadcasts.
 _PADDED_BYTES = 1 << 16
 _EXCHANGE_TAG = 3
 
@@ -65,7 +65,7 @@ class GlooTransport:
             options._timeout = meeting.operation_timeout
             # Operations run one at a time, so one Gloo thread is enough.
             options._threads = 1
-            # Keep a reference: torch keeps only the C++ part of the store, not the Python part that signs.
+            # Keep a reference to the store: torch keeps only its C++ part, but the Python part signs and checks the values.
             self._store = meeting.store("gloo")
             self._group: Any = gloo(self._store, self.rank, self.size, options)
         self._poll = select.poll()
@@ -77,8 +77,8 @@ class GlooTransport:
         try:
             link = self._links[rank]
             link.send(data)
-            # The first rank sends the whole response before it starts the operation, because it would wait there for ranks
-            # that have only a part of the response. Other ranks send the rest of a message while they poll.
+            # The first rank sends the whole response before it starts the operation, because in the operation it waits for ranks
+            # that may still lack a part of the response. Other ranks send the rest of a message while they poll.
             while self.rank == 0 and not link.flush():
                 links.wait([link], 1.0)
         except OSError as error:
@@ -121,7 +121,7 @@ class GlooTransport:
     def reducescatter(self, source: Array, target: Array, counts: Sequence[int], op: str) -> None:
         import numpy
 
-        # Each rank receives all ranks' parts of its own rows and sums them: half the traffic of an all-reduce.
+        # Each rank receives only the rows that it keeps, from all ranks, and sums them: half the traffic of an all-reduce.
         parts = numpy.empty((self.size, target.size), target.dtype)
         sent = [count * source.itemsize for count in counts]
         self._alltoall(_bytes(source), sent, _bytes(parts), [target.nbytes] * self.size)

@@ -92,7 +92,7 @@ class Handle:
         with _callbacks_lock:
             if self._done:
                 return False
-            # Set the result before `_done`: `wait` reads `_done` without a lock, and then takes the result.
+            # Set the result before `_done`: `wait` reads `_done` without a lock, and takes the result if `_done` is True.
             self._result, self._error = result, error
             self._done = True
             callbacks, self._callbacks = self._callbacks, None

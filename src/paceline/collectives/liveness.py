@@ -58,7 +58,7 @@ class PeerPlace:
         places = []
         for rank, (host, pid, where, launcher) in enumerate(processes):
             local_rank = hosts[:rank].count(host)
-            # Hosts that also have a rank with this local rank, in the order of their first ranks.
+            # Hosts with more than `local_rank` ranks, ordered by their first rank. The position of `host` is the cross rank.
             peers = [name for name in dict.fromkeys(hosts) if hosts.count(name) > local_rank]
             counts = launcher or [local_rank, hosts.count(host), peers.index(host), len(peers)]
             place = cls(host=host, pid=pid, namespace=where)
@@ -89,8 +89,8 @@ class PeerWatch:
     ) -> None:
         self._lost, self._tick = lost, tick
         self._ranks: dict[int, tuple[int, PeerPlace]] = {}
-        # Duplicate the descriptors to keep them open until this thread has ended: the transport may close its own at
-        # any time, and the kernel reuses their numbers. On this machine a pidfd is used instead: it is more reliable.
+        # Duplicates of the connections' descriptors. They stay open until this thread ends: the transport may close its own
+        # descriptors at any time, and the kernel reuses numbers. Ranks on this machine are watched by pidfd instead.
         self._links: dict[int, tuple[int, PeerPlace]] = {}
         self._end, self._stop = os.pipe()
         here = places[rank]

@@ -95,7 +95,7 @@ class CommThread:
     def _run(self) -> None:
         while (item := self._calls.get()) is not None:
             call, future = item
-            # Skip a call that was cancelled before it began. Later it can't be cancelled, as other ranks take part.
+            # Skip a call that was cancelled before it began. A call that runs can't be cancelled, because other ranks take part.
             if not future.set_running_or_notify_cancel():
                 continue
             try:

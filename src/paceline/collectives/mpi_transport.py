@@ -161,8 +161,8 @@ def _starts(counts: Sequence[int]) -> list[int]:
 
 def _saturates(array: Array, op: str) -> bool:
     """Return whether Open MPI may saturate this sum, where NumPy wraps around."""
-    # Open MPI saturates 8- and 16-bit integers with AVX (component op/avx). NumPy wraps around, and so do the last
-    # bits of a 32-bit sum.
+    # With AVX (component op/avx), Open MPI saturates 8- and 16-bit integers where NumPy wraps around. Sums of 32 bits or more
+    # wrap around in both.
     return op == "sum" and array.dtype.kind in "iu" and bool(array.dtype.itemsize < 4)
 
 

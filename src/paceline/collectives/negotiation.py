@@ -144,7 +144,7 @@ class Negotiation:
             task = self._pending.get(key)
             arrived = arrivals.pop(key, ())
             if task is None:
-                # Without a task this rank has joined, so it contributes zeros. After a failure do nothing.
+                # Without a task, this rank has joined and contributes zeros. If the engine has failed, do nothing.
                 if agreement.error is None and not self._has_failed():
                     self.todo.append((_zeros(agreement.request), agreement))
                 continue
@@ -166,8 +166,8 @@ class Negotiation:
 
     def _complete(self, task: CollectiveTask, result: object = None, error: BaseException | None = None) -> None:
         key = task.request.key
-        # Don't take the loop's _wake, which costs time for hundreds of operations. The loop's `fail` may have emptied
-        # the table, and then finishes the handle as well. Only the first of the two calls has an effect.
+        # Don't take the loop's lock _wake here: that costs time with hundreds of operations. The loop's `fail` may run meanwhile:
+        # it empties the table and finishes the same handle. Only the first call that finishes a handle has an effect.
         if self._pending.get(key) is task:
             self._pending.pop(key, None)
         if error is None and task.finish is not None:

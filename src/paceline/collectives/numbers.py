@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     import numpy
 
-# Strings, so that NumPy is only loaded on use.
+# The types are strings, so that importing this module does not load NumPy.
 Array: TypeAlias = "numpy.ndarray[Any, Any]"
 DType: TypeAlias = "numpy.dtype[Any]"
 
@@ -68,7 +68,7 @@ def to_float32(source: Array, target: Array, dtype: str) -> None:
 
 def from_float32(source: Array, target: Array, dtype: str) -> None:
     """Copy a float32 array into a half-precision array."""
-    # Round to nearest, ties to even. An array of another type is only copied. `source` is overwritten.
+    # Round to the nearest number, ties to even. This function may overwrite `source` with intermediate results.
     import numpy
 
     if dtype == BFLOAT16:
@@ -102,7 +102,7 @@ def ufunc(op: str, dtype: DType) -> numpy.ufunc:
 
 def joined(join: numpy.ufunc, arrays: Sequence[Array], out: Array) -> Array:
     """Combine two or more arrays into `out` by a NumPy function."""
-    # The arrays have one type and size. `out` may be one of the first two arrays.
+    # All arrays have the same dtype and size. `out` may be one of the first two arrays, but no later one.
     join(arrays[0], arrays[1], out=out)
     for array in arrays[2:]:
         join(out, array, out=out)

@@ -26,10 +26,10 @@ Ready = tuple[CollectiveTask, Agreement]
 
 #: Size of one reduction. With 2 ranks on one machine 1 MiB was fastest, 2 MiB equal, 0.25 and 4 MiB 10 to 30 % slower.
 PIECE_BYTES = 1 << 20
-#: MPI reduces arrays of these sizes or more directly, because a buffer costs more: without shared memory each result is
-#: copied out of it; with shared memory each rank reads the copies of all ranks. For arrays that are multiplied the limit is
-#: larger, as MPI needs one more pass. Two ranks with shared memory always use buffers, for arrays below `fusion_bytes`: with
-#: 8 to 64 MiB they took 0.6 of the time of MPI's call, and the same time where the cores share no cache.
+#: From these sizes on, MPI reduces an array directly, because a buffer would cost more: without shared memory each result is
+#: copied out of the buffer; with shared memory each rank reads the copies of all ranks. For arrays with a scale factor the limit
+#: is larger, because MPI needs one more pass. Two ranks with shared memory use buffers up to `fusion_bytes`: for 8 to 64 MiB this
+#: took 0.6 of the time of MPI's call, and equal time on cores without a common cache.
 DIRECT_BYTES = 1 << 20
 SHARED_DIRECT_BYTES = 8 << 20
 SHARED_DIRECT_MULTIPLIED_BYTES = 32 << 20
@@ -68,7 +68,7 @@ class Performer:
                     polled_bytes = limits[is_multiplied(request.prescale, request.postscale, divisor)]
                     if array.nbytes >= polled_bytes and not (polled_bytes and numbers.is_half(dtype)):
                         return True
-            elif request.kind not in (BARRIER, JOIN):  # a barrier and a join are done once agreed on
+            elif request.kind not in (BARRIER, JOIN):  # a barrier and a join are done when all have agreed
                 return True
         return False
 

@@ -41,7 +41,7 @@ class ProcessSets:
         self._device_groups: dict[int, DeviceGroup] = {}
         #: Whether this rank has begun an operation.
         self.is_used = False
-        #: Why the engine has failed, once it has.
+        #: The reason for which the engine has failed, or None.
         self._failure: str | None = None
         self._start_loop(joined.transport, 0)
         watched = joined.transport.watched()
@@ -65,7 +65,7 @@ class ProcessSets:
 
     def device_group(self, number: int, place: torch.device) -> DeviceGroup:
         """Return the process set's NCCL group on the device of `place`."""
-        # Create the group at the set's first operation, which is the same on all ranks.
+        # Create the group at the first operation of the process set, because all ranks perform that operation.
         from paceline.collectives import device
 
         if number not in self._device_groups:
@@ -93,8 +93,8 @@ class ProcessSets:
         self.ranks[number] = members
         if self._rank in members and transport is not None:
             loop = self._start_loop(transport, number)
-            # `lost` may run in another thread: it sets the failure, and then fails the loops that it sees. If it has missed
-            # this new loop, the failure is set by now.
+            # In another thread, `lost` sets `_failure`, and then fails all loops that it finds. If it has not found this new
+            # loop, `_failure` is set by now.
             if self._failure is not None:
                 _fail(loop, self._failure)
         return number

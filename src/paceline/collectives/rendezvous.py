@@ -33,12 +33,12 @@ _VARIABLES = {"RANK": "HOROVOD_RANK", "WORLD_SIZE": "HOROVOD_SIZE", "MASTER_ADDR
 #: Time limits in seconds, as torch's: until all ranks have joined, and for an operation that all ranks have begun.
 _START_S, _OPERATION_S = 300.0, 1800.0
 
-#: The process's client of each store (with its server, on rank 0), and Gloo's network devices. They are never freed:
+#: The process's client of each store (on rank 0 also the server), and Gloo's network devices. They stay open until exit, because
 #: the script's own process groups and the next engine use the same server.
 _stores: dict[tuple[str, int], Store] = {}
 _devices: dict[str, ProcessGroupGloo.Device] = {}
 
-#: Precedes the tag of a signed value. No JSON begins with it.
+#: Marker at the beginning of a signed value, before the tag. No JSON text begins with this marker.
 _SIGNED = b"\x01signed "
 _HEAD_BYTES = len(_SIGNED) + TAG_BYTES
 _LEAST_SECRET_BYTES = 16

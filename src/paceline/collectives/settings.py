@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from paceline.collectives.errors import ArgumentError
 from paceline.system import processes
 
-#: Seconds to gather submissions: on machines with spare cores, and where the computation takes all cores, so that each poll
-#: of the engine interrupts it. On two cores, a step of a transformer with 4 million parameters on two ranks was 4 to 12 %
-#: faster with 20 ms than with 1 ms. Gathering ends as soon as a caller waits for a result.
+#: Seconds for which the engine gathers submissions: on machines with spare cores, and on machines without, where each poll
+#: interrupts the computation. On two cores, a step of a transformer with 4 million parameters on two ranks was 4 to 12 % faster
+#: with 20 ms than with 1 ms. Gathering ends as soon as a caller waits for a result.
 _SPARE_CYCLE_S, _BUSY_CYCLE_S = 0.001, 0.02
 
 

@@ -32,7 +32,7 @@ def keep_to_master_address(environ: Mapping[str, str] = os.environ) -> None:
     The function takes effect when torch.distributed is loaded, and may be called again. Nothing changes under torchrun, or if
     MASTER_ADDR is a host name, which may mean another address on each machine.
     """
-    # Under torchrun its agent hosts the store, and the workers only connect to the store.
+    # Under torchrun, torchrun's agent process hosts the store, and the workers only connect to the store.
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return
     loaded = sys.modules.get(_MODULE)

@@ -17,11 +17,11 @@ from typing import Any, Protocol
 from paceline.collectives.numbers import Array, DType
 from paceline.system import processes
 
-#: Most ranks that share segments. Each rank reads all segments, so with more ranks a reduction by MPI reads less.
+#: Maximum number of ranks that share segments. Each rank reads all segments, so with more ranks MPI's reduction reads less.
 MOST_RANKS = 4
 _NAME = "paceline-segments"
 _TOKEN_BYTES = 16
-#: Size before the segment's content: it holds the token, and lets arrays begin at a page.
+#: Bytes before a segment's content. They contain the token, and are a whole page, so that the content begins at a page.
 _HEAD_BYTES = mmap.PAGESIZE
 
 
@@ -165,7 +165,7 @@ class SharedSegments:
 
     def close(self) -> None:
         for segments in self._maps:
-            with contextlib.suppress(BufferError):  # an error's traceback may still hold an array in this memory
+            with contextlib.suppress(BufferError):  # an error's traceback may still refer to an array in this memory
                 segments.close()
 
     def _segment(self, rank: int, dtype: DType) -> Array:
@@ -197,8 +197,8 @@ def share_segments(
         files = gather((token, os.getpid(), fd))
         with contextlib.suppress(OSError, ValueError):
             maps = [_mapped(file, _HEAD_BYTES + 2 * size, mine=other == rank) for other, file in enumerate(files)]
-        # After this second exchange each rank may close its file: all ranks have opened it by then, or never will.
-        # Ranks that share a core do not use segments, because MPI's calls yield the core better.
+        # After this second exchange each rank may close its file, because every rank has opened the file or has failed. If there
+        # are more ranks than cores, use no segments, because a rank that waits in MPI's calls yields its core better.
         is_seen = all(gather(len(maps) == ranks <= processes.core_count()))
     finally:
         if fd >= 0:

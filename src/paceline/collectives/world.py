@@ -29,11 +29,11 @@ _CHOICES = ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS")
 #: Variables that MPI launchers set in each process: Open MPI, MPICH and its relatives, PMIx (srun --mpi=pmix), Cray.
 _MPI_LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "PALS_RANKID")
 
-#: Number of the next engine of each world. A worker that replaces a lost one begins with the number of the waiting ranks.
+#: World -> counter of its engines. A worker that replaces a lost one begins at the number that the waiting ranks use next.
 _generations: defaultdict[object, Iterator[int]] = defaultdict(itertools.count)
 _comm: Intracomm | None = None
 _comm_places: Sequence[PeerPlace] = ()
-#: The lost ranks, and the rendezvous at which they had met. No process can join this rendezvous again, only another one.
+#: The lost ranks, and the rank, size and address with which they were lost. A process can't join again with the same values.
 _lost: tuple[set[int], object] = (set(), None)
 _lost_of_mpi: set[int] = set()
 
@@ -109,8 +109,8 @@ def _join_mpi(environ: Mapping[str, str]) -> RankedWorld:
             f"rank {names} was lost, and MPI can't go on in this process without it. {advice}", min(_lost_of_mpi)
         )
     generation = next(_generations[MPI])
-    # One communicator serves all engines of the process: replacing it takes all ranks, and one may be dead by then. The
-    # generation becomes the tag that separates an engine's messages from those of earlier engines.
+    # All engines of the process share one communicator: all ranks would have to take part in replacing it, and one may be dead.
+    # The generation is the tag that separates an engine's messages from those of earlier engines.
     if _comm is None:
         _comm = world.Dup()
         _comm_places = PeerPlace.of_all(MpiTransport(_comm), environ)

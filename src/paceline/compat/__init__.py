@@ -23,8 +23,8 @@ def install(name: str, *, force: bool = False) -> None:
     """
     if name != "horovod":
         raise UserError(f"paceline.compat has no {name!r}. There is: 'horovod'.")
-    # Import it here: this package reads HOROVOD_LOG_LEVEL on import and may change the engine's logger, which
-    # `import paceline.compat` alone must not do.
+    # Import paceline.compat.horovod only now: on import it reads HOROVOD_LOG_LEVEL and may change the logger
+    # `paceline.collectives`, which `import paceline.compat` alone must not do.
     from paceline.compat.horovod import aliases
 
     aliases.install(force=force)
@@ -32,6 +32,6 @@ def install(name: str, *, force: bool = False) -> None:
 
 def shim_dir() -> Path:
     """Return the folder that makes `import horovod` work when it is on PYTHONPATH."""
-    # The folder `first` takes precedence over an installed Horovod. `horovodrun` uses the folder `fallback` instead, over which
-    # an installed Horovod takes precedence.
+    # The modules in `shim/first` take precedence over an installed Horovod. `horovodrun` uses the folder `shim/fallback`, whose
+    # modules are found only if Horovod is not installed.
     return Path(__file__).parent / "shim" / "first"

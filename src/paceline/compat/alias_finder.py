@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 
-# Finder and loader don't derive from importlib.abc's classes: importing that module takes longer than this one.
+# Finder and loader don't derive from importlib.abc's classes: importing importlib.abc takes longer than this module.
 class AliasFinder:
     """A module finder that imports `<name>.x` from the package `<own>`.
 
@@ -65,7 +65,7 @@ class AliasFinder:
 
     def install(self) -> None:
         """Put this finder before all others, so that it precedes the installed real package."""
-        # Keep the sys.modules entry of a shim package whose code is still running: the import system expects it.
+        # Keep a shim package in sys.modules while its code still runs, because the import system expects it there.
         self._forget(but_initialising=True)
         sys.meta_path.insert(0, self)
 

@@ -30,7 +30,7 @@ _ABSENT = {
     "rag": "Use the libraries that it combines.",
     "responsibleai": "Use responsibleai by itself.",
 }
-#: Modules of the SDK whose names are defined in a module of another name here.
+#: Module of the SDK -> the module of this package, with a different name, that defines the same names.
 RENAMED = {
     "exceptions._azureml_exception": "exceptions",
     "core.compute_target": "core.compute",
@@ -106,7 +106,7 @@ def install() -> None:
             "the real azureml-core was imported earlier and stays in use where it is. Import paceline.azureml first."
         )
     elif PathFinder.find_spec("azureml.core", _real_folders()) is not None:
-        # Nothing else to do: Paceline's `azureml` precedes the installed one in every process.
+        # Only log this, because Paceline's `azureml` precedes the installed package in every process anyway.
         _log().info("azureml-core is installed; in this program azureml is Paceline's")
     FINDER.install()
 
@@ -145,5 +145,5 @@ FINDER = AliasFinder(
     renamed=RENAMED,
     beside=_beside,
 )
-#: FINDER's method that finds the module for an import of one of the SDK's names.
+#: The method of FINDER that returns the spec of the module for an SDK name such as azureml.core.
 find_spec = FINDER.find_spec

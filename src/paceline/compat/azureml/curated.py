@@ -16,7 +16,7 @@ CURATED = (
     *("AzureML-sklearn-1.5", "AzureML-ACPT-pytorch-1.11-py38-cuda11.3-gpu", "AzureML-tensorflow-2.16-cuda12"),
     *("azureml-sklearn-1.5", "azureml-acpt-pytorch-2.2-cuda12.1", "azureml-tensorflow-2.11-cuda11"),
 )
-#: A word of the name -> the module that scripts of the environment import.
+#: Word in the name of a curated environment -> the module that its scripts import.
 _MODULES = {
     "pytorch": "torch",
     "tensorflow": "tensorflow",

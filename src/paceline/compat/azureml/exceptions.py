@@ -46,7 +46,7 @@ __path__: list[str] = []
 
 Kind = TypeVar("Kind", bound=type)
 Wrapped = TypeVar("Wrapped", bound=Callable[..., object])
-#: inspect.CO_GENERATOR. Importing inspect takes longer than all other imports here.
+#: The value of inspect.CO_GENERATOR. Importing inspect would take longer than all other imports of this module.
 _IS_GENERATOR = 0x20
 
 
@@ -163,7 +163,7 @@ class HyperDriveRuntimeException(AzureMLException):
     """An operation that sweeps do not support."""
 
 
-#: Paceline's error -> the SDK's; the entry for the nearest base class applies.
+#: Paceline's class of errors -> the SDK's class. For a subclass, the entry of its nearest base class applies.
 _OF: dict[type[errors.PacelineError], type[AzureMLException]] = {
     errors.UserError: UserErrorException,
     errors.TargetError: ComputeTargetException,

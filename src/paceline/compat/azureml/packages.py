@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from paceline.compat.azureml.core.environment import PythonSection
 
-#: conda's package name -> pip's, for packages that both offer.
+#: Name of a package in conda -> its name in pip, for packages that both offer.
 _PIP_OF = {
     **{
         name: name
@@ -44,12 +44,12 @@ _PIP_OF = {
     "opencv": "opencv-python-headless",
     "msgpack-python": "msgpack",
 }
-#: Parts of the interpreter, the machine or its drivers: not installable.
+#: Packages that pip can't install for a run: parts of the interpreter, the machine or its drivers.
 _OF_PYTHON = ("pip", "setuptools", "wheel")
 _OF_MACHINE = ("cudatoolkit", "cudnn", "mkl", "nccl", "cuda", "pytorch-cuda", "openmpi")
-#: Alternative package name -> name of the installed package.
+#: Package name in an environment -> name of the package that pip installs for it, and that this module looks for.
 _SAME = {"tensorflow-gpu": "tensorflow", "tensorflow-cpu": "tensorflow", "pytorch": "torch", "sklearn": "scikit-learn"}
-#: The version of this interpreter.
+#: The version of this interpreter as major.minor, such as 3.11.
 _VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 _PARTS = re.compile(r"^(?:[\w.-]+::)?([A-Za-z0-9][\w.-]*)(\[[^]]*\])?\s*(.*)$")
 

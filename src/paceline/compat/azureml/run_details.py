@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: The SDK's name for an environment without a name.
 UNNAMED = "default-environment"
-#: The last part of each log that `get_details_with_logs` returns: a log of gigabytes must not fill the memory.
+#: Maximum size of the end of a log that `get_details_with_logs` returns: a log of gigabytes must not fill the memory.
 _TAIL_BYTES = 1 << 20
 _FRAMEWORKS = {"pytorch": "PyTorch", "tensorflow": "TensorFlow"}
 _COMMUNICATORS = {"mpi": "IntelMpi", "ps": "ParameterServer", None: "None"}

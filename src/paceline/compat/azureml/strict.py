@@ -9,7 +9,7 @@ from typing import Any
 class Strict:
     """A base class that rejects new attributes after `__init__`."""
 
-    #: Obsolete names, which old drivers still set.
+    #: Obsolete attribute names. Old drivers may still set them, without an effect.
     _ignored: tuple[str, ...] = ()
 
     def __init_subclass__(cls, **options: object) -> None:
@@ -18,7 +18,7 @@ class Strict:
 
         def __init__(self: Any, *arguments: object, **named: object) -> None:  # noqa: N807
             made(self, *arguments, **named)
-            # Nested __init__ of base classes also come here. Only after the outermost are all attributes set.
+            # Base classes call their wrapped __init__ too. Only after that of the object's own class are all attributes set.
             if type(self) is cls:
                 object.__setattr__(self, "_is_made", True)
 

@@ -39,9 +39,9 @@ class Shape(TypedDict, total=False):
     parameter_server_count: int
 
 
-#: Names of a Job's fields -> their values.
+#: Name of a field of `Job` -> the field's value.
 Fields: TypeAlias = "dict[str, Any]"
-#: Communicators that select Open MPI. In Azure, too, IntelMpi ran Open MPI.
+#: Communicators that select Open MPI. Azure ran Open MPI for all three, even for IntelMpi.
 _MPI = ("IntelMpi", "OpenMpi", "Mpi")
 
 

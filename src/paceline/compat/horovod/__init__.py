@@ -20,7 +20,7 @@ from typing import Any
 from paceline.compat.horovod.common import __version__ as __version__
 from paceline.system.lazy_import import load_triton_before_tensorflow
 
-#: Horovod's names -> Python's levels.
+#: Value of HOROVOD_LOG_LEVEL -> level of Python's logging.
 _LEVELS = {
     "TRACE": logging.DEBUG,
     "DEBUG": logging.DEBUG,

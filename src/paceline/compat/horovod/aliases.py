@@ -16,7 +16,7 @@ _ABSENT = {
     "ray": "use a compute target of Paceline",
     "tensorflow.data": "read with tf.data on each rank, or with torch's DataLoader",
 }
-#: Package -> small modules of Horovod that this package combines into one module.
+#: Package of Horovod -> its small submodules, which Paceline's package of this name combines into one module.
 _MERGED = {
     "data": ("data_loader_base",),
     "runner.common.util": ("codec", "env", "secret", "settings", "timeout"),
@@ -72,7 +72,7 @@ uninstall = _FINDER.uninstall
 
 def _real_package() -> str | None:
     """Return the path of the real Horovod package, or None."""
-    # A loaded `horovod` is the real package, except Paceline's own module, and except the shim while its code runs.
+    # A loaded `horovod` is the real package unless it is Paceline's own module, or the shim while the shim's code runs.
     loaded = sys.modules.get("horovod")
     if loaded is not None and not loaded.__name__.startswith(_OURS) and not is_initialising(loaded):
         return str(getattr(loaded, "__file__", "already imported"))

@@ -99,7 +99,7 @@ def _of_file(file: str, parts: Iterable[tuple[int, str]]) -> list[DriverFinding]
         script = _Visitor(file)
         script.visit(tree)
         visitor.found += script.found
-    # The visitor has two findings for a use that has to change. Drop the second, which says that the name works.
+    # For a use that has to change, the visitor has two findings. Drop the one that says that the name works.
     judged = {(one.line, one.name) for one in visitor.found if one.becomes != WORKS}
     kept = [one for one in visitor.found if one.becomes != WORKS or (one.line, one.name) not in judged]
     return sorted(dict.fromkeys(kept), key=lambda one: one.line)
@@ -277,7 +277,7 @@ def _looked_up(name: str) -> tuple[Any, str | None]:
     """Return (object, None) for an SDK name, or (None, reason) if it is missing."""
     parts = name.split(".")[1:]
     if parts[:2] == ["contrib", "services"]:
-        return None, None  # Scoring scripts import contrib.services, which the service provides.
+        return None, None  # scoring scripts import contrib.services, which Paceline's server provides
     if (why := aliases.FINDER.absent(".".join(parts))) is not None:
         return None, why
     parts = _here(parts)

@@ -13,7 +13,7 @@ from typing import Any
 from paceline.compat.azureml.aliases import FINDER
 from paceline.compat.azureml.records import late
 
-#: Methods whose annotations are too vague -> the classes that they may return. `submit` may return any of the three.
+#: Methods whose annotations don't name their result's class -> the classes of the result. `submit` may return all of `_RUNS`.
 _RUNS = (("core.run", "Run"), ("train.hyperdrive.run", "HyperDriveRun"), ("pipeline.core.run", "PipelineRun"))
 _GIVEN = {
     "get_context": _RUNS[:1],
@@ -91,7 +91,7 @@ def refusal(found: object) -> str | None:
         # Evaluate the function's `raise` expression, which creates the exception without raising it.
         return str(eval(compile(ast.Expression(kept[0].exc), "<refusal>", "eval"), function.__globals__))
     except NameError:
-        return (function.__doc__ or "").strip().partition("\n")[0]  # the message contains an argument of the call
+        return (function.__doc__ or "").strip().partition("\n")[0]  # the exception's text has an argument of the call
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from paceline.system.lazy_import import face
 VERSION = "1.61.0"
 __version__ = VERSION
 
-#: Module -> the names that the package takes from it.
+#: Module -> the names that the package `azureml.core` offers from this module.
 _HOMES = {
     "core.compute": "ComputeTarget",
     "core.dataset": "Dataset",

@@ -112,7 +112,7 @@ class ComputeTarget:
         made._set(workspace, name, {"type": "AmlCompute"})
         return made
 
-    # --- properties
+    # --- properties of a compute target
 
     @property
     def type(self) -> str:

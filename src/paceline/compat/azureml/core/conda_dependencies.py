@@ -96,7 +96,7 @@ class CondaDependencies:
         """Return the last requirement for each package."""
         return list({package_name(line): line for line in requirements}.values())
 
-    # --- contents
+    # --- reading the channels, packages and options
 
     @property
     def conda_channels(self) -> Iterable[str]:
@@ -114,7 +114,7 @@ class CondaDependencies:
     def pip_options(self) -> Iterable[str]:
         return iter(tuple(self._options))
 
-    # --- changes
+    # --- changing the channels, packages and options
 
     def add_channel(self, channel: str) -> None:
         if channel not in self._channels:
@@ -175,7 +175,7 @@ class CondaDependencies:
         """Raise UserErrorException: CNTK ended in 2019."""
         raise UserErrorException("CNTK was discontinued in 2019. Use PyTorch or TensorFlow.")
 
-    # --- as a file
+    # --- converting to a dict, text or file
 
     def as_dict(self) -> CondaFields:
         pip = [*self._options, *self._pip]

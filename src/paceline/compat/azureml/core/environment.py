@@ -151,10 +151,10 @@ class Environment(Strict):
         self.inferencing_stack_version: str | None = None
         self.databricks: object = None
         self.asset_id: str | None = None
-        # For an estimator's environment: the module of its framework, and the estimator's name.
+        # If an estimator has made this environment: its framework's module, and a text such as "the estimator PyTorch".
         self._made_for = ("", "")
 
-    # --- constructors
+    # --- constructors of an environment
 
     @staticmethod
     def from_conda_specification(name: str, file_path: str) -> Environment:
@@ -263,7 +263,7 @@ class Environment(Strict):
         made.name, made.version = new_name, None
         return made
 
-    # --- registration
+    # --- registration in a workspace
 
     def version_in(self, workspace: Workspace) -> int | None:
         """Return the registered version whose content is equal, or None."""
@@ -428,7 +428,7 @@ class EnvironmentBuild:
 def _curated(name: str, version: str | None) -> Environment:
     made = Environment(name)
     made.version = version or "1"
-    # List no packages: runs have the installed ones, and a driver may add others to a clone.
+    # List no packages: runs use the packages that are installed, and a driver may add other packages to a clone.
     made.python.conda_dependencies = CondaDependencies.create(pip_packages=[])
     made.environment_variables = {}
     return made

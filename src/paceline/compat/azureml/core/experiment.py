@@ -140,7 +140,7 @@ class Experiment(paceline.Experiment):
         kinds = {"azureml.StepRun": "script", **{name: kind for kind, name in TYPES.items()}}
         yield from super().get_runs(kinds.get(type or "", type), tags, properties, include_children, **others)
 
-    # --- the experiment's own values
+    # --- properties and tags of the experiment
 
     @property
     def id(self) -> str:

@@ -193,7 +193,7 @@ class Model(paceline.Model):
             f"ModelNotFound: there is neither azureml-models/{model_name}/ nor {model_name!r} in {os.getcwd()!r}."
         )
 
-    # --- deployment
+    # --- deployment of models as a service
 
     @staticmethod
     def deploy(  # type: ignore[override]

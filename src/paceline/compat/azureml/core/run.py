@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     #: Tags to filter by: name -> value, or only a name.
     Tags: TypeAlias = Mapping[str, str] | str | None
 
-#: Kind of a run -> type in the SDK.
+#: Kind of a run in Paceline -> type of a run in the SDK.
 TYPES = {"script": "azureml.scriptrun", "sweep": "hyperdrive", "pipeline": "azureml.PipelineRun", "interactive": "run"}
-#: Log names of the SDK's versions -> Paceline's. In order: logs of a rank, of preparation and the run itself, of the script.
+#: Pattern of the SDK's log names -> Paceline's log: per rank (two patterns), of the run's preparation, of the script.
 _LOGS = (
     (r"azureml-logs/70_driver_log_(?:worker_|rank_)?0*(\d+)\.txt", "logs/rank_{}.log"),
     (r"user_logs/std_log_process_0*(\d+)\.txt", "logs/rank_{}.log"),
@@ -46,7 +46,7 @@ _LOGS = (
 )
 
 
-#: Scripts use this name to see whether they are in a run.
+#: Scripts compare a run's class with the name `_OfflineRun` to see whether they are outside of a run.
 _OfflineRun = OfflineRun
 
 
@@ -102,7 +102,7 @@ class Run(SdkSpellings, runs.Run):
 
     __repr__ = __str__
 
-    # --- metrics
+    # --- metrics of the run
 
     def log_image(
         self, name: str, path: object = None, plot: object = None, description: str = "", step: int | None = None
@@ -142,7 +142,7 @@ class Run(SdkSpellings, runs.Run):
             found |= late("train.hyperdrive.run", "best_child_metric")(self, name)
         return found
 
-    # --- files
+    # --- files of the run
 
     def upload_file(
         self, name: str, path_or_stream: str | os.PathLike[str] | IO[bytes], datastore_name: str | None = None
@@ -257,7 +257,7 @@ class Run(SdkSpellings, runs.Run):
 
         return snapshot_folder(Path(path), self.folder.path.parents[1])
 
-    # --- secrets and models
+    # --- secrets and models of the run
 
     def get_secret(self, name: str) -> str | None:
         return self.get_secrets([name])[name]
@@ -313,7 +313,7 @@ class Run(SdkSpellings, runs.Run):
     def clean(self) -> None:
         """Do nothing: a run leaves no files outside its folder."""
 
-    # --- end
+    # --- end of the run
 
     def cancel(self) -> None:
         """Cancel the run. In the run's own script this only prints a message, as in the SDK."""
@@ -410,7 +410,7 @@ class ScriptRun(Run):
     """A run of a script, returned by `Experiment.submit`."""
 
 
-#: Scripts use this name to see whether they are in a run; outside a run they have an `_OfflineRun`.
+#: Scripts compare a run's class with `_SubmittedRun` to see whether they are in a run. Outside it is `_OfflineRun`.
 _SubmittedRun = Run
 
 

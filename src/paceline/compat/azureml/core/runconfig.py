@@ -278,7 +278,7 @@ class RunConfiguration(Strict):
         return data
 
 
-#: The attributes stored in a .runconfig file. Its keys are these names in camel case; a dot starts a section.
+#: The attributes stored in a .runconfig file. The file's keys are these names in camel case; a dot starts a section.
 _SAVED = (
     *("script", "arguments", "target", "framework", "communicator", "max_run_duration_seconds", "node_count"),
     *("environment.name", "environment.python.interpreter_path", "environment.python.user_managed_dependencies"),

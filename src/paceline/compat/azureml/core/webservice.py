@@ -74,7 +74,7 @@ class Webservice:
     _workspace: Workspace
     _service: Service
 
-    # --- deployment
+    # --- deployment of models as a service
 
     @staticmethod
     def deploy_from_model(
@@ -127,7 +127,7 @@ class Webservice:
         found = [Webservice(workspace, name) for name in Service.list(workspace)]
         return [service for service in found if compute_type in (None, service.compute_type)]
 
-    # --- properties
+    # --- properties of a service
 
     @property
     def name(self) -> str:
@@ -419,7 +419,7 @@ def script_of(config: InferenceConfig | None, notes: SubmissionNotes) -> dict[st
     variables: dict[str, str] = {}
     if config.source_directory:
         found["source_directory"] = config.source_directory
-        # With this variable the server runs the script in the parent folder, where `./<source folder>/file` resolves.
+        # With this variable the server starts the script in the source folder's parent, so `./<source folder>/file` is found.
         variables["AZUREML_SOURCE_DIRECTORY"] = os.path.basename(os.path.realpath(config.source_directory))
     if config.environment is not None:
         spec, _ = without_sdk_packages(spec_of(config.environment, notes))

@@ -70,7 +70,7 @@ class Workspace(paceline.Workspace):
                 f"workspace_name={workspace_name!r} can't be a workspace's name: letters, digits, '-', '_' and '.'."
             )
 
-    # --- lookup and creation
+    # --- finding and creating a workspace
 
     @staticmethod
     def from_config(  # type: ignore[override]  # the SDK's
@@ -202,7 +202,7 @@ class Workspace(paceline.Workspace):
             json.dumps(dict(zip(_KEYS, self._ids, strict=True)), indent=4)
         )
 
-    # --- properties
+    # --- properties of the workspace
 
     @property
     def name(self) -> str:
@@ -250,7 +250,7 @@ class Workspace(paceline.Workspace):
             f"resource_group={self.resource_group!r})"
         )
 
-    # --- contents
+    # --- objects in the workspace, such as datasets
 
     @property
     def compute_targets(self) -> WorkspaceTargets:  # type: ignore[override]

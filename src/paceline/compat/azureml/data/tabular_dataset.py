@@ -112,7 +112,7 @@ class TabularDataset(AbstractDataset, data.TabularDataset):
         """Return a column for comparisons."""
         return ColumnExpression(key)
 
-    # --- timestamps
+    # --- columns of timestamps, and filters by time
 
     def with_timestamp_columns(
         self,

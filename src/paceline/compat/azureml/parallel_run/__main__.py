@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> None:
         print("The inputs are empty.", flush=True)
     path = None
     if settings.output is not None:
-        # Create the folder: that of a PipelineData does not exist before its step writes to it.
+        # Create the output folder: the folder of a PipelineData is missing until its step writes to the folder.
         folder = batches.folder_of(settings.output)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / settings.file if settings.file else None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas
 
 
-#: (table, for each row the number of its group, or None without groups).
+#: A table, and a Series with the group number of each row, or None if the rows are not grouped.
 Table: TypeAlias = "tuple[pandas.DataFrame, pandas.Series | None]"
 
 

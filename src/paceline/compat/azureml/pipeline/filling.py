@@ -39,7 +39,7 @@ class Filling:
         if isinstance(value, PipelineParameter):
             given = self._parameters.get(value.name, value.default_value)
             return given.create_data_reference(value.name) if isinstance(given, DataPath) else self.value(given)
-        # A tuple (parameter, binding) is a path set at submission, and how the step receives the path.
+        # (parameter, binding): the parameter's value is a DataPath, and the binding says how the step gets the path.
         if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], PipelineParameter):
             path = self._parameters.get(value[0].name, value[0].default_value)
             if not isinstance(path, DataPath):

@@ -110,5 +110,5 @@ def export_to_tensorboard(
 
     for run in run_data if isinstance(run_data, (list, tuple)) else [run_data]:
         for one in [run, *(run.get_children(recursive=True) if recursive else ())]:
-            one.record()  # updates the folder of a remote run
+            one.record()  # reading the record of a remote run also fetches its files
             to_tensorboard([one.folder], Path(logsdir))

@@ -87,7 +87,7 @@ class MMLBaseEstimator(ScriptRunConfig):
     """
 
     _framework: ClassVar[str | None] = None
-    #: The framework's module that the environment includes.
+    #: The framework's Python module, such as torch. The estimator's environment has the package of this module.
     _module: ClassVar[str] = ""
     _backends: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "nccl", "ps")
     _default_version: ClassVar[str | None] = None

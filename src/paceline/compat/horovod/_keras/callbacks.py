@@ -287,7 +287,7 @@ class LearningRateSchedule:
         set_learning_rate(optimizer, after)
         # Compare with a tolerance: the optimizer has the rate as a float32, whose last digits may differ.
         if self.momentum_correction and before > 0 and not math.isclose(before, after, rel_tol=1e-7):
-            # Scale the velocity, because the graph has the momentum as a constant. The next step is the same.
+            # The momentum is a constant in the graph, so scale the velocity instead, which has the same effect on the next step.
             for velocity in velocities(optimizer):
                 velocity.assign(velocity * (after / before))
 

@@ -55,7 +55,7 @@ class KerasState(VariablesState):
             )
         self.model = model
         self.optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
-        # Create the variables now, as there must be something to save: the optimizer makes them in its first step.
+        # Create the optimizer's variables now, because a commit saves them. The optimizer itself creates them in its first step.
         build_optimizer(self.optimizer, model.trainable_variables)
         super().__init__(**kwargs)
 

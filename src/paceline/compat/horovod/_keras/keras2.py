@@ -40,7 +40,7 @@ class _DistributedKeras2(OptimizerOfKeras2):
         if self.distribution.settings.passes == 1:
             return None
         kept = vars(self).get("_accumulators")
-        # Before the first step no accumulator exists. Return a new one, of which scripts only read the settings.
+        # There is no accumulator before the first step, so return a new one: scripts only read an accumulator's settings.
         return next(iter(kept.values())) if kept else self.distribution.accumulator()
 
     def _allreduce(self, grads: Iterable[Gradient], vars: Iterable[tf.Variable]) -> list[Gradient]:
@@ -87,7 +87,7 @@ class _DistributedKeras2(OptimizerOfKeras2):
 
     def _applies_as_is(self, skip: bool) -> bool:
         """Return whether to apply the gradients now, without adding up several passes first."""
-        # With `skip` the caller claims that the gradients are reduced, which is wrong for the gradients of one pass of several.
+        # With `skip` the caller says that the gradients are reduced, which can't be true for one pass of several.
         to_reduce = self._is_marked("_to_reduce_in")
         return self.distribution.settings.passes == 1 or (skip and not to_reduce)
 

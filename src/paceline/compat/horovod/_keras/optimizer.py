@@ -145,7 +145,7 @@ def distribute(optimizer: O, settings: KerasSettings, *, in_place: bool = False)
 def _bare_class(optimizer: object) -> type:
     """Return the optimizer's class without an earlier DistributedOptimizer's mixin."""
     cls = type(optimizer)
-    # A class that `distribute` has made has two bases: the mixin and the optimizer's own class.
+    # A class that `distribute` has created has two base classes: the mixin, and the optimizer's original class.
     return cls.__bases__[1] if "distribution" in vars(cls) else cls
 
 
@@ -183,7 +183,7 @@ class DistributedKeras3(OptimizerOfKeras3):
             raise ValueError(f"{len(grads)} gradients were given for {len(variables)} variables: give one for each.")
         known = self._trainable_variables if variables is None and self.built else variables
         if known is None or len(known) != len(grads) or self.gradient_accumulation_steps:
-            # With Keras's own accumulation `_clip_gradients` reduces. Wrong arguments raise Keras's errors in `update`.
+            # `_clip_gradients` reduces gradients if Keras accumulates them. Wrong arguments raise Keras's errors in `update`.
             update(grads, variables)
         elif self.distribution.settings.passes > 1:
             self._apply_after_passes(update, grads, known)
@@ -199,7 +199,7 @@ class DistributedKeras3(OptimizerOfKeras3):
         super()._backend_apply_gradients(grads, trainable_variables)
 
     def _clip_gradients(self, grads: Iterable[object]) -> list[object]:
-        # Keras calls this once per step; with its own accumulation only in the last pass, so the ranks send only sums.
+        # If Keras accumulates gradients, it calls this only in the last pass of a step, so the ranks exchange only sums.
         if self.gradient_accumulation_steps:
             grads = self.distribution.reduce(list(grads), self.__dict__["_being_applied"])
         return super()._clip_gradients(grads)

@@ -47,7 +47,7 @@ def learning_rate_of(optimizer: Optimizer) -> float:
     import numpy as np
 
     optimizer = reducing.inner_of(optimizer) or optimizer
-    # Read the private attribute first: for a schedule, Keras 3's property returns its present rate.
+    # Read `_learning_rate` first: if it is a schedule, the property `learning_rate` of Keras 3 returns only a number.
     rate = getattr(optimizer, "_learning_rate", None)
     if rate is None:
         rate = optimizer.learning_rate

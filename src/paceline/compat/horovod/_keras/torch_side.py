@@ -74,7 +74,7 @@ class Accumulator:
         for grad, variable in zip(grads, variables, strict=True):
             if grad is not None:
                 before = self._sums.get(key_of(variable))
-                # Copy the gradient, because those of the next passes are added to it in place.
+                # Copy the first gradient, because the gradients of later passes are added to the copy in place.
                 self._sums[key_of(variable)] = grad.detach().clone() if before is None else before.add_(grad)
         self._count += 1
         if self._count < self.passes:

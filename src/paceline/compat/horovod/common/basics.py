@@ -48,7 +48,7 @@ def init(comm: RanksOrComm | None = None, process_sets: Sequence[ProcessSet] | s
         if isinstance(process_sets, str) and process_sets.lower() != "dynamic":
             raise ValueError(f"process_sets={process_sets!r}: give a list of hvd.ProcessSet, or 'dynamic'.")
         registry.begin(engine, dynamic=dynamic, first=[] if isinstance(process_sets, str) else process_sets or [])
-    # After an error here the engine runs already, and other ranks wait for this rank: shut down, which tells them.
+    # If this fails after the engine has started, other ranks wait for this rank, so `shutdown` tells them of the failure.
     except BaseException:
         shutdown()
         raise
@@ -69,7 +69,7 @@ def shutdown() -> None:
         # Remove this world's state even if `stop` raises, so that a later `init` starts without it.
         collectives.stop()
     finally:
-        # Remove only this process's variable. A forked child has its parent's, which is still in the world.
+        # Remove the variable only if this process has set it. A forked child has its parent's, and the parent is still a rank.
         if os.environ.get(_JOINED, "").partition(" ")[0] == str(os.getpid()):
             del os.environ[_JOINED]
         timeline.end()
@@ -214,7 +214,7 @@ def stop_timeline() -> None:
 
 def _place() -> str:
     """Return a text of the launcher's variables that identify this process."""
-    # In a job that a rank starts by mpirun or torchrun, these variables differ, and its processes may call `init`.
+    # If a rank starts another job by mpirun or torchrun, that job has other values of these variables, so it may call `init`.
     names = ("PMIX_NAMESPACE", "PMIX_RANK", "MASTER_ADDR", "MASTER_PORT", "RANK")
     return ":".join(os.environ.get(name, "") for name in names)
 

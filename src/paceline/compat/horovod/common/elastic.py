@@ -24,7 +24,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 #: Values for `on_hosts_updated`: no change, hosts added, hosts removed, both.
 NO_UPDATE, ADDED, REMOVED, MIXED = range(4)
-#: The error is raised after this many restores in a row without a commit between them. The value is a guess.
+#: After this many restores in a row without a commit between them, the next error ends the job. The value is a guess.
 _RESTORES_WITHOUT_COMMIT = 10
 
 
@@ -352,7 +352,7 @@ class RankGroup:
         """Tell the supervisor that this rank trains, so that it may replace a lost rank."""
         self.is_new = False
         kept = state.kept()
-        # `kept` has None for a user's handler that keeps its value elsewhere. Then new ranks can't start from this rank's commit.
+        # `kept` contains None for a user's handler that stores its value elsewhere. New ranks can't start from such a commit.
         hands_over = kept is not None and None not in kept.get("handlers", {}).values()
         self._report(basics.engine().generation, hands_over=hands_over)
 
@@ -383,7 +383,7 @@ def _leave(state: State) -> None:
     """Save the state and end this process, unless commits stay in memory."""
     if state._kept_commits is None:
         return
-    # The script may have checked the hosts without a commit, and its work since the last commit must not be lost.
+    # Save now: the script may have called check_host_updates, not commit, so the work since the last commit is not saved.
     state.save()
     state._keep()
     # No rank exits before all have written their files, because the first exit ends the other ranks.

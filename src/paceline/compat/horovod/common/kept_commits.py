@@ -93,7 +93,7 @@ class KeptCommits:
         from paceline.checkpoint.api import encode_state
 
         def arrays_of(value: object, where: str) -> tuple[Any, dict[str, object]]:
-            # Encode the value below its name `where`, so that the names of arrays are unique in the state.
+            # Encode the value as {where: value}, so that `where` makes the names of its arrays unique among all values.
             header, arrays = encode_state({where: value})
             return header["of"][0][1], arrays
 

@@ -82,7 +82,7 @@ def check_groups(groups: object, members: str = "variables") -> None:
 
 def checked_layers(local_layers: Layers, weights: str) -> tuple[KerasLayer, ...]:
     """Return one layer, several layers or None as a tuple."""
-    # `weights` names the attribute that lists a layer's variables, by which an object counts as a layer.
+    # `weights` is the name of the attribute with a layer's variables. Each object with this attribute counts as a layer.
     if local_layers is None:
         return ()
     layers = tuple(local_layers) if isinstance(local_layers, Iterable) else (local_layers,)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from paceline.collectives import Engine
     from paceline.collectives.request import Request
 
-#: Guards only `_trace`. A trace has its own lock, for the engine's threads. A thread with a trace's lock must not take this one.
+#: Guards only `_trace`. Each trace has a lock for the engine's threads. A thread that holds that lock must not take `_lock`.
 _lock = threading.Lock()
 _trace: _Trace | None = None
 
@@ -57,7 +57,7 @@ def stop() -> None:
     with _lock:
         trace, _trace = _trace, None
     if trace is not None:
-        # First stop further calls of `observed`. A call that still runs sees an open file, or None once it is closed.
+        # First stop further calls of `observed`. A call that runs now writes to the open file, or nothing once it is closed.
         trace.engine.ignore(trace.observed)
         trace.close()
 
@@ -77,7 +77,7 @@ class _Trace:
         self._file: TextIO | None = open(path, "w", encoding="utf-8")  # noqa: SIM115
         self._file.write("[\n")
         self._lines: dict[tuple[str, str], int] = {}
-        # For `observed`, which the threads of several process sets may call at the same time.
+        # The lock of `observed`, which the threads of several process sets may call at the same time.
         self._lock = threading.Lock()
         self._start_s = time.monotonic()
         start = {"start_time_since_epoch_in_micros": time.time_ns() // 1000}

@@ -54,7 +54,7 @@ class KerasModel(Protocol):
     trainable_variables: Sequence[Variable]
 
 
-#: Layers whose gradients stay on their rank: one or several.
+#: One or several layers whose gradients stay on their rank.
 Layers: TypeAlias = "KerasLayer | Iterable[KerasLayer] | None"
 #: The number of groups of gradients, or lists of the variables of each group.
 Groups: TypeAlias = "int | Sequence[Sequence[object]] | None"

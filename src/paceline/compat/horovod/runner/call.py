@@ -116,7 +116,7 @@ def on_ranks(
         outcome = requested_job.run(
             options, output, (executable or sys.executable, MAIN_SCRIPT, _TASK), files, executable
         )
-    # Raise KeyboardInterrupt, as Python does on Ctrl-C: during the job `horovodrun`'s own handler got the signal.
+    # During the job, `horovodrun`'s handler has received Ctrl-C. Raise KeyboardInterrupt now, as Python does on Ctrl-C.
     if outcome.stopped_by == signal.SIGINT:
         raise KeyboardInterrupt
     if outcome.stopped_by is not None:

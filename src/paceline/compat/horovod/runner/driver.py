@@ -74,14 +74,14 @@ class RanksDriver:
         self._launchers: list[tuple[Started, subprocess.Popen[bytes]]] = []
         self._signal: int | None = None
         self._closed = False
-        # Until the ranks are asked to end, every exception counts as a failure of its own rank.
+        # Time of the request to end. Before it, an exception on a rank is the rank's own failure, not a consequence.
         self._asked_at = float("inf")
 
     def run(self) -> RankOutcome:
         """Run the job to its end and return its outcome."""
-        # Prefer memory: on a disk, the kernel would write the ranks' shared memory back to it again and again.
+        # Prefer /dev/shm: on a disk, the kernel would write the ranks' shared memory to the disk again and again.
         top = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
-        # Use `_scratch` for Open MPI's shared memory, and `_kept` for ranks' files, perhaps too large for /dev/shm.
+        # `_scratch` is for Open MPI's shared memory. `_kept` is for files of the ranks, which may be too large for /dev/shm.
         self._scratch = tempfile.mkdtemp(prefix="horovodrun-", dir=top)
         self._kept = tempfile.mkdtemp(prefix="horovodrun-")
         problem = None
@@ -93,7 +93,7 @@ class RanksDriver:
             with self._listener, signals, open(self._log_path, "wb") as log:
                 self._start(log)
                 problem = self._gather()
-                # After a signal don't send the command to the ranks, which still wait for it: `_end` ends them.
+                # After a signal, don't send the start message, for which the ranks still wait: `_end` ends them.
                 if problem is None and self._signal is None:
                     self._tell()
                     problem = self._watch()
@@ -220,7 +220,7 @@ class RanksDriver:
                         "environment": environment,
                         "directory": job.directory,
                         "files": list(files),
-                        # Let ranks remove these folders only if all run on this machine: elsewhere others may own these paths.
+                        # Let ranks remove these folders only if all ranks run here: another host may use the paths otherwise.
                         "scratch": [self._kept, self._scratch] if self._job.is_local else [],
                         "is_elastic": self._elastic is not None,
                     },
@@ -230,7 +230,6 @@ class RanksDriver:
 
     def _watch(self) -> str | None:
         """Wait until the ranks end or must stop. Return mpirun's problem, or None."""
-        # Return the reason if mpirun was killed.
         failed_at: float | None = None
         while any(place.exit_code is None for place in self._ranks):
             self._look(_TICK_S)
@@ -267,7 +266,7 @@ class RanksDriver:
         place = self._ranks[rank]
         if data is None:
             if place.exit_code is None:
-                # The process beside the rank (rank.py), or its host, ended without a report. Shells use 137 for SIGKILL.
+                # The rank's parent process (rank.py) or its host died without a report. Shells use exit code 137 for SIGKILL.
                 place.is_lost = True
                 gone = f"the process beside it on host {place.host} is gone"
                 self._ended(rank, 137, {"exception": gone, "exit_code": 137})
@@ -281,7 +280,7 @@ class RanksDriver:
             name = content[8:].decode()
             place.sizes[name], place.files[name] = int.from_bytes(content[:8], "little"), bytearray()
         elif mark == b"k":
-            # This is a piece of the file that was named last, because a rank sends one file after the other.
+            # Append to the file that was announced last, because a rank sends its files one after the other.
             place.files[next(reversed(place.files))] += content
             self._kept_at = time.monotonic()
         elif mark == b"E":
@@ -336,7 +335,7 @@ class RanksDriver:
         for place in self._ranks:
             if place.connection is not None:
                 wire.hang_up(place.connection)
-        # The launchers share two seconds, because without mpirun there is one launcher for each rank.
+        # Wait at most two seconds for all launchers together: without mpirun there is one launcher for each rank.
         deadline = time.monotonic() + 2.0
         for _, process in self._launchers:
             with contextlib.suppress(subprocess.TimeoutExpired):

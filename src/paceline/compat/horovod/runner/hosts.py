@@ -92,8 +92,8 @@ def slots(hosts: Sequence[Host], ranks: int) -> list[Slot]:
     result: list[Slot] = []
     for index, (host, size) in enumerate(zip(hosts, sizes, strict=True)):
         for local_rank in range(size):
-            # The cross rank counts the hosts that have a rank with this local rank: with `a:2,b:1` the second rank of `a` is
-            # alone.
+            # The cross rank is the host's position among the hosts that have a rank with this local rank. For `a:2,b:1`, only `a`
+            # has local rank 1.
             peers = [number for number, other in enumerate(sizes) if other > local_rank]
             result.append(
                 Slot(

@@ -65,7 +65,7 @@ def parse_args() -> Namespace:
 
 def _run(args: Any) -> list[Any] | None:
     """Run a Horovod-based launcher's job. Return the results of `args.run_func`, else None."""
-    # Options from `parse_args` have `np`. Convert any other object, which has Horovod's attribute `num_proc`.
+    # `parse_args` returns a Namespace with `np`. Convert any other object, whose attribute is Horovod's `num_proc`.
     options = args if isinstance(args, Namespace) and hasattr(args, "np") else None
     if options is None:
         options = command_line.options(args, command_line.parse([]))

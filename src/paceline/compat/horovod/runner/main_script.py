@@ -27,8 +27,8 @@ def main(argv: "list[str]") -> None:
     scratch, report_failure = os.environ.pop(_SCRATCH, None), report.failed
 
     def failed(error: BaseException) -> None:
-        # The process beside this rank removes the scratch folder, and may have ended earlier. Set these variables only now: with
-        # them a process believes that it is a worker of a Paceline run.
+        # Set these variables only after the failure: with them, a process believes that it is a worker of a Paceline run. The
+        # parent process removes the scratch folder, and may have ended already.
         if scratch is not None and os.path.isdir(scratch):
             os.environ |= {"PACELINE_RUN_DIR": scratch, "PACELINE_ATTEMPT": "1", "PACELINE_RANK": os.environ["RANK"]}
             report_failure(error)

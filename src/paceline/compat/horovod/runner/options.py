@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.errors import UserError
 
-#: section of the file -> {key: option}. A key in `_OPPOSITES` says the opposite of its option.
+#: Section of the configuration file -> {key: option}. The value of a key in `_OPPOSITES` is the opposite of the option's.
 _FILE_KEYS = {
     "params": {
         name: name
@@ -57,7 +57,7 @@ _RENAMED = {
     "use_mpi": "mpi",
     "use_jsrun": "jsrun",
 }
-#: Options of `horovodrun` that mean the opposite of an attribute.
+#: Option of `horovodrun` -> the attribute with the opposite meaning.
 _OPPOSITE_ATTRIBUTES = {"no_stall_check": "stall_check", "log_with_timestamp": "log_hide_timestamp"}
 #: Attributes without an equivalent option; `options` reads `nics` and `nic`.
 _OWN = ("run_func", "executable", "nics", "nic")
@@ -71,7 +71,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """
     parser = _parser()
     options = parser.parse_args(list(argv))
-    # If the command line names a controller, ignore the file's controller: the three options exclude each other.
+    # If the command line names a controller, ignore the file's: --gloo, --mpi and --jsrun exclude each other.
     chosen = any(getattr(options, name) for name in _CONTROLLERS)
     for dest, value in (_read(parser, options.config_file) if options.config_file else {}).items():
         # argparse does not say whether an option was given, so an option with its default value counts as not given.

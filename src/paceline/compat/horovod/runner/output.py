@@ -15,7 +15,7 @@ from pathlib import Path
 from paceline.errors import UserError
 
 _LAST_LINES = 20
-#: Longer lines are shown in pieces of this size.
+#: Lines longer than this are shown in pieces of this many bytes.
 _LONGEST_LINE_BYTES = 1 << 20
 
 

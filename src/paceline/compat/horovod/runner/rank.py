@@ -10,11 +10,11 @@ ended.
 import os
 import sys
 
-# Remove this file's folder, which Python has put first on the path: its modules would hide others of the same name.
+# Remove this file's folder, which Python has put first on the path: its modules would hide modules of the same name.
 if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
     del sys.path[0]
 _PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
-# Append the parent folder at the end: it may be a site-packages, of which only `paceline` is wanted here.
+# Append the parent folder at the end of sys.path: it may be site-packages, of which only `paceline` is wanted here.
 sys.path.append(os.path.dirname(_PACKAGE))
 
 import contextlib  # noqa: E402
@@ -166,7 +166,7 @@ class _Rank:
         argv = self._start["argv"]
         # Paceline's own script runs a function, and gets the folder that holds the function.
         argv = [*argv, self._scratch] if wire.CALL in self._start["files"] else python_command(argv, environment)
-        # Set scheduling now, so that the program inherits the settings, whether it is `python` or a shell.
+        # Set the scheduling policy of this process now, because the program inherits it, whether it is `python` or a shell.
         scheduling.begin(environment)
         return subprocess.Popen(
             argv,
@@ -174,9 +174,9 @@ class _Rank:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            # With its own session the program gets no signal that is for this process's group: this process ends it in order.
+            # A new session keeps signals for this process's group from the program: this process ends the program in order.
             start_new_session=True,
-            # The program ends with this thread, which must be the main thread. No other thread runs yet.
+            # The kernel ends the program when this thread ends, so this must be the main thread. No other thread runs yet.
             preexec_fn=processes.ends_with_parent(),  # noqa: PLW1509
         )
 

@@ -57,7 +57,7 @@ def why(outcome: RankOutcome) -> tuple[int, int, str] | None:
     ends = [
         WorkerEnd(
             rank=rank,
-            # Use the host's own name, or for a rank that never connected, the requested name.
+            # Use the name that the host reported, or the name in the host list for a rank that never connected.
             node=end.hello["host"] if end.hello else end.host,
             exit_code=end.exit_code,
             error=end.error,

@@ -114,8 +114,8 @@ def environment_of(environ: Mapping[str, str]) -> dict[str, str]:
     from paceline.launchers.environment import inherited
 
     kept = inherited(environ)
-    # Outside of a run the user has set this variable, so keep it. Within a run it names that run's workspace, and `inherited`
-    # drops it.
+    # `inherited` drops PACELINE_WORKSPACE, which in a run names that run's workspace. Outside of a run the user has set the
+    # variable, so keep it.
     if "PACELINE_RUN_ID" not in environ and "PACELINE_WORKSPACE" in environ:
         kept["PACELINE_WORKSPACE"] = environ["PACELINE_WORKSPACE"]
     return kept

@@ -87,8 +87,8 @@ def _with_mpi(job: RanksJob, contact: Mapping[str, object], scratch: str) -> Sta
     arguments = [*_words("--binding-args", job.binding_args), *_words("--mpi-args", job.mpi_args)]
     # Recognize `--map-by=node` and `--map-by node`, with one dash or two.
     names = {word.partition("=")[0].lstrip("-") for word in arguments if word.startswith("-")}
-    # mpirun 5 refuses duplicate options. A rankfile sets the mapping too.
-    # Open MPI 4 needs --oversubscribe for more ranks than slots; in version 5 it is part of the mapping.
+    # Don't repeat the user's options, which mpirun 5 refuses. A rankfile contains the mapping. To allow more ranks than slots,
+    # Open MPI 4 needs --oversubscribe, and version 5 a suffix of the mapping.
     words = [] if is_5 else ["--oversubscribe"]
     if not names & {"map-by", "rankfile", "rf"}:
         words += ["--map-by", "slot:OVERSUBSCRIBE" if is_5 else "slot"]
@@ -96,7 +96,7 @@ def _with_mpi(job: RanksJob, contact: Mapping[str, object], scratch: str) -> Sta
     if not job.binding_args and "bind-to" not in names:
         words += ["--bind-to", "none"]
     if not job.is_local:
-        # `hosts.slots` keeps the ranks of a host together, so each host is one group.
+        # `hosts.slots` keeps the ranks of a host together, so `groupby` yields each host once.
         per_host = [(host, len(list(group))) for host, group in groupby(job.slots, key=lambda slot: slot.host)]
         # Name our variable by -x: to other hosts mpirun passes only its own variables and those named by -x.
         words += ["--host", ",".join(f"{host}:{count}" for host, count in per_host), "-x", wire.VARIABLE]

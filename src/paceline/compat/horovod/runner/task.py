@@ -20,7 +20,7 @@ import traceback
 def main(scratch: str) -> None:
     with open(os.path.join(scratch, "call"), "rb") as file:
         request = pickle.load(file)
-    # Append to this process's own path: with another `executable`, the caller's standard library is of another release.
+    # Put the caller's sys.path behind this one: with another `executable`, it has another Python's standard library.
     sys.path += [place for place in request["path"] if place not in sys.path]
     try:
         import cloudpickle
@@ -45,7 +45,7 @@ def main(scratch: str) -> None:
 
 
 def _leave(scratch: str, content: "dict[str, object]") -> None:
-    # Rename the file when it is complete, because the process beside this rank sends `result` if it exists.
+    # Rename the file when it is complete, because the parent process (rank.py) sends a file named `result` if it exists.
     beside = os.path.join(scratch, "result.part")
     with open(beside, "wb") as file:
         pickle.dump(content, file, pickle.HIGHEST_PROTOCOL)

@@ -120,8 +120,8 @@ def hang_up(connection: Connection) -> None:
     """Close the connection, even while a thread reads from it."""
     # Shut the socket down, which wakes a thread that reads from it. Closing the descriptor alone does not.
     with contextlib.suppress(OSError):
-        # A Connection can't be shut down, but a socket can. The socket closes its descriptor after the block, so
-        # it gets a duplicate.
+        # A Connection can't be shut down, but a socket can. Duplicate the descriptor for the socket, because the socket closes
+        # its descriptor when the block ends.
         with socket.socket(fileno=os.dup(connection.fileno())) as twin:
             twin.shutdown(socket.SHUT_RDWR)
         connection.close()

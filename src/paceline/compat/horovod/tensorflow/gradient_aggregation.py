@@ -66,7 +66,7 @@ class Accumulator:
         def due() -> tf.Tensor:
             values = [None if total is None else self._value(total) for total in sums]
             reached = [value for value in values if value is not None]
-            # `act` runs after these reads, and the reset to 0 runs after `act`.
+            # Run `act` after the sums are read, and reset the sums to 0 after `act`.
             with tf.control_dependencies([] if tf.executing_eagerly() else reached):
                 done = act(values)
             after = [done] if isinstance(done, (tf.Tensor, tf.Operation)) and not tf.executing_eagerly() else reached

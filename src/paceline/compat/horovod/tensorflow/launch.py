@@ -161,7 +161,7 @@ def _in_graph(pieces: Sequence[Piece], tensors: Sequence[list[tf.Tensor]]) -> li
         else:
             results = _wait_beside(_waiter(order), tokens, dtypes)
     closed(results[0].op)
-    # Set the shapes, which later layers may need while the graph is built: TensorFlow does not know a Python call's.
+    # Set the shapes: TensorFlow can't know them for the results of a Python call, but later layers may need them.
     for result, (_, shape) in zip(results, kinds, strict=True):
         result.set_shape(shape)
     return list(results)
@@ -272,7 +272,7 @@ class _Stretch:
         self._seen = len(graph.get_operations())
 
     def is_over(self) -> bool:
-        # Look for calls of functions that write to the ordering variable: it is among their inputs.
+        # Look for new operations that have the ordering variable as an input: they call functions that write to it.
         new = self._graph.get_operations()[self._seen :]
         self._seen += len(new)
         line = self._graph.capture(self._line.handle)

@@ -73,8 +73,8 @@ def _make_allreduce_grads_fn(
     process_set: ProcessSet = global_process_set,
 ) -> Callable[..., list[Gradient]]:
     """Return a function `(grads, vars=None, use_generic_names=False)` that returns the reduced gradients."""
-    # Without variables, or with `use_generic_names`, gradients match by position. device_dense and device_sparse have no
-    # effect.
+    # Without `vars`, or with `use_generic_names`, the ranks match gradients by position. The parameters device_dense and
+    # device_sparse have no effect.
     how = Reduction(
         op=op,
         compression=compression,

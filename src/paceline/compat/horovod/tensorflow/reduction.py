@@ -50,8 +50,8 @@ def reduce_gradients(
     if not shared or is_alone or not how.process_set.included():
         return result
     prefix = unique_in_graph(how.prefix)
-    # Name all variables, also those without a gradient here: the numbers of duplicate names must not depend on which
-    # gradients this rank has.
+    # Name all variables, also those without a gradient on this rank: all ranks must append the same numbers to names that occur
+    # more than once.
     names = [f"{prefix}.{name}" for name in variable_names(variables)]
     groups = [
         (f"{prefix}.group.{number}", members) for number, members in enumerate(_groups(shared, result, variables, how))
@@ -61,7 +61,7 @@ def reduce_gradients(
     groups += _small(sorted(left, key=names.__getitem__), result, variables, names)
     place = {i: number for number, i in enumerate(shared)}
     places = [(name, [place[i] for i in members]) for name, members in groups]
-    # Sparse rows are gathered, not summed. The two scale factors cancel each other, so gathered rows need none.
+    # Sparse rows are gathered, not summed, so they need no scale factors: the factors before and after would cancel out.
     sparse = How(op=how.op, process_set=how.process_set)
     reduced = reduce_all(
         [result[i] for i in shared], [names[i] for i in shared], how.how, how.compression, places, sparse
@@ -111,7 +111,7 @@ def _small(
     places: Sequence[int], grads: list[tf.Tensor], variables: Sequence[tf.Variable], names: Sequence[str]
 ) -> list[tuple[str, list[int]]]:
     """Return (name, positions) of small gradients of one dtype to reduce together."""
-    # Each dtype becomes one request. The ranks must combine the same gradients, so its name contains a checksum.
+    # Make one request per dtype. Its name has a checksum of the gradients, because all ranks must combine the same ones.
     by_type: dict[tf.DType, list[int]] = {}
     for i in places:
         # Use the variable's shape, because a gradient's shape may be unknown while a graph is built.

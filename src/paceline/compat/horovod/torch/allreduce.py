@@ -64,8 +64,8 @@ def allreduce_(
 ) -> torch.Tensor:
     """Reduce the tensor over the ranks in place, and return it."""
     how = How(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
-    # Don't wake the engine's thread: `synchronize` must follow, and does the work in this thread. Only then do the other ranks
-    # learn of the operation.
+    # Don't wake the engine's thread: the call of `synchronize` below does the engine's work in this thread. The other ranks learn
+    # of the operation only then.
     with handles.waiting_at_once:
         done = submit_allreduce([tensor], name, how, in_place=True)
     return handles.synchronize(done)  # type: ignore[no-any-return]
@@ -163,8 +163,8 @@ class _Allreduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[object, ...]:
-        # Send the gradients without a name, which could match a forward pass of this name that is in flight. Unnamed operations
-        # are matched by their order.
+        # Send the gradients without a name: their name could match a forward pass of the same name that is in flight. The ranks
+        # match unnamed operations by their order.
         return None, None, None, *differentiable(_Allreduce, None, ctx.how, ctx.grouped, *grads)
 
 

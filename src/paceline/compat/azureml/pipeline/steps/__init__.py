@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.system.lazy_import import face
 
-#: Module -> the names that the package takes from it.
+#: Module -> the names that the package `azureml.pipeline.steps` offers from this module.
 _HOMES = {
     "pipeline.core.run": "HyperDriveStepRun",
     "pipeline.steps.parallel": "ParallelRunConfig ParallelRunStep",

@@ -34,7 +34,7 @@ _MODULE = "paceline.compat.azureml.parallel_run"
 _ACTIONS = ("append_row", "summary_only")
 _SIZE = re.compile(r"(\d+)\s*(B|KB|MB|GB)?", re.IGNORECASE)
 _UNITS = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
-#: The default size of a mini-batch: number of files, or size of a table.
+#: Default size of a mini-batch: number of files for a file dataset, amount of data for a table.
 _FILES, _BYTES = 10, "1MB"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.system.lazy_import import face
 
-#: Module -> the names that the package takes from it.
+#: Module -> the names that the package `azureml.train.hyperdrive` offers from this module.
 _HOMES = {
     "train.hyperdrive.search": "choice lognormal loguniform normal qlognormal qloguniform qnormal quniform randint uniform "
     "BanditPolicy EarlyTerminationPolicy MedianStoppingPolicy NoTerminationPolicy "

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["HyperDriveRun", "PrimaryMetricGoal"]
 
-#: The name of the metric that the sweep's own run has.
+#: The name of the metric that a sweep's run has in the SDK. Its value describes the best child run.
 BEST_CHILD = "best_child_by_primary_metric"
-#: Paceline's names -> the SDK's.
+#: Name of a sampler in Paceline -> name of the sampler in the SDK.
 _SAMPLERS = {"random": "RANDOM", "grid": "GRID", "tpe": "BAYESIANOPTIMIZATION"}
 
 

@@ -70,7 +70,7 @@ class ElasticSampler(Sampler[int]):
         self.num_samples = math.ceil(len(left) / self.num_replicas)
         self.total_size = self.num_samples * self.num_replicas
         while left and len(left) < self.total_size:
-            # Repeat samples from the front; more than once if there are fewer samples than ranks.
+            # Repeat samples from the beginning of the list, several times if there are fewer samples than ranks.
             left += left[: self.total_size - len(left)]
         self.remaining_indices = left
         self.indices = left[self.rank :: self.num_replicas]
@@ -121,7 +121,7 @@ class TorchState(ObjectState):
             handler.reset()
 
     def kept(self) -> KeptState | None:
-        # A handler of the user's need not have `_saved`: it may store its value elsewhere.
+        # A user's handler may store its value in another attribute than `_saved`. The dict then contains None for it.
         saved = {name: handler.__dict__.get("_saved") for name, handler in self._handlers.items()}
         return {"values": self._saved_state, "handlers": saved}
 

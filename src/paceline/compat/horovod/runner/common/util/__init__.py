@@ -26,7 +26,7 @@ HOROVOD_SECRET_KEY = "_HOROVOD_SECRET_KEY"
 LOG_LEVEL_STR = ["FATAL", "ERROR", "WARNING", "INFO", "DEBUG", "TRACE"]
 #: Patterns of variables that are not exported to other machines.
 IGNORE_REGEXES = {"BASH_FUNC_.*", "OLDPWD", ".*CUDA_VISIBLE_DEVICES", HOROVOD_SECRET_KEY}
-#: The remote shell of Kubeflow's MPI operator.
+#: Path of the program with which Kubeflow's MPI operator starts remote commands, in place of ssh.
 KUBEFLOW_MPI_EXEC = "/etc/mpi/kubexec.sh"
 _RSH_AGENT = "OMPI_MCA_plm_rsh_agent"
 

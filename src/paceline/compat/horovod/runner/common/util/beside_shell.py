@@ -15,7 +15,7 @@ import time
 
 def main(grace_s: float, argv: "list[str]") -> int:
     """Run the command and return its exit code, as a shell does."""
-    # Because SIGCHLD has a handler, Python writes into this pipe when a child ends. So one `select` waits for both.
+    # Through this pipe `select` can wait for the command's end: Python writes into it on SIGCHLD, as SIGCHLD has a handler.
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.set_wakeup_fd(wakes)
@@ -23,7 +23,7 @@ def main(grace_s: float, argv: "list[str]") -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
     # Give the command its own process group, so that one signal reaches its descendants that have stayed in the group.
     command = subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)
-    # Wait for the end of the command, or of standard input: the kernel closes it even if the caller was killed.
+    # Wait until the command or standard input ends: the kernel closes standard input when the caller dies, even if killed.
     while command.poll() is None and 0 not in select.select([0, woken], [], [])[0]:
         os.read(woken, 1 << 10)
     if command.returncode is None:
