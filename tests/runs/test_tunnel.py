@@ -155,3 +155,15 @@ def test_tunnel_reaches_a_port_of_the_worker_and_ends_with_the_run(serving_run) 
         assert "was ended with the run's workers" in str(ended[0]) or "was closed on the node" in str(ended[0])
     with pytest.raises(RunStateError):
         Tunnel(run.folder, port)
+
+
+def test_data_of_a_connection_ends_the_wait_of_a_tunnel_and_is_sent_in_order(serving_run, monkeypatch) -> None:
+    run, port = serving_run
+    sent: list[bytes] = []
+    with Tunnel(run.folder, port) as tunnel:
+        monkeypatch.setattr(tunnel._beside, "write", sent.append)
+        tunnel._send(b"one ")
+        tunnel._wait_for_data(600)
+        tunnel._send(b"two")
+        tunnel.step()
+    assert sent == [b"one two"]

@@ -115,3 +115,17 @@ def test_request_that_another_user_could_have_made_is_refused(
         monkeypatch.setattr(os, "geteuid", lambda: user + 1)
     assert started(folder, monkeypatch) == []
     assert not list(tmp_path.rglob("answer.json")), "no answer is written behind a link"
+
+
+def test_supervisor_looks_more_often_after_a_message_to_a_node(folder: RunFolder) -> None:
+    sent: list[bytes] = []
+    nodes: Any = SimpleNamespace(put=lambda node_rank, path, data: sent.append(data))
+    launch: Any = SimpleNamespace(run_dir=folder.path)
+    nothing: Any = None
+    commands = ExecCommands(launch, folder, nodes, [], bool, nothing)
+    assert commands.pause_s(0.1) == 0.1
+    one: Any = SimpleNamespace(node_rank=0, id="x", sent=0)
+    commands._pass_on(one, b"message")
+    assert commands.pause_s(0.1) < 0.05
+    assert commands.pause_s(0.001) == 0.001
+    assert sent == [b"message"]

@@ -18,7 +18,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import IO
 
 from paceline.errors import RunStateError, UserError
@@ -197,8 +197,8 @@ class Beside:
         """Set the size of the command's terminal."""
         self._channel.send({"size": [rows, columns]})
 
-    def heard(self, wait_s: float = _LOOK_S) -> list[tuple[str, bytes]]:
-        """Return new output as ("out" or "err", bytes), waiting for up to `wait_s`.
+    def heard(self, wait_s: float = _LOOK_S, wait: Callable[[float], None] = time.sleep) -> list[tuple[str, bytes]]:
+        """Return new output as ("out" or "err", bytes), waiting for up to `wait_s` by `wait`.
 
         Raises:
             RunStateError: The command could not start, or ended with the run.
@@ -209,7 +209,7 @@ class Beside:
             # The run has ended, so no exit code can arrive any more.
             if self._channel.is_over or self._run_is_over():
                 raise RunStateError(f"run {self._folder.run_id}: the command was ended with the run's workers.")
-            time.sleep(wait_s)
+            wait(wait_s)
             found = self._new()
         return found
 

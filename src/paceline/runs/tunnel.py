@@ -7,6 +7,7 @@ Nothing listens but these two loopback addresses, and no other machine needs an 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import queue
 import socket
@@ -68,6 +69,8 @@ class Tunnel:
             raise
         #: Only `step` uses the channel, in one thread: two threads could give two messages the same number.
         self._waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        #: Data that has ended a wait, for the next `step`.
+        self._next = b""
         self._readers: set[threading.Thread] = set()
         self._connections = Connections(self._send)
         self._busy_until = 0.0
@@ -87,18 +90,24 @@ class Tunnel:
         Raises:
             RunStateError: The run or its relay has ended.
         """
-        data = bytearray()
+        data, self._next = bytearray(self._next), b""
         while not self._waiting.empty():
             data += self._waiting.get()
         if data:
             self._beside.write(bytes(data))
-        found = self._beside.heard(wait_s=0.01 if time.monotonic() < self._busy_until else _IDLE_PAUSE_S)
+        pause_s = 0.01 if time.monotonic() < self._busy_until else _IDLE_PAUSE_S
+        found = self._beside.heard(pause_s, self._wait_for_data)
         for name, output in found:
             if name == "out":
                 self._busy_until = time.monotonic() + _BUSY_S
                 self._connections.feed(output)
         if self._beside.exit_code is not None:
             raise RunStateError(f"run {self._folder.run_id}: the tunnel to port {self._port} was closed on the node.")
+
+    def _wait_for_data(self, seconds: float) -> None:
+        """Wait until a connection has data for the node, for at most `seconds`."""
+        with contextlib.suppress(queue.Empty):
+            self._next = self._waiting.get(timeout=seconds)
 
     def serve(self) -> None:
         """Pass on data until the run ends, which raises an error.

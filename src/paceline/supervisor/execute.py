@@ -38,6 +38,8 @@ _SILENCE_S = 15.0
 #: Seconds after a command's end in which its client may still read the output and remove the request's folder.
 _READ_S = 10.0
 _LOOK_S = 0.05
+#: Seconds after a message for which looks are more frequent, and the shorter pause between them. Tunnels exchange many messages.
+_BUSY_S, _BUSY_LOOK_S = 2.0, 0.01
 
 
 @dataclass
@@ -86,7 +88,11 @@ class ExecCommands:
         self._is_apart = launch.run_dir != folder.path
         self._running: dict[str, _Running] = {}
         self._refused: set[str] = set()
-        self._next = 0.0
+        self._next = self._busy_until = 0.0
+
+    def pause_s(self, longest_s: float) -> float:
+        """Return how many seconds, at most `longest_s`, the supervisor may wait until the next `look`."""
+        return min(longest_s, _BUSY_LOOK_S) if time.monotonic() < self._busy_until else longest_s
 
     def look(self) -> None:
         """Start requested commands, forward messages, and end commands whose client is gone."""
@@ -94,7 +100,7 @@ class ExecCommands:
         # The supervisor calls `look` on each tick, but the folder need not be listed so often.
         if now < self._next:
             return
-        self._next = now + _LOOK_S
+        self._next = now + self.pause_s(_LOOK_S)
         for name in self._asked():
             if name not in self._running and name not in self._told and name not in self._refused:
                 self._begin(name)
@@ -207,6 +213,7 @@ class ExecCommands:
         there = RunFolder(self._launch.run_dir).exec_output(self._launch.attempt, name)
         if self._is_apart:
             self._put(place.node_rank, f"{channel}/request.json", json.dumps(request).encode())
+            self._busy_until = time.monotonic() + _BUSY_S
         self._make_output(name)
         command = beside_worker(self._launch, self._shells, rank, "remote/agent/execute.py", channel, str(there))
         started = self._nodes.start(command, self._launch.work_dir, self._shells[place.node_rank])
@@ -253,6 +260,7 @@ class ExecCommands:
                 one.folder.remove()
 
     def _pass_on(self, one: _Running, data: bytes) -> None:
+        self._busy_until = time.monotonic() + _BUSY_S
         self._put(one.node_rank, f"{self._launch.run_dir}/exec/{one.id}/in_{one.sent}.json", data)
 
     def _put(self, node_rank: int, path: str, data: bytes) -> None:

@@ -257,7 +257,7 @@ class WorkerWatch:
             if self._hangs.failure is not None:
                 self._end_gracefully()
                 return None
-            self._pause(_TICK_S, began_s)
+            self._pause(self._exec.pause_s(_TICK_S), began_s)
 
     def _look_where(self, ranks: tuple[int, ...]) -> None:
         from paceline.observe.profile import RunProfile
