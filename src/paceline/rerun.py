@@ -27,9 +27,9 @@ from paceline.targets import configured
 if TYPE_CHECKING:
     from paceline.sweeps.argparse_options import Declared, DeclaredOption
 
-#: A word `name=value` or `+name=value`, as Hydra reads it.
+#: A word of a command line such as `name=value` or `+name=value`, which Hydra reads as an override.
 _ASSIGNMENT = re.compile(r"(\+{0,2}[A-Za-z_][\w.@/-]*)=(.*)", re.DOTALL)
-#: Maximum number of choices of an option that a form shows.
+#: How many choices of an option a form shows at most.
 _MOST_CHOICES = 200
 
 
@@ -100,7 +100,7 @@ def rerun(
     run_id = new_run_id(old.experiment)
     return submit(
         _with_own_places(_with_locked_environment(job, before), old, run_id),
-        # The run uses the old snapshot. The source folder, which may be gone, is only recorded.
+        # Only record the source folder, which may be gone: the new run uses the old run's snapshot.
         SourceCopy(directory=Path(old.source_directory or "."), snapshot_id=old.snapshot_id, git=old.git),
         workspace_dir,
         old.experiment,
@@ -118,7 +118,7 @@ def _job_of(old: RunRecord) -> Job:
             f"run {old.run_id} is a pipeline. Submit it again as you did: its steps that have not changed are not run twice."
         )
     if old.sweep is not None:
-        # A sweep's own job lacks the values of a trial, so it never ran.
+        # The job of a sweep lacks the parameter values that only trials have, so it can't run by itself.
         raise RunStateError(
             f"run {old.run_id} is a sweep. Ask for further trials, paceline sweep more {old.run_id} --trials N, run one of its "
             "trials again by its own id, or submit the sweep again as you did."
@@ -143,7 +143,7 @@ def _with_locked_environment(job: Job, folder: RunFolder) -> Job:
     return dataclasses.replace(job, environment=Environment.from_json(built["locked"]))
 
 
-# --- changes
+# The functions below show the options of a run's script, and change its job.
 
 
 def parameters(folder: RunFolder) -> list[Parameter]:
@@ -198,7 +198,7 @@ def changed(folder: RunFolder, job: Job, changes: RerunChanges, workspace_dir: P
     if changes.resume and not has_checkpoints(folder):
         problems["resume"] = "the run has no checkpoint to start from"
     if not problems:
-        # Make the job, whose own checks relate several fields, such as processes and back end.
+        # Create the changed job, which checks fields against each other, such as the number of processes and the back end.
         try:
             job = dataclasses.replace(job, **fields)  # type: ignore[arg-type]
         except JobError as error:
@@ -292,7 +292,7 @@ def _has(pieces: Sequence[_Piece], name: str) -> bool:
 def _put(pieces: Sequence[_Piece], name: str, words: Sequence[str]) -> list[_Piece]:
     at = [number for number, piece in enumerate(pieces) if piece.name == name]
     ends = [number for number, piece in enumerate(pieces) if piece.words == ("--",)]
-    # Replace the option's last occurrence, which counts. Put a new option before `--`.
+    # Replace the last occurrence of the option, because it overrides earlier ones. Put a new option before `--`.
     place = at[-1] if at else min(ends, default=len(pieces))
     before, behind = ([piece for piece in part if piece.name != name] for part in (pieces[:place], pieces[place:]))
     return [*before, *[_Piece(name, tuple(words))] * bool(words), *behind]
@@ -316,7 +316,7 @@ def _pieces(arguments: Sequence[str], known: Declared) -> list[_Piece]:
             found.append(_Piece(_name(options.get(given, _undeclared(given))), (word,), (value,)))
         else:
             option = options.get(given, _undeclared(given))
-            # A switch takes no word. An option takes its number of words, at most up to the next option.
+            # A switch takes no words. Another option takes its number of the following words, but none from the next option on.
             count = 0 if option.is_switch else option.count
             taken = tuple(itertools.takewhile(lambda one: not _is_option(one), left))[:count]
             del left[: len(taken)]

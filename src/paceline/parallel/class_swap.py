@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-#: A new forward. Its arguments are the module's former class, the module, and the arguments of the call.
+#: A function that replaces a module's forward. Arguments: the module's former class, the module, and the call's arguments.
 Forward = Callable[..., object]
 
 

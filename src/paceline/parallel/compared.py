@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from paceline.parallel.memory_plan import PlannedHandle
 
 
-#: Largest differences. In the script's "own" dtype only losses count: AdamW makes a full step even of a rounding error.
+#: Allowed differences, by precision. "own" (the script's dtype) limits only losses: AdamW amplifies a gradient's rounding errors.
 LIMITS = {"float64": 1e-9, "own": 1e-4}
 #: A model that computes partly in a narrower dtype than float64 may differ by this many rounding errors of that dtype.
 ROUNDINGS = 50
 
 VARIABLE = "PACELINE_CHECK"
-#: The comparison's folder in the run's outputs, and its files: the plain run's values, and the result.
+#: The folder of `paceline check` in a run's outputs, and its files: the values of the plain run, and the comparison's result.
 FOLDER, VALUES, OUTCOME = "check", "values.pt", "outcome.json"
 
 _NARROW = {torch.bfloat16, torch.float16, torch.float32}
@@ -160,7 +160,7 @@ class _Observed(Comparison):
 
     def _read(self) -> _Values:
         assert self._asked.against is not None
-        # `weights_only`: load only data, although a run of the same user has written the file.
+        # `weights_only` loads data and runs no code from the file, although the file comes from a run of the same user.
         values: _Values = torch.load(self._asked.against / VALUES, weights_only=True)
         return values
 

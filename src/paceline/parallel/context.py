@@ -85,7 +85,7 @@ class _List(SharedByCopies):
         self._name, self._blocks, self._dim = name, blocks, dim
         self._group = world.group("context")
         self._known: dict[int, Places] = {}
-        #: The positions of the current sequence that this worker has.
+        #: Which positions of the current sequence this worker computes.
         self.places: Places | None = None
 
     def begin(self) -> None:
@@ -103,7 +103,7 @@ class _List(SharedByCopies):
                 )
             give_forward(block, InParts, _in_parts)
             block.__dict__["_paceline_list"] = self
-            # Use hooks: recomputing a block does not call them, so its input is not split again.
+            # Split the input in a hook: a recomputation of the block calls no hooks, so it does not split the input again.
             block.register_forward_pre_hook(self._taking(index), with_kwargs=True)
         self._blocks[-1].register_forward_hook(self._giving)
 
@@ -217,7 +217,7 @@ class _Attending(TorchFunctionMode):
         return called(*args, **(kwargs or {}))
 
     def attend(self, *args: Any, **kwargs: Any) -> Tensor:
-        # Restore torch's own function during the call: with a causal bias, the function calls itself by its public name.
+        # Put torch's function back during the call, because with a causal bias torch's function calls itself by its public name.
         _functional.scaled_dot_product_attention, self._is_attending = _TORCHS, True
         try:
             return _attend(self._places, *args, **kwargs)
@@ -237,7 +237,7 @@ def _attend(
 ) -> Tensor:
     options["dropout_p"] = dropout_p
     if key.shape[-2] != places.own:
-        # These keys are a whole sequence, such as an encoder's output, of which every worker has all keys.
+        # Every worker has all of these keys, because they are another sequence, such as the output of an encoder.
         if is_causal:
             raise _refusal(f"is causal over {key.shape[-2]} keys, and this worker has {places.own}")
         return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
@@ -252,7 +252,7 @@ def _attend(
     for first, end in places.pieces:
         size = end - first
         own, start = query.narrow(-2, start, size), start + size
-        # Causal attention needs no keys behind this piece. Leaving them out gives all workers equal work.
+        # Causal attention needs no keys after this piece of the sequence. Leaving these keys out gives all workers equal work.
         keys, values = key.narrow(-2, 0, end), value.narrow(-2, 0, end)
         causal = {"attn_mask": _causal(size, end, query.device)} if first else {"is_causal": True}
         outputs.append(F.scaled_dot_product_attention(own, keys, values, **causal, **options))
@@ -271,7 +271,7 @@ def _causal(size: int, end: int, device: torch.device) -> Tensor:
 def _both(places: Places, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     if key.shape != value.shape or key.dtype != value.dtype:
         return places.together(key, -2), places.together(value, -2)
-    # Send keys and values in one message.
+    # Stack keys and values, so that a single message gathers both.
     keys, values = places.together(torch.stack((key, value)), -2)
     return keys, values
 
@@ -320,7 +320,7 @@ class Places:
         self.own = len(self._mine)
         #: This rank's two pieces, as start and end positions in the whole sequence.
         self.pieces = [(int(piece[0]), int(piece[-1]) + 1) for piece in (pieces[rank], pieces[-1 - rank])]
-        # All ranks' messages must have the same size, so shorter ones are padded.
+        # Pad shorter messages, because the messages of all ranks must have the same size.
         self._most = max(map(len, self._of_rank))
         slots = torch.empty(length, dtype=torch.int64, device=device)
         for one, places in enumerate(self._of_rank):

@@ -109,7 +109,7 @@ def generators(seed: int, device: torch.device) -> Iterator[None]:
     """Within the block, seed torch's generators of the CPU and of `device`."""
     gpus = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=gpus):
-        # Don't call `torch.manual_seed`, which would also seed other GPUs than this rank's.
+        # Don't call `torch.manual_seed`, because it would also seed the GPUs of other ranks.
         torch.default_generator.manual_seed(seed)
         for _ in gpus:
             torch.cuda.manual_seed(seed)
@@ -127,7 +127,7 @@ def _numpy_state() -> Hashable:
     return tuple((state["key"].tobytes(), state["pos"]) for state in states)
 
 
-#: Random generators other than torch's: name, and a function that returns the state, which changes with each number.
+#: Random generators of other libraries: (name, function that returns the generator's state). Each draw changes the state.
 GENERATORS: tuple[tuple[str, Callable[[], Hashable]], ...] = (
     ("Python's `random`", random.getstate),
     ("numpy's random numbers", _numpy_state),
@@ -154,7 +154,7 @@ class Steady(DispatchMode):  # type: ignore[no-untyped-call]
     a kernel draws internally, as cuDNN's recurrent layers do. To detect these, compare `states` before and after.
     """
 
-    #: Whether an operation has drawn random numbers although the mode replaces them; see `drawing`.
+    #: Whether operations currently draw random numbers although this mode is active; see `drawing`.
     draws = False
 
     def __torch_dispatch__(
@@ -164,10 +164,10 @@ class Steady(DispatchMode):  # type: ignore[no-untyped-call]
         if Steady.draws:
             return func(*args, **kwargs)
         name, place = _known(func)
-        # torch dispatches each kernel here, so this finds all random numbers that are operations of their own.
+        # torch calls this method for every kernel, so an operation that only draws random numbers is always replaced here.
         if name in _FIXED:
             return _FIXED[name](args, kwargs)
-        # A fused kernel such as attention draws inside: set its argument for the dropout probability to 0.
+        # A fused kernel, such as attention, draws numbers internally. So set its argument for the dropout probability to 0.
         if place is None:
             return func(*args, **kwargs)
         if place < len(args):
@@ -234,7 +234,7 @@ def _integers(args: _Args, kwargs: _Options) -> Tensor:
 
 
 def _chosen(args: _Args, kwargs: _Options) -> Tensor:
-    # Replaces multinomial: returns the most probable indices first, and repeats them if `count` exceeds their number.
+    # Replaces multinomial: returns the most probable indices first, and repeats the indices if `count` exceeds their number.
     weights, count = args[0], int(args[1])
     order = weights.argsort(-1, descending=True, stable=True)
     chosen: Tensor = order[..., torch.arange(count, device=weights.device) % weights.shape[-1]]

@@ -46,7 +46,7 @@ def evaluate(
     Raises:
         ParallelError: The metric is not a number, or the loader is empty.
     """
-    # Drop the weights of the training loss, so that `cut` gives each row the weight 1, and padding the weight 0.
+    # Drop `loss_weight`, which is for the training loss. Then `cut` gives each row the weight 1, and padding the weight 0.
     counted = dataclasses.replace(task, loss_weight=None)
     means = _Means(
         metric,
@@ -109,9 +109,9 @@ class _Means:
         self._called = False
 
     def __call__(self, output: object, micro: Microbatch) -> Tensor:
-        # Call the metric under autocast, as a step calls the loss: it then computes losses of bf16 outputs in float32.
+        # Call the metric under autocast, as training calls the loss, so that losses of bf16 outputs are computed in float32.
         weight = weigh(self._weight, micro.target, micro.rows)
-        # Call the metric for padding too, to learn how many numbers it returns. Then restore its state.
+        # Call the metric for padding too, to learn how many numbers the metric returns. Restore the metric's state afterwards.
         kept = contextlib.nullcontext() if weight else loss_kept(self._metric, self._model)
         with self._autocast(), kept, torch.set_grad_enabled(self._is_loss):
             if self._is_loss:

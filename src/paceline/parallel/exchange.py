@@ -94,7 +94,7 @@ def from_first(value: _T, kinds: Sequence[type] = ()) -> _T:
     )
     size = torch.tensor([data.numel()], dtype=torch.int64, device=device)
     dist.broadcast(size, 0)
-    # On other ranks the tensor is empty: enlarge it for the message.
+    # On ranks other than rank 0 `data` is empty, so enlarge it to the size of rank 0's message.
     data.resize_(int(size))
     dist.broadcast(data, 0)
     first: _T = _taken(data.cpu(), 0, kinds)
@@ -123,7 +123,7 @@ def unpacked(data: Tensor, kinds: Sequence[type] = ()) -> Any:
     length = int.from_bytes(data[:_HEAD_BYTES].numpy().tobytes(), "little")
     text, rest = data[_HEAD_BYTES : _HEAD_BYTES + length], data[_HEAD_BYTES + length :]
     try:
-        # The reader builds only plain values. A forged message may make it raise any of these errors.
+        # The reader creates only plain values. A forged message can at most make it raise one of the errors below.
         return _Reader(rest, kinds).value(json.loads(text.numpy().tobytes()))
     except (KeyError, TypeError, AttributeError, IndexError, RuntimeError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
@@ -133,7 +133,7 @@ def _packed_or_refused(value: object, kinds: Sequence[type] = ()) -> Tensor:
     try:
         return packed(value, kinds)
     except TypeError as error:
-        # Send the refusal in place of the value, so that all ranks raise it. Otherwise they would wait for this rank.
+        # Send the refusal's text in place of the value, so that all ranks raise an error instead of waiting for this rank.
         return packed(_Refused(str(error)))
 
 

@@ -29,10 +29,10 @@ from paceline.torch_private import keep_own_parts
 
 _T = TypeVar("_T")
 
-#: The attribute by which transformers' kernels know that some indices have no expert here, and zero those rows of the output.
+#: If this attribute of a transformers module is True, its kernels accept indices without a local expert, and zero those rows.
 TOLD = "_is_expert_parallel"
 
-#: The name of a mixture's list of experts, and the first parameters of the forward of transformers' fused experts.
+#: The attribute of a mixture that holds its list of experts, and forward's first parameters in transformers' fused experts.
 LIST = "experts"
 FUSED = ("hidden_states", "top_k_index", "top_k_weights")
 
@@ -137,7 +137,7 @@ def _summed(kind: type[nn.Module], self: nn.Module, /, *args: object, **kwargs: 
     def together(tensor: Tensor) -> Tensor:
         if tensor is first:
             return _sum(tensor, copied, group)
-        # Every worker computes other outputs, such as a router's, in full, and their gradients are summed: scale each gradient.
+        # Each worker computes other outputs, such as a router's, in full, and the workers sum gradients. So scale the gradients.
         count = dist.get_world_size(group)
         shared: Tensor = apply_function(_Shared, tensor, count) if tensor.requires_grad else tensor
         return shared
@@ -151,8 +151,8 @@ def _of_indices(
     held: _Held = vars(self)["_paceline_group"]
     (hidden, weights), copied = _copied((hidden_states, top_k_weights), held.group)
     is_own = (top_k_index >= held.first) & (top_k_index < held.first + held.own)
-    # Experts of other workers get the index after the last one if the kernels support this (`TOLD`). Other kernels might read
-    # out of bounds, which kills the process on a GPU: they get index 0 with a weight of 0.
+    # Give rows of other workers' experts the index after the last local expert if the module's kernels support this (`TOLD`).
+    # Other kernels might read out of bounds, which kills the process on a GPU: with these, use index 0 and weight 0.
     absent = held.own if hasattr(self, TOLD) else 0
     index = torch.where(is_own, top_k_index - held.first, absent)
     weights = torch.where(is_own, weights, torch.zeros_like(weights))
@@ -196,7 +196,7 @@ def _copied(arguments: _T, group: dist.ProcessGroup | None) -> tuple[_T, tuple[T
 
 def _sum(part: Tensor, copied: tuple[Tensor, ...], group: dist.ProcessGroup | None) -> Tensor:
     for tensor in copied:
-        # Add 0, so that even a worker without routed rows has a gradient here and joins the collective of the backward pass.
+        # Add an empty sum (0) of each tensor, so that a worker without routed rows joins the collective of the backward pass.
         part = part + tensor.flatten()[:0].sum().to(part.dtype)
     whole: Tensor = apply_function(_Sum, part, group)
     return whole

@@ -36,7 +36,7 @@ class Explanation(str):
 
     events: list[Event]
     workers: int
-    #: Name of a layout -> its forecast; empty before the measurement. `chosen` is the name of the layout in use.
+    #: Name of a layout -> forecast for this layout. Empty before the model was measured. `chosen` is the layout in use.
     forecasts: dict[str, Forecast]
     chosen: str
 
@@ -127,7 +127,7 @@ def _forecasts(par: ExplainedHandle) -> tuple[dict[str, Forecast], list[str]]:
                 recompute(model, par.recompute)
             par.measured = measured(model, task, [par.micro], par.device, par.optimizer)
         except Exception as error:
-            # The forecasts are only information, so an error must not end training.
+            # Catch every error, because the forecasts are only information, and must not end training.
             return {}, [f"  other layouts: not forecast ({type(error).__name__}: {str(error).partition(chr(10))[0]})"]
     forecasts = all_forecasts(par.measured, par.world.size, task.microbatches, task.at_once, par.world.layout)
     link = par.measured.bandwidth_bytes_s / 1e9
@@ -192,13 +192,13 @@ def _traffic_lines(executor: Executor, layout: Layout) -> list[str]:
     whole = sum(param.nbytes for param in executor.named_parameters().values())
     lines = []
     if layout.shard > 1:
-        # Three messages: parameters gathered in the forward and in the backward pass, and gradients reduce-scattered.
+        # A step has three messages: it gathers parameters in the forward and in the backward pass, and reduce-scatters gradients.
         sent = 3 * (layout.shard - 1) / layout.shard * whole
         lines.append(
             f"  shard {layout.shard}: each worker sends about {shown_bytes(sent)} a step (3 (n - 1) / n of its parameters)"
         )
     if layout.data > 1:
-        # Divide by the shards: each worker takes part in the replicas' all-reduce with its own shard's gradients only.
+        # Divide by the number of shards: a worker all-reduces only the gradients of its shard with the other replicas.
         sent = 2 * (layout.data - 1) / layout.data * whole / layout.shard
         lines.append(
             f"  data {layout.data}: each worker sends about {shown_bytes(sent)} a step (2 (n - 1) / n of its gradients)"

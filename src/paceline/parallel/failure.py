@@ -39,7 +39,7 @@ from paceline.parallel.mesh import World
 if TYPE_CHECKING:
     from paceline.torch_private import Store
 
-#: Match only messages of the communication backends: a script's own "timed out" must not match.
+#: Texts of errors of the communication backends. An error of the script itself, such as "timed out", must not match.
 _COMMUNICATION = re.compile(
     r"gloo/|nccl|connection (closed|reset|refused)|broken pipe|timed out waiting \d+ ?ms|application timeout|"
     r"tcpstore|watchdog|monitoredbarrier",
@@ -48,14 +48,14 @@ _COMMUNICATION = re.compile(
 
 _microbatch: int | None = None
 
-#: How often, in seconds, a rank checks whether others have failed.
+#: Interval in seconds at which a rank checks whether another rank has failed.
 POLL_S = 0.5
 #: How many seconds a rank may stay blocked after another rank has failed, before its process ends.
 GRACE_S = 5.0
-#: How many seconds rank 0, which serves the store, waits at its end until the other ranks have read the messages.
+#: How many seconds rank 0, which serves the store, waits before it exits until the other ranks have read the messages.
 LAST_S = 3.0
 
-#: After this many seconds in one call a rank publishes its calls, so that the other ranks can compare them with theirs.
+#: If a call takes longer than this many seconds, the rank publishes its list of calls, so that other ranks can compare it.
 STUCK_S = 10.0
 
 
@@ -65,7 +65,7 @@ def at_microbatch(index: int) -> Iterator[None]:
     global _microbatch
     _microbatch = index
     yield
-    # No `finally`: after an error in the block the number must stay, because the outer `guard` reports it.
+    # No `finally`: after an error in the block `_microbatch` must keep its value, because the outer `guard` reports the value.
     _microbatch = None
 
 
@@ -244,7 +244,7 @@ class ErrorLine:
         try:
             return bool(self.store.check([f"ended/{rank}" if rank else "end"]))
         except Exception:
-            # The store may be gone: rank 0, which serves it, may have ended.
+            # The store does not answer after the end of rank 0, which serves it.
             return False
 
     def close(self) -> None:
@@ -301,7 +301,7 @@ class ErrorLine:
                     self.store.set(f"ended/{self.rank}", "1")
                     return
             except Exception:
-                # Stop watching: rank 0 and its store have ended. If the main thread waits for rank 0, torch raises there.
+                # Stop watching: rank 0 and its store have ended. If the main thread waits for rank 0, torch raises in it.
                 return
             if self._root is None or not self.is_inside:
                 ends_at = None
@@ -310,7 +310,7 @@ class ErrorLine:
             # then raises a WorkerError, which the script can handle. Only a rank without such an error is ended.
             ends_at = ends_at or time.monotonic() + GRACE_S
             if time.monotonic() > ends_at:
-                # `os._exit`, because the main thread waits in C++: no exception reaches it, and a regular exit would wait for it.
+                # Use `os._exit`: the main thread waits in C++, so no exception reaches it, and a regular exit would wait for it.
                 print(f"paceline: {self.worker_error()}", file=sys.stderr, flush=True)
                 os._exit(1)
 
@@ -321,8 +321,8 @@ class ErrorLine:
         own = dict(self._calls)
         self.store.set(f"in/{self.rank}", json.dumps(list(own.items())))
         for rank in (rank for rank in self._others if self.store.check([f"in/{rank}"])):
-            # A slow rank may be a call behind another rank, which is no error. So compare calls of equal number: if their names
-            # differ, the two ranks can never meet.
+            # A slow rank may have made fewer calls than a fast rank, which is no error. So compare the calls by number: if two
+            # ranks made different calls under one number, they can never meet.
             for number, call in json.loads(self.store.get(f"in/{rank}")):
                 if own.get(number, call) == call:
                     continue
@@ -332,7 +332,7 @@ class ErrorLine:
                     file=sys.stderr,
                     flush=True,
                 )
-                # Wait until the other rank's watcher has read this rank's calls: if this is rank 0, the store ends with it.
+                # Give the other rank's watcher time to read this rank's calls, because the end of rank 0 also ends the store.
                 time.sleep(4 * POLL_S)
                 os._exit(1)
 
@@ -340,7 +340,7 @@ class ErrorLine:
         """Read another rank's error from the store, of the last three rounds."""
         with self._reading:
             now = self._round
-            # Ranks may be a call or two apart: one that has sent its part of a collective goes on while others receive.
+            # Ranks may be a call or two apart: a rank that has sent its part of a collective continues before others receive.
             for number in range(max(now - 2, 0), now + 1):
                 key = f"failed/{number}"
                 if self._root is None and number not in self._own_failures and self.store.check([key]):

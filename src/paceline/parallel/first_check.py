@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Rows per replica and microbatch to compare without a pipeline: for most models, and for models with batch normalisation.
+#: How many rows of each replica and microbatch the check uses without a pipeline: usually, and with batch normalisation.
 ROWS, ROWS_NORMALISED = 2, 4
 MICROBATCHES = 2
 #: The fraction of the free memory that the comparison may use.
@@ -57,7 +57,7 @@ def first_check(par: ParallelHandle, batch: object, micros: Sequence[Microbatch]
     try:
         return f"the first step's first rows: {_compared(par, batch, micros)}"
     except CannotCompareError as error:
-        # No warning with batch_norm="local": with this setting the script wants a difference from the plain model.
+        # Don't warn with batch_norm="local": the script has chosen to differ from the plain model by this setting.
         if par.world.rank == 0 and par.world.layout.batch_norm != "local":
             _log.warning("%s on %s is trained without the comparison: %s", par.skeleton.name, par.world.layout, error)
         return f"not compared with the plain model: {error}"
@@ -73,7 +73,7 @@ def first_check(par: ParallelHandle, batch: object, micros: Sequence[Microbatch]
 def _compared(par: ParallelHandle, batch: object, micros: Sequence[Microbatch]) -> object:
     if par.world.layout.batch_norm == "local" and par.world.replicas > 1:
         raise CannotCompareError("with batch_norm='local' it is another one")
-    # All ranks must skip the comparison, or none: otherwise some would wait in its collectives for ranks that skip it.
+    # Either all ranks skip the comparison or none. Otherwise some ranks would wait in its collectives for the others.
     if anywhere(bool(par.skeleton.reason), par.world):
         raise CannotCompareError(par.skeleton.reason or "another rank can't copy it")
     _refuse_large(par)
@@ -88,7 +88,7 @@ def _compared(par: ParallelHandle, batch: object, micros: Sequence[Microbatch]) 
 def _refuse_large(par: ParallelHandle) -> None:
     """Raise CannotCompareError if any rank lacks memory for the plain model."""
     size, device = par.skeleton.bytes, par.device
-    # Bytes that the comparison needs: the host holds the whole state, the device holds the model and its gradients.
+    # Bytes that the comparison needs. The host's memory has the whole state. A GPU has the model and its gradients in addition.
     on_host, on_device = (3 * size, 0) if device.type == "cpu" else (size, 2 * size)
     lacks = on_host > SHARE * available_bytes(torch.device("cpu"))
     lacks = lacks or on_device > SHARE * available_bytes(device)
@@ -121,7 +121,7 @@ def _short(par: ParallelHandle, batch: object, micros: Sequence[Microbatch], cou
             ) from error
     pieces = [piece for of_all in zip(*everyone, strict=True) for piece in of_all if piece is not None]
     if not can_join(pieces):
-        # The replicas have padded their rows to different lengths. So take rows of one replica, and split them over all replicas.
+        # The replicas' rows are padded to different lengths, and can't be joined. So split the rows of one replica instead.
         most = min(sum(Rows(piece).count for piece in pieces), rows.count)
         return most_rows(move(rows.take(0, most), torch.device("cpu")), parts, world.replica_group)
     short: Parts = join_rows(pieces)

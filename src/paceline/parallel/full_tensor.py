@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.tensor import DTensor
 
-#: torch's logger for redistributing DTensors. It warns that one message could replace two, which users can't change.
+#: torch's logger for the redistribution of DTensors. It warns that one message could replace two, which users can't change.
 _TORCHS = logging.getLogger("torch.distributed.tensor._redistribute")
 
 
@@ -26,7 +26,7 @@ def whole(tensor: Tensor) -> Tensor:
     """Gather a DTensor. Return any other tensor unchanged."""
     if not is_part(tensor):
         return tensor
-    # A filter, because setting a level clears the caches of all loggers, of which torch has a thousand.
+    # Add a filter instead of setting a level, because a new level clears the caches of all loggers. torch has about a thousand.
     _TORCHS.addFilter(_is_error)
     try:
         return tensor.full_tensor()

@@ -61,9 +61,9 @@ class Hooks:
         tables = [table for kind, table in self._tables if kind == name]
         for tensor in self._later:
             table = getattr(tensor, name, None)
-            # Several tensors may share a table. Call its hooks only once.
+            # Several tensors may share one table of hooks. Add such a table only once, so that each hook is called once.
             if table is not None and not any(table is other for other in tables):
                 tables.append(table)
         for table in tables:
-            # Skip Paceline's own hooks, which are in the tables too.
+            # Skip Paceline's own hooks, because the tables contain these as well as the user's.
             yield from (hook for hook in table.values() if not getattr(hook, "__module__", "").startswith("paceline."))

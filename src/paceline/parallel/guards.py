@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from paceline.parallel.strategy import Layout
 
 
-#: Optimizer that does not work with parameters in parts (DTensor) -> the reason.
+#: Name of an optimizer class that can't step DTensors, of which each rank has only a part -> the reason.
 _NOT_IN_PARTS = {"Adafactor": "looks at whole matrices", "Rprop": "changes single numbers of a gradient in place"}
 
 
@@ -48,7 +48,7 @@ class KeptTensors:
             raise
         except Exception as error:
             if is_communication(error):
-                raise  # the failing rank reports its own error
+                raise  # another rank's failure is the cause, and that rank reports it
             for name, param in self._params.items():
                 if _kind(param) != self._before[name]:
                     raise ParallelError(
@@ -86,7 +86,7 @@ def refuse_shared(model: nn.Module, layout: Layout | None = None) -> None:
         taken = _taken.get(module)
         if taken is None or not any(True for _ in module.parameters()):
             continue
-        # A model that a training has cut can't be used again. An uncut model can, once the other training's model is gone.
+        # Refuse a model that an earlier `parallelize` has cut, and a cut of modules that another training's model still uses.
         is_apart = taken.root() is not model
         if _cuts(taken.layout) and not is_apart:
             raise ParallelError(
@@ -123,13 +123,13 @@ class Layers:
             if (layers := own()) is not None and new is not None:
                 layers._see(owner, name, new)
 
-        # Register global hooks, which torch calls for all modules of the process, before it registers the new part.
+        # Register global hooks. torch calls them for all modules of the process, before it registers a new layer or parameter.
         for handle in (register_module_module_registration_hook(see), register_module_parameter_registration_hook(see)):
             weakref.finalize(self, handle.remove)
 
     def refuse_changed(self) -> None:
         """Raise ParallelError if a layer or parameter was added after `parallelize`."""
-        # Ignore FSDP2, whose exchange of whole parameters and parts looks in some modules (RNNs) like a user's change.
+        # FSDP2 exchanges whole parameters and their parts. In some modules (RNNs) this looks like a user's change: ignore it.
         of_fsdp = {id(param) for pair in whole_parameters(self._held) for param in pair} if self._new else set()
         for its_owner, name, its_new in self._new:
             owner, new = its_owner(), its_new()
@@ -147,7 +147,7 @@ class Layers:
         if owner not in self._names or (isinstance(new, nn.Module) and new in self._names):
             return
         if self._is_whole:
-            # Accept a new layer without new parameters, such as a compiled layer around a known one.
+            # Accept a new layer that adds no new parameters, such as a compiled wrapper around a known layer.
             known = {id(param) for module in self._names for param in module.parameters(recurse=False)}
             params = [new] if isinstance(new, nn.Parameter) else list(new.parameters())
             if all(id(param) in known for param in params):

@@ -27,11 +27,11 @@ from paceline.parallel.pytree import map_tensors, tensors_in
 from paceline.parallel.reduce import local
 from paceline.torch_private import without_modes
 
-#: The most nodes of a loss's graph to look at.
+#: How many nodes of a loss's autograd graph are searched at most.
 MOST_NODES = 64
-#: The most rows, and the most numbers in the model's output, to use for testing a loss on two parts.
+#: When a loss is tested on two parts of a batch, the most rows, and the most numbers in the model's output, to use.
 ROWS, NUMBERS = 8, 1 << 20
-#: The largest difference between whole and parts: as a fraction of the loss, and in rounding errors of the outputs.
+#: The largest difference between a loss of all rows and of two parts: relative to the loss, and in outputs' rounding errors.
 LIMITS, ROUNDINGS = {torch.float64: 1e-7, torch.float32: 1e-4}, 50
 #: Names of autograd nodes whose function multiplies a single input by a constant, or leaves it unchanged.
 _SCALED = {
@@ -54,7 +54,7 @@ class MeanOver:
     count: float | None = None
     is_sole: bool = True
     is_hidden: bool = False
-    #: Whether the loss is a sum that the script divides by the count of targets itself.
+    #: Whether the loss is a sum that the script itself divides by the number of targets.
     is_divisor: bool = False
 
     def counts_nothing(self, loss: Tensor) -> bool:
@@ -62,14 +62,14 @@ class MeanOver:
 
         If the divisor is unknown and the loss is on a GPU, return False: reading the loss would stall the GPU.
         """
-        # The script may clamp the count by mask.sum().clamp(min=1): then a count of 1 may stand for 0.
+        # The script may clamp the count, as with mask.sum().clamp(min=1). Then a count of 1 may mean that no target counts.
         is_looked_at = (self.is_divisor and self.count == 1) or (self.count is None and loss.device.type == "cpu")
         return is_looked_at and not bool(loss.detach())
 
 
 def mean_over(loss: Tensor) -> MeanOver:
     """Find the number that a loss divides by, in its autograd graph."""
-    # Switch off torch modes, such as a recorder: they would take this function's reads of saved tensors for the loss's own.
+    # Switch off torch modes: a recorder, for example, would record this function's reads of saved tensors as the loss's reads.
     with without_modes():
         return MeanOver() if loss.grad_fn is None else _read(loss.grad_fn, [MOST_NODES])
 
@@ -96,7 +96,7 @@ def _read(node: Any, left: list[int]) -> MeanOver:
                 return MeanOver(counts[0], is_sole and all(_close(counts[0], other) for other in counts))
             return MeanOver(is_hidden=any(term.is_hidden for term in terms))
         case _:
-            # Custom functions in Python, among them compiled graphs and custom operators, or in C++ may hide the count.
+            # Custom autograd functions, in C++ or Python, may hide the count. So may compiled graphs and custom operators.
             is_python = isinstance(node, torch.autograd.function.BackwardCFunction)
             return MeanOver(is_hidden=is_python or name.startswith("torch::autograd::Cpp"))
 
@@ -108,7 +108,7 @@ def _read_quotient(other: Tensor | float, above: Any, left: list[int]) -> MeanOv
     if _is_sum(above):
         return MeanOver(abs(divisor), is_divisor=True)
     inner = _read(above, left)
-    # For losses.sum() / tokens / rows the count is tokens * rows. A divisor that is no integer is a factor, not a count.
+    # In losses.sum() / tokens / rows the count is tokens * rows. A divisor that is not an integer only scales the loss.
     if inner.is_divisor and inner.count is not None and divisor.is_integer():
         return MeanOver(inner.count * divisor, is_divisor=True)
     return inner
@@ -340,10 +340,10 @@ def no_mean(
     largest = max(
         (float(x.abs().max()) for x in tensors_in(sample[0]) if x.numel() and x.is_floating_point()), default=1.0
     )
-    # Use parts of two sizes, to notice errors that are equal in equal parts.
+    # Use two parts of different sizes, because some errors cancel out if the parts have equal sizes.
     first = max(3 * count // 8, 1)
     spans = ((0, count), (0, first), (first, count))
-    # Compute in float64 if possible, because late in training a loss may be as small as its rounding.
+    # Compute in float64 if possible, because late in training a loss may be as small as the rounding errors of float32.
     for is_wide in (True, False):
         try:
             (whole, of_whole, dtype, _), *parts = (part(start, stop, is_wide=is_wide) for start, stop in spans)
@@ -351,7 +351,7 @@ def no_mean(
         except Exception:
             continue
     else:
-        return ""  # the loss fails with so few rows, or with all targets equal
+        return ""  # no result: the loss fails with so few rows, or with all targets equal
     # Give no result if the loss draws random numbers, which differ in each call.
     if not torch.equal(drawn, torch.get_rng_state()) or not of_whole > 0:
         return ""
@@ -359,7 +359,7 @@ def no_mean(
         parts = [one for one in parts if one[-1] is not None]
     total = sum(weight for _, weight, *_ in parts)
     together = sum(value * weight for value, weight, *_ in parts if weight > 0) / total if total > 0 else math.nan
-    # If all targets of a part are ignored, its loss is nan. Such parts are omitted above if torch's graph shows it.
+    # If all targets of a part are ignored, the part's loss is nan. The code above omits such parts if torch's graph shows it.
     is_only_part = any(over is not None and over.is_hidden for *_, over in parts) and math.isfinite(whole)
     if not math.isfinite(whole + together) and not (is_only_part and loss_weight is None):
         return ""

@@ -36,9 +36,9 @@ from paceline.parallel.tracing.reads import plain_attributes
 from paceline.parallel.tracing.source import Line, is_users, users_line
 from paceline.torch_private import lost_arguments
 
-#: Of a container with more items than this, record only which items it has, not their contents.
+#: For a container with more items than this, record only which items the container has, but not the contents of the items.
 MANY = 1000
-#: The greatest number of objects to visit.
+#: The greatest number of objects that are searched for a loss's state.
 MOST = 20_000
 #: The most bytes to copy: of all tensors and arrays together, and of a single frozen parameter, such as a teacher's.
 COPIED_BYTES, SMALL_BYTES = 1 << 28, 1 << 16
@@ -135,7 +135,7 @@ class LossState:
     def _keep_tensor(self, tensor: Tensor, name: str) -> None:
         is_frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
         own = local(tensor.detach())
-        # A user's hook may have kept a tensor from a trace, which is on the "meta" device and has no values.
+        # Skip a tensor on the "meta" device, which has no values: a user's hook may have stored it while the model was traced.
         has_values = own.untyped_storage().device.type != "meta"
         if not has_values or (is_frozen and tensor.nbytes > SMALL_BYTES) or not self._may_copy(tensor.nbytes):
             return
@@ -145,7 +145,7 @@ class LossState:
 
         def put_back() -> None:
             with torch.no_grad():
-                # Write only changed values: a write increments the tensor's version, and autograd then refuses the saved tensor.
+                # Don't write unchanged values: a write changes the tensor's version, and autograd then refuses the saved tensor.
                 if not torch.equal(own, before):
                     own.copy_(before)
                 if tensor.is_leaf and (tensor.grad is not None or grad is not None):
@@ -186,7 +186,7 @@ def _names_in(code: types.CodeType) -> set[str]:
 def _is_of_script(kind: type) -> bool:
     module = sys.modules.get(kind.__module__)
     file = getattr(module, "__file__", None)
-    # Objects of `types` and `argparse`, such as namespaces, count too, because they consist only of their attributes.
+    # Treat classes of `types` and `argparse`, such as namespaces, as the script's, because their objects have only attributes.
     return kind.__module__ in ("__main__", "types", "argparse") or (file is not None and is_users(file))
 
 
@@ -206,7 +206,7 @@ class LossReads(TorchFunctionMode):
         self.parts: dict[str, Line | None] = {}
         self._model = model
         self._before = {id(tensor): tensor for tensor in before}
-        # Keep the tensors alive, because a new tensor could get the id of a freed one.
+        # Keep the tensors alive, because a new tensor could get the id of a freed tensor.
         self._own: dict[int, Tensor] = {}
         self.look_again()
 

@@ -84,7 +84,7 @@ def plan(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
     trained = sum(local(param).nbytes for param in params if param.requires_grad) if par.optimizer is not None else 0
     numbers = tried_state_numbers(par.optimizer, par.device)
     optimizer = None if numbers is None else numbers * trained
-    # Count the optimizer's state as allocated if it exists: after a step, or after loading.
+    # If the optimizer's state exists already (after a step, or after loading), count it as allocated memory.
     held = _held(par.optimizer)
     activations = None
     if par.measured is not None:

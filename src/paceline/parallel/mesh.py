@@ -154,7 +154,7 @@ def build(place: WorldPlace, layout: Layout) -> World:
     """
     if place.size == 1:
         return World(**vars(place), layout=layout)
-    # Gloo can sum tensors on GPUs, but operations of other layouts on such tensors kill the process without a message.
+    # On tensors of a GPU, Gloo supports sums (data parallelism). Other operations kill the process without a message.
     if place.device.type == "cuda" and layout.data != layout.size and not _backend_has_cuda():
         raise ParallelError(
             f"{layout} on GPUs needs NCCL, and the script has made its process group with the backend {dist.get_backend()!r}. "
@@ -191,7 +191,7 @@ def _mesh_and_groups(
         groups.setdefault(frozenset(active), dist.group.WORLD)
         for together in (("data", "shard"), ("data", "shard", "context"), ("pipe", "shard", "expert", "tensor")):
             spanned = frozenset(together) & active
-            # Every rank has the same layout here, so all make the same groups in the same order, as torch requires.
+            # Every rank has the same layout, so all ranks make the same groups in the same order, as torch requires.
             if spanned and spanned not in groups:
                 groups[spanned] = group_over(layout, spanned, range(place.size))
         _made[shape] = mesh, groups
@@ -257,8 +257,8 @@ def choose_backend(environment: Mapping[str, str], has_cuda: bool) -> str | None
             return "mpi"
     if not missing:
         return "gloo"
-    # MASTER_ADDR or MASTER_PORT alone, or WORLD_SIZE=1, may be exported in a shell for another program. A rank, or a number of
-    # processes above 1, shows that a launcher has started this process as one of several.
+    # MASTER_ADDR, MASTER_PORT or WORLD_SIZE=1 alone may come from a shell that exports it for another program. But RANK, or a
+    # number of processes above 1, shows that a launcher has started this process as one of several.
     sizes = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "PACELINE_WORLD_SIZE")
     started = next((environment[name] for name in sizes if environment.get(name)), None)
     if environment.get("RANK", "").isdigit() or (started is not None and started != "1"):
@@ -295,7 +295,7 @@ def _device(device: torch.device | str | None, rank: int) -> torch.device:
     return torch.device("cuda", local_rank % max(torch.cuda.device_count(), 1))
 
 
-#: (the world's group, the store for Paceline's messages, the process's first store): one entry, or none before the first use.
+#: Empty before the first use. Then one entry: (the world's group, the store for Paceline's messages, the process's first store).
 _stores: list[tuple[object, Store, Store]] = []
 
 
@@ -309,7 +309,7 @@ def _message_store(place: WorldPlace) -> Store:
     own = store
     with contextlib.suppress(AttributeError, RuntimeError, NotImplementedError):
         own = store.clone()
-    # Keep the process's first connection too: with MPI this object is the store's server, which ends when Python deletes it.
+    # Keep the process's first store, too: with MPI this object is the store's server, which ends when Python deletes the object.
     _stores[:] = [(dist.group.WORLD, _torchs.PrefixStore(f"paceline/parallel/{number}", own), store)]
     return _stores[0][1]
 
@@ -325,7 +325,7 @@ def _store_of_rank_0(place: WorldPlace) -> Store:
         name = "127.0.0.1" if host == socket.gethostname() else host
         client: Store = _torchs.TCPStore(name, port, is_master=False, wait_for_workers=False)
         return client
-    # A TCPStore accepts any client. So it listens only at MASTER_ADDR, on the run's own network, or else at loopback.
+    # A TCPStore accepts any client, so let it listen only at MASTER_ADDR, on the run's network. Without that, on loopback.
     host = at = os.environ.get("MASTER_ADDR", "")
     options = {"master_listen_fd": store_listener(host, 0)}
     if options["master_listen_fd"] is None:
@@ -343,7 +343,7 @@ def _leave() -> None:
 
 def _let_gloo_finish() -> None:
     """Wait for Gloo's threads: one that holds a tensor at exit aborts the process."""
-    # torch 2.13 aborts so: https://github.com/pytorch/pytorch/pull/179291
+    # Without the pause torch 2.13 may abort the process: https://github.com/pytorch/pytorch/pull/179291
     time.sleep(0.05)
 
 

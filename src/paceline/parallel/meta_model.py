@@ -17,12 +17,12 @@ class Skeleton:
     """A copy of the user's model whose parameters are on the meta device."""
 
     def __init__(self, model: nn.Module) -> None:
-        # Store the class's name now: FSDP2 later replaces the class.
+        # Store the name of the model's class now, because FSDP2 later replaces the class.
         self.name = type(model).__name__
         self.ties = tied_parameters.find(model)
         #: The reason why the model could not be copied, or "".
         self.reason = ""
-        #: The size of all parameters and buffers.
+        #: The size of all parameters and buffers in bytes.
         self.bytes = sum(tensor.nbytes for tensor in dict(tied_parameters.all_names(model)).values())
         self._model: nn.Module | None = None
         shells: dict[int, object] = {
@@ -76,7 +76,7 @@ class Skeleton:
             part, attribute = tied_parameters.owner_of(model, name)
             # Don't use `part._parameters`, which is no dict in a scripted module but a view in C++.
             shell = dict(part.named_parameters(recurse=False, remove_duplicate=False)).get(attribute)
-            # Without a recorded value, as for a non-persistent buffer, the tensor keeps its value from the copy of the model.
+            # A tensor for which `values` has no value, such as a non-persistent buffer, keeps the value of the copied model.
             if value is not None and shell is None:
                 part._buffers[attribute] = value.to(device)
             elif value is not None and shell is not None and shell.is_meta:

@@ -44,7 +44,7 @@ def guard(optimizer: torch.optim.Optimizer, is_stepping: Callable[[], bool]) -> 
 
     The gradients that a script has computed itself belong to one rank. A step with them would make the ranks diverge.
     """
-    # Remove the hook that an earlier `parallelize` has set: it would refuse this training's steps.
+    # Remove the hook that an earlier `parallelize` has set on this optimizer, because it would refuse this training's steps.
     if (before := _guards.pop(optimizer, None)) is not None:
         before.remove()
 
@@ -73,13 +73,13 @@ def adopt(
     state = optimizer.state
     for group, of_group in zip(optimizer.param_groups, names, strict=True):
         for name in (name for name in of_group if new.get(name) is not old[name]):
-            # An optimizer's state has the parameter itself as key, so move it to the new parameter.
+            # The key of an optimizer's state is the parameter itself, so move the state to the new parameter.
             values = state.pop(old[name], {})
             if values and name in new:
                 state[new[name]] = {key: _cut(value, old[name], new[name]) for key, value in values.items()}
         group["params"] = [new[name] for name in of_group if name in new]
         if len({getattr(param, "device_mesh", None) for param in group["params"]}) > 1:
-            # Switch fused and foreach off: they don't accept a mix of DTensors and plain tensors.
+            # Switch `fused` and `foreach` off, because these implementations don't accept a mix of DTensors and plain tensors.
             group.update(dict.fromkeys(group.keys() & {"foreach", "fused"}, False))
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: The largest allowed difference, as a fraction of the largest gradient: another order of sums rounds differently.
+#: The largest allowed difference, relative to the largest gradient. Sums in another order have other rounding errors.
 LIMITS = {torch.float64: 1e-9, torch.float32: 5e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
@@ -58,7 +58,7 @@ class StepResult:
     loss: float
     gradients: dict[str, Tensor | None]
     buffers: dict[str, Tensor]
-    #: What the loss remembers between its calls, if its result depends on this.
+    #: State that the loss keeps between its calls. Empty if the loss's result does not depend on such state.
     kept: dict[str, Number] = field(default_factory=dict)
     scales: dict[str, float] = field(default_factory=dict)
 
@@ -156,7 +156,7 @@ class PlainRun:
         """
         before, failed, result = states(self._device), "", None
         try:
-            # Enable gradients, because a model's forward may compute gradients itself.
+            # Enable gradients, because a model's forward may itself use autograd.
             with torch.enable_grad(), self._task.autocast(self._device), unchanged(self._model):
                 for micro in own:
                     self._model(*micro.args, **micro.kwargs)
@@ -218,7 +218,7 @@ class PlainRun:
             before.put_back()
             other = again()
         except Exception:
-            return  # no result: the loss accepts only an output with gradients
+            return  # no check: the loss accepts only an output that has gradients
         if is_far(other) and states(self._device) == drawn:
             name = getattr(self._task.loss, "__qualname__", type(self._task.loss).__qualname__)
             what = f" ({', '.join(before.iterators[:3])})" if before.iterators else ""
@@ -273,10 +273,10 @@ def _check_mean(loss: Tensor, of_more: Callable[[int], Tensor]) -> None:
     try:
         with torch.no_grad():
             one = float(loss)
-            # Test threefold rows too: a contrastive loss, about log 2 for two rows, log 4 for four, doubles with the rows.
+            # Test tripled rows too: a contrastive loss (about log 2 for two rows, log 4 for four) can double, but is no sum.
             two, three = (float(of_more(times)) for times in (2, 3))
     except Exception:
-        return  # no result: the loss accepts no other number of rows
+        return  # no check: the loss accepts only this number of rows
     if one and abs(two - 2 * one) <= 1e-3 * abs(one) and abs(three - 3 * one) <= 1e-3 * abs(one):
         raise DiffersError(
             f"loss(output, target) is {one:.6g}, and {two:.6g} for the same rows twice: it is a sum. It must "
@@ -289,7 +289,7 @@ def _check_mean(loss: Tensor, of_more: Callable[[int], Tensor]) -> None:
 def unchanged(module: nn.Module) -> Iterator[None]:
     """After the block, restore the module's frozen parameters, buffers and plain attributes."""
     tensors = [tensor for part in module.modules() for tensor in tensors_in(plain_attributes(part))]
-    # Save frozen parameters, too: a forward pass may write to them, as to those of a momentum encoder.
+    # Save frozen parameters too, because a forward pass may write to them, for example to those of a momentum encoder.
     frozen = [local(param.detach()) for param in module.parameters() if not param.requires_grad]
     plain = [tensor.detach() for tensor in tensors if not isinstance(tensor, nn.Parameter)]
     before = [(tensor, tensor.clone()) for tensor in (*frozen, *plain)]

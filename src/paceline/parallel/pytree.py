@@ -23,11 +23,11 @@ from torch import Tensor
 
 _T = TypeVar("_T")
 
-#: One step of a path into containers: ("item", key) is container[key], ("attr", name) is container.name.
+#: One step of a path into nested containers: ("item", key) means container[key], and ("attr", name) means container.name.
 Step = tuple[str, Hashable]
 Path = tuple[Step, ...]
 
-#: A container whose items a script may change.
+#: The types of containers whose items a script may change in place.
 Changeable = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
 
 
@@ -65,7 +65,7 @@ class Container:
         with contextlib.suppress(TypeError):
             return self.kind(values)
         with contextlib.suppress(TypeError):
-            # A mapping that is also a dataclass, such as outputs of some libraries, takes keyword arguments.
+            # A mapping that is also a dataclass takes its values as keyword arguments, such as the outputs of some libraries.
             return self.kind(**values)
         # No constructor fits: return a plain dict, which at least has the values.
         return values

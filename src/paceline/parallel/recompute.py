@@ -70,7 +70,7 @@ def recompute(model: nn.Module, blocks: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _computed_again(kind: type[nn.Module], block: nn.Module, /, *args: object, **kwargs: Any) -> object:
-    # `checkpoint` runs the first pass without gradients. Call inner blocks plainly there, or they would be computed three times.
+    # `checkpoint` runs a first pass without gradients. In that pass don't recompute inner blocks, which would triple the work.
     if not torch.is_grad_enabled():
         return kind.forward(block, *args, **kwargs)
     # Copy containers for the second pass: the model may change a list or dict argument, as DenseNet does.
@@ -84,7 +84,7 @@ def _computed_again(kind: type[nn.Module], block: nn.Module, /, *args: object, *
     return checkpoint(
         forward,
         block,
-        # In these arguments `checkpoint` finds the devices whose random state has to be restored.
+        # `checkpoint` looks into these arguments for devices, whose random state it restores for the second pass.
         *args,
         use_reentrant=False,
         context_fn=lambda: (contextlib.nullcontext(), _second(block, normalization.counting_as_now())),
@@ -107,7 +107,7 @@ def _second(block: nn.Module, counting: AbstractContextManager[None]) -> Iterato
     finally:
         with torch.no_grad():
             for buffer, value in saved:
-                # Copy through `.data`, because autograd may need its saved tensors, and must not see a change.
+                # Copy through `.data`, so that autograd, which may still need its saved tensors, does not notice a change.
                 buffer.data.copy_(value)
         for module, own in plain:
             vars(module).update(own)
@@ -131,5 +131,5 @@ def checkpoints_opened() -> Iterator[None]:
     try:
         yield
     finally:
-        # Remove the override, so that the base class's method is visible again.
+        # Delete the override, so that CheckpointFunction inherits `apply` from its base class again.
         del CheckpointFunction.apply

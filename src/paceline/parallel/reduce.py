@@ -19,7 +19,7 @@ from paceline.parallel.mesh import World
 
 _TensorT = TypeVar("_TensorT", bound=Tensor)
 
-#: As in torch's DDP: large enough for the bandwidth, small enough to overlap sending one with filling the next.
+#: The bucket size of torch's DDP: large enough for full bandwidth, small enough to send one bucket while the next is filled.
 BUCKET_BYTES = 25 * 2**20
 #: A tensor of at least this many bytes is sent alone, without a copy into a bucket.
 ALONE_BYTES = 2**20
@@ -54,7 +54,7 @@ def sum_gradients(
         assert work is not None
         work.wait()
         *sums, counts = torch.split(flat, [*(local(param).numel() for param in bucket), len(bucket)])
-        # Transfer all flags at once, because each transfer waits for the GPU.
+        # Copy all flags to the host in one transfer, because each transfer has to wait for the GPU.
         for param, part, flag in zip(bucket, sums, counts.tolist(), strict=True):
             summed = part.view(local(param).shape)
             # No rank has used this parameter. Keep None: an optimizer would apply decay and momentum to a gradient of zeros.
@@ -77,7 +77,7 @@ def broadcast(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> Non
     root = dist.get_global_rank(group, 0)
     with torch.no_grad():
         own = [local(tensor).detach() for tensor in tensors]
-        # Send large tensors alone: copying one into a bucket and back costs as much as sending it. All ranks choose alike.
+        # Send large tensors alone, since copying them into buckets and back costs as much. All ranks choose alike.
         for tensor in filter(_is_large, own):
             whole = tensor.contiguous()
             dist.broadcast(whole, root, group=group)
@@ -187,10 +187,10 @@ def _owned(params: Mapping[str, nn.Parameter], world: World) -> set[str]:
     group = world.group(world.holder_axis)
     if group is None:
         return set(params)
-    # Parameters that are split along the axis have no copies: each rank along the axis adds its own part.
+    # A parameter that is split along the axis has no copies, so each rank along the axis adds its own part to the norm.
     whole = [name for name, param in params.items() if world.holder_axis not in axes_of(param)]
     held = gather(whole, group)
-    # Leave out tied parameters that an earlier stage has too: only the first stage adds their gradients.
+    # Leave out a tied parameter that an earlier stage has too, because only the first such stage adds its gradient.
     earlier = {name for names in held[: world.coordinate(world.holder_axis)] for name in names}
     return set(params) - earlier
 

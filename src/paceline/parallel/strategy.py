@@ -43,7 +43,7 @@ class _Part(Joinable):
                 case "schedule" | "batch_norm":
                     _check_choice(kind, name, value, _CHOICES[name])
                 case "units" | "cut" | "lists" if value is not None:
-                    # Replace a list by a tuple, which is hashable. The dataclass is frozen, hence object.__setattr__.
+                    # Convert a list to a hashable tuple. `object.__setattr__` because the dataclass is frozen.
                     object.__setattr__(self, name, _names(kind, name, value))
 
 
@@ -336,7 +336,7 @@ def _check_choice(kind: str, name: str, value: object, choices: tuple[str, ...])
 
 
 def _names(kind: str, name: str, value: object) -> tuple[str, ...]:
-    # Refuse a string, which would pass as a list of one-letter names.
+    # Refuse a string, because Python would treat it as a list of one-letter names.
     if isinstance(value, str) or not hasattr(value, "__iter__"):
         raise ParallelError(f"{kind}({name}={value!r}): a list of names, such as {name}=['blocks.6'].")
     names = tuple(value)

@@ -87,7 +87,7 @@ class Task:
                 "loss(output, target) returned a number without a gradient, though the output has a gradient: nothing would be "
                 "trained. Leave .item(), .detach() and torch.no_grad() out of the loss."
             )
-        # Multiply at least in float32: bf16 would round a share such as 1/3 to three digits.
+        # Multiply in float32 or a wider dtype, because bf16 would round a share such as 1/3 to three digits.
         dtype = torch.promote_types(loss.dtype, torch.float32)
         over = mean_over(loss) if is_part and self.loss_weight is None else None
         if over is None:
@@ -123,7 +123,7 @@ def zero_loss(output: object) -> Tensor:
         )
     # nan_to_num, because the output for a padding row may be infinite, and 0 times infinity is nan.
     zero = functools.reduce(torch.add, (torch.nan_to_num(x, 0.0, 0.0, 0.0).sum() * 0.0 for x in chosen))
-    # The dtype of `weighted_loss`.
+    # Return the dtype that `weighted_loss` returns.
     return zero.to(torch.promote_types(zero.dtype, torch.float32))
 
 

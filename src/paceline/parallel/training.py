@@ -73,7 +73,7 @@ class Parallel:
         self.limit_bytes = None if choice is None else choice.limit_bytes
         #: A microbatch of the first step, for the measurements of `explain`.
         self.micro: Microbatch | None = None
-        #: The argument `recompute` of `parallelize`.
+        #: The value of the argument `recompute` of `parallelize`.
         self.recompute: str | Sequence[str] | None = None
         self.skeleton = skeleton
         #: The norm of the last step's gradients before clipping. None without clip_norm.
@@ -96,19 +96,19 @@ class Parallel:
         )
         self.watch = FailureWatch(world)
         self._is_stepping = False
-        #: The memory of one worker as given to `parallelize`. `memory` is the plan, None before there is an executor.
+        #: `memory_bytes`: one worker's memory as given to `parallelize`. `memory`: the plan for it, or None without an executor.
         self.memory_bytes: int | None = None
         self.memory: MemoryPlan | None = None
         #: The result of the comparison with the plain model before the first step, as a text for `explain`.
         self.compared = "" if check_first else "not compared with the plain model: check='off'"
-        #: A text about the source of the parameters' values, or "" if the model had its values.
+        #: A text about where the parameters' values come from, or "" if the model already had values.
         self.source = ""
         self._check_first = check_first and (world.size > 1 or (task.microbatches > 1 and task.loss is own_loss))
         is_in_parts = world.replicas > 1 or task.microbatches > 1
         self._check_loss = check_first and is_in_parts and task.loss is not own_loss
         self._hides_count = False
         self._comparison = comparison
-        #: The averages of weights and the `Twin`s (frozen submodules that follow another one), in the order of creation.
+        #: Averages of the weights, and `Twin`s (frozen submodules that follow another submodule), in the order of their creation.
         self.averages: list[Average | Twin] = []
         self._hooks = {name: Hooks(param) for name, param in task.model.named_parameters()}
         if optimizer is not None and world.size > 1:
@@ -147,22 +147,22 @@ class Parallel:
             with self._streams.use("step", self._progress.steps), self._kept.explained(), self._comparison.watching():
                 loss = executor.train_step(micros)
             work, group = None, self.world.replica_group
-            # With one replica all ranks have the loss already, and the message only compares their positions in the data. Skip it
-            # on a GPU, because reading the result would stall.
+            # With one replica all ranks know the loss already, and the message only checks that they are at the same position in
+            # the data. On a GPU skip the message, because the host would have to wait for the result.
             if group is not None or (self.world.size > 1 and loss.device.type == "cpu"):
-                # One message sums the loss and a hash of the position in the data. Use float64: the loss of padding may differ.
+                # One message sums the loss and a hash of the data position. All ranks use float64: dtypes of losses may differ.
                 wide = loss.double()
                 size = sum(executor.written.values())
                 numbers = *tags((*self._place(batch), executor.program)), size, size * size, *means.numbers()
                 sums = torch.stack([wide, *map(wide.new_tensor, numbers)])
                 work = dist.all_reduce(sums, group=group, async_op=True)
-            # Sum the gradients while the message travels.
+            # Sum the gradients while the message with the loss is in transfer.
             executor.finish_gradients()
             if work is not None:
                 work.wait()
                 if group is not None:
                     loss = sums[0].to(loss.dtype)
-                    # Only means that are not over rows need these sums. Skip the others: reading from a GPU would wait for it.
+                    # Only means that are not over rows need the sums. Otherwise don't read them: a GPU would stall the host.
                     if loss.device.type == "cpu" or not means.rows:
                         means.fill(sums[5:].tolist())
                 agree_on_place(sums[1:3], self._place(batch), executor.program, self.world)
@@ -176,9 +176,9 @@ class Parallel:
                 # Restore the script's random generators afterwards.
                 with generators(0, self.device), generators_kept(), self.task.autocast(self.device):
                     why = no_mean(self.task.loss, self.task.model, means.sample, self.task.loss_weight)
-                # Raise on all ranks together, because ranks that call no loss would otherwise continue.
+                # Gather the reasons, so that all ranks raise together. Otherwise ranks that don't call the loss would continue.
                 everyone = gather((why, means.has_hidden))
-                # If a loss hides its count, check each step from now on: a later batch may be the first with ignored targets.
+                # If a loss hides how many targets count, check each later step: ignored targets may first occur in a later batch.
                 self._hides_count = any(hides for _, hides in everyone)
                 if why := next((why for why, _ in everyone if why), ""):
                     raise ParallelError(why)
@@ -438,7 +438,7 @@ class Parallel:
             self._kept = KeptTensors(executor.named_parameters())
             self._layers = Layers(self.task.model, executor.module)
             self._executor = executor
-            # Plan the memory of training only with an optimizer.
+            # Plan the memory only if there is an optimizer, because the plan is for training.
             if self.optimizer is not None:
                 from paceline.parallel import memory_plan
 

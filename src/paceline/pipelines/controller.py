@@ -113,7 +113,7 @@ class _Dispatcher:
             try:
                 self._again(step) if step.is_cut_off else self._begin(step)
             except EngineError as error:
-                # Reset the step, which is then tried again later: the engine may have recovered by then.
+                # Reset the step, so that it is tried again later, when the engine may have recovered.
                 step.status, step.is_cut_off = None, False
                 self._pipeline.refused(f"step {step.spec.name}", [step.folder], refusals, error)
             except PacelineError as error:
@@ -132,7 +132,7 @@ class _Dispatcher:
 
     def _begin(self, step: StepState) -> None:
         pipeline, spec = self._pipeline, step.spec
-        # Receivers of messages get messages of the pipeline only, not of each step.
+        # Remove `notify` from the job: its receivers get messages about the pipeline only, not about each step.
         job = dataclasses.replace(pipeline.job_of(step), notify=())
         entry: StepEntry = {"number": step.number, "name": spec.name}
         if spec.sweep is None and spec.allow_reuse and self._is_reused(step, job, entry):

@@ -11,7 +11,7 @@ from paceline.errors import PipelineError
 from paceline.job.data_reference import DataReference, Source
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
-#: Placeholder for the source of data whose place is not known yet. It is replaced before the job is submitted.
+#: A placeholder for data whose location is not known yet. It is replaced before the job is submitted.
 NOWHERE = (Source(path="/pipeline"),)
 
 
@@ -50,7 +50,7 @@ class PipelineData:
         self.datastore = getattr(datastore, "name", datastore)
         self.path = path
         self.overwrite = overwrite
-        #: Name of a file in the folder: the script gets the file's path instead of the folder's, as in `DataReference`.
+        #: Name of a single file in the folder, or None. The script gets the path of this file instead of the folder's path.
         self.inside: str | None = None
         #: The step that writes this data, or None.
         self.producer: Any = None

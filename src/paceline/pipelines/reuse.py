@@ -58,7 +58,7 @@ def find(key: str, workspace_dir: Path, pipeline_id: str) -> RunRecord | None:
         record = store.stored(RunFolder(workspace_dir / "runs" / run_id))
         if record.status != states.COMPLETED or (record.step or StepEntry()).get("key") != key:
             return None
-        # Do not reuse a run of the same pipeline: two equal steps both run.
+        # Do not reuse a run of the same pipeline: if two of its steps are equal, both have to run.
         if record.parent_run_id == pipeline_id:
             return None
         return record if _is_there(record, workspace_dir) else None
@@ -98,7 +98,7 @@ def take_over(
         source_directory=step.source_directory,
         snapshot_id=step.snapshot_id,
         git=step.git,
-        # Take the outputs' places from the former run's job.
+        # The former run's job has the places of its outputs, so take this job over.
         job=former.job,
         owner=store.owner(),
     )
@@ -121,7 +121,7 @@ def _path(key: str, workspace_dir: Path) -> Path:
 
 def _content(step: StepSpec, reference: DataReference, workspace_dir: Path) -> dict[str, object]:
     place = reference.to_json()
-    # An output of a step is identified by its place, which has the run's id; a dataset, by its registered content.
+    # A step's output is identified by its place, which contains the run's id. A dataset is identified by its fingerprint.
     if reference.name in step.takes or reference.fingerprint is not None:
         return place
     # Import late, because most pipelines only read data of their own steps.

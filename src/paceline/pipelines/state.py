@@ -70,7 +70,7 @@ class PipelineState(ParentState):
     def take_up(self) -> None:
         """Read the steps' runs that exist on disk, and remove unfinished run folders."""
         for step in self.steps:
-            # A submission that was killed leaves a hidden folder, and `store.create` refuses to make it again.
+            # Delete the hidden folder that a killed submission has left, because `store.create` refuses to create it again.
             shutil.rmtree(self.runs_dir / f"{removal.NEW}{step.folder.run_id}", ignore_errors=True)
             if not step.folder.state.exists():
                 continue
@@ -96,7 +96,7 @@ class PipelineState(ParentState):
                 status = states.FAILED
             if status == step.status:
                 continue
-            # Repeat an interrupted submission only once: the submission itself may be what kills the controller.
+            # Repeat an interrupted submission only once, because the submission itself may be what kills the controller.
             if status == states.FAILED and not step.was_cut_off and is_cut_off(step.folder):
                 step.is_cut_off = step.was_cut_off = True
                 continue

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paceline.estimator import _Script as Script
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_. -]{0,99}")
-#: Fields of an estimator that may hold parameters.
+#: Fields of an estimator that may contain parameters of the pipeline.
 _WITH_PARAMETERS = ("script_params", "arguments", "command")
 
 
@@ -78,7 +78,7 @@ class Step:
         self._after: list[Step] = []
         self.run_after(*after)
         for data in self.outputs:
-            # The last step with this output counts, because a notebook cell may run again.
+            # A notebook cell may run again and create this step again, so the last step with this output is its producer.
             data.producer = self
 
     def __repr__(self) -> str:

@@ -50,7 +50,7 @@ def families(runs_dir: Path) -> list[Family]:
     for record in records.values():
         members.setdefault(_root(record, records), []).append(record)
     return [
-        # Runs come newest first, so children come before parents.
+        # `found` has the newest runs first, so a family lists child runs before their parents.
         Family(records[root], tuple(found))
         for root, found in members.items()
     ]

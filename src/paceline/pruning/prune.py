@@ -111,13 +111,13 @@ def _prune_runs(workspace_dir: Path, policy: PrunePolicy, dry_run: bool) -> tupl
                     removal.remove(folder)
             except PacelineError as error:
                 failed.append(str(error))
-                break  # keep the failed run's parents, which come later in this list
+                break  # keep this run's parents, which come later in this list
             gone.append(Removed(name=folder.run_id, size_bytes=size))
     return gone, failed
 
 
 def _prune_snapshots(workspace_dir: Path, runs: list[Removed], dry_run: bool) -> tuple[Removed, ...]:
-    # Treat these runs as removed, because a dry run has not removed them.
+    # After a dry run these runs still exist. Count their snapshots as unused all the same.
     unused = snapshots.unused(workspace_dir, {run.name for run in runs})
     return tuple(
         Removed(name=name, size_bytes=size) for name, size in unused if dry_run or snapshots.remove(workspace_dir, name)

@@ -13,7 +13,7 @@ from paceline.runs.folder import RunFolder
 from paceline.system import linked
 from paceline.system.files import age_s, gone_is_fine, names_in, read_json, remove_tree
 
-#: Seconds for which a snapshot is kept, because it exists before its run's record. A guess: a submission takes less.
+#: Seconds for which a snapshot is kept without a run. A submission needs less (a guess) from the snapshot to the run's record.
 _FRESH_S = 600.0
 #: Age in seconds at which an unfinished copy is taken to be left by a killed submission.
 _ABANDONED_S = 86400.0
@@ -40,10 +40,10 @@ def remove(workspace_dir: Path, name: str) -> bool:
     """Remove a snapshot. Return False if it was just used, or on an error."""
     path = workspace_dir / "snapshots" / name
     gone = path.with_name(f"{_GONE}{name[:16]}-{secrets.token_hex(4)}")
-    # Check the age: a submission touches its snapshot before the run's record names it.
+    # Keep a young snapshot: a submission touches its snapshot before it writes the run's record, which names the snapshot.
     if age_s(path) <= _FRESH_S:
         return False
-    # Rename first: a later submission then finds no snapshot and makes one.
+    # Rename before deleting, so that a later submission finds no partly deleted snapshot, and makes a new one.
     try:
         os.rename(path, gone)
     except OSError:
@@ -76,7 +76,7 @@ def _used(runs_dir: Path) -> Iterator[tuple[str, str]]:
         try:
             yield run_id, os.path.basename(os.readlink(folder.snapshot))
         except OSError:
-            # The link to the snapshot is missing: it is made after the folder, and an interactive run may have none.
+            # The run's folder has no link to a snapshot: the submission has not made the link yet, or the run is interactive.
             data = read_json(folder.job)
             if isinstance(data, dict) and isinstance(data.get("snapshot_id"), str):
                 yield run_id, data["snapshot_id"]

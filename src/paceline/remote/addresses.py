@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from paceline.errors import TargetError
 
-#: Prefixes of interfaces to networks inside a machine, such as Docker's. Two machines may use equal addresses there.
+#: Name prefixes of interfaces whose network is inside one machine, such as Docker's. Two machines may use equal addresses in it.
 _OWN_PREFIXES = (
     "lo",
     "docker",
@@ -54,11 +54,11 @@ def choose(machines: Sequence[Machine], interface: str | None = None) -> list[tu
     if interface is not None:
         return [_named(machine, interface) for machine in machines]
     arrived = [_arrival(machine) for machine in machines]
-    # `_arrival` never returns an address without an interface, so the lookup below can't fail.
+    # An address from `_arrival` always comes with its interface, so the lookup below can't fail.
     networks = {
         _network(*machine.interfaces[found[1] or ""]) for machine, found in zip(machines, arrived, strict=True) if found
     }
-    # The engine reaches all machines in one network, so use this network.
+    # All machines have been reached by the engine in one and the same network, so use this network.
     if len(networks) == 1 and None not in arrived:
         return [found for found in arrived if found is not None]
     shared = _shared(machines)

@@ -21,10 +21,10 @@ from typing import Any
 
 from paceline.remote.agent import boot
 
-#: Prefix of the answer's line, since login shells and imported modules may print other lines.
+#: Prefix of the line with the answer, which distinguishes it from lines that login shells or imported modules print.
 MARK = "PACELINE-ANSWERS "
 
-# The last lines of each program for another Python, 3.6 or later. `os._exit` does not wait for threads that hang on a network.
+# The last lines of each program for another Python, 3.6 or later. `os._exit` does not wait for threads that hang.
 _LAST = """
 
 import json as _json, os as _os, sys as _sys
@@ -104,7 +104,7 @@ def library_digest(library_dir: Path) -> str:
 
     The cache gives all nodes of a run the same version, even if another version is installed meanwhile.
     """
-    with _one_at_a_time:  # the threads of several nodes call this at the same time
+    with _one_at_a_time:  # threads for several nodes may call this at the same time
         return _digest(library_dir)
 
 

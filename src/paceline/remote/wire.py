@@ -12,7 +12,7 @@ import json
 import struct
 from typing import Any, Dict, Iterator, Tuple  # noqa: UP035
 
-#: The JSON header of a frame: "op" names a request or event, "re" is the id of an answered request; further keys.
+#: The JSON header of a frame. "op" names a request or event. In an answer, "re" is the id of the request.
 Header = Dict[str, Any]  # noqa: UP006
 Frame = Tuple[Header, bytes]  # noqa: UP006
 
@@ -23,9 +23,9 @@ _LENGTH = struct.Struct(">I")
 #: The largest header or content of a frame: enough for a manifest of some hundred thousand files.
 _MOST_BYTES = 256 << 20
 
-#: Default of the setting `silence_s`: seconds without a message after which the other end of a link is lost.
+#: Default of the setting `silence_s`: after this many seconds without a message, the other end of a link counts as lost.
 SILENCE_S = 15.0
-#: Lower bound of `silence_s`: a process on a busy machine may be delayed for longer than a smaller value.
+#: The lowest allowed `silence_s`, because a process on a busy machine may be delayed for longer than a smaller value.
 LEAST_SILENCE_S = 1.0
 
 

@@ -122,7 +122,7 @@ def _run(folder: RunFolder, *, messages: bool) -> dict[str, object]:
             "signal": failure.signal,
             "rank": failure.rank,
             "victims": len(failure.victims),
-            # Keep only the name in a text such as "ValueError: bad batch". A name has no spaces.
+            # Of a text such as "ValueError: bad batch" keep only the exception's name, which ends at the first colon or space.
             "exception": (failure.exception or "").partition(":")[0].partition(" ")[0] or None,
             "frames": [_frame(*frame) for frame in _FRAME.findall(failure.traceback or "")],
         }

@@ -17,7 +17,7 @@ from paceline.runs.search.facts import RunFacts, read_facts
 if TYPE_CHECKING:
     import pandas
 
-#: Kind of fact -> its title, in the order of the table.
+#: Kind of a fact about a run -> title of its section in the table. The table has this order.
 KINDS = {
     "parameters": "Parameters",
     "metrics": "Metrics",
@@ -30,7 +30,7 @@ KINDS = {
 
 #: A function that returns the facts of a run; None if the run has no readable record.
 FactsOf: TypeAlias = "Callable[[RunFolder], RunFacts | None]"
-#: The summary values of a metric. Each is a fact (a row of the table) of its own.
+#: The summary values of a metric. Each value has a row of its own in the table.
 PARTS = ("last", "best", "min", "max")
 
 
@@ -137,7 +137,7 @@ def run_table(folders: Sequence[RunFolder], facts: FactsOf = read_facts) -> RunT
             ComparedFact(kind=kind, name=name, part=part, values=tuple(found.get((name, part)) for found in of_runs))
             for name, part in keys
         ]
-        # Sorting is stable: facts keep the order of the runs.
+        # Show facts that differ between the runs first. The sort is stable, so that otherwise the order stays.
         rows += sorted(of_kind, key=lambda fact: not fact.differs)
     return RunTable(runs=tuple(folder.run_id for folder in folders), facts=tuple(rows))
 
@@ -146,7 +146,7 @@ def _values(folder: RunFolder, facts: RunFacts | None) -> dict[str, dict[tuple[s
     """Return the facts about a run as kind -> (name, part) -> value."""
     sides: dict[str, dict[str, object]] = diff.sides(folder, read.record(folder))
     if facts is not None:
-        # Arguments have the names by which users search: without dashes, and with values of sweeps and trackers.
+        # Name arguments as in a search for runs: without dashes. Include the values that sweeps and trackers have set.
         others = {name: value for name, value in sides["parameters"].items() if name == "script" or name[:1] == "$"}
         sides["parameters"] = {**facts.params, **others}
     found = {kind: {(name, ""): value for name, value in values.items()} for kind, values in sides.items()}

@@ -158,7 +158,7 @@ def _changes(a: Mapping[str, object], b: Mapping[str, object]) -> tuple[Change, 
     return tuple(Change(name=name, a=a.get(name), b=b.get(name)) for name in names if a.get(name) != b.get(name))
 
 
-# --- differences of the job
+# The functions below return the parameters, settings and topology of a run's job, to compare two runs.
 
 
 def _parameters(record: RunRecord) -> dict[str, object]:
@@ -192,7 +192,7 @@ def _topology(record: RunRecord) -> dict[str, object]:
     return topology
 
 
-# --- differences of environment, data and topology
+# The functions below compare the environment, data and code of two runs.
 
 
 def _environment(folder: RunFolder, record: RunRecord) -> dict[str, object]:
@@ -202,7 +202,7 @@ def _environment(folder: RunFolder, record: RunRecord) -> dict[str, object]:
     built = read_json(folder.environment)
     if not isinstance(built, dict):
         return {f"asked: {name}": value for name, value in requested.items()}
-    # Leave out the requested packages and locks, which would repeat the versions.
+    # Leave out the requested packages and lock files, because the versions below show the same.
     parts: dict[str, object] = {
         f"asked: {name}": requested[name] for name in ("docker_image", "layered") if name in requested
     }
@@ -242,7 +242,7 @@ def _code(a: RunFolder, b: RunFolder, first: RunRecord, second: RunRecord) -> tu
     return tuple(file_changes(a.snapshot.resolve(), b.snapshot.resolve())), None
 
 
-# --- differences of metrics
+# The functions below compare the metrics of two runs.
 
 
 def _metrics(a: RunFolder, b: RunFolder) -> tuple[tuple[MetricChange, ...], tuple[str, ...]]:
@@ -338,7 +338,7 @@ def file_changes(a: Path, b: Path) -> Iterator[FileChange]:
 def _files(top: Path) -> set[str]:
     found = set[str]()
     for folder, folders, names in os.walk(top):
-        # os.walk lists a link to a folder among the folders, but here it is compared as a file.
+        # os.walk lists a link to a folder among the folders. This comparison treats the link as a file.
         links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
         found |= {os.path.relpath(os.path.join(folder, name), top) for name in (*names, *links)}
     return found

@@ -34,7 +34,7 @@ KEYS: dict[str, Callable[[RunRecord], str]] = {
 
 _BUSY = re.compile(r"gpu\d+_percent")
 
-#: (node, name) of each GPU -> its samples (seconds since 1970, percent of time with a running kernel), in order.
+#: (node, name) of each GPU -> its samples in order of time: (seconds since 1970, percent of time with a running kernel).
 Looks = Mapping[tuple[int, str], list[tuple[float, float]]]
 
 
@@ -116,7 +116,7 @@ def of_run(folder: RunFolder, record: RunRecord) -> Usage:
         return attempt.gpus if attempt.gpus is not None else (size if record.job and record.job.use_gpu else 0)
 
     def add(hours: float, attempt: Attempt, lost: str | None) -> None:
-        # Old attempts do not record the cores that they held. The lower bound is one core for each process.
+        # An old attempt does not record how many cores it held. Count one core for each process, which is a lower bound.
         cores = attempt.cores if attempt.cores is not None else size
         for kind, count in (("core", cores), ("gpu", gpus_of(attempt))):
             sums[f"{kind}_hours"] += hours * count

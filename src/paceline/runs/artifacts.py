@@ -14,7 +14,7 @@ from paceline.runs.folder import RunFolder, check_file_name
 from paceline.system import links
 from paceline.system.files import copy_whole, walk_files
 
-#: Folders that files of the run may be in, after links are resolved. During a run, `outputs` may be a folder in `work`.
+#: The folders that may contain a run's files, after links are resolved. During a run, `outputs` may be a link into `work`.
 _WRITTEN = (*links.KEPT, "logs", "work")
 _CHUNK_BYTES = 1 << 20
 
@@ -59,7 +59,7 @@ def put(folder: RunFolder, name: str, source: str | os.PathLike[str] | IO[bytes]
     if isinstance(source, (str, os.PathLike)) and not os.path.isfile(source):
         raise UserError(f"{os.fspath(source)!r} is not a file. Give a file's path; for folders there is upload_folder.")
     where = _place(folder, plain)
-    # Copy nothing if the source is the file itself: a script may upload outputs/model.pt under this name.
+    # Copy nothing if the source is the run's file of this name already, as in an upload of outputs/model.pt under this name.
     if isinstance(source, (str, os.PathLike)) and _is_same(folder, where, source):
         return plain
     parent, _, last = where.rpartition("/")
@@ -81,7 +81,7 @@ def put(folder: RunFolder, name: str, source: str | os.PathLike[str] | IO[bytes]
                 raise RunStateError(
                     f"run {folder.run_id} has another file {plain!r} already. Upload under another name."
                 ) from None
-    # The file now has a temporary and a final name; remove the temporary name in any case.
+    # Remove the temporary name in any case: after a success, the file has its final name too.
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(beside, dir_fd=at)
@@ -147,7 +147,7 @@ def _name(folder: RunFolder, entry: links.Entry) -> str:
 def _open_folder(folder: RunFolder, plain: str, name: str) -> int:
     top = os.path.realpath(folder.path)
     place = os.path.relpath(os.path.realpath(os.path.join(top, name)), top)
-    # Check the name before creating the folder: through a script's link, it could create a folder outside the run.
+    # Check the name before creating the folder: if the name goes through a link, the folder could be outside the run.
     if not links.may_be_had(name, place) or place.split("/")[0] not in _WRITTEN:
         raise FileNameError(
             f"file name {plain!r} goes through a link, which leads out of the run's files, to "

@@ -11,7 +11,7 @@ from paceline.errors import RunContextError
 from paceline.system import processes
 from paceline.system.run_variables import TRACKED_VARIABLE, launched_rank, nested_rank
 
-#: Variables that hold the rank: Paceline's, and the launchers' (Open MPI's mpirun, Slurm's srun), which /proc shows.
+#: Variables with the rank: Paceline's, and those of launchers (Open MPI's mpirun, Slurm's srun). /proc shows them.
 _RANKS = ("PACELINE_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 _SUPERVISOR = ["-m", "paceline.supervisor"]
 
@@ -45,7 +45,7 @@ class WorkerContext:
             return cls(Path(tracked), *launched_rank(), attempt=1)
         found = _of_parents()
         context = cls.from_environment(found)
-        # Don't set PACELINE_RUN_DIR here: child processes without a rank would fail. They find the run by their parent processes.
+        # Don't set PACELINE_RUN_DIR: a child process with it and without a rank would fail. It finds the run by parent processes.
         for name, value in found.items():
             if name.startswith(("PACELINE_", "AZUREML_")) and name != "PACELINE_RUN_DIR":
                 os.environ.setdefault(name, value)
@@ -95,7 +95,7 @@ def _of_parents() -> dict[str, str]:
             continue
         command = processes.command_of(pid)
         if _SUPERVISOR not in (command[number : number + 2] for number in range(len(command))):
-            break  # the supervisor of a service or a sweep does not belong to the run that started it
+            break  # a service's or sweep's supervisor is not part of the run that started it
         raise RunContextError(
             f"this process was started inside run {run_id}, with an environment without the run's variables, and the "
             "worker that it "

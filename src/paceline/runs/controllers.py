@@ -24,7 +24,7 @@ from paceline.system.files import append_line, write_json
 
 #: Kind of a run -> the module that controls it.
 _MODULES = {"sweep": "paceline.sweeps", "pipeline": "paceline.pipelines"}
-#: The run fails after this many controllers in a row that ended before they checked a child: no accident any more.
+#: A run fails after this many controllers in a row that ended before they checked any child run.
 _MOST_STARTS = 3
 
 
@@ -78,7 +78,7 @@ def reopen(folder: RunFolder, record: RunRecord) -> None:
         record, status=states.RUNNING, ended_utc=None, exit_code=None, failure=None, canceled_by=None
     )
     append_line(folder.events, {"time_utc": utc_now(), "status": again.status, "message": "more trials"})
-    folder.told.unlink(missing_ok=True)  # receivers are notified again at the next end
+    folder.told.unlink(missing_ok=True)  # notify the receivers again at the next end
     store.write(folder, again)
 
 
@@ -87,13 +87,13 @@ def resume(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder], 
 
     If no controller can start, record the run as Failed, after a call of `give_up`.
     """
-    # Another machine than the controller's, or another user than the record's, can't resume the run.
+    # Only the user that the record names can resume the run, and only on the machine of the lost controller.
     if not store.was_here(record) or not has_own_record(folder):
         host = record.owner.get("host")
         waiting = f"its controller is gone; the {record.kind} goes on when its owner looks at it on {host}"
         return dataclasses.replace(record, status=states.NOT_RESPONDING, waiting_for=waiting)
     fd = locks.take(folder.lock)
-    # Another reader holds the lock, and starts the controller.
+    # Another process holds the lock and starts the controller, so this process need not do it.
     if fd is None:
         return store.shown(folder, record)
     try:
@@ -103,7 +103,7 @@ def resume(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder], 
             return record
         return _again(folder, record, fd, give_up)
     finally:
-        # Close only this process's descriptor: the controller has inherited the open file, and keeps the lock by it.
+        # Close only this process's descriptor. The controller has inherited the open lock file, and so keeps the lock.
         os.close(fd)
 
 
@@ -118,7 +118,7 @@ def in_engine(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder
             if not RunFolder(folder.path.parent / f"{folder.run_id}_0").state.exists():
                 return None  # no trials exist, so none have to be canceled
             if not folder.cancel_request.exists():
-                # Canceling the job in the engine cancels the sweep, so a new controller has to end the trials.
+                # A user canceled the sweep by canceling its job in the engine. A new controller then has to end the trials.
                 write_json(folder.cancel_request, {"by": found.by or "the engine", "time_utc": utc_now()})
         try:
             return _again(folder, record, -1, give_up, found.message)
@@ -141,7 +141,7 @@ def _again(
         report = FailureReport(cause="supervisor", message=message, see=f"{folder.logs / 'driver.log'}")
         give_up(folder)
         return store.close_deserted(folder, record, report)
-    # Write this before starting the controller, which writes the record too.
+    # Write the record before starting the controller, because the controller writes the record too.
     record = dataclasses.replace(record, owner={**record.owner, "starts": starts})
     store.write(folder, record)
     python = record.owner.get("python")

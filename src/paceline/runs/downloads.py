@@ -18,7 +18,7 @@ from paceline.system.files import copy_whole
 from paceline.system.names import did_you_mean, some
 
 _WILD = frozenset("*?[")
-#: Maximum number of names in a message.
+#: How many file names a message has at most.
 _NAMED = 5
 
 
@@ -119,7 +119,7 @@ def download(
             copy_whole(file.path, target / file.name, came, top=file.top)
             copied.append(file)
         except FileNotFoundError:
-            # Ignore a source file that is gone. If it exists, the target's folder is missing, which is an error.
+            # Ignore a source file that is gone. If the source exists, the target's folder is missing, which is an error.
             if file.path.exists():
                 raise
             gone.append(file)

@@ -12,5 +12,5 @@ def say(text: str) -> None:
     try:
         print(f"{stamp}Z {text}", flush=True)
     except OSError:
-        # Replace the stream: the line stays in its buffer, and writing the line at exit would raise again.
+        # Replace the stream, because its buffer still has the line, and writing the line at exit would raise again.
         sys.stdout = open("/dev/null", "w")  # noqa: SIM115

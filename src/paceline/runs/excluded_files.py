@@ -13,7 +13,7 @@ from paceline.runs.record import RunRecord
 from paceline.system.files import json_lines, replacing
 from paceline.system.links import KEPT, Entry, entries
 
-#: Maximum number of names in a record, which also has their total number.
+#: How many names of excluded files a record lists at most. The record has their total number as well.
 LIMIT = 100
 
 
@@ -54,11 +54,11 @@ def settle(folder: RunFolder) -> None:
         OSError: The disk is full, or access is denied.
     """
     for top in KEPT:
-        # Collect all entries before changing any: copying a link's content needs the entries behind the link.
+        # List all entries before changing any: replacing a link to a folder needs the entries that follow the link in the list.
         found = list(entries(os.fspath(folder.path), top))
         for at, entry in enumerate(found):
             path = folder.path / entry.name
-            # If a link can't stay a link, `entries` lists its target's kind: copy the file or folder.
+            # For a link that can't stay a link, `entries` gives the kind of its target. Replace such a link by a copy.
             if entry.kind in ("file", "dir") and path.is_symlink():
                 _replace(folder.path, entry, list(_inside(found, at)))
             elif entry.kind == "link" and os.readlink(path) != entry.target:
@@ -66,14 +66,14 @@ def settle(folder: RunFolder) -> None:
 
 
 def _lead_straight(path: Path, target: str) -> None:
-    # Rename the new link over the old one, so that the name always leads somewhere.
+    # Create the new link under another name and rename it over the old link, so that the name always exists.
     with replacing(path, f"{path.name}.") as beside:
         beside.symlink_to(target)
 
 
 def _inside(found: list[Entry], at: int) -> Iterator[Entry]:
     for entry in found[at + 1 :]:
-        # In the list, the entries of a folder directly follow the folder.
+        # In the list, all entries inside a folder follow the entry of the folder directly.
         if not entry.name.startswith(f"{found[at].name}/"):
             return
         yield entry

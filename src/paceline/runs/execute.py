@@ -28,19 +28,19 @@ from paceline.runs.record import RunRecord
 from paceline.runs.remote_status import Channel, ExecMessage, ExecRequest
 from paceline.system.files import OwnFolder, read_json, write_json
 
-#: Seconds to wait for the workers of a run that is Starting.
+#: If a run is Starting, wait for its workers for at most this many seconds.
 _START_S = 10.0
 
 #: Seconds between two heartbeats of this client. The supervisor ends a command after 15 seconds without a heartbeat.
 _ALIVE_S = 1.0
 #: Seconds between two polls for output, few enough for typed keys to echo without a noticeable delay.
 _LOOK_S = 0.02
-#: Most bytes in one read of the output. The client acknowledges the output after every half of this.
+#: Most bytes in one read of the output. After every half of this many bytes, the client acknowledges what it has read.
 _READ_BYTES = 1 << 20
 _CHUNK = 1 << 15
 #: Seconds between two checks whether the run is alive.
 _RECORD_S = 1.0
-#: Seconds between two such checks if each queries another machine: the channel itself detects the end earlier.
+#: Seconds between two such checks if each one queries another machine. The channel itself detects the run's end earlier.
 _FAR_RECORD_S = 15.0
 
 
@@ -51,7 +51,7 @@ class Files:
         self.is_over = False
         self._folder = folder
         self._path = folder.exec_requests / os.urandom(6).hex()
-        #: The folder of this request, None until the folder has its final name.
+        #: The folder of this request. None until the folder has got its final name.
         self._own: OwnFolder | None = None
         self._count = 0
         self._alive_at = 0.0
@@ -70,13 +70,13 @@ class Files:
                 hidden.mkdir(mode=0o700)
                 break
             except FileNotFoundError:
-                # Another command's `close` just removed the parent folder: create it again, unless the run is gone.
+                # Another command that just ended has removed the parent folder. Create it again, unless the run is gone.
                 if not self._folder.path.exists():
                     return
         # The supervisor may have removed the folder at the end of the attempt, which `heard` detects.
         with contextlib.suppress(FileNotFoundError):
             write_json(hidden / "request.json", request)
-            # The supervisor acts on any folder that it finds, so rename the folder once it contains the request.
+            # The supervisor handles each folder with a final name, so give the folder its final name after the request is in it.
             os.rename(hidden, self._path)
             # Write later input relative to this descriptor: a group member could replace the path by another folder.
             self._own = OwnFolder(self._path, shut=True)
@@ -105,7 +105,7 @@ class Files:
             self._own.close()
             self._own = None
         with contextlib.suppress(OSError):
-            self._path.parent.rmdir()  # raises an error if the folder of another command is in it
+            self._path.parent.rmdir()  # raises an error while other commands have folders in it
 
     def _new(self) -> list[ExecMessage]:
         if self._output is None:
@@ -117,7 +117,7 @@ class Files:
             if self._output is None:
                 return []
         data = self._output.read(_READ_BYTES) or b""
-        # Count the bytes, which acknowledges them: if too many are unread, the supervisor pauses the command.
+        # Count the bytes for the acknowledgement: with too many unacknowledged bytes, the supervisor pauses the command.
         self._read += len(data)
         # The last element is an unfinished line.
         *lines, self._rest = (self._rest + data).split(b"\n")
@@ -167,7 +167,7 @@ class Beside:
         _check(record, self._argv, rank)
         self.exit_code: int | None = None
         far = read.channel(folder)
-        # Use the target's channel if it has one, else files in this folder.
+        # Use the compute target's channel if it has one. Otherwise use files in the run's folder.
         self._channel: Channel = far or Files(folder)
         self._record_s = _FAR_RECORD_S if far else _RECORD_S
         self._record_at = time.monotonic()

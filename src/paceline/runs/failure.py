@@ -41,9 +41,9 @@ CAUSES = {
 #: Causes after which a run needs other nodes.
 NODES_GONE = frozenset({"node_lost", "preempted"})
 
-#: The exit code of timeout(1).
+#: The exit code of a run that reached its time limit: that of the command timeout(1).
 EXIT_TIME_LIMIT = 124
-#: The exit code of a preempted run: EX_TEMPFAIL of sysexits.h, a retry may succeed.
+#: The exit code of a preempted run: EX_TEMPFAIL of sysexits.h, which means that a retry may succeed.
 EXIT_PREEMPTED = 75
 #: A shell's exit code for a program that SIGTERM ended.
 EXIT_CANCELED = 128 + signal.SIGTERM

@@ -10,7 +10,7 @@ from pathlib import Path
 from paceline.errors import FileNameError
 from paceline.system.files import PathAttribute, is_mine
 
-# `rank_0.jsonl` belongs to attempt 1, `rank_0.2.jsonl` to attempt 2.
+# Metrics of rank 0 are in `rank_0.jsonl` for attempt 1, and in `rank_0.2.jsonl` for attempt 2.
 _RANK_LOG = re.compile(r"rank_(\d+)\.log", re.ASCII)
 _METRIC_LOG = re.compile(r"rank_(\d+)(?:\.(\d+))?\.jsonl", re.ASCII)
 _NODE_LOG = re.compile(r"node_(\d+)\.jsonl", re.ASCII)
@@ -72,27 +72,27 @@ class RunFolder:
 
     #: The job and everything else that never changes: written once, before the folder gets its final name.
     job = PathAttribute("job.json")
-    #: The rest of the record. Replaced atomically by its only writer, the process that holds `lock`.
+    #: The part of the record that changes. Only the process that holds `lock` writes it, and replaces it atomically.
     state = PathAttribute("state.json")
-    #: Locked (flock) by the run's owner; a free lock means that the run is abandoned.
+    #: The file that the run's owner locks (flock). If no process holds the lock, the run is abandoned.
     lock = PathAttribute("lock")
-    #: Changes of the run's state, one JSON line each.
+    #: Changes of the run's state: one line of JSON for each change.
     events = PathAttribute("events.jsonl")
-    #: Secrets by variable, mode 0600: only the supervisor reads them; removed at the end of the run.
+    #: Values of secret variables, with mode 0600. Only the supervisor reads this file, and deletes it at the end of the run.
     secrets = PathAttribute("secrets.json")
-    #: Tags, properties and names: one JSON line per change, appended by any process.
+    #: Tags, properties and names of the run. Any process may append a change as a line of JSON.
     notes = PathAttribute("notes.jsonl")
-    #: When and by whom the run was deleted: only in the trash (`paceline.runs.trash`).
+    #: Time and user of the run's deletion. Only a run in the trash has this file (`paceline.runs.trash`).
     deleted = PathAttribute("deleted.json")
-    #: For a run of another tracker: what its last import read (`paceline.trackers.imports`).
+    #: For a run that was imported from another tracker: how far the last import came (`paceline.trackers.imports`).
     origin = PathAttribute("import.json")
-    #: The progress of each relay of the metrics, one file for each server (`paceline.trackers.relay`).
+    #: How far the metrics were relayed to servers of other trackers, one file for each server (`paceline.trackers.relay`).
     relays = PathAttribute("relays")
     #: The arguments of a function's run that are too long for its command line (`paceline.functions.calls`).
     call = PathAttribute("call")
-    #: The key or token that opens a session, for its owner alone (`paceline.cli.sessions`). It stays on this machine.
+    #: The key or token that opens an interactive session, readable only for its owner. It is never sent to another machine.
     session = PathAttribute("session")
-    #: Exists after a request to end the run; holds the user and the reason.
+    #: A request to end the run, with the user and the reason. The file exists only after such a request.
     cancel_request = PathAttribute("cancel.json")
     #: One folder per running `paceline exec` command, readable only for its owner.
     exec_requests = PathAttribute("exec")
@@ -103,59 +103,59 @@ class RunFolder:
         """Return the file with an exec command's output, kept while a client reads it."""
         return self.attempt(attempt) / f"exec_{name}.jsonl"
 
-    #: The receivers that were notified of the run's end: one JSON line each, for the process that closes a killed run.
+    #: Receivers that were notified of the run's end, one JSON line each. A process that closes a killed run notifies the others.
     told = PathAttribute("told.jsonl")
-    #: Exists while a process closes an abandoned run: the lock is held, but the run is over.
+    #: This file exists while a process closes an abandoned run. Then the lock is held, although the run is over.
     closing = PathAttribute("closing")
 
     def passing(self) -> list[Path]:
         """Return the temporary files that a killed supervisor left in the run's folder."""
         return [path for pattern in (".incoming", ".seen-*") for path in self.path.glob(pattern)]
 
-    #: Failure of a rank that a launcher started beside the program that logs the run.
+    #: Failure of another rank than rank 0, in a program that logs its run itself and that a launcher has started.
     rank_failure = PathAttribute("rank_failure.json")
-    #: The engine (such as Slurm) and the number of its job, if the run's supervisor is inside this job.
+    #: The engine (such as Slurm) and its job's number, if the supervisor runs inside a job of the engine.
     engine = PathAttribute("engine.json")
-    #: A mark whose time is when the engine first did not know the job, although the record was not final.
+    #: The time of this file is when the engine first did not know the job any more although the record was not final.
     gone = PathAttribute("gone")
     #: Kind and settings of the compute target, as they were at the submission.
     target = PathAttribute("target.json")
-    #: A file of reserved bytes, deleted on a full disk to make space for the last record.
+    #: A file that only reserves disk space. On a full disk it is deleted to make room for the last record.
     ballast = PathAttribute("ballast")
 
     @property
     def scratch(self) -> Path:
         """A short path of a folder outside the run, for sockets and shared memory."""
-        # Don't use the run's folder: a Unix socket's path has at most 107 bytes, and the folder's path is often longer.
+        # Use a short path outside the run's folder, because a Unix socket's path may have at most 107 bytes.
         top = "/dev/shm" if os.access("/dev/shm", os.W_OK) else _temporary_folder()
         return Path(top) / f"paceline-{self.run_id[-8:]}"
 
-    #: Link to the workspace's snapshot.
+    #: Link to the run's snapshot of the source in the workspace.
     snapshot = PathAttribute("snapshot")
     #: Files of the source that are links in the working directory, and not in the snapshot (`paceline.system.linked`).
     linked = PathAttribute("linked.json")
-    #: Linked files whose copies were sent to this machine: name in the working directory -> path of the original here.
+    #: Linked files that were sent to this machine: name in the working directory -> path of the sent file.
     sent = PathAttribute("sent.json")
-    #: Links that keep the snapshots of a pipeline's steps until the steps' runs use them.
+    #: Links that protect the snapshots of a pipeline's steps from removal until the steps' runs use the snapshots.
     sources = PathAttribute("sources")
-    #: The workers' working directory; after the run, only files that the script left.
+    #: The working directory of the workers. After the run it has only files that the script has left.
     work = PathAttribute("work")
     outputs = PathAttribute("outputs")
     #: Uploaded files with names outside `outputs/` and `logs/`.
     artifacts = PathAttribute("artifacts")
-    #: One folder per output that is stored at the end; it stays if storing fails.
+    #: One folder for each output that is stored at the end of the run. A folder stays if storing its output fails.
     uploads = PathAttribute("uploads")
-    #: Files that remote nodes did not send, and why: one JSON line per name.
+    #: Names of files that remote nodes did not send, and the reasons: one line of JSON for each name.
     left_out = PathAttribute("left_out.jsonl")
     #: The exact package versions of an environment that was built.
     environment = PathAttribute("environment.json")
-    #: Datasets that the run read, with fingerprints, and outputs that it stored.
+    #: Datasets that the run has read, with their fingerprints, and outputs that the run has stored.
     data = PathAttribute("data.json")
     #: Local paths of files that the job names by their paths on the submitting machine; absent if both paths are equal.
     carried = PathAttribute("carried.json")
-    #: Output folders that the submitting machine will store, with their files. Written on other machines.
+    #: Written on the machine that runs the job: output folders that the submitting machine has to store, with their files.
     left = PathAttribute("prepared/left.json")
-    #: On the submitting machine: output folders that this machine has to store, and the progress; removed afterwards.
+    #: Written on the submitting machine: output folders that it still has to store, and the progress. Deleted afterwards.
     home = PathAttribute("home.json")
 
     def prepare_log(self, node_rank: int) -> Path:
@@ -189,7 +189,7 @@ class RunFolder:
         """Return the metric log with a worker's CPU, memory and GPU samples."""
         return self.metrics / f"load_{rank}.jsonl"
 
-    #: Links to the logs of the current attempt, and the driver's log of all attempts.
+    #: The folder with links to the logs of the current attempt, and with the driver's log of all attempts.
     logs = PathAttribute("logs")
     #: Output of the supervisor and the launcher.
     driver_log = PathAttribute("logs/driver.log")

@@ -14,9 +14,9 @@ from paceline.runs.record import Attempt, RunRecord, end_text, hang_status
 from paceline.runs.visible import TerminalLines
 from paceline.system.files import stamp_of
 
-#: Seconds between two reads of an unchanged record, to detect an abandoned run.
+#: Seconds after which an unchanged record is read again, to detect that the run was abandoned.
 _LOOK_S = 0.5
-#: Pause between two polls: with new lines, and without.
+#: Pause in seconds between two polls: fast after new lines, slow without new lines.
 _FAST_S = 0.01
 _SLOW_S = 0.15
 
@@ -97,7 +97,7 @@ class Show:
                     record.is_terminal,
                 )
             else:
-                is_last = False  # lines that an interrupted call has read but not reported
+                is_last = False  # an interrupted call has left lines to report
             came = False
             for line in self._lines:
                 came = True
@@ -161,7 +161,7 @@ def stream(folder: RunFolder, out: IO[str], said: Collection[str] = ()) -> RunRe
 
     def line(found: LogLine) -> None:
         nonlocal size
-        size = max(size, found.rank + 1)  # a script may start further ranks itself
+        size = max(size, found.rank + 1)  # the script itself may start more ranks than the record has
         text = found.text if terminal is None else terminal.line(found.rank, found.text)
         print(prefix(found, size) + text, file=out, flush=True)
 

@@ -19,10 +19,10 @@ from paceline.system import locks
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
 _EXPERIMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,254}")
-#: The time in an id: seconds and their fraction. Ids of trials and steps end with their number.
-#: A second number follows for a repeated trial, and for the trials of a sweep in a pipeline.
+#: The end of an id: time of creation (seconds and fraction), then the number of a trial or of a pipeline's step. A second number
+#: follows for a repeated trial, and for a trial of a sweep that is a step of a pipeline.
 _AGE = re.compile(r"_([0-9]+)_([0-9a-f]{8})(?:_([0-9]+)(?:_([0-9]{1,6}))?(?:_([0-9]{1,6}))?)?$")
-#: File names have at most 255 bytes on most file systems, of which an id needs 20 besides the experiment's name.
+#: Most file systems allow names of at most 255 bytes, and an id adds about 20 bytes to the experiment's name.
 _EXPERIMENT_LENGTH = 200
 
 _ADJECTIVES = (
@@ -99,7 +99,7 @@ def new_run_id(experiment: str) -> str:
 def age_key(run_id: str) -> tuple[int, str, int, int, int]:
     """Return a run id's sort key: its time, then the numbers of a child run."""
     found = _AGE.search(run_id)
-    # Return -1 for an id without this number, such as a sweep's, so that a sweep sorts before its trial 0.
+    # Use -1 for a number that the id lacks. So a sweep, whose id has no trial number, sorts before its trial 0.
     if not found:
         return 0, run_id, -1, -1, -1
     return int(found[1]), found[2], int(found[3] or -1), int(found[4] or -1), int(found[5] or -1)
@@ -134,7 +134,7 @@ def take_name(workspace_dir: Path, experiment: str, run_id: str) -> str:
             file.write(f"{name}\n")
         return name
     except OSError:
-        # The names can't be locked (another user's folder, or no locks): make the name unique by a long number.
+        # The list of names can't be locked: another user owns it, or the file system has no locks. Use a long number.
         return f"{next(candidates).rpartition('-')[0]}-{zlib.crc32(run_id.encode())}"
 
 

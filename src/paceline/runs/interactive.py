@@ -24,14 +24,14 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.ids import check_run_id, new_run_id
 from paceline.runs.record import RunRecord, user_name, utc_now
 
-#: Run folder -> fd that holds its lock, and pid of the process that created it (a fork inherits both).
+#: Run folder -> (descriptor that holds the run's lock, pid of the process that created the run). A forked child inherits it.
 _ours: dict[RunFolder, tuple[int, int]] = {}
 
-#: The argument of the main thread's last `sys.exit`: the interpreter does not keep it.
+#: The argument of the last call of `sys.exit` in the main thread, because the interpreter does not keep it.
 _exit_code: object = None
 
 _Seen = dict[str, tuple[int, int]]
-#: Run folder -> each watched folder, its files' name in the run, and the files that were copied or were there before.
+#: Run folder -> list of watched folders: (path, name in the run, files that were copied or existed before the run).
 _watched: dict[RunFolder, list[tuple[Path, str, _Seen]]] = {}
 
 
@@ -54,7 +54,7 @@ def create(
     """
     run_id = check_run_id(run_id) if run_id else new_run_id(experiment)
     folder = RunFolder(runs_dir / run_id)
-    # Check early for a clear message. If two programs create the same id at once, `store.create` fails in the second.
+    # Check early, for a clear message. If two programs create the same id at once, `store.create` fails in one of them.
     if folder.path.exists():
         raise RunStateError(f"there is a run {run_id!r} already. Give another run_id, or none.")
     record = RunRecord(
@@ -66,7 +66,7 @@ def create(
         submitted_by=user_name(),
         target="local",
         snapshot_id=snapshot_id,
-        # The command line says nothing in a notebook's kernel or in `python -c`, which have no script.
+        # A notebook's kernel and `python -c` have no script, and their command lines say nothing about the program.
         program=tuple(sys.argv) if hasattr(sys.modules["__main__"], "__file__") else (),
         owner=store.owner(),
     )
@@ -105,7 +105,7 @@ def end(folder: RunFolder, status: str, details: object = None, code: str | None
             f"run {folder.run_id} is logged by process {record.owner.get('pid')} on {record.owner.get('host')}; "
             "only that process can end it."
         )
-    # If somebody has requested the run's end, a program that completes counts as canceled.
+    # A program that completes counts as canceled if somebody has requested the run's end before.
     if status == states.COMPLETED and folder.cancel_request.exists():
         status = states.CANCELED
     report = _report(details, code) if status == states.FAILED else None
@@ -116,7 +116,7 @@ def end(folder: RunFolder, status: str, details: object = None, code: str | None
         record,
         status,
         ended_utc=utc_now(),
-        # Set the start of a child that never began to now, so that its duration is 0 and not unknown.
+        # A child that never began starts now, so that its duration is 0 instead of unknown.
         started_utc=record.started_utc or utc_now(),
         failure=report,
         exit_code={states.COMPLETED: 0, states.FAILED: 1}.get(status, EXIT_CANCELED),
@@ -151,7 +151,7 @@ def end_of_program() -> tuple[str, FailureReport | None]:
         if isinstance(error, KeyboardInterrupt):
             return states.CANCELED, None
         return states.FAILED, _report(error)
-    # Any true argument means failure, such as sys.exit("text"), which exits with 1; sys.exit(False) exits with 0.
+    # Any truthy argument of sys.exit means failure: sys.exit("text") exits with code 1. sys.exit(False) exits with code 0.
     if _exit_code:
         text = f"The program ended with sys.exit({_exit_code!r})."
         return states.FAILED, FailureReport(cause="exception", message=text)
@@ -167,7 +167,7 @@ def _watch_end() -> None:
     @functools.wraps(leave)
     def exit_and_note(status: str | int | None = None, /) -> NoReturn:
         global _exit_code
-        # Ignore other threads, of which sys.exit ends only the thread itself.
+        # Ignore a call in another thread, in which sys.exit ends only this thread and not the program.
         if threading.current_thread() is threading.main_thread():
             _exit_code = status
         leave(status)
@@ -177,7 +177,7 @@ def _watch_end() -> None:
 
 def _end_all() -> None:
     status, report = end_of_program()
-    # In a forked child, `_ours` has its parent's runs too, which must stay open.
+    # A forked child inherits `_ours` with the runs of its parent process, and must leave these runs open.
     for folder in list(_ours):
         if is_ours(folder):
             # Continue with the other runs after an error, such as a deleted folder.
@@ -188,11 +188,11 @@ def _end_all() -> None:
 def watch_folders(folder: RunFolder, outputs: Path) -> None:
     """Begin to watch `outputs` and `./logs`, whose new files are copied into the run."""
     if outputs.is_symlink():
-        return  # this is a worker, whose `outputs` belongs to the submitted run
+        return  # in a worker, `outputs` is a link to the submitted run's folder
     folders = [(outputs.absolute(), "outputs"), (Path("logs").absolute(), "logs")]
     with contextlib.suppress(OSError):
         outputs.mkdir(parents=True, exist_ok=True)
-    # Record the stamps of existing files, which were there before the run, so that they are not copied.
+    # Record the stamps of files that exist before the run. Only new files and files with changed stamps are copied.
     _watched[folder] = [(path, name, _stamps(path)) for path, name in folders]
 
 

@@ -11,18 +11,18 @@ from collections.abc import Iterator
 #: Level -> its number, as in Python's logging.
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 _BY_LETTER = {"D": 10, "I": 20, "W": 30, "E": 40, "F": 40, "C": 40}
-#: A level counts only in the first characters of a line: at the start, or behind a time and a name.
+#: A level is recognised only in the first characters of a line: at the start, or after a time and a logger's name.
 _FIRST = 160
 _LEVEL = re.compile(
     r"\b(DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b"
-    # such as level=warning, "level": "error"
+    # matches, for example, level=warning and "level": "error"
     r"|(?i:\blevel\w{0,4}[\"']?\s?[=:]\s?[\"']?)((?i:debug|info|warn|err|crit|fatal))"
-    # such as E1128 12:30:00.123 (glog), [W1128 12:30:00 (torch)
+    # matches, for example, E1128 12:30:00.123 (glog) and [W1128 12:30:00 (torch)
     r"|(?:^|[\[\]: ])([DIWEF])\d{4} \d\d:\d\d:\d\d"
-    # such as UserWarning: and ValueError: (Python), error: (compilers)
+    # matches, for example, UserWarning: and ValueError: (Python), and error: (compilers)
     r"|(?:^|[\s.])(?:\w{0,80}(Warning|Error|Exception|KeyboardInterrupt)(?::|$)|(warning|error|fatal|fatal error):)"
 )
-#: Each line with a warning or an error has one of these parts, in lower case; the last are for glog ("E1128 12:30").
+#: Each line with a warning or error contains one of these texts in lower case. The last ones are for glog ("E1128 12:30").
 _SERIOUS = (
     "warn",
     "err",
@@ -63,7 +63,7 @@ class LevelFilter:
     def lines(self, writer: object, block: str) -> Iterator[tuple[int, str]]:
         """Yield (offset, line) of each line in a rank's text that passes the filter."""
         lower, at = block.lower(), 0
-        # `_HINTS` makes the search far quicker than testing each line, but needs equal offsets in `lower` and `block`.
+        # Searching for `_SERIOUS` is far quicker than testing each line, but needs equal offsets in `lower` and `block`.
         is_quick = self._least >= LEVELS["warning"] and len(lower) == len(block)
         places = dict.fromkeys(_SERIOUS, -1)
         while at <= len(block):

@@ -26,11 +26,11 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.record import Attempt, parse_utc
 
 _CHUNK = 1 << 16
-#: Bytes of `log_order.txt` in the first read; each further read is eight times as large, up to 4 MiB.
+#: Bytes of `log_order.txt` in the first read. Each further read is eight times as large as the one before, up to 4 MiB.
 _NOTES, _MOST_NOTES = 1 << 16, 1 << 22
-#: Bytes to search backwards for the beginning of an unfinished line; of a progress bar only the last state counts.
+#: How many bytes to search backwards for the start of a line. A longer line is usually a progress bar: its end suffices.
 _FAR_BACK = 1 << 20
-#: More bytes than any line (note) of `log_order.txt` has.
+#: An upper bound for the bytes of a note. Each line of `log_order.txt` is a note.
 _NOTE_BYTES = 80
 
 
@@ -136,7 +136,7 @@ def _from_the_end(
         for rank in ranks:
             with contextlib.suppress(OSError):
                 logs[rank] = files.enter_context(open(folder.rank_log(attempt, rank), "rb"))
-        # Fix the ends of the logs now, since workers go on writing.
+        # Get the ends of the logs once, because workers continue to write.
         ends = {rank: file.seek(0, os.SEEK_END) for rank, file in logs.items()}
         found = sum(_is_unended(file, ends[rank]) for rank, file in logs.items()) if unended else 0
         notes = files.enter_context(_Notes(folder.log_order(attempt)))
@@ -148,13 +148,13 @@ def _from_the_end(
             for newline in _newlines_back(logs[span.rank], span.begin, span.end):
                 found += 1
                 if found >= count:
-                    # A line before the first one to show ends here. The code below looks for the exact beginning.
+                    # The first line to show ends at this newline. `_line_start` below finds the line's beginning.
                     offsets[span.rank] = newline
                     break
             if found >= count:
                 break
         starts = {rank: _line_start(file, offsets[rank]) for rank, file in logs.items()}
-        # With count 0, skip an unfinished line too.
+        # With count 0 show no existing line, not even an unfinished one.
         return LogStart(attempt, place, ends if count <= 0 else starts), found
 
 
@@ -180,7 +180,7 @@ class _Notes:
             self.size = self._file.seek(0, os.SEEK_END)
         except OSError:
             self._file, self.size = None, 0
-        #: Cache of `offsets`: rank -> (offset behind the rank's earliest note that was read, log size in this note).
+        #: Cache of `offsets`: rank -> (offset after the earliest note of this rank that was read, log size in this note).
         self._seen: dict[int, tuple[int, int]] = {}
 
     def __enter__(self) -> _Notes:
@@ -197,14 +197,14 @@ class _Notes:
         """
 
         def noted(place: int) -> int:
-            # Clear the cache, which requires that positions decrease from call to call.
+            # Clear the cache, because it is valid only while positions decrease from call to call.
             self._seen.clear()
             return self.offsets([rank], place)[rank]
 
         behind = bisect.bisect_left(range(self.size + 1), offset + 1, key=noted)
         self._seen.clear()
         if behind > self.size:
-            # The position is in the bytes without a note, which come last in the merged log, in order of rank.
+            # The position is in bytes that no note covers. In the merged log these come last, in order of rank.
             sizes = self.offsets(tuple(ends), self.size)
             order = [*ends]
             sizes.update({one: ends[one] for one in order[: order.index(rank)]})
@@ -220,14 +220,14 @@ class _Notes:
         ends: For each rank, the size of its log.
         """
         end, want = self.size, _NOTES
-        # Begin with the bytes without a note, which come last in the merged log.
+        # Begin with the bytes that no note covers, because they come last in the merged log.
         offsets = self.offsets(tuple(ends), end)
         for rank in reversed(ends):
             if offsets[rank] < ends[rank]:
                 yield _Span(end, rank, offsets[rank], ends[rank])
         while end > 0:
             begin = self._line_start(end - want)
-            if begin >= end:  # without line ends, `log_order.txt` has no notes
+            if begin >= end:  # without a newline there is no complete note
                 begin = 0
             offsets = self.offsets(tuple(ends), begin)
             spans = []
@@ -240,7 +240,7 @@ class _Notes:
 
     def offsets(self, ranks: Sequence[int], end: int) -> dict[int, int]:
         """Return each rank's log size at offset `end` of `log_order`, or 0."""
-        # Search for the ranks without a cached note before `end`.
+        # Search for those ranks of which the cache has no note before `end`.
         missing = {rank for rank in ranks if rank not in self._seen or self._seen[rank][0] > end}
         at = end
         while at > 0 and missing:
@@ -253,13 +253,13 @@ class _Notes:
                     self._seen[rank] = (top + found[0], found[1])
                     missing.remove(rank)
             at = begin
-        # Cache that no note is before `end`: then no note is before earlier positions either.
+        # Cache for these ranks that no note is before `end`, so that none is before an earlier position either.
         self._seen.update(dict.fromkeys(missing, (0, 0)))
         return {rank: self._seen[rank][1] for rank in ranks}
 
     def at(self, time_s: float) -> int:
         """Return the offset of the first `log_order` line at `time_s` or later."""
-        # Bisect over offsets of `log_order.txt`: the time of the first note behind an offset never decreases.
+        # Bisect over the offsets of `log_order.txt`, because the first note after a later offset never has an earlier time.
         lines = range(self.size + 1)
         return self._line_start(bisect.bisect_left(lines, time_s, key=self._time_at))
 
@@ -297,7 +297,7 @@ class _Notes:
 
 def _last_offset(data: bytes, rank: int) -> tuple[int, int] | None:
     """Return (end of a rank's last `log_order` line, log size in it), or None."""
-    # Search for the rank between spaces, so that 1 matches neither 11 nor the size, which a newline follows.
+    # Search for the rank between two spaces: so 1 matches neither in 11 nor in the size, which a newline follows.
     word, end = b" %d " % rank, len(data)
     while (at := data.rfind(word, 0, end)) >= 0:
         begin = at + len(word)
@@ -318,7 +318,7 @@ def _line_starts(folder: RunFolder, attempt: int, offsets: Mapping[int, int]) ->
 
 def _line_start(file: IO[bytes], offset: int) -> int:
     begin = max(0, offset - _FAR_BACK)
-    # If no newline was found within the limit, show the line from there on.
+    # If no newline is found within the limit, treat the limit as the beginning of the line.
     return next(_newlines_back(file, begin, offset), begin - 1) + 1
 
 

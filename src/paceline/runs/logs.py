@@ -25,9 +25,9 @@ from paceline.system import gaps
 _CHUNK = 1 << 16
 #: Maximum number of characters of a line in a report.
 _LONGEST_SHOWN = 300
-#: Longer lines are shown in pieces of this size, so that no log fills the memory.
+#: A longer line is shown in pieces of this many bytes, so that a log without newlines does not fill the memory.
 _LONGEST_LINE = 1 << 16
-#: Seconds before an unfinished line is shown, and between two states of a progress bar.
+#: Seconds after which an unfinished line is shown, and interval in which the states of a progress bar are shown.
 _PATIENCE_S = 1.0
 
 
@@ -69,20 +69,20 @@ class LineAssembler:
 
     def feed(self, data: bytes, at: int = 0) -> Iterator[str]:
         """Yield the lines that `data`, from offset `at` of the log, completes."""
-        # Note when an unfinished line begins, because it is shown after `_PATIENCE_S`.
+        # Store the time and offset at which an unfinished line begins, because the line is shown after `_PATIENCE_S` seconds.
         if not self._partial:
             self._since, self._begin = time.monotonic(), at
         *whole, rest = (self._partial + data).split(b"\n")
         for line in whole:
             self.begin, self._begin = self._begin, self._begin + len(line) + 1
             text = _last_state(line)
-            # Don't show the last state of a progress bar again when its newline arrives.
+            # When the newline of a progress bar arrives, don't show the bar's last state a second time.
             if not (text == self._shown and text) and not _is_noise(text):
                 yield _decode(text)
             self._shown = b""
-        # Of an unfinished line keep only the last state, such as a progress bar's.
+        # Of a long unfinished line keep only the text after the last carriage return, such as a progress bar's last state.
         if len(rest) > _LONGEST_LINE:
-            # Search before the last byte: a trailing carriage return keeps the previous state until new text comes.
+            # Ignore a carriage return at the end: the text before it stays visible until new text comes.
             cut = rest.rfind(b"\r", 0, -1) + 1
             rest, self._begin = rest[cut:], self._begin + cut
         # The cut may split a multi-byte character, which then shows as U+FFFD.
@@ -156,13 +156,13 @@ class Tail:
         self._look_for_gap()
         self._file.seek(self.position)
         if until is None:
-            # Fix the end now, so that a rank that prints without end does not delay the others.
+            # Read only to the log's present end, so that a rank that prints endlessly does not delay the other ranks.
             until = os.fstat(self._file.fileno()).st_size
         while self.position < until:
             stop, gap = until, self._gap
             if gap is not None and self.position < gap.end:
                 if self.position >= gap.begin:
-                    # The mark of the gap is a line of its own, so first end a line that the gap has cut off.
+                    # The mark of a gap is a separate line. So if the gap has cut off a line, end this line first.
                     yield (b"" if self._ends_line else b"\n") + gap.mark(self.position)
                     self.position, self._ends_line = self._file.seek(gap.end), True
                     continue
@@ -172,7 +172,7 @@ class Tail:
                 return
             if self._look_for_gap() and self._gap is not None and self._gap.begin < self.position + len(data):
                 self._file.seek(self.position)
-                continue  # while this part was read, another process has cut it out of the log
+                continue  # another process has cut this part out of the log during the read, so read again
             self.position, self._ends_line = self.position + len(data), data.endswith(b"\n")
             yield data
 
@@ -186,11 +186,11 @@ class Tail:
         self._gap_seen = (found.st_mtime_ns, found.st_ino)
         before, now = self._gap, gaps.read(str(self._path))
         if now is None or not now.is_closed or not self._is_at_its_path():
-            # Another process is still cutting the log, or this reader has the long file open: use the long file's offsets.
+            # Another process is still cutting the log, or this reader has the uncut file open: use offsets in the uncut file.
             self._gap = now or before
             return True
         self._gap = None
-        # This reader has the shortened file now: convert an offset behind the cut to the shortened file's offset.
+        # This reader has opened the shortened file: convert an offset after the cut to an offset in the shortened file.
         if before is not None and self.position >= before.end:
             self.position = now.place(self.position)
         return False
@@ -335,7 +335,7 @@ class LogFollower:
         """
         lines = self._new(attempts, is_over=is_over)
         if self._last is not None:
-            # Apply `last` only in the first call, to the lines that exist then.
+            # `last` limits only the first call, and only the lines that exist at that time.
             lines = iter(deque(lines, maxlen=self._last))
             self._last = None
         yield from lines
@@ -386,7 +386,7 @@ def last_lines(path: Path, count: int, *, window: int = 1 << 15) -> list[str]:
     except OSError:
         return []
     lines = [_decode(_last_state(line)) for line in data.rstrip().split(b"\n") if not _is_noise(line)]
-    # The window may begin in the middle of a line, so drop the first line.
+    # The bytes that were read may begin in the middle of a line, so drop the first line.
     if size > window and len(lines) > 1:
         lines = lines[1:]
     return [line[:_LONGEST_SHOWN] for line in lines[-count:]] if data.strip() else []

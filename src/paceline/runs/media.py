@@ -26,14 +26,14 @@ from paceline.runs import artifacts
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import plain_file_name, plain_value
 
-#: A file's path, or a function that writes the file at a path.
+#: The source of a media file: its path, or a function that writes the file at a given path.
 Source: TypeAlias = "str | Callable[[Path], object]"
 
-#: Channels of an image -> PNG's number for the kind of color.
+#: Number of an image's channels -> number of the color type in PNG.
 _COLOR = {1: 0, 3: 2, 4: 6}
 _AUDIO = (".wav", ".mp3", ".ogg", ".oga", ".flac", ".m4a", ".opus")
 _VIDEO = (".mp4", ".webm", ".gif", ".ogv", ".mov", ".m4v")
-#: Most bytes of a logged file.
+#: Maximum size in bytes of a file that a script logs.
 _MOST_BYTES = 100 << 20
 _MOST_ROWS, _MOST_BINS = 10_000, 1000
 _ENCODER_S = 600
@@ -269,7 +269,7 @@ def media_of(value: object) -> Media | None:
     shape: Sequence[object] = getattr(value, "shape", ())
     if not _is_array(value) or len(shape) < 2:
         return None
-    # Treat bytes with three or four channels as an image. Other arrays may be weights.
+    # Treat an array of bytes with three or four channels as an image. Other arrays may be weights: show a histogram.
     is_picture = len(shape) == 3 and shape[2] in (3, 4) and str(getattr(value, "dtype", "")).endswith("uint8")
     return Image(value) if is_picture else Histogram(value)
 
@@ -460,7 +460,7 @@ def _pixels(name: str, given: Any) -> Any:
 def _png(pixels: Any) -> bytes:
     height, width, channels = pixels.shape
     head = struct.pack(">IIBBBBB", width, height, 8, _COLOR[channels], 0, 0, 0)
-    # Each row begins with the number of its filter; 0 leaves the bytes as they are.
+    # In PNG, each row begins with the number of its filter. Filter 0 leaves the row's bytes as they are.
     rows = b"".join(b"\0" + row.tobytes() for row in pixels)
     data = b"\x89PNG\r\n\x1a\n"
     for kind, part in ((b"IHDR", head), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paceline.runs.search.query import Node
     from paceline.runs.search.summaries import SummaryReader
 
-#: Seconds between two looks at the metrics.
+#: Seconds between two checks of the metrics for conditions on which receivers want a message.
 _LOOK_S = 5.0
 
 
@@ -35,7 +35,7 @@ class Messenger:
         """Queue the messages of an event, if any receiver wants it (`paceline.runs.notify.tell`)."""
         if not any(event in events for events in record.receivers.values()):
             return
-        # The imports are late, because they take a fifth of a supervisor's start, and few runs notify.
+        # Import only now, because the imports take a fifth of a supervisor's start time, and few runs have receivers.
         from concurrent.futures import ThreadPoolExecutor
 
         from paceline.runs import notify

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
-#: Seconds after which a folder is listed again even if its modification time has not changed.
+#: After this many seconds a folder is listed again, even if its modification time has not changed.
 _LIST_S = 0.5
 _CHUNK_BYTES = 1 << 17
 
@@ -44,7 +44,7 @@ class FolderListing:
             stamp = os.stat(self._directory).st_mtime_ns
         except OSError:
             return False
-        # List again after a while: a new file may not change the folder's time (clock tick, cache of an NFS client).
+        # List again after a while: a coarse clock or an NFS client's cache may hide that a new file has changed the time.
         if stamp == self._stamp and now - self._listed_at < _LIST_S:
             return False
         self._stamp, self._listed_at = stamp, now
@@ -56,7 +56,7 @@ class LogTail:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        #: Offset in the file up to which chunks have been read.
+        #: Offset in the file up to which lines have been read.
         self.position = 0
 
     def chunks(self, chunk_bytes: int = _CHUNK_BYTES) -> Iterator[bytes]:
@@ -72,7 +72,7 @@ class LogTail:
             file.seek(self.position)
             while data := file.read(chunk_bytes):
                 if not data.endswith(b"\n"):
-                    # No newline in the chunk: read on to the end of this long line.
+                    # The chunk has no newline, so read on to the end of this long line.
                     data += file.readline()
                 end = data.rfind(b"\n") + 1
                 if end == 0:
@@ -94,7 +94,7 @@ def parsed(data: bytes) -> Iterator[Any]:
     """Yield the JSON value of each line in a chunk, except broken lines."""
     lines = [line for line in data.split(b"\n") if line]
     try:
-        # Parse the whole chunk before the first yield, since after an error all lines are parsed again, one by one.
+        # Parse the whole chunk before the first yield: if one line is invalid, all lines of the chunk are parsed one by one.
         yield from json.loads(b"[" + b",".join(lines) + b"]")
     except ValueError:
         for line in lines:

@@ -25,11 +25,11 @@ from paceline.runs.metric_reader import MetricEntry, parsed_lines
 Scalar: TypeAlias = "int | float | str | bool"
 
 _MOST_NAMES = 10_000
-#: The most characters of a text. In JSON, a character takes at most six.
+#: The most characters of a text value as JSON. JSON needs up to six characters for one character of the text.
 _LONGEST_TEXT = 6 << 20
 
 
-#: The first 10,000 names that the script logged itself. Trackers of other libraries don't log these again.
+#: The first 10,000 names that the script itself has logged. Other libraries' trackers then don't log the same names again.
 logged_here: set[str] = set()
 
 
@@ -45,7 +45,7 @@ class MetricLog:
         self._attempt = attempt
         self._fd = -1
         self._names: dict[str, str] = {}
-        #: Whether the file may end in the middle of a line. Readers skip such a line if the next one is complete.
+        #: Whether the file may end with a partial line. Readers skip a partial line if the line after it is complete.
         self._is_torn = False
 
     def scalar(self, name: str, value: object, step: int | None = None, time_s: float | None = None) -> None:
@@ -58,7 +58,7 @@ class MetricLog:
             MetricError: Any other value; use `log_list` for lists and generators.
             OSError: The disk is full, and the value is lost.
         """
-        # Frequent types bypass the slow JSON encoder. Exact types: True is an int too, numpy's float64 a float.
+        # Avoid the slow JSON encoder for frequent types. Compare exact types: True is also an int, and numpy's float64 a float.
         if type(value) is float:
             text = float.__repr__(value) if math.isfinite(value) else json.dumps(value)
         elif type(value) is int:
@@ -90,7 +90,7 @@ class MetricLog:
 
     def _quote(self, name: object) -> str:
         quoted = json.dumps(check_name(name))
-        # Limit the cache, because a script may put a number into each name.
+        # Limit the cache, because a script may log under ever new names, for example with a number in each name.
         if len(self._names) < _MOST_NAMES:
             self._names[str(name)] = quoted
             if not self._of_tracker:
@@ -100,10 +100,10 @@ class MetricLog:
     def _write(self, line: bytes) -> None:
         if self._fd < 0:
             self._open()
-        # Begin with a newline, which ends a partial line. Readers skip the empty line that it makes otherwise.
+        # Begin with a newline, to end a partial line. If the last line was complete, readers skip the resulting empty line.
         if self._is_torn:
             line = b"\n" + line
-        # Assume a partial line until the write has succeeded, because a full disk raises an error in between.
+        # Until the write has succeeded, assume a partial line, because on a full disk the write may raise an error halfway.
         self._is_torn = True
         # No lock: with O_APPEND the kernel appends each write as a whole, from any thread or forked child.
         written = os.write(self._fd, line)
@@ -237,7 +237,7 @@ def placed_entries_by_name(
         for entries in found[rank].values():
             for entry in entries:
                 entry["rank"] = rank
-                entry.setdefault("attempt", alone)  # joined entries keep their own attempt
+                entry.setdefault("attempt", alone)  # entries of several attempts have their attempt already
     return _by_name(found)
 
 
@@ -279,7 +279,7 @@ def _entries(paths: Mapping[int, Path], name: str | None) -> dict[int, dict[str,
     for attempt, path in paths.items():
         result = attempts.setdefault(attempt, {})
         for entry in parsed_lines(path):
-            # Catch the error instead of testing: a run may have millions of lines, of which nearly all have a name.
+            # Catch KeyError instead of testing for a name: a run may have millions of lines, and nearly all have a name.
             try:
                 metric = entry["name"]
             except KeyError:
@@ -311,7 +311,7 @@ def _in_sequence(attempts: Mapping[int, dict[str, list[MetricEntry]]]) -> dict[s
         parts = {attempt: entries[metric] for attempt, entries in attempts.items() if metric in entries}
         series: list[MetricEntry] = []
         for attempt, entries in parts.items():
-            # Copy the entries, because their attempts and times are changed below.
+            # Copy the entries, because the code below changes their attempts and times.
             mine: list[MetricEntry] = [{**entry, "attempt": attempt} for entry in entries]
             series = _taken_up(series, mine, is_last=attempt == max(attempts))
         result[metric] = _sortable(series)
@@ -362,7 +362,7 @@ def _by_name(ranks: Mapping[int, Mapping[str, list[MetricEntry]]]) -> dict[str, 
             else:
                 merged[metric] = values
     for metric in several:
-        # A stable sort: values of one rank with equal times keep their order. Attempts' clocks may differ.
+        # A stable sort keeps the order of one rank's values with equal times. Sort by attempt first: clocks may differ.
         merged[metric].sort(key=lambda entry: (entry.get("attempt", 1), entry.get("time", 0.0)))
     return merged
 
@@ -370,9 +370,9 @@ def _by_name(ranks: Mapping[int, Mapping[str, list[MetricEntry]]]) -> dict[str, 
 def _value(entries: list[MetricEntry]) -> Any:
     kinds = {entry.get("kind") for entry in entries}
     if kinds == {None, "list"}:
-        # Single values and lists of values under one name become one list, in order.
+        # Join the single values and the lists of values that were logged under one name into a single list, in order.
         return [item for entry in entries for item in (entry["value"] if entry.get("kind") else [entry["value"]])]
-    # If a name was logged in several ways, the last one counts.
+    # If a name was logged as several kinds of values, only values of the last kind count.
     kind = entries[-1].get("kind")
     if kind is None:
         return _one_or_all([entry["value"] for entry in entries if "value" in entry])

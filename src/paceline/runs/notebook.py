@@ -18,10 +18,10 @@ from paceline.runs.metric_reader import MetricEntry, last_entries
 from paceline.runs.record import RunRecord, duration_text, hang_status
 from paceline.runs.visible import visible
 
-#: Pause between two updates. Each one is sent to a browser, and stored in the notebook.
+#: Seconds between two updates of a display. Each update is sent to the browser, and stored in the notebook.
 _PAUSE_S = 0.5
 
-#: Maximum number of metrics, and of characters of a value.
+#: How many metrics are shown at most, and how many characters of a metric's value.
 _MOST, _LONGEST = 12, 40
 _END_BYTES = 1 << 16
 _COLOURS = {states.COMPLETED: "green", states.FAILED: "firebrick", states.CANCELED: "darkorange"}
@@ -117,5 +117,5 @@ def _status(record: RunRecord) -> str:
 
 
 def _text(text: str) -> str:
-    # Call `visible` as well: escaping for HTML keeps control characters and bidirectional formatting.
+    # Call `visible` as well, because escaping for HTML leaves control characters and bidirectional formatting unchanged.
     return escape(visible(text, lines=True))

@@ -35,7 +35,7 @@ from paceline.system.names import some
 
 _HOOK_S = 10.0
 _COMMAND_S = 60.0
-#: Maximum number of lines of the failure report.
+#: How many lines of the failure report a notification has at most.
 _LINES = 15
 #: The usual paths of sendmail, which a batch job's PATH may lack.
 _SENDMAIL = ("/usr/sbin/sendmail", "/usr/lib/sendmail")
@@ -57,17 +57,17 @@ def tell(folder: RunFolder, record: RunRecord, event: str, digest: str = "") -> 
     if not wanted:
         return []
     said = of_run(folder, record, event, digest)
-    # Another user could have written the record, with a command of theirs.
+    # Don't notify if another user may have written the record: a receiver in it may be a command of that user.
     if not has_own_record(folder):
         return [_sentence(said, one, "another user wrote the run's record.") for one in wanted]
     addresses = read_json(folder.secrets) or {}
 
     def heard(one: str) -> None:
         if is_once:
-            with contextlib.suppress(OSError):  # without this line, as on a full disk, another process may notify again
+            with contextlib.suppress(OSError):  # if the line can't be written (full disk), another process may notify again
                 append_line(folder.told, _heard(one, record, event))
 
-    # A run's secrets have each receiver's URL under its `key_of`. A pipeline's have each URL under its source (`place_of`).
+    # A run's secrets have a receiver's URL under `key_of(receiver)`. A pipeline's secrets have it under `place_of(receiver)`.
     found = {one: addresses.get(key_of(one)) or addresses.get(place_of(one)) for one in wanted}
     return send(said, found, heard)
 
@@ -246,7 +246,7 @@ def _apprise(url: str, said: Notification) -> str | None:
 
     import apprise
 
-    # apprise's warnings may contain the URL: without a handler for its logger, Python prints them.
+    # apprise's warnings may contain the URL. Without a handler for apprise's logger, Python prints these warnings.
     log = logging.getLogger("apprise")
     if log.propagate:
         log.propagate = False
@@ -291,7 +291,7 @@ def _mail(to: str, said: Notification) -> str | None:
     message["To"] = to
     message["Subject"] = " ".join(said.title.split())[:200]
     message.set_content(said.text())
-    # -t takes the recipient from the message, -oi allows lines with a single dot.
+    # Options of sendmail: -t takes the recipient from the message, and -oi accepts a line that is a single dot.
     return _run([program, "-t", "-oi"], message.as_bytes(), None, said.folder)
 
 
@@ -303,7 +303,7 @@ def _command(words: list[str], said: Notification) -> str | None:
 def _run(words: list[str], given: bytes, variables: Mapping[str, str] | None, folder: Path) -> str | None:
     environment = {**processes.shell_environment(), **(variables or {})}
     try:
-        # Run in the run's folder, also if another process than the supervisor starts the command.
+        # Run the command in the run's folder, even if another process than the supervisor starts it.
         done = subprocess.run(
             words, input=given, env=environment, cwd=folder, capture_output=True, timeout=_COMMAND_S, check=False
         )

@@ -37,7 +37,7 @@ def page_of(workspace_dir: Path) -> str | None:
             return None
         told = json.loads(path.read_text())
         return str(told["url"]) if told["host"] == socket.gethostname() else None
-    # Also return None if the file is incomplete, because a server is just writing it.
+    # Also return None if a server is just writing the file, so that the file is incomplete.
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

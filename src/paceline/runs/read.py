@@ -33,7 +33,7 @@ def record(folder: RunFolder) -> RunRecord:
     if found.is_terminal:
         return found
     if _is_own(folder) or not folder.lock.exists():
-        # A folder without a lock is a remote node's copy: the supervisor and its lock are on another machine.
+        # A folder without a lock is a copy on a remote node. The run's supervisor and lock are on another machine.
         return store.shown(folder, found)
     if (workspace_dir := folder.path.parents[1]) in store.only_shown:
         if locks.is_held(folder.lock, here=store.was_here(found)):
@@ -44,16 +44,16 @@ def record(folder: RunFolder) -> RunRecord:
         if not controllers.is_controlled(found):
             return remote_status.read(folder, found)
         return controllers.in_engine(folder, found, _end_children)
-    # Another user's lock can't be opened. `is_held` finds it in the kernel's list of this machine's locks.
+    # This process can't open another user's lock. `is_held` finds such a lock in the kernel's list of this machine's locks.
     if not locks.is_held(folder.lock, here=store.was_here(found)):
-        # Read again: since the record was read, the owner may have written the end and exited.
+        # Read the record again: the owner may have written the run's end and exited since the first read.
         found = store.stored(folder)
         if found.is_terminal:
             return found
         if not controllers.is_controlled(found):
             return store.set_right(folder)
         return controllers.resume(folder, found, _end_children)
-    # The lock's holder may be a process that closes the abandoned run. Then the file `closing` exists.
+    # The process that holds the lock may just be closing an abandoned run. In this case the file `closing` exists.
     return store.deserted(found) if folder.closing.exists() else store.shown(folder, found)
 
 
@@ -75,7 +75,7 @@ def raw(folder: RunFolder) -> dict[str, Any] | None:
     state = read_json(folder.state)
     if not isinstance(state, dict):
         return None
-    # A final record never changes, so skip locks and engines.
+    # A final record never changes, so don't check locks or query engines.
     if state.get("status") in states.TERMINAL:
         job = read_json(folder.job)
         return merged(job, state) if isinstance(job, dict) else None

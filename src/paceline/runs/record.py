@@ -17,7 +17,7 @@ from paceline.system.serialization import known_fields, plain_fields, plain_valu
 
 RECORD_VERSION = 1
 
-#: Fields that may change after the run's creation. `sweep` is one of them, because a sweep gets more trials.
+#: Fields that may change after the run's creation. `sweep` is one of them, because a sweep can get further trials.
 STATE_FIELDS = (
     *("status", "waiting_for", "started_utc", "ended_utc", "owner", "scratch_dir", "attempts", "size", "exit_code"),
     *("failure", "canceled_by", "warnings", "hang", "left_out", "left_out_count", "sweep"),
@@ -47,8 +47,8 @@ class Hang(TypedDict):
     report: str
 
 
-#: A trial's entry in its run's record: its parameters for samplers (chosen) and for its script (values).
-#: A repeated trial also has the run whose checkpoints it got (from), its rung, and the reason for the repetition.
+#: A trial in the record of its run: its parameters as numbers for samplers (chosen), and as the script gets them (values). For a
+#: repeated trial also: the run whose checkpoints it got (from), its rung, and the reason for the repetition.
 TrialEntry = TypedDict(
     "TrialEntry",
     {
@@ -307,7 +307,7 @@ def duration_s(started_utc: str | None, ended_utc: str | None) -> float | None:
     return max(0.0, (end - parse_utc(started_utc)).total_seconds())
 
 
-#: Name of the member on whose request the page's server acts in this context; "" for the process's own user.
+#: In the page's server: name of the member who sent the current request. "" stands for the process's own user.
 ACTS_FOR: ContextVar[str] = ContextVar("ACTS_FOR", default="")
 
 

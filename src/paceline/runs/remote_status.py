@@ -66,7 +66,7 @@ class Teller(Protocol):
         """Submit a sweep's controller; see `paceline.targets.Controlling`."""
 
 
-#: A function of the record of a run whose job is gone, and of the engine's report: the new record if the run continues.
+#: A callback for a run whose job is gone. It gets the record and the engine's report, and returns a record if the run continues.
 GoesOn: TypeAlias = "Callable[[RunFolder, RunRecord, JobStatus], RunRecord | None]"
 
 
@@ -82,7 +82,7 @@ def read(folder: RunFolder, record: RunRecord, goes_on: GoesOn | None = None) ->
         return store.shown(folder, record)
     try:
         found = teller(folder).look(folder, record)
-    # This clause comes first, because the error for an engine that does not answer is an OSError too.
+    # Catch PacelineError before OSError, because the error for an engine that does not answer is both.
     except PacelineError as error:
         found = JobStatus(state=UNREACHABLE, message=str(error))
     except OSError as error:  # an error of this machine, such as a full disk
@@ -111,14 +111,14 @@ def refresh(folder: RunFolder) -> None:
     Call `refresh` before reading those files. It is as quick as `read`: targets ask at most about once a second. Files
     that cannot be fetched now keep their old content, and `status` says why.
     """
-    # A process of the run itself has the original folder, which is always up to date.
+    # A process that belongs to the run works in the original folder, which is always up to date.
     if not is_copy(folder) or os.environ.get("PACELINE_RUN_ID") == folder.run_id:
         return
     if folder.path.parents[1] in store.only_shown:
         return
     with contextlib.suppress(RunNotFoundError, OSError):
         record = store.stored(folder)
-        if not record.is_terminal:  # after the final record nothing follows: it is the last file to arrive
+        if not record.is_terminal:  # the final record arrives last, so no file follows it
             read(folder, record)
 
 
@@ -191,18 +191,18 @@ def write_off(folder: RunFolder, by: str) -> RunRecord:
 
 def _gone(folder: RunFolder, record: RunRecord, found: JobStatus, goes_on: GoesOn | None) -> RunRecord:
     try:
-        # Use the file's time, so that all readers count the grace period from when the first reader noticed the loss.
+        # Use the time of the file `gone`: so all readers count the grace period from when the first reader noticed the loss.
         since = folder.gone.stat().st_mtime
     except OSError:
         with contextlib.suppress(OSError):
             folder.gone.touch()
-        # The grace period starts now. If the file can't be written, it starts again for each reader.
+        # The grace period starts now. If the file `gone` can't be written, the period starts again for each reader.
         since = time.time()
     asked = read_json(folder.cancel_request) or {} if folder.cancel_request.exists() else None
-    # If the engine reports no cause, the request to cancel most likely ended the job.
+    # If the engine reports no cause, but a user has requested the run's end, this request most likely ended the job.
     if asked is not None and found.cause in ("canceled", "engine"):
         found = dataclasses.replace(found, cause="canceled", by=asked.get("by") or found.by)
-    # Without an attempt, no supervisor has started that could still write the record.
+    # If no attempt has begun, there is no supervisor that could still write the record, so don't wait for it.
     never_started = asked is not None and not record.attempts
     if time.time() - since < _GRACE_S and not never_started:
         return store.shown(folder, record)
@@ -254,7 +254,7 @@ def _is_mine(folder: RunFolder) -> bool:
 
 
 def teller(folder: RunFolder) -> Teller:
-    # Get the function by its registered name, because `targets` is a higher layer, which `runs` must not import.
+    # Look up the function by its registered name: it is in `targets`, a higher layer, which `runs` must not import.
     target_of_run = cast("Callable[[Path], Teller]", from_above("target_of_run"))
     return target_of_run(folder.path)
 
@@ -284,7 +284,7 @@ class ExecRequest(TypedDict, total=False):
     #: Rows and columns of the terminal, or None for pipes.
     terminal: tuple[int, int] | None
     term: str | None
-    #: Port of the node to which a tunnel leads, instead of a user's command (`paceline.runs.tunnel`).
+    #: A port of the node to which a tunnel leads. It replaces the user's command `argv` (`paceline.runs.tunnel`).
     relay: int
     stacks: dict[str, bool]
     profile: dict[str, float]

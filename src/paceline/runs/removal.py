@@ -25,7 +25,7 @@ from paceline.system import locks
 from paceline.system.files import OWNED, names_in, remove_tree, write_json
 
 GONE, NEW = ".gone-", ".new-"
-#: Seconds to wait for a run's lock. Readers and an exiting supervisor hold it for moments; an owner holds it longer.
+#: How many seconds to wait for a run's lock. Readers and an exiting supervisor release it within moments, an owner does not.
 _LOCK_S = 10.0
 #: Age in seconds from which an unfinished new folder counts as left by a killed submission. A submission takes seconds.
 _ABANDONED_S = 3600.0
@@ -83,9 +83,9 @@ def move_out(folder: RunFolder, place: Path, *, force: bool = False, mark: Mappi
     record = read.record(folder)
     check_removable(record, force=force)
     store.check_own(folder, "remove")
-    # Only the holder of the lock may write the record, so no other process can take over the run meanwhile.
+    # Hold the lock: only its holder may write the record, so no other process can continue the run during the removal.
     with _locked(folder):
-        record = store.stored(folder)  # another process may have continued a killed submission
+        record = store.stored(folder)  # another process may have continued this run before
         if not force:
             check_removable(record)
         # Remove containers before the rename: if this process is killed in between, the run is still in the list.
@@ -95,7 +95,7 @@ def move_out(folder: RunFolder, place: Path, *, force: bool = False, mark: Mappi
             if mark is not None:
                 unmark(folder)
                 write_json(folder.deleted, mark, mode=OWNED)
-            # Delete a run of the same id in the trash, such as an earlier start of this trial.
+            # If a run of the same id is in the trash, such as an earlier start of this trial, delete that run.
             discard(place)
             os.rename(folder.path, place)
         except OSError as error:
@@ -124,7 +124,7 @@ def discard(path: Path) -> None:
 
 
 def _gone(path: Path) -> Path:
-    # Add a random token, since another run with this id may be removed before this folder is deleted.
+    # A random token makes the name unique, because a second run of this id may be removed before this folder is deleted.
     return path.with_name(f"{GONE}{path.name}-{secrets.token_hex(4)}")
 
 
@@ -153,14 +153,14 @@ def _delete(gone: Path) -> None:
         except BlockingIOError:
             return
         except OSError:
-            pass  # NFS has no locks on folders, and deleting twice does no harm
+            pass  # NFS has no locks on folders, and two processes may delete one folder
         remove_tree(gone)
     finally:
         os.close(fd)
 
 
 def _is_abandoned(new: Path) -> bool:
-    # A submission creates the lock last. Without a lock, judge by the folder's age.
+    # A submission locks the run last. So a folder without a held lock counts as abandoned only after some time.
     return time.time() - new.stat().st_mtime > _ABANDONED_S and not locks.is_held(RunFolder(new).lock)
 
 

@@ -86,21 +86,21 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         (1.0, 0.5, 0.3333333333333333)
     """
 
-    #: Set by `paceline.workspace`: returns the experiment of a run whose record names the experiment.
+    #: A function that returns the experiment which a run's record names. `paceline.workspace` sets it.
     make_experiment: ExperimentMaker
-    #: The class of runs that `get_context` returns outside a run.
+    #: The class of the object that `get_context` returns in a process that belongs to no run.
     offline_class: ClassVar[type[OfflineRun]] = OfflineRun
-    #: Set by `paceline.workspace`: kind -> function that returns the class of such runs.
+    #: Kind of a run -> function that returns the class of such runs. `paceline.workspace` fills this dict.
     kinds: ClassVar[dict[str, Callable[[], type[Run]]]] = {}
-    #: Set by `paceline.workspace`: opens an input that the script asks for by name.
+    #: A function that opens an input of the job by name. `paceline.workspace` sets it.
     open_dataset: Callable[[DataReference, str], object]
-    #: Set by `paceline.workspace`: registers a file or folder of the run as a model.
+    #: A function that registers a file or folder of a run as a model. `paceline.workspace` sets it.
     make_model: Callable[..., Model]
-    #: Warnings that the submission has already shown.
+    #: Warnings that were shown at the submission already, and are not shown again.
     _said: Collection[str] = ()
-    #: Set by `paceline.workspace`: finds the models of a run.
+    #: A function that finds the models of a run. `paceline.workspace` sets it.
     models_of: Callable[[RunFolder], list[Model]]
-    #: Set by `paceline.workspace`: returns HTML with the curves of a run, or "" if the web page's packages are missing.
+    #: A function that returns HTML with a run's curves, or "" without the web page's packages. `paceline.workspace` sets it.
     _charts_of: Callable[[RunFolder], str]
 
     def __init__(self, experiment: ExperimentLike, run_id: str) -> None:
@@ -166,7 +166,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     def __hash__(self) -> int:
         return hash(self._folder)
 
-    # --- finding a run
+    # The methods below find runs.
 
     @classmethod
     def get_context(cls, allow_offline: bool = True) -> Self:
@@ -185,10 +185,10 @@ class Run(LogsMetrics, HasFiles, HasNotes):
                     "this process belongs to no run: PACELINE_RUN_DIR is not set. Submit the script with `paceline run`, "
                     "or call get_context() without allow_offline=False."
                 )
-            # The offline class has the methods of a run, but is no subclass.
+            # The offline class has the same methods as a run, but is no subclass of this class.
             return cast("Self", cls.offline_class())
         folder = RunFolder(context.run_dir)
-        # Read the experiment's name from the record: a worker knows its run's folder, but no workspace.
+        # A worker knows its run's folder, but no workspace, so read the name of the experiment from the run's record.
         run = cls(cls.make_experiment(context.run_dir.parent, store.experiment(folder)), folder.run_id)
         run._worker = context
         return run
@@ -208,10 +208,10 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @classmethod
     def _handle(cls, experiment: ExperimentLike, record: RunRecord) -> Any:
-        # Functions return the classes, so that sweeps are imported only when needed.
+        # `kinds` has functions that return classes, so that the module of sweeps is imported only when needed.
         return cls.kinds.get(record.kind, lambda: cls)()(experiment, record.run_id)
 
-    # --- identity and results
+    # The methods and properties below describe the run, and return its results.
 
     @property
     def folder(self) -> RunFolder:
@@ -246,7 +246,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         """The run's number in its experiment, from 1, in order of submission."""
         records = read.all_records(self._folder.path.parent)
         ids = [record.run_id for record in records if record.experiment == self._experiment.name]
-        # Count from the end, because the newest run is first in the list and has the highest number.
+        # The list begins with the newest run, which has the highest number. So count from the end of the list.
         return len(ids) - ids.index(self.id)
 
     @property
@@ -338,7 +338,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             ModelError: The name is wrong, there is no such file, the folder has a file that the run does not keep, or the
                 process sees only a copy of the run's folder.
         """
-        # Call the class's attribute: through the instance, Python would pass the instance as the first argument.
+        # Call the function through the class. Through the instance, Python would pass the instance as the first argument.
         return Run.make_model(
             self._folder,
             model_name,
@@ -393,7 +393,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         shutil.copytree(self._folder.snapshot.resolve(), target, symlinks=True)
         return str(target)
 
-    # --- metrics
+    # The methods below read and write metrics.
 
     @reads
     def get_metrics(
@@ -448,7 +448,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             UserError: The run does not have this rank or attempt.
         """
         if rank is not None or attempt is not None:
-            # Use the stored record without asking the engine, since the folder was refreshed before this call.
+            # Read the stored record without querying the engine, because the folder was refreshed before this call.
             record = store.stored(self._folder)
             _check_numbers("rank", rank, self._folder.ranks(record.world_size), self.id)
             _check_numbers("attempt", attempt, range(1, max(1, len(record.attempts)) + 1), self.id)
@@ -478,7 +478,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             self._metric_log = MetricLog(self._folder.metric_log(rank, attempt), attempt=attempt)
         return self._metric_log
 
-    # --- waiting for the run's end
+    # The method below waits for the run's end.
 
     def wait_for_completion(self, show_output: bool = False, raise_on_error: bool = True) -> RunRecord:
         """Block until the run has ended, and return its record. Ctrl-C only stops the waiting.
@@ -497,7 +497,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             raise RunFailedError(f"Run {self.id} failed. {record.failure or ''}", record.failure)
         return record
 
-    # --- commands and load beside the run
+    # The methods below start commands beside the workers, and return what the workers do and use.
 
     def exec(
         self, command: Sequence[str], rank: int = 0, input: bytes | str = b""
@@ -577,14 +577,14 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
         return loads.series(self._folder)
 
-    # --- ending the run
+    # The methods below cancel, delete, start or end the run.
 
     def cancel(self) -> None:
         """Request the run's end: its workers get SIGTERM, and SIGKILL after the grace period. Return at once.
 
         A run that has ended does not change.
         """
-        # Without a supervisor, the process that logs the run ends it itself.
+        # If this process logs the run, there is no supervisor, and this process ends the run itself.
         if interactive.is_ours(self._folder):
             interactive.end(self._folder, states.CANCELED)
         elif not self.record().is_terminal:
@@ -609,7 +609,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         if not purge:
             trash.delete(self._folder.path.parent, [self._folder])
             return
-        # Check all runs before deleting the first.
+        # Check that all runs can be deleted before deleting the first one.
         for run in (*below, self):
             removal.check_removable(run.record())
         # Delete children first: an interrupted call must not leave a child without its parent.
@@ -650,7 +650,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         else:
             self.fail(error)
 
-    # --- children
+    # The methods below start and list child runs.
 
     def child_run(self, name: str | None = None, run_id: str | None = None, outputs: str | None = None) -> Self:
         """Start a child run, which this process logs and ends.
@@ -702,7 +702,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         parents = {self.id}
         records = [record for record in read.all_records(runs_dir) if record.parent_run_id]
         if recursive:
-            # A record names only its own parent, so find each generation by the generation above it.
+            # A record names only the run's direct parent. So find the children generation by generation.
             while grown := {r.run_id for r in records if r.parent_run_id in parents} - parents:
                 parents |= grown
         for record in records:

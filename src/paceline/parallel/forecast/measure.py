@@ -26,9 +26,9 @@ from paceline.parallel.task import Task
 from paceline.parallel.tracing.boundaries import Boundaries
 from paceline.parallel.tracing.fake_model import untouched
 
-#: Size of the parameter with which the optimizer's step is timed.
+#: The number of values in the parameter with which the optimizer's step is timed.
 _NUMBERS = 2**20
-#: Size of the message with which the bandwidth is measured.
+#: The size in bytes of the message with which the bandwidth between workers is measured.
 _MESSAGE_BYTES = 4 * 2**20
 
 
@@ -47,7 +47,7 @@ def measured(
     """
     task = dataclasses.replace(task, model=model)
     reason = "" if micros else "it was not traced, for want of a batch"
-    # The fallback without a batch: a single block with known sizes of parameters and unknown times.
+    # Without a batch, the whole model counts as one block. The sizes of its parameters are known, and its times are unknown.
     blocks: list[tuple[Block, ...]] = [
         (Block(name="the model", forward_s=0.0, backward_s=0.0, parameters=_sizes(model)),)
     ]
@@ -62,7 +62,7 @@ def measured(
     trained = _bytes_of(param for param in params if param.requires_grad)
     matrices = _bytes_of(param for param in params if param.dim() > 1)
     units = [model.get_submodule(name) for name in find_units(model)]
-    # If the trial fails, assume two numbers per parameter, as Adam's.
+    # If the optimizer can't be tried, assume that it keeps two numbers for each number of a parameter, as Adam does.
     factor, seconds = _tried(optimizer, device, _NUMBERS) or (2, 0.0)
     about = Measured(
         rows=max(micros[0].rows, 1) if micros else 1,
@@ -127,7 +127,7 @@ def _tried(optimizer: torch.optim.Optimizer | None, device: torch.device, number
         return 0, 0.0
     param = nn.Parameter(torch.zeros(numbers // 32, 32, device=device))
     make: Callable[..., torch.optim.Optimizer] = type(optimizer)
-    # Keep only the constructor's arguments: a parameter group may have other settings.
+    # A parameter group may have settings that the optimizer's constructor does not accept, so leave these settings out.
     taken = inspect.signature(make).parameters
     options = {key: value for key, value in optimizer.param_groups[0].items() if key != "params" and key in taken}
     try:
@@ -140,7 +140,7 @@ def _tried(optimizer: torch.optim.Optimizer | None, device: torch.device, number
             best = min(best, now() - start)
         state = own.state.get(param, {})
     except Exception:
-        # Give up, for example if the constructor of the user's optimizer needs more arguments.
+        # Return None if the optimizer can't be created or can't step, for example because its constructor needs more arguments.
         return None
     kept = sum(value.numel() for value in state.values() if isinstance(value, Tensor) and value.dim())
     return round(kept / param.numel()), best / param.nbytes

@@ -30,7 +30,7 @@ from paceline.parallel.strategy import (
     strategy_of,
 )
 
-#: FSDP2's extra memory, in blocks (measured: 5.4 to 5.8): this block, the next one, gradients, and both messages.
+#: FSDP2's extra memory, in sizes of a block (measured: 5.4 to 5.8): the current and the next block, gradients, two messages.
 WHOLE_BLOCKS = 5.5
 
 
@@ -145,7 +145,7 @@ def forecast(measured: Measured, layout: Layout, microbatches: int, at_once: int
     sent = _replicas(measured, whole * part, layout, microbatches)
     live = microbatches * sum(block.live_bytes for block in blocks)
     sums = layout.tensor * layout.expert
-    # Add the messages of each block: four sums of its input, or one gather of keys, values and their gradients (context).
+    # Add each block's messages, in sizes of its input: four sums (tensor, expert), or keys, values and their gradients (context).
     sent += live * 4 * (2 * (sums - 1) / sums + (layout.context - 1) / layout.context)
     sent += 2 * (layout.context - 1) / layout.context * gradients
     return Forecast(
@@ -204,7 +204,7 @@ def _piped(
                 gradient_bytes=gradients,
                 optimizer_bytes=gradients * measured.optimizer_factor,
                 activation_bytes=kept * sum(block.activation_bytes for block in part),
-                # A stage keeps its blocks gathered until its last microbatch.
+                # With FullyShard a stage keeps its parameters gathered, and its gradients whole, until its last microbatch.
                 together_bytes=2 * held if layout.shard > 1 else 0.0,
                 sent_bytes=microbatches * ends + _replicas(measured, held, layout, 1),
             )

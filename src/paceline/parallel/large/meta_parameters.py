@@ -14,7 +14,7 @@ from paceline.parallel import tied_parameters
 from paceline.parallel.deterministic_rng import normal
 from paceline.parallel.full_tensor import is_part
 
-#: A part of a tensor: (start, end) for each dimension.
+#: A part of a tensor: the pair (start index, end index) for each dimension.
 Region = tuple[tuple[int, int], ...]
 
 
@@ -27,7 +27,7 @@ def region_of(tensor: Tensor) -> Region:
     if not is_part(tensor):
         return tuple(region)
     for axis, placement in reversed([*enumerate(tensor.placements)]):
-        # Parts are those of torch.chunk: equal, but the last ones may be shorter or empty.
+        # Compute the parts as torch.chunk does: of equal size, except that the last parts may be shorter or empty.
         for dim in [placement.dim] if hasattr(placement, "dim") else []:
             start, end = region[dim]
             ranks, rank = tensor.device_mesh.size(axis), tensor.device_mesh.get_local_rank(axis)

@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 _Args = tuple[Any, ...]
 _Options = dict[str, object]
 
-#: Operations to record, which give a tensor its values.
+#: Operations to record, because they set the values of a tensor.
 _WRITES = frozenset((torch.ops.aten.fill_, torch.ops.aten.zero_, torch.ops.aten.copy_, torch.ops.aten.eye))
 
 
@@ -74,7 +74,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._logs: dict[int, list[_Entry]] = {}
-        # Keep storages alive: an entry belongs to a storage's address, which a new storage could get.
+        # Keep the storages alive: `_logs` has their addresses as keys, and a new storage could get a freed address.
         self._alive: dict[int, UntypedStorage] = {}
         self._is_off = False
 
@@ -168,13 +168,13 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
         known = {self._key(tensor) for tensor in read}
         for number, tensor in enumerate(tensors_in(result)):
             key = self._key(tensor)
-            # Start a log only for a new storage: a view of an argument shares the argument's storage.
+            # Start a log only for a new storage. A view of an argument shares the argument's storage, which has a log already.
             if key not in known and tensor.is_meta:
                 known.add(key)
                 self._logs[key] = [_Entry(call=call, output=number, like=self._ref(tensor))]
 
     def _refs(self, values: _T, done: Mapping[int, int]) -> _T:
-        # Copy initialised tensors, because the constructor may change them later.
+        # Clone a tensor that already has values, because the constructor may change the tensor later.
         def taken(tensor: Tensor) -> object:
             return self._ref(tensor, done[id(tensor)]) if tensor.is_meta else tensor.detach().clone()
 
@@ -222,7 +222,7 @@ class _Replay:
         flat = torch.empty(_extent(ref), dtype=ref.dtype)
         for entry in self._logs[ref.key][: ref.done]:
             if entry.output is not None and (like := entry.like) is not None:
-                # Copy the result into the recorded layout: the CPU may return another one, such as row-major for column-major.
+                # Copy the result into the recorded strides. The CPU may return others, such as row-major for column-major.
                 flat = torch.empty(max(_extent(like), _extent(ref)), dtype=like.dtype)
                 made = self._made(entry.call, generator)[entry.output]
                 flat.as_strided(like.size, like.stride, like.offset).copy_(made)
@@ -255,7 +255,7 @@ class _Replay:
         args, kwargs = real(tuple(call.args)), {key: real(value) for key, value in call.kwargs.items()}
         if not call.is_random:
             return call.function(*args, **kwargs)
-        # Some random operations take no generator, so seed the global one and restore it.
+        # Some random operations take no generator as argument, so seed torch's global generator, and restore its state.
         before = torch.get_rng_state()
         torch.set_rng_state(generator.get_state())
         try:

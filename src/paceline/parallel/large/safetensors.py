@@ -41,7 +41,7 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._entries: dict[str, tuple[Path, int, TensorEntry]] = {}
-        #: The number of bytes read, without headers.
+        #: How many bytes have been read from the files, without their headers.
         self.bytes_read = 0
         for file in self._files():
             start, entries = _entries(file)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from paceline.torch_private import Operation
 
-#: The most bytes of a parameter that keeps the values with which it is created, such as `nn.Parameter(torch.zeros(...))`.
+#: The most bytes of a parameter that keeps its initial values, such as those of `nn.Parameter(torch.zeros(...))`.
 KEPT_BYTES = 16 * 2**20
 
 #: The name of the attribute by which a parameter without values refers to its recorder.
@@ -110,7 +110,7 @@ class TensorValues:
                         f"weights={str(folder)!r} has no {name!r}, which the model has. It has, among others: "
                         f"{', '.join(self._folder.names[:5])}."
                     )
-        #: Name -> parameter, for parameters without values yet, in the model's order. A tied one has its first name.
+        #: Name -> parameter that has no values yet, in the model's order. A tied parameter is listed under its first name.
         self.empty = {name: tensors[name] for name in names if tensors[name].is_meta and name in params}
         self._buffers = {
             name: tensors[name]
@@ -181,7 +181,7 @@ def _recorders(model: nn.Module, unknown: dict[str, Tensor]) -> list[Recorder]:
     recorders: list[Recorder] = list({id(recorder): recorder for recorder in own_ones if recorder is not None}.values())
     left = [name for name, tensor in unknown.items() if not any(own.knows(tensor) for own in recorders)]
     for name in left:
-        # Refuse: this tensor is not the recorded one, and `reset_parameters` of its module might make other values.
+        # Refuse a tensor that was converted or replaced after its recording: `reset_parameters` might set other values.
         if hasattr(unknown[name], RECORDER) and not any(own.began(unknown[name]) for own in recorders):
             raise ParallelError(
                 f"{name} was built under paceline.parallel.empty(), and converted or replaced since, so how its values are "
@@ -209,7 +209,7 @@ def _reset(model: nn.Module, owners: Iterable[str]) -> Recorder:
             reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
             if callable(reset):
                 reset()
-        # Call `_init_weights`, with which many models, such as Hugging Face's, initialise each module.
+        # Call the model's `_init_weights`, by which many models, such as Hugging Face's, initialise each of their modules.
         own = getattr(model, "_init_weights", None)
         if callable(own):
             for module in modules:
@@ -264,7 +264,7 @@ def empty() -> Iterator[None]:
             shell = nn.Parameter(torch.empty_like(param, device="meta"), requires_grad=param.requires_grad)
             recorder.begin(shell)
             if value is not None:
-                # `value` is set if all numbers of the parameter are equal: record that this number fills the parameter.
+                # If `value` is set, it is the value of all numbers: record an operation that fills the parameter with it.
                 recorder.note(torch.ops.aten.fill_.Scalar, shell, value)
         setattr(shell, RECORDER, recorder)
         taken[id(param)] = weakref.ref(param), shell
@@ -327,7 +327,7 @@ class _Blank(Recorder):  # type: ignore[no-untyped-call]
         small parameter, which stays in memory.
         """
         storage = param.untyped_storage()
-        # Compare the storage object too, because an address may be reused.
+        # Compare the storage objects as well as the addresses, because a new storage may reuse an address.
         if self._blank.get(storage._cdata, lambda: None)() is storage:
             return None
         if param.nbytes <= KEPT_BYTES:

@@ -27,11 +27,11 @@ from paceline.parallel.tracing.segments import Segment, split
 
 _T = TypeVar("_T")
 
-#: Least number of repeats, and the number for a block shorter than SHORT_S, whose time other processes distort.
+#: A block is timed at least REPEATS times. If it takes less than SHORT_S seconds, MOST_REPEATS times, because of the noise.
 REPEATS, MOST_REPEATS, SHORT_S = 3, 10, 0.01
 #: How many blocks of each kind to time; the other blocks of the kind get the same time.
 ALIKE = 3
-#: After this many seconds begin no further repeat.
+#: After this many seconds of timing a block, begin no further repeat.
 ENOUGH_S = 4.0
 
 
@@ -73,7 +73,7 @@ def measure(
                     known.append(run.time())
                 times = min(known, key=sum)
             if any(isinstance(part, Recomputed) for part in _modules(model, segment)):
-                # Add the input of a recomputed block, which the block keeps, and which autograd's hooks don't report.
+                # A recomputed block keeps its input, which autograd's hooks don't report as saved. So add the input.
                 saved_bytes += sum(value.bytes for value in segment.receives)
             held = {first[own_name]: param.nbytes for own_name, param in own.items()}
             blocks.append(
@@ -99,12 +99,12 @@ def saved_by(forward: Callable[[], _T], model: nn.Module) -> tuple[_T, int]:
         storage = tensor.untyped_storage()
         if storage._cdata not in kept:
             sizes[storage._cdata] = storage.nbytes()
-        # Detach: an operation's saved result, as of attention, and its graph would refer to each other and stay in memory.
+        # Detach: an operation that saves its own result, such as attention, would else keep the result and its graph in memory.
         return tensor.detach()
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         result = forward()
-        # Add the sizes while the graph exists: later, another tensor could get the storage's address, which is the key.
+        # Sum now, while the graph keeps the storages alive: `sizes` has their addresses as keys, which later storages could get.
         return result, sum(sizes.values())
 
 
@@ -139,7 +139,7 @@ class _Run:
         except RuntimeError as error:
             if "use_reentrant" not in str(error):
                 raise
-        # Open reentrant checkpoints, which torch.autograd.grad refuses: as plain calls, their time lacks the recomputation.
+        # torch.autograd.grad refuses reentrant checkpoints: call their functions directly, without the recomputation.
         with checkpoints_opened():
             return self._timed()
 
@@ -188,7 +188,7 @@ def _kind(model: nn.Module, segment: Segment, finish: object) -> Hashable:
         for inner in part.modules()
     )
     inputs = tuple((value.shape, value.dtype, value.requires_grad) for value in segment.receives)
-    # Remove the numbers in the source, which differ between equal segments: they only number blocks and values.
+    # Remove numbers from the source, because equal segments differ in them: they only number the blocks and values.
     return parts, inputs, re.sub(r"\d+", "", segment.source), finish is not None
 
 

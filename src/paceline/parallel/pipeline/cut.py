@@ -13,13 +13,13 @@ from itertools import accumulate, pairwise
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.pipeline.timeline import in_flight
 
-#: The assumed bandwidth between two workers. The value is a guess, which only decides between cuts of similar cost.
+#: The assumed bandwidth between two workers in bytes per second: a guess that only decides between cuts of similar cost.
 BANDWIDTH_BYTES_S = 2e9
 
 #: The memory of training per parameter: the parameter, its gradient and Adam's two moments.
 STATE_FACTOR = 4
 
-#: A tied parameter stays in one stage if a step takes at most this many times as long. Otherwise several stages have a copy.
+#: A tied parameter stays in one stage if a step then takes at most this many times as long as with copies in several stages.
 TIE_SLACK = 1.05
 
 

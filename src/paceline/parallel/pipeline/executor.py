@@ -34,7 +34,7 @@ from paceline.parallel.task import Task
 from paceline.parallel.tied_parameters import StageTies, first_names, owner_of
 from paceline.parallel.tracing.segments import joined, stage_module
 
-#: Graphs are compared by numbers below this one: the sum of their squares over all ranks is exact in float64.
+#: Graphs are compared by their digests modulo this number: so the sum of all ranks' squared digests is exact in float64.
 TAGS = 2**20
 
 
@@ -91,7 +91,7 @@ class Pipelined:
         self._used = [self._sharded(module) for module in self._modules] if world.layout.shard > 1 else []
         self._module: nn.Module = self._modules[0]
         if len(self._modules) > 1:
-            # Use a module that joins the stages' modules, because FullyShard replaces parameters in these, not in the model.
+            # Join the stages' modules in a module. Don't use the model: FullyShard replaces parameters only in stages.
             held = [plan.uses[index] for index in self._own]
             self._module = joined(task.model, zip(self._modules, held, strict=True))
         self.program = 0
@@ -101,7 +101,7 @@ class Pipelined:
         self._stages = [
             Stage(module, index, plan.stages) for index, module in zip(self._own, self._modules, strict=True)
         ]
-        # Release the memory of the other ranks' stages, which the tracer needed until now.
+        # Release the memory of the stages on other ranks, which the tracer needed until now.
         programs.forget()
         _let_go(task.model, self._modules)
         used = frozenset[str]().union(*plan.uses)
@@ -130,7 +130,7 @@ class Pipelined:
         self._programs.refresh()
         micros = with_rows(micros)
         traced = self._programs.trace(micros[0], self._module.training)
-        # Compute the digest before the stages run, which may change a tensor that it covers.
+        # Compute the digest before the stages run, because they may change a tensor whose values are part of the digest.
         tag = traced.digest % TAGS
         losses: list[Tensor] = []
         for first in range(0, len(micros), self._task.at_once):
@@ -147,7 +147,7 @@ class Pipelined:
         if self._task.loss_weight is None and len(micros) * self._world.replicas > 1:
             means.fill(sums[3:].tolist())
         self.program = traced.digest
-        # Skip the comparison on a GPU, because the host would have to wait for it.
+        # On a GPU skip the comparison of the graphs, because the host would have to wait for the sums.
         if self._world.replicas > 1 and sums.device.type == "cpu":
             is_one = int(sums[2]) * self._workers == int(sums[1]) ** 2
             # Between replicas compare only the values that the graphs read, because the graphs contain each replica's number of
@@ -201,9 +201,9 @@ class Pipelined:
 
     def _sharded(self, module: nn.Module) -> Used:
         shard.shard_stage(module, self._world)
-        # find_unused: any step may skip a parameter, as in a pipeline without FullyShard.
+        # `find_unused`: in any step a parameter may be unused, as is allowed in a pipeline without FullyShard too.
         used = Used(module, self._world, find_unused=True)
-        # `prepend`: `settle` must free values that were gathered early before FSDP2's hook gathers the present ones.
+        # `prepend`: `settle` frees values that FSDP2 gathered too early. Then FSDP2's hook gathers the present values.
         module.register_forward_pre_hook(lambda *_: used.settle(), prepend=True)
         module.register_forward_hook(lambda *_: used.watch())
         return used
@@ -218,7 +218,7 @@ class Pipelined:
 
     def _turns(self, micro: Microbatch, finish: Callable[[object, Microbatch], Tensor] | None) -> list[Turn]:
         """Prepare the pass of a microbatch through each of this rank's stages."""
-        # Look at the mode each time: a script may set it by `par.module.eval()`.
+        # Read the training mode each time, because a script may change it by `par.module.eval()`.
         training = self._module.training
         segments = self._programs.segments(micro, training, self.plan.marks)
         for index in self._own:

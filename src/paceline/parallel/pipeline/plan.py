@@ -44,7 +44,7 @@ class StagePlan:
         return len(self.marks) + 1
 
 
-#: Rank 0's decision: marks, blocks, cut, the loss's dtype, and names of the model's tensors that the loss reads.
+#: Rank 0's decision: marks where stages begin, blocks, plan, the loss's dtype, and names of model tensors that the loss reads.
 _Decision = tuple[tuple[Mark, ...], tuple[Block, ...], Plan, torch.dtype, list[str]]
 
 
@@ -118,7 +118,7 @@ def _decide(task: Task, world: World, sample: Microbatch, programs: Programs, me
         blocks = measure(task, sample, boundaries, marks, world.device, loss)
     options: _Options = {"schedule": layout.schedule, "workers": layout.pipe, "microbatches": task.at_once}
     if layout.cut is not None:
-        # Mark n begins block n + 1, because the first block has no mark.
+        # The first block (0) has no mark, so mark n is where block n + 1 begins.
         starts = [1 + index for index, (_, place) in enumerate(marks) if place in places]
         plan = plan_by_hand(blocks, starts, **options)
     else:
@@ -164,13 +164,13 @@ def _tied(blocks: tuple[Block, ...]) -> list[frozenset[int]]:
 def _uses(task: Task, sample: Microbatch, programs: Programs, marks: tuple[Mark, ...]) -> tuple[frozenset[str], ...]:
     """Return the names of the tensors and modules that each stage holds."""
     used: list[set[str]] = [set() for _ in range(len(marks) + 1)]
-    # Trace training and evaluation mode: the forward may call different modules, and each module needs a stage.
+    # Trace both training and evaluation mode: forward may call different modules in each, and every module needs a stage.
     for training in (None, False, True):
         try:
             for own, segment in zip(used, programs.segments(sample, training, marks), strict=True):
                 own |= set(segment.uses)
         except ParallelError:
-            # Ignore an error in the mode that is not used now: the first use raises it again.
+            # Ignore an error in a mode that the model is not in. The mode's first use raises the error again.
             if training is None:
                 raise
     held = {name for own in used for name in held_tensors(task.model, frozenset(own))}

@@ -14,7 +14,7 @@ from paceline.parallel.tracing.boundaries import Boundaries, Mark
 from paceline.parallel.tracing.segments import Segment, split
 from paceline.parallel.tracing.trace import Traced, Tracer, key_of
 
-#: How many combinations of shapes and mode to cache.
+#: For how many combinations of input shapes and mode (training or evaluation) traces are cached.
 KEPT = 64
 
 
@@ -22,7 +22,7 @@ _Value = TypeVar("_Value")
 
 _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
-#: The highest level of `opened_modules`, which is the number of nested lists of modules that it opens.
+#: The highest `level` of `opened_modules`: the number of nested lists of modules that are traced inside.
 LEVELS = 4
 
 
@@ -49,10 +49,10 @@ class Programs:
         self._task = task
         self._device = device
         self._mode = task.model.training
-        # `_Latest` keeps the first trace, because a model that reads tensors' values can be traced only with the sample.
+        # `_Latest` keeps the trace of the sample: a model that reads tensors' values can be traced only with the sample.
         self._traced: _Latest[Traced] = _Latest()
         self._known: _Latest[tuple[Segment, ...]] = _Latest()
-        #: Which value that the outer forward reads has changed last, as a text, or "".
+        #: A text about the last change of a value that the model's own forward reads, or "".
         self.changed = ""
         for level in range(LEVELS + 1):
             opened = opened_modules(task.model, level=level, cut=cut)
@@ -141,7 +141,7 @@ def opened_modules(model: nn.Module, *, level: int = 0, cut: Iterable[str] = ())
             own = not type(module).__module__.startswith("torch.nn.") and next(module.children(), None) is not None
             opened = (holds_list or (own and level > 0)) and depths[name] <= level
         if opened:
-            # Open the parents too: the trace does not look into a closed module.
+            # Open the module's parents too, because a trace records no calls inside a module that is not opened.
             found |= {name, *_parents(name)}
     return frozenset(found)
 

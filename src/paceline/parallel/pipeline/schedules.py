@@ -21,10 +21,10 @@ from paceline.parallel.pipeline.stages import Stage
 from paceline.parallel.pipeline.timeline import Receive, Send, StageCall, program
 from paceline.parallel.tracing.segments import Value
 
-#: A tensor that is being sent or received, with torch's handle.
+#: A tensor that is being sent or received, and torch's handle of this transfer.
 _Message = tuple[Tensor, dist.Work | None]
 
-#: How many sent results of a worker may be in flight. Otherwise a fast stage would fill the memory.
+#: How many sent results of one worker may be in transfer. Without this limit a fast stage would fill the memory.
 UNDER_WAY = 2
 
 
@@ -59,18 +59,18 @@ def run(
     if schedule != "forward":
         try:
             check_microbatches(schedule, workers, microbatches)
-        # GPipe works with fewer microbatches than the schedule needs, as in the last batch of an epoch.
+        # If there are too few microbatches for the schedule, as in an epoch's last batch, use GPipe, which accepts any number.
         except ParallelError:
             schedule = "gpipe"
     of_index = {stage.index: stage for stage in stages}
-    # The result of the last forward or backward pass, for the send that follows.
+    # The tensors that the last forward or backward pass returned. A following `Send` sends them.
     made: Sequence[Tensor] = ()
     messages.begin()
     for step in program(schedule, messages.worker, workers, microbatches, len(stages)):
         match step:
             case Receive(call, sender):
-                # The next stage's forward pass needs a result of "F", the former stage's backward pass a result of "B". The trace
-                # has the shapes, so the sender need not send them.
+                # The result of a forward pass ("F") goes to the next stage, and that of a backward pass ("B") to the former
+                # stage. The trace has the tensors' shapes, so the sender need not send these.
                 needs = call._replace(stage=call.stage + (1 if call.kind == "F" else -1))
                 messages.expect(needs, of_index[needs.stage].comes(needs.kind, needs.micro), sender)
             # Sends and receives don't wait, so computation overlaps with messages. Only `take` waits for inputs.
@@ -118,8 +118,8 @@ class StageMessages:
         return _arrived(self._expected.pop(call, []))
 
     def send(self, tensors: Sequence[Tensor], receiver: int) -> None:
-        # This wait cannot deadlock: in the receiver's order, which is that of the same `timeline.program`, the receives of these
-        # messages come before any wait for a later message of this worker.
+        # This wait cannot deadlock, because sender and receiver follow one order (`timeline.program`): the receiver takes these
+        # messages before it waits for any later message of this worker.
         while len(self._sent) >= UNDER_WAY:
             _arrived(self._sent.popleft())
         self._sent.append(

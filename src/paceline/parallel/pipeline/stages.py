@@ -49,8 +49,8 @@ class StageModule(nn.Module):
     """One stage's part of the model, under the model's names."""
 
     def forward(self, turn: Turn, *received: Tensor) -> object:
-        # FSDP2's hooks look for tensors with gradients in the arguments, but not inside a `Turn`: only `received` may have some.
-        # `set_grad_enabled` restores the mode if the segment's code fails while it has gradients switched off.
+        # FSDP2's hooks look for tensors with gradients among the arguments, but not inside a `Turn`. So pass such tensors in
+        # `received`. `set_grad_enabled` restores the mode if the segment's code fails while it has gradients switched off.
         with torch.set_grad_enabled(torch.is_grad_enabled()), turn.context(), normalization.counting(turn.micro):
             result = turn.segment(self, received, turn.batch)
             return result if turn.finish is None else turn.finish(result, turn.micro)
@@ -69,7 +69,7 @@ class Stage:
         self._turns: Sequence[Turn] = ()
         self._trains = False
         self._left = 0
-        # Number of a microbatch -> the received tensors, at which its graph in this stage starts, and the sent ones, its ends.
+        # Number of a microbatch -> (received tensors, sent tensors): where the microbatch's graph in this stage starts and ends.
         self._kept: dict[int, tuple[Sequence[Tensor], tuple[Tensor, ...]]] = {}
 
     def begin(self, turns: Sequence[Turn], *, trains: bool) -> None:
@@ -123,7 +123,7 @@ class Stage:
         inputs, made = self._kept.pop(micro)
         self._left -= 1
         with at_microbatch(turn.micro.index):
-            # Skip a loss without a gradient: this stage's parameters and inputs are all frozen.
+            # Skip a loss without a gradient, because then this stage's parameters and inputs are all frozen.
             if self.is_last:
                 roots: list[tuple[Tensor, Tensor | None]] = [(loss, None) for loss in made if loss.requires_grad]
             else:
@@ -131,7 +131,7 @@ class Stage:
                     tensor for tensor, value in zip(made, turn.segment.sends, strict=True) if value.requires_grad
                 ]
                 roots = [(tensor, own) for tensor, own in zip(trained, gradients, strict=True) if tensor.requires_grad]
-            # FSDP2 would sum gradients and release parameters in every backward pass. Only the step's last one does so.
+            # FSDP2 would sum gradients and free parameters in every backward pass. Let only the step's last pass do so.
             shard.reduce_after_last(self.module, self._left == 0)
             if roots:
                 tensors, own = zip(*roots, strict=True)

@@ -66,14 +66,14 @@ def order(schedule: str, worker: int, workers: int, microbatches: int, chunks: i
         yield from (StageCall("F", stage, micro) for stage in stages for micro in range(microbatches))
         yield from (StageCall("B", stage, micro) for stage in reversed(stages) for micro in range(microbatches))
     elif schedule == "forward":
-        # Each stage runs as many microbatches in a row as there are workers: then no worker waits, or keeps values.
+        # Each stage runs as many microbatches in a row as there are workers, so that no worker waits or stores values.
         for first in range(0, microbatches, workers):
             group = range(first, min(first + workers, microbatches))
             yield from (
                 StageCall("F", stage, micro) for stage in range(worker, workers * chunks, workers) for micro in group
             )
     elif schedule == "1f1b":
-        # The last worker alternates forward and backward passes. Each earlier worker is one more forward pass ahead.
+        # The last worker alternates forward and backward passes. Each worker before it is ahead by one more forward pass.
         ahead = min(microbatches, workers - worker)
         yield from (StageCall("F", worker, micro) for micro in range(ahead))
         for micro in range(microbatches):
@@ -94,8 +94,8 @@ def program(schedule: str, worker: int, workers: int, microbatches: int, chunks:
     own: list[Step] = []
     last = workers * chunks - 1
     events = simulate(schedule, workers, microbatches, chunks, backward=lambda stage: 2.0)
-    # Order all messages of all workers by sending time, then by sender. Both ends of a message read the same sequence,
-    # and each worker takes its own messages from it.
+    # Order the messages of all workers by sending time, then by sender. Every worker computes this same order, and then takes the
+    # messages that it sends or receives from it.
     for event in sorted(events, key=lambda event: (event.end, event.worker)):
         call = event.call
         if event.worker == worker:
@@ -179,7 +179,7 @@ def _interleaved(worker: int, workers: int, microbatches: int, chunks: int) -> I
     """Yield the calls of the interleaved schedule, by groups of microbatches."""
     group = microbatches // max(1, microbatches // workers)
     calls = chunks * microbatches
-    # The forward passes before the worker's first backward pass (Narayanan et al. 2021, section 2.2, as in Megatron-LM).
+    # The number of forward passes before a worker's first backward pass (Narayanan et al. 2021, section 2.2, and Megatron-LM).
     warm_up = min(calls, (chunks - 1) * group + 2 * (workers - 1 - worker))
     done: dict[tuple[str, int], int] = {}
 
@@ -237,7 +237,7 @@ def save_png(events: Sequence[Event], workers: int, path: str | Path, title: str
     chunks = len({event.call.stage for event in events}) // workers
     for event in events:
         dark = event.call.kind == "B"
-        # Later stages are a little darker.
+        # Draw later stages in slightly darker colors.
         shade = 0.15 * (event.call.stage // workers) / max(chunks - 1, 1)
         color = (0.13 - shade / 2, 0.44 - shade, 0.71 - shade) if dark else (0.78 - shade, 0.86 - shade, 0.94)
         axes.barh(

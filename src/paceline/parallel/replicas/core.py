@@ -70,7 +70,7 @@ class Plain:
 
             self._units_written = shard.shard_stage(self._module, world)
             self._used = Used(self._module, world, find_unused)
-        # DDP can't be used if workers have parts of layers, sequences or experts: then gradients are summed over other groups.
+        # With tensor, context or expert parallelism DDP can't be used, because gradients are summed over other groups of ranks.
         is_plain = max(world.layout.tensor, world.layout.context, world.layout.expert) == 1
         uses_ddp = not self._is_sharded and world.layout.data > 1 and is_plain
         learns = any(param.requires_grad for param in self._module.parameters())
@@ -104,9 +104,9 @@ class Plain:
                     loss = self._loss(model(*micro.args, **micro.kwargs), micro)
                 if self._used is not None:
                     self._used.watch()
-                # Skip the backward pass of a loss without a gradient: all parameters are frozen, or this replica has no rows.
+                # If the loss has no gradient, skip the backward pass: all parameters are frozen, or this replica has no rows.
                 if loss.requires_grad:
-                    # Each worker of the context group has the whole loss, and their gradients are summed: divide by their number.
+                    # Each context worker has the whole loss, and gradients are summed over them: divide by the number of workers.
                     share = loss / self._world.layout.context if self._world.layout.context > 1 else loss
                     share.backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
@@ -198,8 +198,8 @@ class _Replicated:
         self._asked_for_unused = find_unused
         self._all = dict(model.named_parameters())
         self._reduced = 0
-        # The parameters without a gradient in the last microbatch of the first step. DDP sums gradients in the backward pass of a
-        # step's last microbatch, and must not wait there for these.
+        # Parameters that got no gradient in the last microbatch of the first step. DDP sums gradients in the backward pass of
+        # each step's last microbatch, and must not wait for these parameters in it.
         self._idle: set[str] = set()
         self._begin()
 
@@ -277,7 +277,7 @@ class _Replicated:
         from torch.nn.parallel import DistributedDataParallel
 
         device = self._world.device
-        # Use the argument's present name: torch 2.13 has renamed it, and warns about the former name.
+        # torch 2.13 has renamed this argument, and warns about the former name. So use the name that this torch has.
         parameters = inspect.signature(DistributedDataParallel.__init__).parameters
         name = "forward_sync_buffers" if "forward_sync_buffers" in parameters else "broadcast_buffers"
         no_buffers: dict[str, Any] = {name: False}
@@ -285,7 +285,7 @@ class _Replicated:
             self._model,
             device_ids=[device.index] if device.type == "cuda" and device.index is not None else None,
             process_group=self._world.replica_group,
-            # Parameters and buffers were made equal by the initial broadcast, and steps keep them equal.
+            # The initial broadcast made parameters and buffers equal on all ranks, and steps keep them equal.
             init_sync=False,
             **no_buffers,
             gradient_as_bucket_view=True,

@@ -32,7 +32,7 @@ def synchronise(module: nn.Module, group: dist.ProcessGroup | None) -> None:
     """
     for part in module.modules():
         if (kind := _SYNCHRONISED.get(type(part))) is not None:
-            # Write to `__dict__`, so that state dicts do not contain the group.
+            # Write to the module's `__dict__`, so that state dicts do not contain the process group.
             part.__dict__["_paceline_group"] = None if group is None else _Shared(group)
             # Change only the class: the module stays the same object, to which the user's code may refer.
             part.__class__ = kind
@@ -95,8 +95,8 @@ class _Synchronised(BatchNorm):
         group = None if shared is None else shared.group
         uses_batch = self.training or self.running_mean is None
         if uses_batch and shared is not None and group is None and input.numel() == input.shape[1]:
-            # Within `alone`, as in a measurement, a single row of this replica has no variance. That is no error, because in
-            # training it is normalised with the other replicas' rows.
+            # Within `alone`, as in a measurement, a replica normalises its rows by themselves, and a single row has no variance.
+            # This is no error, because in training the row is normalised together with the other replicas' rows.
             return _without_statistics(self, input)
         if not uses_batch or (group is None and _counts):
             if uses_batch and input.dim() > 1 and input.numel() == input.shape[1]:
@@ -109,7 +109,7 @@ class _Synchronised(BatchNorm):
             return super().forward(input)
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
         if not _somewhere or (group is None and not _counts):
-            # No rank has rows that count. Compute an unused result, because each rank needs the same graph.
+            # All rows are padding. Compute a result that is not used, because each rank must have the same graph.
             return _without_statistics(self, input)
         outputs: tuple[Tensor, ...] = apply_function(
             _Normalise, input, self.weight, self.bias, self.eps, group, _counts
@@ -164,7 +164,7 @@ class _FollowsAll(InstanceNorm):
             return output
         is_batch = input.dim() > self._get_no_batch_dim()  # type: ignore[no-untyped-call]
         rows = float(input.shape[0] if is_batch else 1) if _counts else 0.0
-        # Average the replicas' statistics, weighted by rows: each replica has updated them by its own rows only.
+        # Each replica has updated its statistics by its own rows only. Average them over the replicas, weighted by the rows.
         sums = torch.cat([mean * rows, variance * rows, mean.new_tensor([rows])]).double()
         dist.all_reduce(sums, group=group)
         with torch.no_grad():
@@ -244,7 +244,7 @@ class _Normalise(torch.autograd.Function):
         own_weight = (grad * normal).sum(ctx.axes)
         grad_x = None
         if ctx.needs_input_grad[0]:
-            # Sum over all ranks' rows, because each row has influenced the mean and variance of all. Padding adds 0.
+            # Sum over the rows of all ranks, because each row has influenced the mean and variance of all rows. Padding adds 0.
             sums = torch.cat([own_bias, own_weight]).double()
             dist.all_reduce(sums, group=ctx.group)
             of_bias, of_weight = (sums / count).to(normal.dtype).chunk(2)

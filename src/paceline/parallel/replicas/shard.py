@@ -63,7 +63,7 @@ def shard_stage(module: nn.Module, world: World) -> list[Written]:
             noted.append(written)
             part.register_forward_hook(written.after)
             fully_shard(part, **options)
-            # Register this hook after `fully_shard`, because it reads the parameters that FSDP2's hook gathers.
+            # Register this hook after `fully_shard`, because FSDP2's hook must gather the parameters before this hook reads them.
             part.register_forward_pre_hook(written.before)
     except (ValueError, NotImplementedError) as error:
         raise ParallelError(f"this model can't be fully sharded by torch: {error}") from error
@@ -106,7 +106,7 @@ def wait_for_changes(module: nn.Module, names: Iterable[str], wait: Callable[[],
     units = [module.get_submodule(name) for name in names]
     changed = ChangedParts(units, wait)
     for unit in units:
-        # `prepend`: look for in-place changes before FSDP2's hook gathers the parameters, since FSDP2 must wait for them.
+        # `prepend`: detect in-place changes before FSDP2's hook gathers the parameters, because FSDP2 must wait for the changes.
         unit.register_forward_pre_hook(changed.begin if unit is module else changed.before, prepend=True)
     module.register_forward_hook(changed.after)
 
@@ -180,7 +180,7 @@ def _elements(module: nn.Module, prefix: str = "") -> list[str]:
     is_list = isinstance(module, (nn.ModuleList, nn.Sequential, nn.ModuleDict))
     for name, child in module.named_children():
         path = f"{prefix}{name}"
-        # In a list of lists, such as stages of blocks, the inner elements are the blocks.
+        # In nested lists, such as a list of stages that are lists of blocks, only elements of the inner lists are blocks.
         is_block = is_list and not isinstance(child, (nn.ModuleList, nn.ModuleDict))
         paths += [path] if is_block else _elements(child, f"{path}.")
     return paths
@@ -196,7 +196,7 @@ def _shared_outside(module: nn.Module, names: list[str]) -> set[str]:
         for param in module.get_submodule(name).parameters()
         if any(not use.startswith(f"{name}.") for use in uses[id(param)])
     }
-    # Look at each module once: a module with two names shares all its parameters with itself.
+    # A module that the model has under two names counts as shared, because each of its parameters has two names.
     seen: dict[int, str] = {}
     for name in names:
         first = seen.setdefault(id(module.get_submodule(name)), name)
@@ -271,7 +271,7 @@ class Written:
         """Watch a module. `names` maps parameter ids to names, and may be filled later."""
         self._part, self._names = part, names
         self._versions: dict[int, int] = {}
-        #: Name of a changed parameter -> sum of its absolute values, by which ranks compare the changes. The executor empties it.
+        #: Name of a changed parameter -> sum of its absolute values, which ranks compare. The executor empties the dict.
         self.sizes: dict[str, float] = {}
 
     def before(self, *_: object) -> None:

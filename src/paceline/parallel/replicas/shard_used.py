@@ -32,7 +32,7 @@ class Used:
         self._hooked: set[int] = set()
         self._seen: set[str] = set()
         self._watched = 0
-        # Record the shards' ids now: after a forward pass FSDP2 leaves some parameters gathered, as other objects.
+        # Record the ids of the sharded parameters now, because after a forward pass FSDP2 leaves gathered ones in their place.
         self._all = {id(param): name for name, param in module.named_parameters()}
         self._begin(self._trained())
 
@@ -82,7 +82,7 @@ class Used:
                     "microbatches so far; FullyShard() has those of one at a time. Give microbatches=1, use register_hook, "
                     "or DataParallel()."
                 )
-            # Register a hook only once: FSDP2 creates the gathered parameter once, and refills it in each pass.
+            # Register the hook only once per gathered parameter: FSDP2 creates this object once, and refills it in each pass.
             if id(whole) not in self._hooked:
                 self._hooked.add(id(whole))
                 if hooks is not None:
@@ -122,7 +122,7 @@ class Used:
         idle_ranks = dict(zip(names, counts.tolist(), strict=True))
         for name, param in self._params(names):
             if idle_ranks[name] == ranks:
-                # No rank has used the parameter. Its gradient of zeros was only sent to fill FSDP2's message.
+                # No rank has used the parameter, so its gradient has only the zeros with which FSDP2's message was filled.
                 param.grad = None
         if self._is_first:
             self.unused = tuple(name for name in names if idle_ranks[name])

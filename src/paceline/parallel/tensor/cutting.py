@@ -28,10 +28,10 @@ from paceline.parallel.tensor.plan import TensorPlan, find_plan, fold, plan_from
 from paceline.parallel.tied_parameters import tie_again
 from paceline.torch_private import BatchNorm, keep_lookups_apart, keep_own_parts
 
-#: How many rows of a microbatch the trials and the comparison use, for most models and for models with batch normalisation. If a
-#: model cannot compute so few rows, all rows are used.
+#: How many rows of a microbatch the trials and the comparison use: for most models, and for models with batch normalisation. A
+#: model that cannot compute so few rows computes all rows.
 ROWS, ROWS_NORMALISED = 2, 4
-#: In a model without values only the gradients of parameters with at most this many numbers are compared.
+#: For a model whose parameters have no values yet, compare only gradients of parameters with at most this many numbers.
 SMALL = 2**16
 
 
@@ -100,8 +100,8 @@ def apply(
     plain = None
     if sample is not None and parts > 1:
         with stand_ins(model, world.device):
-            # For a model without values, ignore the loss, which needs `stand_ins`. Compare only gradients of small parameters,
-            # because the large ones would be whole on each rank. The small ones show errors in all cuts behind them.
+            # If the model has no values yet, ignore the loss, and compare only the gradients of small parameters, because large
+            # gradients would be whole on each rank. The small ones show errors in all cut layers that run after them.
             samples = [sample] if few is None else [few, sample]
             plain = reference(model, samples, world, None if empty else loss, SMALL if empty else None)
     rows = sample if plain is None else plain.sample
@@ -116,7 +116,7 @@ def apply(
             )
         return find_plan(model, run, parts, ties)
 
-    # Only rank 0 runs the trials: rounding may give them another result on another machine.
+    # Only rank 0 runs the trials, because on another machine rounding may lead to another result of a trial.
     with stand_ins(model, world.device):
         found: TensorPlan = decide(world, find, kinds=(TensorPlan, Group))
     if not found.placements:
@@ -130,7 +130,7 @@ def apply(
         _check_ties(model, found, ties)
         hooked = {name for name, param in model.named_parameters(remove_duplicate=False) if Hooks(param)}
         cut(model, world.axes("tensor"), found, copies=world.layout.shard > 1)
-        # Restore the ties, which `parallelize_module` breaks: it gives each module its own parameter.
+        # `parallelize_module` breaks ties, because it gives each module a new parameter. So tie the parameters again.
         tie_again(model, ties)
         give_memory(world.device, model)
         for name, param in model.named_parameters(remove_duplicate=False):

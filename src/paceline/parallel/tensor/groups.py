@@ -80,7 +80,7 @@ def observe(model: nn.Module, run: Callable[[], object]) -> Seen:
     finally:
         for handle in handles:
             handle.remove()
-    # A version above 0 means that the output was changed in place: a new copy has version 0.
+    # Each recorded output is a new copy with version 0. A higher version shows that later code has changed the output in place.
     changed = frozenset(name for name, output in record.outputs if output._version > 0)
     return Seen(calls=dict(record.calls), groups=groups, direct=direct, changed=changed)
 
@@ -131,7 +131,7 @@ class _Record:
         self.calls[name] = self.calls.get(name, 0) + 1
         if not isinstance(output, Tensor) or output.grad_fn is None:
             return output
-        # Return a copy: an in-place change by later code, such as nn.ReLU(inplace=True), would replace the output's node.
+        # Return a copy: a later in-place change of the output, such as by nn.ReLU(inplace=True), replaces its graph node.
         output = output.clone()
         self.outputs.append((name, output))
         assert output.grad_fn is not None
@@ -170,7 +170,7 @@ def _sources(node: Node, made: Mapping[Node, str]) -> set[str]:
         if other in made:
             layers.add(made[other])
         elif hasattr(other, "variable"):
-            # Return no layers: this node is a parameter (it has `variable`) that is used outside of these layers.
+            # Return no layers: the graph also uses a parameter (a node with `variable`) outside of the layers.
             return set()
     return layers
 

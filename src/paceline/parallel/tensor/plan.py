@@ -53,7 +53,7 @@ def find_plan(model: nn.Module, run: Callable[[], object], parts: int, ties: Seq
     """
     seen = observe(model, run)
     tied = {name for names in ties for name in names}
-    # Leave groups with a tied weight whole: other layers use the weight too, and are not cut with the group.
+    # Leave a group with a tied weight whole, because other layers, which are not cut with the group, use this weight too.
     free = [group for group in seen.groups if not tied & {f"{name}.weight" for name in (*group.columns, group.row)}]
     verdicts = try_groups(model, run, free, parts)
     plan = _plan({}, seen, verdicts, "stay whole")
@@ -130,12 +130,12 @@ def _vocabulary(
     sizes = {size for size in sizes if size >= parts}
     found = {name for name, module in embeddings.items() if module.num_embeddings in sizes}
     found |= {name for name, module in heads.items() if module.out_features in sizes}
-    # The head is the last linear layer with as many outputs as the embedding has rows; earlier ones have this size by accident.
+    # The head is the last linear layer with as many outputs as the embedding has rows. Earlier ones match by accident.
     last = {module.out_features: name for name, module in heads.items()}
     found = {name for name in found if name in embeddings or last[heads[name].out_features] == name}
     for names in ties:
         owners = {name.rpartition(".")[0] for name in names}
-        # A tied weight is one tensor: cut all modules that share it by words, or none.
+        # A tied weight is a single tensor, so cut all modules that share it along the vocabulary, or none of them.
         if not owners <= found:
             found -= owners
     return {name: "vocab" for name in seen.calls if name in found and _has_pair(name, found, usable)}
@@ -203,7 +203,7 @@ def unusual(module: object) -> str:
     """Return an embedding's option that prevents a cut, such as "sparse=True", or ""."""
     options = ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse")
     values = ((option, getattr(module, option, None)) for option in options)
-    # Not `in (None, False)`: a padding_idx of 0 equals False.
+    # Don't test `value in (None, False)`, because a padding_idx of 0 equals False.
     return next((f"{option}={value}" for option, value in values if value is not None and value is not False), "")
 
 

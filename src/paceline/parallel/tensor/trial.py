@@ -72,7 +72,7 @@ def _try_alike(
     """Try to cut groups of equal layers together. Return each group's `Verdict`."""
     variants = [_variants(modules, group, parts) for group in groups]
     first = ""
-    # If a column layer has three times as many outputs as the row layer has inputs, they are probably three pieces (q, k, v).
+    # If a column layer has three times as many outputs as the row layer has inputs, these are probably q, k and v.
     pieces = list(dict.fromkeys((_pieces(modules, groups[0], parts), 1)))
     # Try variant n of all groups together, because blocks of one class have equal attributes.
     for chosen in itertools.islice(zip(*variants, strict=False), _MOST_VARIANTS):
@@ -130,7 +130,7 @@ class _Stage:
     def __enter__(self) -> _Stage:
         for group in self._groups:
             for name in group.columns:
-                # Set `forward` on the instance, which hides the class's. `__exit__` deletes the attribute.
+                # The instance's attribute `forward` hides the method of the class. `__exit__` deletes the attribute.
                 self._modules[name].forward = self._column(name, group.pieces)
             self._modules[group.row].forward = self._row(group.row)
         return self
@@ -148,7 +148,7 @@ class _Stage:
             if self.part is None:
                 self._inputs[name] = x.detach()
             elif not self.reason and not _same(x, self._inputs[name]):
-                # A column layer before this one has returned only a part, as with LoRA's layers. The real layer would fail then.
+                # An earlier column layer has given this layer only a part, as with LoRA. The real layer would fail.
                 self.reason = f"{name!r} needs all of its input, and would be given a part"
             whole = _random(name, (*x.shape[:-1], outputs(module)), x)
             return whole if self.part is None else part_of(whole, pieces, self.part, self._parts)
@@ -163,7 +163,7 @@ class _Stage:
                 self._inputs[name] = x.detach()
             elif not self.reason and not _same(x, part_of(self._inputs[name], 1, self.part, self._parts)):
                 self.reason = f"what leads to {name!r} mixes the parts, so that none can be computed alone"
-            # Return equal random numbers in each run, so that the runs differ only if a module before this row layer mixes parts.
+            # Return the same random numbers in each run: the runs then differ only if an earlier module mixes the parts.
             return _random(name, (*x.shape[:-1], outputs(module)), x)
 
         return forward
@@ -188,7 +188,7 @@ def _variants(modules: Mapping[str, nn.Module], group: Group, parts: int) -> Ite
         (name, attribute)
         for name in _around(group)
         for attribute, value in vars(modules[name]).items()
-        # Not isinstance, for which a bool is an int.
+        # Compare the type, because isinstance would also accept a bool as an int.
         if type(value) is int and value > 1 and value % parts == 0 and not attribute.startswith("_")
     ]
     attributes.sort(key=lambda item: "head" not in item[1])
@@ -240,7 +240,7 @@ def _same(x: Tensor, y: Tensor) -> bool:
         return False
     if not (x.is_floating_point() or x.is_complex()):
         return torch.equal(x, y)
-    # Allow only rounding: 50 steps of the dtype at the scale of the largest number.
+    # Allow only rounding errors: 50 times the eps of the dtype, relative to the largest number.
     return within(x, y, 50 * torch.finfo(x.dtype).eps * scale_of(y))
 
 

@@ -91,7 +91,7 @@ class Boundaries:
                 return f"{node.name} is not a dense tensor"
             if "learns_from" in node.meta and self._index[node.meta["learns_from"]] >= index:
                 return f"{node.name} is filled in after it with something that has a gradient"
-        # Refuse a cut between two uses of a changed buffer: each stage would have a copy, and change only that.
+        # Refuse a cut between two uses of a buffer that forward changes: each stage would change only its own copy of the buffer.
         before = frozenset[int]().union(*(node.meta["touches"] for node in self.traced.order[:index]))
         after = frozenset[int]().union(*(node.meta["touches"] for node in self.traced.order[index:]))
         shared = before & after & self._written & self._fixed_storages()
@@ -117,7 +117,7 @@ class Boundaries:
             constant = node.op == "get_attr" and str(node.target) in self.traced.constants
             if not constant and (node.op not in ("call_function", "call_method") or node.meta["random"]):
                 continue
-            # Never compute a value with a gradient in two stages: its parameters would get the gradient twice.
+            # Never compute a value with a gradient in two stages: its parameters would get their gradient twice.
             if node.meta.get("requires_grad") or node.meta["touches"] & self._written:
                 continue
             if all(given in own for given in node.all_input_nodes):

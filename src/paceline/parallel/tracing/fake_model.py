@@ -41,7 +41,7 @@ def make_shadow(
         if id(tensor) not in memo:
             memo[id(tensor)] = mode.from_tensor(_with_device(tensor, device))
     for module in model.modules():
-        # Copy tensors in plain attributes, such as a mask or a table of angles.
+        # Also copy tensors that are plain attributes instead of parameters or buffers, such as a mask or a table of angles.
         for tensor in tensors_in({name: value for name, value in vars(module).items() if name not in _TABLES}):
             if id(tensor) not in memo:
                 memo[id(tensor)] = mode.from_tensor(tensor)
@@ -73,7 +73,7 @@ def names_by_module(model: nn.Module) -> dict[int, str]:
     return {id(module): name for name, module in reversed(list(model.named_modules(remove_duplicate=False)))}
 
 
-#: (id of a module, attribute) -> the attribute's name in the model, and a fingerprint of its value, or a tensor.
+#: (id of a module, attribute) -> (the attribute's name in the model, a fingerprint of its value or a tensor).
 Contents = dict[tuple[int, str], tuple[str, Hashable]]
 
 
@@ -153,10 +153,10 @@ def attributes_kept(model: nn.Module) -> Iterator[Callable[[], None]]:
     Yield a function that restores them at once.
     """
     saved = [(module, plain_attributes(module)) for module in model.modules()]
-    # Restore hooks and attributes together: a model may add hooks in its first call, and note in an attribute that it has.
+    # Restore hooks as well as attributes: a model may add a hook in its first call, and record in an attribute that it did so.
     hooks = [(module._forward_hooks, dict(module._forward_hooks)) for module in model.modules()]
     values: Iterator[Any] = (value for _, own in saved for value in own.values())
-    # Skip subclasses: `copy` of a cache, for example, may return an empty one, and restoring would empty the original.
+    # Skip subclasses: the `copy` of a cache class, for example, may be empty, and restoring it would empty the original.
     inside = [(value, value.copy()) for value in values if type(value) in (list, dict, set)]
 
     def put_back() -> None:
@@ -182,7 +182,7 @@ def untouched(model: nn.Module, training: bool | None = None) -> Iterator[None]:
 
     `training` selects the mode within the block. None keeps the model's mode.
     """
-    # Name the model's devices: by default fork_rng saves the state of every GPU, and warns.
+    # Pass the model's devices to fork_rng, which otherwise saves the state of every GPU, and warns about this.
     devices = sorted({tensor.device.index or 0 for tensor in model.parameters() if tensor.is_cuda})
     with modes_kept(model), buffers_kept(model), torch.random.fork_rng(devices=devices):
         if training is not None:
@@ -217,7 +217,7 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
             table.update(kept)
         with torch.no_grad():
             for buffer, value in before:
-                # Write only changed values: a write increments the tensor's version, and autograd then refuses the saved tensor.
+                # Don't write unchanged values: a write changes the tensor's version, and autograd then refuses the saved tensor.
                 if not torch.equal(buffer, value):
                     buffer.copy_(value)
 
@@ -227,7 +227,7 @@ def eager() -> AbstractContextManager[object]:
 
     Machine code would crash on fake tensors, which have no memory.
     """
-    # Set no stance if torch's compiler is not loaded: nothing is compiled then, and setting would load it.
+    # Do nothing if torch's compiler is not loaded: no code is compiled then, and `set_stance` would load the compiler.
     is_loaded = "torch._dynamo" in sys.modules
     return torch.compiler.set_stance("force_eager") if is_loaded else contextlib.nullcontext()
 

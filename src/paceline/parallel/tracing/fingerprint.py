@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-#: The most values in a fingerprint. Of further values only the identity counts.
+#: The most values that a fingerprint compares by content. It compares further values only by identity.
 MOST = 20_000
-#: For a numpy array with more bytes, only a sample of its numbers counts.
+#: Of a numpy array with more bytes than this, a fingerprint has only a sample of the numbers.
 WHOLE_ARRAY = 1 << 20
 _PLAIN = (bool, int, complex, str, bytes, type(None), enum.Enum, torch.dtype, torch.device, torch.layout, torch.Size)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
@@ -128,7 +128,7 @@ class Fingerprint:
         return tuple((name, self.of(item)) for name, item in own.items())
 
     def _settings(self, kind: type) -> tuple[Hashable, ...]:
-        # A class that is itself an attribute's value may hold settings. For a class in a container only its name counts.
+        # If an attribute's value is a class, its attributes may be settings. Of a class in a container use only the name.
         if len(self._inside) > 1 or is_library(kind) or issubclass(kind, nn.Module):
             return ()
         return tuple(
@@ -147,7 +147,7 @@ class Fingerprint:
             except ValueError:  # the enclosing function has not set this variable yet
                 cells.append(None)
         code = function.__code__
-        # Between machines compare only the file's name, because the folder may differ.
+        # For a comparison between machines use only the file's name, because the folder may differ.
         file = Path(code.co_filename).name if self._by_content else code.co_filename
         where = (file, code.co_firstlineno, code.co_name)
         return ("function", where, tuple(cells), self.of(function.__defaults__), self.of(function.__kwdefaults__))
@@ -161,7 +161,7 @@ def _array(value: Any) -> Hashable:
     return ("array", value.shape, str(value.dtype), value.reshape(-1)[::step].tobytes())
 
 
-#: Classes of other libraries, by module and name -> a function for the fingerprint of their objects.
+#: Class of another library, by module and name -> function that returns the fingerprint of an object of this class.
 _FOREIGN: dict[tuple[str, str], Callable[[Any], Hashable]] = {
     ("numpy", "ndarray"): _array,
     ("numpy", "generic"): lambda value: ("number", str(value.dtype), repr(value)),

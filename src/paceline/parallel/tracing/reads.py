@@ -116,7 +116,7 @@ def noting(reads: Reads, is_outer: Callable[[], bool], name_of: Callable[[nn.Mod
                 seen.add(key)
                 _note_names(reads, frame.f_globals, _globals_of(frame.f_code), frame.f_code.co_names)
                 if frame.f_code.co_freevars:
-                    # A frame does not tell its function: a slow search finds all functions with its code.
+                    # A frame does not name its function, so `_note_cells` searches all functions for the frame's code.
                     _note_cells(reads, frame)
 
     before, collects = sys.getprofile(), gc.isenabled()
@@ -130,7 +130,7 @@ def noting(reads: Reads, is_outer: Callable[[], bool], name_of: Callable[[nn.Mod
         put_back(before)
         if collects:
             gc.enable()
-        # Remove the recorder's `__getattribute__`, and put back one that another library had set.
+        # Remove the recorder's `__getattribute__`. If another library had set one before, restore that one.
         del nn.Module.__getattribute__
         if plain is not None:
             nn.Module.__getattribute__ = plain  # type: ignore[method-assign]
@@ -145,7 +145,7 @@ def attribute_read(module: nn.Module, name: str, text: str) -> tuple[Hashable, R
 
 def plain_attributes(module: nn.Module) -> dict[str, object]:
     """Return a module's attributes, without those that every nn.Module has."""
-    # Leave out attributes of Paceline, such as a normalisation's process group, and of FSDP: they are not the user's.
+    # Leave out attributes that Paceline or FSDP has set, such as a normalisation's process group: they are not the user's.
     return {
         name: value
         for name, value in vars(module).items()
@@ -165,7 +165,7 @@ def _note_attribute(reads: Reads, module: nn.Module, name: str, name_of: Callabl
     if ("attribute", id(module), name) in reads.found or (path := name_of(module)) is None:
         return
     is_registered = any(name in vars(module)[table] for table in ("_parameters", "_buffers", "_modules"))
-    is_computed = hasattr(type(module), name) and _attribute(module, name) is _ABSENT  # a method or a property
+    is_computed = hasattr(type(module), name) and _attribute(module, name) is _ABSENT  # the attribute is a method or a property
     if not is_registered and not is_computed:
         reads.note(*attribute_read(module, name, f"{path or type(module).__name__}.{name}"))
 
@@ -206,7 +206,7 @@ def _note_cells(reads: Reads, frame: types.FrameType) -> None:
         and not isinstance(local[name], (nn.Module, Tensor))
     ]
     if wanted and gc.get_freeze_count():
-        # `gc.get_referrers` does not see objects that `gc.freeze` has hidden. Freezing again would hide newer ones too.
+        # `gc.freeze` hides objects from `gc.get_referrers`, so unfreeze. A later freeze would hide newer objects too.
         gc.unfreeze()
     # Find the function for its closure and defaults: a frame refers only to the function's code.
     referrers = gc.get_referrers(code) if wanted else []

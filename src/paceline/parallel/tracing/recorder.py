@@ -34,7 +34,7 @@ from paceline.parallel.tracing.fingerprint import Fingerprint
 from paceline.parallel.tracing.source import Line, unwatched, users_line
 from paceline.torch_private import checkpoints_inputs, lost_arguments
 
-#: Tensor functions that return values. A fake tensor refuses such a function, but a real tensor would not.
+#: Functions that read a tensor's values. A fake tensor refuses such a function, but a real tensor would not.
 READS_VALUES = frozenset(
     {
         *("__bool__", "__int__", "__float__", "__index__", "__complex__", "__contains__", "__array__", "__format__"),
@@ -176,14 +176,14 @@ class GraphRecorder(TorchFunctionMode):
         if self._opened(name):
             self._stack.append(name)
             result = original(module, *args, **kwargs)
-            # Don't pop in a `finally`: after an error the stack tells the opened module in which it occurred.
+            # Don't pop the name in a `finally`: after an error, the stack must tell which opened module failed.
             self._stack.pop()
             return result
-        # Don't record the recorder's own operations.
+        # Don't record operations of the recorder itself.
         self._paused = True
         own = list(module.buffers())
         node = self._node("call_module", name, args, kwargs)
-        # Don't reset `inside` in a `finally`: after an error it tells the block in which the error occurred.
+        # Don't reset `inside` in a `finally`: after an error, `inside` must tell which block failed.
         self.inside = name
         result, writes = self._run(original, module, name, own, args, kwargs)
         self.inside = None
@@ -213,11 +213,11 @@ class GraphRecorder(TorchFunctionMode):
             key = (name, signature((args, kwargs)), torch.is_grad_enabled(), modes)
             if (known := self._ran.get(key)) is not None:
                 return map_tensors(known.result, fake_like), {_storage(own[index]) for index in known.state_writes}
-        # `_version` counts in-place changes of a tensor and of all its views, so a larger count shows a write.
+        # A tensor's `_version` counts in-place changes of the tensor and all its views, so a higher count shows a write.
         before = [tensor._version for tensor in own]
         versions = [tensor._version for tensor in given]
         contents = [Fingerprint().of(value) for value in (*args, *kwargs.values())]
-        # Restore the random generators, because the stage draws the block's random numbers.
+        # Restore the random generators after this call, because the block draws its random numbers later, when its stage runs.
         with generators_kept(), unwatched():
             result = original(module, *args, **kwargs)
         for value, content in zip((*args, *kwargs.values()), contents, strict=True):
@@ -250,7 +250,7 @@ class GraphRecorder(TorchFunctionMode):
         result = func(*args, **kwargs)
         written = frozenset(_changed(inputs, versions))
         if not written and not tensors_in(result):
-            return result  # such as a size or a dtype, which is constant in the graph
+            return result  # a size or a dtype, for example, is a constant in the graph
         # Tensors that get a gradient because a tensor with a gradient was written to them.
         learn = [
             known
@@ -292,7 +292,7 @@ class GraphRecorder(TorchFunctionMode):
 
     def _give_out(self, node: fx.Node, result: object) -> None:
         """Remember the graph node of each tensor in a call's result."""
-        # If the result itself is a tensor, its path is empty.
+        # If the result is a tensor and no container, its path is empty, and `part` remains `node`.
         for path, tensor in tensors_at(result):
             part = node
             for kind, key in path:
@@ -330,7 +330,7 @@ class GraphRecorder(TorchFunctionMode):
         opened = open_container(value)
         if opened is None or not tensors_in(value):
             return self._constant(value)
-        # Make a call in the graph that builds this container (a named tuple, a dataclass or a special dict) again.
+        # Add a call to the graph that creates such a container (a named tuple, a dataclass or a special dict) from its items.
         container, items = opened
         node = self.graph.call_function(_make, (self._constant(container), list(map(self._argument, items))))
         self._append(node)
@@ -384,10 +384,10 @@ def recording(recorder: GraphRecorder) -> Iterator[None]:
     def apply(kind: type, /, *args: object, **kwargs: object) -> object:
         return recorder.call_function(plain_apply.__get__(None, kind), kind, args, kwargs)
 
-    # Hooks and `forward` of every module run inside `__call__`, so all calls pass here. Other threads' modules also
-    # pass here, because it is a class attribute, but they have no name in the recorder.
+    # Intercept `__call__`, which runs the hooks and the `forward` of every module. As a class attribute it also intercepts
+    # modules of other threads, but these have no name in the recorder.
     nn.Module.__call__ = call  # type: ignore[method-assign]
-    # Intercept calls of custom functions here: their forward runs below the torch functions that the recorder sees.
+    # Intercept `apply`, because the forward of a custom function runs below the torch functions that the recorder sees.
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
     try:
         with recorder, checkpoints_opened():

@@ -107,7 +107,7 @@ def _segment(boundaries: Boundaries, first: int, last: int) -> Segment:
     for node in constants:
         made[node] = graph.placeholder(str(node.target))
     for node in receives:
-        # Clone a tensor that the segment changes: as a received tensor, it is a leaf, and autograd forbids changing one in place.
+        # If the segment changes a received tensor in place, clone it: autograd forbids in-place changes of such a leaf.
         if node.meta["requires_grad"] and boundaries.written_after(node, first):
             made[node] = graph.call_method("clone", (made[node],))
     uses: list[str] = []
@@ -116,7 +116,7 @@ def _segment(boundaries: Boundaries, first: int, last: int) -> Segment:
     if is_last:
         graph.output(map_arg(traced.output.args[0], lambda node: made[node]))
     else:
-        # Return the tensors in the order of the next part's `receives`.
+        # Return the tensors in the order in which the next stage's `receives` lists them.
         graph.output(tuple(made[node] for node in sends))
     code = graph.python_code("self")
     names = dict(code.globals)
@@ -198,8 +198,8 @@ def _put(top: nn.Module, model: nn.Module, name: str) -> None:
     for part in parents:
         source = source.get_submodule(part)
         if part not in owner._modules:
-            # Copy a list as a ModuleList, in which FullyShard finds blocks. Copy an nn.Sequential so too: the stage calls only
-            # its entries, but FullyShard would treat it as a block.
+            # Copy a list as an nn.ModuleList, in which FullyShard looks for blocks. Copy an nn.Sequential as an nn.ModuleList
+            # too: the stage calls only its entries, and FullyShard would treat the nn.Sequential as a single block.
             is_list = isinstance(source, _LISTS) or isinstance(owner, nn.ModuleList)
             container: nn.Module = nn.ModuleList() if is_list else nn.Module()
             container.training = source.training

@@ -71,7 +71,7 @@ def find_line(run: Callable[[], object], probe: Callable[[], Hashable], is_outer
     def in_frame(frame: types.FrameType, event: str, _: object) -> TraceFunction:
         if not lines and is_outer():
             look()
-            # After a return, note the line of the caller, with which Python goes on.
+            # When a function returns, Python continues in the caller, so note the caller's line.
             now = _users_frame(frame.f_back) if event == "return" else frame
             last[:] = [] if now is None else [(now.f_code.co_filename, now.f_lineno)]
         return in_frame
@@ -105,7 +105,7 @@ def unwatched() -> Iterator[None]:
 def put_back(profiler: Any) -> None:
     """Set the profiler that `sys.getprofile` has returned as Python's profiler again."""
     sys.setprofile(profiler if callable(profiler) else None)
-    # Let cProfile's profiler install itself: before Python 3.12 it is not callable.
+    # Before Python 3.12 cProfile's profiler is not callable, so let the profiler enable itself.
     if not callable(profiler) and profiler is not None:
         profiler.enable()
 
@@ -116,6 +116,6 @@ def error_line(error: BaseException) -> str:
     If there is none, return "in its backward pass".
     """
     lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    # Frames go from the outermost inwards, so take the last user's line.
+    # A traceback lists frames from the outermost to the innermost, so the last line of user code is the innermost one.
     lines = [line for line in lines if not line[0].startswith((_TORCH, _OWN))]
     return shown(lines[-1]) if lines else "in its backward pass"

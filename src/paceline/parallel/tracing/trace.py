@@ -43,7 +43,7 @@ from paceline.parallel.tracing.recorder import CannotRecordError, GraphRecorder,
 from paceline.parallel.tracing.source import Line, error_line, find_line, shown
 from paceline.torch_private import VALUE_NEEDED, FakeTensorMode
 
-#: The greatest number of graphs whose calls a tracer remembers.
+#: The most graphs of which a tracer remembers that a second run has confirmed their calls.
 _REMEMBERED = 64
 
 
@@ -97,7 +97,7 @@ class Traced:
     @cached_property
     def digest(self) -> int:
         """A 32-bit hash of the calls, equal on all ranks with equal calls."""
-        # Do not use hash(), which differs between processes.
+        # Do not use hash(), because its results differ between processes.
         return zlib.crc32(repr(self.calls()).encode())
 
     def _line(self, number: int) -> Line | None:
@@ -124,7 +124,7 @@ class Tracer:
 
     def __init__(self, model: nn.Module, opened: Callable[[str], bool], device: torch.device | None = None) -> None:
         self._opened = opened
-        #: Name of an opened module that could not be traced, and is a block now -> the reason.
+        #: Name of a module that was opened for tracing, but failed and is treated as a block now -> the reason.
         self.shut: dict[str, str] = {}
         self._model: nn.Module | None = model
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -134,7 +134,7 @@ class Tracer:
         self._mirror = AttributeMirror(model, self._fake)
         self._names = names_by_module(self._fake)
         self._ran: Ran = {}
-        #: The calls of graphs that two equal runs have confirmed.
+        #: The lists of calls that a second run of the model has confirmed.
         self._repeated: set[tuple[Hashable, ...]] = set()
         self._changed = ""
 
@@ -161,7 +161,7 @@ class Tracer:
                 except _InBlockError as failed:
                     if self._model is None:
                         raise self._without_values(failed) from failed.__cause__
-                # Retry after the `except` block: within, Python would print a new error as raised "during handling of" the first.
+                # Retry outside of `except`: inside, Python would show a new error as raised "during handling of" the first.
                 with stand_ins(self._real, self._device):
                     return self._trace_real(args, kwargs, training)
             except _ShutError as shut:
@@ -262,7 +262,7 @@ class Tracer:
         states = [state() for _, state in GENERATORS]
         traced = record(lambda recorder: None)
         for (name, state), earlier in zip(GENERATORS, states, strict=True):
-            # If no line of the forward draws from the generator, another thread has done so.
+            # If no line of the forward draws from the generator (`line_where` finds none), another thread has drawn from it.
             if state() != earlier and (line := line_where(state)) is not None:
                 raise ParallelError(
                     f"{cannot}: {shown(line)}: it draws from {name}, and a stage would repeat the first call's "
@@ -286,7 +286,7 @@ class Tracer:
                 "stage would not do so again. Do it inside a block, or in the loop, before step()."
             )
         calls = tuple(traced.calls())
-        # Skip the second run if it has confirmed the same calls before, as often for another mode or number of rows.
+        # Skip the second run if an earlier one has confirmed these calls. Other modes and numbers of rows often have equal calls.
         is_new = calls not in self._repeated
         if is_new and (line := traced.difference(record(lambda recorder: None, with_reads=False))) is not None:
             raise ParallelError(
@@ -320,7 +320,7 @@ class Tracer:
         changed = {
             key: (before.get(key) or after[key])[0] for key in before | after if before.get(key) != after.get(key)
         }
-        # Ignore attributes that a block changes in its own modules: it does the same in its stage.
+        # Ignore attributes that a block changes in its own modules, because the block also changes them when its stage runs.
         blocks = tuple(f"{leaf}." for leaf in traced.leaves)
         return next(((key, name) for key, name in changed.items() if not name.startswith(blocks)), None)
 
@@ -385,7 +385,7 @@ class Tracer:
         reason = (
             str(error) if isinstance(error, CannotRecordError) else "what it does next depends on a tensor's values"
         )
-        # Treat an opened module that cannot be traced as a block. The whole model cannot become a block.
+        # If an opened module cannot be traced, treat it as a block. The model as a whole cannot be a block, so raise an error.
         cannot = needs_values or isinstance(error, CannotRecordError)
         if cannot and own_line is None and (name := recorder.opened_now):
             raise _ShutError(name, f"{where}: {reason}") from error
@@ -429,6 +429,6 @@ def _check_hooks(model: nn.Module) -> None:
 def _not_collected(error: BaseException) -> str:
     """Return the name of an output that transformers did not fill, or ""."""
     values = (value for frame, _ in traceback.walk_tb(error.__traceback__) for value in frame.f_locals.values())
-    # Look only at dataclasses, because other objects may compute an attribute.
+    # Look only at dataclasses, because reading an attribute of another object may run the object's code.
     outputs = ((value, name) for value in values if is_dataclass(value) for name in ("hidden_states", "attentions"))
     return next((name for value, name in outputs if getattr(value, name, None) == ()), "")

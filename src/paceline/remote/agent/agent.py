@@ -58,7 +58,7 @@ class Agent:
 
     def run(self, read_fd: int) -> int:
         """Serve requests until the link closes, then kill all commands. Return the exit code."""
-        # A pipe that wakes poll() when a child ends. Bytes that don't fit into it are redundant.
+        # A pipe that wakes poll() when a child ends. If the pipe is full, poll() wakes anyway, so further bytes can be dropped.
         wake, waker = os.pipe()
         os.set_blocking(waker, False)
         os.set_blocking(wake, False)
@@ -79,7 +79,7 @@ class Agent:
                 if self._mirror is not None and self._mirror.has_failed:
                     return 1
                 if self._guardian.fileno() in ready:
-                    return 1  # the guardian, which would clean up after this agent, is dead
+                    return 1  # the guardian is dead, the process that would clean up after this agent
                 if read_fd in ready:
                     data = os.read(read_fd, 1 << 18)
                     if not data:
@@ -101,7 +101,7 @@ class Agent:
         return {fd for fd, _ in poll.poll(ping_s(self._settings["silence_s"]) * 1000 / 2)}
 
     def _leave(self) -> None:
-        # Close the mirror before killing the commands, whose output it sends. It must not wait for a link that is gone.
+        # Close the mirror, the thread that sends files, before killing the commands. The mirror must not wait for a closed link.
         if self._mirror is not None:
             self._mirror.close()
         processes.kill_descendants(os.getpid(), wait_s=_GONE_S)
@@ -115,7 +115,7 @@ class Agent:
     def _reap(self) -> None:
         ends, replies = self._commands.reap()
         for header in ends:
-            # Let the mirror, which sends the run's files, report the exit after it has sent the rest of the command's output.
+            # Let the mirror thread, which sends the run's files, report the exit, after it has sent the last of the output.
             if self._mirror is not None:
                 self._mirror.tell(header)
             else:
@@ -123,7 +123,7 @@ class Agent:
         for header, data in replies:
             self._out.put(header, data)
 
-    # --- requests
+    # The methods below handle requests of the supervisor.
 
     def take(self, data: bytes) -> None:
         """Parse received bytes, and handle each request that is now complete."""
@@ -169,7 +169,7 @@ class Agent:
         started: list[Header] = []
         cold: set[str] = set()
         for one in header["commands"]:
-            # A spare is a pre-started Python process. If a command finds it busy, later ones don't use it: each wait takes time.
+            # A spare is a pre-started Python process. If one command finds it busy, later ones start without it, to save time.
             spare = "" if one["spare"] in cold else one["spare"]
             try:
                 told = self._start({**header, **one, "spare": spare, "tag": ""}, {**header["env"], **one["env"]})
@@ -275,21 +275,21 @@ class Agent:
         """Create a temporary folder with the socket of the remote shell."""
         path = header["path"]
         with contextlib.suppress(FileExistsError):  # another agent on the same machine has created the folder
-            # Report the path before creating the folder, so that the guardian removes it even after a crash.
+            # Report the path to the guardian process before creating the folder, so that it can remove the folder after a crash.
             self._guardian.sendall(os.fsencode(path) + b"\0")
             self._scratch.append(path)
             os.mkdir(path, 0o700)
         found = os.lstat(path)
         if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o022:
             raise PermissionError(errno.EACCES, "belongs to another user, or others can write to it", path)
-        # A random name, since agents of several hosts that share the folder may have the same pid.
+        # Use a random name, because agents on several hosts may share the folder and have the same pid.
         self._relay.listen(os.path.join(path, f"agent-{os.urandom(4).hex()}"))
         return {"socket": self._relay.path}
 
     def _op_rsh_done(self, header: Header, data: bytes) -> None:
         self._relay.answer(header["number"], header["code"], header["text"])
 
-    # --- sending the run's files to the supervisor
+    # The methods below control the mirror, which sends the run's files to the supervisor.
 
     def _op_mirror(self, header: Header, data: bytes) -> Header:
         if self._mirror is not None and self._mirror.top == header["path"]:

@@ -20,13 +20,13 @@ import struct
 import sys
 import time
 
-TYPE_CHECKING = False  # typing is slow to load
+TYPE_CHECKING = False  # Python's module `typing` is slow to load
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterator, Optional, Tuple  # noqa: UP035
 
 OLDEST = (3, 10)
 
-#: A file beside the package that caches the package's hash, and the result of `_state_of` for which the hash is valid.
+#: A file beside the package that caches the package's hash, together with the state of the files for which the hash is valid.
 _KNOWN = ".paceline-digest"
 #: Age in seconds from which a file's timestamps prove that it is unchanged: their resolution may be as coarse as 2 s.
 _STEADY_S = 3.0
@@ -36,7 +36,7 @@ def boot(settings: "Dict[str, Any]") -> None:  # noqa: UP006
     """Find or receive the library, then become the node's agent."""
     # The agent sends its frames to this copy of standard output.
     link = os.dup(1)
-    # Redirect standard output to standard error, so that text of other code does not mix with the frames.
+    # Redirect standard output to standard error. Otherwise text that other code prints would mix with the agent's frames.
     os.dup2(2, 1)
 
     def say(**told: "Any") -> None:
@@ -51,7 +51,7 @@ def boot(settings: "Dict[str, Any]") -> None:  # noqa: UP006
     found = None
     try:
         os.makedirs(top, 0o700, exist_ok=True)
-        # Create the folder before the check: other users can't replace a folder of ours.
+        # Create the folder before checking its owner, because other users can't replace a folder of this user.
         check_owner(top)
         for folder in (settings["shared"], mine):
             if folder and found is None and digest_in(folder, is_ours=folder == mine) == settings["digest"]:

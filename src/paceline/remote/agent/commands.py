@@ -17,7 +17,7 @@ from paceline.system import processes, spare_client
 class Waited(NamedTuple):
     """A command of a `run` request, whose output is sent at its end."""
 
-    # Not a dataclass: importing `dataclasses` takes a fifth of an agent's start, for which each run waits.
+    # Not a dataclass, because importing `dataclasses` takes a fifth of an agent's start time, for which each run waits.
 
     request: int
     stdout: IO[bytes]
@@ -33,7 +33,7 @@ class Commands:
     def __init__(self) -> None:
         self._running: dict[int, str] = {}
         self._waited: dict[int, Waited] = {}
-        #: Pids of spares (pre-started Python processes), which outlive an attempt.
+        #: Pids of spares, which are pre-started Python processes. They may continue after the end of an attempt.
         self.spares: set[int] = set()
 
     def start(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None, log: str, tag: str) -> int:
@@ -132,7 +132,7 @@ class Commands:
 
 def _spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str | None, stdin: int, stdout: int, stderr: int) -> int:
     try:
-        # Use a separate session, so that signals to the command's group reach its children, but not this process.
+        # Start a new session, so that signals to the command's process group reach its children, but not this agent.
         process = subprocess.Popen(
             list(argv), cwd=cwd, env=dict(env), stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True
         )

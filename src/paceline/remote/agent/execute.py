@@ -37,7 +37,7 @@ from paceline.system.files import OwnFolder
 
 _LOOK_S = 0.02
 _HANG_UP_S = 1.0
-#: Seconds in which children may still write after the command has ended.
+#: Seconds after the exit of a command in which its child processes may still write output.
 _DRAIN_S = 0.5
 #: Seconds after the command's end in which to read its last output, and the most bytes that a pipe can hold.
 _LATE_S, _PIPE_BYTES = 30.0, 1 << 16
@@ -65,7 +65,7 @@ class CommandFiles:
 
     def say(self, **told: object) -> None:
         line = json.dumps(told).encode() + b"\n"
-        # Wait for the reader, so that endless output does not fill the disk.
+        # Wait until the client has read enough, so that endless output does not fill the disk.
         while self._written - self._read > _AHEAD_BYTES and not self._is_over:
             time.sleep(_LOOK_S)
         # The threads for standard output and standard error both write lines here; the lock keeps lines intact.
@@ -83,7 +83,7 @@ class CommandFiles:
             try:
                 found.append(json.loads(self._folder.read(f"in_{self._next}.json")))
             except OSError:
-                # A missing folder means that the client is gone; a missing file, that no new message exists yet.
+                # If the folder is missing, the client has left. If only the file is missing, the client has sent no new message.
                 return found if self._folder.is_there() else [{"gone": True}]
             self._next += 1
             self._read = max(self._read, int(found[-1].get("read", 0)))
@@ -196,7 +196,7 @@ class _Pipes(_Run):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
-            # Use a separate session, so that one signal reaches the command and its children.
+            # Start a new session, so that one signal to its process group reaches the command and the command's children.
             start_new_session=True,
         )
         assert self.process.stdout is not None
@@ -232,7 +232,7 @@ class _Terminal(_Run):
                 start_new_session=True,
             )
         finally:
-            # Close this process's copy of the command's end of the terminal, or reading would never end.
+            # Close this process's copy of the command's end of the terminal. Otherwise reads from the terminal would never end.
             os.close(theirs)
         self._read(self._fd, "out")
 
@@ -256,9 +256,9 @@ class _Terminal(_Run):
 
 
 def _on_terminal(path: str, argv: list[str]) -> None:
-    # Opening the terminal makes it the controlling terminal; the descriptor is not needed.
+    # Open the terminal only to make it the controlling terminal. The descriptor itself is not needed.
     os.close(os.open(path, os.O_RDWR))
-    # Restore the default: Python ignores SIGPIPE, and the command would inherit this.
+    # Reset the signals to their defaults, because Python ignores SIGPIPE, and the command would inherit this.
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGTSTP):
         signal.signal(number, signal.SIG_DFL)
     try:

@@ -32,7 +32,7 @@ class FileRequests:
     def op_file(self, header: Header, data: bytes) -> Header:
         whole = AtomicWrite(header["path"], "replace")
         try:
-            # Write the single file as a tree of one entry.
+            # Write the file as if it were a tree of files with a single entry.
             entry = {"name": ".", "kind": "file", "mode": header["mode"], "mtime": time.time_ns(), "end": True}
             whole.take(entry, data)
             whole.finish()
@@ -81,7 +81,7 @@ class FileRequests:
 
     def op_sees(self, header: Header, data: bytes) -> Header:
         try:
-            # Read no more than the token is long: the file at this path may be another one, of any size.
+            # Read only as many characters as a token may have: the file at this path may be another file, of any size.
             with open(header["path"], encoding="utf-8") as file:
                 return {"ok": file.read(1 << 12) == header["token"]}
         except (OSError, ValueError):
@@ -139,7 +139,7 @@ class AtomicWrite:
 
     def finish(self) -> None:
         """Give the complete tree its final name."""
-        # Set times and modes of folders last, since new files change the time. Begin inside: a mode may block access.
+        # Set times and modes of folders last, the innermost first: new files change a folder's time, and a mode may block access.
         for path, entry in reversed(self._folders):
             if self._how != "merge" or path != self._top:
                 os.chmod(path, entry["mode"])

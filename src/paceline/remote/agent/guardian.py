@@ -20,15 +20,15 @@ def be_agent(read_fd: int, write_fd: int, settings: dict[str, object]) -> None:
     read_fd, write_fd: The link to the supervisor, which only the agent uses.
     settings: `silence_s`, `library` and `folder` of the agent.
     """
-    # Drop inherited variables of a run, so that this process does not count as a process of that run.
+    # Remove a run's variables from the environment. Otherwise this process would count as one of that run's processes.
     for name in processes.RUN_VARIABLES:
         os.environ.pop(name, None)
     os.environ.update(processes.with_home(os.environ))
-    # Ignore signals of an engine, since the agent ends only with the link. Commands would inherit SIG_IGN.
+    # Let an engine's signals do nothing, since the agent ends only with its link. Commands would inherit SIG_IGN, but not this.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     processes.become_subreaper()
-    # Fork now: both processes inherit the handlers, and no thread runs yet.
+    # Fork now, because both processes need the handlers above, and a fork is safe only before other threads run.
     guardians, agents = socket.socketpair()
     agent = os.fork()
     if agent == 0:

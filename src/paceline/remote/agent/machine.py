@@ -21,7 +21,7 @@ from paceline.system.lock_holder import user_name
 _PORTS = range(20000, 32000)
 _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
 
-#: Bytes that are enough for a worker's error report.
+#: How many bytes a worker's error report needs. A disk with fewer free bytes counts as full.
 REPORT_BYTES = 1 << 14
 
 

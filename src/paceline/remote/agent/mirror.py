@@ -58,14 +58,14 @@ class Mirror(threading.Thread):
         self.top, self._out = run_dir, out
         self.attempt, self.takes_files = attempt, takes_files
         self._jobs: collections.deque[Header] = collections.deque()
-        # Guards `_jobs` and `_closed`, which the agent's thread also changes. Only the mirror's thread uses `_again`.
+        # Guards `_jobs` and `_closed`, which the agent's thread changes too. `_again` needs no lock, as only this thread uses it.
         self._changed = threading.Condition()
         self._closed = False
         self._changes = Changes(run_dir, have, shared=_SHARED)
         self._changes.skip(_SHARED)
-        #: The current pass over checkpoints and outputs, as an iterator of frames.
+        #: The remaining frames of the current pass over checkpoints and outputs.
         self._files: Iterator[Frame | None] = iter(())
-        #: Whether this pass is unfinished; when to look at logs and metrics again; when to begin the next pass.
+        #: Whether the current pass is unfinished, when to look for new logs and metrics, and when to begin the next pass.
         self._busy, self._look_at, self._survey_at = False, 0.0, 0.0
         #: Name of a file -> time at which to send the file again.
         self._again: dict[str, float] = {}
@@ -98,9 +98,9 @@ class Mirror(threading.Thread):
         try:
             self._run()
         except BrokenPipeError:
-            pass  # the link is closed, which the agent detects too
+            pass  # the link is closed, and the agent detects this itself
         except BaseException:
-            # Make the agent exit, since without the mirror no command's exit would be reported.
+            # Make the agent exit, because without this thread no exit of a command would be reported.
             self.has_failed = True
             raise
 
@@ -108,7 +108,7 @@ class Mirror(threading.Thread):
         while not self._closed:
             with self._changed:
                 if not self._jobs and not (self._busy and self._out.has_room(BULK)):
-                    # Poll every 0.01 s whether the next piece of a file fits into the queue.
+                    # During a pass, check every 0.01 s whether the queue has room for the next piece of a file.
                     self._changed.wait(0.01 if self._busy else LOOK_S)
             self.step()
 
@@ -148,9 +148,9 @@ class Mirror(threading.Thread):
         from paceline.runs.folder import RunFolder
 
         folder = RunFolder(Path(self.top))
-        with contextlib.suppress(OSError):  # the disk is full: send the existing files
+        with contextlib.suppress(OSError):  # if a full disk raises OSError, send the files that exist
             work_dir.rescue_outputs(folder)
-        # Send outputs before `clean`, which removes files of the working directory that outputs may link to.
+        # Send the outputs before calling `clean`, which deletes files in the working directory to which outputs may link.
         self._put(self._changes.large(final=True), BULK)
         work_dir.clean(folder)
         self._put(self._changes.large(True, (WORK,)), BULK)
@@ -193,10 +193,10 @@ class Mirror(threading.Thread):
             with open(os.path.join(self.top, "logs", "driver.log"), "a", encoding="utf-8") as file:
                 file.write(f"{stamp}Z {text}\n")
         except OSError:
-            pass  # the disk may be full, which the supervisor reports
+            pass  # the disk may be full, and the supervisor reports this itself
 
     def _live_names(self, attempts: str) -> Iterator[str]:
-        # With `hidden=()`, output of `paceline exec` is sent too: its client reads the supervisor's copy.
+        # With `hidden=()` this includes the output of `paceline exec`, because the client reads the supervisor's copy of it.
         for name in small_names(self.top, (attempts, "metrics", "prepared", "logs"), NODE_FILES, hidden=()):
             if not name.startswith(LIVE_LOGS):
                 yield name

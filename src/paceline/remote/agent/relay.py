@@ -24,7 +24,7 @@ from paceline.system.frames import FrameBuffer, frame
 
 OPEN, DATA, END, CLOSED = b"o", b"d", b"e", b"x"
 _CHUNK = 1 << 16
-#: Seconds in which the receiver of a connection must take data: a stuck one would block all connections of the tunnel.
+#: Seconds within which a receiver must accept data. A receiver that is stuck would block all connections of the tunnel.
 _STUCK_S = 30.0
 
 
@@ -40,7 +40,7 @@ class Connections:
         self._send, self._connect = send, connect
         self._lock = threading.Lock()
         self._open: dict[int, socket.socket] = {}
-        #: Connections of which one direction has ended: one side sends no more data.
+        #: Numbers of connections that are closed in one direction, because one side sends no more data.
         self._half: set[int] = set()
         self._half_lock = threading.Lock()
         self._buffer = FrameBuffer()
@@ -116,7 +116,7 @@ def _received(connected: socket.socket) -> Iterator[bytes]:
         try:
             data = connected.recv(_CHUNK)
         except TimeoutError:
-            continue  # receiving may time out: the timeout is meant for sending
+            continue  # continue after a timeout, which is meant for sending only
         except OSError:
             return
         if not data:

@@ -67,7 +67,7 @@ class Relay:
             data = asking.recv(1 << 16)
         except OSError:
             data = b""
-        # `rsh.py` closes its side only after the answer, so it was killed.
+        # `rsh.py` closes its socket only after it got the answer. So without an answer, an end of data means that it was killed.
         if not data:
             del self._asking[fd]
             asking.close()

@@ -11,7 +11,7 @@ import threading
 
 from paceline.remote.wire import Header, frame
 
-#: Priorities, in which frames keep their order. LIVE: lines of logs and metrics, exits of commands. BULK: files.
+#: Priorities. Frames of one priority keep their order. LIVE: lines of logs and metrics, exits of commands. BULK: files.
 URGENT, LIVE, BULK = range(3)
 #: Bytes of a priority that may be queued before writers of files have to wait.
 _ROOM_BYTES = 1 << 20
@@ -25,7 +25,7 @@ class SendQueue(threading.Thread):
         self._fd, self._ping_s = fd, ping_s
         self._queues: tuple[collections.deque[bytes], ...] = tuple(collections.deque() for _ in range(3))
         self._sizes = [0, 0, 0]
-        # Guards the queues, sizes and flags; notified after each change. Not held during a write.
+        # Guards the queues, sizes and flags, and is notified after each change. A thread releases it before it writes.
         self._changed = threading.Condition()
         self._closing = self._closed = False
 
@@ -52,7 +52,7 @@ class SendQueue(threading.Thread):
 
     def has_room(self, kind: int) -> bool:
         """Return whether `put` would queue a frame of the priority `kind` without waiting."""
-        # No lock: the answer may be outdated a moment later anyway, and `put` waits for room.
+        # Read the size without the lock: the answer may be outdated a moment later anyway, and `put` waits for room itself.
         return self._sizes[kind] < _ROOM_BYTES
 
     def finish(self) -> None:
@@ -75,7 +75,7 @@ class SendQueue(threading.Thread):
                 while view:
                     view = view[os.write(self._fd, view) :]
             except OSError:
-                self.drop()  # wakes threads that wait for room
+                self.drop()  # `drop` wakes the threads that wait for room
 
     def _next(self) -> bytes | None:
         with self._changed:

@@ -42,7 +42,7 @@ class Ends:
         try:
             process = subprocess.Popen(
                 list(argv),
-                # Drop variables that name a run, so that Paceline does not kill the program as an orphan of this run.
+                # Remove variables that name a run. Otherwise Paceline would kill the program as a leftover process of that run.
                 env=processes.of_no_run(environment),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -55,7 +55,7 @@ class Ends:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
-        # Duplicate the descriptors: garbage collection closes those of the file objects, even during use.
+        # Duplicate the descriptors: when Python deletes a file object, it closes the object's descriptor, even during use.
         fds = [os.dup(file.fileno()) for file in (process.stdout, process.stdin, process.stderr)]
         for file in (process.stdin, process.stdout, process.stderr):
             file.close()
@@ -131,7 +131,7 @@ def bootstrap(ends: Ends, name: str, library_dir: Path, settings: dict[str, Any]
     answer = talk.answer()
     if answer.get("wanted"):
         data = packed_library(library_dir)
-        # Send the size too: the node must not read further, since frames follow in the same stream.
+        # Send the size too: the node must read exactly so many bytes, because frames follow in the same stream.
         talk.write(frames.frame(data))
         answer = talk.answer()
     if error := answer.get("error"):

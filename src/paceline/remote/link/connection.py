@@ -41,14 +41,14 @@ class AgentConnection:
 
     def __init__(self, ends: Ends, name: str, silence_s: float, hear: Callable[[Header, bytes], None]) -> None:
         self.lost: str | None = None
-        # Times of the last received bytes, and of the last request that timed out. Comparing two numbers needs no lock.
+        # The times of the last received bytes, and of the last timeout of a request. Comparing the two times needs no lock.
         self._heard = self._waited_in_vain = time.monotonic()
         self.out = SendQueue(ends.write_fd, ping_s(silence_s))
         self.requests = Requests()
         self._ends, self._name, self._silence_s, self._hear = ends, name, silence_s, hear
         self._frames = Frames()
         self._inward: queue.Queue[Frame | None] = queue.Queue(_WAITING)
-        #: Whether this side has closed the connection, so that its end does not count as a loss of the node.
+        #: Whether this side has closed the connection. Then the end of the connection does not count as a loss of the node.
         self.is_closing = False
         self._over = threading.Event()
         self._reader = threading.Thread(target=self._read, name=f"paceline-link-{name}", daemon=True)
@@ -119,7 +119,7 @@ class AgentConnection:
             self._over.wait(2.0)
         self._filer.join(5.0)
 
-    # --- reading
+    # The methods below read from the link.
 
     def _read(self) -> None:
         try:
@@ -129,14 +129,14 @@ class AgentConnection:
         except OSError as error:
             why = f"the link broke: {error.strerror or error}"
         try:
-            # Record the reason before waking any threads, because they read `lost` at once.
+            # Store the reason in `lost` before waking any threads, because these threads read `lost` at once.
             if not self.is_closing:
                 self.lost = f"{self._name}: {why}"
             self.out.drop()
             self._end_program(2.0 if self.is_closing else 0.2)
-            # The filer thread ends at None, after all frames that have arrived.
+            # None makes the filer thread end after it has handled all frames that have arrived.
             self._inward.put(None)
-            # End requests in another thread, because this must wait for the filer thread, which may still deliver answers.
+            # Use another thread, because `_end_requests` waits for the filer thread, which may still deliver answers.
             threading.Thread(target=self._end_requests, daemon=True).start()
         finally:
             # Join the sending thread before closing the descriptors: the kernel reuses their numbers for other files.
@@ -157,7 +157,7 @@ class AgentConnection:
                 if not data:
                     return self._why_ended()
                 self._take(data)
-                # Read the clock after `_take`, which may wait for files to be stored.
+                # Read the clock only now, because `_take` may wait until earlier files are stored.
                 self._heard = time.monotonic()
             elif time.monotonic() - self._heard > self._silence_s:
                 return f"nothing heard for {self._silence_s:g} s."
@@ -174,7 +174,7 @@ class AgentConnection:
                 self.requests.settle(header["re"], (header, content))
 
     def _file(self) -> None:
-        # No exception of `hear` may end this thread: the queue would fill up and block the reader.
+        # `hear` must not raise: an exception would end this thread, and the queue would fill up and block the reader.
         while (found := self._inward.get()) is not None:
             header, content = found
             if "re" in header:
@@ -191,7 +191,7 @@ class AgentConnection:
         told = f": {lines[-1]}" if lines else "."
         return f"its agent is gone{torn}{f' (exit code {code})' if code else ''}{told}"
 
-    # --- the end
+    # The methods below end the connection.
 
     def _end_program(self, wait_s: float) -> None:
         process = self._ends.process

@@ -31,10 +31,10 @@ from paceline.system.files import read_json
 from paceline.system.names import counted, some
 from paceline.system.units import size_text
 
-#: Tolerance in ns for clock differences between nodes, and for times between the files of one checkpoint.
+#: Tolerance in ns for differences between nodes' clocks, and between the times at which a checkpoint's files were written.
 _CLOCKS_NS = 60 * 10**9
 
-#: The most missing bytes of an ended run that the next run on the node fetches. `paceline prune` fetches more.
+#: How many missing bytes of an ended run the next run on the node fetches at most. `paceline prune` fetches larger rests.
 _IN_PASSING_BYTES = 64 << 20
 
 #: Run folder -> names of checkpoints that the run's script has removed, as far as this process knows.
@@ -61,9 +61,9 @@ class Copies:
         self._replica = Replica(folder.path, removed=_REMOVED.setdefault(str(folder.path), set()))
         self._replica.close()  # remove incomplete files that a killed supervisor has left
         self._groups: dict[int, int] = {}
-        #: The attempt of the last call of `follow`, and for each group of nodes the rank of the node that sends its files.
+        #: The attempt of the last call of `follow`, and {number of a group of nodes: rank of the node that sends its files}.
         self._followed: tuple[int, dict[int, int]] | None = None
-        #: Groups of nodes on which a process has started since the last fetch, so that files of the group may be missing here.
+        #: Groups of nodes on which processes have started since the last fetch, so that their files may be missing locally.
         self._unfetched: set[int] = set()
 
     def send(self) -> None:
@@ -78,10 +78,10 @@ class Copies:
             links, lambda link: sending.send_run(link, f"{token}-{ranks[link]}", self._folder, self._top, self.path)
         )
         all_or_error(links, sent, f"the run could not be sent to {self.path}")
-        # Write all mark files before listing any: a list that lacks a mark would split a shared folder into two groups.
+        # Write the mark files of all nodes before listing any: if a list lacked a mark, one shared folder would count as two.
         listed = ask_each(links, "list", 20.0, lambda link: {"path": f"{self.path}/.nodes"})
         marks = all_or_error(links, listed, "the run's folder is gone")
-        # Use only the mark files of this call: a killed supervisor may have left others.
+        # Use only mark files with this call's token, because a killed supervisor may have left other mark files.
         seen = [[int(name.partition("-")[2]) for name in one["names"] if name.startswith(token)] for one in marks]
         # Each node sees at least its own mark file, so no list is empty.
         self._groups = {rank: min(others) for rank, others in enumerate(seen)}
@@ -139,7 +139,7 @@ class Copies:
     def follow(self, attempt: int) -> None:
         """Create an attempt's folder on the nodes, and start to mirror their new files."""
         living = [link for link in self._links if link.lost is None]
-        # Attempt 0 is the preparation of the nodes, which has no folder to create.
+        # Attempt 0 only prepares the nodes, and has no folder.
         if attempt:
             path = f"{self.path}/attempts/{attempt}"
             made = ask_each(living, "mkdirs", 20.0, lambda link: {"paths": [path]})
@@ -229,7 +229,7 @@ class Copies:
         found: dict[int, int] = {}
         for rank, link in enumerate(self._links):
             if link.lost is None:
-                # Until `send` has compared the mark files, each node is a separate group.
+                # Before `send` has compared the mark files, each node counts as a separate group.
                 found.setdefault(self._groups.get(rank, rank), rank)
         return found
 
@@ -323,7 +323,7 @@ def _cleared(
         if wanted:
             _fetch(link, found.path, folder, there, wanted)
             note = {f"fetched_later_{link.name}": f"{found.path} of {link.name} was brought home and removed there."}
-            with contextlib.suppress(OSError, PacelineError):  # the note exists already, or the disk is full
+            with contextlib.suppress(OSError, PacelineError):  # ignore an existing note, or a full disk
                 tags_and_properties.add_properties(folder.notes, note)
         link.remove(found.path)
     except OSError as error:
@@ -363,11 +363,11 @@ def _fetch(link: Link, path: str, folder: RunFolder, there: Mapping[str, Stamp],
 
     there: The files of the copy, as {name: [size, mtime, inode]}.
     """
-    # The node sends files that `known` lacks. Don't add files that the node lacks: it would report them as removed.
+    # The node sends files that `known` lacks. If `known` had files that the node lacks, the node would report them as removed.
     known = {name: stamp for name, stamp in there.items() if name not in wanted}
     for name in there:
         if name in wanted and name.split("/", 1)[0] in SMALL and (here := stamp_of(str(folder.path / name))):
-            known[name] = [*here[:2], 0]  # for a growing file, the node sends only what follows the size here
+            known[name] = [*here[:2], 0]  # of a growing file, the node sends only the part after this size
     replica = Replica(folder.path)
     try:
         link.answer(link.mirror(path, folder, 0, replica=replica, have=known), "mirror", 60.0)

@@ -59,10 +59,10 @@ class Link(LinkFiles):
         self._ends: list[StartedEnd] = []
         #: Guards `_ends`, which the connection's filer thread fills and the supervisor empties.
         self._lock = threading.Lock()
-        #: Callbacks for frames of the remote shell (`on_rsh`), and for exits of commands with a tag (`on_tagged_end`).
+        #: Callbacks: `on_rsh` gets each frame of the remote shell, and `on_tagged_end` the exit of each command with a tag.
         self.on_rsh: Callable[[Header], None] = lambda header: None
         self.on_tagged_end: Callable[[Header], None] = lambda header: None
-        #: A callback after the exit of a command without a tag; `ends` returns the exit.
+        #: A callback that is called after the exit of a command without a tag. `ends` returns this exit.
         self.on_end: Callable[[], None] = lambda: None
 
     @classmethod
@@ -161,7 +161,7 @@ class Link(LinkFiles):
         """Whether a request timed out and nothing has arrived since."""
         return self._connection.is_stuck
 
-    # --- commands
+    # The methods below run and control commands on the node.
 
     def run(self, argv: Sequence[str], *, input: bytes = b"", timeout_s: float = 60.0) -> CommandEnd:
         """Run a short command with the agent's environment variables, and wait for its end.
@@ -276,7 +276,7 @@ class Link(LinkFiles):
 
     def begin_close(self) -> Pending:
         """Send the agent the request to exit. Return the request, for `close`."""
-        # Set this before the request: the agent exits right after its answer, and this is not a loss of the node.
+        # Set `is_closing` before sending the request: the agent exits right after its answer, which is then no loss of the node.
         self._connection.is_closing = True
         return self._connection.send("close", {})
 
@@ -292,11 +292,11 @@ class Link(LinkFiles):
             # The agent did not answer, so close the connection without another long wait for the agent.
             wait_s = 0.1
         self._connection.close(wait_s)
-        # Close the replica after the connection, whose filer thread still writes files into the replica.
+        # Close the replica (the local copy) after the connection, because the connection's filer thread writes into the replica.
         if self._replica is not None:
             self._replica.close(self._rank)
 
-    # --- events, handled in order in the connection's filer thread
+    # The methods below handle received frames, in order, in the connection's filer thread.
 
     def _hear(self, header: Header, data: bytes) -> None:
         op = header.get("op")

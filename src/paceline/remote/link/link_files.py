@@ -54,13 +54,13 @@ class LinkFiles:
 
     def _put(self, frames: Iterable[Frame], path: str, how: str) -> None:
         pending = self._connection.requests.new()
-        # Frames of one priority keep their order: use the priority of the entries, so that this frame arrives first.
+        # Frames keep their order only within a priority, so use the priority of the entries: this frame must arrive before them.
         self._connection.out.put({"op": "tree", "id": pending.number, "path": path, "how": how}, kind=BULK)
         # A broken pipe means a lost link; `wait_for` below raises an error with the reason.
         with contextlib.suppress(BrokenPipeError):
             for header, data in frames:
                 if pending.is_done:
-                    break  # the node has answered early: an error, such as a full disk
+                    break  # an early answer of the node is an error, such as a full disk
                 self._send_entry(pending, header, data)
             self._send_entry(pending, {"kind": "finish"}, b"")
         # Wait without a time limit: large folders take long, and the loss of the node ends the wait.
@@ -155,7 +155,7 @@ class LinkFiles:
         Returns:
             The request, for `answer`.
         """
-        # All links of a run share one replica, so this link passes its rank and group with every file.
+        # All links of a run share one replica, so this link tells the replica its rank and group with every file.
         self._rank, self._group, self._mirrored = rank, group, remote_run_dir
         is_first = self._replica is None
         self._replica = self._replica or replica or Replica(folder.path)
@@ -173,7 +173,7 @@ class LinkFiles:
 
     def begin_flush(self, *, is_last: bool = False) -> Pending:
         """Send the request of `flush` without waiting. Return it, for `end_flush`."""
-        # `in_order`, since the answer must not overtake earlier files that still wait to be written here.
+        # `in_order`: the answer must not be delivered before all files that arrived earlier are stored on this machine.
         pending = self._connection.requests.new(in_order=True)
         self._trouble.clear()
         self._connection.out.put({"op": "flush", "id": pending.number, "last": is_last})
@@ -226,13 +226,13 @@ def entries_of(files: Mapping[str, Path]) -> Iterator[Frame]:
     yield {"name": ".", "kind": "dir", "mode": 0o755, "mtime": 0}, b""
     made = set()
     for name, path in sorted(files.items()):
-        # `parents` starts with the innermost folder, but the node needs the outermost first.
+        # `parents` begins with the innermost folder, but the node must create the outermost folder first.
         for folder in reversed(Path(name).parents):
             if str(folder) != "." and folder not in made:
                 made.add(folder)
                 yield {"name": str(folder), "kind": "dir", "mode": 0o755, "mtime": 0}, b""
         for header, data in _file(os.path.realpath(path), name):
-            # Several runs share a tree sent this way, so its files are read-only. Of their modes only the executable bit is kept.
+            # Several runs share these files, so make the files read-only. Of the modes keep only the executable bit.
             mode = 0o555 if header.get("mode", 0) & 0o100 else 0o444
             yield header | ({"mode": mode} if "mode" in header else {}), data
 

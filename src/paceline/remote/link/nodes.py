@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from paceline.remote.link.link import Link
 
 
-#: Seconds for nodes to start their commands.
+#: Seconds within which all nodes must start their commands.
 _START_S = 20.0
 #: Seconds for which a cached answer to "is this process alive?" is used again.
 _FRESH_S = 0.3
@@ -63,17 +63,17 @@ class AgentNodes:
     ) -> None:
         assert len(links) == len(nodes), "one agent a node"
         self.nodes = tuple(_with_network(node, link) for node, link in zip(nodes, links, strict=True))
-        #: Seconds without a message after which a node is lost, which the supervisor reads.
+        #: Seconds without a message after which a node counts as lost. The supervisor reads this attribute.
         self.silence_s = max(link.silence_s for link in links)
         self.ports = tuple(links[0].free_ports(ports) if isinstance(ports, int) else ports)
         self._links, self._python, self._on_close = tuple(links), python, on_close
         self._starter, self.note_hang = starter, on_hang
-        #: A callback that returns why the run has to leave its nodes, or "". It never blocks.
+        #: A callback that returns why the run has to leave its nodes, or "". The callback must not block.
         self.leave_reason: Callable[[], str] = lambda: ""
         self._top, self._is_shared = folder.rstrip("/") or "/", is_shared
         self._folder: RunFolder | None = None
         self._run_dir = ""
-        #: Copies of the run's folder, unless the nodes see the supervisor's folder.
+        #: The nodes' copies of the run's folder. None if the nodes see the supervisor's folder.
         self._copies: Copies | None = None
         self._calls: RshCalls | None = None
         self._attempt = 0
@@ -81,12 +81,12 @@ class AgentNodes:
         self._over: set[tuple[int, int]] = set()
         #: (node rank, pid) -> time of the last query, and whether the process was alive then.
         self._looked: dict[tuple[int, int], tuple[float, bool]] = {}
-        #: Name of a node -> its OOM kills at the first and at the last query.
+        #: Name of a node -> (number of OOM kills at the first query, number at the last query).
         self._oom_kills: dict[str, tuple[int, int]] = {}
         self._closed = False
         #: A callback that links call in their threads when a command has ended.
         self.on_news: Callable[[], None] = lambda: None
-        # Give the links `_tell`, which calls `on_news`: the supervisor replaces `on_news` later.
+        # Let links call `_tell`, which looks up `on_news` each time, because the supervisor sets `on_news` only later.
         for link in self._links:
             link.on_end = self._tell
 
@@ -185,7 +185,7 @@ class AgentNodes:
         return {**command.defaults, **shell, **command.environment}
 
     def _noted(self, command: Command, pid: int, cold: str) -> StartedCommand:
-        # Pids are reused, so an earlier exit with this pid belongs to another process.
+        # Pids are reused, so forget an earlier exit with this pid: another process had it then.
         self._started.add((command.node_rank, pid))
         self._over.discard((command.node_rank, pid))
         if self._copies is not None:
@@ -249,7 +249,7 @@ class AgentNodes:
         ask_each(self._living(), "kill_all", 5.0)
 
     def kill_session(self, pid: int, node_rank: int) -> None:
-        with contextlib.suppress(LinkError, OSError):  # `lost` reports a lost node
+        with contextlib.suppress(LinkError, OSError):  # if the node is lost, the method `lost` reports it
             self._links[node_rank].kill_session(pid)
 
     def oom_kills(self) -> int:
@@ -259,7 +259,7 @@ class AgentNodes:
                 found = int(answer["found"])
                 first, _ = self._oom_kills.get(link.name, (found, found))
                 self._oom_kills[link.name] = (first, found)
-        # Add up each node's increase since its first answer, so that nodes without an answer don't change the sum.
+        # Add up the increases since each node's first answer. So a node that does not answer leaves the sum unchanged.
         return sum(last - first for first, last in self._oom_kills.values())
 
     def is_disk_full(self) -> bool:

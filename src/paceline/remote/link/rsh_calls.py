@@ -46,7 +46,7 @@ class _Call:
         self.asking, self.number = asking, number
         self.link: Link | None = None
         self.pid = 0
-        #: Whether the requesting program is gone, so that the command gets SIGHUP as soon as it has a pid.
+        #: Whether the requesting program has ended. Then the command gets SIGHUP as soon as its pid is known.
         self.is_hung_up = False
 
 
@@ -70,7 +70,7 @@ class RshCalls:
         self._links, self._nodes = links, nodes
         self._environment, self._log = environment, log
         self._lock = threading.Lock()
-        #: Tag -> call; the tag has the requesting node and the request's number.
+        #: Tag of a call -> the call. A tag consists of the requesting node and the number of its request.
         self._calls: dict[str, _Call] = {}
         for link in links:
             link.on_rsh = self._hear_from(link)
@@ -84,7 +84,7 @@ class RshCalls:
                 with self._lock:
                     self._calls[tag] = _Call(asking, header["number"])
             work, given = (self._hang_up, (tag,)) if header["op"] == "rsh_gone" else (self._start, (tag, header))
-            # Run `work` in another thread: it waits for an answer, which this thread has to read if a node calls itself.
+            # Use another thread, because `work` waits for an answer. If a node calls itself, this thread must read that answer.
             threading.Thread(target=work, args=given, name="paceline-rsh", daemon=True).start()
 
         return hear
@@ -118,7 +118,7 @@ class RshCalls:
 
     def _hang_up(self, tag: str) -> None:
         if self.shells:
-            # The end of mpirun's container ends its commands too: wait, since a signal to them would fail.
+            # The end of mpirun's container also ends its commands. Wait for this, because sending a signal to them would fail.
             deadline = time.monotonic() + _ENDING_S
             while tag in self._calls and time.monotonic() < deadline:
                 time.sleep(0.02)
@@ -128,7 +128,7 @@ class RshCalls:
                 return
             call.is_hung_up = True
             if call.link is None:
-                return  # `_start` sends the SIGHUP
+                return  # `_start` sends the SIGHUP when the pid is known
             del self._calls[tag]
         _hang_up(call.link, call.pid)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Folders with files that later attempts need, which are sent to each node.
+#: Folders of a run that are sent to each node, because later attempts need the files of earlier attempts.
 _CARRIED = ("checkpoints", "metrics", "outputs")
 _EMPTY = ("logs", "outputs", "metrics", "checkpoints", "attempts", "prepared")
 
@@ -55,7 +55,7 @@ def answers(links: Sequence[Link], sent: Sequence[Pending], op: str, timeout_s: 
         except (OSError, TargetError) as error:
             found.append(error)
         else:
-            # Restart the timeout after each answer: the other answers may only be late because there are so many nodes.
+            # Restart the timeout after each answer, because with very many nodes the remaining answers may just take long.
             deadline = time.monotonic() + timeout_s
     return found
 
@@ -164,7 +164,7 @@ def send_carried(link: Link, packed: Packed, top: str, run_dir: str) -> None:
         target = f"{top}/{FOLDER}/{tree}"
         count, size = packed.size(tree)
         there = link.census(target)
-        # Test for enough files, not for the exact number: an install from a folder adds files to the node's tree.
+        # Accept more files than expected, because an installation from the folder adds files to the tree on the node.
         if there[0] < count or there[1] < size:
             link.put_files(files, target)
     # Send the manifest last, since it refers to the file trees sent above.

@@ -52,11 +52,11 @@ class Replica:
         self.known = {} if known is None else known
         self.removed = set() if removed is None else removed
         self._take_record, self._of_nodes = take_record, take_record is None
-        # Several links call this replica at the same time, each in its thread.
+        # A lock, because several links call this replica at the same time, each from its own thread.
         self._lock = threading.Lock()
         self._failed: dict[str, OSError] = {}
         self._origin: dict[str, int] = {}
-        #: (group, name, inode) -> offset in the node's file up to which it was appended here.
+        #: (group, name, inode) -> offset up to which the data of the node's file was appended to the local file.
         self._appended: dict[tuple[int, str, int], int] = {}
         #: (group, name) -> inode of a growing file on the node.
         self._inodes: dict[tuple[int, str], int] = {}
@@ -116,7 +116,7 @@ class Replica:
                     os.unlink(self.top / INCOMING / name)
             os.rmdir(self.top / INCOMING)
 
-    # --- one method per kind of frame
+    # Each method below handles one kind of frame.
 
     def _grow(self, header: Header, data: bytes, rank: int, group: int) -> None:
         name, inode = header["file"], header["ino"]
@@ -130,7 +130,7 @@ class Replica:
     def _append(self, header: Header, data: bytes, rank: int, group: int) -> None:
         name, at = header["file"], header["at"]
         key = (group, name, header["ino"])
-        # Several nodes may send the same file, so append only data behind what was already appended.
+        # Several nodes may send the same file, so append only data after the part that was already appended.
         done = self._appended.get(key, at)
         if new := data[max(0, done - at) :]:
             _write(self._path(name), new, None, os.O_CREAT | os.O_APPEND)
@@ -170,7 +170,7 @@ class Replica:
             self._take_record(whole)
         elif self._is_later(header, rank):
             path, mtime = self._path(name), header["stamp"][1]
-            # Drop setuid and setgid.
+            # Remove the setuid and setgid bits from the mode.
             os.chmod(beside, header["mode"] & 0o777)
             os.utime(beside, ns=(mtime, mtime))
             self._put(beside, path)
@@ -190,7 +190,7 @@ class Replica:
         elif target is None:
             raise ReplicaError(f"the link {name!r} to {header['target']!r} leads out of the run's folder")
         elif self._is_later(header, rank):
-            # Begin the temporary name with the node's rank, by which `close` finds it.
+            # Let the temporary name begin with the node's rank, because `close` finds a node's temporary files by this.
             beside = os.path.join(self.top, INCOMING, f"{rank}-link")
             os.makedirs(os.path.dirname(beside), exist_ok=True)
             _unlink(beside)
@@ -201,7 +201,7 @@ class Replica:
     def _dir(self, header: Header, data: bytes, rank: int, group: int) -> None:
         name, path = header["file"], self._path(header["file"])
         if not stat.S_ISDIR(_mode(path)) and self._origin.get(name, rank) == rank:
-            _unlink(path)  # a file or link that was in the folder's place
+            _unlink(path)  # remove a file or link that has the folder's name
         os.makedirs(path, exist_ok=True)
         self._origin[name] = rank
         self.known[name] = header["stamp"]
@@ -214,7 +214,7 @@ class Replica:
         if is_behind_link or self._origin.get(name, rank) != rank:
             return
         if not os.path.islink(path) and (stamp_of(path) or [])[:2] != header["stamp"][:2]:
-            return  # the file here has a newer version than the removed file
+            return  # the local file is another version than the one that the node has removed
         with contextlib.suppress(OSError):  # ignore a folder that still has files of other nodes
             (os.rmdir if stat.S_ISDIR(_mode(path)) else os.unlink)(path)
             self.removed.add(name)
@@ -224,7 +224,7 @@ class Replica:
             self._left.add((header["file"], header["why"]))
             append_line(RunFolder(self.top).left_out, {"name": header["file"], "why": header["why"]})
 
-    # --- paths
+    # The methods below check names, and choose the path to write to.
 
     def _check(self, name: str, how: str) -> None:
         parts = name.split("/")
@@ -253,7 +253,7 @@ class Replica:
 
     def _put(self, beside: str, path: str) -> None:
         if stat.S_ISDIR(_mode(path)):
-            # A folder has this name. It may have files of other nodes, so remove it only if empty, unless there is one source.
+            # A folder has this file's name. With several nodes it may have other nodes' files, so remove it only if it is empty.
             os.rmdir(path) if self._of_nodes else shutil.rmtree(path)
         os.replace(beside, path)
 

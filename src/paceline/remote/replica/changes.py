@@ -29,23 +29,23 @@ import stat
 import time
 from typing import Container, Iterator, List, Sequence  # noqa: UP035
 
-if "entries" not in globals():  # on login hosts these modules' texts precede this text, so they are not imported
+if "entries" not in globals():  # login hosts run this text after those modules' texts, without imports
     from paceline.remote.wire import CHUNK_BYTES, Frame, Header
     from paceline.system.links import Entry, entries, open_below, target_in
 
 Stamp = List[int]  # noqa: UP006
 
-#: Folders whose files are sent immediately, and folders of the user's files. The working directory is sent at the end. Other
-#: files are never sent, except the names below: the lock, secrets, the target's settings, the unchanging job.
+#: SMALL: folders whose files are sent at once. LARGE: folders of the user's files. WORK, the working directory, is sent at the
+#: end. Other files (the lock, secrets, the target's settings, the job) are never sent, except those named below.
 SMALL = ("attempts", "metrics", "prepared", "logs")
 LARGE, WORK = ("artifacts", "checkpoints", "outputs", "uploads"), "work"
 RECORD, NOTES, DRIVER_LOG = "state.json", "notes.jsonl", "logs/driver.log"
 FILES = ("data.json", "environment.json", "events.jsonl", "left_out.jsonl", NOTES)
-#: Top-level files that nodes send to their supervisor, and the prefix of live logs, which the supervisor links itself.
+#: NODE_FILES: top-level files that nodes send. LIVE_LOGS: prefix of the live logs, to which the supervisor itself makes links.
 NODE_FILES, LIVE_LOGS = ("environment.json", NOTES), "logs/rank_"
-#: Suffixes of append-only small files.
+#: Suffixes of small files that only grow, because their writers only append.
 GROWING = (".log", ".jsonl", ".txt")
-#: Prefix of output files of `paceline exec`, which only its caller reads.
+#: Prefix of the files with the output of `paceline exec`, which only the caller of `paceline exec` reads.
 COMMANDS = "exec_"
 #: Seconds that a user's file must be unchanged before it is sent.
 QUIET_S = 2.0
@@ -208,7 +208,7 @@ class Changes:
 
     def _gone(self, present: "set[str]", folders: "Sequence[str]") -> "Iterator[Frame]":
         if not os.path.isdir(os.path.join(self.top, "checkpoints")):
-            return  # the copy of the run was removed at the end of the run: the script removed no checkpoint
+            return  # the run's copy was removed after the end of the run, not the checkpoints by the script
         looked_at = [folder for folder in folders if folder in LARGE]
         for name in sorted(self.known, reverse=True):  # reversed, so that a folder's content comes before the folder
             if name.split("/", 1)[0] in looked_at and name not in present:
@@ -246,7 +246,7 @@ def next_data(fd: int, offset: int, size: int) -> int:
     try:
         return min(os.lseek(fd, offset, os.SEEK_DATA), size)
     except OSError as error:
-        return size if error.errno == 6 else offset  # ENXIO: no more data; files without holes have data everywhere
+        return size if error.errno == 6 else offset  # ENXIO: no data follows; other errors: treat all bytes as data
     except AttributeError:
         return offset
 

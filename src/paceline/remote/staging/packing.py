@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from paceline.data.transfer.listing import FileInfo
 
 
-#: Folder of the file trees that come with runs, in a workspace, or in `paceline/` of a datastore.
+#: Name of the folder with file trees that were sent with runs: in a workspace, or in the folder `paceline/` of a datastore.
 FOLDER = "carried"
 #: Files of a run's folder that are sent to a cluster.
 _SENT = ("job.json", "state.json", "events.jsonl", "notes.jsonl", "target.json", "ballast", "secrets.json")
@@ -66,10 +66,10 @@ def pack(job: Job, folder: RunFolder, *, reached: str | None = None) -> Packed:
         TransferError: A file can't be read.
     """
     workspace = folder.path.parent.parent
-    # The run came from another machine, where the job's paths are valid: forward the file trees that came with the run.
+    # If this run itself was sent from another machine, the job's paths are valid only there: forward the trees that came along.
     if (told := read_json(folder.carried)) is not None:
         manifest = Manifest.from_json(told)
-        # File trees in a datastore need no forwarding: the next nodes read them from the datastore.
+        # Forward no file trees that are in a datastore, because the next nodes read these trees from the datastore.
         trees = manifest.trees if manifest.store is None else []
         return Packed(manifest=manifest, files={tree: tree_files(workspace, tree) for tree in trees})
     packing = _Packing(workspace, reached)
@@ -132,7 +132,7 @@ def add_run(archive: tarfile.TarFile, folder: RunFolder, packed: Packed | None, 
         item = tarfile.TarInfo(f"{top}/{name}")
         item.type, item.mode = tarfile.DIRTYPE, 0o755
         archive.addfile(item)
-    # A run that continues another run starts with checkpoints.
+    # A run that continues another run has checkpoints from the beginning.
     if any(folder.checkpoints.iterdir()):
         archive.add(folder.checkpoints, f"{top}/checkpoints")
     for name in _SENT:
@@ -176,7 +176,7 @@ class _Packing:
     def add_output(self, reference: DataReference) -> None:
         (source,) = reference.sources
         record, _ = self._place(source)
-        # The machine that runs the job writes to a shared datastore itself.
+        # The submitting machine must store the output, unless the machine that runs the job can reach the same datastore.
         if record.kind == "local" and (source.datastore is None or source.datastore != self._reached):
             self.home.append(reference.name)
 
@@ -188,18 +188,18 @@ class _Packing:
         is_whole = True
         for source in reference.sources:
             record, path = self._place(source)
-            # The machine that runs the job reads a remote store itself, and needs only the store's record.
+            # Leave out the files of a remote store: the machine that runs the job reads them itself by the store's record.
             if record.kind != "local":
                 is_whole = False
                 continue
             infos = list_files([source], self._workspace)
             found += infos
             top = Path(record.root or "/")
-            # The path of a single file is translated to a file in the tree, that of a folder to the tree's top.
+            # If the path is a single file, translate it to this file in the tree. If it is a folder, translate it to the top.
             name = infos[0].relative if is_single_file(infos, [source], self._workspace) else ""
             self._add(place_in(record, path), {info.relative: top / path_in_store(info) for info in infos}, name)
         if is_whole:
-            # Fingerprint a dataset's files by content, as at the dataset's registration.
+            # Fingerprint the files of a dataset by their content, as the registration of the dataset did.
             self.contents[reference.name] = (
                 content_fingerprint(with_content(found, self._workspace)) if reference.dataset else fingerprint(found)
             )

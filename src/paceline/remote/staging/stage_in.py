@@ -18,7 +18,7 @@ from paceline.remote.staging.packing import FOLDER, Manifest, place_in
 from paceline.runs.folder import RunFolder
 from paceline.system.files import read_json
 
-#: Prefix of the names of datastores that stand for file trees sent with the run, visible to this run only.
+#: Name prefix of datastores that stand for file trees which were sent with the run. Only this run sees them.
 _PREFIX = "carried-"
 
 
@@ -77,7 +77,7 @@ class Arrived:
         """Return JSON with this machine's paths replaced by the submitting machine's paths."""
         if isinstance(value, Mapping):
             return {name: self.as_submitted(one) for name, one in value.items()}
-        # Exclude strings: a string is a sequence of strings too, so the recursion would never end.
+        # Exclude strings: each character of a string is a string and so a sequence again, and the recursion would never end.
         if isinstance(value, Sequence) and not isinstance(value, str):
             return [self.as_submitted(one) for one in value]
         if isinstance(value, str):

@@ -30,7 +30,7 @@ def leave(reference: DataReference, folder: RunFolder, say: Callable[[str], None
         files, left_out = output_files(reference, folder.path)
         for name, why in left_out:
             say(left_out_text(reference, name, why))
-        # Most outputs have only plain files, and need no change.
+        # Change an output only if it has links or excluded files. Most outputs have only plain files.
         if left_out or _has_links(path):
             _make_plain(path, files)
         found = {name: _size(path / name) for name, _ in files}
@@ -73,6 +73,6 @@ def _make_plain(top: Path, files: list[tuple[str, Path]]) -> None:
 
 
 def _size(file: Path) -> int:
-    # Open the file to report an unreadable file now, not when the submitting machine misses it.
+    # Open each file, so that an unreadable file is reported now instead of later on the submitting machine.
     with open(file, "rb") as opened:
         return os.fstat(opened.fileno()).st_size

@@ -76,7 +76,7 @@ def take_record(folder: RunFolder, data: bytes) -> None:
         if record.is_terminal:
             folder.home.unlink(missing_ok=True)
         return
-    # Drop the event of the final state: `_end` writes it again once the outputs are stored.
+    # Remove the event of the final state, because `_end` writes it again when the outputs are stored.
     events = [event for event in json_lines(folder.events) if event.get("status") not in states.TERMINAL]
     write_whole(folder.events, "".join(json.dumps(event) + "\n" for event in events))
     write_json(folder.home, {**told, "end": record.state_json()}, sync=True, mode=store.record_mode(record))
@@ -125,7 +125,7 @@ def _fits(value: object, hint: Any) -> bool:
             return False
         return all(_fits(v, hints[k]) for k, v in value.items() if k in hints)
     if dataclasses.is_dataclass(hint):
-        # Expect mappings in `victims`: they are objects in JSON, and only `from_json` turns them into tuples.
+        # Accept mappings in `victims`: in JSON they are objects, and only `from_json` turns them into tuples.
         hints = {**get_type_hints(hint), "victims": tuple[Mapping[str, int | str], ...]}
         return isinstance(value, dict) and all(_fits(v, hints[k]) for k, v in value.items() if k in hints)
     return isinstance(value, hint) and not (isinstance(value, bool) and hint is int)
@@ -143,7 +143,7 @@ def settle(folder: RunFolder) -> bool:
     """
     if not is_over(folder):
         return False
-    # A user who can only read the run can't store its outputs; the run's owner does it later.
+    # A user who can read the run but not write to it can't store its outputs. The run's owner stores them later.
     fd = locks.take(folder.lock) if os.access(folder.path, os.W_OK) else None
     if fd is not None:
         try:
@@ -162,7 +162,7 @@ class _CanceledError(Exception):
 def _settle(folder: RunFolder, told: dict[str, Any]) -> None:
     record = store.stored(folder)
     if record.is_terminal:
-        folder.home.unlink()  # a killed process has written the final record, but left `home.json`
+        folder.home.unlink()  # a killed process has written the final record, but has not deleted `home.json`
         return
     left = _outputs(record, read_json(folder.left))
     by = _by_whom(folder, record, told, left)
@@ -220,11 +220,11 @@ def _check_whole(folder: RunFolder, reference: DataReference) -> None:
     top, files = folder.uploads / reference.name, read_json(folder.left)[reference.name]
     for path in (folder.uploads, top):
         if path.is_symlink():
-            path.unlink()  # remove a link, which no run creates here
+            path.unlink()  # no run creates a link here, so remove it
     top.mkdir(parents=True, exist_ok=True)  # an output without files is not sent
     for path in list(top.rglob("*")):
         if path.is_symlink() or (not path.is_dir() and str(path.relative_to(top)) not in files):
-            path.unlink()  # an incomplete file of a killed reader, or a link, which no run creates
+            path.unlink()  # an incomplete file of a killed reader, or a link, which no run creates here
     missing = [name for name, size in files.items() if not _is_of_size(top / name, size)]
     if missing:
         raise TransferError(
@@ -249,7 +249,7 @@ def _end(folder: RunFolder, now: RunRecord, end: RunRecord, failure: FailureRepo
         changes = {"failure": failure, "exit_code": failure.exit_code, "ended_utc": utc_now()}
     if status == states.COMPLETED and (said := _registered(folder, end)):
         changes["warnings"] = (*now.warnings, *said)
-    # The run's own supervisor has notified receivers of the end that it recorded, so notify again only of another end.
+    # The run's own supervisor has already notified the receivers of `end.status`. Notify again only if the status differs.
     digest = None if status == end.status else ""
     store.change(folder, now, status, digest=digest, waiting_for=None, **changes)
 
