@@ -143,7 +143,7 @@ def _with_locked_environment(job: Job, folder: RunFolder) -> Job:
     return dataclasses.replace(job, environment=Environment.from_json(built["locked"]))
 
 
-# The functions below show the options of a run's script, and change its job.
+# --- options of a run's script, and changes of its job
 
 
 def parameters(folder: RunFolder) -> list[Parameter]:

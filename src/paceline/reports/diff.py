@@ -158,7 +158,7 @@ def _changes(a: Mapping[str, object], b: Mapping[str, object]) -> tuple[Change, 
     return tuple(Change(name=name, a=a.get(name), b=b.get(name)) for name in names if a.get(name) != b.get(name))
 
 
-# The functions below return the parameters, settings and topology of a run's job, to compare two runs.
+# --- differences of two runs' jobs
 
 
 def _parameters(record: RunRecord) -> dict[str, object]:
@@ -192,7 +192,7 @@ def _topology(record: RunRecord) -> dict[str, object]:
     return topology
 
 
-# The functions below compare the environment, data and code of two runs.
+# --- differences of two runs' environment, data and code
 
 
 def _environment(folder: RunFolder, record: RunRecord) -> dict[str, object]:
@@ -242,7 +242,7 @@ def _code(a: RunFolder, b: RunFolder, first: RunRecord, second: RunRecord) -> tu
     return tuple(file_changes(a.snapshot.resolve(), b.snapshot.resolve())), None
 
 
-# The functions below compare the metrics of two runs.
+# --- differences of two runs' metrics
 
 
 def _metrics(a: RunFolder, b: RunFolder) -> tuple[tuple[MetricChange, ...], tuple[str, ...]]:

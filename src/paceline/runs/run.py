@@ -166,7 +166,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     def __hash__(self) -> int:
         return hash(self._folder)
 
-    # The methods below find runs.
+    # --- finding a run
 
     @classmethod
     def get_context(cls, allow_offline: bool = True) -> Self:
@@ -211,7 +211,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         # `kinds` has functions that return classes, so that the module of sweeps is imported only when needed.
         return cls.kinds.get(record.kind, lambda: cls)()(experiment, record.run_id)
 
-    # The methods and properties below describe the run, and return its results.
+    # --- the run's identity and results
 
     @property
     def folder(self) -> RunFolder:
@@ -393,7 +393,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         shutil.copytree(self._folder.snapshot.resolve(), target, symlinks=True)
         return str(target)
 
-    # The methods below read and write metrics.
+    # --- metrics
 
     @reads
     def get_metrics(
@@ -478,7 +478,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             self._metric_log = MetricLog(self._folder.metric_log(rank, attempt), attempt=attempt)
         return self._metric_log
 
-    # The method below waits for the run's end.
+    # --- waiting for the run's end
 
     def wait_for_completion(self, show_output: bool = False, raise_on_error: bool = True) -> RunRecord:
         """Block until the run has ended, and return its record. Ctrl-C only stops the waiting.
@@ -497,7 +497,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             raise RunFailedError(f"Run {self.id} failed. {record.failure or ''}", record.failure)
         return record
 
-    # The methods below start commands beside the workers, and return what the workers do and use.
+    # --- commands beside the workers, and the load of the nodes
 
     def exec(
         self, command: Sequence[str], rank: int = 0, input: bytes | str = b""
@@ -577,7 +577,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
         return loads.series(self._folder)
 
-    # The methods below cancel, delete, start or end the run.
+    # --- canceling, deleting, starting and ending the run
 
     def cancel(self) -> None:
         """Request the run's end: its workers get SIGTERM, and SIGKILL after the grace period. Return at once.
@@ -650,7 +650,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         else:
             self.fail(error)
 
-    # The methods below start and list child runs.
+    # --- child runs
 
     def child_run(self, name: str | None = None, run_id: str | None = None, outputs: str | None = None) -> Self:
         """Start a child run, which this process logs and ends.

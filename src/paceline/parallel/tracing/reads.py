@@ -165,7 +165,7 @@ def _note_attribute(reads: Reads, module: nn.Module, name: str, name_of: Callabl
     if ("attribute", id(module), name) in reads.found or (path := name_of(module)) is None:
         return
     is_registered = any(name in vars(module)[table] for table in ("_parameters", "_buffers", "_modules"))
-    is_computed = hasattr(type(module), name) and _attribute(module, name) is _ABSENT  # the attribute is a method or a property
+    is_computed = hasattr(type(module), name) and _attribute(module, name) is _ABSENT  # a method or a property
     if not is_registered and not is_computed:
         reads.note(*attribute_read(module, name, f"{path or type(module).__name__}.{name}"))
 

@@ -123,7 +123,7 @@ class Agent:
         for header, data in replies:
             self._out.put(header, data)
 
-    # The methods below handle requests of the supervisor.
+    # --- requests of the supervisor
 
     def take(self, data: bytes) -> None:
         """Parse received bytes, and handle each request that is now complete."""
@@ -289,7 +289,7 @@ class Agent:
     def _op_rsh_done(self, header: Header, data: bytes) -> None:
         self._relay.answer(header["number"], header["code"], header["text"])
 
-    # The methods below control the mirror, which sends the run's files to the supervisor.
+    # --- sending the run's files to the supervisor
 
     def _op_mirror(self, header: Header, data: bytes) -> Header:
         if self._mirror is not None and self._mirror.top == header["path"]:

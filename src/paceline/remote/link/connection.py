@@ -119,7 +119,7 @@ class AgentConnection:
             self._over.wait(2.0)
         self._filer.join(5.0)
 
-    # The methods below read from the link.
+    # --- reading from the link
 
     def _read(self) -> None:
         try:
@@ -191,7 +191,7 @@ class AgentConnection:
         told = f": {lines[-1]}" if lines else "."
         return f"its agent is gone{torn}{f' (exit code {code})' if code else ''}{told}"
 
-    # The methods below end the connection.
+    # --- the end of the connection
 
     def _end_program(self, wait_s: float) -> None:
         process = self._ends.process

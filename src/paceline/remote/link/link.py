@@ -161,7 +161,7 @@ class Link(LinkFiles):
         """Whether a request timed out and nothing has arrived since."""
         return self._connection.is_stuck
 
-    # The methods below run and control commands on the node.
+    # --- commands on the node
 
     def run(self, argv: Sequence[str], *, input: bytes = b"", timeout_s: float = 60.0) -> CommandEnd:
         """Run a short command with the agent's environment variables, and wait for its end.
@@ -296,7 +296,7 @@ class Link(LinkFiles):
         if self._replica is not None:
             self._replica.close(self._rank)
 
-    # The methods below handle received frames, in order, in the connection's filer thread.
+    # --- received frames, handled in order in the connection's filer thread
 
     def _hear(self, header: Header, data: bytes) -> None:
         op = header.get("op")

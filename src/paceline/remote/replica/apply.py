@@ -116,7 +116,7 @@ class Replica:
                     os.unlink(self.top / INCOMING / name)
             os.rmdir(self.top / INCOMING)
 
-    # Each method below handles one kind of frame.
+    # --- one method for each kind of frame
 
     def _grow(self, header: Header, data: bytes, rank: int, group: int) -> None:
         name, inode = header["file"], header["ino"]
@@ -224,7 +224,7 @@ class Replica:
             self._left.add((header["file"], header["why"]))
             append_line(RunFolder(self.top).left_out, {"name": header["file"], "why": header["why"]})
 
-    # The methods below check names, and choose the path to write to.
+    # --- names of files, and the paths to write to
 
     def _check(self, name: str, how: str) -> None:
         parts = name.split("/")
