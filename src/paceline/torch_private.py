@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     #: The exceptions that a fake tensor raises when code reads its values.
     VALUE_NEEDED: tuple[type[Exception], ...]
 
-#: The oldest and the newest minor release that the tests have run with, as in pyproject.toml.
+#: Oldest and newest minor release of torch with which the tests have run. pyproject.toml has the same limits.
 OLDEST = (2, 9)
 NEWEST = (2, 15)
 
 _FAKE = "torch._subclasses.fake_tensor"
 
-#: Name in this module -> torch's module and the names in it. Several names become a tuple.
+#: Name of an attribute of this module -> torch's module and the name in it. For several names the attribute is a tuple.
 _WHERE = {
     "BatchNorm": ("torch.nn.modules.batchnorm", "_BatchNorm"),
     "DispatchMode": ("torch.utils._python_dispatch", "TorchDispatchMode"),
@@ -96,7 +96,7 @@ class TorchError(PacelineError, ImportError):
     """An unsupported torch release, or a release that has moved a part that Paceline needs."""
 
 
-# Releases.
+# Functions that check torch's release.
 
 
 def requirement() -> str:
@@ -142,11 +142,11 @@ def _version() -> str:
 
 def _release() -> tuple[int, int]:
     found = re.match(r"(\d+)\.(\d+)", _version())
-    # The version of a local build may lack a number; then treat it as the newest release.
+    # The version of a torch built from source may lack a number. Treat such a torch as the newest release.
     return (int(found[1]), int(found[2])) if found else NEWEST
 
 
-# Names.
+# Access to names that torch does not document.
 
 # Hide this from type checkers, which otherwise would accept any misspelled name of this module.
 if not TYPE_CHECKING:
@@ -154,7 +154,7 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> Any:
         if name not in _WHERE:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        # Import the name now and cache it: importing torch takes seconds, and some callers need only the release names.
+        # Import torch's module only now, because importing torch takes seconds, and some callers only need `OLDEST` and `NEWEST`.
         module, *there = _WHERE[name]
         try:
             found = tuple(getattr(importlib.import_module(module), one) for one in there)
@@ -168,7 +168,7 @@ def _moved(what: str) -> TorchError:
     return TorchError(f"{_needs('Paceline')} (It has no {what}.)")
 
 
-# Internals of torch's checkpoints.
+# Functions that use internals of torch's activation checkpointing.
 
 
 def checkpoints_inputs() -> tuple[type, ...]:
@@ -182,7 +182,7 @@ def checkpoints_inputs() -> tuple[type, ...]:
     return () if kind is None else (kind,)
 
 
-# Internals of DTensor.
+# Functions that use internals of DTensor.
 
 
 def keep_lookups_apart() -> None:
@@ -198,9 +198,9 @@ def keep_lookups_apart() -> None:
         schema = importlib.import_module("torch.distributed.tensor._op_schema")
     except ImportError:
         return
-    # The class has lost its underscore in torch 2.10. A release without either class distinguishes masks correctly.
+    # The class is _MaskPartial up to torch 2.9, and MaskPartial since 2.10. A release without either class lacks the bug.
     kind: Any = getattr(lookups, "_MaskPartial", None) or getattr(lookups, "MaskPartial", None)
-    # Two new masks that compare equal reveal the bug in any release. After the change they differ, so a second call does
+    # The bug is present if two new masks compare equal. After this repair they differ, so a second call of this function does
     # nothing.
     if kind is not None and kind(offset_shape=(1, 1)) == kind(offset_shape=(1, 1)):
         equal, code = kind.__eq__, kind.__hash__
@@ -215,10 +215,10 @@ def _count_the_size_of_a_vocabulary(schema: ModuleType) -> None:
 
     propagator = getattr(getattr(DTensor, "_op_dispatcher", None), "sharding_propagator", None)
     known = getattr(propagator, "op_to_schema_info", None)
-    # Change nothing in a release with this table: its cache key includes the vocabulary's size.
+    # A release with the second table needs no repair, because its cache key includes the vocabulary's size.
     if known is None or hasattr(propagator, "op_to_schema_info_for_single_dim_strategy"):
         return
-    # aten::embedding_dense_backward(grad_output, indices, num_weights, ...): the cache key starts with the third argument.
+    # Start the cache key at argument 2 (num_weights) of aten::embedding_dense_backward(grad_output, indices, num_weights, ...).
     known.setdefault(ops.aten.embedding_dense_backward.default, schema.RuntimeSchemaInfo(static_argnum=2))
 
 
@@ -249,7 +249,7 @@ def is_torchs_attribute(name: str) -> bool:
     return name.startswith("__composable_api_state_key") or name in ("_is_fsdp_managed_module", "_fsdp_use_orig_params")
 
 
-# Internals of FSDP2.
+# Functions that use internals of FSDP2.
 
 
 @contextlib.contextmanager
@@ -340,7 +340,7 @@ def _with_zeros(group: Any, post_backward: Callable[..., None]) -> Callable[...,
 def _parameter_groups(part: FSDPModule) -> list[Any]:
     try:
         state: Any = part._get_fsdp_state()
-        # torch 2.12 and later have several parameter groups in a module.
+        # From torch 2.12 on, FSDP2 may keep several parameter groups for one module.
         if hasattr(state, "_fsdp_param_groups"):
             return list(state._fsdp_param_groups)
         return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
@@ -352,7 +352,7 @@ def _whole(held: Any) -> Any:
     return getattr(held, "_unsharded_param", None)
 
 
-# torch.distributed.
+# Functions that use internals of torch.distributed.
 
 
 def default_store() -> Store:
@@ -374,7 +374,7 @@ def recorded_collectives() -> bytes:
     nothing.
     """
     module: Any = sys.modules.get("torch._C._distributed_c10d")
-    # Before torch 2.8 the function had the second name, and covered only NCCL.
+    # Before torch 2.8 this function was `_dump_nccl_trace_json`, which returned only NCCL's calls.
     dump = getattr(module, "_dump_fr_trace_json", None) or getattr(module, "_dump_nccl_trace_json", None)
     if dump is None:
         return b""
@@ -421,7 +421,7 @@ def waited_s(model: Any) -> float | None:
     """
     try:
         told = model._get_ddp_logging_data()
-        # Convert nanoseconds to seconds. Before the first step the attribute is missing.
+        # Convert nanoseconds to seconds. Before the first step torch has not measured these times, so use 0.
         return float(
             max(0, told.get("backward_comm_time", 0) - told.get("backward_compute_comm_overlap_time", 0)) / 1e9
         )
@@ -449,10 +449,10 @@ def offer_mpi(distributed: ModuleType, kind: type, around: Callable[[Callable[..
     missing = [name for name in ("_new_process_group_helper", "_MPI_AVAILABLE") if not hasattr(c10d, name)]
     if missing:
         raise _moved(f"torch.distributed.distributed_c10d.{missing[0]}")
-    # Replace the function that both init_process_group and new_group call.
+    # Wrap this function, because both init_process_group and new_group call it.
     c10d._new_process_group_helper = around(c10d._new_process_group_helper)
     c10d.ProcessGroupMPI = kind
-    # is_mpi_available() returns this variable.
+    # torch's is_mpi_available() returns this variable.
     c10d._MPI_AVAILABLE = True
     setattr(distributed, "ProcessGroupMPI", kind)  # noqa: B010 - torch's stubs don't have it
     # From torch 2.15 on, the flight recorder listens to C++ group objects, which a group made in Python lacks. Backends in

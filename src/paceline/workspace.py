@@ -67,7 +67,7 @@ class Workspace:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, create: bool = True) -> None:
-        # Don't resolve links: messages and records have the name by which people know a linked workspace.
+        # Don't resolve symbolic links: messages and records should have the path that the user has named.
         self._path = Path(os.path.abspath(os.path.expanduser(path)))
         if os.pathsep in str(self._path):
             raise WorkspaceError(
@@ -76,14 +76,14 @@ class Workspace:
             )
         try:
             if not create:
-                # Check without creating anything: an unreadable folder would otherwise seem to have no runs.
+                # Raise an error if the folder can't be read: otherwise it would seem to have no runs. Create nothing.
                 with contextlib.suppress(FileNotFoundError):
                     os.stat(self.runs_dir)
                 return
             if not self.runs_dir.exists():
                 self._refuse_sources()
                 self._path.mkdir(parents=True, exist_ok=True)
-                # Mark the folder before any content: another process may start to use the workspace at once.
+                # Mark a new workspace before creating folders in it, because another process may use the workspace at once.
                 if all(name.startswith(".") for name in os.listdir(self._path)):
                     note_made(self._path)
             self.runs_dir.mkdir(parents=True, exist_ok=True)
@@ -525,7 +525,7 @@ class Experiment:
         'Completed'
     """
 
-    #: Class of the experiment's runs.
+    #: The class of run objects that this experiment creates.
     run_class: ClassVar[type[Run]] = Run
 
     def __init__(self, workspace: Workspace, name: str) -> None:
@@ -594,7 +594,7 @@ class Experiment:
             UserError: A value is wrong, the source can't be copied, or the target can't hold the job. Nothing has been
                 started.
         """
-        # Import these here: a program that only reads runs does not need the modules of a submission.
+        # Import these modules only for a submission, because a program that only reads runs does not need them.
         from paceline.estimator import _Script, with_overrides
         from paceline.pipelines.pipeline import Pipeline
         from paceline.pipelines.pipeline_run import PipelineRun
@@ -674,7 +674,7 @@ class Experiment:
             SnapshotError: The folder can't be copied.
             RunStateError: A run with this id already exists.
         """
-        # Copy first: a folder that can't be copied leaves no run behind.
+        # Copy the folder first: if the copy fails, no run has been created.
         taken = None
         if snapshot_directory is not None:
             from paceline import snapshot
@@ -724,7 +724,7 @@ class Experiment:
         from paceline.runs.search.index import find_runs
 
         ids = [facts.run_id for facts in find_runs(self.runs_dir, where)] if where else store.ids(self.runs_dir)
-        # Compare the records: an id that a user chose need not begin with its experiment's name.
+        # Compare the experiments in the records, because an id that a user has chosen need not begin with the experiment's name.
         for record in read.records_of(self.runs_dir, ids):
             folder = RunFolder(self.runs_dir / record.run_id)
             if record.experiment == self.name and matches(
@@ -786,7 +786,7 @@ def _pipeline_run() -> type[Run]:
     return PipelineRun
 
 
-# Set these hooks here, because `paceline.runs` imports neither workspaces nor data, sweeps or pipelines.
+# Set these functions from this module, because `paceline.runs` must not import workspaces, data, sweeps or pipelines.
 Run.kinds["sweep"] = _sweep_run
 Run.kinds["pipeline"] = _pipeline_run
 Run.make_experiment = staticmethod(_make_experiment)

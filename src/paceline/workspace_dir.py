@@ -28,12 +28,12 @@ from paceline.system.files import state_folder
 WORKSPACE_VARIABLE = "PACELINE_WORKSPACE"
 CONFIG_FILE = "paceline.toml"
 DEFAULT_FOLDER = ".paceline"
-#: Files in which the Azure SDK looks for its workspace, in each folder upwards.
+#: Names of folders and files in which the Azure SDK looks for its workspace, here and in each parent folder.
 _SDK_FOLDERS = (".azureml", "aml_config", "")
 _SDK_FILES = ("config.json", "project.json")
 MARK = ".made-here"
 
-#: Whether this process only displays a workspace. It starts nothing there, so the workspace need not be trusted.
+#: Whether this process only displays a workspace. If so, it starts no programs from it, and need not trust the workspace.
 only_shows = False
 
 
@@ -46,7 +46,7 @@ def configured(start: Path | None = None) -> Path:
         WorkspaceError: The configuration can't be read, or this user has neither made nor named the workspace.
     """
     named = os.environ.get(WORKSPACE_VARIABLE)
-    # The variable does not count if the caller names a configuration file.
+    # If the caller names a configuration file or a folder, ignore the variable.
     if start is None and named:
         return Path(named)
     here = start if start is not None else Path.cwd()
@@ -61,7 +61,7 @@ def configured(start: Path | None = None) -> Path:
     else:
         sdk_config = nearest_sdk_config(here)
         found = (here if sdk_config is None else project_of(sdk_config)) / DEFAULT_FOLDER
-    # Trust a configuration file that the caller names.
+    # If the caller has named a configuration file, trust the workspace in it.
     if not here.is_file() and not is_own(found):
         raise WorkspaceError(
             f"the workspace {str(found)!r} belongs to {_owner(found)}, who could start programs as you with files in it. "
@@ -79,7 +79,7 @@ def configured(start: Path | None = None) -> Path:
 def is_known(path: Path) -> bool:
     """Return whether this user has created or named the workspace, or it is empty."""
     path = path.expanduser()
-    # A new workspace gets its mark before any content.
+    # A folder with only hidden files counts as empty. It is safe, because a new workspace is marked before it gets content.
     if all(name.startswith(".") for name in _names(path)):
         return True
     named = os.environ.get(WORKSPACE_VARIABLE)
@@ -121,7 +121,7 @@ def _key(*, create: bool) -> bytes | None:
             try:
                 with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
                     opened.write(os.urandom(32))
-                # If several processes create the key at the same time, the first one wins.
+                # If several processes create the key at the same time, all use the key of the first one.
                 with contextlib.suppress(FileExistsError):
                     os.link(beside, file)
             finally:
@@ -150,7 +150,7 @@ def is_own(path: Path) -> bool:
 def trusted() -> list[str]:
     """Return the folders that this user has trusted."""
     file = _trust_file()
-    # Whoever can write this file can trust any workspace, so check its owner.
+    # Check the file's owner, because a user who can write this file could make any workspace trusted.
     try:
         return file.read_text().splitlines() if file.stat().st_uid in (os.geteuid(), 0) else []
     except (OSError, ValueError):
@@ -251,7 +251,7 @@ def _path_in(config: Path) -> str:
         raise WorkspaceError(f'{str(config)!r}: workspace={section!r} is not a table. Write [workspace] path = "dir".')
     if unknown := sorted(set(section) - {"path"}):
         raise WorkspaceError(f"{str(config)!r}: [workspace] has one key, path; found {', '.join(unknown)}. Remove it.")
-    # Refuse this file: if `path` were ignored, runs would go to another folder than the named one.
+    # Refuse the file. If Paceline ignored this `path`, runs would go to a folder that the user has not named.
     if "workspace" not in tables and "path" in tables:
         raise WorkspaceError(f"{str(config)!r}: path stands outside of [workspace]. Write [workspace] above it.")
     path = section.get("path", DEFAULT_FOLDER)

@@ -70,7 +70,7 @@ class Nodes(Protocol):
     """The nodes that a run holds. No method blocks for long."""
 
     nodes: tuple[Node, ...]
-    #: Free ports on the first node, for the workers of the run.
+    #: Network ports that are free on the first node, for the run's workers.
     ports: tuple[int, ...]
 
     def send(self, folder: RunFolder, library_dir: Path) -> RemotePaths:
@@ -194,7 +194,7 @@ class Queued(Protocol):
         """Return the job script for the engine, which --dry-run prints, or None."""
 
 
-#: Largest number of runs for one `start_supervisors` call; their numbers have the same thousands, such as 1000 to 1999.
+#: The most runs in one `start_supervisors` call. Their numbers differ only in the last three digits, as 1000 and 1999 do.
 ALIKE_SPAN = 1000
 
 
@@ -279,5 +279,5 @@ class Cleared(Protocol):
         """
 
 
-#: Optional protocols of a target.
+#: The protocols that a target may implement in addition to `Target`.
 PARTS: tuple[type, ...] = (EarlyStart, Queued, Alike, Controlling, Examined, Elastic, Cleared)

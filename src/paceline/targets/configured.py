@@ -34,14 +34,14 @@ LOCAL = "local"
 _NAME = name_rule("_-", 64)
 
 GROUP = "paceline.targets"
-#: Built-in kinds -> module:class; they take precedence over installed ones.
+#: Kind of a built-in target -> module:class. A built-in kind takes precedence over an installed plug-in of the same name.
 OWN = {
     "local": "paceline.targets.local:ThisMachine",
     "ssh": "paceline.targets.ssh.target:SshTarget",
     "slurm": "paceline.targets.slurm.target:SlurmTarget",
     "ray": "paceline.targets.ray.target:RayTarget",
     "kubernetes": "paceline.targets.kubernetes.target:KubernetesTarget",
-    # The simulated nodes of `paceline.testing`.
+    # The kind for simulated nodes, which `paceline.testing` implements.
     "sim": "paceline.testing.sim.target:SimTarget",
 }
 
@@ -170,7 +170,7 @@ def add(workspace_dir: Path, configured: Configured, *, replace: bool = False) -
             f"the name {configured.name!r} is that of a kind, and this target is of kind {configured.kind!r}. "
             "Choose another name."
         )
-    # The target's constructor checks the settings, and may convert them.
+    # Creating the target checks the settings. The target may also convert them, so store the settings that it keeps.
     target = configured.make()
     kept = getattr(target, "settings", None)
     if isinstance(kept, Mapping):
@@ -227,7 +227,7 @@ def target_of_run(run_dir: Path) -> Target:
 
 
 def _registry(workspace_dir: Path) -> Documents:
-    # Imported late: supervisors find a copy in the run's folder, and never need this module.
+    # Import here: a supervisor reads its target's description from the run's folder, so it never needs this module.
     from paceline.system.registry import Documents
 
     return Documents(workspace_dir / "compute", _NAME)
@@ -244,7 +244,7 @@ def _stands_alone(kind: str) -> bool:
     try:
         options = getattr(kind_class(kind), "OPTIONS", ())
     except TargetError:
-        return kind in OWN  # creating the target later raises the error
+        return kind in OWN  # the error is raised again when the target is created
     return not any(option.is_required for option in options)
 
 
@@ -306,7 +306,7 @@ def _load(kind: str, place: str) -> Any:
     module, _, attribute = place.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # an installed package may raise any exception on import
+    except Exception as error:  # the installed package of a plug-in may raise any exception when it is imported
         raise TargetError(
             f"compute targets of kind {kind!r} can't be used: {place} can't be loaded "
             f"({type(error).__name__}: {error}). Mend or remove the package that brings it."

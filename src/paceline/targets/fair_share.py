@@ -11,7 +11,7 @@ Hosts run this text with their own Python, 3.6 or later, so it needs only the st
 
 import math
 
-TYPE_CHECKING = False  # typing is slow to load
+TYPE_CHECKING = False  # `typing` is slow to load, so don't import it
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from typing import TypedDict
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
         leave: list[TicketId]
 
 
-if "SharePolicy" not in globals():  # hosts run the text of `shares` followed by the text of this module
+if "SharePolicy" not in globals():  # an SSH host runs one script with the texts of `shares` and of this module
     from paceline.targets.shares import HIGH, URGENT, granted_at, held_gpus, ident, limit_s, share_of, stated_level
 
-#: Seconds that a run without a time limit or history is expected to take.
+#: Seconds that a run is expected to take if it has no time limit and its user has no earlier runs.
 TYPICAL_S = 3600.0
-#: Assumed seconds until a run returns its share after its time limit, or after a request to leave.
+#: Assumed delay in seconds from a run's time limit, or from a request to leave, to the return of the run's share.
 _OVERTIME_S = 60.0
 _WEEK_S = 7 * 24 * 3600.0
-#: The most waiting runs whose start is estimated.
+#: Maximum number of waiting runs for which a start time is estimated.
 _EXPECTED = 50
 
 
@@ -73,7 +73,7 @@ class Room:
 
         The most used GPUs come first, to keep whole GPUs free.
         """
-        # Let a run that asks for more cores than the machine has use all of them.
+        # If a run asks for more cores than the machine has, it gets all cores of the machine.
         if self.used_cores + min(ticket["cores"], self.cores) > self.cores:
             return None
         count = ticket["gpu_count"]
@@ -94,7 +94,7 @@ def in_order(
     """
     if policy is not None:
         return _by_share(tickets, policy, uses or {})
-    # The ages of tickets determine which positions a user has; priorities determine which of the user's runs get them.
+    # The ages of a user's tickets determine the user's queue positions. The user's run of highest priority gets the first one.
     places = sorted(tickets, key=lambda ticket: (ticket["since"], ticket["uid"] or 0, ticket["key"]))
     ranked = sorted(tickets, key=lambda ticket: (-stated_level(ticket), ticket["key"]))
     mine = {uid: iter([each for each in ranked if each["uid"] == uid]) for uid in {each["uid"] for each in tickets}}
@@ -104,7 +104,7 @@ def in_order(
 def _by_share(tickets: "Sequence[Ticket]", policy: "SharePolicy", uses: "Mapping[int, PastUse]") -> "list[Ticket]":
     """Sort tickets by priority level, then by their users' past use divided by share."""
     at = newest(tickets, policy, uses)
-    ranked = sorted(tickets, key=ident)  # a fixed order, since sums of floats depend on the order
+    ranked = sorted(tickets, key=ident)  # keep a fixed order, because a sum of floats depends on the order
     levels = {ident(ticket): level(ticket, policy, uses, at) for ticket in ranked}
     running = [ticket for ticket in ranked if ticket["granted"] is not None]
     past, by_group = {}, {}  # type: dict[int, float], dict[str, float]
@@ -116,10 +116,10 @@ def _by_share(tickets: "Sequence[Ticket]", policy: "SharePolicy", uses: "Mapping
     def charge(ticket: "Ticket", seconds: float) -> None:
         add(ticket["uid"] or 0, ticket["user"], seconds * policy.weight(ticket, levels[ident(ticket)]))
 
-    # Add users without a ticket, too, because their use counts for their group.
+    # Add users without a ticket, too, because their past use counts as use of their group.
     for uid in sorted(uses):
         add(uid, uses[uid]["user"], policy.decayed(uses[uid], at))
-    # Charge a running run for an hour in advance, or a user who has just started a run would stay first in the order.
+    # Charge a running run for an hour in advance. Otherwise a user who has just started a run would stay first in the queue.
     for ticket in running:
         charge(ticket, max(0.0, at - granted_at(ticket)) + TYPICAL_S)
     waiting = {}  # type: dict[int, list[Ticket]]
@@ -229,7 +229,7 @@ def plan(
         found = room.fit(ticket, avoided)
         if found is None and avoided and room.fit(ticket) is not None:
             why[key] = "; ".join(sorted(set(avoided.values())))
-            continue  # the free GPUs are reserved for others, so later runs need not wait for this run
+            continue  # this run waits only because of a reservation, so later runs need not wait for this run
         takes_nothing = not ticket["cores"] and not ticket["gpu_count"]
         running = [*holders, *started]
         if found is None or not (
@@ -278,9 +278,9 @@ def _may_pass(
             return True
         stay = [one for one in running if ends[ident(one)] > starts_at]
     else:
-        # No running run has a known end that makes room for `first`: plan with the runs that started before `first` queued.
+        # No known end of a run makes room for `first`. So assume that runs which started before `first` queued have ended.
         stay = [one for one in running if granted_at(one) > first["since"]]
-    # See whether `first` still fits if this run starts as well, perhaps on GPUs that `first` does not need.
+    # Test whether `first` still fits if this run starts as well, perhaps on GPUs that `first` does not need.
     found = room_of(stay).fit(ticket)
     return found is not None and fits_beside([*stay, dict(ticket, granted={"gpus": found})])
 
@@ -315,7 +315,7 @@ def _leaving(
             gone.append(may_go.pop(0))
         if room_of([one for one in kept if one not in gone]).fit(ticket, avoided) is None:
             continue
-        # A chosen run stays if the urgent run fits without its share. Test the last chosen run first.
+        # Keep a chosen run if the urgent run fits although the chosen run keeps its share. Test the last chosen run first.
         for one in list(reversed(gone)):
             rest = [other for other in gone if other is not one]
             if room_of([other for other in kept if other not in rest]).fit(ticket, avoided) is not None:

@@ -30,14 +30,14 @@ import stat
 import sys
 import time
 
-TYPE_CHECKING = False  # typing is slow to load
+TYPE_CHECKING = False  # `typing` is slow to load, so don't import it
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
     from paceline.targets.leases import LeaseAnswer, SharesAnswer, Ticket
 
-if "Queue" not in globals():  # hosts run the text of these modules followed by the text of this module
+if "Queue" not in globals():  # an SSH host runs one script with the texts of these modules and of this module
     from paceline.observe.node.gpus import devices
     from paceline.observe.node.outside import driver, stat_fields, used_cores, used_gpus
     from paceline.system.lock_holder import holder, user_name
@@ -47,11 +47,11 @@ if "Queue" not in globals():  # hosts run the text of these modules followed by 
 
 _PARENT = "/tmp"
 _PREFIX = "paceline-leases-"
-#: The shares file, and root's file, which takes precedence.
+#: Paths of the machine's usual shares file, and of root's shares file, which is read instead if it exists.
 _SHARES, _ROOTS_SHARES = "/var/tmp/paceline-share/shares.json", "/etc/paceline/shares.json"
-#: The folder of this user's tickets -> this process's queue, which caches the tickets.
+#: Folder of this user's tickets -> this process's `Queue` object, which caches the tickets that it has read.
 _queues = {}  # type: dict[str, Queue]
-#: Timeout for locking the guard: longer than any program holds it, shorter than the time limit of a host's answer.
+#: Timeout in seconds for locking the guard file: longer than any program holds the lock, shorter than a host may take to answer.
 _GUARD_S = 8.0
 
 
@@ -77,7 +77,7 @@ def look(given: "Ticket") -> "LeaseAnswer":
     if given.get("with_gpus") or "gpus" in given:
         answer["gpus"] = list(given["gpus"] if "gpus" in given else devices())
     queue, answer["tickets"] = host_queue(), []
-    # Create no guard file if no user has tickets, because there is nothing to lock then.
+    # Don't create the guard file, which processes lock, if no user has tickets: the lock then has nothing to protect.
     if user_folders():
         with locked():
             answer["tickets"] = queue.tickets()
@@ -149,18 +149,18 @@ def take(given: "Ticket", free_ports: "Callable[[int, Any], Sequence[int]] | Non
     if "guardian" in given:
         mine["guardian_started"] = start_time(given["guardian"])
     if given["gpu_count"]:
-        driver()  # load the GPU driver before locking, so that no other user waits for the lock meanwhile
+        driver()  # load the GPU driver before locking, because loading is slow, and other users would wait for the lock
     with locked():
         for folder in (os.path.dirname(queue.own), queue.own):
             make_own_folder(folder)
         others = []
-        # Compare the pid too: a run's new agent must not take over the ticket of an old agent that still lives.
+        # Compare the pid too. Otherwise a run's new agent process would take over the ticket of an old agent that still lives.
         for item in queue.tickets():
             if all(item[name] == mine[name] for name in ("uid", "key", "pid")):
                 mine.update({name: item[name] for name in ("granted", "since", "changed")})
             else:
                 others.append(item)
-        # Without a lease, ask the GPU driver which GPUs are in use by other programs.
+        # If the run asks for GPUs and has no lease yet, ask the GPU driver which GPUs other programs use.
         blocked = (
             used_gpus(all_gpus, own_pids([*others, mine])) if mine["gpu_count"] and mine["granted"] is None else {}
         )
@@ -188,7 +188,7 @@ def leave(given: "Ticket") -> "LeaseAnswer":
 
 def host_queue(free_ports: "Callable[[int, Any], Sequence[int]] | None" = None) -> Queue:
     """Return this host's queue of tickets, which all its users share."""
-    # Name the folder by the host, since machines that boot without a disk may share /tmp.
+    # Put the host's name into the path, because several machines that boot without a disk may share one /tmp.
     own = os.path.join(parent_dir(), "%s%d" % (_PREFIX, os.geteuid()), os.uname().nodename)
     if own not in _queues:
         _queues[own] = Queue(own, user_folders, locked, is_alive, shares=shares_path())
@@ -291,7 +291,7 @@ def locked() -> "Iterator[None]":
     fd = take_guard(os.path.join(parent_dir(), "%s%s.guard" % (_PREFIX, os.uname().nodename)))
     try:
         yield
-    # Closing releases the lock. Never delete the file, or two processes could each lock a different file of this name.
+    # Closing the file releases the lock. Never delete the file: two processes could then lock two files of the same name.
     finally:
         os.close(fd)
 
@@ -316,7 +316,7 @@ def check_parent() -> None:
 def make_own_folder(path: str) -> None:
     """Create a folder of this user that all users can read."""
     try:
-        # Create the folder with mode 0700 and only then allow reading: no other user can change it in between.
+        # Create the folder with mode 0700, and allow reading afterwards, so that no other user can change it before the check.
         os.mkdir(path, 0o700)
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         os.fchmod(fd, 0o755)
@@ -342,9 +342,9 @@ def take_guard(path: str) -> int:
         fd, why = open_guard(path), "user %s keeps it from being opened" % owner_of(path)
         if fd is not None:
             try:
-                # Don't block: the holder may be a stopped process, and this process has to report that.
+                # Don't block: the process that holds the lock may be stopped, and this process has to report that.
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # If the owner has just deleted the file, another process may lock a new one: start again.
+                # If the owner has just deleted this file, another process may lock a new file of this name: start again.
                 if is_still(path, fd):
                     return fd
             except OSError as error:

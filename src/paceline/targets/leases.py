@@ -22,7 +22,7 @@ import os
 import stat
 import time
 
-TYPE_CHECKING = False  # typing is slow to load
+TYPE_CHECKING = False  # `typing` is slow to load, so don't import it
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
@@ -80,27 +80,27 @@ if TYPE_CHECKING:
         python: list[Any]
 
 
-if "plan" not in globals():  # hosts run the text of these modules followed by the text of this module
+if "plan" not in globals():  # an SSH host runs one script with the texts of these modules and of this module
     from paceline.observe.node.outside import used_cores
     from paceline.system.lock_holder import user_name
     from paceline.targets.fair_share import Room, plan
     from paceline.targets.shares import URGENT, SharePolicy, gpu_count_held, granted_at, held_gpus, ident, stated_level
 
-#: The most seconds by which a ticket may claim an earlier submission than the change time of its file.
+#: The most seconds by which the submission time in a ticket may precede the change time of the ticket's file.
 _CLAIM_S = 60.0
-#: Limits on the size of a ticket and on the number of files read per user.
+#: Limits: bytes of a ticket, tickets that are read per user, and number of GPUs in a ticket.
 _TICKET_BYTES, _TICKETS, _COUNT = 1 << 16, 1000, 1 << 16
-#: Seconds after which runs no longer wait behind a run that could start but does not.
+#: Seconds after which later runs no longer wait for a run that has free resources but does not start.
 _OFFER_S = 10.0
-#: A user's record of use: file name, maximum number of rows, ages in seconds at which hours are merged, and dropped.
+#: A user's record of use: file name, most rows, age in seconds at which hourly rows are merged, age at which rows are dropped.
 USE, _ROWS, _HOURLY_S, _KEPT_S = "use.json", 400, 8 * 86400.0, 80 * 86400.0
-#: Seconds between two checks for changed files by a waiting run: by the first in the queue, more per position, at most.
+#: Seconds between a waiting run's checks for changed files: at the front of the queue, added per queue position, and maximum.
 _LOOK_S, _PLACE_S, _SLOWEST_S = 0.2, 0.1, 3.0
-#: Seconds between a waiting run's checks for dead runs; and between its readings of all tickets, per position and at most.
+#: At the front of the queue: seconds between checks for dead runs, and between readings of all tickets. Maximum of the latter.
 _ALIVE_S, _READ_S, _LONGEST_READ_S = 0.5, 30.0, 300.0
-#: Seconds after which a run that holds a share records again that it lives.
+#: Interval in seconds at which a run that holds a share records that it is still alive.
 BEAT_S = 60.0
-#: Maximum length of a displayed run id, and the length of a displayed UTC time.
+#: Maximum length of a run id in a message, and length of a UTC time in a message.
 _LONGEST, _UTC_LENGTH = 300, len("2026-11-23 06:12:03 UTC")
 
 
@@ -136,17 +136,17 @@ class Queue:
     ) -> None:
         self.own, self.locked, self.shares = own, locked, shares
         self._folders, self._is_alive, self.free_ports = folders, is_alive, free_ports
-        #: path -> (inode, change time and size of a file, its ticket): unchanged files are not parsed again.
+        #: Path of a ticket's file -> (inode, change time and size of the file, its ticket). Unchanged files are not parsed again.
         self._known = {}  # type: dict[str, tuple[tuple[int, int, int], Ticket | None]]
-        #: The folders of tickets at the last listing, to detect changed folders.
+        #: The folders of tickets that existed at the last listing. Their change times show whether a ticket was added or removed.
         self._listed = []  # type: list[tuple[int | None, str]]
-        #: User -> (the ids of the user's running runs, the time since which a further run could start, ids of waiting runs).
+        #: User id -> (ids of the user's running runs, time from which one more run could start, ids of the user's waiting runs).
         self._offered = {}  # type: dict[int, tuple[frozenset[TicketId], float, set[TicketId]]]
         self._waits = {}  # type: dict[str, _Wait]
-        #: The last result of `leave_reason`: the files' stamp, the time of the next computation, and the reason.
+        #: The last result of `leave_reason`: a stamp of the files, the time at which to compute the reason again, and the reason.
         self._left = None  # type: tuple[tuple[int, ...], float, str] | None
         self._beat_at = 0.0
-        #: Why the shares file can't be used, or "".
+        #: The reason why the shares file can't be used, or "" if it can.
         self.shares_error = ""
 
     def tickets(self) -> "list[Ticket]":
@@ -171,12 +171,12 @@ class Queue:
                 names = sorted(os.listdir(folder))
             except OSError:
                 continue
-            # Limit the number of files: another user may have filled their folder with files.
+            # Limit the number of files to read, because another user may have filled a folder of tickets with files.
             for name in names[:_TICKETS]:
                 path = os.path.join(folder, name)
                 if name.endswith(".ticket"):
                     yield path, self._read(path, uid, known), is_mine
-                elif name.endswith(".new"):  # left by a killed process: a living one would hold the guard
+                elif name.endswith(".new"):  # a killed process has left this file: a living one would hold the lock
                     yield path, None, is_mine
 
     def _read(
@@ -235,7 +235,7 @@ class Queue:
         """
         if ticket["granted"] is None:
             stamp = self.stamp()
-            # A run without GPUs does not query them. Take their names from tickets, to plan the starts of runs before it.
+            # A run without GPUs doesn't list the machine's GPUs. Take their names from tickets, to plan when earlier runs start.
             gpus = all_gpus or sorted({gpu for one in others for gpu in gpus_named(one)})
             policy, uses, now, mine = self.policy(), self.uses(), time.time(), ident(ticket)
             everyone = [*others, ticket]
@@ -273,7 +273,7 @@ class Queue:
         used = sum(one["cores"] for one in others if one["granted"] is not None) + sum(
             cores for cores, _ in found.values()
         )
-        # A run that asks for all cores of the machine waits until no other program uses any.
+        # A run that asks for all cores of the machine waits until no other program uses a core.
         if not found or used + min(ticket["cores"], all_cores) <= all_cores + 0.5:
             return ""
         most = sorted(found.values(), reverse=True)[:3]
@@ -307,7 +307,7 @@ class Queue:
         there = read(os.path.join(self.own, ticket["key"] + ".ticket"), None)
         return there is not None and there["granted"] is None and there.get("pid") == ticket.get("pid")
 
-    # --- cheap waiting
+    # --- checks by which a waiting run notices changes without reading all tickets
 
     def stamp(self) -> "tuple[int, ...]":
         """Return a stamp that changes whenever a ticket or the shares file does."""
@@ -330,7 +330,7 @@ class Queue:
                 return None
         return wait.answer if self.stamp() == wait.stamp else None
 
-    # --- runs that hold a share
+    # --- methods for runs that hold a share
 
     def leave_reason(self, key: str, all_cores: int, all_gpus: "Sequence[str]") -> str:
         """Return why a run has to give back its share, or "".
@@ -370,7 +370,7 @@ class Queue:
         if found is not None:
             self.write(dict(found, **values))
 
-    # --- files
+    # --- writing tickets and records of use
 
     def write(self, ticket: "Ticket") -> None:
         """Write a ticket atomically into this user's folder, readable for all."""
@@ -402,7 +402,7 @@ class Queue:
             for place, amount in enumerate((policy.weight(ticket, taken), gpus, gpus * (taken == URGENT)), start=1):
                 row[place] = round(row[place] + seconds * amount, 3)
             at = hour + 3600
-        with contextlib.suppress(OSError):  # end the lease even on a full disk
+        with contextlib.suppress(OSError):  # on a full disk, lose this record, but end the lease
             write(path, {"hours": _merged(list(rows.values()), until), "typical_s": round(typical, 1)})
 
 
@@ -548,7 +548,7 @@ def read(path: str, uid: "int | None") -> "Ticket | None":
         return None
     if len(gpus_held) > _COUNT or not all(isinstance(gpu, str) for gpu in gpus_held):
         return None
-    # Check texts of other users, since terminals and logs show them.
+    # Check texts that another user may have written, because terminals and logs show them.
     run_id = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(value.get("run_id"))[:_LONGEST])
     hangs = value.get("hangs_since")
     hangs = hangs if isinstance(hangs, str) and len(hangs) == _UTC_LENGTH and hangs.isprintable() else None

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 _ADDRESS = "127.0.0.1"
 _POLL_S = 0.05
 _SLOWEST_POLL_S = 3.0
-#: Seconds between two checks by a waiting run whether the runs before it hang: per run before it, and at most.
+#: Seconds between a waiting run's checks whether earlier runs in the queue hang: seconds per earlier run, and maximum.
 _TEXT_S, _SLOWEST_TEXT_S = 10.0, 120.0
 
 
@@ -84,7 +84,7 @@ class LocalTarget:
         self._enqueue(self._queue(job), job, run_dir)
 
     def _enqueue(self, queue: LocalQueue | SharedQueue, job: Job, run_dir: Path) -> None:
-        # Queue an elastic run with the demand of its minimum. At its start it takes more nodes if more are free.
+        # Queue an elastic run with its minimum number of nodes. When it starts, it takes more nodes if more are free.
         fewest = self._demand(job.resized(job.least_nodes))
         queue.enqueue(run_dir, fewest, LeaseRequest.of_job(job, port_count(job)))
 
@@ -107,7 +107,7 @@ class LocalTarget:
                 held.note_hang = functools.partial(queue.note_hang, run_dir)
                 held.leave_reason = functools.partial(queue.leave_reason, run_dir)
                 return held
-            # The status text takes reads of other runs' records, so compose it only after a change, or after a while.
+            # Composing the status text reads other runs' records, so do it only after a change in the queue, or after a while.
             keys = [str(ticket.get("key") or ticket["why"]) for ticket in found]
             if keys != seen or time.monotonic() > text_at:
                 seen, text_at = keys, time.monotonic() + min(_TEXT_S * len(found), _SLOWEST_TEXT_S)
@@ -115,7 +115,7 @@ class LocalTarget:
             if waiting(text):
                 return None
             time.sleep(pause)
-            # The further behind in the queue, the longer the pause.
+            # A run pauses longer if more runs are before it in the queue.
             pause = min(pause * 1.2, 4 * _POLL_S + 2 * _POLL_S * len(found), _SLOWEST_POLL_S)
 
     def nodes_to_be_had(self, job: Job, run_dir: Path, nodes: Nodes) -> int:
@@ -188,14 +188,14 @@ def _named(folder: RunFolder, run_dir: Path) -> str:
 
 
 def _hang_text(folder: RunFolder) -> str:
-    # Imported here because only waiting runs need these modules.
+    # Import these modules here, because only a waiting run needs them.
     from paceline.runs import store
     from paceline.runs.record import hang_status
 
     try:
         record = store.stored(folder)
     except PacelineError:
-        return ""  # the run was removed, or is another user's
+        return ""  # the run was removed, or this user can't read another user's run
     status = hang_status(record)
     if status == record.status:
         return ""
@@ -214,7 +214,7 @@ class ThisMachine(LocalTarget):
 
     def status(self) -> Status:
         """Return this machine's status, with its runs and their leases."""
-        # Imported here because each supervisor loads this module, and none needs Status.
+        # Import this module here, because no supervisor needs it, and every supervisor loads this file.
         from paceline.targets.status import host_status
 
         gpus, cores = devices(), core_count()

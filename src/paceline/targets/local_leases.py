@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 #: The environment variable that replaces the folder of leases in the user's state folder.
 LEASES_VARIABLE = "PACELINE_LEASES"
-#: Timeout for the guard. Processes lock it for milliseconds; longer only to end the leftover processes of a killed run.
+#: Timeout in seconds for locking the guard file. Processes lock it for milliseconds, or longer to end a killed run's processes.
 _GUARD_S = 60.0
 
 
@@ -190,7 +190,7 @@ class LocalQueue(_MachineQueue):
     def __init__(self, folder: Path, cores: int, gpus: tuple[str, ...]) -> None:
         self._guard = folder / "guard"
         own = str(folder / "tickets")
-        # Accept tickets of all users: a group may share the folder, and each of its users can write to it.
+        # Accept tickets of all users, because a group of users may share the folder and write into it.
         queue = Queue(own, lambda: [(None, own)], self._locked, _is_looked_after, machine.free_ports)
         super().__init__(queue, cores, gpus)
         self._keys: dict[Path, str] = {}
@@ -198,7 +198,7 @@ class LocalQueue(_MachineQueue):
     def enqueue(self, run_dir: Path, demand: LocalDemand, request: LeaseRequest) -> None:
         """Append a run's ticket, with its demand, to the queue."""
         with self._locked():
-            # The guard keeps the numbers unique. They start at 1 again when the queue is empty.
+            # Holding the guard's lock keeps ticket numbers unique. The numbers start at 1 again when the queue is empty.
             numbers = [int(ticket["key"]) for ticket in self._queue.tickets()]
             ticket = {
                 "key": f"{max(numbers, default=0) + 1:08d}",
@@ -237,7 +237,7 @@ class LocalQueue(_MachineQueue):
 
     def release(self, run_dir: Path) -> None:
         """Delete the run's ticket, which gives up its lease or its queue position."""
-        # Don't use `tickets`, which would end leftover processes of dead runs, perhaps those of this run.
+        # Don't call `tickets` here, because it ends leftover processes of dead runs, perhaps those of this run.
         with self._locked():
             for _, ticket, _ in self._queue.files():
                 if ticket is not None and ticket.get("run_dir") == str(run_dir):
@@ -263,7 +263,7 @@ class LocalQueue(_MachineQueue):
     def _locked(self) -> Iterator[None]:
         Path(self._queue.own).mkdir(parents=True, exist_ok=True)
         try:
-            # The lock is rarely busy for long, because other users can't open the guard.
+            # The lock is rarely busy for long, because other users can't open the guard file and so can't hold its lock.
             with locks.locked(self._guard, patience_s=_GUARD_S):
                 yield
         except locks.LockHeldError as error:
@@ -286,7 +286,7 @@ class SharedQueue(_MachineQueue):
             "run_id": RunFolder(run_dir).run_id,
             "run_dir": str(run_dir),
             "pid": os.getpid(),
-            # A guardian survives the supervisor to end the workers. The lease is kept as long as the guardian lives.
+            # If the supervisor dies, this parent process ends the workers. The lease is kept as long as the parent lives.
             "guardian": os.getppid(),
             "all_cores": self._cores,
             "all_gpus": list(self._gpus),
@@ -304,7 +304,7 @@ class SharedQueue(_MachineQueue):
             try:
                 found = host_leases.take(asked, machine.free_ports)
             except OSError as error:
-                # Another user may hold the lock, so return the error as the reason to wait: the caller tries again.
+                # Another user's process may hold the lock. Return the error as the reason to wait, and the caller tries again.
                 return [{"why": f"this machine's queue can't be read: {error}"}]
             if "granted" in found:
                 return _lease(asked, found["granted"])
@@ -323,7 +323,7 @@ class SharedQueue(_MachineQueue):
         return self._queue.leave_reason(lease_key(run_dir), self._cores, self._gpus)
 
     def note_hang(self, run_dir: Path, since: str | None) -> None:
-        with contextlib.suppress(OSError):  # give up while another user holds the lock
+        with contextlib.suppress(OSError):  # don't record the hang if another user's process holds the lock
             host_leases.note({"key": lease_key(run_dir), "hangs_since": since})
 
     @contextlib.contextmanager
@@ -356,7 +356,7 @@ def _is_looked_after(ticket: Ticket) -> bool:
     folder = RunFolder(Path(ticket["run_dir"]))
     if locks.is_held(folder.lock):
         return True
-    # End a dead run's leftover processes, as each read of its record does, before another run gets their cores.
+    # Reading a dead run's record ends the run's leftover processes. Do this before another run gets their cores.
     with contextlib.suppress(PacelineError, OSError):
         read.record(folder)
     return False

@@ -36,10 +36,10 @@ class LocalNodes:
     ) -> None:
         self.nodes, self.ports = nodes, ports
         self._give_back, self._new_ports = give_back, new_ports
-        #: `note_hang` records since when the run hangs, for waiting runs. `leave_reason` returns why the run must leave, or "".
+        #: `note_hang` tells waiting runs since when this run hangs. `leave_reason` returns why this run must give up its nodes.
         self.note_hang: Callable[[str | None], None] = lambda since: None
         self.leave_reason: Callable[[], str] = lambda: ""
-        #: Started commands, each tagged with its node's rank.
+        #: The commands that this object has started, each with the rank of its node.
         self._commands = Commands()
         self._folder: RunFolder | None = None
         self._meter: LoadMeter | None = None
@@ -85,7 +85,7 @@ class LocalNodes:
         return processes.is_alive(pid)
 
     def ended(self) -> list[ProcessExit]:
-        # The supervisor adopts orphans (PR_SET_CHILD_SUBREAPER) and reaps them too, but reports only the ends of commands.
+        # The supervisor becomes the parent of orphans (PR_SET_CHILD_SUBREAPER). It reaps them, but reports only ends of commands.
         ends, _ = self._commands.reap()
         return [
             ProcessExit(
@@ -107,7 +107,7 @@ class LocalNodes:
     def kill_all(self) -> None:
         """Kill all child processes except warm spares, loaded in advance for new workers."""
         deadline = time.monotonic() + 10
-        # Repeat until nothing is left: a process may fork just before it is killed.
+        # Repeat until no process is left: a process may fork just before the signal kills it.
         while (left := self._workers()) and time.monotonic() < deadline:
             for pid in left:
                 processes.send(pid, 9)

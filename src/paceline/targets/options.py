@@ -34,7 +34,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _METAVARS = {str: "TEXT", int: "N", float: "X", list: "TEXT", Path: "FILE"}
 
 
-#: Type of an option -> the check of a value, and the description of the type.
+#: Type of an option -> (function that checks a value, words for the type in error messages).
 _VALUES: Mapping[Any, tuple[Callable[[Any], bool], str]] = {
     str: (lambda value: isinstance(value, str), "a text"),
     bool: (lambda value: isinstance(value, bool), "true or false"),
@@ -77,7 +77,7 @@ class Option:
         return f"--{self.name.replace('_', '-')}"
 
 
-#: Options of every kind whose nodes are other machines.
+#: An option of every kind of target whose nodes are other machines.
 SILENCE = Option(
     "silence_s",
     "seconds without a word after which a node counts as lost, and to a node its supervisor",
@@ -85,7 +85,7 @@ SILENCE = Option(
     SILENCE_S,
     least=LEAST_SILENCE_S,
 )
-#: Options of every kind with settings: `paceline usage --goodput` and the run's page show what a run cost.
+#: Options of all kinds of target with settings. `paceline usage --goodput` and a run's page compute costs by these prices.
 PRICES = (
     Option("core_price", "price of a core-hour, in a currency of your own", float, least=0),
     Option("gpu_price", "price of a GPU-hour, in the same currency", float, least=0),
@@ -231,7 +231,7 @@ def _metavar(option: Option) -> str:
 def _instead(given: str, known: Sequence[str]) -> str:
     if not known:
         return "; it has none at all."
-    import difflib  # slow to load, and needed only for errors
+    import difflib  # this module is slow to load, and only this error needs it
 
     near = difflib.get_close_matches(given, known, n=1)
     meant = f". Did you mean {near[0]}?" if near else "."

@@ -19,7 +19,7 @@ from paceline.errors import EngineError, PacelineError, TargetError
 from paceline.system import locks
 from paceline.system.files import read_json, write_json
 
-#: The age in seconds from which a cached answer is not used any more.
+#: Age in seconds from which a cached answer is too old to be used.
 FRESH_S = 5.0
 
 Name = TypeVar("Name", bound=Hashable)
@@ -42,7 +42,7 @@ def answer(path: Path, ask: Callable[[], dict[str, Any]], clock: Callable[[], fl
     if not _is_fresh(found, clock):
         # Hold the lock during the query: other processes then wait for the answer instead of sending their own query.
         with locked(path):
-            found = kept(path)  # another process may have queried meanwhile
+            found = kept(path)  # another process may have stored an answer while this process waited for the lock
             if not _is_fresh(found, clock):
                 found = ask()
                 keep(path, found)
@@ -56,7 +56,7 @@ def kept(path: Path) -> dict[str, object]:
 
 
 def keep(path: Path, found: dict[str, object]) -> None:
-    with contextlib.suppress(OSError):  # on a full disk or in another user's workspace, return the answer uncached
+    with contextlib.suppress(OSError):  # on a full disk, or in another user's workspace, don't cache the answer
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, found)
 
@@ -102,7 +102,7 @@ class Lookout(Generic[Result]):
         """Return the latest value, and start a query when due. Never blocks."""
         is_looking = self._thread is not None and self._thread.is_alive()
         if not is_looking and time.monotonic() >= self._next:
-            # A daemon thread, because a query may hang: callers then get the last answer, and the supervisor can still exit.
+            # Use a daemon thread, because a query may hang. Callers then get the last answer, and the supervisor can still exit.
             self._thread = threading.Thread(target=self._run, name="paceline-lookout", daemon=True)
             self._thread.start()
         return self._found
@@ -124,7 +124,7 @@ def all_within(calls: Mapping[Name, Callable[[], Result]], limit_s: float) -> di
     def make(name: Name, call: Callable[[], Result]) -> None:
         try:
             answer: Result | Exception = call()
-        except Exception as error:  # passed on to the caller, who handles it
+        except Exception as error:  # the caller gets this exception in place of an answer
             answer = error
         # No lock is needed: a single assignment is atomic under the GIL.
         answers[name] = answer
@@ -135,7 +135,7 @@ def all_within(calls: Mapping[Name, Callable[[], Result]], limit_s: float) -> di
     deadline = time.monotonic() + limit_s
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    # Read each answer once: a call without an answer by now counts as timed out, even if it ends a moment later.
+    # Look up each answer only once: a call without an answer at this line counts as timed out, even if it ends a moment later.
     late = TimeoutError(f"no answer in {limit_s:g} s")
     return {name: answers.get(name, late) for name in calls}
 

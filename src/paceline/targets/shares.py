@@ -16,7 +16,7 @@ import datetime as dt
 import math
 import re
 
-TYPE_CHECKING = False  # typing is slow to load
+TYPE_CHECKING = False  # `typing` is slow to load, so don't import it
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any, TypedDict
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
         changed: float
 
 
-#: Prefix of the waiting reason of a run whose user has reached their quota.
+#: Beginning of the reason why a run waits if its user has reached their quota.
 OVER_QUOTA = "over quota: "
 PRIORITIES = ("low", "normal", "high", "urgent")
 LOW, NORMAL, HIGH, URGENT = range(4)
-#: The file that `paceline share init` writes.
+#: Content of the shares file that `paceline share init` writes.
 NEW_SHARES = {
     "half_life_days": 7,
     "shares": {"*": 1},
@@ -182,7 +182,7 @@ class SharePolicy:
     def place_of(self, user: str) -> "tuple[str, float, float]":
         """Return a user's group, the group's share, and the user's share in it."""
         share = self.shares.get(user, self.shares.get("*", 1.0))
-        # A user without a group counts as a group of one.
+        # A user without a group is treated as a group with one member.
         group, group_share = self._group_of.get(user, ("user " + user, share))
         return group, group_share, share
 

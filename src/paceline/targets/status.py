@@ -76,7 +76,7 @@ def host_status(name: str, answer: LeaseAnswer) -> Status:
     node = NodeStatus(
         name=name,
         cores=cores,
-        # Limit the sum: a ticket has the cores that its run asks for, which may be more than the machine has.
+        # Limit the sum to the machine's cores: a ticket has the cores that a run asks for, which may be more.
         used_cores=min(cores, sum(int(ticket["cores"]) for ticket in granted)),
         gpus=len(gpus),
         used_gpus=len(held & set(gpus)),

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from paceline.system import detached_process
 
-#: Modules that a supervisor imports in advance if it will start workers on this machine.
+#: Modules that a supervisor imports before it is needed, if it will start workers on this machine.
 FOR_THIS_MACHINE = ("paceline.targets.local", "paceline.launchers.processes", "ctypes")
 
 _MODULE = "paceline.supervisor"
 #: In place of a module's name: the supervisor is for any run, whose folder `Early.begin` sends.
 _AHEAD = "--ahead"
-#: Run folder -> the supervisor loaded in advance for this run.
+#: Run folder -> the supervisor process that was started for this run before it is needed.
 _loading: dict[Path, Early] = {}
 #: The supervisor loaded for this program's next run, whichever it is, and all that it has inherited.
 _ahead: tuple[Early, object] | None = None

@@ -20,12 +20,12 @@ from paceline.workspace import Experiment, Workspace
 
 #: Seconds between SIGTERM and SIGKILL, in runs that the suite ends.
 GRACE_S = 3.0
-#: Seconds for a run to start, or to end by itself.
+#: Seconds within which a run must start, or must end without a signal.
 _WAIT_S = 120.0
 
 ENTRY_SCRIPT = "some scripts/train it's $HOME.py"
 ODD_FOLDER = "a folder; $(touch owned) 'x'"
-#: Arguments that break command lines, shells and JSON.
+#: Arguments with characters that are special in command lines, shells and JSON.
 WORDS = (
     *("two words", "", " ", 'a "quoted" name', "it's", "new\nline", "ünï ☃", "; touch owned"),
     *("$(touch owned) $NOWHERE", "`touch owned`", "&& touch owned | cat > owned", "--", "-n", "--set", "A=B", "="),
@@ -42,7 +42,7 @@ class Bench:
         self.experiment = Experiment(Workspace(target.workspace_dir), "conformance")
         self.runs: list[Run] = []
 
-    # --- runs
+    # --- methods that submit runs
 
     def submit(self, script: str, backend: str | None = None, **values: Any) -> Run:
         """Submit a script as one process, or with a `backend` on all nodes.
@@ -98,7 +98,7 @@ class Bench:
             path.write_text(script)
         return top
 
-    # --- waiting
+    # --- methods that wait for a condition
 
     def wait_until(self, condition: Callable[[], object], what: str, limit_s: float = _WAIT_S) -> None:
         """Return once `condition` holds. Fail the test after `limit_s` and the target's `slack_s`."""
@@ -138,7 +138,7 @@ class Bench:
         """Return once no process of the run is alive on any node."""
         self.wait_until(lambda: not self.target.processes(run), "no process of the run is left", limit_s)
 
-    # --- results
+    # --- methods that return results of runs
 
     def story(self, *runs: Run) -> str:
         """Return a text about the runs for the message of a failed check."""

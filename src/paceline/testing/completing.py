@@ -95,7 +95,7 @@ class CompletingChecks:
             assert what["cwd"] == variables.get("AZUREML_SOURCE_DIRECTORY", what["cwd"])
             assert what["file"] == f"{what['cwd']}/{job.entry_script}"
             assert (what["stdin"], what["tool"], what["link"]) == ("", True, "tool.sh")
-            # The sum shows that all workers reached the first node by its address and port.
+            # `meet` returns the right sum only if all workers have reached the first node by its address and port.
             assert what["sum"] == sum(range(job.world_size))
             assert what["mpi_sum"] in (None, what["sum"])
         assert len(paths) == 1, "all nodes see the run at the same path and the first node at the same address"
@@ -123,7 +123,7 @@ class CompletingChecks:
         for rank in range(job.world_size):
             (before,) = text_of(run.folder.rank_log(1, rank)).splitlines()
             after, resumed = text_of(run.folder.rank_log(2, rank)).splitlines()
-            # All ranks have the same folder for checkpoints, so each rank resumes from the same step.
+            # All ranks share the folder of checkpoints, so every rank resumes from the same checkpoint.
             assert (before.replace("attempt 1", "attempt 2"), resumed) == (after, "resumed from step 10")
             assert text_of(run.folder.live_log(rank)) == text_of(run.folder.rank_log(2, rank))
             assert run.get_metrics("attempt", rank=rank) == {"attempt": [1, 2]}

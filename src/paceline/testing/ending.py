@@ -40,7 +40,7 @@ class EndingChecks:
         record = run.record()
         assert (record.exit_code, record.failure, record.attempts[0].cause) == (143, None, "cancel")
         assert record.canceled_by
-        # All workers had the grace period; one ignores SIGTERM.
+        # All workers got the grace period and saved a file, except the worker that ignores SIGTERM.
         deaf = {job.world_size - 1} if job.world_size > 1 else set()
         for rank in range(job.world_size):
             saved = run.folder.checkpoints / f"rank_{rank}"
@@ -62,11 +62,11 @@ class EndingChecks:
 
         assert bench.wait_for_end(waiter) == states.CANCELED
         assert waiter.record().attempts == ()
-        # The waiting run's cancel did not end the holder. On a busy machine the holder's record may lag behind its log.
+        # Canceling the waiting run has not ended the holder. On a busy machine the holder's record may lag behind its log.
         bench.wait_for_status(holder, states.RUNNING)
         next_one = bench.submit("print('at last')\n", **bench.target.whole)
         holder.cancel()
-        # The resources of the killed holder are free again.
+        # The holder was killed, and its resources are free again, so the next run can use them.
         assert bench.wait_for_end(next_one) == states.COMPLETED, bench.story(next_one)
 
     def test_a_run_is_canceled_while_it_prepares(self, bench: Bench) -> None:

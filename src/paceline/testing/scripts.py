@@ -5,7 +5,7 @@ They need only the standard library, and modules of Paceline that workers may im
 
 from __future__ import annotations
 
-#: A module beside each script. `meet()` is a barrier of all workers over sockets, and returns the sum of all ranks.
+#: A module that each script can import. `meet()` is a barrier of all workers over sockets, and returns the sum of all ranks.
 MEETING = '''\
 import os, socket, struct, time
 
@@ -43,7 +43,7 @@ def daemon(run_id):
     os.wait()
 '''
 
-#: A script that records its environment in outputs/seen_<rank>.json, and writes files, metrics, a tag and output of each kind.
+#: A script that writes its environment to outputs/seen_<rank>.json, and makes all kinds of files, metrics, tags and output.
 PLAIN = '''\
 import hashlib, json, os, random, stat, sys
 
@@ -100,7 +100,7 @@ for number in range(2000):
     print(f"rank {RANK}: line {number}")
 '''
 
-#: A script that runs until Paceline ends it. On SIGTERM workers save a checkpoint for half a second; the last ignores it.
+#: A script that runs until SIGTERM. Each worker then takes half a second to save a checkpoint; the last rank ignores SIGTERM.
 HOLD = """\
 import os, signal, sys, time
 
@@ -201,7 +201,7 @@ with open(f"outputs/attempt_{RANK}", "w") as file:
     file.write(str(attempt))
 """
 
-#: The script of a run that loses a node in the first attempt.
+#: A script for a run that loses a node in its first attempt.
 LOST_ONCE = """\
 import os, time
 

@@ -10,7 +10,7 @@ from paceline.launchers import environment
 from paceline.runs.run import Run
 from paceline.system.run_variables import OUTPUT_VARIABLE
 
-#: Variables that mpirun sets.
+#: Prefixes of the variables that mpirun sets.
 _MPIRUNS = ("OMPI_", "PMIX_", "PRTE_")
 
 
@@ -43,7 +43,7 @@ def expected(run: Run, rank: int, variables: Mapping[str, str]) -> dict[str, str
             int(variables.get("JAX_COORDINATOR_ADDRESS", "0").rpartition(":")[2]),
         ),
         attempt=attempt.number,
-        # Accept the worker's value: only the target knows whether nodes are on one machine.
+        # Take this value from the worker, because only the target knows whether all nodes are on one machine.
         remote_shell=() if "OMPI_MCA_btl" in variables else ("ssh",),
         secret=variables["PACELINE_RUN_SECRET"],
     )

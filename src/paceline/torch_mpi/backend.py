@@ -33,7 +33,7 @@ R = TypeVar("R")
 _MODULE = "torch.distributed"
 _MARK = "_paceline_mpi"
 
-#: `timeout` of the group that this thread is creating. Kept here, because torch does not pass it to an MPI backend.
+#: The `timeout` of the process group that the thread is creating. torch does not pass it to an MPI backend.
 _making = threading.local()
 
 

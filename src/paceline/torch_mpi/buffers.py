@@ -16,13 +16,13 @@ from torch.distributed import ReduceOp
 
 from paceline.collectives.errors import CollectivesError
 
-#: A reduce operation as torch passes it: a member of its enumeration, bare or in a wrapper.
+#: A reduce operation as torch passes it: a member of the enumeration RedOpType, or a ReduceOp that wraps such a member.
 Operation = ReduceOp | ReduceOp.RedOpType
 MpiBuffer = tuple[MPI.buffer, MPI.Datatype]
-#: A buffer with the number of elements and the offset of each rank's part, and the datatype.
+#: (buffer, (number of elements for each rank, offset of each rank's elements), datatype).
 MpiPieces = tuple[MPI.buffer, tuple[list[int], list[int]], MPI.Datatype]
 
-#: The datatypes that MPI reduces; half precision is converted to float32 before.
+#: torch's dtypes that MPI can reduce -> MPI's datatypes. Half precision is converted to float32 first.
 _DATATYPES = {
     torch.float32: MPI.FLOAT,
     torch.float64: MPI.DOUBLE,
@@ -121,7 +121,7 @@ def raw(tensor: torch.Tensor) -> MPI.buffer:
 
 def elements(tensor: torch.Tensor) -> MpiBuffer:
     """Return an MPI buffer to send or receive a contiguous tensor."""
-    # Give no count: in some collectives mpi4py takes it as one rank's, in others as the sum over all ranks.
+    # Don't pass a count. mpi4py reads it as the count of one rank in some collectives, and of all ranks together in others.
     return raw(tensor), _carrier(tensor.element_size())
 
 
@@ -133,7 +133,7 @@ def pieces(tensor: torch.Tensor, sizes: Sequence[int]) -> MpiPieces:
 
 def wide(tensor: torch.Tensor, operation: MPI.Op) -> torch.Tensor:
     """Convert the tensor to a dtype in which MPI can reduce it."""
-    # `wide` returns the contiguous tensor itself, a float32 copy of half precision, or for sums an int32 copy of int8, int16. MPI
+    # Return the contiguous tensor itself, or a float32 copy of half precision, or for sums an int32 copy of int8 or int16. MPI
     # has no type for floats of 16 or 8 bits.
     if tensor.is_floating_point() and tensor.element_size() < 4:
         return plain(tensor).float()
@@ -169,7 +169,7 @@ def reduction(op: Operation, dtype: torch.dtype) -> MPI.Op:
     return _reduction(kind_of(op), dtype)
 
 
-# Cached because a training step asks for the same few pairs of operation and dtype hundreds of times.
+# Cache the result, because a training step asks for the same few pairs of operation and dtype hundreds of times.
 @functools.lru_cache(maxsize=256)
 def _reduction(kind: ReduceOp.RedOpType, dtype: torch.dtype) -> MPI.Op:
     why = None
@@ -206,7 +206,7 @@ def average(tensor: torch.Tensor, op: Operation, size: int) -> None:
 
 
 def _carrier(size_bytes: int) -> MPI.Datatype:
-    # Count in elements, not in bytes, so that the count stays small.
-    # MPI has no 16-byte integer. A double-precision complex has that size too, and the data is only moved.
+    # Count elements of this size instead of bytes, so that the count stays small. MPI has no integer of 16 bytes. A
+    # double-precision complex has 16 bytes, too, and MPI only moves the data.
     carriers = {1: MPI.UINT8_T, 2: MPI.UINT16_T, 4: MPI.UINT32_T, 8: MPI.UINT64_T, 16: MPI.C_DOUBLE_COMPLEX}
     return carriers[size_bytes]

@@ -30,8 +30,8 @@ from paceline.torch_mpi.work import wait_until
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-#: Number of polls for the other ranks before a thread sleeps between polls. A caller that can do nothing else polls
-#: longer than the communication thread beside a backward pass. Both numbers are guesses.
+#: Number of times that a thread polls MPI before it sleeps between polls. A caller that waits for the result polls more often
+#: than the communication thread, which runs beside a backward pass. Both numbers are guesses.
 _LOOKS_INLINE = 2000
 _LOOKS_ASIDE = 100
 
@@ -62,17 +62,17 @@ class Lane:
     def __init__(self, comm: MPI.Comm, timeout_s: float, name: str = "mpi", ranks: str = "") -> None:
         self.timeout_s = timeout_s
         self.name, self.ranks = name, ranks
-        #: Number of collectives run so far. Only the thread that holds `_turn` changes it.
+        #: Number of collective calls that have run. Only the thread that holds `_turn` changes it.
         self._count = 0
         self.size: int = comm.size
         self._thread = mpi.CommThread(comm, "paceline-torch")
         self.comm = self._thread.comm
         #: Identifier of the communication thread, once it has run a call.
         self._worker: int | None = None
-        #: Held while a call runs, by the communication thread or by a caller's thread.
+        #: The lock that the communication thread, or a caller's thread, holds while it runs a call.
         self._turn = threading.Lock()
-        #: Guards `_waiting`: the number of calls queued for the communication thread or running there. While holding
-        #: this lock, only try to acquire `_turn`, never wait for it.
+        #: Lock for `_waiting`, the number of calls that the communication thread has queued or runs. A thread that holds this
+        #: lock may try to acquire `_turn`, but must never wait for it.
         self._count_lock = threading.Lock()
         self._waiting = 0
         self._broken: str | None = None
@@ -91,7 +91,7 @@ class Lane:
             except BaseException as error:
                 future.set_exception(error)
             return future
-        # Under the lock `_waiting` can't go down before it goes up. Count after `submit`, which may refuse the call.
+        # Hold the lock, so that the call can't count `_waiting` down before this line counts it up. `submit` may refuse the call.
         with self._count_lock:
             future = self._thread.submit(lambda _: self._run_aside(call, timeout_s))
             self._waiting += 1
@@ -100,7 +100,7 @@ class Lane:
     def finish(self, call: Call, timeout_s: float | None = None) -> object:
         """Run the call, in this thread if the queue is empty. Return its outputs."""
         if threading.get_ident() == self._worker:
-            # A future's callback calls `finish`: its operation has released `_turn`, but a caller's thread may hold the lock now.
+            # A future's callback has called `finish`. Its operation has released `_turn`, but another thread may hold it now.
             with self._turn:
                 return self._run(call, timeout_s, _LOOKS_ASIDE)
         # Run the call here only if no call is queued: overtaking a queued call would change the order that other ranks see.
@@ -134,7 +134,7 @@ class Lane:
             with self._turn:
                 return self._run(call, timeout_s, _LOOKS_ASIDE)
         finally:
-            # Count down before the future is done: a caller that has waited for it may then run its next call itself.
+            # Count down before the future is done. A caller that has waited for the future may then run its next call itself.
             with self._count_lock:
                 self._waiting -= 1
 
@@ -181,7 +181,7 @@ class Lane:
                 looks=looks,
             )
         except BaseException:
-            # The reduction stays open in MPI, so the ranks no longer agree on which call comes next.
+            # MPI has not finished this reduction, so the ranks no longer agree on which call comes next.
             self.break_off(f"this process group can't be used any more: a rank stopped waiting in {text}.")
             _ABANDONED.append((request, extremes))
             raise
@@ -194,7 +194,7 @@ class Lane:
             )
 
 
-#: Abandoned requests, kept until the process ends, because MPI may still write to their memory.
+#: Requests that were abandoned. They are kept until the process ends, because MPI may still write to their memory.
 _ABANDONED: list[tuple[MPI.Request, array[int]]] = []
 
 

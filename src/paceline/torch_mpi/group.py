@@ -43,14 +43,14 @@ class _Options(Protocol):
 
 def create(ranks: list[int], timeout_s: float) -> MpiProcessGroup | None:
     """Create the group of these world ranks. Return None on other ranks."""
-    # An empty list means all ranks. Every rank of the group has to call this function.
+    # As in torch, an empty list means all ranks. Every rank of the group has to call this function.
     world = mpi.world()
     # Install the hooks before the early return, because a rank outside the group may fail as well.
     _leave_well()
     if ranks and world.rank not in ranks:
         return None
     if not ranks or ranks == list(range(world.size)):
-        # `Lane` duplicates the communicator, so it can be given COMM_WORLD itself.
+        # Pass COMM_WORLD itself, because the group's `Lane` object duplicates the communicator.
         return MpiProcessGroup(world, timeout_s, list(range(world.size)))
     if max(ranks) >= world.size:
         raise CollectivesError(f"a process group of ranks {ranks}, but MPI's world has {world.size} processes.")
@@ -62,9 +62,9 @@ def create(ranks: list[int], timeout_s: float) -> MpiProcessGroup | None:
     return group
 
 
-#: Text of the ranks -> counter of groups with these ranks.
+#: The ranks of a group, as text -> counter of the groups with these ranks.
 _numbers: dict[str, itertools.count[int]] = {}
-#: torch's stubs know neither the overrides of a subclass nor both of the constructors.
+#: Use `Any`: torch's type stubs lack methods that a subclass can override, and one of the two constructors.
 _ProcessGroup: Any = ProcessGroup
 
 
@@ -77,7 +77,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def __init__(self, comm: MPI.Intracomm, timeout_s: float, ranks: list[int] | None = None) -> None:
         super().__init__(comm.rank, comm.size)
-        # A number distinguishes groups of the same ranks, as all ranks create their groups in the same order.
+        # Number the groups of the same ranks. Ranks agree on the numbers, as all ranks create their groups in the same order.
         text = "" if ranks is None else ranks_text(ranks)
         self._lane = Lane(comm, timeout_s, f"mpi {text}#{next(_numbers.setdefault(text, itertools.count()))}", text)
         self._messages = Messages(self._lane)
@@ -103,7 +103,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
             raise RuntimeError(f"no backend for tensors on {device}: the backend 'mpi' is for tensors on the CPU.")
         return self
 
-    # torch keeps a group's names in its own backend, which this group lacks. getGroupName and getGroupDesc are for C++.
+    # torch stores a group's name in a C++ backend, which this group lacks. C++ code calls getGroupName and getGroupDesc.
 
     def _set_group_name(self, name: str) -> None:
         self._group_name = name
@@ -228,7 +228,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def barrier(self, opts: _Options | None = None) -> MpiWork:
         return self._start(calls.barrier(), opts)
 
-    # The names of the same methods before torch 2.13.
+    # Before torch 2.13 the same methods had these names.
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single
@@ -250,7 +250,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
             return
         self._is_shut_down = True
         _GROUPS.discard(self)
-        # Close the messages first: `Lane` frees the communicator that they use.
+        # Close `_messages` before the `Lane` object, which frees the communicator that the messages use.
         self._messages.close()
         self._lane.close()
 
@@ -313,8 +313,8 @@ def _abandon_if_busy() -> None:
 def _forsake() -> None:
     """Make the groups' operations fail in a forked child."""
     for group in list(_GROUPS):
-        # Set the flag first, so that later calls raise the lane's reason and take no lock that the parent's threads held at the
-        # fork.
+        # Set this flag first. Later calls then raise the error of `break_off`, and don't wait for a lock that a thread of the
+        # parent process held at the fork.
         group._is_shut_down = True
         group._lane.break_off(
             f"process {os.getpid()} was forked from a rank, which alone can use its process groups. Let a DataLoader's "

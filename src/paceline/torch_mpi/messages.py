@@ -58,7 +58,7 @@ class Messages:
         for work in left:
             work.give_up()
         if (thread := self._thread) is not None:
-            # The thread ends when no message is in flight, and only then may the communicator be freed.
+            # The thread ends when no message is in flight. Wait for this, because the communicator may be freed only afterwards.
             thread.join()
 
     def _one(self, tensors: list[torch.Tensor], tag: int) -> torch.Tensor:
@@ -92,7 +92,7 @@ class Messages:
             with self._lock:
                 # Filter the list instead of replacing it, because a callback may have added a message in the meantime.
                 self._open = [work for work in self._open if work not in finished]
-                # Decide under the lock of `_follow`: a message that is added after this finds no thread and starts one.
+                # Decide with the lock held: if `_follow` adds a message after this, it finds no thread and starts one.
                 if not self._open:
                     self._thread = None
                     return
@@ -163,7 +163,7 @@ class MessageWork(MpiWork):
             self._future.set_result([self._memory])
             return
         wanted, got = self._memory.numel() * self._memory.element_size(), status.Get_count(MPI.BYTE)
-        # The size of a cancelled receive has no meaning, so check for cancellation before comparing sizes.
+        # A cancelled receive has no meaningful size, so check for cancellation before comparing sizes.
         if status.Is_cancelled():
             self._future.set_exception(
                 CollectivesError(f"{self._text}: the process group was destroyed before it came.")

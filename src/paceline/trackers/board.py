@@ -19,7 +19,7 @@ from paceline.system import processes
 from paceline.trackers.event_file import EventFile, event_folders, is_event_file
 from paceline.trackers.export import event_writer
 
-#: Pause between two updates. TensorBoard itself polls every 5 s.
+#: Seconds between two updates of the files. TensorBoard reads the files every 5 s.
 _LOOK_S = 2.0
 
 
@@ -35,7 +35,7 @@ class TensorBoard:
     """
 
     def __init__(self, folders: Mapping[str, RunFolder], port: int = 6006) -> None:
-        # Look next to this Python's executable first: its virtual environment need not be active.
+        # Look for `tensorboard` beside this Python executable first, because its virtual environment may not be active.
         program = shutil.which("tensorboard", path=os.path.dirname(sys.executable)) or shutil.which("tensorboard")
         if program is None:
             raise UserError("TensorBoard is not installed: pip install 'paceline[tensorboard]'.")
@@ -102,7 +102,7 @@ class FollowedRun:
         """Bring the links and event files that TensorBoard reads up to date."""
         tags = set[str]()
         for place in event_folders(self._run):
-            # Skip folders below a linked folder, which TensorBoard searches itself.
+            # Don't link a folder inside a linked folder, because TensorBoard searches linked folders with all their subfolders.
             if place not in self._links and not any(above in place.parents for above in self._links):
                 name = os.path.relpath(place, self._run.path).replace(os.sep, "_")
                 self._top.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,7 @@ class FollowedRun:
             tags |= _tags(place)
         write = None
         for name, metric in series.read(self._run.metrics).items():
-            # Skip metrics that the event files have: a metric's name is the tag, or the tag after a prefix from its folder.
+            # Skip a metric that the event files have: its name is a file's tag, perhaps after a prefix from the file's folder.
             if name in tags or any(name.endswith(f"/{tag}") for tag in tags):
                 continue
             numbers = [place for place in enumerate(metric) if isinstance(place[1][1], (int, float))]

@@ -22,7 +22,7 @@ _BATCH = 1000
 _PARAMETERS, _PARAMETER_LENGTH, _TAG_LENGTH = 100, 6000, 8000
 _ANSWER_S = 10.0
 
-#: Step, value, time, rank and attempt.
+#: A point of a metric: step, value, time, rank and attempt.
 _Place = tuple[int | None, int | float | str, float, int, int]
 
 
@@ -104,7 +104,7 @@ def event_writer(place: Path) -> Callable[[str | None, int, float, float], None]
     Raises:
         UserError: tensorboard is not installed.
     """
-    # TensorBoard then does not load TensorFlow, which takes ten seconds.
+    # If this module exists, TensorBoard does not load TensorFlow, which would take ten seconds.
     sys.modules.setdefault("tensorboard.compat.notf", type(sys)("notf"))
     try:
         from tensorboard.compat.proto.event_pb2 import Event

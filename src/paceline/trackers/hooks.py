@@ -11,7 +11,7 @@ import sys
 
 from paceline.system.lazy_import import when_loaded
 
-# Not imported from typing, which would slow the start of every worker.
+# Don't import TYPE_CHECKING from typing, because this import would slow the start of every worker.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: Comma-separated trackers whose values become metrics, or "none". Default: all.
 VARIABLE = "PACELINE_TRACKERS"
 
-#: Tracker -> {its module: our `module:function`, which is called once a script has imported that module}.
+#: Tracker -> {module of the tracker: `module:function` of Paceline to call once a script has imported the tracker's module}.
 TRACKERS = {
     "tensorboard": {
         "tensorboard.summary.writer.event_file_writer": "libraries:hear_event_writer",
@@ -42,7 +42,7 @@ TRACKERS = {
     "transformers": {"transformers.trainer": "transformers_trainer:listen"},
 }
 MLFLOW = "mlflow"
-#: Modules of unsupported trackers, and their names.
+#: Unsupported trackers: name of the Python package -> name of the tracker.
 UNHEARD = {
     "aim": "Aim",
     "clearml": "ClearML",
@@ -72,7 +72,7 @@ def install(environ: MutableMapping[str, str] = os.environ) -> None:
 
 
 def _say_unheard(loaded: ModuleType) -> None:
-    if hasattr(loaded, "__path__"):  # the tracker's package, not a file of the user's with the same name
+    if hasattr(loaded, "__path__"):  # a package is the tracker, a single file is the user's own module of that name
         print(
             f"paceline: values that are logged to {UNHEARD[loaded.__name__]} alone are not kept as metrics of the run. Log them "
             f"by paceline.Run.get_context().log(name, value) too; {VARIABLE}=none hides this line",
@@ -113,5 +113,5 @@ def _offer_store(environ: MutableMapping[str, str]) -> None:
     for character, code in (("%", "%25"), ("?", "%3F"), ("#", "%23"), (" ", "%20")):
         workspace = workspace.replace(character, code)
     environ["MLFLOW_TRACKING_URI"] = f"paceline://{workspace}"
-    # MLflow finds the store by a distribution's metadata, in the folder of azureml's names. That folder is on the path of every
-    # worker and its child processes.
+    # MLflow finds Paceline's store by the metadata of a distribution in the folder that has Paceline's `azureml`. That folder is
+    # on the module search path of every worker and of its child processes.

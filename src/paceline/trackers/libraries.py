@@ -156,7 +156,7 @@ def hear_wandb(module: ModuleType) -> None:
     kind = module.Run
     log = kind.log
     tracker = module.__name__.partition(".")[0]
-    # Names of the first parameter of `log` and of the run's step counter.
+    # Name of the first parameter of the tracker's `log`, and name of the attribute that counts the tracker's steps.
     first, count = ("metrics", "_next_step") if tracker == "trackio" else ("data", "step")
 
     def log_and_keep(run: object, *args: Any, **options: Any) -> object:
@@ -166,7 +166,7 @@ def hear_wandb(module: ModuleType) -> None:
         at = getattr(run, count, None) if step is None else step
         result = log(run, *args, **options)
         if isinstance(data, Mapping):
-            # A process may have several W&B runs: use their names, which are no paths, as folders.
+            # Name the folder by the W&B run, because a process may have several. Such a name is no path, so replace slashes.
             name_of_run = getattr(run, "name", None) or getattr(run, "id", None)
             prefix = own.prefix(f"/{str(name_of_run).replace('/', '_')}", tracker) if name_of_run else ""
             for name, value in flat(data):

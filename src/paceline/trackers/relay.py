@@ -42,9 +42,9 @@ _log = logging.getLogger(__name__)
 #: MLflow's limits: metrics and parameters in a request, lengths of a name, a parameter and a tag.
 _BATCH, _PARAMETERS, _NAME_LENGTH, _PARAMETER_LENGTH, _TAG_LENGTH = 1000, 100, 250, 6000, 8000
 _NOT_IN_NAMES = re.compile(r"[^\w\-./ :]")
-#: HTTP status codes after which the relay retries: a timeout, too many requests.
+#: HTTP status codes after which the relay retries: 408 (timeout) and 429 (too many requests).
 _PASSING = (408, 429)
-#: Pauses in seconds: the first and the longest after an error.
+#: Seconds to wait after the first error, and the longest wait after repeated errors.
 _PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0
 
 
@@ -159,7 +159,7 @@ class MetricRelay:
         Raises:
             CutError: The server did not answer. The next call sends the values that the server lacks.
         """
-        # Read the record first: values are complete when a run has ended.
+        # Read the record before the values: if the record says that the run has ended, the values are complete.
         record = read.record(self._folder)
         if self._state.is_done:
             return True
@@ -168,7 +168,7 @@ class MetricRelay:
             self._keep()
             self._is_open = True
         logs = [path for paths in metric_logs(self._folder.metrics).values() for path in paths.values()]
-        # Send the batch that MLflow has not acknowledged before any new one: its lines come first in the log.
+        # First send the batch that the server has not confirmed, because its lines come first in the log.
         for path in sorted(logs, key=lambda path: path.name not in self._state.pending):
             self._pass_on(path)
         self._server.show_alive()
@@ -241,7 +241,7 @@ class MlflowServer:
     look_s = 2.0
 
     def __init__(self, folder: RunFolder, uri: str, experiment: str | None = None) -> None:
-        # The relay repeats a request itself: MLflow's client would repeat one that the server already has, which doubles values.
+        # Don't let MLflow's client retry: it would repeat a request that the server already has, which doubles values.
         os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")

@@ -39,7 +39,7 @@ class PacelineCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
     run, the callback does nothing.
     """
 
-    #: The logs that any instance logged last: with two of these callbacks, a Trainer passes the same logs twice.
+    #: The last logs that any instance of this class has logged. A Trainer with two instances passes the same logs to each.
     _last: Mapping[str, object] | None = None
 
     def on_log(
@@ -53,7 +53,7 @@ class PacelineCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
         # Several Trainers, such as one for each fold, have different output folders.
         folder = getattr(args, "output_dir", None)
         prefix = own.prefix(str(folder), TRACKER) if folder else ""
-        # Reserve the names under which the Trainer's TensorBoard and W&B callbacks log the same values.
+        # Claim these names, because the Trainer's own callbacks for TensorBoard and W&B log the same values.
         own.claim(TRACKER, (prefix + rewritten(name) for name in names))
         for name in names:
             own.log(TRACKER, prefix + name, logs[name], state.global_step)

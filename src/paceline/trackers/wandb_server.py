@@ -35,10 +35,10 @@ from paceline.trackers.relay import CutError, SentValue
 
 _HISTORY, _SUMMARY = "wandb-history.jsonl", "wandb-summary.json"
 _TARGET = re.compile(r"(?:(?P<entity>[\w.-]{1,128})/)?(?P<project>[^/\\#?%:\s][^/\\#?%:\n]{0,127})")
-#: A URL without a user and a password, which would become a part of messages.
+#: Pattern of a URL without user and password, because the URL appears in messages.
 _BASE = re.compile(r"https?://[^\s/@?#]+(?:/[^\s@?#]*)?")
 _KEY = re.compile(r"[\w.-]{8,1024}", re.ASCII)
-#: HTTP status codes after which W&B's client retries, and those of 500 and above.
+#: HTTP status codes below 500 after which this client retries, as W&B's own client does. It also retries after 500 and above.
 _PASSING = (408, 409, 429)
 _ANSWER_S, _ANSWER_BYTES = 30.0, 1 << 22
 #: W&B's limits: characters of a run's id and of a tag.
@@ -77,7 +77,7 @@ class _Upserted(TypedDict):
 class WandbServer:
     """A client that stores one run on the W&B server WANDB_BASE_URL (default: https://api.wandb.ai)."""
 
-    #: Seconds between two requests, as in W&B's own client: the server's rate limit allows for this interval.
+    #: Pause in seconds between two requests. W&B's own client pauses as long, so the server's rate limit allows it.
     look_s = 15.0
 
     def __init__(self, folder: RunFolder, target: str) -> None:
@@ -105,7 +105,7 @@ class WandbServer:
         run_id = folder.run_id
         self._run = run_id if len(run_id) <= _ID_LENGTH else sha256(run_id.encode()).hexdigest()[:32]
         self._started_s = 0.0
-        #: The last description, summary and place that the server has confirmed.
+        #: The run's last description and summary that the server has confirmed, and the run's path on the server.
         self._described: Mapping[str, object] = {}
         self._summary = ""
         self._stream = ""
@@ -163,7 +163,7 @@ class WandbServer:
         return facts
 
     def _description(self, facts: RunFacts) -> dict[str, object]:
-        # The chart's x axis is the step of the run: W&B's own steps number the lines. Keys are fields of W&B's MetricRecord.
+        # Let charts use the run's step as x axis: W&B's own steps number the lines. Keys are fields of W&B's MetricRecord.
         metrics = [{"1": "step"}, *({"1": name, "5": 1, "6": [1, 3]} for name in facts.metrics if name != "step")]
         values: dict[str, object] = {**facts.params, "_wandb": {"m": metrics, "t": {}}}
         tags = [key if value is None else f"{key}={value}" for key, value in facts.tags.items()]

@@ -134,11 +134,11 @@ def make_app(config: UiConfig, token: Token | None = None) -> Starlette:
         max_body_size=_MOST_BODY,
     )
     curves = CurveStore()
-    # Event that is set at shutdown, because streams of events do not end by themselves.
+    # Event that is set when the server shuts down. Streams of events wait for it, because they do not end otherwise.
     app.state.closing = asyncio.Event()
     app.state.config, app.state.token, app.state.curves = config, token, curves
     app.state.workspace_dir = workspace_dir
-    # Pages wait for a refresh, so read long metric logs in pieces.
+    # Spend at most 0.5 s of a refresh on metric logs, because pages wait for the refresh.
     app.state.index = RunIndex(workspace_dir / "runs", metrics_s=0.5, cache=FactsCache(workspace_dir / "runs"))
     app.state.rows = listing.RunRows()
     app.state.feeds = RunFeeds(workspace_dir / "runs", curves)

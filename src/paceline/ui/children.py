@@ -12,7 +12,7 @@ from pathlib import Path
 
 from paceline.system import processes
 
-#: Maximum number of concurrent processes, and seconds between two checks whether the client is still connected.
+#: Limit on the processes that run at once, and seconds between checks whether the client is still connected.
 _AT_ONCE = threading.Semaphore(4)
 _CHECK_S = 0.2
 
@@ -31,7 +31,7 @@ def output_of(
     Raises:
         subprocess.TimeoutExpired: The process took longer.
     """
-    # Set the path, so that Python finds no modules in the current folder, which may be that of a script.
+    # Set PYTHONPATH, so that Python finds no modules in the current folder, which may be the folder of a user's script.
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     while not _AT_ONCE.acquire(timeout=_CHECK_S):
         check_reader()
@@ -44,7 +44,7 @@ def output_of(
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            # The kernel kills the process when this thread ends. The thread waits for the process below, so it ends later.
+            # The kernel kills the child process when this thread ends. That is not too early: the thread waits for the child.
             preexec_fn=processes.ends_with_parent(),  # noqa: PLW1509
         ) as child:
             try:

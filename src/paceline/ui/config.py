@@ -12,9 +12,9 @@ from pathlib import Path
 from paceline.errors import UserError
 from paceline.system.listening import is_loopback
 
-#: Default port: P-A-C-E on a telephone's keys. If it is taken, the server tries the next ports.
+#: Default port of the server: 7223 is P-A-C-E on a telephone's keys. If it is taken, the server tries the next ports.
 PORT = 7223
-#: Kind of the client's address on a Unix socket with members; the address is the number of its user.
+#: Marks the address of a client that connects by a Unix socket with members: ("unix", user id of the client's process).
 UNIX = "unix"
 #: Number of ports to try if the user has named no port.
 _TRIED = 40
@@ -97,7 +97,7 @@ class UiConfig:
     def host_names(self) -> frozenset[str]:
         """Return the host names that requests may name, in lower case, without port."""
         own = {"127.0.0.1", "localhost", "[::1]", *self.proxies}
-        # With an address for all interfaces, the server has no host name to compare: TLS verifies the name instead.
+        # A server that listens on all interfaces has no host name to compare with requests: TLS verifies the name instead.
         if self.host not in ("", "0.0.0.0", "::"):
             own.add(f"[{self.host}]" if ":" in self.host else self.host)
         return frozenset(name.lower() for name in own)

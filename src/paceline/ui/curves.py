@@ -24,17 +24,17 @@ from paceline.runs.folder import RunFolder, load_logs, metric_logs, node_logs
 from paceline.runs.metric_reader import FolderListing, LogTail
 from paceline.system.units import is_number_text
 
-#: Maximum number of bytes of one read. A larger read would delay other requests.
+#: Maximum number of bytes to read from a log at once. A longer read would delay other requests.
 _CHUNK = 1 << 17
-#: Pattern of a line of `MetricLog.scalar`. Other lines go through the JSON parser, which is slower.
+#: Pattern of a line that `MetricLog.scalar` has written. All other lines are parsed as JSON, which is slower.
 _NAME = rb'[^"\\]*(?:\\.[^"\\]*)*'
 _LINE = rb'\{"name":"%s","value":([-\dNI][-+.\deINafinty]*),"time":%s(?:,"step":(-?\d+))?\}\n'
 _TIME = {False: rb"[\d.]+", True: rb"([\d.]+)"}
 _ANY_LINE = {has_times: re.compile(_LINE % (rb"(%s)" % _NAME, time)) for has_times, time in _TIME.items()}
-#: Up to this number of metric names, each gets its own compiled pattern, which is three times as fast. If times are not kept,
-#: the pattern skips a time as 17 characters, its length from 2001 to 2286.
+#: For at most this many metric names, each name gets its own compiled pattern, which is three times as fast. If times are not
+#: kept, the pattern skips a time as 17 characters, its length from 2001 to 2286.
 _FEW, _SOME_TIME = 8, rb"(?s:.{17})"
-#: Maximum number of numbers that are kept in memory for all runs together, some 40 MB.
+#: Maximum number of numbers that the server keeps in memory for all runs together, some 40 MB.
 _MOST_NUMBERS = 2_500_000
 #: Maximum number of a run's rows, tables, images and texts whose offsets in the log are kept, some 30 MB.
 _MOST_OTHERS = 100_000
@@ -76,7 +76,7 @@ class Curve:
             tail = self.steps[max(0, start - 1) :]
             self.is_sorted = self.is_sorted and all(map(le, tail, tail[1:]))
         if not self.has_nan:
-            # Check the sum, which is NaN or infinite if one of the numbers is.
+            # Check only the sum, because it is NaN or infinite if any of the numbers is.
             self.has_nan = not math.isfinite(sum(ys))
 
     def add_one(self, y: float, step: float | None, time_s: float | None) -> None:
@@ -132,7 +132,7 @@ class _Log:
         self._path, self._tail = path, LogTail(path)
         self._rank, self._attempt, self._is_node = rank, attempt, is_node
         self._patterns: dict[bytes, re.Pattern[bytes]] = {}
-        #: Curves of the present attempt.
+        #: The curves of the attempt that the log is at, by metric name.
         self._curves: dict[bytes, Curve] = {}
 
     def read_on(self, into: RunCurves) -> bool:
@@ -153,7 +153,7 @@ class _Log:
         lines = _ANY_LINE[into.has_times].findall(data)
         if len(lines) == count and self._take_lines(lines, into):
             return
-        # Before each line that is not a scalar, store the scalars collected so far, to keep the order of the values of a name.
+        # Store the scalars read so far before a line of another kind, so that the values of a name stay in order.
         plain: list[tuple[bytes, ...]] = []
         for line in data.split(b"\n"):
             place, start = start, start + len(line) + 1
@@ -180,9 +180,9 @@ class _Log:
                 except ValueError:
                     return False
                 given: array[float] | None = None
-                # Use steps only if all values have a step, else the values' indices.
+                # Use the logged steps only if no value lacks a step. Otherwise use the indices of the values as steps.
                 if b"" not in steps:
-                    # Parse by JSON, which takes half of the time of `float`, but refuses numbers such as 007.
+                    # Parse the steps as JSON, which takes half as long as `float`. JSON refuses numbers such as 007.
                     try:
                         given = array("d", json.loads(b"[%s]" % b",".join(steps)))
                     except (ValueError, OverflowError):
@@ -223,7 +223,7 @@ class _Log:
     def _take_other(self, line: Any, start: int, size: int, into: RunCurves) -> None:
         if not isinstance(line, dict) or not isinstance(name := line.get("name"), str):
             if isinstance(line, dict) and type(attempt := line.get("attempt")) is int:
-                # This line begins an attempt in files of earlier versions, which had all attempts in one file.
+                # Earlier versions of Paceline wrote all attempts into one file, where such a line begins the next attempt.
                 self._attempt = attempt
                 self._curves = {}
             return
@@ -255,11 +255,11 @@ class RunCurves:
         self._listing = FolderListing(folder.metrics)
         self.curves: dict[Key, Curve] = {}
         self._attempts: set[int] = set()
-        #: Values that are not in a curve, by name.
+        #: Logged values that no curve can show, such as tables and images, by name.
         self.others: dict[str, list[Other]] = {}
-        #: Number of logged values that are not in a curve.
+        #: Number of logged values that no curve can show.
         self.other_count = 0
-        #: How many numbers are kept in memory.
+        #: Number of numbers that this object keeps in memory.
         self.size = 0
 
     def look(self) -> bool:
@@ -282,7 +282,7 @@ class RunCurves:
         logged = self.others.setdefault(name, [])
         logged.append(other)
         if self.other_count > _MOST_OTHERS:
-            # Drop the oldest of this name, to keep the newest.
+            # Drop the oldest tenth of this name's values, so that the newest ones are kept.
             del logged[: max(1, len(logged) // 10)]
 
     def cuts(self, key: Key) -> list[tuple[float, float]]:
@@ -303,7 +303,7 @@ class RunCurves:
             for attempt, path in paths.items():
                 if path not in self._logs:
                     self._logs[path] = _Log(path, rank, attempt)
-        # Treat logs of the workers' load as logs of nodes: the names in them begin with `rank_`.
+        # Treat logs of the workers' CPU and memory load as logs of nodes: the metric names in them begin with `rank_`.
         for find in (node_logs, load_logs):
             for number, path in find(self._directory).items():
                 if path not in self._logs:
@@ -348,7 +348,7 @@ def _extremes(ys: Any, pieces: int, *, has_nan: bool) -> Iterator[int]:
     count = len(ys)
     for piece in range(pieces):
         low, high = piece * count // pieces, (piece + 1) * count // pieces
-        # Use lists, because an array creates a number object at each access.
+        # Copy into a list, because an `array` creates a new number object at each access.
         part = list(ys[low:high])
         if has_nan:
             finite = [n for n, y in enumerate(part) if math.isfinite(y)]
@@ -369,7 +369,7 @@ def _plain(xs: Any) -> list[float | None]:
         whole = [*map(int, xs)]
     except (ValueError, OverflowError):
         whole = []
-    # Skip `finite`, which is slow, if all steps are whole numbers, as nearly always. A comparison has 100,000 steps.
+    # If all steps are whole numbers, as is usual, don't call `finite`, which is slow: a comparison has 100,000 steps.
     return [*whole] if whole == [*xs] and max(map(abs, whole), default=0) < 10**15 else [finite(x) for x in xs]
 
 

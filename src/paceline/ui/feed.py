@@ -34,9 +34,9 @@ from paceline.ui.log_view import line_json
 _LOOK_S, _IDLE_S = 0.1, 0.2
 #: Seconds between polls of the record, each of which may need a call to an engine.
 _STATE_S = 0.5
-#: Maximum number of log lines for a new watcher, and for one poll. If a script prints faster, further lines are skipped.
+#: Maximum number of log lines for a new watcher, and for one poll. If a script prints more, the feed skips the rest.
 TAIL = 500
-#: Maximum number of new values of a curve that are sent one by one. If there are more, the page requests the whole curve again.
+#: Maximum number of new values of a curve that the feed sends. If there are more, the page requests the whole curve again.
 _MOST_POINTS = 2000
 #: Maximum seconds between messages, because a proxy closes an idle connection.
 _SILENCE_S = 15.0
@@ -66,7 +66,7 @@ class RunFeed:
         self._follower: LogFollower | None = None
         self._lines: deque[tuple[int, list[object]]] = deque(maxlen=TAIL)
         self._number = 0
-        #: Random text that distinguishes the line numbers of this feed from those of an earlier feed.
+        #: Random text of this feed. Line numbers belong to this text, because a later feed of the run counts from 0 again.
         self._epoch = os.urandom(4).hex()
         self._sent: dict[Key, int] = {}
         self._others = 0
@@ -90,7 +90,7 @@ class RunFeed:
                 try:
                     await asyncio.shield(beginning)
                 except asyncio.CancelledError:
-                    # The watcher has left. The thread may still open logs, so wait for its end before closing them.
+                    # The watcher has left while the thread is still opening logs. Close the logs only after the thread has ended.
                     await asyncio.wait([beginning])
                     self.close()
                     raise
@@ -98,7 +98,7 @@ class RunFeed:
         epoch, _, number = place.partition(":")
         seen = int(number) if epoch == self._epoch and number.isdigit() else -1
         first = [line for at, line in self._lines if at > seen]
-        # A page that has all earlier lines adds these lines to them. Any other page clears its log first.
+        # If the page has all earlier lines, it appends these lines to them. Otherwise it clears its log first.
         is_gap = seen < 0 or (bool(self._lines) and seen < self._lines[0][0] - 1)
         queue.put_nowait(b"retry: 700\n" + message("log", {"lines": first, "reset": is_gap}, self._place))
         queue.put_nowait(message("points", [_point_of(key, count) for key, count in self._sent.items()]))
@@ -107,7 +107,7 @@ class RunFeed:
         if self._is_over:
             queue.put_nowait(message("end", {}))
             queue.put_nowait(None)
-        # No `await` stands between the code above and this line, so no event can come in between and be missed.
+        # The code above has no `await`. So no event can arrive before the queue is registered here, and no event is missed.
         self._watchers.add(queue)
         try:
             while (sent := await queue.get()) is not None:
@@ -137,10 +137,10 @@ class RunFeed:
             while self._watchers or not self._is_over:
                 record = self._record
                 assert record is not None, "it was read at the start"
-                # The record was read before the files. So after a final record, the files are read to their end.
+                # This record was read before the files. So if it says that the run has ended, the files are read to their end.
                 events = await asyncio.to_thread(self._events, record)
                 if not events and time.monotonic() - spoke > _SILENCE_S:
-                    # One timer for all watchers: a timer for each watcher would cost more than the messages.
+                    # Send this to all watchers together, because a timer for each watcher would cost more than the messages.
                     events = [b": still here\n\n"]
                 if events:
                     spoke = time.monotonic()
@@ -228,7 +228,7 @@ class RunFeed:
             for key, curve in curves.curves.items():
                 before, now = self._sent.get(key, 0), len(curve.ys)
                 if now > before:
-                    # After many new values send only their number, so that the page requests the thinned curve again.
+                    # If there are many new values, send only their number. The page then requests the thinned curve again.
                     first = before if now - before <= _MOST_POINTS else now
                     xs = curve.xs("step", 0.0)
                     points = {"x": [finite(x) for x in xs[first:now]], "y": [finite(y) for y in curve.ys[first:now]]}

@@ -28,7 +28,7 @@ from paceline.system import links
 from paceline.ui.previews import preview
 
 _CHUNK = 1 << 18
-#: Content types that a page shows by an element of HTML. An SVG in an <img> runs no script.
+#: Content types of pictures, which a page shows in an <img>. An SVG in an <img> runs no script.
 PICTURES = {
     **{f".{kind}": f"image/{kind}" for kind in ("png", "jpeg", "gif", "webp", "bmp", "avif")},
     **{".jpg": "image/jpeg", ".svg": "image/svg+xml"},
@@ -51,17 +51,17 @@ _KINDS = {
     **dict.fromkeys((".html", ".htm"), "page"),
     ".pdf": "pdf",
 }
-#: Content policy of files that a browser opens by their address.
+#: Content-Security-Policy of files that a user opens in a browser by their URL.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
-#: Content policy of HTML in a frame: no script, no request, no form, and an origin of its own.
+#: Content-Security-Policy of HTML files in a frame: no script, no request, no form, and a separate origin.
 _FRAME_POLICY = (
     "sandbox; default-src 'none'; img-src data:; font-src data:; style-src 'unsafe-inline'; frame-ancestors 'self'"
 )
-#: Browsers show a PDF by a viewer of their own, which a sandbox would block. Scripts of a PDF don't reach this server's pages.
+#: Content-Security-Policy of PDFs. It has no sandbox, which would block the browser's viewer. A PDF's scripts can't reach pages.
 _PDF_POLICY = "default-src 'none'; style-src 'unsafe-inline'; object-src 'self'; plugin-types application/pdf"
-#: Number of rows up to which folders are shown open, and maximum number of rows.
+#: Number of visible rows up to which the page opens folders, and maximum number of rows on the page.
 _OPEN_ROWS, _MOST_ROWS = 200, 2000
-#: Folders of a run whose files a page shows in addition to the artifacts.
+#: A page shows the files in these folders of a run in addition to the run's artifacts.
 _OTHER_FOLDERS = ("checkpoints", "work")
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
 
@@ -179,7 +179,7 @@ def opened(folder: RunFolder, name: str) -> tuple[BinaryIO, str]:
     """
     plain = check_file_name(name)
     where = folder.file(plain).relative_to(folder.path).as_posix()
-    # Prefer an uploaded file: it hides a checkpoint of the same name.
+    # If an artifact and a checkpoint have the same name, return the artifact.
     if plain.partition("/")[0] in _OTHER_FOLDERS and not os.path.lexists(folder.path / where):
         where = plain
     found = links.find(os.fspath(folder.path), where)
@@ -205,7 +205,7 @@ def download(folder: RunFolder, name: str, asked: Mapping[str, str]) -> Response
     headers = {**headers_of(plain), "etag": f'"{about.st_mtime_ns:x}-{about.st_size:x}"', "accept-ranges": "bytes"}
     begin, end, status = 0, about.st_size, 200
     wanted = _RANGE.fullmatch(asked.get("range", ""))
-    # A player that continues an older version of the file needs the whole new one.
+    # If the file has changed since the player's last request, ignore the range: the player needs the whole new file.
     if wanted and any(wanted.groups()) and asked.get("if-range", headers["etag"]) == headers["etag"]:
         first, last = wanted.groups()
         begin = int(first) if first else max(0, end - int(last))
@@ -240,7 +240,7 @@ def frame(folder: RunFolder, name: str, output: int | None, check_reader: Callab
         return Response(text.encode("utf-8", "replace"), media_type="text/html; charset=utf-8", headers=headers)
     if kind == "page":
         return StreamingResponse(_chunks(file, size), media_type="text/html", headers=headers)
-    # Send a file as a PDF only if it begins with a PDF's mark: a viewer might run anything else as a page.
+    # Send a file as a PDF only if it begins with `%PDF-`. The browser might show any other content as a web page.
     if kind == "pdf" and file.read(5) == b"%PDF-":
         file.seek(0)
         headers = {"content-security-policy": _PDF_POLICY, "content-disposition": "inline"}

@@ -29,7 +29,7 @@ from paceline.ui.render import root_of
 from paceline.ui.shares import PREFIX, SharedLinks
 from paceline.ui.visitors import Visitor, Visitors, refusal, rule_of
 
-#: Content policy that allows only resources of this server: no inline script, no frame, no other host.
+#: Content-Security-Policy that allows only resources of this server: no inline script, no frame, no other host.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; font-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -41,9 +41,9 @@ _HEADERS = (
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
-#: Seconds for which the cookie is valid: a year.
+#: Seconds for which the login cookie is valid: a year.
 _COOKIE_S = 365 * 86400
-#: Path that needs no token: static files reveal nothing, and the page that asks for the token needs them.
+#: Path of static files. It needs no token: the files reveal nothing, and the page that asks for the token uses them.
 _OPEN = "/static/"
 
 _LEAST = 32
@@ -89,7 +89,7 @@ class Guard:
                     policy = policy.replace(b"frame-ancestors 'none'", b"frame-ancestors " + origins)
                     policy = policy.replace(b"frame-ancestors 'self'", b"frame-ancestors 'self' " + origins)
                 added = {b"content-security-policy": policy, b"cache-control": b"no-store", **dict(_HEADERS)}
-                # The address has the token: no other site may learn it.
+                # Don't send the page's URL to other sites as the referrer, because the URL contains the token.
                 added[b"referrer-policy"] = b"no-referrer"
                 if origins:
                     del added[b"x-frame-options"]
@@ -111,7 +111,7 @@ class Guard:
         elif not share.allows(f"/{rest}"):
             refused = PlainTextResponse("This link does not show this page.\n", 403)
         if refused is None and share is not None:
-            # Remove the link's prefix from the path, so that relative URLs in the page stay below the link.
+            # Remove the prefix /shared/... from the path for the page, so that relative URLs in the page still begin with it.
             raw = scope.get("raw_path", scope["path"].encode()).removeprefix(PREFIX.encode()).partition(b"/")[2]
             inner = {"path": f"/{rest}", "raw_path": b"/" + raw, "query_string": share.query(scope["query_string"])}
             await self._app({**scope, **inner, "paceline.share": share}, receive, guarded)
@@ -165,7 +165,7 @@ class Guard:
     def _is_own(self, headers: dict[str, str], host: str) -> bool:
         origin = headers.get("origin")
         if origin is None:
-            # Every current browser sends one of these headers with a POST. A program that has the cookie need not.
+            # Every current browser sends Origin or Sec-Fetch-Site with a POST. A program that sends the cookie may omit both.
             return headers.get("sec-fetch-site", "same-origin") == "same-origin"
         return urlsplit(origin).netloc.lower() == host.lower()
 
@@ -182,7 +182,7 @@ class Guard:
 
     def _welcome(self, scope: Scope, query: list[tuple[str, str]]) -> Response:
         rest = urlencode([(name, value) for name, value in query if name != "token"])
-        # A relative URL (the path's last part, or "./"), because the server does not know its path behind a proxy.
+        # Redirect by a relative URL (the path's last part, or "./"), because behind a proxy the server doesn't know its own path.
         last = scope["path"].rpartition("/")[2]
         response = RedirectResponse(f"./{last}" + (f"?{rest}" if rest else ""), 303)
         is_secure = scope.get("scheme") == "https" or bool(self._config.proxies and not self._is_local(scope))
@@ -192,7 +192,7 @@ class Guard:
             max_age=_COOKIE_S,
             httponly=True,
             secure=is_secure,
-            # Lax: links in messages work, and a cross-site POST, which could change something, gets no cookie.
+            # Lax: the browser sends the cookie when a user follows a link, but not with a POST from another site.
             samesite="lax",
         )
         return response
@@ -285,5 +285,5 @@ def _make(path: Path) -> str:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     text = secrets.token_urlsafe(32)
     write_whole(path, text + "\n", mode=PRIVATE)
-    # Read the token again: of two servers that start at the same time, both use the last token written.
+    # Read the file again: if two servers start at the same time, both use the token that was written last.
     return _read(path) or text

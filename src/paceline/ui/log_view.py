@@ -28,15 +28,15 @@ from paceline.runs.logs import LogLine, PrepareFollower, last_lines, lines_of
 from paceline.runs.visible import visible_line
 from paceline.ui.children import output_of
 
-#: Maximum number of lines of a search's result.
+#: Maximum number of lines that a search returns.
 _MOST_FOUND = 2_000
-#: Seconds of a search, and further seconds until the process of a regular expression is killed.
+#: Time limit of a search in seconds, and seconds after it until the process that runs a regular expression is killed.
 _LIMIT_S, _MORE_S = 20.0, 2.0
-#: Maximum number of characters of a line in a response, and of all lines in it.
+#: Maximum number of characters of one line in a response, and of all lines of a response together.
 _LONGEST_LINE, _MOST_CHARS = 4_000, 8_000_000
-#: Number of lines to show after the line to which a link leads.
+#: Number of lines to show below the line to which a link leads.
 _BEHIND = 300
-#: Maximum number of bytes of the supervisor's log, counted from its end.
+#: Maximum number of bytes to show of the supervisor's log. The last bytes are shown.
 _WINDOW = 1 << 20
 
 

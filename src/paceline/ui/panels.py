@@ -19,7 +19,7 @@ from paceline.ui.curves import Other, RunCurves
 #: Maximum number of panels of a page, of items of a panel, and of rows of a table.
 _PANELS, _ITEMS, _ROWS, _COLUMNS = 100, 16, 200, 60
 _LONGEST_TEXT, _LONGEST_CELL = 20_000, 300
-#: Size of a histogram's picture.
+#: Width and height of a histogram's picture in pixels.
 _WIDTH, _HEIGHT = 400, 120
 
 
@@ -91,7 +91,7 @@ def panel_of(curves: RunCurves, name: str, at: int = -1, rank: float | None = No
     at: Index of the step or logging call to show, or -1 for the latest. rank: Return only values of this rank; None for all.
     """
     logged = curves.others.get(name, [])
-    # If a name was logged in several ways, the last one counts.
+    # If a script has logged different kinds of values by one name, show the kind that it has logged last.
     kind = logged[-1].kind if logged else "value"
     logged = [one for one in logged if one.kind == kind]
     ranks = sorted({one.rank for one in logged})
@@ -124,7 +124,7 @@ def _positions(logged: Sequence[Other]) -> list[_Position]:
         calls[one.rank, one.attempt] += one.step is None
         key = (0, calls[one.rank, one.attempt]) if one.step is None else (1, one.step)
         group = groups.setdefault(key, [])
-        # Drop earlier attempts' values of this rank and step, which a later attempt has logged again.
+        # If a later attempt has logged this step of this rank again, drop the values of earlier attempts.
         if one.step is not None and group and group[-1].attempt < one.attempt:
             group[:] = [other for other in group if other.rank != one.rank]
         group.append(one)
@@ -152,7 +152,7 @@ def _item(one: Other) -> Item:
 
 
 def _file(value: object) -> Item:
-    # The Azure layer logs the SDK's address of a file, aml://artifactId/ExperimentRun/dcid.<run>/<file>.
+    # A run logged through Paceline's `azureml` has the SDK's address of a file: aml://artifactId/ExperimentRun/dcid.<run>/<file>.
     text = str(value)
     name = text.split("/", 5)[-1] if text.startswith("aml://") else text
     try:

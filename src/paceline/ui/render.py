@@ -29,17 +29,17 @@ from paceline.system.units import value_text
 from paceline.ui.markup import RENDERED, render_markdown
 from paceline.ui.visitors import may_change, shown_forms, visitor_of
 
-#: Name -> value for a template. Only the template knows the types.
+#: Values for a template by name. Only the template knows their types, so they are Any.
 TemplateValues: TypeAlias = "dict[str, Any]"
 
 HERE = Path(__file__).parent
-#: Pause between the compilation of two templates.
+#: Seconds to pause between compiling two templates.
 _PAUSE_S = 0.02
 STATIC = HERE / "static"
-#: Name of a third-party file of the pages -> its path.
+#: Name of a file that pages and pictures share, such as a script -> its path.
 SHARED = {path.name: path for path in (pictures.SCRIPT, pictures.STYLE)}
 
-#: State -> (CSS class, sign). The sign is for readers who can't distinguish colours.
+#: State of a run -> (CSS class, sign). The sign tells states apart for readers who can't distinguish colours.
 _SIGNS = {
     states.COMPLETED: ("good", "✓"),
     states.FAILED: ("bad", "✕"),

@@ -32,13 +32,13 @@ from paceline.ui.run_page import BandJson, CurveJson, CurveQuery, MetricJson, cu
 
 #: Maximum number of runs of a report, of bytes of its file, and of points of all its curves.
 MOST_RUNS, LARGEST, _POINTS = 200, 32 << 20, 300_000
-#: Minimum and maximum number of pieces of a curve. Of each piece the report has the least and the greatest value.
+#: Minimum and maximum number of pieces into which a curve is divided. The report has the least and greatest value of each.
 _PIECES = (20, 2000)
 #: Maximum number of images of a run, of bytes of one image, and of bytes of all images of the report.
 _IMAGES, _LARGEST_IMAGE, _ALL_IMAGES = 24, 2 << 20, 12 << 20
 #: Maximum number of metrics and of points in the frame of a notebook, and its height in pixels.
 _FRAME_METRICS, _FRAME_POINTS, _FRAME_HEIGHT = 24, 20_000, 800
-#: Kinds of facts that an anonymous report shows.
+#: Kinds of facts that an anonymous report shows; it leaves out all other kinds.
 _ANONYMOUS = ("parameters", "metrics", "topology")
 
 
@@ -313,6 +313,6 @@ def _without_names(facts: Sequence[ComparedFact]) -> Iterator[ComparedFact]:
         return known.setdefault(text, f"text {len(known) + 1}")
 
     for fact in facts:
-        # Leave out environment variables ($), whose names users chose.
+        # Leave out environment variables (facts with a $), because their names come from users and may be private.
         if fact.kind in _ANONYMOUS and not fact.name.startswith("$"):
             yield replace(fact, values=tuple(map(plain, fact.values)))

@@ -25,7 +25,7 @@ from paceline.ui.pieces import stamp_of as text_stamp
 from paceline.ui.render import TemplateValues
 from paceline.ui.wait_picture import WaitPicture, picture_of_hang
 
-#: Maximum number of ranks whose curve a metric shows if the page requests no particular ranks.
+#: If the page requests no particular ranks, a metric's chart shows the curves of at most this many ranks.
 MOST_RANKS = 8
 #: Number of metrics in the first response. The page requests others when they become visible.
 FIRST = 24
@@ -40,16 +40,16 @@ class RunHead(TypedDict):
     """The data of the header of a run's pages."""
 
     record: RunRecord
-    #: First part of the report on the hang. Empty unless the run hangs now.
+    #: The first part of the report on a hang, or "" if the run does not hang now.
     hang_report: str
-    #: A text such as "Running, hangs since ...". Empty unless the run hangs now.
+    #: A text such as "Running, hangs since ...", or "" if the run does not hang now.
     hangs: str
-    #: The picture of the waiting ranks. None unless the run hangs now.
+    #: The picture of the ranks that wait for each other, or None if the run does not hang now.
     hang_picture: WaitPicture | None
     slow: SlowRanks | None
-    #: "Hangs", or the status.
+    #: The word that the page shows as the run's state: "Hangs", or the run's status.
     shown_state: str
-    #: The next step after a failure.
+    #: What the user can do after a failure.
     remedy: str
     run_id: str
     name: str
@@ -59,7 +59,7 @@ class RunHead(TypedDict):
     properties: Mapping[str, str | None]
     more_properties: int
     description: str | None
-    #: Stamp of the notes that the form shows, so that it can't overwrite notes that somebody else has changed since.
+    #: Stamp of the description in the form. The server refuses to overwrite a description that has changed since.
     description_stamp: str
     comments: list[tags_and_properties.Comment]
     more_comments: int
@@ -211,7 +211,7 @@ class NodeRanks:
 
 def ranks_of_nodes(folder: RunFolder) -> list[NodeRanks]:
     """Return a run's nodes and ranks in the last sample of their load; [] without one."""
-    # Don't trust the structure of the supervisor's sample: other programs may write to a shared folder.
+    # Ignore a sample without the expected structure: the folder may be shared, and another program may have written it.
     try:
         sample = loads.last(folder) or {"nodes": {}, "ranks": {}}
         by_name: dict[str, list[int]] = {}
@@ -231,7 +231,7 @@ def details(folder: RunFolder, record: RunRecord) -> TemplateValues:
     return {
         "shown_job": record.job.shown() if record.job else None,
         "environment": environment,
-        # Show exact versions if Paceline has built the environment.
+        # If Paceline has built the run's environment, list the exact versions of its packages.
         "packages": sorted(map(str, (*environment.get("conda", ()), *environment.get("pip", ())))),
         **run_data.read_data(folder),
         "git": dict(record.git),
@@ -253,7 +253,7 @@ def curves_of(store: CurveStore, folder: RunFolder, query: CurveQuery) -> Curves
 def curves_json(curves: RunCurves, query: CurveQuery, origin_s: float = 0.0) -> CurvesJson:
     """Return a run's metrics and requested curves. origin_s: start of the axis "relative"."""
     by_name: dict[tuple[bool, str], list[Key]] = {}
-    # Keep the order in which the script logged the metrics first.
+    # List metrics in the order in which the script first logged them.
     for key in [*curves.curves]:
         by_name.setdefault((key.is_node, key.name), []).append(key)
     plain = [of for of in by_name if not of[0]]
@@ -338,7 +338,7 @@ def _json_of(key: Key, count: int, has_steps: bool, xs: list[float | None], ys: 
     }
 
 
-#: Beginnings of the names of facts about nodes and workers, in the order in which pages show them.
+#: Beginnings of names of metrics of nodes, such as CPU load, in the order in which pages show the metrics.
 _NODE_ORDER = ("cpu", "gpu", "memory", "disk", "net", "rank")
 
 

@@ -29,7 +29,7 @@ from paceline.ui.app import make_app
 from paceline.ui.config import UNIX, UiConfig, ports
 from paceline.ui.guard import Token
 
-#: Seconds that open requests have to end at shutdown.
+#: Seconds that requests get to finish when the server shuts down.
 _GRACE_S = 1
 
 
@@ -41,7 +41,7 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
-        # SIGTERM is how service managers stop a server, so it is no error. Ctrl-C gives the exit code of other verbs.
+        # Service managers stop a server by SIGTERM, so exit with 0. After Ctrl-C exit with 130, as other commands do.
         self.exit_code = 128 + sig if sig == signal.SIGINT else self.exit_code
         self.closing.set()
 
@@ -57,9 +57,9 @@ class _PeerProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        # Make a copy of the socket, because the event loop's own object may lack getsockopt.
+        # Duplicate the socket, because the event loop's own socket object may lack getsockopt.
         with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as copy:
-            peer = copy.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)  # pid, uid, gid
+            peer = copy.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)  # three 32-bit numbers: pid, uid, gid
             self.client = (UNIX, int.from_bytes(peer[4:8], sys.byteorder))
 
 
@@ -83,7 +83,7 @@ def serve(config: UiConfig) -> int:
             log_level="error",
             access_log=False,
             server_header=False,
-            # Proxy headers are not needed, because the client's address is never used.
+            # Ignore the headers by which a proxy reports the client's address, because the server never uses that address.
             proxy_headers=False,
             timeout_graceful_shutdown=_GRACE_S,
             ssl_certfile=config.tls_cert,
@@ -92,13 +92,13 @@ def serve(config: UiConfig) -> int:
     )
     server.closing = app.state.closing
     if not config.socket:
-        # The address file stays locked until this process ends, so that readers ignore the address of an ended server.
+        # `announce` keeps the file locked until this process ends. Readers ignore the address in a file that is not locked.
         announce(Path(config.workspace), address(config, port))
     _say(config, token, port)
     if config.socket and not config.members:
-        # A server that ssh has started learns only by the end of its standard input that it should end.
+        # If ssh has started this server, the end of standard input is the only signal to end the server.
         threading.Thread(target=_end_with_input, daemon=True).start()
-    # Switch threads more often: a thread that reads a long log would delay the event loop by 5 ms for each packet.
+    # Switch threads every 0.5 ms. By default a thread that reads a long log delays the event loop by 5 ms for each packet.
     sys.setswitchinterval(0.0005)
     threading.Thread(target=render.compile_templates, daemon=True).start()
     # Exclude the objects of imported modules from garbage collection.
@@ -156,7 +156,7 @@ def _listen(config: UiConfig) -> socket.socket:
         try:
             return listen_at(config.host, port, 512)
         except OSError as error:
-            # Also handle an unsupported address family, such as ::1 without IPv6.
+            # This also covers an address family that the machine does not support, such as ::1 on a machine without IPv6.
             if isinstance(error, socket.gaierror) or error.errno == errno.EAFNOSUPPORT:
                 raise UserError(
                     f"--host {config.host!r} must be an address of this machine: {error.strerror or error}."
@@ -188,7 +188,7 @@ def _listen_at(path: str, *, for_members: bool) -> socket.socket:
         made = socket.socket(socket.AF_UNIX)
         made.bind(path)
         if for_members:
-            os.chmod(path, 0o666)  # everyone may connect: the kernel tells the user, and strangers are refused
+            os.chmod(path, 0o666)  # every user may connect: the kernel reports who it is, and strangers are refused
         made.listen(512)
     except OSError as error:
         raise UserError(f"can't listen at the socket {path!r}: {error}.") from error

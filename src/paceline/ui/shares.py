@@ -16,11 +16,11 @@ from paceline.errors import FileNameError, UserError
 from paceline.runs.ids import check_run_id
 from paceline.system.files import PRIVATE, read_json, write_json
 
-#: First part of the path of a shared page.
+#: The first part of the URL path of every shared page.
 PREFIX = "/shared/"
 #: Maximum days until a link ends, maximum number of runs that a link shows, and maximum number of links.
 MOST_DAYS, MOST_RUNS, _MOST = 365, 200, 1000
-#: Pages that no link shows: those that make links, start runs and name members.
+#: Pages that no share link may show, because they create links, start runs or name members.
 _NEVER = ("/shares", "/new", "/members")
 _ORIGIN = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?)(:[0-9]{1,5})?")
 _ID = re.compile(r"[0-9a-f]{16}")

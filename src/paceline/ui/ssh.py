@@ -51,7 +51,7 @@ def watch(host: str, folder: str | None, program: str, port: int | None, words: 
     )
     assert running.stdin is not None, "it is a pipe"
     assert running.stdout is not None, "it is a pipe"
-    # End ssh when the terminal is closed and at SIGTERM, as the server on this machine ends then.
+    # End ssh at SIGTERM and when the terminal is closed, because a server that runs without ssh ends in these cases, too.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(0))
     try:
@@ -88,7 +88,7 @@ def command(
     place: A random text for the name of the socket's folder.
     """
     path = f"/tmp/paceline-ui-{place}/socket"
-    # Don't quote the user's command, so that `~` works in it. Quote our own arguments.
+    # Insert the user's command without quotes, so that the shell expands `~` in it. Quote the arguments that Paceline adds.
     asked = f"{program} ui --socket {path} --json {shlex.join(words)}".rstrip()
     there = f"cd {_quoted(folder)} && exec {asked}" if folder else f"exec {asked}"
     options = (

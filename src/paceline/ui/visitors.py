@@ -27,17 +27,17 @@ from paceline.system.lock_holder import user_name
 from paceline.ui.config import UNIX, UiConfig
 from paceline.ui.members import ADMIN, NAME, OWN, PREFIX, Accounts, MembersFile, log_change
 
-#: Rule of a route that changes a run: for admins, and for members of the role `OWN` on their own runs.
+#: Rule for a route that changes a run: admins may change all runs, members of the role `OWN` may change their own runs.
 MINE = "mine"
-#: Route that writes -> the least role for it, or `MINE`. All other routes that write need the role admin.
+#: Route that changes something -> the lowest role that may use it, or `MINE`. Routes that are missing here need an admin.
 WRITES = {
     **{
         f"/runs/{{run_id}}/{verb}": MINE
         for verb in ["archive", "cancel", "delete", "more", "notes", "rename", "stacks", "tag"]
     },
-    # These routes start a new run. `permit` and `permit_runs` also check the forms of `/views` and `/actions`.
+    # These routes start a new run. `/views` and `/actions` are checked further by `permit` and `permit_runs`.
     **{f"/runs/{{run_id}}/{verb}": OWN for verb in ("again", "rerun")},
-    # Comments belong to their authors, not to the run. `permit` checks the author.
+    # A comment belongs to its author, not to the run's owner. So `permit` checks who wrote it.
     **{f"/runs/{{run_id}}/{verb}": OWN for verb in ("comment", "uncomment")},
     **dict.fromkeys(("/new", "/actions", "/views", "/services/{name}/call"), OWN),
 }
@@ -66,7 +66,7 @@ class Visitor:
         return self.role == ADMIN or (self.role == OWN and rule in (OWN, MINE))
 
 
-#: The visitor of a page that has no members: every visitor may do everything there.
+#: The visitor for a workspace without members: every visitor has all rights.
 ANYBODY = Visitor("", ADMIN, "")
 
 
@@ -131,7 +131,7 @@ class Visitors:
             raise HTTPException(401, "This token is wrong, or its account was removed. Ask an admin for a new one.")
         if account.is_expired:
             raise HTTPException(401, f"The token of {account.name} has expired. Ask an admin for a new one.")
-        # No person has a name with a colon, so an account never owns the runs of a person.
+        # A person's name can't contain a colon, so a service account never counts as the owner of a person's runs.
         return Visitor(f"{_ACCOUNT}:{account.name}", account.role, _ACCOUNT)
 
     def _role(self, visitor: Visitor) -> str | None:
@@ -208,7 +208,7 @@ def owner_of(folder: RunFolder, record: RunRecord | None, workspace_dir: Path) -
     """Return who submitted a run, or its sweep or pipeline; "" if unknown."""
     record = store.stored(folder) if record is None else record
     seen = {record.run_id}
-    # Stop at a repetition, because damaged records may name each other as parent.
+    # Stop if an id repeats, because two damaged records may name each other as the parent.
     while (above := record.parent_run_id) and is_run_id(above) and above not in seen:
         seen.add(above)
         if (folder_above := _place_of(above, workspace_dir)) is None:
@@ -227,7 +227,7 @@ def permit(request: Request, form: Mapping[str, str], folder: RunFolder | None) 
     """
     visitor, path = visitor_of(request), request.scope["path"]
     if path == "/views" and (form.get("action") != "save" or form.get("replace") == "1"):
-        need(request, ADMIN)  # admins only, because a saved view belongs to all members
+        need(request, ADMIN)  # only admins may change a saved view, which all members use
     if folder is not None:
         if rule_of(path) == MINE and not may_change(request, folder):
             raise HTTPException(403, _not_own(visitor, folder.run_id))
@@ -235,7 +235,7 @@ def permit(request: Request, form: Mapping[str, str], folder: RunFolder | None) 
             found = tags_and_properties.read(folder.notes).comments.get(form.get("comment", ""))
             if found is not None and found.author != visitor.name:
                 raise HTTPException(403, f"This is not a comment of {visitor.name}. Ask its author, or an admin.")
-        # Set the full id, so that the view can't resolve an abbreviated id to another run later.
+        # Replace an abbreviated id by the full id, so that the route's function uses the run that was checked here.
         request.path_params["run_id"] = folder.run_id
     part, _, verb = path.rpartition("/")
     # `permit_runs` logs the change for each run of this form.

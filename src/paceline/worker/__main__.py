@@ -15,7 +15,7 @@ It imports only modules that Python has loaded anyway: every other import delays
 import os
 import sys
 
-# Python adds the folder of this file, with links resolved. Remove it from the module search path.
+# Python has put the folder of this file, with links resolved, first on sys.path. Remove it.
 if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
     del sys.path[0]
 
@@ -49,7 +49,7 @@ def main(argv: "list[str]") -> None:
     if launcher is not None:
         from paceline.worker import monitor, ranks, spare
 
-        # In this order: the log's name needs the rank, and the fork must precede imports that start threads.
+        # Keep this order: the log's name contains the rank, and the process must fork before an import starts threads.
         ranks.from_open_mpi(os.environ, "srun" if launcher == "--srun" else "mpirun")
         if launcher == "--mpi":
             spare.hand_over(sys.argv)
@@ -75,11 +75,11 @@ def main(argv: "list[str]") -> None:
     scheduling.begin()
     watched.begin(kind)
     report.started()
-    # Don't expand variables for a shell, which does that itself.
+    # Don't expand variables in the arguments of a shell, because the shell expands them itself.
     is_shell = kind == "program" and os.path.basename(command[0]) in _SHELLS
     arguments = command[1:] if is_shell else [_with_variables(word) for word in command[1:]]
     if kind == "program":
-        # Make `python` in `bash -c "python train.py"` the job's interpreter, whatever the submitting shell's PATH is.
+        # Put the job's interpreter first on PATH: in `bash -c "python train.py"`, `python` is then the job's interpreter.
         own = os.path.dirname(sys.executable)
         if own and own not in os.environ.get("PATH", "").split(os.pathsep)[:1]:
             os.environ["PATH"] = os.pathsep.join((own, os.environ.get("PATH", os.defpath)))
@@ -119,7 +119,7 @@ def _import_from_copy() -> None:
         if not path.startswith(top) and (copy := copied(path)) is not None:
             sys.path[index] = copy
             found.append(copy)
-    # Let Setuptools' import finders find the copy: https://setuptools.pypa.io/en/latest/userguide/development_mode.html
+    # Redirect Setuptools' editable installs to the copy: https://setuptools.pypa.io/en/latest/userguide/development_mode.html
     for name, module in list(sys.modules.items()):
         mapping: dict[str, str] = getattr(module, "MAPPING", {}) if name.startswith("__editable__") else {}
         for package, path in mapping.items():

@@ -13,16 +13,16 @@ from typing import Any
 
 from paceline.worker import report
 
-#: Variable that users set if their workers each train a separate model.
+#: Name of the variable that users set if each of their workers trains a separate model.
 SEPARATE = "PACELINE_SEPARATE_WORKERS"
 
-#: Libraries that also connect workers; whether the script used them for that is unknown.
+#: Libraries that can connect workers, too. If a script has loaded one, it is unknown whether the workers are connected.
 _OTHER_WAYS = (
     *("mpi4py.MPI", "horovod", "torch_xla", "byteps", "bagua", "smdistributed", "oneflow"),
-    # torch.distributed.launcher, not torch.distributed.elastic, parts of which torch's checkpoints load.
+    # Don't list torch.distributed.elastic, because torch's module for checkpoints loads parts of it.
     *("ray", "dask.distributed", "distributed", "pyspark", "torch.distributed.launcher", "mindspore", "paddle"),
 )
-#: Libraries that train JAX models.
+#: If a script has loaded one of these libraries, it trains a model with JAX.
 _JAX_TRAINERS = ("optax", "flax", "equinox", "haiku")
 
 
@@ -32,7 +32,7 @@ def note() -> None:
         return
     try:
         library = trained_alone(sys.modules)
-    except Exception:  # a version of a library may lack the examined attributes
+    except Exception:  # another version of a library may lack the attributes that this check reads
         return
     if library is not None:
         report.note_alone(library)
@@ -69,7 +69,7 @@ def _joined_torch(modules: dict[str, ModuleType]) -> bool:
         return False
     if c10d.is_initialized():
         return bool(c10d.get_world_size() > 1)
-    # Traces of a process group that the script has destroyed: its init method, and torch's hook for tracebacks.
+    # Look for traces of a process group that the script has already destroyed: the init method, and torch's excepthook.
     hook = getattr(sys.excepthook, "__module__", None)
     return c10d._default_pg_init_method is not None or hook == c10d.__name__
 

@@ -34,7 +34,7 @@ def wait_for_child(*, under_srun: bool = False) -> None:
         from paceline.worker.pmix import PmixRelay
 
         relay = PmixRelay(os.environ)
-    # Reserve space now, so that the end can be reported even on a full disk.
+    # Reserve disk space now, so that the report of the worker's end can be written even if the disk is full then.
     report.hold_space(f"end_{os.environ['PACELINE_RANK']}.json")
     # Fork while there is only one thread: in the child, a lock that another thread holds would stay locked.
     child = os.fork()
@@ -43,7 +43,7 @@ def wait_for_child(*, under_srun: bool = False) -> None:
             relay.leave()
         spare.let_go()
         return
-    # Set handlers after the fork: the worker keeps its original handlers.
+    # Set the signal handlers after the fork, so that they are set only in this process and not in the worker.
     spare.forward_signals(None if relay is not None else child)
     if relay is not None:
         relay.start(child)
@@ -52,5 +52,5 @@ def wait_for_child(*, under_srun: bool = False) -> None:
     report.ended(128 - code if code < 0 else code, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
     if relay is not None:
         relay.hold(os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"]), int(os.environ["WORLD_SIZE"]))
-    # Exit with 0 even after a failure, or mpirun kills all workers soon. `_exit` skips the worker's exit handlers.
+    # Exit with 0 even if the worker has failed, because otherwise mpirun soon kills all workers. `_exit` runs no exit handlers.
     os._exit(0)

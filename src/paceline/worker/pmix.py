@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import MutableMapping
 
-#: PMIX_SERVER_URI4 and similar: "pmix-server.35;tcp4://127.0.0.1:60663".
+#: Values of PMIX_SERVER_URI4 and similar variables, such as "pmix-server.35;tcp4://127.0.0.1:60663".
 _URI = re.compile(r"(.*;tcp4://)([0-9.]+):(\d+)")
 #: Flag in /proc/<pid>/stat (proc(5)): set when a process starts to exit, before its files are closed.
 _PF_EXITING = 0x4
@@ -30,7 +30,7 @@ class PmixRelay:
     """
 
     def __init__(self, environment: MutableMapping[str, str]) -> None:
-        # Threads, one per listener and two per connection, share `_servers`. Adding to it and discarding are atomic.
+        # Several threads use `_servers` without a lock, because adding to a set and discarding are atomic.
         self._listeners: dict[tuple[str, int], socket.socket] = {}
         self._servers: set[socket.socket] = set()
         self._worker = 0
@@ -47,7 +47,7 @@ class PmixRelay:
 
     def leave(self) -> None:
         """Close the worker's copies of the relay's sockets, in the forked worker."""
-        # Close the copies: in the forked worker they would accept connections after the end of the parent.
+        # Close the worker's copies of the listeners. Otherwise they would accept connections after the relay's process ends.
         for listener in self._listeners.values():
             listener.close()
 

@@ -20,7 +20,7 @@ _RANK_FROM = {
     "JAX_PROCESS_ID": "OMPI_COMM_WORLD_RANK",
     "HOROVOD_RANK": "OMPI_COMM_WORLD_RANK",
 }
-#: Variable -> its source, unless the command line has set it: for simulated nodes on one machine Open MPI's value is wrong.
+#: Variable -> its source. A value from the command line takes precedence: Open MPI's is wrong if simulated nodes share a machine.
 _PLACE_FROM = {"LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK", "HOROVOD_LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK"}
 _HINT = (
     "Open MPI's mpirun sets it to a number for each worker. Is this process started by another MPI's mpirun, or by a script "
@@ -29,7 +29,7 @@ _HINT = (
 _SETTINGS = {"mpirun": "Open MPI's (OMPI_MCA_*, PRTE_MCA_*)", "srun": "Slurm's (SLURM_*, SRUN_*)"}
 
 _SLURM = ("SLURM_", "SLURMD_", "SRUN_")
-#: Variables of Open MPI's mpirun, which scripts and libraries read, and Slurm's variables with their values.
+#: Variable of Open MPI's mpirun that scripts and libraries read -> Slurm's variable with the same value.
 _AS_MPIRUN = {
     "OMPI_COMM_WORLD_RANK": "SLURM_PROCID",
     "OMPI_COMM_WORLD_SIZE": "SLURM_STEP_NUM_TASKS",
@@ -52,7 +52,7 @@ def from_open_mpi(environment: MutableMapping[str, str], starter: str = "mpirun"
     """
     rank = needed(environment, "OMPI_COMM_WORLD_RANK", _HINT)
     size = needed(environment, "OMPI_COMM_WORLD_SIZE", _HINT)
-    # Check the size first: a process with another world size must not report as a rank of the run.
+    # Check the world size before setting the rank, so that a process of another MPI world does not report as a rank of this run.
     if size != environment.get("WORLD_SIZE"):
         raise RunContextError(
             f"{starter} started {size} workers, but the job has {environment.get('WORLD_SIZE')}. "
@@ -98,7 +98,7 @@ def take_place(environment: MutableMapping[str, str], options: Sequence[str]) ->
     said = {name: needed(environment, source, _SRUN_HINT) for name, source in _AS_MPIRUN.items()}
     # SLURM_GTIDS lists the ranks of all workers on this node.
     said["OMPI_COMM_WORLD_LOCAL_SIZE"] = str(len(environment.get("SLURM_GTIDS", "").split(",")))
-    # Read SLURMD_NODENAME before this variable is removed.
+    # Read SLURMD_NODENAME now, because the loop below removes it from the environment.
     node = environment.get("SLURMD_NODENAME")
     kept = [value for option, value in zip(options[::2], options[1::2], strict=True) if option == "--keep"]
     for name in [name for name in environment if name.startswith(_SLURM) and name not in kept]:

@@ -6,13 +6,13 @@ import os
 import sys
 import time
 
-#: Suffix of a file that reserves disk space for the report of the same name.
+#: Suffix of a file that only reserves disk space. Without the suffix its name is that of the report to write later.
 HELD = ".held"
-#: Bytes to reserve: a block of most file systems, of which even a shorter report occupies all.
+#: Bytes to reserve: one block of most file systems. Even a shorter report occupies a whole block.
 _HELD_BYTES = 4096
 
 
-#: The worker's rank, stored at its start because the script may change the environment later.
+#: The worker's rank. It is stored when the worker starts, because the script may change the environment later.
 _rank: str | None = None
 
 
@@ -23,7 +23,7 @@ def started() -> None:
     hold_space(f"error_{_rank}.json")
     host = os.uname().nodename
     value: dict[str, object] = {"pid": os.getpid(), "host": host, "time": time.time()}
-    # Python's repr of numbers and simple words is valid JSON. Importing json would take longer than everything else here.
+    # Make JSON of Python's repr, which is valid JSON for such a value: importing json would take longer than all else here.
     is_plain = host.isascii() and host.replace("-", "").replace(".", "").isalnum()
     write(f"start_{os.environ['PACELINE_RANK']}.json", value, str(value).replace("'", '"') if is_plain else None)
 
@@ -72,10 +72,10 @@ def _texts(error: BaseException) -> tuple[str, str, str]:
         shown = traceback.format_exception_only(type(error), error)
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     except Exception:
-        # The traceback module fails if a user's module has the name of a module that it imports. Do without the traceback.
+        # If a user's module has the name of a module that `traceback` imports, `traceback` fails. Report without the traceback.
         shown = [f"{type(error).__name__}: {error}"]
         text = shown[0]
-    # Skip indented lines: before the exception's own line, a syntax error shows its position.
+    # Skip indented lines: for a syntax error, they show the position, and precede the line that names the exception.
     line = next((part for part in shown if not part.startswith(" ")), type(error).__name__)
     return _printable(line.splitlines()[0]), _printable("".join(shown).strip()), _printable(text)
 
@@ -112,7 +112,7 @@ def write(name: str, value: dict[str, object], text: str | None = None) -> None:
             file.write(data)
         os.replace(beside, path)
     except OSError as error:
-        # An error on a full disk must not prevent the script's end.
+        # Ignore an error of this print, because a full disk must not keep the script from ending normally.
         try:
             print(f"paceline: {path} could not be written: {error}", file=sys.stderr)
         except OSError:
@@ -133,7 +133,7 @@ def _write_held(path: str, data: bytes, value: dict[str, object]) -> None:
 
 
 def _json(value: dict[str, object]) -> str:
-    # json is loaded only now, when the script's folder, which may have a json.py, may be first on the path.
+    # json is imported only now. The script's folder may be first on sys.path and contain a json.py, which must not be loaded.
     path, theirs = sys.path[:], {name: sys.modules.pop(name) for name in _json_modules()}
     sys.path[:] = [os.path.dirname(os.__file__)]
     try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-# typing is slow to load, and a worker loads this module before its script.
+# `typing` is slow to load, and a worker loads this module before its script, so don't import it
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 #: Variable with the workers' scheduling policy: "batch" (default), or "normal" to keep the inherited policy.
 VARIABLE = "PACELINE_SCHEDULING"
 _VALUES = ("batch", "normal")
-#: Devices of the GPU drivers of NVIDIA and AMD.
+#: Device files that exist if the driver of an NVIDIA or AMD GPU is loaded.
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
 
 

@@ -29,7 +29,7 @@ def run(path: str, arguments: list[str], *, is_module: bool = False) -> None:
     An exception is reported and printed without Paceline's frames, and ends the process with Python's exit code.
     """
     worker = os.getpid()
-    # Keep the module of our entry point alive: the script's module replaces it in sys.modules.
+    # Keep a reference to the module that runs now, because the script's module replaces it in sys.modules.
     sys.modules["__paceline_main__"] = sys.modules["__main__"]
     try:
         main, code = _module(path, arguments) if is_module else _file(path, arguments)
@@ -48,7 +48,7 @@ def run(path: str, arguments: list[str], *, is_module: bool = False) -> None:
 
 
 def _end_well(worker: int) -> None:
-    # Only a script in a run of several workers can have trained without joining the others.
+    # Check this only in a run of several workers, where each worker may have trained without joining the others.
     if os.environ.get("PACELINE_WORLD_SIZE", "1") != "1" and os.getpid() == worker:
         from paceline.worker import alone
 
@@ -93,7 +93,7 @@ def _file(path: str, arguments: list[str]) -> tuple[ModuleType, CodeType]:
         # Resolve links, as `python script.py` does.
         sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
     sys.modules["__main__"] = main = _main_module(absolute)
-    # Open the file as importlib does, so that audit hooks see this file too.
+    # Open the file by io.open_code, as importlib does, so that audit hooks see it.
     with io.open_code(absolute) as file:
         return main, compile(file.read(), absolute, "exec", dont_inherit=True)
 
@@ -137,7 +137,7 @@ def _found(name: str) -> ModuleSpec | None:
 
 def _let_gloo_finish() -> None:
     """Wait for Gloo's threads: one that holds a tensor at exit aborts the process."""
-    # Seen on torch 2.13, whose Gloo threads may hold tensors at exit: https://github.com/pytorch/pytorch/pull/179291
+    # On torch 2.13 a Gloo thread may hold a tensor at exit: https://github.com/pytorch/pytorch/pull/179291
     if "torch.distributed" in sys.modules:
         time.sleep(_GLOO_S)
 
@@ -164,7 +164,7 @@ def _abandon_mpi() -> None:
 
 
 def _report(error: BaseException, worker: int) -> None:
-    # Only the worker itself reports: a forked child of the script also comes here.
+    # Only the worker's own process may report an error. A child that the script has forked also calls this function.
     if os.getpid() == worker:
         report.failed(error)
 

@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     from types import FrameType, ModuleType
     from typing import Any
 
-#: Variable with a JSON object: package that the spare leaves out -> reason. `_start_over` hands it to the next spare.
+#: Name of a variable with JSON: {package that the spare process skips: reason}. `_start_over` sets it for the next one.
 _SKIP_VARIABLE = "PACELINE_SPARE_SKIP"
-#: Modules that a spare never loads: MPI connects while it loads, and each worker sets up Paceline's modules itself.
+#: A spare process never loads these modules: MPI connects while it loads, and each worker sets up Paceline's modules.
 _NEVER = (
     *("mpi4py.MPI", "paceline.collectives.mpi", "paceline.collectives.mpi_transport", "paceline.torch_mpi"),
     *("horovod", "azureml", "paceline.worker", "paceline.compat", "__main__"),
 )
-#: Variables that differ between the workers of a run.
+#: Names of variables whose values differ between the workers of a run.
 _OF_WORKER = frozenset(
     (
         *("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "PACELINE_RANK", "TF_CONFIG", "JAX_PROCESS_ID"),
@@ -56,24 +56,24 @@ _OF_WORKER = frozenset(
         *("SLURM_PROCID", "SLURM_LOCALID"),
     )
 )
-#: Signals to forward to the fork: mpirun and schedulers send them to the process that mpirun has started.
+#: Signals that this process forwards to its fork. mpirun and schedulers send them to the process that mpirun has started.
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
-#: Devices that a process opens when it initialises a GPU.
+#: Device files whose names begin so are opened by a process that initialises a GPU.
 _GPUS = ("/dev/nvidia-uvm", "/dev/kfd", "/dev/dri")
-#: With less free memory there is no spare, because it could cause an out-of-memory kill.
+#: If less memory is free, don't keep a spare process, because it could cause an out-of-memory kill.
 _FREE_BYTES = 1 << 30
-#: Packages to load without a trial in a child, which would take as long as their import. The spare still checks the result.
+#: Packages to load without a trial in a child process, because a trial takes as long as the import. The result is checked.
 _TRUSTED = ("numpy", "paceline", "sympy", "torch", "triton")
-#: Timeout of a trial in seconds, and the text by which the child reports a safe package.
+#: Time limit in seconds of a package's trial import in a child, and the text with which the child reports success.
 _TRIAL_S, _FINE = 60.0, "fine"
-#: Seconds without a new import by the workers after which the spare loads; seconds between looks; most packages to leave out.
+#: Load modules once workers have imported nothing new for so many seconds; seconds between polls; most packages to leave out.
 _STEADY_S, _LOOK_S, _MOST = 2.0, 0.25, 5
-#: First number for file descriptors: a script may close unknown low numbers, or rely on the lowest free one.
+#: Lowest number for this process's file descriptors. A script may close low numbers, or rely on the lowest free one.
 _FIRST_FD = 200
 
-#: A fork's connection to the process in `hand_over`, which waits for it to close; None in other processes.
+#: In a fork: the socket to the process in `hand_over`, which waits until the fork closes it. None in other processes.
 held: socket.socket | None = None
-#: The workers' newest training states in memory, from which the next attempt continues.
+#: The newest training states of the workers, kept in this process's memory. The next attempt continues from them.
 _states = KeptStates()
 _is_fork = False
 
@@ -89,7 +89,7 @@ def record() -> None:
         low = os.open(modules_of(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         sys.meta_path.insert(0, _Recorder(fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _FIRST_FD)))  # type: ignore[arg-type,unused-ignore]
         os.close(low)
-    except OSError:  # the disk is full, or the folder is gone: the next attempt loads all modules itself
+    except OSError:  # the disk is full, or the folder was removed: the next attempt then loads all modules itself
         pass
 
 
@@ -98,7 +98,7 @@ class _Recorder:
 
     def __init__(self, fd: int) -> None:
         self._fd, self._pid = fd, os.getpid()
-        #: The module found last. It is recorded once it is imported: `importlib.util.find_spec` only searches for a module.
+        #: The module found last. It is recorded only when it is imported, since `importlib.util.find_spec` only searches.
         self._last, self._line = "", b""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -181,7 +181,7 @@ def serve() -> list[str]:
         except UnsafeImportError as unsafe:
             _start_over(unsafe, path)
         if is_new:
-            # Let garbage collections in forks skip the loaded objects: scanning them would copy their shared pages.
+            # Freeze the loaded objects, because a garbage collection in a fork would write to them, and so copy shared memory.
             gc.collect()
             gc.freeze()
             listener = listener or _listen(socket_of(path))
@@ -235,7 +235,7 @@ class _Library:
         self._queue += self._new()
         for number, (name, origin) in enumerate(self._queue):
             if listener is not None and select.select([listener], [], [], 0)[0]:
-                # A worker is waiting for a fork: load the other modules later.
+                # A worker waits for a fork of this process. Stop loading modules, and load the rest later.
                 del self._queue[:number]
                 return False
             is_wanted = name not in sys.modules and self._is_wanted(name, origin) and self._is_safe(name, origin)
@@ -293,7 +293,7 @@ class _Library:
             reason = _load(name, origin)
         finally:
             sys.meta_path.remove(refuser)  # type: ignore[arg-type,unused-ignore]
-        # The package has noticed that a module is missing here, which workers have. So leave the package out.
+        # The package has tried to import a module that workers have and the spare must not load, so leave the package out.
         return f"imports {refuser.refused}" if refuser.refused else reason
 
 
@@ -333,9 +333,9 @@ def _load(name: str, origin: str) -> str | None:
     try:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin != origin:
-            return None  # here the name belongs to another module than in the worker
+            return None  # this process would load another module of this name than the worker
         importlib.import_module(name)
-    except BaseException:  # a worker that imports the module gets this error itself
+    except BaseException:  # ignore the error, because a worker that imports the module gets it, too
         return None
     finally:
         environ.__getitem__ = getter
@@ -348,7 +348,7 @@ def _hazard() -> str | None:
         try:
             target = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
-            continue  # this was the descriptor of listdir itself
+            continue  # `listdir` has closed its own descriptor
         if target.startswith(_GPUS):
             return "initialises a GPU while it loads"
         if target.startswith("socket:") and int(name) != _listening:
@@ -359,7 +359,7 @@ def _hazard() -> str | None:
     except ChildProcessError:
         pass
     if _threads() > 1:
-        # Fork once before counting the threads again: OpenBLAS ends its idle threads at a fork.
+        # Fork a child and count again: OpenBLAS ends its idle threads at a fork, and these threads do not matter.
         if (child := os.fork()) == 0:
             os._exit(0)
         os.waitpid(child, 0)
@@ -401,13 +401,13 @@ _listening = -1
 def _listen(path: str) -> socket.socket:
     global _listening
     try:
-        os.unlink(path)  # left by the spare that this process replaces
+        os.unlink(path)  # remove the socket of the spare that this process replaces
     except FileNotFoundError:
         pass
     listener = socket.socket(socket.AF_UNIX)
     old = os.umask(0o077)
     try:
-        # Rename the socket once it listens: a client that sees the name can connect.
+        # Rename the socket only once it listens, so that a client that sees the name can connect.
         listener.bind(f"{path}~")
         listener.listen(64)
         os.rename(f"{path}~", path)
@@ -446,7 +446,7 @@ def _answer(connection: socket.socket, listener: socket.socket) -> list[str] | N
     for fd in fds:
         os.close(fd)
     if not _say(connection, {"pid": pid}):
-        # The client is gone: it was killed, or has started the worker itself. So end the fork.
+        # The client was killed, or has started the worker without a fork. So kill the fork.
         os.kill(pid, signal.SIGKILL)
     return None
 
@@ -490,7 +490,7 @@ def _fork() -> int:
         os.write(write, str(child).encode())
         os._exit(0)
     os.close(write)
-    # The agent or supervisor adopts the fork when this middle process ends.
+    # Wait for this middle process: when it ends, the agent or the supervisor becomes the parent of the fork.
     os.waitpid(middle, 0)
     told = os.read(read, 32)
     os.close(read)

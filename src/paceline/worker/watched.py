@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import os
 
-#: Variable with the name or number of another signal for stack dumps; "0" for none.
+#: Variable with the name or number of the signal to use for stack dumps. "0" switches stack dumps off.
 SIGNAL_VARIABLE = "PACELINE_STACKS_SIGNAL"
 
-#: Use file descriptors from this number on: scripts may close unknown low descriptors, or rely on the lowest.
+#: Lowest number for this module's file descriptors. A script may close low numbers, or rely on the lowest free one.
 _FIRST_FD = 200
 
 
@@ -45,7 +45,7 @@ def begin(kind: str = "script") -> None:
 
 def _answer(folder: str, rank: str, number: int) -> None:
     if not number:
-        # exec keeps the pid, so the kernel's facts on the program are still available.
+        # Without a signal, workers can't write their stacks, but readers can use the kernel's data on this pid, which exec keeps.
         _tell(folder, rank, f"0 {os.getpid()} -1")
         return
     import faulthandler

@@ -17,7 +17,7 @@ from paceline.targets.ray.listener import Taken
 from paceline.targets.ray.placement_group import GroupRequest, Holding, LostError
 
 _LINK_S = 60.0
-#: Number of attempts if nodes die between their placement and their first message.
+#: Number of attempts to get the nodes, because a node may die between its placement and its first message.
 _TRIES = 3
 
 
@@ -59,7 +59,7 @@ class RayNodes(AgentNodes):
     """The nodes of a placement group, whose losses Ray or the connections report."""
 
     holding: Holding
-    #: Ray's node ids by rank, and the ids of the nodes that were lost before `close`.
+    #: `ids`: Ray's ids of the nodes, by rank. `gone`: the ids of the nodes that were lost before `close` was called.
     ids: tuple[str, ...] = ()
     gone: frozenset[str] = frozenset()
 
@@ -68,7 +68,7 @@ class RayNodes(AgentNodes):
 
     def spare(self) -> int:
         """Return how many more nodes an elastic run could get now."""
-        self.holding.lost()  # update `spare` from new messages of the driver
+        self.holding.lost()  # this call reads the driver's new messages, which updates `spare`
         return self.holding.spare
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ def open_links(
         except LinkError as error:
             return error
 
-    # Each link waits for its node's agent, so open all at once.
+    # Opening a link waits for the agent process on its node, so open all links at the same time.
     with ThreadPoolExecutor(min(len(taken), 32), thread_name_prefix="paceline-ray-link") as pool:
         opened = list(pool.map(open_one, sorted(taken)))
     links = [link for link in opened if isinstance(link, Link)]
@@ -137,7 +137,7 @@ def _nodes(
                 gpus=tuple(told["gpus"]),
             )
         )
-    # Nodes call `on_close` only after closing their links: it ends Ray's tasks, whose processes Ray kills without a grace period.
+    # Nodes call `on_close` only after closing their links, because it ends Ray's tasks: Ray kills them without a grace period.
     on_close: Callable[[], None] = holding.close
     python = script_python(asked.python, asked.submitter, links) or str(taken[0].told["python"])
     found = RayNodes(links, tuple(nodes), port_count, folder=asked.folder, python=python, on_close=on_close)

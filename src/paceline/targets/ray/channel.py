@@ -33,16 +33,16 @@ from paceline.runs.remote_status import ExecMessage, ExecRequest
 from paceline.targets.ray.object_sync import run_prefix
 from paceline.targets.ray.store_objects import can_encrypt, decrypted, encrypted, exists, get, put, remove
 
-#: Seconds between the cluster side's polls for announcements in a bucket, which charges for each request.
+#: Seconds between polls for new commands by the process on the cluster. A bucket's provider charges for each request.
 _KNOCK_S = 2.0
-#: Seconds between two polls of each side while a command runs.
+#: Seconds between two polls of the store by each side of the channel while a command runs.
 _LOOK_S = 0.15
-#: Seconds after which an unanswered command is announced again, since the cluster's side may have missed it.
+#: Seconds after which the client announces an unanswered command again, since the cluster's side may have missed it.
 _AGAIN_S = 6.0
 _ALIVE_S = 5.0
-#: Seconds for which a store may be slow or unreachable before the other side counts as gone.
+#: Seconds for which the store may be slow or unreachable before each side assumes that the other side has ended.
 _SILENCE_S = 40.0
-#: With this many unread objects, the sender waits for the reader.
+#: If this many objects have not been read yet, the sender waits for the reader.
 _AHEAD = 8
 
 
@@ -55,7 +55,7 @@ class Sealed:
     def __init__(self, store: Store, run_id: str, key: str, name: str, way: str) -> None:
         self._store, self._run_id, self._key, self._way = store, run_id, bytes.fromhex(key), way
         self._top = f"{run_prefix(run_id)}/exec/{name}"
-        #: The number of objects that this side has written or read, which names the next object.
+        #: Number of objects that this object has written or read. It is the name of the next one.
         self.count = 0
 
     def put(self, messages: Sequence[ExecRequest | ExecMessage]) -> None:
@@ -104,7 +104,7 @@ class Sealed:
         return f"{self._top}/{self._way}_{number:06d}"
 
 
-#: Seconds to wait until the cluster's side has closed the channel of a refused command.
+#: If the cluster refuses a command: seconds to wait until the cluster's side has closed the command's channel.
 _REFUSED_S = 5.0
 
 
@@ -171,10 +171,10 @@ class StoreChannel:
         self._is_closed = True
         deadline = time.monotonic() + _REFUSED_S
         while self._is_refused and not self.is_over and time.monotonic() < deadline:
-            # Wait until the cluster's side has closed the channel: it would not remove a later {"gone"} message.
+            # Give the cluster's side time to close the channel: after that it would not remove the message {"gone"}.
             self.receive()
             time.sleep(0.02)
-        # Send {"gone"} only while the run lives, since later no process would read the message.
+        # Send {"gone"} only while the run lives, because after the run's end no process reads the message.
         is_over = self.is_over or store.has_ended(self._folder)
         with contextlib.suppress(PacelineError, OSError):
             if not is_over:
@@ -216,7 +216,7 @@ class StoreListener:
                 now = time.monotonic()
                 if now - looked_at > knock_s:
                     looked_at = now
-                    with contextlib.suppress(Exception):  # retry later: the store may be away for a while
+                    with contextlib.suppress(Exception):  # the store may be down: try again later
                         for name in self._asked(store):
                             if can_encrypt():
                                 running[name] = _Relay(store, self._folder, self._key, name)
@@ -234,7 +234,7 @@ class StoreListener:
         knock = _knock(self._folder.run_id)
         if get(store, knock) is None:
             return []
-        # Remove the announcement before listing commands: an announcement after this is for the next poll.
+        # Remove the announcement before listing commands. The next poll finds commands that are announced after this line.
         with contextlib.suppress(FileNotFoundError):
             remove(store, knock)
         new = [name for name in names(store, self._folder.run_id) if name not in self._seen]
@@ -288,7 +288,7 @@ class _Relay:
     def close(self) -> None:
         self._files.close()
         if self._is_over:
-            clear(self._store, self._run_id, self._name)  # remove the objects for the client, which is gone
+            clear(self._store, self._run_id, self._name)  # the client has gone, so remove the objects of both sides
         else:
             with contextlib.suppress(PacelineError, OSError):
                 self._out.put([])
@@ -319,7 +319,7 @@ def clear(store: Store, run_id: str, name: str, *, keep: int | None = None) -> N
     """
     top = f"{run_prefix(run_id)}/exec/{name}"
     kept = f"in_{keep:06d}" if keep is not None else None
-    with contextlib.suppress(Exception):  # remaining objects are removed at the run's end
+    with contextlib.suppress(Exception):  # objects that can't be removed now are removed at the run's end
         if store.kind == "local":
             for path in store.local(top).iterdir():
                 if path.name != kept:

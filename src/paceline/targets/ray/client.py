@@ -32,7 +32,7 @@ from paceline.targets.polling import answer, answers_dir
 from paceline.targets.ray.settings import RaySettings, token
 
 _TIMEOUT_S = 20.0
-#: Upper bound of a package's size. Ray keeps packages in the memory of its head, with a limit of 512 MiB.
+#: Maximum bytes of an uploaded package. Ray keeps packages in the memory of its head node, with a limit of 512 MiB.
 PACKAGE_BYTES = 256 << 20
 
 
@@ -59,7 +59,7 @@ class RayJob:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RayJob:
-        # The job may be another program's, whose metadata has other types.
+        # If another program has submitted the job, its metadata may have values of other types.
         metadata = data.get("metadata") or {}
         return cls(
             run_id=str(metadata.get("paceline_run_id") or ""),
@@ -108,7 +108,7 @@ class RayClient:
     def address(self) -> str:
         return self._settings.address
 
-    # Jobs
+    # Requests about jobs
 
     def submit(
         self, entrypoint: str, submission_id: str, runtime_env: Mapping[str, Any], metadata: Mapping[str, str]
@@ -148,7 +148,7 @@ class RayClient:
         except _AnswerError:
             return ""
 
-    # The cluster
+    # Requests about the cluster and its nodes
 
     def version(self) -> str:
         return str(self._call("GET", "/api/version").get("ray_version"))
@@ -184,9 +184,9 @@ class RayClient:
             status = self._call("GET", "/api/cluster_status")["data"]["clusterStatus"]
             return dict(status["loadMetricsReport"]["usageByNode"])
         except (_AnswerError, KeyError, TypeError):
-            return {}  # the cluster has no monitor process, so no load report
+            return {}  # without a monitor process the cluster has no report of its load
 
-    # Packages
+    # Requests about packages in the cluster's package cache
 
     def has_package(self, name: str) -> bool:
         """Return whether the cluster caches a package (`_ray_pkg_<hash>.zip`)."""
@@ -196,7 +196,7 @@ class RayClient:
         """Upload a package, whose URI is then `gcs://<name>`."""
         self._call("PUT", f"/api/packages/gcs/{quote(name, safe='')}", data)
 
-    # HTTP
+    # Sending HTTP requests
 
     def _known(self, method: str, path: str) -> Any:
         try:
@@ -317,7 +317,7 @@ def _from_place(target: str, header: str, value: str) -> str:
 
 def send_library(client: RayClient, library_dir: Path) -> str:
     """Upload Paceline unless the cluster has this version. Return the package's URI."""
-    # The content determines the name, so only the first run of a version packs and sends it.
+    # The package's name is a hash of its content, so only the first run with a version of Paceline packs and uploads it.
     name = f"_ray_pkg_{library_digest(library_dir)[:16]}.zip"
     if not client.has_package(name):
         data = packed_library(library_dir)
@@ -348,7 +348,7 @@ def all_jobs(workspace_dir: Path, address: str, ask: Callable[[], list[RayJob]],
 
 
 def _asked(ask: Callable[[], list[RayJob]], prefix: str) -> dict[str, object]:
-    # Use the time before the call, since the answer may lack what happens during the call.
+    # Store the time before the call, because the answer may lack changes that happen during the call.
     asked = time.time()
     try:
         jobs = {job.submission_id: asdict(job) for job in ask() if job.submission_id.startswith(prefix)}

@@ -27,7 +27,7 @@ class DeltaRecorder:
     def __init__(self, top: Path, part_bytes: int = 16 << 20) -> None:
         self._top, self._part_bytes = os.fspath(top), part_bytes
         self._changes = Changes(self._top, {})
-        #: The current pass over the user's files, which may take many parts; and whether the pass began after the last change.
+        #: The current pass, which reads all of the user's files in one or more parts; whether it began after the last change.
         self._pass: Iterator[Frame | None] | None = None
         self._pass_is_final = False
 
@@ -40,7 +40,7 @@ class DeltaRecorder:
 
         is_final: Whether the files no longer change. Then None means that all changes are recorded.
         """
-        record = self._record()  # read the record first, so that it is never newer than the changes
+        record = self._record()  # read the record before the changes, so that the record is never the newer of the two
         pieces = [frame(*found) for found in self._changes.small(small_names(self._top))]
         is_through = self._take_large(pieces, is_final)
         if record is not None:
@@ -62,7 +62,7 @@ class DeltaRecorder:
         size = sum(map(len, pieces))
         while True:
             if self._pass is None:
-                # The run's folder on the cluster will be removed, so record the script's working directory too.
+                # At the end record the script's working directory too, because the run's folder on the cluster is then removed.
                 folders = (*LARGE, WORK) if is_final else LARGE
                 self._pass, self._pass_is_final = self._changes.large(is_final, folders), is_final
             for found in self._pass:

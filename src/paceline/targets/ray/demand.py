@@ -11,7 +11,7 @@ from paceline.job.plan import node_sizes
 from paceline.system.names import some
 from paceline.targets.ray.settings import RaySettings
 
-#: Resolution of Ray's resource amounts.
+#: Smallest difference between two amounts of a resource in Ray.
 _EPSILON = 1e-4
 
 

@@ -33,13 +33,13 @@ import time
 from typing import Any
 
 _WAIT_S = 1.0
-#: Seconds to wait for more nodes, since Ray frees returned resources with a delay.
+#: Seconds to wait for more nodes, because Ray takes a while to free resources that were returned.
 _SETTLE_S = 3.0
-#: Seconds after which a chosen node without its bundle counts as lost, or as used by other programs.
+#: Seconds after which a chosen node counts as lost, or as used by other programs, if Ray has not placed its bundle there.
 _PLACE_S = 5.0
 #: Seconds for which Ray may list a lost node as alive, since its health checks take a minute.
 _AVOID_S = 90.0
-#: Modules that `import ray` loads and this program never uses; they take a quarter of the time.
+#: Modules that `import ray` loads although this program does not use them. Loading them takes a quarter of its time.
 _LOADED_ON_USE = ("requests", "jsonschema")
 
 
@@ -57,7 +57,7 @@ def hold(host: str, port: int, token: str, rank: int) -> str:
     import sys
 
     ray: Any = importlib.import_module("ray")
-    # Use the environment of the raylet, as at `ray start`, which lacks Ray's changes for worker processes.
+    # Use the environment that `ray start` gave to the raylet, because Ray has changed this worker process's environment.
     environment = dict(os.environ)
     with (
         contextlib.suppress(OSError, KeyError, ValueError),
@@ -67,7 +67,7 @@ def hold(host: str, port: int, token: str, rank: int) -> str:
         found = dict(word.split("=", 1) for word in words if "=" in word)
         environment = found or environment
     if "LD_PRELOAD" not in os.environ:
-        environment.pop("LD_PRELOAD", None)  # the raylet's memory allocator, which workers must not load
+        environment.pop("LD_PRELOAD", None)  # this library is the raylet's memory allocator; workers must not load it
     environment = {name: value for name, value in environment.items() if not name.startswith(("RAY_", "__RAY"))}
     devices = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
     told = {
@@ -83,7 +83,7 @@ def hold(host: str, port: int, token: str, rank: int) -> str:
         link = socket.create_connection((host, port), timeout=20)
         link.settimeout(None)
         link.sendall(json.dumps(told).encode() + b"\n")
-        # If Ray kills this worker, for example for lack of memory, its guardian gets SIGKILL, and the agent ends.
+        # If Ray kills this process, for example for lack of memory, the kernel kills the child process, and the agent then ends.
         die_with_ray = f"import ctypes,os;ctypes.CDLL(None).prctl(1,9,0,0,0);os.getppid()=={os.getpid()} or os._exit(1)"
         words = [
             *(sys.executable, "-S", "-c"),
@@ -136,7 +136,7 @@ class Driver:
             self._tell_spare(set(homes.values()))
             for reference in self._ray.wait(list(ranks), timeout=_WAIT_S)[0]:
                 self._say({"is": "ended", "rank": ranks.pop(reference), "why": self._why(reference)})
-            # Check the nodes too: if a node dies before its task starts, the task waits forever for another node.
+            # Check whether the nodes are alive, too: if a node dies before its task starts, Ray never reports the task's end.
             alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
             for reference, rank in list(ranks.items()):
                 if homes[rank] not in alive:
@@ -187,7 +187,7 @@ class Driver:
 
     def _holding(self, bundle: dict[str, float], but: Any = ()) -> list[str]:
         """Return addresses of free nodes with room for a bundle, except nodes `but`."""
-        # Compare ids: a lost node that returns has a new id.
+        # Compare ids and not names, because a lost node that returns has a new id.
         avoid = self._request.get("avoid", []) if time.monotonic() - self._begun < _AVOID_S else []
         return [
             node["address"]
@@ -221,7 +221,7 @@ class Driver:
         try:
             free = importlib.import_module("ray._private.state").available_resources_per_node()
         except (ImportError, AttributeError):
-            free = {}  # unknown: this version of Ray has renamed the module
+            free = {}  # this version of Ray has renamed the module, so the free resources are unknown
         return [
             {
                 "node_id": node["NodeID"],
@@ -243,7 +243,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     out = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # Ray's prints go to standard error; `out` keeps standard output for messages
+    os.dup2(2, 1)  # let Ray's prints go to standard error, because `out` sends messages on standard output
 
     def say(told: dict[str, object]) -> None:
         out.write(json.dumps(told).encode() + b"\n")
@@ -259,7 +259,7 @@ def main() -> int:
         os._exit(0)
 
     held: dict[str, Driver] = {}
-    # Drop the supervisor's variables: with these, no task could use a process that Ray keeps ready.
+    # Drop the supervisor's environment variables from the job's configuration: with them, tasks can't use Ray's idle processes.
     told = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}")
     os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"] = json.dumps({**told, "runtime_env": {}})
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
@@ -281,7 +281,7 @@ def main() -> int:
         text = " ".join(str(error).split())[:1000]
         say({"is": "failed", "why": f"{type(error).__name__}: {text}"})
         return 1
-    threading.Event().wait()  # `wait_for_end` ends this process
+    threading.Event().wait()  # wait until the thread `wait_for_end` ends this process
     return 0
 
 

@@ -21,7 +21,7 @@ from typing import BinaryIO
 from paceline.errors import TargetError
 from paceline.system import processes
 
-#: The environment variable with the pid of the running driver. The process that adopts the driver removes it.
+#: The environment variable with the driver's process id. The process that takes over the driver removes the variable.
 DRIVER_VARIABLE = "PACELINE_RAY_DRIVER"
 READS, SAYS = 3, 4
 _END_S = 6.0
@@ -44,14 +44,14 @@ class DriverProcess:
 
     def end(self) -> None:
         """Let the driver return its nodes and end, and wait for its end."""
-        # Send a message: closing the pipe may not end it, because the job's script has it open, too.
+        # End the driver by a message. Closing this end of the pipe may not end it, because the job's script has the pipe open.
         self.tell(b"end")
         with contextlib.suppress(OSError):
             self.reads.close()
         deadline = time.monotonic() + _END_S
         while self._is_alive() and time.monotonic() < deadline:
             time.sleep(0.02)
-        # Kill a driver whose `ray.shutdown` hangs. The cluster then frees its placement group.
+        # Kill a driver that is still alive, because its `ray.shutdown` may hang. The cluster then frees its placement group.
         if self._is_alive():
             processes.send(self._pid, signal.SIGKILL)
 
@@ -80,7 +80,7 @@ def _adopted() -> DriverProcess | None:
             return None
         if not all(stat.S_ISFIFO(os.fstat(fd).st_mode) for fd in (READS, SAYS)):
             return None
-        # The job's script has opened these pipes for the supervisor. Child processes must not keep them open.
+        # The job's script has opened these pipes for this process. Child processes must not inherit them.
         for fd in (READS, SAYS):
             os.set_inheritable(fd, False)
         return DriverProcess(int(pid), os.fdopen(READS, "wb"), os.fdopen(SAYS, "rb"), None)
@@ -97,7 +97,7 @@ def _started(ray_python: str, library_dir: Path) -> DriverProcess:
             stdout=subprocess.PIPE,
             env=environment,
             cwd="/",
-            # Keep signals to the supervisor's group from the driver: the supervisor ends the driver by a message.
+            # Start a new session, so that signals to the supervisor's process group don't reach the driver.
             start_new_session=True,
         )
     except OSError as error:

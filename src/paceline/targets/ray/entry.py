@@ -14,16 +14,16 @@ from pathlib import Path
 from paceline.system.processes import SUPERVISOR_VARIABLE
 from paceline.targets.ray.driver_process import DRIVER_VARIABLE, READS, SAYS
 
-#: Ray's interpreter, with which the supervisor starts the driver.
+#: The variable with the path of Ray's Python interpreter, by which the supervisor starts the driver.
 RAY_PYTHON_VARIABLE = "PACELINE_RAY_PYTHON"
-#: Ray's address of the node that runs the script; "" if the script can't find the address.
+#: The variable with Ray's address of the node that runs the job's script; "" if the script can't find the address.
 ADDRESS_VARIABLE = "PACELINE_RAY_ADDRESS"
-#: The folder with `paceline`, as the cluster sees it.
+#: The variable with the folder that contains the package `paceline` on the cluster.
 LIBRARY_VARIABLE = "PACELINE_RAY_LIBRARY"
-#: The variable with the submitting program's interpreter.
+#: The variable with the Python interpreter of the program that submitted the job.
 SUBMITTER_VARIABLE = "PACELINE_RAY_SUBMITTER"
 
-#: Prefix of an output line that says why the run could not start.
+#: Prefix of the line in the job's output that tells why the run could not start.
 COMPLAINT = "paceline: "
 
 _FIND_RAY = r"""
@@ -33,7 +33,7 @@ address=$(tr '\000' '\n' <"/proc/$parent/cmdline" 2>/dev/null | sed -n 's/^--nod
 [ -x "$ray" ] || ray=$(command -v python3 || command -v python)
 [ -n "$ray" ] || { echo "paceline: No Python is to be found on the cluster's head"; exit 70; }
 """
-#: Starts the driver, which loads Ray while the supervisor loads (`driver_process`).
+#: Part of the job's script that starts the driver (`driver_process`), so that Ray and the supervisor load at the same time.
 _START_DRIVER = f"""
 pipes=$(mktemp -d) && mkfifo "$pipes/in" "$pipes/out" && {{
   PYTHONPATH="$PACELINE_SHELL_PYTHONPATH" "$ray" "$library/paceline/targets/ray/driver.py" <"$pipes/in" >"$pipes/out" 2>>"$log" &

@@ -60,7 +60,7 @@ def examined(client: RayClient, settings: RaySettings, bundles: list[dict[str, f
     finally:
         for link in links:
             link.close()
-        # Stop the job only after the links have ended, since this kills its tasks and their agents.
+        # Stop the job only after the links are closed, because stopping the job kills its tasks and their agent processes.
         reception.close()
         with contextlib.suppress(TargetError, EngineError):
             client.stop(job_id)
@@ -71,7 +71,7 @@ def own_address(address: str) -> str:
     parts = urlsplit(address)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((parts.hostname or "", parts.port or 80))  # by UDP: this only finds the own address
+            probe.connect((parts.hostname or "", parts.port or 80))  # UDP: sends nothing, only finds the local address
         except OSError as error:
             raise EngineError(f"the Ray cluster at {address} can't be reached from here: {error}.") from error
         return str(probe.getsockname()[0])
@@ -84,7 +84,7 @@ def _wait(client: RayClient, job_id: str, reception: Reception, count: int) -> N
         if time.monotonic() - asked < _ASK_S:
             continue
         asked = time.monotonic()
-        # The dashboard only returns the job's log: the driver prints its events there, one per line.
+        # The dashboard can only return the job's log, so the driver prints its events into the log, one per line.
         told = _last_told(client.logs(job_id))
         if told.get("is") in ("ended", "failed"):
             raise EngineError(f"a node was not provided by Ray: {told.get('why')}.")

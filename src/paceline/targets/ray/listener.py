@@ -44,7 +44,7 @@ class Reception:
         # Port 0: the kernel chooses a free port.
         self._listener = socket.create_server((host, 0), family=family, backlog=64)
         self.port: int = self._listener.getsockname()[1]
-        # Guards `taken` and `_closed`, so that no connection is added once `close` has closed them.
+        # Lock for `taken` and `_closed`, so that no connection is added after `close` has closed all connections.
         self._guard = threading.Lock()
         self._closed = False
         threading.Thread(target=self._accept, name="paceline-ray-accept", daemon=True).start()
@@ -84,7 +84,7 @@ def _read_line(sock: socket.socket) -> bytes:
     """Read one line from a socket, and no byte after it."""
     line = b""
     while not line.endswith(b"\n"):
-        # Byte by byte: bytes beyond the line could not be pushed back.
+        # Read single bytes, because bytes after the line's end could not be put back into the socket.
         byte = sock.recv(1)
         if not byte or len(line) > _HELLO_BYTES:
             raise ValueError

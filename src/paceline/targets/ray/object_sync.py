@@ -46,10 +46,10 @@ from paceline.targets.ray.entry import travel_entrypoint
 from paceline.targets.ray.settings import RaySettings
 from paceline.targets.ray.store_objects import decrypted, encrypted, exists, get, put, remove, tree_sha256
 
-#: Files of a run's folder that `start.tar.gz` leaves out: the cluster does not need them, or gets them otherwise.
+#: Files of a run's folder that `start.tar.gz` leaves out: the cluster does not need them, or gets them in another way.
 _NOT_SENT = frozenset({"lock", "ballast", "snapshot", "home.json", "secrets.json", "exec_key", "session"})
 _LOOK_S = 1.0
-#: Seconds that a reader of the final record waits for the last part, because no reader fetches an ended run again.
+#: Seconds that a reader of the final record waits for the last part of the changes. An ended run is not fetched again.
 _END_S = 2.0
 
 
@@ -97,7 +97,7 @@ def snapshot_name(snapshot_id: str) -> str:
     return f"paceline/snapshots/{snapshot_id}.tar.gz"
 
 
-# From the submitting machine to the cluster
+# Functions that send a run from the submitting machine to the cluster
 
 
 def send_run(
@@ -157,7 +157,7 @@ def _seal(store: Store, folder: RunFolder) -> str | None:
     key = secrets.token_bytes(32)
     name = sealed_name(folder.run_id)
     put(store, name, encrypted(json.dumps(values).encode(), key, name))
-    folder.secrets.unlink(missing_ok=True)  # the supervisor on the cluster has its own copy
+    folder.secrets.unlink(missing_ok=True)  # the supervisor on the cluster has a copy of the secrets
     return key.hex()
 
 
@@ -224,7 +224,7 @@ def _pack_run(folder: RunFolder, workspace: Path, path: Path, carried: dict[str,
             archive.add(workspace / "datastores", arcname="datastores")
 
 
-# From the cluster to the submitting machine
+# Functions that fetch a run from the cluster to the submitting machine
 
 
 def fetch_run(settings: RaySettings, folder: RunFolder) -> bool:
@@ -236,7 +236,7 @@ def fetch_run(settings: RaySettings, folder: RunFolder) -> bool:
         DataError, TransferError: The datastore can't be read.
     """
     state = folder.path / ".travel.json"
-    # Pieces of a large file come in several parts, and wait in the run's folder for the last piece.
+    # A large file arrives in pieces, in several parts. The pieces stay in the run's folder until the last one has arrived.
     replica = Replica(folder.path, lambda record: take_record(folder, record))
 
     def replay(part: bytes) -> bool:
@@ -248,7 +248,7 @@ def fetch_run(settings: RaySettings, folder: RunFolder) -> bool:
                 f"written below {run_prefix(folder.run_id)!r} there?"
             ) from error
 
-    # Two processes that apply the same part would write the same files, so lock. The lock ends with its process.
+    # Lock, because two processes that apply the same part would write the same files. A killed process loses its lock.
     fd = locks.take(folder.path / ".travel.lock")
     if fd is None:
         return True
@@ -259,9 +259,9 @@ def fetch_run(settings: RaySettings, folder: RunFolder) -> bool:
         with Store(store_record(settings, folder.path.parent.parent)) as store:
             while (signed := _next_part(store, folder, told)) is not None:
                 part = _unsigned(store, folder, told["next"], signed)
-                # After the final record only the last part is valid, or that part again if this process was killed.
+                # If the final record is present, this part is either the last one, or was applied before this process was killed.
                 told["ended"] = delta.ends(part) if _has_end(folder) else replay(part)
-                # Apply, record, remove, in this order: after a kill in between, the part is applied again.
+                # Apply the part, then record its number, then remove it. After a kill in between, the part is applied again.
                 told["next"] += 1
                 write_json(state, told)
                 _name_canceler(folder)

@@ -76,13 +76,13 @@ class Holding:
         self._failed: str | None = None
         self._placed = False
         self._count = len(asked.demand.bundles)
-        #: Number of further nodes that an elastic run could get.
+        #: Number of nodes that an elastic run could get in addition to the nodes that it has.
         self.spare = 0
         self._closed = False
         self._text = "waits for Ray"
         self._too_large_since: float | None = None
         self._too_large = ""
-        #: An event that each message of the driver and each connection of a node sets.
+        #: An event that is set when the driver sends a message or a node connects.
         self._news = threading.Event()
         self._reception = _reception(self._news.set, asked.address)
         try:
@@ -102,7 +102,7 @@ class Holding:
             TargetError: The cluster can't hold the run.
         """
         placed_at: float | None = None
-        # Wait for the placement, too, which determines the number of an elastic run's nodes.
+        # An elastic run also waits for the placement, which determines its number of nodes.
         while len(self._reception.taken) < self._count or (self._asked.least is not None and not self._placed):
             # Clear the event before reading messages: clearing it afterwards would lose a message that arrives in between.
             self._news.clear()
@@ -141,11 +141,11 @@ class Holding:
         if self._closed:
             return
         self._closed = True
-        # Close the port first, since nothing uses a task that connects now.
+        # Close the port before ending the driver, because no code would use a task that connects from now on.
         self._reception.close()
         self._driver.end()
 
-    # The driver
+    # Methods that start the driver process and read its messages
 
     def _start_driver(self) -> DriverProcess:
         asked = self._asked
@@ -207,6 +207,6 @@ class Holding:
 
 def _reception(on_taken: Callable[[], None], address: str) -> Reception:
     if address:
-        with contextlib.suppress(OSError):  # fails if the address is that of a machine which forwards to this one
+        with contextlib.suppress(OSError):  # fails if another machine has this address and forwards to this machine
             return Reception(on_taken, address)
     return Reception(on_taken)

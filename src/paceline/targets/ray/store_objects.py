@@ -68,18 +68,18 @@ def unpack(data: bytes, folder: Path) -> None:
     Raises:
         TargetError: A name or a link leads outside, or an entry is not a file, folder or link.
     """
-    # Check entries here instead of by filter="data", which early Python 3.10 lacks and which drops permissions.
+    # Check the entries in this loop, because filter="data" is missing in early Python 3.10, and would drop permissions.
     options: dict[str, Any] = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
     linked = []
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
         for member in archive:
             if (why := _wrong_with(member, folder)) is not None:
                 raise TargetError(f"the archive of the run has the name {member.name!r}, which {why}.")
-            member.mode &= 0o777  # drop setuid and setgid
+            member.mode &= 0o777  # remove the setuid and setgid bits
             archive.extract(member, folder, **options)
             if member.issym():
                 linked.append(member)
-    # `_wrong_with` has refused entries below links, so only the links' targets remain to be checked.
+    # `_wrong_with` has refused entries inside linked folders, so only the targets of links remain to be checked.
     top = os.path.realpath(folder)
     for member in linked:
         if not f"{os.path.realpath(folder / member.name)}/".startswith(f"{top}/"):
@@ -107,7 +107,7 @@ def tree_sha256(folder: Path) -> str:
                 with open(path, "rb") as file:
                     while data := file.read(1 << 20):
                         content.update(data)
-            # Separate by NUL, which no name can have.
+            # Separate the values by NUL, which no file name can contain.
             about = f"\0{stat.S_IFMT(mode)} {mode & 0o100} {content.hexdigest()}\0"
             digest.update(os.fsencode(os.path.relpath(path, top)) + about.encode())
     return digest.hexdigest()
@@ -171,7 +171,7 @@ def can_encrypt() -> bool:
 
 
 def _cipher(key: bytes) -> AESGCM:
-    # Imported here because only runs with secrets and `paceline exec` need `cryptography`.
+    # Import this here, because only runs with secrets and `paceline exec` need the package `cryptography`.
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError as error:

@@ -45,9 +45,9 @@ _PREFIX = "paceline-"
 _BY_RAY = "Ray (ray job stop)"
 #: Seconds for which Ray may list a lost node as alive, since its health checks take a minute.
 _AVOID_S = 90.0
-#: Seconds after the workers' grace period until Ray kills a stopped job.
+#: Seconds from the end of the workers' grace period until Ray kills a stopped job.
 _STOP_S = 20
-#: Ray's reason for a job's failure -> cause of the run's failure. ray/dashboard/modules/job/common.py, JobErrorType
+#: Ray's type of a job's failure (JobErrorType in ray/dashboard/modules/job/common.py) -> cause of the run's failure.
 _CAUSES = {
     "JOB_SUPERVISOR_ACTOR_DIED": "node_lost",
     "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE": "node_lost",
@@ -64,11 +64,11 @@ class RayTarget:
     def __init__(self, name: str = "ray", settings: SettingValues | None = None) -> None:
         self.settings: RaySettings = read_settings(name, settings or {})
         self._client = RayClient(self.settings)
-        #: The run's current or last nodes; and {Ray's id of a lost node: time when the loss was detected}.
+        #: The nodes that the run holds or held last; and Ray's id of each lost node -> time when its loss was detected.
         self._held: RayNodes | None = None
         self._avoided: dict[str, float] = {}
 
-    # The submitting machine
+    # Methods for the submitting machine
 
     def check(self, job: Job) -> None:
         alive = [node for node in self._client.nodes() if node.is_alive]
@@ -82,7 +82,7 @@ class RayTarget:
     def preview(self, job: Job) -> Preview:
         demand = demand_of(job, self.settings)
         alive = [node for node in self._client.nodes() if node.is_alive]
-        # Show nodes that can hold a bundle first, since Ray will choose among them.
+        # Put nodes that can hold a bundle first, since Ray will choose among these nodes.
         alive.sort(key=lambda node: not ClusterDemand(bundles=demand.bundles[:1]).fits([node.total]))
         nodes = []
         count = max(job.least_nodes, min(job.node_count, len(alive))) if job.node_range else job.node_count
@@ -134,7 +134,7 @@ class RayTarget:
         """Submit a sweep's controller, as a job without resources on the cluster's head."""
         self.check_controller()
         folder = RunFolder(run_dir)
-        # Ray keeps the ids of ended jobs, so a resumed controller needs a new id.
+        # Ray accepts no id twice, not even of an ended job, so a resumed controller needs a new job id.
         job_id = f"{_PREFIX}{folder.run_id}-{time.time_ns() // 1_000_000}"
         told = {"engine": "ray", "job_id": job_id, "address": self.settings.address}
         write_json(folder.engine, {**told, "time": time.time()})
@@ -144,7 +144,7 @@ class RayTarget:
 
     def release(self, run_dir: Path) -> None:
         if RAY_PYTHON_VARIABLE in os.environ or not RunFolder(run_dir).engine.exists():
-            return  # the job ends with this process, which is in it, or does not exist
+            return  # this process is part of the job, which ends with it; or the run has no job
         with contextlib.suppress(TargetError, EngineError):
             self._client.stop(f"{_PREFIX}{RunFolder(run_dir).run_id}")
 
@@ -165,7 +165,7 @@ class RayTarget:
         if job is None and known.time < float(told.get("time") or 0.0) + 1.0:
             return JobStatus(state=QUEUED, message="Ray has just been given the run")
         if job is not None and job.status == "PENDING" and record.status != states.NOT_STARTED:
-            return JobStatus(state=RUNNING)  # the supervisor has started since: Ray's answer is old
+            return JobStatus(state=RUNNING)  # the supervisor started after Ray's answer, so the answer is out of date
         found = self._told(job)
         if found.state == GONE and told.get("has_secrets"):
             from paceline.targets.ray.object_sync import remove_sealed
@@ -188,7 +188,7 @@ class RayTarget:
         from paceline.remote.staging.stage_out_local import is_over
 
         if is_over(folder):
-            return  # the next reader of the run completes the cancellation
+            return  # the run is over, and its next reader completes the cancellation
         self._client.stop(str(engine(folder).get("job_id") or f"{_PREFIX}{folder.run_id}"))
 
     def script(self, job: Job) -> str | None:
@@ -221,7 +221,7 @@ class RayTarget:
             ),
         )
 
-    # The supervisor's side, inside the cluster
+    # Methods for the supervisor, which runs inside the cluster
 
     def wait_for_nodes(self, job: Job, run_dir: Path, waiting: Waiting) -> Nodes | None:
         from paceline.targets.ray.allocate import gather
@@ -276,7 +276,7 @@ class RayTarget:
             return JobStatus(state=GONE, cause="canceled", by=_BY_RAY, message=f"Its job was stopped in {where}.")
         cause = _CAUSES.get(job.error_type or "", "engine")
         assert cause in CAUSES, cause
-        # Read the log too: the message quotes only a part of it, perhaps only the job's command.
+        # If the job's message has no complaint, read the job's log, because the message may quote only the job's command.
         if complaints := _complaints(job.message) or _complaints(self._client.logs(job.submission_id)):
             return JobStatus(state=GONE, cause="engine", message=f"{complaints[-1][len(COMPLAINT) :]}.")
         said = " ".join(job.message.split())[:500].rstrip(".")
@@ -284,7 +284,7 @@ class RayTarget:
             state=GONE, cause=cause, message=f"The run's job in {where} ended without its supervisor's word: {said}."
         )
 
-    # Doctor
+    # Methods for `paceline compute doctor`
 
     def script_python(self, links: Sequence[Any]) -> str | None:
         """Return the interpreter for scripts of jobs without one; None means Ray's."""

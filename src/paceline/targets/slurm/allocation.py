@@ -31,9 +31,9 @@ from paceline.targets.slurm.mpi import starter
 from paceline.targets.slurm.settings import SlurmSettings
 from paceline.targets.slurm.states import counts, expand
 
-#: Time limit for a step to begin: slurmd and a prolog take seconds; for a node that is down, srun waits forever.
+#: Seconds until a step must have begun. slurmd and a prolog take seconds; srun waits forever for a node that is down.
 OPEN_S = 60.0
-#: Time limit for a step to begin on a node that has already run a step.
+#: Seconds until a step must have begun on a node that has already run a step.
 AGAIN_S = 8.0
 
 #: Seconds after which a run reports that a node is slow. Agents usually start within 2 s.
@@ -53,7 +53,7 @@ _FOR_SRUN = frozenset(
         "NETWORK",
     )
 )
-#: The command line of an agent: `bootstrap_words` that first drop the variables of the agent's own step.
+#: Python program of an agent: drop the variables of the agent's own Slurm step, then run the line from standard input.
 _AGENT = (
     "import os,sys;"
     "[os.environ.pop(k) for k in list(os.environ) if k.startswith(('SLURM','SRUN_','PMI_','PMIX_'))];"
@@ -81,7 +81,7 @@ class Allocation:
     def extended(self, names: Sequence[str], job_id: str, cores: int) -> Allocation:
         """Return this allocation with the nodes of another Slurm job added."""
         more = [name for name in names if name not in self.nodes]
-        # Drop duplicates: the other job may have a node that this job had before and has lost.
+        # Add only new names: the second job may have a node that this job had and lost, and that is still in the list.
         return replace(
             self,
             nodes=(*self.nodes, *more),
@@ -178,7 +178,7 @@ def srun_words(job_id: str, node: str) -> list[str]:
     """Return the srun command line for a step with a node's cores and GPUs."""
     return [
         *("srun", f"--jobid={job_id}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--mem=0"),
-        # Frames need unbuffered output: by default srun forwards complete lines only.
+        # The agent sends binary messages, so switch srun's buffering off: by default srun forwards only complete lines.
         "--unbuffered",
         *("--cpu-bind=none", "--mpi=none", "--export=ALL", "--kill-on-bad-exit=0", "--job-name=paceline-agent"),
         # Without this limit, srun waits forever for a node with a full queue of steps.
@@ -196,7 +196,7 @@ def step_environment(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if name not in _FOR_SRUN and not name.startswith(("SRUN_", "SLURM_STEP_", "SLURM_HET_"))
     }
-    # Remove the batch script's own PYTHONPATH, which is the library's folder: user scripts must not see it.
+    # Remove the batch script's PYTHONPATH, which names Paceline's own folder, so that user scripts do not see it.
     kept.pop("PYTHONPATH", None)
     if theirs := kept.pop("PACELINE_SHELL_PYTHONPATH", ""):
         kept["PYTHONPATH"] = theirs
@@ -211,7 +211,7 @@ def _open_all(
     least: Once so many links are open, wait only `AGAIN_S` for the other links.
     """
     found: dict[str, Link] = {}
-    # `deciding` guards `found` and `is_over`. Once `is_over` is set, threads close the links that they open.
+    # Lock `deciding` to use `found` and `is_over`. After `is_over` is set, each thread closes the link that it opens.
     is_over, deciding = threading.Event(), threading.Lock()
     errors: dict[str, PacelineError] = {}
 
@@ -228,7 +228,7 @@ def _open_all(
         if is_late:
             link.close()  # the run starts without this node
 
-    # Each node has a thread, a daemon, so that a hanging srun does not keep this process alive.
+    # Open each node's link in a daemon thread, so that a hanging srun does not keep this process alive.
     threads = [threading.Thread(target=open_one, args=(name,), daemon=True) for name in names]
     for thread in threads:
         thread.start()
@@ -248,7 +248,7 @@ def _open_all(
         with deciding:
             is_over.set()
         return [found[name] for name in names if name in found]
-    # Without all nodes, close all links. A thread that is still opening is abandoned: its link ends with this process.
+    # If a node is missing, close all links. Don't wait for a thread that is still opening a link, which ends with this process.
     if gives_up or errors:
         for thread in threads:
             thread.join(1.0)
@@ -283,7 +283,7 @@ def _nodes(
             node_rank=rank,
             name=name,
             address=address,
-            # Use the allocation's cores: agents are not bound to cores, so they see all cores of the node.
+            # Use the number of cores in the allocation. An agent sees all cores of its node, because it is not bound to cores.
             cores=max(1, cores.get(name) or hello.cores),
             gpus=hello.gpus if job.use_gpu else (),
             interface=interface,

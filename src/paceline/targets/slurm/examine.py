@@ -20,9 +20,9 @@ from paceline.targets.slurm.script import selecting_options
 from paceline.targets.slurm.states import expand
 from paceline.targets.status import Unreachable
 
-#: Time limit of the doctor's allocation, in case its program is killed.
+#: Time limit in minutes of the job of `paceline compute doctor`, in case that command is killed.
 _MINUTES = 10
-#: Seconds to wait for free nodes, while a user waits for the doctor.
+#: Seconds to wait for free nodes. A user is waiting for `paceline compute doctor` meanwhile.
 _WAIT_S = 45
 _OPEN_S = 60.0
 
@@ -42,7 +42,7 @@ def examined(scheduler: Scheduler, node_count: int) -> Iterator[list[Any]]:
         links = _open(scheduler, job_id, nodes)
         yield links
     finally:
-        # End the agents' steps first: scancel would kill them, and each link would report a lost node.
+        # Close the links before scancel. Otherwise scancel kills the agents, and each link reports a lost node.
         all_within({id(link): link.close for link in links if isinstance(link, Link)}, 15.0)
         with contextlib.suppress(TargetError, EngineError):
             scheduler.call(["scancel", job_id])
@@ -52,7 +52,7 @@ def _allocate(scheduler: Scheduler, node_count: int) -> str:
     settings = scheduler.settings
     argv = [
         *("salloc", "--no-shell", "--job-name=paceline-doctor", f"--nodes={node_count}", "--ntasks-per-node=1"),
-        # --immediate, since salloc would otherwise wait in the queue without a limit.
+        # With --immediate salloc gives up if no nodes are free. Otherwise it waits in the queue without a limit.
         *(f"--immediate={_WAIT_S}", f"--cpus-per-task={settings.cpus_per_process}"),
         *(option for option in selecting_options(settings, settings.gres) if not option.startswith("--time=")),
         f"--time={_MINUTES}",
@@ -87,7 +87,7 @@ def _open(scheduler: Scheduler, job_id: str, nodes: Sequence[str]) -> list[Any]:
 
     settings, library = scheduler.settings, Path(paceline.__file__).resolve().parents[1]
     python = settings.python or ("python3" if settings.login else sys.executable)
-    # With here="", srun starts the agents of all nodes, since this machine is not one of the nodes.
+    # Set here="", so that srun starts the agents of all nodes, because this machine is not one of the nodes.
     allocation = Allocation(job_id=job_id, nodes=tuple(nodes), cores=(0,) * len(nodes), here="")
 
     def opener(node: str) -> Link:

@@ -42,13 +42,13 @@ from paceline.system.files import read_json, write_json
 from paceline.targets.slurm import login_helper
 from paceline.targets.slurm.scheduler import AwayError, Scheduler
 
-#: Seconds for which the local copy of a run's folder counts as up to date.
+#: Seconds for which this machine's copy of a run's folder counts as up to date.
 _FRESH_S = 1.0
-#: File in the run's folder here: {"time": time of the last complete update, "known": stamps of the arrived files}.
+#: File in the run's local folder: {"time": time of the last complete update, "known": stamps of the files that have arrived}.
 _STATE = "mirrored.json"
 
 _ALIVE_S = 1.0
-#: Number of pieces of output that are buffered here. With more, the login host's program has to wait.
+#: Number of pieces of output that this process buffers. If the buffer is full, the program on the login host has to wait.
 _AHEAD = 64
 
 
@@ -108,7 +108,7 @@ class Login:
 
         pushed = self._ask({"op": "push", "folder": there.folder, "run_id": folder.run_id}, write)
         write_json(folder.path / _STATE, {"time": 0.0, "known": pushed["known"]})
-        folder.secrets.unlink(missing_ok=True)  # the supervisor on the cluster has its own copy
+        folder.secrets.unlink(missing_ok=True)  # the supervisor on the cluster has a copy of the secrets
         return there
 
     def pull(self, folder: RunFolder, run_dir: str) -> None:
@@ -118,14 +118,14 @@ class Login:
             AwayError: The login host can't be reached.
         """
         with locks.locked(folder.path / "mirror.lock"):
-            # Check again under the lock: another reader may have updated the folder while this reader waited.
+            # Check the time after locking: another reader may have updated the folder while this reader waited for the lock.
             told = read_json(folder.path / _STATE) or {}
             if abs(time.time() - told.get("time", 0.0)) < _FRESH_S or is_over(folder):
                 return
             replica = Replica(folder.path, lambda record: take_record(folder, record), told.get("known"))
             if not replica.known:
-                replica.known = replica.have()  # an older Paceline sent the run and recorded no stamps
-            replica.known.pop(folder.state.name, None)  # this machine may have changed the state file
+                replica.known = replica.have()  # an older version of Paceline has sent the run without recording stamps
+            replica.known.pop(folder.state.name, None)  # fetch this file always: its copy here may have changed
             request = {"op": "pull", "run_dir": run_dir, "known": replica.known, "final": sorted(states.TERMINAL)}
             told = {"time": 0.0}
             try:
@@ -136,7 +136,7 @@ class Login:
                 raise TargetError(f"{self._title}: {what}: {error}.") from error
             finally:
                 replica.close()
-                # Record the arrived files even if the connection broke, so that they are not sent again.
+                # Record which files have arrived, even if the connection broke, so that the login host does not send them again.
                 write_json(folder.path / _STATE, {**told, "known": replica.known})
 
     def put(self, path: str, value: object) -> None:
@@ -157,7 +157,7 @@ class Login:
         assert process.stdin is not None
         with process:
             try:
-                # Write everything first: `login_helper` answers afterwards, with a reason if the pipe breaks.
+                # Write all input before reading: `login_helper` answers afterwards, even if an error has made it stop reading.
                 with contextlib.suppress(BrokenPipeError):
                     if write is not None:
                         write(process.stdin)
@@ -199,7 +199,7 @@ class Login:
             TargetError: The request failed on the login host.
         """
         stdout = cast(io.BufferedReader, process.stdout)
-        for line in stdout:  # skip output of the login host's shell, which comes before the answer
+        for line in stdout:  # the shell of the login host may print lines before the answer, so skip them
             if line.strip() == mark.encode():
                 break
         frames, where = wire.Frames(), f"{self._title}: the login host {self._settings.login}"
@@ -275,8 +275,8 @@ class LoginChannel:
         process, self._process = self._process, None
         assert process.stdin is not None
         with contextlib.suppress(OSError):
-            process.stdin.close()  # at the end of its input, the program on the login host ends the command
-        # Empty the queue, in case the reading thread waits for room in it; the thread then sees `_is_closed`.
+            process.stdin.close()  # when its input ends, the program on the login host ends the command
+        # Empty the queue: the reading thread may wait because the queue is full. The thread then sees `_is_closed` and ends.
         with contextlib.suppress(queue.Empty):
             while True:
                 self._came.get_nowait()
@@ -288,7 +288,7 @@ class LoginChannel:
 
     def _write(self, line: bytes) -> None:
         if self._process is not None and self._process.stdin is not None:
-            with contextlib.suppress(OSError, ValueError):  # the command has ended
+            with contextlib.suppress(OSError, ValueError):  # the pipe is closed because the command has ended
                 self._process.stdin.write(line + b"\n")
                 self._process.stdin.flush()
 
@@ -303,7 +303,7 @@ class LoginChannel:
         except PacelineError as error:
             end = error
         except (OSError, ValueError):
-            pass  # this side has closed the pipes
+            pass  # `close` has closed the pipes
         if not self._is_closed:
             self._came.put(end)
         for pipe in (process.stdout, process.stderr):

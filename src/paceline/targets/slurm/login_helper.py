@@ -26,7 +26,7 @@ import threading
 import time
 from typing import IO
 
-if "Changes" not in globals():  # on a login host, the text of these modules precedes the text of this module
+if "Changes" not in globals():  # a login host runs one script with the texts of these modules and of this module
     from paceline.remote.replica.changes import LARGE, WORK, Changes, small_names
     from paceline.remote.wire import Header, frame
 
@@ -47,7 +47,7 @@ def main(mark: str, stdin: IO[bytes], stdout: IO[bytes]) -> None:
         stdout.write(frame({"error": str(error)}))
     stdout.flush()
     if request["op"] == "exec":
-        os._exit(0)  # a normal exit would wait for the thread that reads standard input
+        os._exit(0)  # end at once, because a normal exit would wait for the thread that reads standard input
 
 
 def have(request: "Header", stdin: IO[bytes], stdout: IO[bytes]) -> "Header":
@@ -68,7 +68,7 @@ def push(request: "Header", stdin: IO[bytes], stdout: IO[bytes]) -> "Header":
                 if item.name.startswith("/") or ".." in parts:
                     raise OSError("the archive has a name that leaves its folder: " + item.name)
                 archive.extract(item, beside)
-        # Rename folders, so that a killed call leaves none incomplete; the run's folder last, since it has links.
+        # Rename complete folders, so that a kill leaves no incomplete one. The run's folder is last, because it has links.
         for name in PARTS:
             if not os.path.isdir(os.path.join(beside, name)):
                 continue
@@ -76,7 +76,7 @@ def push(request: "Header", stdin: IO[bytes], stdout: IO[bytes]) -> "Header":
                 try:
                     os.rename(os.path.join(beside, name, entry), os.path.join(folder, name, entry))
                 except OSError:
-                    # Ignore the error if another program has stored this folder: its name is a hash of its content.
+                    # If the folder exists, another program has stored the same content, because the folder's name is its hash.
                     if not os.path.isdir(os.path.join(folder, name, entry)):
                         raise
     finally:
@@ -119,17 +119,17 @@ def execute(request: "Header", stdin: IO[bytes], stdout: IO[bytes]) -> None:
         write_beside(os.path.join(hidden, "request.json"), json.dumps(request["request"]))
         os.rename(hidden, folder)
         passing = Passing(folder)
-        # Pass on input in a thread, so that input and output don't wait for each other.
+        # Pass on the input in a thread, so that waiting for input does not delay output, and the other way round.
         threading.Thread(target=passing.pass_on, args=(stdin,), daemon=True).start()
         give_back(request["run_dir"], folder, passing, stdout)
     finally:
-        # Remove the request's folder: the supervisor then ends the command.
+        # When the request's folder disappears, the supervisor ends the command.
         shutil.rmtree(hidden, ignore_errors=True)
         shutil.rmtree(folder, ignore_errors=True)
         try:
             os.rmdir(top)
         except OSError:
-            pass  # the requests of other commands are in it
+            pass  # `top` still has requests of other commands
 
 
 class Passing:
@@ -162,7 +162,7 @@ class Passing:
         try:
             write_beside(os.path.join(self._folder, name), text)
         except FileNotFoundError:
-            pass  # the command has ended, and its folder is gone
+            pass  # the folder is gone, because the command has ended
 
 
 def give_back(run_dir: str, folder: str, passing: Passing, stdout: IO[bytes]) -> None:
@@ -170,7 +170,7 @@ def give_back(run_dir: str, folder: str, passing: Passing, stdout: IO[bytes]) ->
     output = None
     read = told = 0
     while True:
-        # Check for the end before reading: if the command has ended, all output is in the file.
+        # Check whether the command has ended before reading its output: after its end the file has all output.
         is_over = not os.path.isdir(folder)
         if output is None:
             try:

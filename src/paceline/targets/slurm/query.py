@@ -33,7 +33,7 @@ from paceline.targets.slurm.states import (
 )
 from paceline.targets.status import JobUse
 
-#: Number of ended jobs to cache. They matter for runs whose supervisor could not write the final record.
+#: Maximum number of ended jobs in the cache. A run needs its job's end if its supervisor could not write the final record.
 _KEPT = 2000
 _EMPTY: Mapping[str, Any] = {
     "time": 0.0,
@@ -47,7 +47,7 @@ _EMPTY: Mapping[str, Any] = {
 }
 _NO_ACCOUNTING = "accounting storage is disabled"
 
-#: Slurm's reason why a job is pending -> an explanation, for reasons that are unclear by themselves.
+#: Slurm's reason why a job is pending -> an explanation. Reasons that everybody understands are left out.
 _WAITS = {
     "Priority": "jobs with a higher priority are ahead",
     "Resources": "next in line, waiting for free nodes",
@@ -99,7 +99,7 @@ _HELD = {
     "job requeued in held state": "held: it was requeued so; `scontrol release {job_id}` lets it go",
 }
 
-#: The parts of a limit's name in Slurm: whose limit, its kind, its resource, its scope. There are over a hundred.
+#: Names of limits in Slurm, over a hundred, are made of these parts: whose limit, kind, resource, minutes, and scope.
 _LIMIT = re.compile(
     r"(?P<whose>QOS|Assoc|)(?P<kind>Max|Grp|Min)"
     r"(?P<of>Cpu|CPU|Node|GRES|Memory|Mem|SubmitJobs?|Jobs|WallDuration|Wall|License|BB|Billing|Energy)"
@@ -113,7 +113,7 @@ _OF = {
 _SETTING = {"nodes": "node_count", "time": "the setting time", "memory": "the setting memory"}
 
 _QUEUED = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
-#: State of an ended job -> cause for its run, and explanation; "" if the script's own end says more.
+#: Slurm's state of an ended job -> (cause of the run's end, explanation). "" leaves the explanation to the script's exit code.
 _ENDED = {
     "CANCELLED": ("canceled", "{what} was canceled{by}."),
     "TIMEOUT": (
@@ -133,7 +133,7 @@ _ENDED = {
     ),
     **dict.fromkeys(("COMPLETED", "FAILED", "REVOKED", "LAUNCH_FAILED", "RECONFIG_FAIL"), ("engine", "")),
 }
-#: The number, of no existing signal, that Slurm reports for a batch script that could not start.
+#: The signal number that Slurm reports for a batch script that could not start. No such signal exists.
 _LAUNCH_SIGNAL = 53
 
 
@@ -149,7 +149,7 @@ class Query:
         which = hashlib.sha256(f"{scheduler.where} {user}".encode()).hexdigest()[:12]
         self._path = folder / f"slurm-{which}.json"
         self._scheduler, self._user, self._clock = scheduler, user, clock
-        #: When the query was made whose answer was used last, in seconds since the epoch.
+        #: The time of the query whose answer was used last, in seconds since the epoch.
         self.answered_at = 0.0
 
     def job(self, job_id: str, since: float) -> JobState | None:
@@ -209,7 +209,7 @@ class Query:
         self.answered_at = float(data["time"])
         return data
 
-    # --- queries
+    # --- calls of squeue and sacct
 
     def _ask(self, data: dict[str, Any], job_id: str | None) -> dict[str, Any]:
         now = self._clock()
@@ -228,13 +228,13 @@ class Query:
                 best = self._best(ends.get(key), told.get(key))
                 if best is not None:
                     ended[key] = best
-            # Drop the cached end of a job that squeue lists as alive: Slurm has requeued the job.
+            # If squeue lists a job as alive, drop the end in the cache, because Slurm has requeued the job since.
             ended = {key: job for key, job in ended.items() if key not in jobs or key in ends}
             unsigned = _unsigned(ended, ends) if accounting and not unaccounted else set()
         except AwayError as error:
             return {**data, "time": now, "told": self._clock(), "error": str(error)}
         return {
-            # "time": when the query began; "told": when it ended, since a query may take longer than `FRESH_S`.
+            # "time": when the query began. "told": when the query ended, which may be more than `FRESH_S` later.
             "time": now,
             "told": self._clock(),
             "error": None,
@@ -297,7 +297,7 @@ def look_of(job: JobState, *, python: str = "", run_dir: str = "") -> JobStatus:
     """Return the run's status, given the state of its Slurm job."""
     if job.state in _QUEUED:
         return JobStatus(state=QUEUED, message=waits_for(job))
-    if job.state not in _ENDED:  # RUNNING, COMPLETING, CONFIGURING, SUSPENDED, ...
+    if job.state not in _ENDED:  # the job's state is RUNNING, COMPLETING, CONFIGURING, SUSPENDED or similar
         return JobStatus(state=RUNNING, message=job.state.lower() if job.state != "RUNNING" else "")
     return JobStatus(state=GONE, cause=_ENDED[job.state][0], by=job.by, message=_how_ended(job, python, run_dir))
 
@@ -310,7 +310,7 @@ def has_ended(job: JobState) -> bool:
 def waits_for(job: JobState) -> str:
     """Return why a Slurm job waits, beginning with Slurm's own reason."""
     reason = job.reason or "None"
-    # Unify the forms: squeue prints spaces for scontrol's underscores, and adds names of nodes after a comma.
+    # squeue prints spaces where scontrol prints underscores, and appends node names after a comma. Make both forms the same.
     plain = reason.strip("()").replace("_", " ").split(",")[0]
     shown = "" if plain == "None" else f" ({reason})"
     if plain in _NEVER:
@@ -381,7 +381,7 @@ def _how_ended(job: JobState, python: str, run_dir: str) -> str:
     if job.exit_code in (126, 127) and python:
         return f"{what} could not run {python!r}{where}. Set python on the target to one that its nodes have."
     if job.exit_code == 1 and run_dir:
-        # The job's script exits with 1 if the run's folder is missing, and Slurm 20.11 if it can't open the output file.
+        # Exit code 1 means that the run's folder is missing, or in Slurm 20.11 that Slurm can't open the output file.
         return (
             f"{what} ended (exit code 1){where} without a word of the run's supervisor. If the run's driver.log is empty, "
             f"the node can't open files in {run_dir!r}: the workspace has to lie where all nodes see it at the same path."

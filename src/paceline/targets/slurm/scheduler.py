@@ -17,13 +17,13 @@ from paceline.targets.slurm.settings import SlurmSettings
 if TYPE_CHECKING:
     from paceline.targets.ssh.hosts import SshHost
 
-#: Time limit of a call. Slurm's programs themselves wait for a busy controller for MessageTimeout (10 s) and more.
+#: Time limit of a call in seconds. Slurm's programs wait for a busy controller for MessageTimeout (10 s) or longer.
 CALL_S = 40.0
 #: Seconds that a submission waits for a controller that restarts or fails over.
 PATIENCE_S = 120.0
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 
-#: Messages about an unreachable controller. After a timeout, the request may have succeeded or not.
+#: Messages that mean that Slurm's controller can't be reached. After a timeout, the controller may have executed the request.
 _AWAY = re.compile(
     r"Unable to contact slurm controller|Socket timed out|Connection refused|Connection timed out|No route to host"
     r"|Transport endpoint is not connected|Zero Bytes were transmitted|Communication connection failure"
@@ -160,7 +160,7 @@ class Scheduler:
         """Return a program's command line, wrapped in ssh if there is a login host."""
         if self.settings.login is None:
             return list(argv)
-        # On the login host, variables of its shell apply. Drop those that change the format of answers.
+        # The login host's shell sets variables. Drop the variable that changes the format of times in Slurm's answers.
         return self.ssh_words(shlex.join(["env", "-u", "SLURM_TIME_FORMAT", *argv]))
 
     def ssh_words(self, command: str) -> list[str]:

@@ -15,26 +15,26 @@ from paceline.job.plan import node_sizes
 from paceline.targets.base import ALIKE_SPAN as SPAN
 from paceline.targets.slurm.settings import SELECTING, SlurmSettings
 
-#: Seconds, in addition to the workers' grace period, for writing and fetching the last files.
+#: Seconds that the supervisor has after the workers' grace period to write and fetch the last files.
 _FINALIZE_S = 30
 #: Memory in MiB requested for a sweep's controller, which needs at most 300 MB.
 _CONTROLLER_MIB = 1024
-#: Seconds before the time limit at which Slurm warns a controller, which is requeued. Slurm may be a minute early.
+#: Seconds before the time limit at which Slurm signals a controller to requeue its job. Slurm may signal a minute earlier.
 _REQUEUE_S = 60
-# Set the traps before starting the controller, since a signal without a trap ends bash.
+# Set bash's traps before starting the controller, because a signal without a trap would end bash.
 _CONTROLLER_TRAPS = """\
 controller= asked=
 trap 'scontrol requeue "$SLURM_JOB_ID"' USR2
 trap 'asked=1; [ -z "$controller" ] || kill -TERM $controller' TERM
 """
-# The controller may be killed at any moment: it has no state except its trials' records.
+# Killing the controller at any moment is safe, because it has no state except the records of its trials.
 _CONTROLLER_GOES_ON = """\
 controller=$!
 [ -z "$asked" ] || kill -TERM $controller
 while kill -0 $controller 2>/dev/null; do wait $controller; code=$?; done
 exit $code
 """
-# squeue fails for a forgotten job, but also while Slurm's controller is away: end after 15 minutes of failures.
+# squeue fails if Slurm has forgotten the job, but also if Slurm's controller is down. So exit after 15 minutes of failures.
 _EXTENSION = """\
 failed=0
 while sleep 15; do
@@ -143,7 +143,7 @@ def extension_text(
 def _text(
     options: list[str], settings: SlurmSettings, run_id: str, run_dir: str, library_dir: PurePosixPath, python: str
 ) -> str:
-    # exec: Slurm's warning of the time limit goes to the script's own process only.
+    # Replace the shell by `exec`: Slurm signals the coming time limit only to the batch script's own process.
     return (
         f"{_begin(options, settings, run_id, run_dir, library_dir)}"
         f"exec {shlex.quote(python)} -m paceline.supervisor {run_dir}\n"
@@ -160,7 +160,7 @@ def _begin(options: list[str], settings: SlurmSettings, run_id: str, run_dir: st
         # Keep the workers' PYTHONPATH in another variable, since the supervisor needs a different one.
         'export PACELINE_SHELL_PYTHONPATH="${PYTHONPATH-}"',
         f"export PYTHONPATH={shlex.quote(str(library_dir))} PACELINE_SUPERVISOR={run_id}",
-        # If a worker of another run submits this job, don't inherit variables by which processes belong to that run.
+        # If a worker of another run submits this job, drop the variables that would mark the job's processes as part of that run.
         "unset PACELINE_RUN_DIR PACELINE_RUN_ID",
     ]
     return "\n".join(lines) + "\n"
@@ -174,7 +174,7 @@ def warning_s(job: Job, settings: SlurmSettings) -> int:
     """Return how many seconds before the time limit Slurm warns the supervisor."""
     wanted = math.ceil(job.grace_period_seconds) + _FINALIZE_S
     limit = settings.time_s
-    # Limit the warning time to a third of a short job's time: at the job's start the warning would be useless.
+    # In a short job, let Slurm warn at most a third of the time limit before its end: a warning at the start would be useless.
     return max(1, min(wanted, 65535, int(limit / 3) if limit is not None else wanted))
 
 

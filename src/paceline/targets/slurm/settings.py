@@ -37,7 +37,7 @@ OPTIONS: tuple[Option, ...] = (
     *PRICES,
 )
 
-#: sbatch option -> its setting, for options that select nodes, account and time.
+#: sbatch option -> Paceline's setting for it, for options that select nodes, account and time.
 SELECTING: Mapping[str, str] = {
     "partition": "partition",
     "account": "account",
@@ -50,7 +50,7 @@ SELECTING: Mapping[str, str] = {
     "nodelist": "nodelist",
     "exclude": "exclude",
 }
-#: sbatch option -> its setting, or None if Paceline sets it.
+#: sbatch option -> Paceline's setting for it, or None if Paceline determines the option's value.
 MANAGED: Mapping[str, str | None] = {
     **SELECTING,
     "cpus-per-task": "cpus_per_process",
@@ -75,7 +75,7 @@ MANAGED: Mapping[str, str | None] = {
         )
     ),
 }
-#: Options of sbatch whose whole name is the beginning of a managed option's name, and so not an abbreviation of it.
+#: sbatch options whose complete name begins the name of an option in `MANAGED`. They are no abbreviations of that option.
 _OWN_NAMES = frozenset({"mem-per-cpu", "mem-per-gpu", "gpus", "time-min"})
 _OPTION = re.compile(r"--([a-z][a-z0-9-]*)(=.*)?")
 _MPI = re.compile(r"mpirun|pmix(_v[0-9]+)?")
@@ -191,7 +191,7 @@ def _check_option(title: str, option: str) -> None:
         )
     name = found[1]
     for managed, setting in MANAGED.items():
-        # getopt accepts the abbreviation `--part` of `--partition`.
+        # sbatch accepts abbreviations of options, such as `--part` for `--partition`, so refuse these too.
         if name == managed or (managed.startswith(name) and name not in _OWN_NAMES):
             instead = f"Use the setting {setting}." if setting else "Paceline gives it a value by itself; leave it out."
             raise TargetError(f"{title}: options has {option!r}, but --{managed} is not to be given there. {instead}")

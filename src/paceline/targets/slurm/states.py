@@ -13,7 +13,7 @@ SQUEUE_FORMAT = "%i|%T|%r|%N|%j"
 QUEUE_FORMAT = "%i|%T|%u|%C|%b|%D|%N|%r|%j"
 #: Format for `sacct -P -o`.
 SACCT_FORMAT = "JobID,State,ExitCode,Reason,NodeList,JobName"
-#: For `sinfo -N -o` (see `sinfo_words`): each node once per partition.
+#: Fields for `sinfo -N -O` and their widths (see `sinfo_words`). sinfo lists a node once for each of its partitions.
 SINFO_FIELDS = (
     ("NodeList", 128),
     ("StateLong", 32),
@@ -101,7 +101,7 @@ def parse_job(text: str) -> JobState | None:
         return None
 
     def value(name: str) -> str:
-        # Keep the first value of each name: the job's comment, which is free text, comes last.
+        # Use the first match of each name: the job's comment, which is free text and may contain names, is at the end.
         found = re.search(rf"\b{name}=(.*?)(?= [A-Z][\w/:]*=|$)", text, re.MULTILINE)
         return found[1].strip() if found else ""
 
@@ -128,7 +128,7 @@ def parse_sinfo(text: str) -> list[NodeState]:
             start += width
         name, state, cores, gres, used, reason = fields
         counts = cores.split("/")
-        # CPUsState is allocated/idle/other/all. A node has a line per partition; the last one counts.
+        # CPUsState is allocated/idle/other/all. A node has one line per partition; its last line replaces the earlier ones.
         if name and len(counts) == 4:
             nodes[name] = NodeState(
                 name=name,

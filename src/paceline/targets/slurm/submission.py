@@ -22,9 +22,9 @@ _NOT_NOW = re.compile(
     re.IGNORECASE,
 )
 _UNAVAILABLE = "Requested node configuration is not available"
-#: A call of sbatch that took longer than this has waited for the controller.
+#: If a call of sbatch took more seconds than this, it has waited for Slurm's controller.
 _SLOW_S = 3.0
-#: Variables of the submitting shell that sbatch takes for options; the script has its own.
+#: Variables that sbatch would read from the submitting shell as options. The job's script has its options in its text.
 _SBATCH_VARIABLES = frozenset(
     f"SBATCH_{name}"
     for name in (
@@ -43,7 +43,7 @@ _OF_SETTINGS = {
     "reservation": "RESERVATION",
 }
 
-#: Seconds that an elastic run's additional nodes may wait for the run's next checkpoint; then they are returned.
+#: Seconds for which additional nodes of an elastic run may wait for the run's next checkpoint before they are returned.
 _UNUSED_S = 900.0
 _FORMAT = "%i|%T|%N"
 
@@ -61,8 +61,8 @@ def try_out(scheduler: Scheduler, script: str, *, lacks_nodes: Callable[[], bool
     try:
         done = scheduler.call(argv, input=script, environment=environment(os.environ, scheduler.settings))
     except AwayError:
-        return  # don't wait here, because the submission itself waits for the controller
-    # Ignore errors about missing nodes if the controller was away: after a restart it does not know its nodes yet.
+        return  # skip this test, because the submission itself waits for the controller
+    # Ignore an error about missing nodes if the controller was down, because it does not know its nodes right after a restart.
     was_away = time.monotonic() - begun > _SLOW_S
     if done.returncode == 0 or was_away or _NOT_NOW.search(done.stderr):
         return
@@ -211,7 +211,7 @@ class Extension:
         state, nodes = found.get(self.job_id, ("", ()))
         self.nodes = nodes if state == "RUNNING" else ()
         if state not in ("RUNNING", "PENDING", "CONFIGURING"):
-            self.job_id = ""  # the second job reached its time limit or was canceled
+            self.job_id = ""  # the job of the additional nodes was canceled, or reached its time limit
         return self.nodes
 
     def _of_main(self, found: dict[str, tuple[str, tuple[str, ...]]], held: Collection[str]) -> list[str]:

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from paceline.targets.slurm.allocation import Allocation
     from paceline.targets.slurm.login import Login
 
-#: Pause between queries for further nodes of an elastic run.
+#: Seconds between two queries for further nodes that an elastic run could use.
 _LOOKOUT_S = 5.0
-#: Maximum number of jobs, with their users, in a status.
+#: Maximum number of jobs that the status of the cluster lists, each with its user.
 _MOST_JOBS = 1_000
 _DOWN = ("down", "drain", "fail", "maint", "unk", "error", "no_respond", "not_responding", "power_down", "powered_down")
 
@@ -59,11 +59,11 @@ class SlurmTarget:
         self._title = f"compute target {name!r}"
         self._scheduler = Scheduler(self._title, self.settings)
         self._had_nodes = False
-        #: Only in an elastic run's supervisor: the job that holds additional nodes, and the poller of how many are free.
+        #: In an elastic run's supervisor: the job that holds additional nodes, and a poller of the number of free nodes.
         self._extension: Extension | None = None
         self._lookout: Lookout[int] | None = None
 
-    # --- for the submitting program
+    # --- methods for the submitting program
 
     def check(self, job: Job) -> None:
         check_srun(job, self._scheduler)
@@ -174,7 +174,7 @@ class SlurmTarget:
         """
         self.check_controller()
         folder, user = RunFolder(run_dir), submission.user_here()
-        # Overwrite the note about an earlier job of this sweep.
+        # Replace the file's content, which may name an earlier job of this sweep.
         write_json(folder.engine, {"engine": self.kind, "user": user, "submitting": time.time()}, sync=True)
         script = controller_text(
             self.settings,
@@ -209,7 +209,7 @@ class SlurmTarget:
             with contextlib.suppress(TargetError, EngineError):
                 self._scheduler.call(["scancel", str(noted["job_id"])])
 
-    # --- for readers of the run
+    # --- methods for programs that read the run's status
 
     def look(self, folder: RunFolder, record: RunRecord) -> JobStatus:
         noted = engine(folder)
@@ -220,7 +220,7 @@ class SlurmTarget:
         if not job_id:
             return self._look_by_name(folder, query, noted)
         job = query.job(str(job_id), float(noted.get("submitted") or 0.0))
-        # Don't fetch files of pending runs, which have none: hundreds of such runs would each cost an ssh.
+        # Don't fetch files of pending runs, which have no files: with hundreds of such runs, each would cost an ssh connection.
         has_begun = bool(record.attempts) or job is None or look_of(job).state != QUEUED
         if self.settings.login is not None and "run_dir" in noted and has_begun:
             self._login().pull(folder, str(noted["run_dir"]))
@@ -248,14 +248,14 @@ class SlurmTarget:
     def cancel(self, folder: RunFolder, record: RunRecord) -> None:
         """Cancel a pending job. A running job's supervisor reads `cancel.json`."""
         if is_over(folder):
-            return  # the job has ended, and the next reader of the run completes the cancellation
+            return  # the run is over, and its next reader completes the cancellation
         noted = engine(folder)
         if self.settings.login is not None and "run_dir" in noted:
             # Copy the request into the run's folder on the cluster, where the supervisor reads it.
             self._login().put(f"{noted['run_dir']}/cancel.json", read_json(folder.cancel_request) or {})
         if noted.get("job_id"):
             if "task" in noted:
-                # First hold the task, which separates it from its array: scancel --state would cancel all pending tasks.
+                # Hold the task first: this separates it from its array, of which scancel --state would cancel all pending tasks.
                 self._scheduler.call(["scontrol", "hold", str(noted["job_id"])])
             # Cancel the job if it is pending. A running job is not affected, since its supervisor ends it.
             done = self._scheduler.call(["scancel", "--state=PENDING", str(noted["job_id"])])
@@ -272,7 +272,7 @@ class SlurmTarget:
 
         return LoginChannel(self._login(), str(run_dir))
 
-    # --- for the supervisor, inside the job
+    # --- methods for the supervisor, inside the job
 
     def wait_for_nodes(self, job: Job, run_dir: Path, waiting: Waiting) -> Nodes | None:
         from paceline.targets.slurm.allocation import AGAIN_S, OPEN_S, Allocation, LinkError, open_nodes
@@ -285,7 +285,7 @@ class SlurmTarget:
             note_engine(folder, self.kind, job_id=job_id, submitted=time.time())
         workspace = run_dir.parent.parent
         try:
-            # In a later attempt, wait only briefly for a lost node: perhaps only its agent was killed.
+            # In a later attempt, wait only a short time for a lost node: it answers soon if only its agent was killed.
             limit_s = AGAIN_S if self._had_nodes else OPEN_S
             if job.node_range:
                 allocation = self._extended(allocation, job, folder.run_id)
@@ -322,14 +322,14 @@ class SlurmTarget:
         Raises:
             EngineError: Slurm refuses.
         """
-        # End with exactly one full stop: the error ends with the agent's output, which may have one or not.
+        # The error ends with the agent's output, with or without a full stop. Let it end with exactly one.
         why = f"{str(error).rstrip('.')}."
         done = self._scheduler.call(["scontrol", "requeue", job_id])
-        # A negative code means that a signal ended scontrol: Slurm ends all of the job's processes, perhaps this early.
+        # A negative code means that a signal ended scontrol: Slurm has requeued the job, and already ends the job's processes.
         if done.returncode > 0:
             raise EngineError(f"{why} The job can't be requeued to get other nodes: {done.said}.") from error
         say(f"{why} So Slurm was asked to put the job back into the queue, where it gets other nodes.")
-        # Slurm now sends SIGTERM, as in a preemption. Wait until `waiting` returns True because of this.
+        # Slurm now sends SIGTERM to this process, as in a preemption. After that, `waiting` returns True.
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             if waiting("requeued by Slurm"):
@@ -337,7 +337,7 @@ class SlurmTarget:
             time.sleep(0.2)
         raise EngineError(f"{why} The job was requeued to get other nodes, but Slurm has not ended it in 60 s.")
 
-    # --- for people
+    # --- methods that describe the cluster for users
 
     def status(self) -> Status:
         """Query the nodes and queue of the cluster, or of the configured partition.
@@ -385,10 +385,10 @@ class SlurmTarget:
         with examined(self._scheduler, node_count) as links:
             yield links
 
-    # --- helpers
+    # --- private helpers of the methods above
 
     def _check_partition(self, wanted: str) -> None:
-        # List all partitions: for an unknown one sinfo prints no nodes, but exits with 0.
+        # Compare with the list of all partitions: for an unknown partition, sinfo prints no nodes, but exits with 0.
         done = self._scheduler.call(["sinfo", "-h", "-o", "%R"])
         there = sorted(set(done.stdout.split()))
         missing = [name for name in wanted.split(",") if name not in there]

@@ -27,13 +27,13 @@ from paceline.remote.wire import SILENCE_S
 from paceline.system import processes
 from paceline.targets.ssh.hosts import SshHost
 
-#: Seconds that an idle connection stays open for the next command: usually, and if the user had to log in.
+#: Seconds that an idle ssh connection stays open for the next command: usually, and if the user typed a password for it.
 PERSIST_S = 30
 PERSIST_ASKED_S = 60
 CONNECT_S = 8
 #: After this many unanswered keep-alive messages ssh ends the connection.
 _ALIVE_COUNT = 3
-#: The longest path for a socket: the limit is 104 characters, of which ssh temporarily needs 17.
+#: Maximum length of the folder's path. A socket's path may have 104 characters, of which ssh temporarily needs 17.
 _LONGEST_FOLDER = 45
 
 #: Parts of ssh's error messages for problems that a person can fix by logging in once.
@@ -42,7 +42,7 @@ MENDED_BY_LOGIN = ("it does not let", "its key is not known here yet")
 #: Part of an error message that may be temporary: sshd drops connections if too many arrive at once.
 PASSING = "it has closed the connection"
 
-#: ssh's message -> its meaning. The first match counts: for a changed key ssh prints "verification failed" too.
+#: Pattern of ssh's message -> its meaning. The first match counts: for a changed key ssh prints "verification failed" too.
 _MEANINGS = (
     (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED|Host key for \S+ has changed",
@@ -133,7 +133,7 @@ class Ssh:
         return [
             self.program(),
             *self._base(host),
-            # Don't share the connection: a shared connection would keep forwarding after this command.
+            # Open a separate connection, because a shared connection would go on forwarding after the end of this command.
             *_words(
                 *("ControlMaster=no", "ControlPath=none", "BatchMode=yes", f"ConnectTimeout={CONNECT_S}"),
                 *("ExitOnForwardFailure=yes", "StreamLocalBindUnlink=yes", "StreamLocalBindMask=0177"),
@@ -191,7 +191,7 @@ class Ssh:
         folder = sockets_dir()
         if folder is None:
             return _words("ControlMaster=no", "ControlPath=none")
-        # Hash the options too: with another key, the same host needs another connection.
+        # Put a hash of the options into the path, because the same host with another key needs another connection.
         kind = hashlib.sha256(repr(self).encode()).hexdigest()[:6]
         path = f"ControlPath={str(folder).replace('%', '%%')}/{kind}-%C"
         if not leave_open:

@@ -18,9 +18,9 @@ from pathlib import Path
 from paceline.errors import TargetError
 from paceline.job.secret_values import credentials_in
 
-#: Characters that may be in names and addresses. Others could do harm in the shell of a ProxyCommand.
+#: Characters that names and addresses may contain. Other characters could do harm in the shell of a ProxyCommand.
 _NAME = re.compile(r"[A-Za-z0-9_.%][A-Za-z0-9_.%:-]*")
-#: The rule for user names in OpenSSH (valid_ruser).
+#: Characters that OpenSSH refuses in a user name (its function valid_ruser).
 _BAD_IN_USER = re.compile(r"""[\s'`"$;&<>|(){}\x00-\x1f\x7f]""")
 _FORM = "Write one host a line: 'gpu1 slots=4', 'gpu1:4', 'alice@gpu1' or 'gpu1'."
 
@@ -59,7 +59,7 @@ def read_hosts(items: Sequence[str]) -> tuple[SshHost, ...]:
         else:
             lines += [("hosts", part) for part in item.split(",")]
     for where, text in lines:
-        # Check this before comments are removed, since a password may contain a "#".
+        # Look for passwords before removing comments, because a password may contain a "#".
         if credentials_in(text):
             raise TargetError(
                 f"{where}: a password is in it, which is not shown. Leave it out: ssh logs in with keys. {_FORM}"
@@ -103,7 +103,7 @@ def _parse(line: str, where: str) -> SshHost:
         if key == "slots":
             slots = _count(value, line, where)
         elif key.replace("-", "_") == "max_slots":
-            _count(value, line, where)  # mpirun's limit for oversubscription, which Paceline ignores
+            _count(value, line, where)  # check the number, but ignore it: it limits only mpirun's oversubscription
         else:
             raise TargetError(f"{where}: {line!r} has {word!r}, of which only slots=N is known. {_FORM}")
     user, at, rest = name.rpartition("@")

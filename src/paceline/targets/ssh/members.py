@@ -86,7 +86,7 @@ class Opening:
 
     def __init__(self, ssh: Ssh, *, python: str, library_dir: Path, folder: str) -> None:
         self._ssh, self._python, self._library_dir, self._folder = ssh, python, library_dir, folder
-        # Guards all fields below. Each host has a thread that starts the agent, and then notifies waiting threads.
+        # Lock for all fields below. A thread for each host starts the agent process there, and then notifies waiting threads.
         self._changed = threading.Condition()
         self._asked: dict[SshHost, bool] = {}
         self._members: dict[SshHost, HostMember] = {}
@@ -100,7 +100,7 @@ class Opening:
         """Start the missing agents on these hosts. Return at once."""
         with self._changed:
             for host in hosts:
-                # The first host's ssh configuration determines how many connections may be opened at once.
+                # The ssh configuration of the first host limits how many connections are opened at the same time.
                 self._slots = self._slots or threading.Semaphore(self._ssh.at_once(host))
                 if self._asked.get(host) or (host in self._members and not self._members[host].link.lost):
                     continue
@@ -142,7 +142,7 @@ class Opening:
         with self._changed:
             self._closed = True
             ending = [member for host, member in self._members.items() if host not in kept]
-        # Don't wait longer than 3 s: an agent also ends when its link is cut.
+        # Don't wait longer than 3 s for an agent to end, because it also ends when its connection is cut.
         all_within({member.host: member.link.close for member in ending}, 3.0)
 
     def _open(self, host: SshHost) -> None:
@@ -161,7 +161,7 @@ class Opening:
             elif member is None:
                 self.failures[host] = why
             self._changed.notify_all()
-        # End an agent that was started after `close`, without the lock, since this may take a while.
+        # If `close` was called meanwhile, end the agent. Do this without the lock, because it may take seconds.
         if member is not None and self._closed:
             member.link.close()
 

@@ -27,7 +27,7 @@ from paceline.targets.ssh.settings import SshSettings
 if TYPE_CHECKING:
     from paceline.targets.leases import LeaseAnswer, SharesAnswer, Ticket
 
-#: Time limit of a host's answer. nvidia-smi is slow on hosts that load the driver for each call.
+#: Seconds that a host has to answer, and more seconds if it queries GPUs: nvidia-smi is slow if each call loads the driver.
 TIMEOUT_S = 15.0
 GPUS_S = 25.0
 _AGAIN_S = 1.0
@@ -92,7 +92,7 @@ def look_at(
     ssh.program()
     found: dict[SshHost, HostProbe] = {}
     changed = threading.Condition()
-    # sshd, also a jump host's, drops connections beyond MaxStartups: limit their number.
+    # Limit the number of connections, because sshd, also that of a jump host, drops connections beyond MaxStartups.
     slots = threading.Semaphore(ssh.at_once(hosts[0]))
 
     def ask(host: SshHost) -> None:
@@ -101,19 +101,19 @@ def look_at(
             if (look.failure or "").startswith(PASSING):
                 time.sleep(_AGAIN_S)
                 look = _ask(ssh, host, python, with_gpus, timeout_s, leave_open)
-        # No lock for `found`: each key has one writer, and the only reader waits for `changed`.
+        # Readers need no lock for `found`: each key is written once, and the only reader is notified by `changed`.
         with changed:
             found[host] = look
             changed.notify_all()
 
     for host in hosts:
         threading.Thread(target=ask, args=(host,), name=f"paceline-look-{host.name}", daemon=True).start()
-    # ssh has a shorter time limit. Don't wait for a thread whose ssh exceeds even this one.
+    # ssh has a shorter time limit than this deadline. Don't wait for a thread whose ssh exceeds even the deadline.
     deadline, was_enough = time.monotonic() + timeout_s + 5, False
     with changed:
         while len(found) < len(hosts) and (left := deadline - time.monotonic()) > 0:
             well = sum(look.failure is None for look in found.values())
-            # Once enough hosts have answered, wait a moment for the others, which may be better.
+            # Once enough hosts have answered, wait a moment for further hosts, which may suit the run better.
             if enough is not None and well >= enough and not was_enough:
                 was_enough, deadline = True, min(deadline, time.monotonic() + _MORE_S)
                 continue
@@ -142,7 +142,7 @@ def _ask(ssh: Ssh, host: SshHost, python: str, with_gpus: bool, timeout_s: float
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         stdin.write(host_program("look", {"with_gpus": with_gpus}))
         stdin.seek(0)
-        # If a worker submits, the connection that stays open must not count as a leftover process of the worker's run.
+        # The ssh connection may outlive this process. If a worker starts it, it must not count as a leftover of the worker's run.
         environment = processes.of_no_run(os.environ)
         process = subprocess.Popen(
             command, stdin=stdin, stdout=out, stderr=err, start_new_session=True, env=environment
@@ -197,7 +197,7 @@ def spare_hosts(settings: SshSettings, job: Job, held: Collection[str], machines
     left = [host for host in settings.hosts if host.name not in held]
     if not left:
         return 0
-    # Leave no connection open: a run's link could share it, and would end when it closes.
+    # Don't leave the connection open: a run could share it for its link, and would lose the link when the connection closes.
     looks = look_at(settings.ssh, left, python=settings.own_python, with_gpus=job.use_gpu, leave_open=False)
     return len({(look.boot_id, look.hostname) for look in looks if _takes(look, job)} - set(machines))
 

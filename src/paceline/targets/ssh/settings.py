@@ -54,7 +54,7 @@ class SshSettings:
     python: str | None
     folder: str
     interface: str | None
-    #: The settings in the form in which they are stored: the hosts replace the name of the file of hosts.
+    #: The settings as the run stores them: the list of hosts has replaced the name of the file with the hosts.
     plain: dict[str, Any]
 
     @property

@@ -41,7 +41,7 @@ _ELASTIC_PATIENCE_S = 600.0
 _LOOKOUT_S = 10.0
 #: Seconds between two checks whether an urgent run needs this run's hosts.
 _LEAVE_S = 1.0
-#: Modules that a supervisor imports in advance, since `wait_for_nodes` needs them.
+#: Modules that a supervisor imports before it calls `wait_for_nodes`, which needs them.
 _LOADED = (__name__, "paceline.remote.link.nodes", "paceline.targets.ssh.allocate")
 
 
@@ -54,11 +54,11 @@ class SshTarget:
     def __init__(self, name: str = KIND, settings: SettingValues | None = None) -> None:
         self.name = name
         self._set: SshSettings = read_settings(name, settings or {})
-        #: The settings to store: files such as a list of hosts are replaced by their content.
+        #: The settings to store. They have the content of files, such as a file of hosts, in place of the file's name.
         self.settings = self._set.plain
         self._looks: list[HostProbe] | None = None
         self._gathered = 0
-        #: The poller of hosts that the run does not hold, replaced for each attempt.
+        #: Poller of the hosts that the run does not hold. Each attempt creates a new one.
         self._lookout: Lookout[int] | None = None
         self._machines: set[tuple[str, str]] = set()
 
@@ -73,7 +73,7 @@ class SshTarget:
                 return self._set.ssh.forward_words(host, socket_path, port)
         raise TargetError(f"compute target {self.name!r} has no host {node!r} any more.")
 
-    # --- for the submitting program
+    # --- methods for the submitting program
 
     def check(self, job: Job) -> None:
         hosts = self._set.hosts
@@ -94,7 +94,7 @@ class SshTarget:
         if len(hosts) - len(reasons) < least:
             from paceline.targets.ssh.allocate import too_few
 
-            # Waiting may help only if the failed hosts did not answer.
+            # Hosts that did not answer may answer later, so they make this failure an EngineError, which may be temporary.
             failed = EngineError if down else TargetError
             raise failed(f"compute target {self.name!r}: {too_few(least, hosts, reasons)}")
         for host, why in down.items():
@@ -132,7 +132,7 @@ class SshTarget:
     def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
         return supervisors.start(run_dir, lock_fd, library_dir, python)
 
-    # --- for the supervisor
+    # --- methods for the supervisor
 
     def wait_for_nodes(self, job: Job, run_dir: Path, waiting: Waiting) -> Nodes | None:
         from paceline.remote.link.nodes import AgentNodes
@@ -155,7 +155,7 @@ class SshTarget:
             library_dir=library_dir(run_dir.parent.parent),
             folder=self._set.folder,
         )
-        # At the first call, a user may be waiting, so fail at once. Later, a lost host may be rebooting.
+        # The first call fails at once, because a user may be waiting. Later calls wait, because a lost host may be rebooting.
         patience_s = (_ELASTIC_PATIENCE_S if job.node_range else _PATIENCE_S) if self._gathered else 0.0
         self._gathered += 1
         held: list[HeldHosts] | None = None
@@ -176,7 +176,7 @@ class SshTarget:
                 raise TargetError(f"compute target {self.name!r}: {error}") from error
             raise
         finally:
-            # End the agents of all hosts that are not held; of all hosts if `held` is None, as after an error.
+            # End the agents of all hosts that the run does not hold. After an error `held` is None, and all agents end.
             opening.close(but=[item.member for item in held or ()])
         links = [item.member.link for item in held]
 
@@ -216,7 +216,7 @@ class SshTarget:
         machines = []
         for item in held:
             hello = item.member.link.hello
-            # "client port server port", set by sshd for each session.
+            # sshd sets this variable for each session: client address and port, server address and port.
             connection = hello.env.get("SSH_CONNECTION", "").split()
             machines.append(
                 Machine(
@@ -240,7 +240,7 @@ class SshTarget:
             )
         )
 
-    # --- for `paceline compute`
+    # --- methods for `paceline compute`
 
     def status(self) -> Status:
         """Return the status of each host, including its leases."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from paceline.errors import PacelineError
 
-#: What an event does -> the types of its value.
+#: Name of an action in an event -> the types that the action's value may have.
 _ACTIONS: Mapping[str, tuple[type, ...]] = {"line": (str,), "metric": (str,), "stack": (str,), "exit": (int,)}
 _NUMBERS = ("at", "every", "until", "value")
 _NAMES = (*_ACTIONS, *_NUMBERS, "error", "ranks")

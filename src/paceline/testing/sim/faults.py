@@ -10,11 +10,11 @@ from paceline.errors import TargetError
 from paceline.remote.wire import LEAST_SILENCE_S
 from paceline.targets.options import SILENCE, Option, SettingValues, check_settings
 
-#: Seconds after which TCP first resends a lost packet, as in Linux.
+#: Seconds after which Linux first resends a lost TCP packet.
 RESEND_S = 0.2
-#: The most connections that a simulating process gets in one message: Linux passes at most 253.
+#: The most sockets that a process of simulated nodes gets in one message: Linux allows at most 253 descriptors.
 BATCH = 200
-#: How many times slower a slow node answers and starts workers.
+#: Factor by which a slow node takes longer to answer and to start workers.
 SLOWNESS = 20.0
 
 OPTIONS: tuple[Option, ...] = (

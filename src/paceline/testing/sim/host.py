@@ -23,7 +23,7 @@ from paceline.testing.sim.node import Loop, SimNode
 
 def main(argv: list[str]) -> int:
     settings = json.loads(argv[0])
-    # Ignore signals to the supervisor's process group: the nodes must outlive their run.
+    # Ignore signals to the supervisor's process group, because the simulated nodes must outlive their run.
     for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(stop, lambda *_: None)
     raise_open_files()

@@ -20,15 +20,15 @@ from paceline.remote.wire import PING, Header, frame, ping_s
 from paceline.testing.sim.faults import RESEND_S, NodeBehavior
 from paceline.testing.sim.worker import SimCommands
 
-#: Prefix of the paths on the simulated disks. Each node replaces it by its own folder.
+#: Paths on a simulated disk begin with this prefix. Each node replaces it by the path of its own folder.
 DISK = "/paceline-sim"
-#: Requests that write to the node's disk.
+#: Names of the requests that write to the node's disk.
 _WRITES = ("file", "tree", "mkdirs", "link")
-#: Seconds in which frames are collected and sent as one message.
+#: Seconds for which the node collects frames, to send them as one message.
 _TOGETHER_S = 0.0005
-#: Seconds after which the loop looks at the connections again, however much work is late.
+#: Seconds after which the loop reads from its connections again, even if other work is overdue.
 _SLICE_S = 0.05
-#: Bytes of a simulated disk.
+#: Size of a simulated disk in bytes.
 _DISK_BYTES = 10**12
 
 
@@ -37,7 +37,7 @@ class Loop:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.now = clock
-        #: Urgent work, then all other work, each as a heap.
+        #: Two heaps of functions to call: the urgent ones, and all others.
         self._due: tuple[list[tuple[float, int, Callable[[], None]]], ...] = ([], [])
         self._count = itertools.count()
 
@@ -84,7 +84,7 @@ class SimNode:
         self._chance = random.Random(f"{seed} {number}")
         self._on_want = on_want
         self._unsent = bytearray()
-        #: Frames of the message that is being collected; arrival times of the last message to and from the supervisor.
+        #: Frames of the message that is being collected; arrival times of the last message to the supervisor, and from it.
         self._outgoing: list[bytes] = []
         self._last_out = self._last_in = 0.0
         self._heard = self._sent = loop.now()
@@ -103,7 +103,7 @@ class SimNode:
             if at_s is not None:
                 loop.after(at_s, work)
 
-    # --- the network
+    # --- methods for the connection to the supervisor
 
     def receive(self) -> None:
         """Read bytes from the supervisor. The agent gets them after the network's delay."""
@@ -186,7 +186,7 @@ class SimNode:
             self.leave()
         self._loop.after(pause_s, self._tick, urgent=True)
 
-    # --- faults
+    # --- methods that make the node fail
 
     def _fall_silent(self) -> None:
         self.is_silent = True
@@ -194,7 +194,7 @@ class SimNode:
     def _fill_disk(self) -> None:
         self.is_full = True
 
-    # --- what the processes see
+    # --- methods that the simulated processes call
 
     def after(self, delay_s: float, work: Callable[[], None]) -> None:
         self._loop.after(delay_s, work)
@@ -276,7 +276,7 @@ class SimAgent(Agent):
     """The real agent, with invented answers to requests about processes and the machine."""
 
     def __init__(self, out: SimOut, settings: dict[str, Any], node: SimNode) -> None:
-        # The agent needs a socket to its guardian; here it leads nowhere.
+        # The base class needs a socket to the process that ends the workers. No such process exists, so close the socket.
         super().__init__(out, socket.socket(socket.AF_UNIX), settings)
         self._guardian.close()
         self._node, self._commands = node, node.commands
@@ -337,7 +337,7 @@ class SimAgent(Agent):
         return {"found": 0}
 
     def _op_scratch(self, header: Header, data: bytes) -> Header:
-        # No process on a simulated node needs the folder or the socket for the remote shell.
+        # No simulated process uses the folder or the socket for the remote shell, so create neither.
         self._scratch.append(header["path"])
         return {"socket": f"{header['path']}/agent"}
 

@@ -28,7 +28,7 @@ from paceline.targets.options import Option, SettingValues
 from paceline.testing.sim.faults import BATCH, OPTIONS, SimSettings
 from paceline.testing.sim.node import DISK
 
-#: Seconds for all simulated agents to say hello, and for their processes to end.
+#: Seconds within which all simulated agents must have said hello, and within which their processes must end.
 _HELLO_S, _END_S = 120.0, 10.0
 
 
@@ -144,7 +144,7 @@ def _simulate(told: dict[str, object]) -> tuple[subprocess.Popen[bytes], list[so
             [sys.executable, "-m", "paceline.testing.sim.host", json.dumps(told)],
             stdin=theirs.fileno(),
             stdout=subprocess.DEVNULL,
-            # Drop variables that name a run, so that Paceline does not kill the process as an orphan of this run.
+            # Drop variables that name a run. Otherwise Paceline would kill this process as a leftover of that run.
             env=processes.of_no_run(os.environ),
             start_new_session=True,
         )

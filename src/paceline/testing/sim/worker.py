@@ -19,7 +19,7 @@ from paceline.runs.folder import RunFolder
 from paceline.system.files import read_json
 from paceline.testing.sim.events import EventsError, WorkerEvent, read_events
 
-#: Seconds from SIGTERM to the end of a worker.
+#: Seconds that a simulated worker takes to end after SIGTERM.
 _TERM_S = 0.05
 
 
@@ -140,7 +140,7 @@ def _prepare(verb: str, folder: RunFolder, rank: int) -> None:
         rank
     )
     path.parent.mkdir(exist_ok=True)
-    # Write what `paceline.node` writes for the node's Python, without an environment and data.
+    # Write the file that `paceline.node` writes for a job without an environment and data: this Python runs the script.
     path.write_text(json.dumps({"prepared": NodeSetup(python=sys.executable).to_json(), "inputs": [], "outputs": []}))
 
 
@@ -162,7 +162,7 @@ class SimWorker:
         self._script = argv[argv.index("--") + 1]
         self._values = {"rank": self.rank, "size": env["PACELINE_WORLD_SIZE"], "node": host.name}
         self._stack, self._has_ended, self._count = "", False, 0
-        # The real agent creates the log before the process.
+        # Create the log before the worker starts, as the real agent does.
         self._append(log, "")
 
     def start(self) -> None:
@@ -235,7 +235,7 @@ class SimWorker:
         self._host.note_written()
 
     def _put(self, path: Path, value: Mapping[str, object]) -> None:
-        # Rename a complete file, as a worker does, so that no reader finds a part.
+        # Write a second file and rename it, as a real worker does, so that no reader finds an incomplete file.
         beside = f"{path}.{self.pid}"
         with open(beside, "w", encoding="utf-8") as file:
             file.write(json.dumps(value))

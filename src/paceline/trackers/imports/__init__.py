@@ -23,7 +23,7 @@ from paceline.workspace_dir import configured
 if TYPE_CHECKING:
     from paceline.trackers.imports.adopt import Adopter, ImportedRun
 
-#: Tracker -> the module of its reader.
+#: Name of a tracker -> the module that reads the tracker's runs.
 TRACKERS = {
     "mlflow": "mlflow_store",
     "wandb": "wandb_folder",

@@ -33,14 +33,14 @@ from paceline.system import links, locks
 from paceline.system.files import names_in, read_json, write_json
 from paceline.trackers.imports.old_run import UNFINISHED, BrokenRun, OldFile, OldRun, Point, Problems
 
-#: Most characters of a metric's, parameter's or tag's name, and of a text.
+#: Maximum number of characters of a name (of a metric, parameter or tag), and of a text.
 _LONGEST_NAME, _LONGEST_TEXT = 500, 100_000
-#: Steps are 64-bit integers in pandas and MLflow.
+#: Steps must be below this number, because pandas and MLflow store steps as 64-bit integers.
 _LARGEST_STEP = 1 << 63
-#: Seconds since 1970 of the year 3000: later times are errors.
+#: Latest valid time: the year 3000, in seconds since 1970. Later times are treated as errors.
 _LAST_S = 32_503_680_000.0
 _LOCK_S = 30.0
-#: Property of an imported run: the tracker, and the run's id in the tracker.
+#: Name of an imported run's property whose value names the tracker, and the run's id in the tracker.
 ORIGIN = "imported_from"
 
 Outcome = Literal["new", "grown", "unchanged", "broken"]
@@ -129,7 +129,7 @@ class Adopter:
             outcome = self._grow(there, read)
         return ImportedRun(key=old.key, run_id=read.record.run_id, outcome=outcome, problems=read.problems)
 
-    # --- which run
+    # --- finding the run of an earlier import
 
     def _find(self, key: str, place: Path | None = None) -> RunFolder | None:
         """Return the imported run with this key in `place` (default: `runs/`), or None."""
@@ -162,7 +162,7 @@ class Adopter:
         made = f"{experiment}_{int(_time(old.started_s) or 0)}_{self._digest(old.key)}"
         self._ids[old.key] = there.run_id if there is not None else made
 
-    # --- its content
+    # --- reading the content of a tracker's run
 
     def _read(self, old: OldRun, there: RunFolder | None) -> _Read:
         problems = old.problems
@@ -207,10 +207,10 @@ class Adopter:
         params = {ORIGIN: self._origin(old.key), **_pairs(old.params, problems)}
         return _Read(record, points, files, params, known, problems.sentences())
 
-    # --- writing
+    # --- writing imported runs
 
     def _create(self, read: _Read) -> None:
-        # Imports create this folder under a lock that this import holds, so an existing folder is that of a killed import.
+        # This import holds the lock of all imports. So if this folder exists, a killed import has left it.
         shutil.rmtree(self._runs_dir / f"{NEW}{read.record.run_id}", ignore_errors=True)
 
         def fill(folder: RunFolder) -> None:
@@ -250,7 +250,7 @@ class Adopter:
         try:
             for top in (folder.outputs, folder.logs):
                 for left in top.rglob(".upload-*"):
-                    left.unlink()  # a file that a killed import has left
+                    left.unlink()  # a killed import has left this file
             _put_files(folder, read, known["files"])
             if is_longer:
                 _write_metrics(folder, read.points)
@@ -304,7 +304,7 @@ def _put_files(folder: RunFolder, read: _Read, known: Mapping[str, list[int]]) -
             continue
         try:
             with open(links.open_below(os.fspath(file.top), file.inside), "rb") as source:
-                # Remove an earlier copy only now: if the old store's file can't be opened, the copy stays.
+                # Remove the copy of an earlier import only after opening the store's file. If opening fails, the copy stays.
                 if name in known:
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(folder.file(name))
@@ -348,7 +348,7 @@ def _checked(point: Point, problems: Problems) -> _Value | None:
         problems.note(f"left out a value whose name has not 1 to {_LONGEST_NAME} characters", name)
         return None
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= _LARGEST_STEP:
-        # Metrics have 64-bit integers. A float is exact enough: charts show no more digits.
+        # Metrics can't hold integers of more than 64 bits. A float is exact enough, because charts show no more digits.
         value = float(value) if abs(value) < 1 << 1023 else math.copysign(math.inf, value)
     if isinstance(value, str):
         value = _text(value, problems)

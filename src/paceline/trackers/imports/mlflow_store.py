@@ -34,14 +34,14 @@ from paceline.trackers.imports.old_run import (
     is_below,
 )
 
-#: MLflow's numbers (file store) and names (database) of states.
+#: MLflow's state of a run -> Paceline's. MLflow's file store has numbers, its database has names.
 _STATES = {
     **dict.fromkeys((3, "FINISHED"), states.COMPLETED),
     **dict.fromkeys((4, "FAILED"), states.FAILED),
     **dict.fromkeys((5, "KILLED"), states.CANCELED),
 }
 _OWN_TAGS = "mlflow."
-#: The database has no infinities; MLflow writes the largest floats in their place.
+#: MLflow's database can't store infinities, so MLflow stores the largest floats in their place.
 _LARGEST = sys.float_info.max
 _TOO_LARGE = 1 << 24
 
@@ -53,7 +53,7 @@ def runs(path: Path) -> Iterator[OldRun | BrokenRun]:
         return
     top = path / "mlruns" if (path / "mlruns").is_dir() else path
     experiments = [place for place in sorted(top.iterdir()) if (place / "meta.yaml").is_file()]
-    # From MLflow 3.7 on the default store is a database beside `mlruns`, which then holds only files.
+    # From MLflow 3.7 on runs are in a database beside `mlruns` by default, and `mlruns` has only their files.
     database = path / "mlflow.db" if experiments or top != path else top.parent / "mlflow.db"
     if database.is_file():
         yield from _of_database(database)
@@ -65,7 +65,7 @@ def runs(path: Path) -> Iterator[OldRun | BrokenRun]:
         yield from _of_experiment(place, top)
 
 
-# --- file store
+# --- functions for MLflow's file store
 
 
 def _of_experiment(place: Path, top: Path) -> Iterator[OldRun | BrokenRun]:
@@ -115,7 +115,7 @@ def _of_folder(folder: Path, experiment: str, meta: dict[str, object], top: Path
                     except (ValueError, IndexError, OverflowError):
                         problems.note("left out a line of a metric that can't be read", name)
 
-    # A store that was moved still names the old place of its files.
+    # Prefer the run's own artifacts folder: if the store was moved, its metadata still names the old place.
     kept = folder / "artifacts"
     uri = meta.get("artifact_uri") if not kept.is_dir() else kept.as_uri()
     return _run(
@@ -139,7 +139,7 @@ def _texts(top: Path, problems: Problems) -> dict[str, object]:
     return {name: _small(path) for name, path in _named(top, problems)}
 
 
-# --- database
+# --- functions for MLflow's database
 
 
 def _of_database(path: Path) -> Iterator[OldRun | BrokenRun]:
@@ -187,7 +187,7 @@ def _values_of(path: Path, key: str) -> Callable[[], Iterable[Point]]:
     return points
 
 
-# --- both
+# --- functions for the file store and the database
 
 
 def _run(
@@ -229,7 +229,7 @@ def _files(uri: object, top: Path, problems: Problems) -> Callable[[], Iterable[
             return []
         parts = urllib.parse.urlsplit(str(uri))
         path = Path(urllib.parse.unquote(parts.path))
-        # An MLflow server stores files of this URI scheme below the folder that it was started in.
+        # The URI mlflow-artifacts:/... means a file in `mlartifacts`, in the folder in which the MLflow server was started.
         if parts.scheme == "mlflow-artifacts":
             path = top / "mlartifacts" / path.relative_to("/")
         if parts.scheme not in ("", "file", "mlflow-artifacts") or not is_below(top / path, top):

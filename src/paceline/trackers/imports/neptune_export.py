@@ -16,7 +16,7 @@ from paceline.errors import UserError
 from paceline.runs import states
 from paceline.trackers.imports.old_run import BrokenRun, OldFile, OldRun, Point, Problems, files_below, is_below
 
-#: Type of an attribute -> column of its value.
+#: Type of an attribute in Neptune's export -> name of the column with the attribute's value.
 _PARAMS = {
     "float": "float_value",
     "int": "int_value",

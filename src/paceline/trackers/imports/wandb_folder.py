@@ -33,7 +33,7 @@ HEADER = struct.pack("<4sHB", b":W&B", 0xBEE1, 0)
 _BLOCK_BYTES = 1 << 15
 _FRAME = struct.Struct("<IHB")
 _FULL, _FIRST, _LAST = 1, 2, 4
-#: Fields of a Record message. Each message has its number and one of these fields.
+#: Field numbers in W&B's message Record, which has one of these fields.
 HISTORY, SUMMARY, CONFIG, RUN, EXIT = 2, 3, 5, 17, 18
 _MEDIA = "_type"
 
@@ -43,7 +43,7 @@ def runs(path: Path) -> Iterator[OldRun | BrokenRun]:
     places = [place for place in (path, path / "wandb", path / ".wandb") if place.is_dir()]
     patterns = ("*.wandb", "run-*/*.wandb", "offline-run-*/*.wandb")
     logs = [log for place in places for pattern in patterns for log in place.glob(pattern)]
-    # Names of the logs' folders begin with the time of the start.
+    # Sort logs by time: a log's folder has the time of the start at the beginning of its name.
     logs.sort(key=lambda log: log.parent.name.removeprefix("offline-"))
     if not logs:
         raise UserError(f"{str(path)!r} is no W&B folder: it has no run-*/run-*.wandb. Name the folder `wandb`.")
@@ -138,7 +138,7 @@ def _joined(key: str, segments: list[tuple[Path, _Meta]]) -> OldRun:
                         seen.add(str(point.name))
                         latest = point.time_s
                         yield point
-        # Values that the script wrote into the summary only.
+        # Add values that the script wrote only into W&B's summary of the run, and not into its history.
         for name, value in _leaves(last.summary):
             if name not in seen and not name.startswith("_") and isinstance(value, (int, float)):
                 yield Point(name, value, None, latest)
@@ -242,7 +242,7 @@ def records(path: Path, note: Callable[[str], object] = str) -> Iterator[tuple[i
                 checksum, size, kind = _FRAME.unpack_from(block, at)
                 data = block[at + _FRAME.size : at + _FRAME.size + size]
                 if kind == 0 and size == 0:
-                    break  # the rest of the block is empty
+                    break  # the rest of this block is padding
                 if len(data) < size or zlib.crc32(data, zlib.crc32(bytes([kind]))) != checksum:
                     note("left out the rest of its log after a torn or damaged record")
                     return

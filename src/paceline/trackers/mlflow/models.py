@@ -127,7 +127,7 @@ class LoggedModels:
         write_json(path, document)
 
     def _model_place(self, model_id: str) -> Path:
-        # Refuse ids with a slash or a star, which could match other paths.
+        # Refuse an id with a slash or a star, because the path or pattern made of it could match another file.
         if model_id.replace("-", "").isalnum():
             for top in self._runs_dir.glob("*") if self._sink is None else (self._sink.folder.path,):
                 place = top / "outputs" / _FOLDER / model_id

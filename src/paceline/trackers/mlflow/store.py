@@ -47,9 +47,9 @@ from paceline.trackers.sink import Sink, sink
 from paceline.workspace_dir import configured
 
 TRACKER = "mlflow"
-#: Tags that MLflow's clients set themselves.
+#: Prefix of the tags that MLflow's clients set without the user's doing.
 _OWN_TAGS = "mlflow."
-#: MLflow's end state -> Paceline's, except FAILED.
+#: MLflow's state of an ended run -> Paceline's. Every other end state counts as failed.
 _ENDS = {RunStatus.FINISHED: states.COMPLETED, RunStatus.KILLED: states.CANCELED}
 
 
@@ -68,11 +68,11 @@ class _Open:
     log: MetricLog | None = None
     prefix: str = ""
     tags: dict[str, str] = field(default_factory=dict)
-    #: Metric name -> numbers already logged, for metrics that were logged for a model.
+    #: Metrics that were logged for a model: name -> the numbers that were logged already.
     known: dict[str, set[tuple[int, int, str]]] = field(default_factory=dict)
 
 
-#: Open runs by id, shared by all stores of this process: MLflow creates several stores.
+#: Open runs by id. All stores of this process share them, because MLflow creates several stores.
 _open: dict[str, _Open] = {}
 
 
@@ -84,11 +84,11 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
         self._runs_dir = workspace_of(store_uri) / "runs"
         self._sink = sink()
         if self._sink is not None and store_uri:
-            # Without this variable MLflow imports pyspark for each value, which takes ten times as long as all the rest. Set
-            # late: a script with its own server has its registry there.
+            # Without this variable MLflow imports pyspark for each value, which takes ten times as long as all other work. Set
+            # the variable only in this store: a script that uses its own MLflow server has its registry there.
             os.environ.setdefault("MLFLOW_REGISTRY_URI", store_uri)
 
-    # --- experiments: Paceline stores only their names
+    # --- methods for experiments, of which Paceline stores only the names
 
     def search_experiments(  # type: ignore[no-untyped-def]
         self, view_type=ViewType.ACTIVE_ONLY, max_results=1000, filter_string=None, order_by=None, page_token=None
@@ -107,7 +107,7 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
         return view.experiment(_checked(experiment_id), self._runs_dir)
 
     def get_experiment_by_name(self, experiment_name: str) -> Experiment:
-        # Every experiment exists from the start: otherwise several ranks would create it at the same time.
+        # Return an experiment for every name. If ranks had to create experiments, several ranks would create the same one.
         experiment_id = view.DEFAULT if experiment_name == "Default" else _checked(experiment_name)
         return view.experiment(experiment_id, self._runs_dir)
 
@@ -120,7 +120,7 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
     def rename_experiment(self, experiment_id: str, new_name: str) -> None:
         raise _refused("an experiment's name is part of its runs' ids")
 
-    # --- runs
+    # --- methods that create, read and end runs
 
     def create_run(
         self,
@@ -178,7 +178,7 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
         if (writing := _open.get(run_id)) is not None:
             if run_name and not writing.prefix:
                 tags_and_properties.set_name(writing.folder.notes, "display_name", str(run_name))
-            # End only a run that this script has created: a worker's run ends with its script, not by a call of MLflow.
+            # MLflow may end only a run that this script has created. A worker's run ends when its script ends.
             if writing.log is not None and RunStatus.is_terminated(run_status):
                 del _open[run_id]
                 writing.log.close()
@@ -213,7 +213,7 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
     def _search_datasets(self, experiment_ids: Collection[str]) -> list[object]:
         return []
 
-    # --- what is logged
+    # --- methods that log metrics, parameters and tags
 
     def log_batch(
         self, run_id: str, metrics: Sequence[Metric], params: Sequence[Param], tags: Sequence[RunTag]
@@ -230,7 +230,7 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
                     to.log.scalar(name, metric.value, metric.step, time_s)
                 except MetricError as error:
                     raise MlflowException(str(error), INVALID_PARAMETER_VALUE) from error
-        if params:  # skip the call for metrics, because it reads the run's notes
+        if params:  # metrics without parameters need no read of the run's notes
             _add_parameters(to, {f"{to.prefix}{param.key}": str(param.value) for param in params})
         self._set_tags(to, {tag.key: tag.value for tag in tags})
 
@@ -274,7 +274,7 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
             else:
                 tags_and_properties.set_tags(to.folder.notes, {f"{to.prefix}{key}": value})
 
-    # --- which run
+    # --- methods that find a run by its id
 
     def _folder(self, run_id: str) -> RunFolder:
         if run_id in _open:
@@ -294,7 +294,7 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
             if self._sink is None or run_id != self._sink.folder.run_id:
                 self._folder(run_id)
                 raise _refused(f"run {run_id} is logged by another program, or has ended")
-            # The script did not open the worker's run here: its id comes from elsewhere, such as MLFLOW_RUN_ID. Open the run now.
+            # The script uses the worker's run without opening it, for example by an id from MLFLOW_RUN_ID. So open the run here.
             _open[run_id] = _Open(self._sink.folder, sink=self._sink)
         return _open[run_id]
 

@@ -13,7 +13,7 @@ from paceline.runs.ids import experiment_of
 from paceline.runs.record import RunRecord, parse_utc
 from paceline.runs.search.params import arguments_by_name
 
-#: MLflow's experiment for runs that name none.
+#: Id of the MLflow experiment that gets runs without a named experiment.
 DEFAULT = "0"
 _STATUS = {
     states.COMPLETED: RunStatus.FINISHED,
@@ -21,7 +21,7 @@ _STATUS = {
     states.CANCELED: RunStatus.KILLED,
     **dict.fromkeys((states.NOT_STARTED, states.QUEUED, states.PREPARING, states.STARTING), RunStatus.SCHEDULED),
 }
-#: Metric files -> the last value of each metric. Kept, because nearly all of 10,000 runs have ended and change no more.
+#: Metric files -> each metric's last value. A cache, because most of 10,000 runs have ended and no longer change.
 _last: dict[Path, tuple[list[tuple[str, int, int]], list[Metric]]] = {}
 
 
@@ -87,7 +87,7 @@ def run(folder: RunFolder, record: RunRecord | None = None) -> Run:
 
 
 def _latest(run_id: str, metric: series.MetricSeries) -> Metric | None:
-    # NaN ranks below any number.
+    # Sort NaN before all other numbers.
     return max(
         _numbers(run_id, metric),
         key=lambda number: (number.step, number.timestamp, not math.isnan(number.value), number.value),

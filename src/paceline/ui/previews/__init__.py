@@ -13,9 +13,9 @@ from typing import Literal, TypedDict
 
 from paceline.ui.children import output_of
 
-#: Limits of the process that reads a file. CPU seconds also end a process whose parent has died.
+#: CPU seconds and bytes of memory of the process that reads a file. The limit on CPU seconds also ends an orphaned process.
 LIMIT_S, LIMIT_BYTES = 15, 4 << 30
-#: Maximum number of bytes that a preview reads of a text, and of a file that makes sense only as a whole.
+#: Maximum number of bytes to read of a text file, and of a file of which a part would be useless.
 TEXT_BYTES, WHOLE_BYTES = 1 << 18, 1 << 24
 #: Maximum number of rows and of columns of a table, and of characters in a cell.
 ROWS, COLUMNS, CELL = 200, 60, 300

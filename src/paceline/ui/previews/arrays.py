@@ -15,11 +15,11 @@ from paceline.runs.visible import visible
 from paceline.system import safetensors
 from paceline.ui.previews import CELL, COLUMNS, ROWS, WHOLE_BYTES, FilePreview, PreviewBlock, pickled
 
-#: Maximum number of entries of a table of contents.
+#: Maximum number of entries that the preview lists of a file.
 _ENTRIES = 1000
-#: Maximum number of bytes of the header of an array, which NumPy itself limits to 10,000.
+#: Maximum number of bytes of an array's header. NumPy's own limit is 10,000.
 _NPY_HEADER = 1 << 16
-#: The key with which checkpoints of `paceline.checkpoint` store their values that are no arrays.
+#: The key by which a checkpoint of `paceline.checkpoint` stores all values except arrays.
 _STATE = "paceline.state"
 
 
@@ -88,7 +88,7 @@ def _torch(source: zipfile.ZipFile) -> FilePreview:
         if len(data) > WHOLE_BYTES:
             raise ValueError(f"its pickle has more than {size_text(WHOLE_BYTES)}")
         found, values = pickled.tensors_of(data)
-    # `pickletools` and `zipfile` may raise anything about a malformed file. The zip archive's entries are shown anyway.
+    # `pickletools` and `zipfile` may raise any exception if the file is malformed. The preview still lists the zip's entries.
     except Exception as error:
         return {"blocks": [], "notes": [visible(f"The tensors can't be listed: {error}.")[:CELL]]}
     rows = [[one.name[:CELL], one.dtype[:CELL], _shape(one.shape)] for one in found[:_ENTRIES]]

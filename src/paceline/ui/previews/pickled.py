@@ -10,11 +10,11 @@ import pickletools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-#: Maximum number of opcodes to read, some 35 for each tensor, and of objects to visit.
+#: Maximum number of opcodes to read, and of objects to visit. A tensor has some 35 opcodes.
 _MOST_OPCODES, _MOST_OBJECTS = 2_000_000, 1_000_000
 _MARK = object()
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-#: Class of a storage -> type of its values.
+#: Name of torch's storage class -> dtype of the values in it.
 _TYPES = {
     "BFloat16Storage": "bfloat16",
     "BoolStorage": "bool",
@@ -130,7 +130,7 @@ def _take(op: pickletools.OpcodeInfo, value: object, stack: list[object]) -> Non
     elif "TUPLE" in name:
         stack.append((*before, *inputs))
     elif before or inputs or value is None:
-        # An empty collection, or an object that matters only for the tensors in its parts.
+        # Push an object for an empty collection, or for an object that is needed only because its parts may be tensors.
         stack.append(_Made(args=(*before,), entries=[*enumerate(inputs)]))
     else:
         stack.append(value)
@@ -158,7 +158,7 @@ def _walk(top: object) -> Iterator[tuple[str, object]]:
             yield name, found
         parts: list[tuple[object, object]] = []
         if isinstance(found, _Made) and "_rebuild_" in found.name:
-            # List a tensor under each of its names.
+            # Yield a tensor that has several names once for each name.
             yield name, found
             # Look at the parts of a tensor, too: a parameter, or a subclass's object, is made of another tensor.
             parts += [("", part) for part in found.args if isinstance(part, _Made) and "_rebuild_" in part.name]

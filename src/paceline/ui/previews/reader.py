@@ -33,7 +33,7 @@ def read_preview(file: BinaryIO, name: str, output: int | None = None) -> FilePr
         if read is not None:
             return read(file, name)
         return _notebook(file, output) if name.lower().endswith(".ipynb") else _text(file, name)
-    # Any library may raise anything about a malformed file.
+    # The library that reads the file may raise any exception if the file is malformed.
     except Exception as error:
         file.seek(0)
         found = _text(file, "")
@@ -79,7 +79,7 @@ def _markdown(file: BinaryIO, name: str) -> FilePreview:
     data, notes = _start(file)
 
     def image(source: str) -> str | None:
-        # A notebook's page has the URL `look/<name>`, and an image in the notebook's folder has `file/<its name>`.
+        # The notebook's page has the URL `look/<name>`. An image in the notebook's folder has the URL `file/<name of the image>`.
         place = posixpath.normpath(posixpath.join(posixpath.dirname(name), source.partition("?")[0]))
         is_here = ":" not in source and not source.startswith("/") and not place.startswith("..")
         return "../" * (name.count("/") + 1) + "file/" + place if is_here else None

@@ -30,15 +30,15 @@ from paceline.ui.pieces import Look, PagePiece, PiecesSeen, stamp_of
 from paceline.ui.visitors import need, permit, visitor_of
 from paceline.workspace import Workspace
 
-#: Maximum number of points of a curve that one response has.
+#: Least and greatest value of the query parameter `px`, the width of a chart, which limits the points of a curve.
 _PIXELS = (50, 4000)
-#: Maximum number of characters of a run's name, of a tag's key and of its value.
+#: Maximum number of characters of a run's name, of a tag's key, and of a tag's value.
 LONGEST_TAG = 500
 
-#: Maximum seconds that a page waits for a refresh of the index. A list receives later changes by its event stream.
+#: Seconds that a page waits for a refresh of the index at most. A list gets later changes by its event stream.
 PATIENCE_S = 0.4
 
-#: A function that returns the data of a piece's template for a run.
+#: A function that returns the values for the template of one part of a run's page.
 Find = Callable[[RunFolder, RunRecord], render.TemplateValues]
 
 
@@ -116,7 +116,7 @@ def reader_check(request: Request) -> Callable[[], None]:
 
     def check() -> None:
         nonlocal next_s
-        # Ask the event loop for a disconnect only every 0.2 s: asking takes longer than reading a block of a log.
+        # Check for a disconnect only every 0.2 s, because asking the event loop takes longer than reading a block of a log.
         if time.monotonic() < next_s:
             return
         next_s = time.monotonic() + 0.2
@@ -241,7 +241,7 @@ def refuse_unknown_fields(form: Iterable[str], known: Iterable[str]) -> None:
 
 def digits(text: str) -> int | None:
     """Return a text of 1 to 9 digits as a number, else None."""
-    # Not `isdigit`: int() refuses superscripts, and numbers of more than 4,300 digits.
+    # Don't use `isdigit`: it accepts superscripts, which int() refuses. int() also refuses more than 4,300 digits.
     return int(text) if re.fullmatch("[0-9]{1,9}", text) else None
 
 
@@ -304,7 +304,7 @@ def live(request: Request, name: str, find: Find | None) -> Response:
             found[name] = PagePiece(stamp_of(values), lambda: render.text(request, template, **head, **values))
         return PiecesSeen(found, is_over=head["record"].is_terminal)
 
-    look()  # an error here becomes the response; after the stream's begin it could not
+    look()  # an error in this call becomes the response, which is impossible once the stream has begun
     return pieces(request, look)
 
 

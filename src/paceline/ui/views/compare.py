@@ -33,11 +33,11 @@ from paceline.ui.views.listing import RunQuery, selected
 
 #: Maximum number of runs in a comparison. Some proxies refuse longer addresses.
 MOST = 200
-#: Maximum number of metrics with a chart. The table has all. The first response has the curves of the first ones.
+#: Maximum number of metrics with a chart (the table has all metrics). Number of metrics whose curves the first response has.
 _CHARTS, _FIRST = 200, 2
 #: Maximum number of points of all curves of one chart, and minimum number of points of one curve.
 _POINTS, _FEWEST = 12_000, 60
-#: Maximum number of names that completion offers.
+#: Maximum number of run names that the input field suggests.
 _OFFERED = 12
 
 
@@ -96,7 +96,7 @@ def page(request: Request) -> Response:
     given = list(dict.fromkeys(request.query_params.getlist("run")))
     ids = list(dict.fromkeys(folder.run_id for folder in chosen.folders))
     if not chosen.missing and given != ids:
-        # The user has added a run by its name: redirect to an address with the run's id.
+        # The address names a run by its display name or a part of its id. Redirect to an address with complete ids.
         others = [(key, value) for key, value in request.query_params.multi_items() if key != "run"]
         return RedirectResponse(f"./compare?{urlencode([*(('run', run_id) for run_id in ids), *others])}", 303)
     shown: list[ComparedRun] = [

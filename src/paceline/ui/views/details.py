@@ -21,7 +21,7 @@ from paceline.ui import render, run_page
 from paceline.ui.pieces import stamp_of
 from paceline.ui.views import common
 
-#: Maximum number of runs to choose from, and of records that are read to find the previous run of a script.
+#: Maximum number of runs that the list of runs offers, and of records to read to find the script's previous run.
 _CHOICES, _RECORDS = 100, 20
 _TITLES = {
     "parameters": "Parameters",

@@ -16,7 +16,7 @@ from paceline.ui.pieces import stamp_of
 from paceline.ui.previews import FilePreview, preview
 from paceline.ui.views import common
 
-#: Content policy of the page of one file, which has frames, players and the pictures of notebooks.
+#: Content-Security-Policy of the page that shows one file, perhaps by a frame, a player or a notebook's pictures.
 _POLICY = POLICY.replace("img-src 'self'", "img-src 'self' data:") + "; frame-src 'self'; media-src 'self'"
 
 

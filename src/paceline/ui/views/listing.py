@@ -32,7 +32,7 @@ from paceline.ui.pieces import stamp_of
 from paceline.ui.views import saved
 from paceline.ui.views.common import PATIENCE_S, as_json, events, place_of, whole
 
-#: A function that returns the page's address with changed query parameters.
+#: A function that returns the address of the page with some query parameters changed.
 Link: TypeAlias = Callable[..., str]
 #: Number of runs on one page.
 ROWS = 100
@@ -41,10 +41,10 @@ _SILENCE_LOOKS = 15
 
 #: Maximum number of rendered rows in the cache, about a kilobyte each. A page has a hundred rows.
 _MOST = 2000
-#: Maximum number of metrics in a row.
+#: Maximum number of metrics that a row of the list shows.
 _NAMES = 3
 
-#: Field of a column after the first one -> its heading, in the usual order. "latest" and "tags" are columns without a field.
+#: Columns after the first, in their usual order: name -> heading. Each shows the field of that name, except _NO_FIELDS.
 _HEADINGS = {
     "state": "State",
     "experiment": "Experiment",
@@ -56,7 +56,7 @@ _HEADINGS = {
 }
 _NO_FIELDS = ("latest", "tags")
 _MOST_COLUMNS, _MOST_PINNED = 40, 6
-#: Kinds of fields whose groups a query can name.
+#: Kinds of fields by whose values runs can be grouped, so that a query finds the runs of one group.
 _NAMED_KINDS = ("text", "any", "state")
 
 
@@ -194,11 +194,11 @@ def selected(entries: Sequence[RunFacts], query: RunQuery) -> list[RunFacts]:
     Raises:
         QueryError: The query's text is wrong.
     """
-    # Apply one filter after the other, and skip those that are not set: there may be 100,000 runs.
+    # Skip filters that are not set, and apply the others one after the other, because there may be 100,000 runs.
     if query.archived or query.parent or query.trials or "archived" in query.text:
         passing = list(entries)
         if "archived" not in query.text:
-            # With a parent this page lists an archived sweep's trials, so don't hide them.
+            # If the page lists a parent's trials, show them even if their sweep is archived.
             hidden = set() if query.parent else archived_ids(passing)
             passing = [facts for facts in passing if (facts.is_archived or facts.run_id in hidden) == query.archived]
         if query.parent:
@@ -245,7 +245,7 @@ def page(request: Request) -> Response:
         place=_place(rows, len(matching)),
         total=len(matching),
         of=len(index.ids),
-        # True while the first refresh goes on, which may take long with ten thousand runs.
+        # Whether the first refresh of the index is still going on. With ten thousand runs this may take long.
         is_partial=len(entries) < len(index.ids),
         unread=index.unread,
         pages=max(1, -(-count // ROWS)),
@@ -298,7 +298,7 @@ async def _changes(
             rows, _ = await asyncio.to_thread(made, matching)
             changed = {run_id: row for run_id, row in rows.items() if told.get(run_id) != row}
             now = _place(rows, len(matching))
-            # In the first message compare with the rows (`place`) with which the page was rendered.
+            # For the first message, compare the rows with `place`, which identifies the rows that the page has shown.
             if now != place if is_first else changed or list(told) != list(rows):
                 data = {"order": list(rows), "rows": changed, "total": len(matching), "first": is_first}
                 yield message("rows", data, now)

@@ -45,7 +45,7 @@ def _text(request: Request) -> Response:
     folder = common.folder_of(request)
     headers = {"content-disposition": f'attachment; filename="{folder.run_id}.log"'}
     parts = log_view.text(folder, _query(request))
-    # Read the first part now: afterwards an error could not become the response.
+    # Read the first part before the response begins, because a later error could not become an error response.
     first = next(parts, b"")
     return StreamingResponse(chain([first], parts), media_type="text/plain", headers=headers)
 

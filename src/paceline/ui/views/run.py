@@ -21,16 +21,16 @@ from paceline.ui.views import common, saved
 from paceline.ui.views.common import as_json, curve_query, events, folder_of, form_of, number, place_of, whole
 from paceline.ui.wait_picture import wait_picture
 
-#: Content policy of the page with panels, which has players, and frames of logged HTML.
+#: Content-Security-Policy of the page with panels, which needs media players, and frames for logged HTML.
 _POLICY = f"{POLICY}; frame-src 'self'; media-src 'self'"
 
 
 async def page(request: Request) -> Response:
     folder = folder_of(request)
     if folder.run_id != request.path_params["run_id"]:
-        # The path has only a unique part of the id, so redirect to the full id.
+        # The path has an abbreviated id that is unique. Redirect to the path with the full id.
         return RedirectResponse(f"./{folder.run_id}", 303)
-    # Begin to read the curves, because the page will request them as soon as it has loaded.
+    # Start reading the curves now, because the browser requests them as soon as it has loaded the page.
     reading = asyncio.get_running_loop().run_in_executor(None, _read_on, request.app.state.curves, folder)
     reading.add_done_callback(lambda done: done.exception())
     found = await asyncio.to_thread(run_page.head, folder)

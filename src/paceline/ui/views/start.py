@@ -29,15 +29,15 @@ from paceline.targets import configured
 from paceline.ui import render
 from paceline.ui.views.common import PATIENCE_S, folder_of, form_of, refuse_read_only, refuse_unknown_fields
 
-#: Prefix of the form's fields for options of the script, so that an option can't have the name of another field.
+#: Prefix of form fields for the script's options. It keeps an option from having the name of another form field.
 _OPTION = "option:"
 _FIELDS = (
     *("display_name", "compute_target", "node_count", "process_count_per_node", "distributed_backend"),
     *("arguments", "resume"),
 )
-#: Maximum number of job files that the page offers. It looks at ten times as many YAML files.
+#: Maximum number of job files that the page offers. To find them, the server reads at most ten times as many YAML files.
 _MOST_FILES = 100
-#: Maximum number of earlier runs whose values a form offers, of earlier runs whose options it has, and of values of an option.
+#: Maximum number of earlier runs that supply a form with values, of earlier runs that supply options, of an option's values.
 _EARLIER, _EARLIER_OPTIONS, _EARLIER_VALUES = 200, 5, 8
 
 
@@ -51,7 +51,7 @@ def routes() -> list[Route]:
     ]
 
 
-# --- a run again
+# --- routes that start a run again
 
 
 def _again(request: Request) -> Response:
@@ -81,7 +81,7 @@ def _options(folder: RunFolder, earlier: Sequence[RunFacts]) -> list[Parameter]:
     """Return a run's script options, then other options of earlier runs, without values."""
     found = {option.name: option for option in parameters(folder)}
     for facts in earlier[:_EARLIER_OPTIONS]:
-        # Skip an earlier run that was removed meanwhile.
+        # Skip an earlier run that somebody has removed.
         with contextlib.suppress(PacelineError, OSError):
             for option in parameters(RunFolder(folder.path.with_name(facts.run_id))):
                 found.setdefault(option.name, replace(option, value=None))
@@ -183,7 +183,7 @@ def _changed_options(options: list[Parameter], form: Mapping[str, str]) -> dict[
     return found
 
 
-# --- a job file
+# --- routes that start a run from a job file
 
 
 def _new(request: Request) -> Response:
