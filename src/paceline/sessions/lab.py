@@ -10,6 +10,7 @@ as usual.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import runpy
@@ -25,6 +26,8 @@ from paceline.system import lazy_import
 
 #: Prefix of variables that the server sets for each kernel. The kernel reads them after its imports.
 _OF_KERNEL = "JPY_"
+#: Modules that a kernel imports at its start, after `ipykernel.kernelapp`.
+_LATER_IMPORTS = ("ipykernel.debugger", "IPython.core.debugger", "sqlite3", "psutil", "tornado.platform.asyncio")
 #: Option of the warm kernel's process.
 _KERNEL = "--kernel"
 
@@ -139,6 +142,10 @@ def become_kernel() -> None:
         import_module("ipykernel.kernelapp")
     except ImportError:
         return  # the server starts the kernel itself, which reports the error
+    for name in _LATER_IMPORTS:
+        # The kernel imports these modules itself, and reports errors.
+        with contextlib.suppress(Exception):
+            import_module(name)
     if not (data := sys.stdin.buffer.read()):
         return
     request = json.loads(data)
