@@ -39,6 +39,7 @@ NAMES = [
     "function_map",
     "session_local",
     "session_ssh",
+    "session_slurm",
     "list_runs",
     "queued_submissions",
     "layered_environment_first",

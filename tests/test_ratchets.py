@@ -24,7 +24,7 @@ SOURCE = ROOT / "src" / "paceline"
 #: Lines and files that a feature has added since the numbers were lowered. The house itself only shrinks.
 FEATURES = {
     "daily work on results": (11_893, 50),
-    "sessions on a node": (1161, 9),
+    "sessions on a node": (1167, 9),
     "goodput": (850, 6),
     "checkpoints in the background": (1_223, 5),
     "warm spares and replacement": (1_244, 4),
