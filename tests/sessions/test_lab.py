@@ -8,7 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.helpers import write_tree
+from paceline.system import processes
+from tests.helpers import wait_until, write_tree
 
 #: Stands in for ipykernel: the kernel writes a file that describes its process.
 LAUNCHER = """
@@ -95,9 +96,8 @@ os.kill(os.getpid(), signal.SIGKILL)
         stdout=subprocess.PIPE,
         text=True,
     )
-    # The warm kernel has the same standard output, so the text ends once both processes have ended.
     out, _ = server.communicate(timeout=60)
-    assert not Path(f"/proc/{int(out)}").exists() or "Z" in Path(f"/proc/{int(out)}/stat").read_text()
+    wait_until(lambda: not processes.is_alive(int(out)), "the warm kernel has ended")
 
 
 def test_kernel_starts_cold_if_the_warm_process_cannot_import_it(tmp_path: Path) -> None:
