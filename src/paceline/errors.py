@@ -62,7 +62,7 @@ classes in all source files.
     │   ├── ActivityCanceledException  compat.azureml.exceptions: the awaited run was canceled
     │   ├── ComputeTargetException  compat.azureml.exceptions: a compute target is unknown, or can't hold this
     │   ├── DiscoveryUrlNotFoundException  compat.azureml.exceptions: never raised: there is no service to discover
-    │   ├── ExperimentExecutionException  compat.azureml.exceptions: no start, or an end of the waiting
+    │   ├── ExperimentExecutionException  compat.azureml.exceptions: a run could not start, or a wait for it ended early
     │   ├── ExperimentNotFoundException  compat.azureml.exceptions: there is no such experiment, or no such run in it
     │   ├── ScenarioNotSupportedException  compat.azureml.exceptions: the request has no counterpart here
     │   ├── ImageException  compat.azureml.exceptions: an image could not be made

@@ -510,7 +510,7 @@ def sent_names(given: Any, source: str | os.PathLike[str]) -> tuple[str, ...]:
 
 
 def log_limit(given: object) -> Any:
-    """Return the limit of a log in bytes. Values of a wrong type stay unchanged.
+    """Return a log's limit in bytes. Values of a wrong type stay unchanged.
 
     Raises:
         JobError: A text is not a size.
@@ -562,7 +562,7 @@ def with_overrides(estimator: _Script, overrides: Mapping[str, Any]) -> _Script:
 
 
 def references(inputs: object, script_params: object, arguments: object = None) -> tuple[DataReference, ...]:
-    """Return the data of a run, from `inputs`, `script_params` and `arguments`.
+    """Return a run's data references in `inputs`, `script_params` and `arguments`.
 
     Raises:
         JobError: `inputs` is not a list of data.

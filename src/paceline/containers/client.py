@@ -1,4 +1,4 @@
-"""Run the command-line client of a container engine, such as podman, and explain its failures."""
+"""Run a container engine's command-line client, such as podman, and explain its failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Build the command line that runs a command in a container. Nothing is started here.
+"""Build the command line that runs a command in a container, without starting it.
 
 The container shares with the host:
 

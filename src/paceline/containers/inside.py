@@ -65,7 +65,7 @@ def given(environment: "dict[str, str]") -> "dict[str, str]":
 
 
 def home(images: str, others: "list[str]") -> str:
-    """Return the image's HOME if writable, else a new folder.
+    """Return the image's HOME if writable, else a new folder below one of `others`.
 
     Caches of libraries in it are removed with the container. So they don't fill the run's folder, or mix with the host's
     caches.

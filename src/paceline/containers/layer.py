@@ -1,4 +1,4 @@
-"""Layers: pip packages on top of a container image, installed in a container and stored on the host.
+"""Layers: pip packages on top of a container image, stored on the host.
 
     <folder>/<key>.json      marks a complete layer, with its content
     <folder>/<key>.lock      held during a build

@@ -226,7 +226,7 @@ def _open(
 ) -> tuple[list[Link], str | None, Callable[[], None]]:
     """Return links to the target's nodes, an error text or None, and a closing function.
 
-    The closing function gives the nodes back. If the nodes arrive after the timeout, they are given back at once.
+    The closing function releases the nodes. If the nodes arrive after the timeout, they are released at once.
     """
     # Either this thread or the one that waits for nodes closes the stack. The lock `decided` guards the flags for this.
     stack, decided = contextlib.ExitStack(), threading.Lock()

@@ -73,7 +73,7 @@ class GpuFacts(TypedDict, total=False):
 
 
 class StackFacts(TypedDict):
-    """The settings that allow or forbid py-spy on a node, and its error message."""
+    """The settings that allow or forbid py-spy on a node, and py-spy's error message."""
 
     ptrace_scope: str
     may_trace: bool
@@ -100,7 +100,7 @@ class Facts(TypedDict, total=False):
 
 @dataclass
 class Examination:
-    """The state of one `paceline compute doctor`, which its checks share.
+    """The state of one call of `paceline compute doctor`, shared by its checks.
 
     Attributes:
         python: Interpreter of the scripts. None means the interpreter of each node's agent.
@@ -250,7 +250,7 @@ class Patient:
 
 
 def program_of(program: str, mode: str, asked: Mapping[str, object], *, ends_at_once: bool = True) -> bytes:
-    """Return the text of a doctor's program, for a node's Python to run."""
+    """Return source code for a node's Python that calls `mode(asked)` of a doctor's program."""
     path = Path(__file__).with_name(f"{program}.py")
     return foreign_python.program(str(path), mode, asked, ends_at_once=ends_at_once)
 

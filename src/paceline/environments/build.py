@@ -1,4 +1,4 @@
-"""Build an environment directly at its final path, because venvs and conda prefixes can't be moved."""
+"""Build an environment at its final path, because venvs and conda prefixes can't be moved."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class Visible:
         ]
 
     def locks(self, versions: Iterable[str]) -> tuple[str, ...]:
-        """Return requirements that pin these "name==version", with the URLs they came from."""
+        """Return a lock line for each "name==version", with the URL it was installed from, if any."""
         return tuple(sorted(_lock(name, self.found[name]) for name in (text.split("==")[0] for text in versions)))
 
     def _requires(self, distribution: Distribution, extras: Iterable[str]) -> list[Requirement]:

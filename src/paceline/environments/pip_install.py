@@ -97,7 +97,7 @@ class Installer:
         return Visible([site_packages(self.prefix)], self.base)
 
     def locks(self, own: Visible, versions: Sequence[str]) -> tuple[str, ...]:
-        """Return requirements that install exactly these versions again: a lock.
+        """Return a lock: requirements that install exactly these versions of `own` again.
 
         Variables in a requested URL, whose values are secret, stay variables.
         """
@@ -147,7 +147,7 @@ class Installer:
         self._pip(wanted)
 
     def _warn(self, now: Visible, before: Visible) -> None:
-        """Warn about the base's packages that need other versions than those installed."""
+        """Warn about packages of the base whose requirements the newly installed versions break."""
         own = set(self.own().found)
         for name, requirement in now.broken(set(before.found) - own):
             if canonical(requirement.name) in own:

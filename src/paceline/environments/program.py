@@ -1,4 +1,4 @@
-"""Run the programs of a build: pass on their output, mask secrets, and end them with their parent."""
+"""Run a build's programs: forward output, mask secrets, and end the programs with their parent."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def constraints_of(environment: EnvironmentSpec) -> list[RequirementLine]:
 def parse(text: str, source: str, folder: Path | None, *, numbered: bool = True) -> Iterator[RequirementLine]:
     """Parse the text of a requirements file, line by line.
 
-    folder: The folder to which relative paths refer.
+    folder: The base of relative paths. numbered: Whether messages have line numbers.
 
     Raises:
         EnvironmentSpecError: pip can't parse a line; the message names source, line and reason.

@@ -51,8 +51,8 @@ class DataReference:
         partition: "node" or "rank": each node or rank gets a part of the files. None: each gets all files.
         overwrite: Whether an upload may replace existing files.
         path_on_compute: Another path of the folder, relative to the script's working directory.
-        inside: For an upload, a name in the folder that the script gets instead of the folder, for a file or folder that it
-            creates. A resumed run finds this file or folder under the same name.
+        inside: For an upload, the name of a file or folder that the script creates in the upload's folder. The script then gets
+            the path of this entry instead of the folder's. A resumed run finds the entry under the same name.
         dataset: "name:version" of the files' dataset.
         fingerprint: Fingerprint of the dataset's content when it was registered.
         frozen: Whether the files are the frozen copy of a dataset, so that a changed file fails the run.

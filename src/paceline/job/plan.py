@@ -74,7 +74,7 @@ class NodeSetup:
         return cls(**values)
 
     def input_path(self, name: str, rank: int) -> str:
-        """Return a worker's path of an input."""
+        """Return the path of an input for one worker."""
         return f"{self.inputs[name]}/rank_{rank}" if name in self.inputs_by_rank else self.inputs[name]
 
 
@@ -156,7 +156,7 @@ class Launch:
 
     @functools.cached_property
     def places(self) -> tuple[RankSlot, ...]:
-        """The `RankSlot` of each worker, in order of rank."""
+        """The ranks and role of each worker, in order of rank."""
         return places(self.job)
 
 
@@ -257,7 +257,7 @@ class ProcessExit:
 
 @dataclass(frozen=True, kw_only=True)
 class RemotePaths:
-    """A run's folders on its nodes, which are the same paths on each node.
+    """A run's folders, with the same paths on each of its nodes.
 
     Attributes:
         work_dir: The workers' working directory.

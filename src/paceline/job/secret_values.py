@@ -155,7 +155,7 @@ def credentials_in(value: str) -> list[str]:
 
 
 def forms(secret: str) -> set[str]:
-    """Return the forms of a value in programs' output, such as JSON or URLs."""
+    """Return the encodings of a secret in programs' output, such as in JSON or URLs."""
     if not secret:
         return set()
     lines = {line.strip() for line in secret.splitlines()}
@@ -166,7 +166,7 @@ def forms(secret: str) -> set[str]:
 
 
 def encoded(value: str) -> str:
-    """Return the value percent-encoded for a URL's user part, unless it needs no encoding."""
+    """Return the value percent-encoded, if necessary, for a URL's user part."""
     return value if _ENCODED.fullmatch(value) else quote(value, safe="")
 
 

@@ -229,7 +229,7 @@ def with_paths(command: Command, launch: Launch, shell: Mapping[str, str]) -> Co
 def of_interpreter(
     prepared: NodeSetup, users: Mapping[str, str], library_dir: Path, shell: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the variables of the environment's interpreter. `users` override them."""
+    """Return the variables of the environment's interpreter. The user's variables `users` override them."""
     own = users.get("PYTHONPATH", None if prepared.is_isolated else shell.get("PYTHONPATH"))
     path = os.pathsep.join([str(library_dir), own] if own else [str(library_dir)])
     values = {"PYTHONPATH": path, **{name: text for name, text in prepared.variables.items() if name not in users}}

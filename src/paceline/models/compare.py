@@ -58,7 +58,7 @@ def compare(workspace_dir: Path, records: Sequence[ModelRecord]) -> list[Version
 
 
 def facts(workspace_dir: Path, record: ModelRecord) -> dict[str, dict[str, str]]:
-    """Return part -> name -> text of the facts of a model version.
+    """Return the facts of a model version as {part: {name: text}}.
 
     Raises:
         ModelError: The lineage can't be read.
@@ -96,7 +96,7 @@ def facts(workspace_dir: Path, record: ModelRecord) -> dict[str, dict[str, str]]
 
 
 def metrics(record: ModelRecord) -> dict[str, str]:
-    """Return the last value of each metric of the run that made a version, as text."""
+    """Return the last value, as text, of each metric of a version's run."""
     found: object = record.run.get("metrics") if isinstance(record.run, dict) else None
     values = found if isinstance(found, dict) else {}
     return {str(name): value_text(one.get("last")) for name, one in values.items() if isinstance(one, dict)}

@@ -66,7 +66,7 @@ def can_be_made_again(model: Model) -> bool:
 
 
 def data_texts(record: ModelRecord) -> list[str]:
-    """Return a line of text for each dataset that a model was trained with."""
+    """Return a text line for each training dataset of a model."""
     lines = []
     for data in record.run.get("datasets") or ():
         place = data.get("dataset") or ", ".join(

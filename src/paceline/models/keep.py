@@ -55,7 +55,7 @@ class _ChangedError(Exception):
 def keep(
     source: ModelSourceFile, blobs: Path, target: Path, on_read: Callable[[int], object] = lambda size: None
 ) -> KeptFile:
-    """Store a file's content once, and hard-link `target` to it. Return a `KeptFile`.
+    """Store a file's content once, and hard-link `target` to it. Return hash and size.
 
     Args:
         source: The file to read.
@@ -177,7 +177,7 @@ def _hash(fd: int, on_read: Callable[[int], object]) -> str:
 
 
 def _hash_both(fd: int, blob: Path, on_read: Callable[[int], object]) -> tuple[str, Path | None]:
-    """Return a file's hash, and the blob if its content is equal, else None."""
+    """Return an open file's hash, and `blob` if its content is equal, else None."""
     kept: list[str] = []
 
     def hash_kept() -> None:

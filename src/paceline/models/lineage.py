@@ -1,4 +1,4 @@
-"""The lineage of a model: facts about its run at the time of the registration.
+"""The lineage of a model: facts about its run at registration.
 
 The model's record contains the whole lineage, because the run may be removed before the model.
 """

@@ -427,7 +427,7 @@ def register_of_run(
     model_framework_version: str | None = None,
     progress: Progress | None = None,
 ) -> Model:
-    """Register a run's file or folder as a new version, and return the version.
+    """Register a run's file or folder, and return the new version.
 
     model_path: Path in the run, such as "outputs/model"; default: the name of the model.
 

@@ -44,7 +44,7 @@ class Pushed:
 
 
 def place(text: str) -> Source:
-    """Return the `Source` that STORE, STORE:PATH, a URL or an absolute path names.
+    """Return the location that STORE, STORE:PATH, a URL or an absolute path names.
 
     Raises:
         ModelError: The text is none of these.

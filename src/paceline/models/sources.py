@@ -1,4 +1,4 @@
-"""The files from which a model is registered: on this machine or in a run."""
+"""The files from which a model is registered, local or in a run."""
 
 from __future__ import annotations
 

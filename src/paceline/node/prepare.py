@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def prepare(job: Job, folder: RunFolder, node_rank: int, *, apart: bool = False) -> dict[str, Any]:
-    """Prepare everything that the node's workers need. Return a `NodeSetup` as JSON.
+    """Prepare everything that the node's workers need. Return paths and variables as JSON.
 
     With `apart`, also create the workers' folder, because the supervisor can't write to the run's folder on this node.
     """
@@ -118,7 +118,7 @@ def _environment(environment: EnvironmentSpec, folder: RunFolder, node_rank: int
 
 
 def _output(reference: DataReference, folder: RunFolder, node_rank: int, came: Arrived, *, apart: bool) -> Path:
-    """Make an output's folder. Without `apart` (see `prepare`), node 0 checks the store."""
+    """Make and return an output's folder. Without `apart` (see `prepare`), node 0 checks the store."""
     # Only node 0 checks, because it stores the outputs.
     if node_rank == 0 and not apart:
         check_outputs([reference], came)
@@ -187,7 +187,7 @@ def _input(
 def prepare_container(
     environment: EnvironmentSpec, folder: RunFolder, mounts: Iterable[Mount], came: Arrived
 ) -> dict[str, object]:
-    """Return the part of `NodeSetup` that describes the container.
+    """Return interpreter, engine, image and mounts of the container as fields of `NodeSetup`.
 
     `mounts` are mounts that the workers need besides the run's folder. `came` describes the files that were sent to this
     machine with the run.
@@ -244,7 +244,7 @@ def prepare_container(
 
 
 def _kept(environment: EnvironmentSpec, layer: Layer) -> dict[str, object]:
-    """Return the JSON record of an environment that a layer of the image provides."""
+    """Return the JSON record of an environment that an image's layer provides."""
     from paceline.containers import key_of
 
     return {

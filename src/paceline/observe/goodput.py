@@ -63,7 +63,7 @@ Span = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Goodput:
-    """The core- and GPU-seconds of a run, by what the run did in them.
+    """The core- and GPU-seconds of a run, by activity.
 
     Attributes:
         run_id: The run's id.
@@ -143,7 +143,7 @@ class _Sums:
 
 
 def goodput(folder: RunFolder, record: RunRecord) -> Goodput:
-    """Return a run's core- and GPU-seconds, by what the run did in them.
+    """Return a run's core- and GPU-seconds, by activity.
 
     Times for which the run's files are damaged count as unknown.
     """
@@ -311,7 +311,7 @@ def _attempts(record: RunRecord, start: float, end: float) -> Iterator[tuple[Att
 
 
 def _held(record: RunRecord, attempt: Attempt | None) -> tuple[float, float]:
-    """Return the numbers of cores and GPUs of an attempt; by default of the first attempt."""
+    """Return an attempt's numbers of cores and GPUs; None means the first attempt."""
     first = attempt or next(iter(record.attempts), None)
     size = max(record.world_size, 1)
     cores = _count(first.cores) if first else None

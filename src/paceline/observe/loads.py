@@ -52,7 +52,7 @@ def series(folder: RunFolder) -> dict[str, dict[int, dict[str, MetricSeries]]]:
 
 
 def whole(folder: RunFolder, sample: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a sample of means over the whole run, but of maximums for memory.
+    """Return a sample with means over the whole run, and maximums for memory.
 
     The result has only the nodes and ranks of `sample`: an elastic run may have had more in earlier attempts.
     """

@@ -1,4 +1,4 @@
-"""Profile a run's workers: a program on each node samples their stacks while they run."""
+"""Profile a run's workers: a program on each node samples their stacks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 @dataclass(frozen=True)
 class FunctionTime:
-    """The share of the main threads' time that a function takes, from 0 to 1.
+    """A function's share of the main threads' time, from 0 to 1.
 
     own: The share of the function itself.
     whole: The share of the function and of all functions that it calls.
@@ -226,7 +226,7 @@ def _parts(counts: Mapping[tuple[str, str], int], total: int) -> dict[tuple[str,
 
 
 def _place(frames: list[tuple[str, str, int]], told: WorkersReport) -> tuple[str, str, int]:
-    """Return (file, function, line) of the script's innermost frame, else of any code's."""
+    """Return (file, function, line) of the innermost frame of the script, else of any code."""
     own = next((frame for frame in reversed(frames) if wait_graph.is_own(frame[1], told)), frames[-1])
     return own[1], own[0], own[2]
 

@@ -1,4 +1,4 @@
-"""Get the stacks of a run's workers from its supervisor, over a channel of `paceline exec`."""
+"""Get a run's worker stacks from its supervisor, over a channel of `paceline exec`."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     window      the time between two samples, with each rank's steps, seconds waiting for data, and seconds waiting for others
     own time    a rank's seconds in a window without waiting for other ranks: in synchronous training all wait for the slowest
-    straggler   ranks whose own time is 25 % longer than the other ranks' in nearly every window, while these wait for them
+    straggler   ranks whose own time is 25 % longer than the other ranks' in nearly every window, while the other ranks wait
 
 Windows in which a rank made no step are ignored, as during a checkpoint, an evaluation on rank 0 alone, or the start.
 """
@@ -48,7 +48,7 @@ class Counted:
 
 @dataclass(frozen=True, kw_only=True)
 class RankPace:
-    """The time that one rank spent in training, by what the rank did.
+    """The time that one rank spent in training, by activity.
 
     step_s: Seconds per step.
     compute, data, others: Shares of the time, 0 to 1, in which the rank computed, waited for the next batch, and
@@ -267,7 +267,7 @@ def _straggler(
 
 
 def _own(window: Mapping[int, Counted]) -> dict[int, float]:
-    """Return each rank's seconds without waiting for others, for equally many steps."""
+    """Return each rank's seconds without waits for other ranks, scaled to equal step counts."""
     steps = [one.steps for one in window.values()]
     if max(steps) - min(steps) <= 1:
         return {rank: max(0.0, one.passed_s - one.others_s) for rank, one in window.items()}

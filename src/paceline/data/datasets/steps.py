@@ -101,7 +101,7 @@ def columns_step(verb: str, columns: str | Sequence[str]) -> Step:
 
 
 def chosen(step: Step, count: int) -> Sequence[int]:
-    """Return the ascending indices that a dataset step selects of `count` rows or files.
+    """Return the ascending indices that a dataset step selects from `count` rows or files.
 
     The first part of a split has the first round(share x count) indices of `GlobalOrder(count, seed)`.
     """

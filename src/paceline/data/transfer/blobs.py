@@ -30,7 +30,7 @@ _AT_ONCE = 16
 
 
 def parse_place(text: str, default_path: str) -> Source | None:
-    """Return the `Source` that a text names, or None for other text.
+    """Return the location that a text names, or None for any other text.
 
     text: STORE, STORE:PATH, a URL or an absolute path. default_path: Path in the datastore if `text` is STORE alone.
     """
@@ -44,7 +44,7 @@ def parse_place(text: str, default_path: str) -> Source | None:
 
 @contextlib.contextmanager
 def opened(workspace_dir: Path, place: Source) -> Iterator[tuple[Store, str]]:
-    """Yield a source's open store and its path there, "" or ending in "/"."""
+    """Yield the opened store of `place`, and the folder in it: "" or ending in "/"."""
     record, path = place_of(place, workspace_dir)
     with Store(record) as store:
         plain = clean_path(path, store.title).rstrip("/")
@@ -94,7 +94,7 @@ class Blobs:
         return self._infos[sha256].size if sha256 in self._infos else 0
 
     def info(self, sha256: str) -> FileInfo:
-        """Return the `FileInfo` of the stored content with this hash."""
+        """Return the path and size (`FileInfo`) of the content with this hash."""
         return self._infos[sha256]
 
     def has(self, sha256: str, size_bytes: int, *, verify: bool = False) -> bool:

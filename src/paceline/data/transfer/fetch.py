@@ -65,7 +65,7 @@ def fetch(
     say: Say = lambda text: None,
     progress: Progress | None = None,
 ) -> Fetched:
-    """Create `view_dir/<name>` with this node's files of an input. Return a `Fetched`.
+    """Fetch this node's files of an input into `view_dir/<name>`. Return their path and sizes.
 
     If the input is partitioned by rank, each rank of the node gets a folder `view_dir/<name>/rank_<r>`. An input that can be
     read in place gets no folder. An error leaves no folder either.

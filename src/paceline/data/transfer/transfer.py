@@ -275,7 +275,7 @@ async def _fetch(reader: ObjectReader, jobs: Iterator[FileToFetch], meter: Meter
 
 
 async def _take(reader: ObjectReader, waiting: Iterator[FileToFetch], meter: Meter, left: list[FileToFetch]) -> int:
-    """Download files until one fails; append the others to `left`. Return the byte count."""
+    """Download files until one fails; append files not downloaded to `left`. Return the byte count."""
     fetched = 0
     # All 32 tasks share one iterator: they run in one thread, and switch only at a download, so no lock is needed.
     for job in waiting:

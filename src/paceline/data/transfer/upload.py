@@ -91,7 +91,7 @@ def upload_output(
     progress: Progress | None = None,
     begun: Path | None = None,
 ) -> Uploaded:
-    """Store a run's output from `<run_dir>/uploads/<name>`, and return an `Uploaded`.
+    """Store a run's output from `<run_dir>/uploads/<name>`, and return the stored and excluded files.
 
     For a link to another file or folder of the run, Paceline stores the link's target. It leaves out other links, pipes,
     sockets and the like, and reports them through `say` and in the result.

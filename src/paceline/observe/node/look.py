@@ -117,7 +117,7 @@ class Worker:
         self._dump = self.asked_of(self.pid, self.found)
 
     def is_settled(self, since_s: float) -> bool:
-        """Return whether all answers have arrived, or time is up `since_s` after the request."""
+        """Return whether all answers have arrived or timed out, `since_s` seconds after `ask`."""
         if not self._is_dumped:
             if self._dump is not None and not self._dump.is_done():
                 return False

@@ -1,4 +1,4 @@
-"""Find the GPUs and cores of a machine that are used by processes outside Paceline.
+"""Find a machine's GPUs and cores that processes outside Paceline use.
 
 Hosts without Paceline run this text with their own Python, 3.6 or later. So it needs only the standard library, and
 annotations are in quotes.
@@ -48,7 +48,7 @@ def used_gpus(gpus: "Sequence[str]", own: "Collection[int]") -> "dict[str, str]"
 
 
 def used_cores(own: "Collection[int]") -> "dict[int, tuple[float, str]]":
-    """Return {pid: (number of cores, owner and name)} of other busy processes."""
+    """Return {pid: (number of cores, owner and name)} of busy processes outside Paceline."""
     found = {}  # type: dict[int, tuple[float, str]]
     if not os.path.exists("/proc/uptime"):
         return found

@@ -1,4 +1,4 @@
-"""Read facts about a process that may be stuck, and about its children, from the kernel (proc(5)). Linux only."""
+"""Read facts about a process and its children from the kernel (proc(5)). Linux only."""
 
 from __future__ import annotations
 

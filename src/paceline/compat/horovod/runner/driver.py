@@ -152,7 +152,7 @@ class RanksDriver:
         return [address for address in dict.fromkeys(addresses) if address != "127.0.0.1"]
 
     def _gather(self) -> str | None:
-        """Wait until every rank has connected. Return why one has not, or None."""
+        """Wait until every rank has connected. Return an error text on failure, else None."""
         deadline = time.monotonic() + self._job.start_timeout_s
         while any(rank.connection is None for rank in self._ranks):
             # Check after each short wait whether the signal handler, which runs in this thread, has recorded a signal.
@@ -229,7 +229,7 @@ class RanksDriver:
                     place.connection.send_bytes(content)
 
     def _watch(self) -> str | None:
-        """Wait until the ranks end or must stop. Return mpirun's problem, or None."""
+        """Wait until the ranks end or must stop. Return an error text if mpirun was killed, else None."""
         failed_at: float | None = None
         while any(place.exit_code is None for place in self._ranks):
             self._look(_TICK_S)

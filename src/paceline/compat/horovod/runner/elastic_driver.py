@@ -1,4 +1,4 @@
-"""An elastic job of `horovodrun`: attempts on the present hosts, each from the last commit.
+"""An elastic job of `horovodrun`: attempts on available hosts, each resumed from the last commit.
 
     hosts -> ranks start -> a rank is killed, or a host is lost     end the others; continue on the remaining hosts
                          -> there are other hosts                   the ranks end at their next commit, with EXIT_RESIZE
@@ -52,9 +52,9 @@ class ElasticLimits:
 
 
 class ElasticDriver:
-    """A sequence of attempts, until one succeeds or no other one can start.
+    """A runner that repeats attempts until one succeeds or no further attempt can start.
 
-    `job` is a function that returns the job of an attempt for its slots.
+    `job` is a function that returns an attempt's job for the slots of its ranks.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class ElasticDriver:
         return ranks >= self._limits.least and (are_gone or ranks > len(slots))
 
     def _take_commits(self, outcome: RankOutcome) -> bool:
-        """Keep the commits that have arrived completely. Return whether there are any."""
+        """Keep the attempt's completely received commits. Return whether there are any."""
         arrived: dict[str, bytes] = {}
         for number, rank in enumerate(outcome.ranks):
             for name, content in rank.whole_files().items():

@@ -1,4 +1,4 @@
-"""Hosts and slots from `-H`, `--hostfile` or a discovery script, and each rank's place."""
+"""Hosts from `-H`, `--hostfile` or a discovery script, and the slot of each rank."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """A process's host and ranks. `cross_rank` numbers the processes of equal local rank."""
+    """A process's host, ranks and group sizes. `cross_rank` numbers processes of equal local rank."""
 
     rank: int
     host: str
@@ -78,7 +78,7 @@ def named(hosts: str | None, hostfile: str | None, slots: int) -> list[Host]:
 
 
 def slots(hosts: Sequence[Host], ranks: int) -> list[Slot]:
-    """Return each rank's place. Hosts are filled in order of their first mention."""
+    """Return each rank's slot. Hosts are filled in order of their first mention."""
     # A host that is named twice is one host, because mpirun places all of its ranks together.
     names = dict.fromkeys(host.name for host in hosts)
     hosts = [Host(name=name, slots=sum(host.slots for host in hosts if host.name == name)) for name in names]
@@ -189,7 +189,7 @@ def _run(line: str) -> tuple[int, str, str]:
 
 
 class HostWatch:
-    """The present hosts, polled in a thread, without those that have failed.
+    """The available hosts, polled in a thread, without those that have failed.
 
     `cooldown` holds the seconds (from, to) after which a failed host may return: `from` after its first failure, then
     twice as long each time, at most `to`. None means never.

@@ -64,7 +64,7 @@ def parse_args() -> Namespace:
 
 
 def _run(args: Any) -> list[Any] | None:
-    """Run a Horovod-based launcher's job. Return the results of `args.run_func`, else None."""
+    """Run a Horovod-based launcher's job. Return `args.run_func`'s results, or None for a command."""
     # `parse_args` returns a Namespace with `np`. Convert any other object, whose attribute is Horovod's `num_proc`.
     options = args if isinstance(args, Namespace) and hasattr(args, "np") else None
     if options is None:

@@ -91,7 +91,7 @@ class Output:
             ) from error
 
     def _keep(self, rank: int, stream: str, data: bytes) -> None:
-        """Write into the stream's file, or give the file up after an error."""
+        """Write into the stream's file. After an error, close the file for good."""
         file = self._files.get((rank, stream))
         try:
             while file is not None and data:

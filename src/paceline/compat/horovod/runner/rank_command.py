@@ -28,7 +28,7 @@ def with_names(environment: MutableMapping[str, str], package: str, scratch: str
 
 
 def python_command(argv: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Return the command, with `main_script` before a script for this interpreter.
+    """Return the command, with `main_script` inserted before a script that this interpreter runs.
 
     `main_script` records the exception that ends a script, and lets it exit without waiting for other ranks in MPI.
     Interpreters are the same if their links lead to the same file, as in a virtual environment.

@@ -1,4 +1,4 @@
-"""The ranks of a job: their results, the first failure, and their environment variables."""
+"""The ranks of a job: results, first failure and environment variables."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def variables(slot: Slot, size: int, transport: str, master: tuple[str, int]) ->
 
 
 def threads(slots: Sequence[Slot], ranks: Sequence[RankEnd]) -> list[int]:
-    """Return each rank's share of its host's cores."""
+    """Return the number of cores for each rank: an equal share of its host's."""
     cores: dict[str, set[int]] = {}
     for slot, rank in zip(slots, ranks, strict=True):
         # Combine the cores of a host's ranks, because mpirun may have bound each rank to its own cores.
@@ -110,7 +110,7 @@ def threads(slots: Sequence[Slot], ranks: Sequence[RankEnd]) -> list[int]:
 
 
 def with_defaults(environment: Mapping[str, str], threads: int, *, is_one_machine: bool) -> dict[str, str]:
-    """Return the environment, with missing variables set as in Paceline's runs."""
+    """Return the environment with defaults for missing variables, such as OMP_NUM_THREADS (`threads`)."""
     # The ranks write into pipes, where Python would buffer lines. The fault handler shows where a rank has crashed.
     defaults = {
         "OMP_NUM_THREADS": str(threads),

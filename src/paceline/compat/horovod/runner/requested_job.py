@@ -1,4 +1,4 @@
-"""The job that `horovodrun` or `horovod.run` asks for, from its options to its end."""
+"""The job that `horovodrun` or `horovod.run` requests, from options to end."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def elastic_limits(options: Any, np: int) -> ElasticLimits | None:
 
 
 def elastic_hosts(options: Any, np: int) -> HostWatch:
-    """Start to poll the hosts of an elastic job, and return the HostWatch."""
+    """Start to poll the hosts of an elastic job, and return the poller."""
     if options.host_discovery_script:
         ask = from_script(options.host_discovery_script, options.slots)
     else:

@@ -171,7 +171,7 @@ def has_mpi() -> bool:
 
 
 def for_host(environment: Mapping[str, str], host: str) -> dict[str, str]:
-    """Return the environment, for another host without variables specific to this host."""
+    """Return the environment. If `host` is another machine, leave out variables specific to this machine."""
     if is_here(host):
         return dict(environment)
     return {name: value for name, value in environment.items() if not wire.is_of_host(name)}

@@ -71,7 +71,7 @@ class RankStart(TypedDict):
 
 
 class RankEndMessage(TypedDict):
-    """The last message from a rank's process to the driver: how the program ended."""
+    """A rank's last message to the driver: how the program ended."""
 
     exit_code: int
     error: ErrorFile | None

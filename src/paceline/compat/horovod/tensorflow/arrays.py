@@ -22,7 +22,7 @@ _SHARED_BYTES = 1 << 15
 
 
 def host(tensor: tf.Tensor) -> Array:
-    """Return an eager tensor's values, in its memory if possible."""
+    """Return an eager tensor as an array, which shares its memory if possible."""
     view = getattr(tensor, "_numpy_internal", tensor.numpy)
     return checked(np.asarray(view()))
 

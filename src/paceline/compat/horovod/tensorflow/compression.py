@@ -22,7 +22,7 @@ class FP16Compressor(Compressor):
 
 
 class Compression:
-    """The values for an argument `compression=`."""
+    """The compressors for an argument `compression=`."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

@@ -16,7 +16,7 @@ __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]  # noqa: F822 - mad
 
 
 class TensorFlowState(VariablesState):
-    """A state of TensorFlow variables and of plain values, each an attribute.
+    """An elastic training state: TensorFlow variables, and plain values as attributes.
 
     `variables` defaults to all global variables of a TensorFlow 1 graph, and `session` is that graph's session. `kwargs` are
     plain values, such as `batch=0`, which are not copied.

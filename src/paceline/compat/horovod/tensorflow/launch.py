@@ -75,7 +75,7 @@ class Piece:
 
 
 def run(pieces: Sequence[Piece]) -> list[list[tf.Tensor]]:
-    """Run the collectives and return each piece's results. Gradients flow through."""
+    """Run the collectives and return the results of each. Gradients flow through."""
     tensors = [tensor for piece in pieces for tensor in piece.tensors]
     if not tensors:
         results = _results(pieces, [])
@@ -236,7 +236,7 @@ def as_written(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def opened() -> list[tf.Operation]:
-    """Return the operations after which the collectives that are added next must run."""
+    """Return the operations that must run before collectives that are added next."""
     graph = ops.get_default_graph()
     line = _variable() if _is_ordered(graph) else None
     if line is None:
@@ -263,7 +263,7 @@ def run_beside(operation: tf.Operation) -> None:
 
 
 class _Stretch:
-    """Collectives of a graph, uninterrupted by calls of functions that run collectives themselves."""
+    """A sequence of a graph's collectives, not interrupted by functions that run collectives."""
 
     def __init__(self, graph: tf.Graph, line: tf.Variable) -> None:
         self._graph, self._line = graph, line
@@ -354,7 +354,7 @@ def translated() -> Iterator[None]:
 
 
 def aware(call: Callable[P, T]) -> Callable[P, T]:
-    """Wrap a method so that it raises a graph's errors as classes of this module."""
+    """Wrap a method to raise a graph's errors as this module's error classes."""
 
     @functools.wraps(call)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -18,7 +18,7 @@ from paceline.compat.horovod.tensorflow.names import unique_in_graph
 
 
 def reduce_piece(tensors: Sequence[tf.Tensor], name: str | None, how: How, *, grouped: bool) -> Piece:
-    """Return a Piece that reduces one or several tensors over the ranks."""
+    """Return the collective (`Piece`), not yet submitted, that reduces the tensors over the ranks."""
 
     def submit(arrays: list[Array]) -> int:
         # Allocate memory for each run: the results of the previous run of this graph may still be in use.
@@ -40,7 +40,7 @@ def reduce_piece(tensors: Sequence[tf.Tensor], name: str | None, how: How, *, gr
 def gather_piece(
     tensors: Sequence[tf.Tensor], name: str | None, process_set: ProcessSet, *, grouped: bool = False
 ) -> Piece:
-    """Return the collective operation, not yet submitted, that gathers one or several tensors from all ranks."""
+    """Return the collective (`Piece`), not yet submitted, that gathers the tensors from all ranks."""
     if any(tensor.shape.rank == 0 for tensor in tensors):
         raise HorovodInvalidArgumentError(
             message="a tensor without dimensions has no rows to gather; use tf.reshape(tensor, [1])."
@@ -70,7 +70,7 @@ def gather_piece(
 def sparse_pieces(
     slices: tf.IndexedSlices, name: str | None, how: How, decompress: Callable[[tf.Tensor], tf.Tensor]
 ) -> tuple[list[Piece], Callable[[list[list[tf.Tensor]]], tf.IndexedSlices]]:
-    """Return two Pieces that gather a sparse tensor, and a function that joins their results."""
+    """Return two collectives that gather a sparse tensor, and a function that joins their results."""
     if how.op not in (Average, Sum):
         raise NotImplementedError(
             "a tf.IndexedSlices can be reduced with op=hvd.Average or op=hvd.Sum only; convert it with "
@@ -98,7 +98,7 @@ def sparse_pieces(
 
 
 def rows_shape(tensor: tf.Tensor) -> tf.TensorShape:
-    """Return the tensor's static shape with any number of rows."""
+    """Return the tensor's static shape with an unknown first dimension."""
     return tensor.shape if tensor.shape.rank is None else tf.TensorShape([None, *tensor.shape[1:]])
 
 
@@ -118,7 +118,7 @@ def dense(grad: Gradient) -> tf.Tensor:
 
 
 def _own_part(averaged: tf.Tensor, rows: tf.Tensor, tensor: tf.Tensor, process_set: ProcessSet) -> tf.Tensor:
-    """Return this rank's part of the averaged gradient of an all-gather's result."""
+    """Return this rank's rows of an all-gather's averaged gradient."""
     place = process_set.rank()
     start = tf.reduce_sum(rows[:place])
     part = averaged[start : start + rows[place]]

@@ -26,7 +26,7 @@ __all__ = ["Accumulator", "Reduction", "distributed", "divided", "reduce_gradien
 def reduce_gradients(
     grads: Sequence[Gradient], variables: Sequence[tf.Variable], how: Reduction, local: Collection[tf.Variable] = ()
 ) -> list[Gradient]:
-    """Reduce gradients over the ranks: dense, sparse or None.
+    """Reduce gradients, each dense, sparse or None, over the ranks.
 
     The gradients of `local` variables are not reduced, but divided by the number of ranks if `how.scale_local_gradients`.
     The variables' paths or names match the gradients of different ranks, so their order may differ. A rank outside the
@@ -110,7 +110,7 @@ def _groups(
 def _small(
     places: Sequence[int], grads: list[tf.Tensor], variables: Sequence[tf.Variable], names: Sequence[str]
 ) -> list[tuple[str, list[int]]]:
-    """Return (name, positions) of small gradients of one dtype to reduce together."""
+    """Return (name, positions) of each group of small gradients, one group per dtype."""
     # Make one request per dtype. Its name has a checksum of the gradients, because all ranks must combine the same ones.
     by_type: dict[tf.DType, list[int]] = {}
     for i in places:

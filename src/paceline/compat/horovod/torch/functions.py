@@ -135,7 +135,7 @@ def _without_tensors(value: object, tensors: list[torch.Tensor]) -> object:
 
 
 def _receive(sent: object, root_rank: int, own: list[torch.Tensor]) -> Any:
-    """Replace the placeholders in `sent` by the root's tensors."""
+    """Replace placeholders in `sent` by the root's tensors, which the root has in `own`."""
     under_way: list[int] = []
     is_root, left = basics.rank() == root_rank, iter(own)
 

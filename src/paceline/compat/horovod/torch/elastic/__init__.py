@@ -25,7 +25,7 @@ __all__ = ["ElasticSampler", "TorchState", "run"]
 
 
 class ElasticSampler(Sampler[int]):
-    """A sampler of this rank's share of the samples that are left in an epoch.
+    """A sampler of this rank's share of an epoch's remaining samples.
 
     All ranks get equally many samples, so some samples appear twice. Call record_batch after each batch, and set_epoch at the END
     of an epoch.
@@ -49,7 +49,7 @@ class ElasticSampler(Sampler[int]):
         self.processed_num = min(self.processed_num + batch_size * self.num_replicas, len(self.dataset))
 
     def get_indices(self, batch_idx: int, batch_size: int) -> list[int]:
-        """Return this rank's samples of a batch."""
+        """Return the dataset indices of this rank's batch number `batch_idx`."""
         return self.indices[batch_idx * batch_size : (batch_idx + 1) * batch_size]
 
     def state_dict(self) -> dict[str, int]:
@@ -83,7 +83,7 @@ class ElasticSampler(Sampler[int]):
 
 
 class TorchState(ObjectState):
-    """A state of a model, an optimizer, samplers, and plain values, each an attribute.
+    """An elastic training state: model, optimizer, samplers and plain values, as attributes.
 
     Saving copies values that have a handler (models, optimizers, ElasticSamplers and registered types). Other values are not
     copied.
