@@ -135,7 +135,7 @@ def _check_outside(workspace_dir: Path, backups: place.Backups) -> None:
 
 @contextlib.contextmanager
 def _spool(workspace_dir: Path) -> Iterator[Path]:
-    """Yield a folder of the workspace for temporary copies, which is locked meanwhile."""
+    """Yield a locked folder of the workspace for temporary copies."""
     folder = workspace_dir / _SPOOL
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -210,7 +210,7 @@ class _Copy:
         )
 
     def flush(self) -> None:
-        """Store the temporary copies in the datastore, and remove them."""
+        """Store the temporary copies in the datastore, then delete the copies."""
         self._blobs.put(sorted(self._copies.items()))
         self.stored += len(self._copies)
         self.stored_bytes += self._copied_bytes
@@ -237,7 +237,7 @@ class _Copy:
                     self.left_out[name] = f"a folder that can't be read: {error.strerror}"
 
     def _entry(self, name: str, *, is_live: bool) -> list[BackupEntry]:
-        """Return a list with a path's entry, or [] if the backup excludes the path."""
+        """Return [entry] for the path `name`, or [] if the backup excludes the path."""
         status = os.lstat(self._top / name)
         mode, mtime_ns = stat.S_IMODE(status.st_mode) & 0o777, max(0, status.st_mtime_ns)
         if stat.S_ISDIR(status.st_mode):
@@ -307,7 +307,7 @@ class _Copy:
 
 
 def _whole_lines(file: IO[bytes], size: int) -> int:
-    """Return the offset of the end of the last whole line in a file."""
+    """Return the offset after the last whole line in a file's first `size` bytes."""
     at = size
     while at > 0:
         begin = max(0, at - _CHUNK)

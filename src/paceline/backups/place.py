@@ -172,7 +172,7 @@ class Backups:
                     remove_file(self.store, path)
 
     def _check_abandoned(self, path: str) -> None:
-        """Raise DataError unless the process that holds the lock has ended."""
+        """Raise DataError if the process that holds the lock file `path` may still run."""
         try:
             holder = json.loads(read_bytes(self.store, path) or b"{}")
             host, pid, time_utc = holder.get("host"), holder.get("pid"), holder.get("time_utc")
@@ -205,6 +205,6 @@ class Backups:
 
 
 def _start_of(pid: int) -> str | None:
-    """Return a process's start time, unequal for a later process with this pid, or None."""
+    """Return a process's start time, or None if no process has this pid."""
     fields = processes.stat_of(pid)
     return fields[_STARTTIME] if fields else None

@@ -114,7 +114,7 @@ def restore(
 
 
 def verify(workspace_dir: Path, source: Source, backup_id: str | None = None) -> tuple[Backup, list[str]]:
-    """Read all contents of a backup. Return the backup and the names of damaged files."""
+    """Read a backup's contents. Return the backup and the names of damaged files."""
     with place.open_backups(workspace_dir, source) as backups:
         backup = backups.get(backup_id)
         files = [entry for entry in backups.entries(backup) if entry.kind == "file"]
@@ -137,7 +137,7 @@ def _of_run(entries: Sequence[BackupEntry], run: str, backup: Backup) -> list[Ba
 
 @contextlib.contextmanager
 def _stage(top: Path) -> Iterator[Path]:
-    """Yield the folder in which the restored files are built, which is locked meanwhile."""
+    """Yield the locked folder in which the restored files are built."""
     stage = top / _STAGE
     try:
         stage.mkdir(parents=True, mode=0o700, exist_ok=True)
@@ -157,7 +157,7 @@ def _stage(top: Path) -> Iterator[Path]:
 
 
 def _without_existing(entries: Sequence[BackupEntry], top: Path) -> tuple[list[BackupEntry], list[str]]:
-    """Return the entries to restore, and the names in the workspace that stay unchanged."""
+    """Return the entries to restore into `top`, and existing names that stay unchanged."""
     units = {entry.unit for entry in entries if "/" in entry.unit}
     there = sorted(unit for unit in units if os.path.lexists(top / unit))
     kept = [unit for unit in there if unit.partition("/")[0] in _STAY or unit in _STAY]
@@ -230,7 +230,7 @@ def _build(entries: Sequence[BackupEntry], stage: Path) -> None:
 
 
 def _end_runs(entries: Sequence[BackupEntry], files: Path, backup: Backup) -> list[str]:
-    """Record as Failed all runs that were active when the backup was made. Return their ids."""
+    """Mark restored runs that were active during the backup as Failed. Return their ids."""
     ended = []
     for unit in sorted({entry.unit for entry in entries if entry.name.startswith("runs/") and "/" in entry.unit}):
         folder = RunFolder(files / unit)

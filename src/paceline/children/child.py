@@ -83,7 +83,7 @@ def is_cut_off(folder: RunFolder) -> bool:
 
 
 def follow_log(folder: RunFolder, line: Callable[[str], None]) -> RunRecord:
-    """Call `line` for each log line until the run has ended. Return its record."""
+    """Call `line` with each log line until the run ends. Return the run's record."""
     tail, lines = Tail(folder.driver_log), LineAssembler()
     try:
         while True:

@@ -149,7 +149,7 @@ class ParentController(abc.ABC, Generic[State]):
 
     @abc.abstractmethod
     def end_reason(self) -> str | None:
-        """Return why the run must end now, or None."""
+        """Return why the run must end now; None to continue."""
 
     @abc.abstractmethod
     def stop_all(self, reason: str) -> None:
@@ -187,7 +187,7 @@ def counts_text(noun: str, statuses: Iterable[str]) -> str:
 
 
 def close(folder: RunFolder, record: RunRecord, failure: FailureReport | None, digest: str = "") -> RunRecord:
-    """Write the end of a run, whose children have ended, into its record.
+    """Record the end of a run whose children have ended. Return the record.
 
     `failure` is None for a Completed run. If there is a cancel request, the run is Canceled instead. `digest` is the text of
     the notifications, such as the results of a sweep.

@@ -94,7 +94,7 @@ class Refusals:
         self._pause, self._since = 0.0, None
 
     def refused(self, what: str, error: EngineError, *, others_run: bool, advice: str = "") -> float:
-        """Extend the backoff after the engine refused a child. Return its length in seconds.
+        """Extend the backoff after the engine refused a child. Return the backoff in seconds.
 
         `what` is the kind of the child, such as "trial". `others_run` tells whether other children are live: their end may
         free resources, so the time limit starts again. `advice` is the last sentence of the error.

@@ -148,7 +148,7 @@ def _outcome(folder: RunFolder) -> StepComparison:
 
 
 def _problem(record: RunRecord, outcome: StepComparison, steps: int, where: str, name: str) -> str:
-    """Return the reason why the two runs can't be compared, or "" if they can."""
+    """Return why a run can't be compared step by step, or "" if it can."""
     see = f"See `paceline logs {record.run_id}`."
     if record.status != states.COMPLETED:
         why = record.failure.exception or record.failure.message if record.failure is not None else record.status

@@ -123,7 +123,7 @@ def rank_colour(rank: int) -> int:
 
 
 def state_named(text: str) -> str:
-    """Return the state with this name, in lower or upper case, for `--status`."""
+    """Return the run state that a `--status` value names, ignoring case."""
     for state in states.ALL:
         if state.lower() == text.lower():
             return state

@@ -162,7 +162,7 @@ def option_message(option: str, text: str, argv: Sequence[str]) -> str:
 
 
 def _shape(words: Sequence[str]) -> str | None:
-    """Return the value of -j for torchrun's --nnodes and --nproc_per_node, or None."""
+    """Return "-j 2x4" for torchrun's `--nnodes=2 --nproc_per_node=4`, or None without these."""
     given = {}
     for number, word in enumerate(words):
         name, _, value = word.partition("=")

@@ -161,7 +161,7 @@ def _nothing(record: RunRecord) -> None:
 
 @dataclass(frozen=True)
 class LogPart:
-    """The part of a log file from an offset to its end."""
+    """The part of a log file from an offset to the file's end."""
 
     path: Path
     offset: int = 0

@@ -88,7 +88,7 @@ class VerbGroup(_Command, click.Group):
     """A group of verbs. Its `--help` shows the whole first sentence of each verb."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the verbs in the order of their table."""
+        """Return the verbs' names in their order in `--help`."""
         return [*self.commands]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -172,8 +172,8 @@ def _pair(word: str) -> tuple[str, str]:
 class PipelineFile:
     """The content of a pipeline file.
 
-    `values` are the secrets and `leave_out` the files with secrets of all steps, as in
-    `paceline.job_files.description.Asked`.
+    `values` maps the names of all steps' secrets from dotenv files to the secrets. `leave_out` lists files that contain
+    secrets, which snapshots leave out.
     """
 
     pipeline: Pipeline

@@ -252,7 +252,7 @@ def _summary(folder: RunFolder, record: RunRecord, facts: RunFacts | None) -> di
 
 
 def _differing(runs: Sequence[RunFacts]) -> list[str]:
-    """Return the names of parameters that differ among the runs, the most frequent first."""
+    """Return at most `_PARAMS` names of differing parameters, those of most runs first."""
     counts = Counter(name for facts in runs for name in facts.params)
     differ = [name for name, _ in counts.most_common() if len({facts.params.get(name) for facts in runs}) > 1]
     return differ[:_PARAMS]
@@ -261,7 +261,7 @@ def _differing(runs: Sequence[RunFacts]) -> list[str]:
 def _print_groups(
     runs: Sequence[RunFacts], by: RunField, fields: Sequence[RunField], sort: str, *, as_json: bool
 ) -> None:
-    """Print a line for each group of runs, by default with duration and main metric."""
+    """Print `fields`, or duration and main metric, for each group of runs with equal `by`."""
     main = next(filter(None, (main_metric(facts.metrics) for facts in runs)), None)
     shown = list(fields) or [field_of(name) for name in ("duration", *([f"metrics.{quoted(main)}"] if main else []))]
     groups = grouped(runs, by, sort)

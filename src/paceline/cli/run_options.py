@@ -312,7 +312,7 @@ def words(given: Given) -> tuple[Path | None, dict[str, Any]]:
 
 
 def one_file(requirements: list[str] | None) -> str | None:
-    """Return the only requirements file, or raise if there are several."""
+    """Return the requirements file, or None without one. Raise JobError for several."""
     if requirements and len(requirements) > 1:
         raise JobError(
             f"--requirements was given {len(requirements)} times ({', '.join(requirements)}). Give one file, which may "
@@ -416,10 +416,10 @@ def values_and_arguments(file: str, words: list[str]) -> tuple[dict[str, str], l
 
 
 def _project(script: Path | None, source: Path | None) -> dict[str, str]:
-    """Return the source folder, and the working directory relative to that folder.
+    """Return the job's `source_directory`, and `working_directory` relative to that folder.
 
-    The folder is the git repository that holds the script or, without a script, the working directory. Outside a repository
-    it is the working directory if the script is below it, else the script's own folder.
+    The folder is `source`. By default it is the git repository that holds the script or, without a script, the working
+    directory. Outside a repository it is the working directory if that contains the script, else the script's own folder.
     """
     here = os.getcwd()
     folder = os.path.dirname(os.path.realpath(script)) if script is not None else here
@@ -448,7 +448,7 @@ def _file_name(name: str) -> str:
 
 
 def _command(first: Path, further: int) -> list[str] | None:
-    """Return the words behind `--` if they are a command of their own, else None.
+    """Return the words behind `--` if no script precedes them, else None.
 
     `first` is the word that the parser took for the script, and `further` the number of words after it.
     """

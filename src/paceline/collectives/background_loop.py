@@ -61,7 +61,7 @@ _GRACE_S = 3.0
 
 
 class _Caller(threading.local):
-    """A context in which this thread waits for each operation after submitting it."""
+    """A context manager for a thread that waits at once for each submitted operation."""
 
     waits_at_once = False
 
@@ -326,7 +326,7 @@ class BackgroundLoop:
             return True
 
     def _step(self) -> bool:
-        """Send new requests and receive agreements. Return whether there were any.
+        """Send new requests and receive agreements. Return False if there were neither.
 
         The caller holds the lock `_turn`.
         """

@@ -224,7 +224,7 @@ class Coordinator:
         self._check(key, requests)
 
     def _to_open(self, key: Key, requests: dict[int, Request]) -> None:
-        """Replace requests that ranks have sent as slot numbers by full requests."""
+        """Add full requests to `requests` for ranks that have sent a slot number."""
         slot = self._slot_of.get(key, -1)
         if slot >= 0 and self._requested[slot]:
             mask, self._requested[slot] = self._requested[slot], 0
@@ -266,7 +266,7 @@ class Coordinator:
             yield agreement
 
     def _slot(self, key: Key, requests: dict[int, Request]) -> int:
-        """Return the slot number for repetitions of these requests, or -1 without one."""
+        """Return the slot number for repetitions of these requests, -1 without a slot."""
         # A name that was seen only once gets no slot, so that names that are new in each step do not fill the cache. No
         # name gets a slot once the cache is full.
         slot = self._slot_of.get(key, -1)
@@ -345,7 +345,7 @@ class ResponseCache:
 
 
 def inline_payload(task: CollectiveTask) -> bytes | None:
-    """Return the array that travels with a small reduction's request, else None."""
+    """Return the array that travels with a small reduction's request, None for other tasks."""
     request = task.request
     if (
         request.kind != ALLREDUCE

@@ -50,7 +50,7 @@ def streams_of(device: torch.device) -> ModuleType | None:
 
 
 def ready(device: torch.device) -> torch.cuda.Event | None:
-    """Return a CUDA event that marks the tensors as computed, None on a CPU."""
+    """Return a CUDA event that follows all queued work, or None on a CPU."""
     streams = streams_of(device)
     if streams is None:
         return None
@@ -88,7 +88,7 @@ def join(
 
 @contextlib.contextmanager
 def translated(rank: int) -> Iterator[None]:
-    """Turn torch's errors into a CollectivesError that says what to do."""
+    """Raise torch's errors in the block as CollectivesError, with `rank` and advice."""
     try:
         yield
     except (RuntimeError, OSError) as error:

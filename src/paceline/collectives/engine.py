@@ -245,7 +245,7 @@ class Engine:
         return bool(self._change_sets("remove", (number,), lambda _: self._sets.drop(number)).wait())
 
     def process_sets(self) -> dict[int, tuple[int, ...]]:
-        """Return number of a process set -> its ranks."""
+        """Return the ranks of each process set, by number."""
         return dict(self._sets.ranks)
 
     def observe(self, callback: Callable[..., object], *, arrivals: bool = False) -> None:
@@ -259,7 +259,7 @@ class Engine:
         self._sets.observe(callback, arrivals=arrivals)
 
     def ignore(self, callback: Callable[..., object]) -> None:
-        """Remove a callback of `observe`. An unknown one is ignored."""
+        """Remove a callback of `observe`, if it is registered."""
         self._sets.ignore(callback)
 
     def _reduce(
@@ -422,7 +422,7 @@ def _check_rows(kind: str, name: str, arrays: Sequence[Array]) -> None:
 
 
 def _copy_back(targets: Sequence[Array | None], grouped: bool) -> Callable[[Any], object]:
-    """Return a function that copies an operation's results to non-contiguous output arrays."""
+    """Return a function that copies a result, or a list if `grouped`, into `targets`."""
 
     def copied(result: Array, target: Array | None) -> Array:
         if target is None:

@@ -174,7 +174,7 @@ class GlooTransport:
         )
 
     def _reduce(self, array: Array, op: str) -> None:
-        """All-reduce the array in place. Convert it to a dtype that Gloo supports."""
+        """All-reduce the array in place, in a dtype that Gloo supports."""
         import numpy
 
         kind, name = array.dtype.kind, array.dtype.name
@@ -220,7 +220,7 @@ class GlooTransport:
             raise ShutDownError(f"{what} over Gloo has failed in the middle: {_short(error)}") from error
 
     def _say_why(self) -> None:
-        """Wait shortly for another rank's report of the failure, and raise it."""
+        """Raise the failure that another rank reports, if a report comes soon."""
         end_s = time.monotonic() + _WHY_S
         while self._reason is None and time.monotonic() < end_s:
             for rank, link in self._links.items():
@@ -278,7 +278,7 @@ class GlooTransport:
                 link.send(data)
 
     def _hear(self, end_s: float) -> None:
-        """Wait until each rank has said goodbye, or its connection is closed."""
+        """Wait until each rank has left or disconnected, at most until `end_s`."""
         waiting = dict(self._links)
         while True:
             for rank, link in list(waiting.items()):

@@ -153,7 +153,7 @@ def own_address(host: str, port: int) -> str:
 
 
 def _greeted(connected: socket.socket, key: bytes) -> int:
-    """Return the peer's rank, or -1 if it does not prove that it has the key."""
+    """Return the peer's rank, or -1 if the peer lacks the key."""
     end_s = time.monotonic() + _HELLO_S
     hello = b""
     with contextlib.suppress(OSError):

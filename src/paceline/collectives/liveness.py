@@ -204,7 +204,7 @@ def report(
     resolved: bool = False,
     environ: Mapping[str, str] = os.environ,
 ) -> None:
-    """Append a JSON line about a stalled operation to the file PACELINE_STALL_FILE."""
+    """Append a JSON line on a stalled or `resolved` operation to the file $PACELINE_STALL_FILE."""
     # Write a line when an operation is late, and one with `"resolved": true` when it ends. `ranks` are world ranks.
     path = environ.get(FILE_VARIABLE, "")
     if not path:

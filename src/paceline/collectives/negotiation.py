@@ -100,7 +100,7 @@ class Negotiation:
         return True
 
     def perform(self) -> None:
-        """Perform the queued operations. If the response was the last, fail all others."""
+        """Perform the queued operations. After the last response, fail all other tasks."""
         todo = self.todo
         if todo:
             self.doing = (time.monotonic(), f"{todo[0][1].request.kind} {todo[0][1].request.name!r}")

@@ -31,7 +31,7 @@ def sum_type(dtype: str) -> str:
 
 
 def operation(op: str, dtype: str) -> str:
-    """Return the operation on the ranks' arrays, such as "sum" for an average."""
+    """Return the operation that combines the ranks' arrays, such as "sum" for "average"."""
     # An average of bools, truncated to an integer, is true only if all of them are.
     if op == "average":
         return "min" if dtype == "bool" else "sum"

@@ -200,7 +200,7 @@ class Reducer:
         return self._small_bytes(multiplied) if self._fusion.has_shared_memory else 0
 
     def _small_bytes(self, multiplied: bool) -> int:
-        """Return the array size in bytes below which arrays are fused."""
+        """Return the size in bytes below which arrays, scaled if `multiplied`, are fused."""
         # Half-precision arrays always go through a buffer, because MPI does not support them.
         if not self._fusion.has_shared_memory:
             return min(DIRECT_BYTES, self._fusion_bytes)

@@ -64,7 +64,7 @@ class ProcessSets:
         return loop
 
     def device_group(self, number: int, place: torch.device) -> DeviceGroup:
-        """Return the process set's NCCL group on the device of `place`."""
+        """Return the process set's NCCL group on the device `place`."""
         # Create the group at the first operation of the process set, because all ranks perform that operation.
         from paceline.collectives import device
 
@@ -161,7 +161,7 @@ class ProcessSets:
             loop.forsake(error)
 
     def stop(self) -> None:
-        """Leave all process sets, and wait until the other ranks have received that."""
+        """Leave all process sets, and wait until the other ranks know it."""
         if self._failure is not None and not self._world.lost_ranks:
             # Wait for reports of dead ranks: a dying process closes its connections some time before the kernel reports its end.
             time.sleep(_DYING_S)

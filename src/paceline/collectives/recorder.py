@@ -128,7 +128,7 @@ def board(environ: Mapping[str, str] = os.environ) -> RankBoard | None:
 
 
 def begin(text: str, number: int = 0) -> int:
-    """Record the start of a collective. Return a number for `end`."""
+    """Record the start of a collective, `number` in its sequence. Return a slot for `end`."""
     present = _board if _is_made else board()
     return -1 if present is None else present.begin(text, number)
 
@@ -141,7 +141,7 @@ def end(place: int) -> None:
 
 @contextmanager
 def under_way(text: str, number: int = 0) -> Iterator[None]:
-    """Record a collective that runs within the block."""
+    """Record a collective during the block. Parameters as in `begin`."""
     place = begin(text, number)
     try:
         yield

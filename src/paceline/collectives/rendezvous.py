@@ -122,7 +122,7 @@ class Meeting:
 
     @contextmanager
     def translated(self, what: str) -> Iterator[None]:
-        """Turn torch's errors into a one-sentence CollectivesError."""
+        """Raise torch's errors in the block as CollectivesError: "could not <what>"."""
         try:
             yield
         except (RuntimeError, OSError, EOFError) as error:
@@ -270,7 +270,7 @@ class SignedStore:
         self._store.set(name, data)
 
     def get_bytes(self, name: str) -> bytes:
-        """Wait until the name has a value, and return its bytes."""
+        """Wait until the name has a value. Return the value as bytes."""
         data = bytes(self._store.get(name))
         is_signed = data.startswith(_SIGNED) and len(data) >= _HEAD_BYTES
         if self._key is None:

@@ -88,7 +88,7 @@ class Agreement(NamedTuple):
 
 
 def agree(requests: Mapping[int, Request], joined: bool = False) -> Agreement:
-    """Compare the ranks' requests. Return their agreement, or an agreement on an error."""
+    """Return the ranks' agreement, with an error if requests differ or exclude a `joined` rank."""
     # Compare all requests with that of the lowest rank, so that the message does not depend on the order of arrival.
     first_rank = min(requests)
     first = requests[first_rank]

@@ -63,7 +63,7 @@ class EngineSettings:
 
     @property
     def gathering_s(self) -> float:
-        """How many seconds to collect submissions; `chosen` has set them."""
+        """The time to collect submissions, in seconds, which `chosen` has set."""
         assert self.cycle_s is not None, "chosen() gives one"
         return self.cycle_s
 

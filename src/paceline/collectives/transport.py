@@ -152,11 +152,11 @@ class SharedSegments:
         self._maps, self._barrier, self._turn = maps, barrier, 0
 
     def fill(self, dtype: DType) -> Array:
-        """Return this rank's segment. The caller fills it, and then calls `meet`."""
+        """Return this rank's segment as an array, which the caller fills before `meet`."""
         return self._segment(self.rank, dtype)
 
     def meet(self, dtype: DType) -> list[Array]:
-        """Wait until all ranks have filled their segments, and return these."""
+        """Wait until all ranks have filled their segments, and return all segments."""
         # After this barrier, ranks may read each other's segments until the next call.
         self._barrier()
         segments = [self._segment(rank, dtype) for rank in range(len(self._maps))]

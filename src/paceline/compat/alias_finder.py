@@ -60,7 +60,7 @@ class AliasFinder:
         return ModuleSpec(fullname, loader, origin=own.origin, is_package=bool(own.submodule_search_locations))
 
     def absent(self, rest: str) -> str | None:
-        """Return why Paceline lacks a submodule and what replaces it, or None."""
+        """Return why Paceline lacks a submodule and what replaces it, None for others."""
         return next((why for name, why in self._absent.items() if f"{rest}.".startswith(f"{name}.")), None)
 
     def install(self) -> None:

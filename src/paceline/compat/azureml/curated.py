@@ -47,5 +47,5 @@ def is_curated(name: object) -> bool:
 
 
 def module_of(name: str) -> str:
-    """Return the main module of a curated environment, such as "torch", or ""."""
+    """Return a curated environment's main module, such as "torch", or "" if unknown."""
     return next((module for word, module in _MODULES.items() if word in name.lower()), "")

@@ -180,7 +180,7 @@ _OF: dict[type[errors.PacelineError], type[AzureMLException]] = {
 
 
 def raise_as_sdk(error: errors.PacelineError) -> NoReturn:
-    """Raise Paceline's error as an exception that is of the SDK's class too."""
+    """Raise the error as an exception of its own class and the SDK's."""
     if isinstance(error, AzureMLException):
         raise error
     above = next(above for above in type(error).__mro__ if above in _OF)

@@ -37,7 +37,7 @@ def add_version(workspace: Workspace, kind: str, name: str, data: Mapping[str, o
 
 
 def version(workspace: Workspace, kind: str, name: str, number: int | None = None) -> tuple[int, Document] | None:
-    """Return the number and content of a version, by default the latest, or None."""
+    """Return (number, content) of a record's version, by default the latest; None if missing."""
     registry = _registry(workspace, kind)
     if not isinstance(name, str) or not RULE.fullmatch(name):
         return None
@@ -59,7 +59,7 @@ def documents(workspace: Workspace, kind: str) -> Documents:
 
 
 def update(workspace: Workspace, kind: str, name: str, values: Mapping[str, object]) -> None:
-    """Set these values in a name's record. The record keeps its other values."""
+    """Set `values` in the record called `name`. The record keeps all other values."""
     kept = documents(workspace, kind)
     with _registry(workspace, kind).locked():
         kept.put(name, {**(kept.read(name) or {}), **values})
@@ -74,7 +74,7 @@ def _folder(workspace: Workspace) -> Path:
 
 
 def late(module: str, name: str) -> Any:
-    """Import and return an object of a module of this package, such as `core.model`."""
+    """Import and return the object `name` of this package's `module`, such as `core.model`."""
     return getattr(importlib.import_module(f"paceline.compat.azureml.{module}"), name)
 
 

@@ -54,7 +54,7 @@ __all__ = [*INSTEAD, "ScheduleRecurrence", "TimeZone"]  # noqa: PLE0604 - the na
 
 
 def refuse(what: str) -> ScenarioNotSupportedException:
-    """Return the exception for a call that would publish or look up a pipeline."""
+    """Return the exception for `what`, a call that publishes or looks up pipelines."""
     return ScenarioNotSupportedException(f"{what} is not supported. {_NO_PUBLISHING}")
 
 

@@ -71,7 +71,7 @@ uninstall = _FINDER.uninstall
 
 
 def _real_package() -> str | None:
-    """Return the path of the real Horovod package, or None."""
+    """Return the real Horovod package's path, or None if it is missing."""
     # A loaded `horovod` is the real package unless it is Paceline's own module, or the shim while the shim's code runs.
     loaded = sys.modules.get("horovod")
     if loaded is not None and not loaded.__name__.startswith(_OURS) and not is_initialising(loaded):

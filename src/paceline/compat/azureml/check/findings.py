@@ -160,7 +160,7 @@ class _Visitor(ast.NodeVisitor):
             self._held[name] = classes
 
     def _classes(self, node: ast.AST) -> tuple[type, ...]:
-        """Return (class,) for an expression that names a class of the SDK, otherwise ()."""
+        """Return (class,) for an expression that names an SDK class, otherwise ()."""
         first, _, rest = (_dotted(node) or "").partition(".")
         if first not in self._names:
             return ()
@@ -168,7 +168,7 @@ class _Visitor(ast.NodeVisitor):
         return (found,) if isinstance(found, type) else ()
 
     def _made(self, node: ast.AST) -> tuple[type, ...]:
-        """Return the classes of which an expression may be an instance, or () if unknown."""
+        """Return an expression's possible classes, or () if unknown."""
         if isinstance(node, ast.Name):
             return self._held.get(node.id, ())
         if not isinstance(node, ast.Call):
@@ -264,7 +264,7 @@ class _Visitor(ast.NodeVisitor):
 
 
 def missing(name: str) -> str | None:
-    """Return why an SDK name such as "azureml.core.Run.get_context" is missing, or None."""
+    """Return why an SDK name such as "azureml.core.Run.get_context" is missing, None if present."""
     return _looked_up(name)[1]
 
 
@@ -329,7 +329,7 @@ def _dotted(node: ast.AST) -> str | None:
 
 
 def of_old_library(name: str) -> str | None:
-    """Return how to replace a name of an outdated library, or None."""
+    """Return how to replace an outdated library's name, or None for other names."""
     for pattern, text in _COMPILED:
         if (match := pattern.search(name)) is not None:
             return text.format(*match.groups())

@@ -32,7 +32,7 @@ def given_by_call(kind: type) -> tuple[type, ...]:
 
 
 def given_by(owner: type, method: str) -> tuple[type, ...]:
-    """Return the known classes of which a method may return an instance."""
+    """Return the known classes of objects that a method may return."""
     function = getattr(owner, method, None)
     if not callable(function) or refusal(function) is not None:
         return ()
@@ -52,7 +52,7 @@ _OF_AUTOML = (
 
 
 def missing(classes: tuple[type, ...], name: str) -> str | None:
-    """Return why an attribute is missing or refused in each of these classes, or None."""
+    """Return why all `classes` lack or refuse the attribute, None if one has it."""
     whys = [_missing(one, name) for one in classes]
     # Prefer the message of a method that always raises: it names the alternative.
     return min(whys, key=lambda why: " has no " in str(why)) if all(whys) else None

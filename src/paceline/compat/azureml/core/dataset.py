@@ -127,7 +127,7 @@ class TabularDatasetFactory:
         invalid_lines: str = "error",
         encoding: str = "utf8",
     ) -> TabularDataset:
-        """Return a dataset of the rows of files with a JSON object on each line."""
+        """Return a dataset of rows from files with one JSON object per line."""
         return TabularDataset.of(
             paceline.Dataset.Tabular.from_json_lines_files(
                 _place(path),
@@ -149,7 +149,7 @@ class TabularDatasetFactory:
         show_progress: bool = True,
         **others: object,
     ) -> TabularDataset:
-        """Register a frame as a new version of a dataset, and return this version."""
+        """Register a data frame as a new version of a dataset, and return this version."""
         return TabularDataset.of(
             paceline.Dataset.Tabular.register_pandas_dataframe(
                 dataframe, _target(target), name, description, tags, show_progress
@@ -158,7 +158,7 @@ class TabularDatasetFactory:
 
     @staticmethod
     def from_sql_query(*arguments: object, **named: object) -> NoReturn:
-        """Raise UserErrorException: query the database with its own library, and register the frame."""
+        """Raise UserErrorException: query the database, and register a data frame instead."""
         raise UserErrorException(
             "Dataset.Tabular.from_sql_query is not supported. Query the database, then call register_pandas_dataframe."
         )
@@ -265,7 +265,7 @@ class DataType:
 
     @staticmethod
     def to_datetime(formats: object = None) -> str:
-        """Return the type of dates. Only the first of the strptime `formats` counts."""
+        """Return the column type of dates. Only the first of the strptime `formats` counts."""
         first = formats if isinstance(formats, (str, type(None))) else next(iter(formats), None)  # type: ignore[call-overload]
         return f"datetime:{first}" if first else "datetime"
 

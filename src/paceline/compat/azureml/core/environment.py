@@ -266,7 +266,7 @@ class Environment(Strict):
     # --- registration in a workspace
 
     def version_in(self, workspace: Workspace) -> int | None:
-        """Return the registered version whose content is equal, or None."""
+        """Return the environment's version if the workspace has it with equal content, else None."""
         number = int(self.version) if self.version and self.version.isdecimal() else None
         found = records.version(workspace, "environments", self.name, number) if number else None
         return number if found is not None and found[1] == self._data() else None
@@ -329,7 +329,7 @@ class Environment(Strict):
 
     @staticmethod
     def from_docker_build_context(name: str, docker_build_context: object) -> Environment:
-        """Raise UserErrorException: build the image, and name it."""
+        """Raise UserErrorException: build the image, and use `from_docker_image`."""
         raise UserErrorException(INSTEAD["DockerBuildContext"])
 
     @staticmethod

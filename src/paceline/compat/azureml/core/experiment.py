@@ -208,7 +208,7 @@ class Experiment(paceline.Experiment):
 
 
 def make_experiment(runs_dir: Path, name: str) -> Experiment:
-    """Return an experiment of the workspace with this `runs_dir`, as an object of the SDK."""
+    """Return the SDK's object for an experiment of the workspace with this `runs_dir`."""
     # Use an SDK workspace if possible: scripts get datasets, stores and secrets from it.
     make = late("core.workspace", "Workspace")
     folder = runs_dir.parent

@@ -356,7 +356,7 @@ class Workspace(paceline.Workspace):
 def names_near(folder: Path) -> tuple[str, str, str] | None:
     """Return the names in the working directory's nearest config.json.
 
-    The names are subscription, resource group and workspace. Return None if the file belongs to another folder's workspace.
+    The names are subscription, resource group and workspace. Return None without the file, or if `folder` isn't its workspace.
     """
     near = nearest_sdk_config(Path.cwd())
     return _read(near) if near is not None and _folder_for(Path.cwd()) == folder else None

@@ -28,7 +28,7 @@ D = TypeVar("D", bound="AbstractDataset")
 
 
 class AbstractDataset(AnyDataset):
-    """Base class of datasets, with the SDK's methods that make inputs of a run."""
+    """Base class of datasets, with the SDK's methods that make run inputs."""
 
     @classmethod
     def of(cls: type[D], native: AnyDataset) -> D:

@@ -39,13 +39,13 @@ class TabularDataset(AbstractDataset, data.TabularDataset):
         raise UserErrorException("Spark is not available. Use to_pandas_dataframe().")
 
     def to_csv_files(self, separator: str = ",") -> FileDataset:
-        """Write the rows to a temporary CSV file and return a dataset of it."""
+        """Return a dataset of a temporary CSV file with the rows."""
         folder = Path(tempfile.mkdtemp(prefix="paceline-csv-"))
         self.to_pandas_dataframe().to_csv(folder / "part-00000.csv", sep=separator, index=False)
         return FileDataset.of(data.Dataset.File.from_files(str(folder)))
 
     def to_parquet_files(self) -> FileDataset:
-        """Write the rows to a temporary Parquet file and return a dataset of it."""
+        """Return a dataset of a temporary Parquet file with the rows."""
         folder = Path(tempfile.mkdtemp(prefix="paceline-parquet-"))
         self.to_pandas_dataframe().to_parquet(folder / "part-00000.parquet", index=False)
         return FileDataset.of(data.Dataset.File.from_files(str(folder)))

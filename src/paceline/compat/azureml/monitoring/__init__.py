@@ -37,7 +37,7 @@ class ModelDataCollector:
         self._names = list(feature_names) if feature_names is not None else None
 
     def collect(self, input_data: Any, user_correlation_id: str = "") -> str:
-        """Append the rows of an array, list or frame, and return their id."""
+        """Append the rows of an array, list or data frame. Return their id."""
         is_frame = hasattr(input_data, "values") and not callable(input_data.values)
         rows = input_data.values if is_frame else input_data
         rows = rows.tolist() if hasattr(rows, "tolist") else list(rows)

@@ -109,7 +109,7 @@ def all_of(settings: ParallelRunSettings) -> list[Batch]:
 
 
 def content(batch: Batch, settings: ParallelRunSettings, tables: dict[str, Table]) -> list[str] | pandas.DataFrame:
-    """Return the argument of the script's `run`: a list of paths, or a data frame.
+    """Return the argument of the script's `run`: paths, or a data frame.
 
     `tables` is a cache: the tables that this process has read, by name of the input.
     """
@@ -153,7 +153,7 @@ def _values(settings: ParallelRunSettings, name: str, file: str) -> dict[str, ob
 
 
 def _groups(frame: pandas.DataFrame, keys: tuple[str, ...]) -> pandas.Series:
-    """Return the index of each row's key combination, from 0 in the keys' order."""
+    """Return for each row the number of its key combination, from 0 in sorted order."""
     if missing := [key for key in keys if key not in frame.columns]:
         raise DataError(f"partition_keys: there is no column {missing[0]!r}; there are {[*map(str, frame.columns)]}.")
     return frame.groupby([*keys], sort=True, dropna=False).ngroup()

@@ -15,7 +15,7 @@ class _Kind(TypedDict):
 
 
 class RankRequest(_Kind, total=False):
-    """A rank's message: the result of its last mini-batch, and a request for the next."""
+    """A rank's message: its last mini-batch's result, and a request for the next."""
 
     number: int
     rows: list[str]
@@ -62,7 +62,7 @@ class Sharing:
             return batch
 
     def done(self, number: int, rows: list[str], items: int) -> None:
-        """Record the result of a mini-batch: its rows, and the number of good items."""
+        """Record a mini-batch's result: its rows, and the number of good items."""
         with self._changed:
             batch = self._at_work.pop(number)
             self.failed_items += max(0, len(batch) - items)

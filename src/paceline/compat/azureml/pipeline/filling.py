@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Filling:
-    """The values that replace parameters and data in the configuration of a step's run.
+    """The values that replace parameters and data in a step run's configuration.
 
     Args:
         run_id: Id of the step's run.

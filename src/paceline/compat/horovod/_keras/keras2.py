@@ -31,7 +31,7 @@ class _DistributedKeras2(OptimizerOfKeras2):
     distribution: ClassVar[Distribution]
 
     def register_local_var(self, variable: tf.Variable) -> None:
-        """Keep the gradient of this variable on its rank."""
+        """Exclude the gradient of this variable from the reduction."""
         self.distribution.settings.local_variables.add(key_of(variable))
 
     @property
@@ -95,7 +95,7 @@ class _DistributedKeras2(OptimizerOfKeras2):
         raise NotImplementedError
 
     def _after_passes(self, update: Callable[[list[Pair]], object], grads_and_vars: Iterable[Pair]) -> tf.Variable:
-        """Accumulate gradients, and call `update` in the last pass with their reduced sums."""
+        """Add gradients. In the last pass call `update` with the reduced sums. Return `iterations`."""
         import tensorflow as tf
 
         pairs = list(grads_and_vars)

@@ -191,7 +191,7 @@ class DistributedKeras3(OptimizerOfKeras3):
             update(self.distribution.reduce(grads, known), variables)
 
     def register_local_var(self, variable: Variable) -> None:
-        """Keep the gradient of this variable on its rank."""
+        """Exclude the gradient of this variable from the reduction."""
         self.distribution.settings.local_variables.add(key_of(variable))
 
     def _backend_apply_gradients(self, grads: list[object], trainable_variables: Iterable[Variable]) -> None:

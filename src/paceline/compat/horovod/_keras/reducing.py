@@ -26,7 +26,7 @@ class Accumulator(Protocol):
     """A sum of each variable's gradients over several backward passes."""
 
     def step(self, grads: list[Any], variables: Sequence[Any], act: Callable[[list[Any]], object]) -> object:
-        """Add these gradients, and in the last backward pass call `act` with the sums."""
+        """Add gradients. In the last backward pass call `act` with the sums."""
 
 
 class Distributed(Protocol):

@@ -38,13 +38,13 @@ class KerasSettings(Reduction):
             raise ValueError(f"backward_passes_per_step={self.passes}: it must be at least 1.")
 
     def local_keys(self) -> set[int]:
-        """Return the keys of variables whose gradients stay on their rank."""
+        """Return the keys of variables whose gradients are not reduced."""
         weights = (weight for layer in self.local_layers for weight in layer.trainable_weights)
         return self.local_variables | {key_of(weight) for weight in weights}
 
 
 def key_of(variable: object) -> int:
-    """Return a dictionary key that is equal for a Keras variable and its backend's tensor."""
+    """Return a dictionary key shared by a Keras variable and its backend's tensor."""
     return id(getattr(variable, "_value", variable))
 
 
@@ -75,7 +75,7 @@ def wants_keras_2() -> bool:
 
 
 def name_of(thing: object) -> str | None:
-    """Return "keras" or "tf_keras", the library of an object, or None for other objects."""
+    """Return an object's library, "keras" or "tf_keras", or None for other objects."""
     packages = {cls.__module__.partition(".")[0] for cls in type(thing).__mro__}
     return KERAS_2 if KERAS_2 in packages else KERAS_3 if KERAS_3 in packages else None
 

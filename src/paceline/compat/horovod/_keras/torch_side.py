@@ -67,7 +67,7 @@ class Accumulator:
     def step(
         self, grads: list[Gradient], variables: Sequence[Variable], act: Callable[[list[Gradient]], object]
     ) -> bool:
-        """Add these gradients, and call `act` with the sums after the last backward pass.
+        """Add gradients, and call `act` with the sums after the last backward pass.
 
         Return whether `act` was called.
         """

@@ -159,7 +159,7 @@ def gloo_built() -> bool:
 
 
 def nccl_built() -> int:
-    """Return torch's NCCL version, such as 22703, or 0."""
+    """Return the NCCL version of the loaded torch, such as 22703, else 0."""
     # Don't import torch here: the import would take seconds in a script that does not use torch.
     torch = sys.modules.get("torch")
     if torch is None or torch.version.cuda is None:

@@ -349,7 +349,7 @@ class RankGroup:
         return any(new for new, _ in everyone)
 
     def enter(self, state: State) -> None:
-        """Tell the supervisor that this rank trains, so that it may replace a lost rank."""
+        """Tell the supervisor that this rank trains, and lost ranks may be replaced."""
         self.is_new = False
         kept = state.kept()
         # `kept` contains None for a user's handler that stores its value elsewhere. New ranks can't start from such a commit.

@@ -51,7 +51,7 @@ class KeptCommits:
         self.number = 0
 
     def load(self) -> KeptState | None:
-        """Return the newest commit of earlier attempts, or None."""
+        """Return the newest commit of earlier attempts, None without commits."""
         from paceline.checkpoint.api import CheckpointFile, decode_state
 
         commits: list[tuple[int, CheckpointFile]] = []

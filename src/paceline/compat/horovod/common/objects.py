@@ -106,7 +106,7 @@ def _signed(data: bytes) -> bytes:
 
 
 def _unpickled(data: bytes) -> Any:
-    """Unpickle an object, after checking that a rank of this run has signed it.
+    """Unpickle an object after checking that a rank of this run signed it.
 
     A pickle can run any code, and Gloo and MPI do not authenticate senders. So if the ranks share a secret, only objects signed
     with it are unpickled.

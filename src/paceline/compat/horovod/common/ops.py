@@ -42,7 +42,7 @@ def is_power_of_two(number: int) -> bool:
 
 
 def equal_splits(rows: int, size: int) -> list[int]:
-    """Return the number of rows for each of `size` ranks, in equal shares."""
+    """Return each rank's number of rows. Raise unless `size` ranks get equal shares."""
     if rows % size:
         raise ValueError(
             f"alltoall without splits needs a first dimension that {size} ranks can share equally; it is {rows}. "

@@ -43,7 +43,7 @@ class NoneCompressor(Compressor):
 
 
 def checked_group(tensors: Iterable[T]) -> list[T]:
-    """Return the tensors of a grouped operation as a list."""
+    """Return the tensors of a grouped operation as a non-empty list."""
     group = list(tensors)
     if not group:
         raise ValueError("a grouped operation needs at least one tensor; the list is empty.")
@@ -81,7 +81,7 @@ def check_groups(groups: object, members: str = "variables") -> None:
 
 
 def checked_layers(local_layers: Layers, weights: str) -> tuple[KerasLayer, ...]:
-    """Return one layer, several layers or None as a tuple."""
+    """Return layers as a tuple. Raise if one lacks the attribute that `weights` names."""
     # `weights` is the name of the attribute with a layer's variables. Each object with this attribute counts as a layer.
     if local_layers is None:
         return ()

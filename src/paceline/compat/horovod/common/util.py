@@ -93,7 +93,7 @@ def is_version_greater_equal_than(version: str, target: str) -> bool:
     """Return whether `version` is at least `target` ("2.1.0").
 
     Raises:
-        ValueError: `target` has fewer numbers.
+        ValueError: `target` has fewer than three numbers.
     """
     wanted = target.split(".")
     if len(wanted) < 3:

@@ -164,7 +164,7 @@ class Prefetcher:
 
 @atexit.register
 def _close_all() -> None:
-    """Stop the threads, because a thread inside numpy or torch may crash the interpreter's exit."""
+    """Stop the threads: a thread inside numpy or torch may crash the interpreter's exit."""
     for reader in list(_living):
         reader.close()
 

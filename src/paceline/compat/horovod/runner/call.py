@@ -160,7 +160,7 @@ def _payload(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, ob
 
 
 def _loaded(data: bytes | None) -> Any:
-    """Unpickle a rank's value or error, or return None if the rank has sent neither."""
+    """Unpickle a rank's value or error. Return None if the rank sent neither."""
     if data is None:
         return None
     # The result is a pickle within a pickle. The outer one has plain types only, so the traceback can be read even if

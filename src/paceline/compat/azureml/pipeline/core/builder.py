@@ -82,7 +82,7 @@ class PipelineData(paceline.PipelineData):
         return self._found(input_name, "download", path_on_compute)
 
     def as_mount(self, input_name: str | None = None) -> DataReference:
-        """Return the data as an input that is mounted if the store is a local folder."""
+        """Return the data as an input, mounted if the store is a local folder."""
         return self._found(input_name, "mount", None)
 
     def as_input(self, input_name: str | None = None) -> DataReference:

@@ -165,5 +165,5 @@ class Pipeline:
 
 
 def _told(value: object) -> str | int | float | bool:
-    """Return a parameter's value for the run's record: a scalar or a name."""
+    """Return a parameter's value for the run's record: a scalar, else the object's name."""
     return value if isinstance(value, (str, int, float, bool)) else str(getattr(value, "name", None) or value)

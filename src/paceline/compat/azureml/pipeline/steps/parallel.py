@@ -202,7 +202,7 @@ class ParallelRunStep(PipelineStep):
 
 
 def _as_folder(filling: Filling, value: object) -> DataReference:
-    """Return an input in a worker's form: files as a folder, a table unchanged."""
+    """Return a worker's reference to an input: files as a folder, tables as datasets."""
     filled = filling.value(value)
     reference = filling.reference(filled)
     if reference is None:

@@ -82,7 +82,7 @@ class HyperDriveStep(PipelineStep):
 
 
 class SweepOutputs(PipelineStep):
-    """The step that stores a sweep's results, where the trials' folders are: this machine."""
+    """A step on this machine that stores a sweep's results from the trials' folders."""
 
     def __init__(self, sweep: HyperDriveStep, wanted: list[tuple[PipelineData, TrainingOutput]]) -> None:
         words: list[object] = ["--step", sweep.name]

@@ -81,7 +81,7 @@ class HyperDriveRun(Run):
     def get_best_run_by_primary_metric(
         self, include_failed: bool = True, include_canceled: bool = True, include_resume_from_runs: bool = True
     ) -> ScriptRun | None:
-        """Return the child with the best primary metric at any time, or None."""
+        """Return the child with the best primary metric at any time, or None without metrics."""
         counts = {RunStatus.FAILED: include_failed, RunStatus.CANCELED: include_canceled}
         trials = self._trials()
         if include_resume_from_runs:

@@ -212,7 +212,7 @@ class HyperDriveConfig:
         return "maximize" if self.primary_metric_goal is PrimaryMetricGoal.MAXIMIZE else "minimize"
 
     def _former(self, run: Run) -> Run:
-        """Return the run. Raise an error unless it is an ended sweep with the same goal."""
+        """Return the run. Raise unless the run is an ended sweep with the same goal."""
         record = run.record()
         spec = record.sweep or {}
         if record.status not in (RunStatus.COMPLETED, RunStatus.CANCELED) or not spec:
@@ -262,7 +262,7 @@ def _runs(name: str, given: Any) -> list[Run]:
 
 
 def _point(run: Run) -> dict[str, object]:
-    """Return the hyperparameters of a trial. Raise an error unless it has ended."""
+    """Return the hyperparameters of a trial. Raise unless the trial has ended."""
     record = run.record()
     if record.trial is None or not record.is_terminal:
         raise HyperDriveConfigException(
