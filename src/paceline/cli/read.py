@@ -361,7 +361,7 @@ def tag(*, run_id: str, tags: list[str], remove: list[str]) -> None:
     VerbOption("--undo", "List the runs again.", type=bool),
 )
 def archive(*, run_ids: list[str], undo: bool) -> None:
-    """Leave runs out of lists. Everything else of them stays."""
+    """Leave runs out of lists. Their records, logs and files stay."""
     for folder in folders_of(run_ids):
         tags_and_properties.set_archived(folder.notes, not undo)
         print(f"{folder.run_id}: {'listed again' if undo else 'archived'}")

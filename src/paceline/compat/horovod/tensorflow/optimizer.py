@@ -98,7 +98,7 @@ class _Distributed1:
     _local_variables: dict[int, tf.Variable]
 
     def register_local_var(self, variable: tf.Variable) -> None:
-        """Keep the gradient of this variable on its rank."""
+        """Exclude the gradient of this variable from the reduction."""
         self._local_variables[key(variable)] = variable
 
     def compute_gradients(self, *args: object, **kwargs: object) -> list[Pair]:

@@ -121,7 +121,7 @@ class _Distributed:
         return tf.nest.pack_sequence_as(sources, reduced)
 
     def register_local_source(self, source: tf.Variable) -> None:
-        """Keep the gradient of this variable on its rank."""
+        """Exclude the gradient of this variable from the reduction."""
         self._local[key(source)] = source
 
     def get_local_and_global_gradients(
