@@ -52,7 +52,7 @@ MAY_IMPORT = {
     "targets": "errors system job runs data remote observe.node",
     "doctor": "errors system job remote targets",
     # An Open MPI is found where the workers run.
-    "node": "errors system job runs environments data containers remote launchers observe.node",
+    "node": "errors system job runs environments data containers remote launchers observe.node checkpoint.api",
     # The environment's lock and the cache's views are held by the supervisor; building and fetching is the nodes'.
     "supervisor": f"{UP_TO_TARGETS} trackers",
     # Versions of files that runs made. A run, an experiment and a workspace are given to it.

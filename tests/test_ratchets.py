@@ -44,6 +44,7 @@ FEATURES = {
     "relay to W&B": (297, 1),
     "alerts on metrics": (89, 0),
     "comments on runs": (113, 0),
+    "states on the next node": (650, 3),
 }
 CEILINGS = {
     "lines": 140_928 + sum(lines for lines, _ in FEATURES.values()),

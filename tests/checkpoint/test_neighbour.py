@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +15,9 @@ import pytest
 
 from paceline import checkpoint
 from paceline.checkpoint import neighbour, saving
-from paceline.checkpoint.neighbour import Neighbour
-from paceline.system import kept_states
+from paceline.checkpoint.neighbour import Neighbour, write_kept
+from paceline.node.states import StateKeeper
+from paceline.system import kept_states, listening, spare_client
 from paceline.system.spare_client import LENGTH, connect
 from paceline.worker import spare
 from tests.late import late
@@ -138,9 +141,127 @@ def test_training_continues_if_the_process_that_keeps_states_in_memory_has_ended
     assert checkpoint.latest(tmp_path) is None
 
 
-def test_ranks_on_several_machines_keep_no_states_in_memory():
+def test_one_warm_process_of_several_machines_does_not_hold_the_states_of_all_ranks():
     several = {"PACELINE_SPARE": "/x/spare_%", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
     assert not neighbour.has_shared_spare(several)
     assert neighbour.has_shared_spare(several | {"LOCAL_WORLD_SIZE": "2"})
     assert neighbour.has_shared_spare(several | {"PACELINE_SPARE": "/x/spare_0"})
     assert not neighbour.has_shared_spare({})
+
+
+def begin_keeper(path, folder):
+    """Let a node's keeper answer at its socket and at a port, which is returned."""
+    keeper = StateKeeper(bytes.fromhex("ab" * 32), str(folder))
+    own = spare_client.listen(spare_client.socket_of(spare_client.keeper_of(path)))
+    server = listening.listen_at("127.0.0.1", 0, 8)
+    for listener, serve in ((own, keeper.answer), (server, keeper.receive)):
+        threading.Thread(target=listening.accept_each, args=(listener, serve), daemon=True).start()
+    return server.getsockname()[1]
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths of two nodes' keepers. This process is rank 0, on the first node."""
+    monkeypatch.setattr(saving, "_neighbour", Neighbour())
+    monkeypatch.setattr(neighbour, "_SHARE", 1e9)
+    (tmp_path / "attempts" / "1").mkdir(parents=True)
+    paths = [str(tmp_path / f"spare_{node}") for node in (0, 1)]
+    begin_keeper(paths[0], tmp_path / "saved")
+    port = begin_keeper(paths[1], tmp_path / "saved")
+    Path(spare_client.address_file(paths[0])).write_text(json.dumps(["127.0.0.1", port]))
+    variables = {
+        "PACELINE_SPARE": str(tmp_path / "spare_%"),
+        "PACELINE_STATES_KEY": "ab" * 32,
+        "PACELINE_CHECKPOINT_DIR": str(tmp_path / "saved"),
+        "PACELINE_RUN_DIR": str(tmp_path),
+        "PACELINE_ATTEMPT": "1",
+        **{"NODE_RANK": "0", "LOCAL_WORLD_SIZE": "1", "RANK": "0", "WORLD_SIZE": "2"},
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    return [spare_client.keeper_of(path) for path in paths]
+
+
+def test_state_on_one_of_two_machines_is_written_from_either_machines_memory(nodes, tmp_path):
+    array = np.arange(100_000.0)
+    for step in (1, 2, 3):
+        array += 1
+        save({"x": array, "step": step}, step, None)
+    assert (tmp_path / "attempts" / "1" / "kept_0.json").exists()
+    assert checkpoint.latest(tmp_path / "saved") is None
+    for path in nodes:
+        assert write_kept(path, tmp_path / "saved", [1]) == []
+        assert write_kept(path, tmp_path / "saved", [0, 1]) == [3]
+        found = checkpoint.latest(tmp_path / "saved")
+        assert (found.step, found.state["step"]) == (3, 3)
+        assert (found.state["x"] == array).all()
+        # It is as long as a checkpoint that save() writes.
+        [written] = (tmp_path / "saved").iterdir()
+        saved = tmp_path / "other"
+        checkpoint.save({"x": array, "step": 3}, 3, folder=saved, asynchronous=False)
+        assert written.read_bytes() == (saved / written.name).read_bytes()
+        written.unlink()
+
+
+def test_older_states_in_memory_are_not_written_beside_a_newer_checkpoint(nodes, tmp_path):
+    save({"n": 1}, 1, None)
+    checkpoint.save({"n": 2}, 2, folder=tmp_path / "saved", asynchronous=False)
+    assert write_kept(nodes[1], tmp_path / "saved", [0]) == []
+
+
+def test_states_of_another_folder_are_not_kept_on_other_machines(nodes, tmp_path):
+    save({"n": 1}, 1, None)
+    save({"n": 2}, 2, tmp_path / "own")
+    assert write_kept(nodes[0], tmp_path / "own", [0]) == []
+    assert write_kept(nodes[0], tmp_path / "saved", [0]) == [1]
+
+
+def test_state_is_kept_on_its_own_machine_while_the_next_one_is_unknown(nodes, tmp_path):
+    Path(spare_client.address_file(str(tmp_path / "spare_0"))).unlink()
+    save({"n": 1}, 1, None)
+    assert write_kept(nodes[1], tmp_path / "saved", [0]) == []
+    assert write_kept(nodes[0], tmp_path / "saved", [0]) == [1]
+
+
+def test_memory_that_holds_no_checkpoint_is_not_written(nodes, tmp_path, capsys):
+    state = {"folder": str(tmp_path / "saved"), "step": 1, "rank": 0, "of": 1, "token": "aa"}
+    kept_states.keep(nodes[0], state, memory(b"no checkpoint"))
+    assert write_kept(nodes[0], tmp_path / "saved", [0]) == []
+    assert not (tmp_path / "saved").exists()
+    assert "a state in memory is left out: the checkpoint" in capsys.readouterr().out
+
+
+def test_parts_in_the_memory_of_two_machines_form_a_checkpoint(nodes, tmp_path):
+    for rank, path in enumerate(nodes):
+        image = tmp_path / f"image_{rank}"
+        checkpoint.save({"rank": rank}, 5, folder=image, asynchronous=False)
+        state = {"folder": str(tmp_path / "saved"), "step": 5, "rank": rank, "of": 2, "token": "aa"}
+        kept_states.keep(path, state, memory((image / "checkpoint_5.safetensors").read_bytes()))
+        assert write_kept(path, tmp_path / "saved", [rank]) == [5]
+    found = checkpoint.latest(tmp_path / "saved")
+    assert [part["rank"] for part in found.parts] == [0, 1]
+
+
+def test_invalid_request_to_a_keeper_is_refused_with_one_sentence_of_each_kind(nodes, capfd):
+    for request in ({"state": "keep", "of": {}}, {"state": "give"}, {}):
+        for _ in range(2):
+            with connect(nodes[0]) as connection:
+                text = json.dumps(request).encode()
+                connection.sendall(LENGTH.pack(len(text)) + text)
+                assert connection.recv(100) == b""
+    assert capfd.readouterr().out.count("states in memory: a request is refused: ") == 3
+
+
+def test_keeper_keeps_its_own_nodes_states_where_it_cannot_listen(tmp_path):
+    path, report = str(tmp_path / "spare_0"), tmp_path / "report.json"
+    argv = [sys.executable, "-m", "paceline.node.states", path, "192.0.2.1", str(tmp_path / "saved"), str(report)]
+    environment = {**os.environ, spare_client.KEY_VARIABLE: "ab" * 32}
+    keeper = subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        assert "no copies from another node, since 192.0.2.1 is no address here" in keeper.stdout.readline()
+        state = {"folder": str(tmp_path / "saved"), "step": 1, "rank": 0, "of": 1, "token": "aa"}
+        assert kept_states.keep(spare_client.keeper_of(path), state, memory(b"x")) == []
+        assert not report.exists()
+    finally:
+        keeper.kill()
+        keeper.communicate()

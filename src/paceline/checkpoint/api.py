@@ -5,6 +5,7 @@ from __future__ import annotations
 from paceline.checkpoint.background import END_S, SAVE_S, BackgroundWrite
 from paceline.checkpoint.files import CheckpointFile, header_of, unreadable, write_file, write_image
 from paceline.checkpoint.image import Camera
+from paceline.checkpoint.neighbour import write_kept
 from paceline.checkpoint.values import DenseArray, decode_state, encode_state, is_storable
 
 __all__ = [
@@ -21,4 +22,5 @@ __all__ = [
     "unreadable",
     "write_file",
     "write_image",
+    "write_kept",
 ]

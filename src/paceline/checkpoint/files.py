@@ -207,8 +207,11 @@ class CheckpointFile:
             with open(path, "rb") as file:
                 self._entries, metadata, self._start, size = safetensors.read_header(file)
             self.state = json.loads(metadata[_STATE])
+            #: Bytes of the checkpoint. The file may be longer if it is memory.
+            self.size = self._start
             for name, entry in self._entries.items():
                 begin, end = entry["data_offsets"]
+                self.size = max(self.size, self._start + end)
                 if not 0 <= begin <= end <= size:
                     raise ValueError(f"{name!r} has the bytes {begin} to {end} of {size}")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

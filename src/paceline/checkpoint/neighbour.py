@@ -1,32 +1,39 @@
-"""Keep the newest states in the memory of a warm spare process, so that the next attempt loses fewer steps.
+"""Keep the newest states in the memory of a process that outlives the attempt, so that the next attempt loses fewer steps.
 
-The warm spare (`paceline.worker.spare`) is a process on the same machine that outlives the attempt. Calls of save() that write
-no file send it an image of the state, as often as that takes at most 1 % of the training's time.
+    a run on one machine        the warm spare (`paceline.worker.spare`) keeps them, and `newest` returns them
+    a run on several machines   each node's keeper (`paceline.node.states`) keeps them, and the next node's keeps a copy. After a
+                                loss the nodes that are left write them as checkpoints
+
+Calls of save() that write no file send an image of the state, as often as that takes at most 1 % of the training's time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
+from paceline.checkpoint import files
 from paceline.checkpoint.image import Camera, StateImage
 from paceline.checkpoint.values import DenseArray
+from paceline.errors import CheckpointError
 from paceline.system import kept_states
+from paceline.system.files import write_json
 from paceline.system.memory import memory
-from paceline.system.spare_client import VARIABLE, path_here, socket_of
+from paceline.system.spare_client import KEY_VARIABLE, VARIABLE, keeper_of, path_here, socket_of
+from paceline.system.state_copies import FREE_BYTES, StateSender
 
 _log = logging.getLogger(__name__)
 #: Share of the training's time that keeping states in memory may take.
 _SHARE = 0.01
 #: After this many failures in a row, no more states are kept; after each failure, pause for this many seconds.
 _MOST_FAILURES, _PAUSE_S = 5, 10.0
-#: Free memory in bytes that must remain, or no state is kept.
-_FREE_BYTES = 1 << 30
 
 
 class Neighbour:
@@ -38,16 +45,19 @@ class Neighbour:
         self._images: dict[int, StateImage] = {}
         self._handing: threading.Thread | None = None
         self._next_s = self._cost_s = 0.0
+        self._sender = StateSender()
+        #: CPU seconds of the thread that has kept and copied the last state.
+        self._cpu_s = 0.0
+        self._is_noted = False
         self._every = 1
         self._failures = 0
 
-    def is_due(self, step: int) -> bool:
-        """Return whether to send this step's state now to the process that forks workers."""
+    def is_due(self, step: int, folder: Path) -> bool:
+        """Return whether to keep this step's state now. folder: The folder of its checkpoints."""
         if step % self._every or self._failures >= _MOST_FAILURES or time.monotonic() < self._next_s:
             return False
-        if not has_shared_spare(os.environ):
-            return False
-        return not (self._handing and self._handing.is_alive()) and os.path.exists(socket_of(path_here()))
+        path = _keeper(folder)
+        return bool(path) and not (self._handing and self._handing.is_alive()) and os.path.exists(socket_of(path))
 
     def keep(
         self,
@@ -55,7 +65,7 @@ class Neighbour:
         encoded: Callable[[], tuple[bytes, Sequence[DenseArray]]],
         step_s: float | None,
     ) -> None:
-        """Send a state to the process that forks workers.
+        """Send a state to the process that keeps it.
 
         Afterwards the caller may change the state's arrays. `encoded` returns the header and arrays of its checkpoint file.
         """
@@ -63,8 +73,8 @@ class Neighbour:
         header, arrays = encoded()
         size = len(header) + sum(array.size for array in arrays)
         try:
-            if len(self._images) < 2 and memory().available < 2 * size + _FREE_BYTES:
-                raise OSError(0, f"{size >> 20} MiB twice, and {_FREE_BYTES >> 20} MiB to spare, are not free")
+            if len(self._images) < 2 and memory().available < 2 * size + FREE_BYTES:
+                raise OSError(0, f"{size >> 20} MiB twice, and {FREE_BYTES >> 20} MiB to spare, are not free")
             image = self._camera.take(header, arrays, step_s)
         except OSError as error:
             self._fail(error)
@@ -76,12 +86,15 @@ class Neighbour:
         self._cost_s = min(cost_s, 2 * self._cost_s or cost_s)
         if step_s:
             # Keep every 2^n-th step, so that ranks with different costs have steps in common.
-            self._every = 1 << math.ceil(math.log2(max(1.0, self._cost_s / (_SHARE * step_s))))
+            # The copy to another node takes CPU time on both nodes, which these cores lack for the training.
+            share = (self._cost_s + 2 * self._cpu_s / (os.cpu_count() or 1)) / (_SHARE * step_s)
+            self._every = 1 << math.ceil(math.log2(max(1.0, share, self._sender.seconds / step_s)))
 
     def _hand_over(self, state: kept_states.State, image: StateImage) -> None:
+        began_s, path = time.thread_time(), _keeper(Path(state["folder"]))
         try:
             image.wait()
-            dropped = kept_states.keep(path_here(), state, image.memory.fd)
+            dropped = kept_states.keep(path, state, image.memory.fd)
         except OSError as error:
             # Don't use this memory again: the spare process may have received it.
             image.memory.close()
@@ -95,12 +108,32 @@ class Neighbour:
         # Free old images here too: a spare process that has started again does not report them as dropped.
         for step in sorted(self._images)[:-2]:
             self._images.pop(step).memory.close()
+        if KEY_VARIABLE in os.environ and path != path_here():
+            self._note(state["rank"])
+            self._sender.send(path_here(), bytes.fromhex(os.environ[KEY_VARIABLE]), state, image.bytes())
+            self._cpu_s = time.thread_time() - began_s
+
+    def _note(self, rank: int) -> None:
+        """Tell the supervisor that the node keeps states of this attempt."""
+        if not self._is_noted:
+            name = ("attempts", os.environ["PACELINE_ATTEMPT"], f"kept_{rank}.json")
+            with contextlib.suppress(OSError):  # the disk is full: the states are not used
+                write_json(Path(os.environ["PACELINE_RUN_DIR"]).joinpath(*name), {})
+                self._is_noted = True
 
     def _fail(self, error: OSError) -> None:
         self._failures += 1
         self._next_s = time.monotonic() + _PAUSE_S
         if self._failures == _MOST_FAILURES:
             _log.warning("the last steps are not kept in memory beside the checkpoints: %s", error.strerror or error)
+
+
+def _keeper(folder: Path) -> str:
+    """Return the path of the process that keeps states of this folder's checkpoints, or ""."""
+    if has_shared_spare(os.environ):
+        return path_here()
+    is_of_run = KEY_VARIABLE in os.environ and str(folder) == os.environ.get(files.DIR_VARIABLE)
+    return keeper_of(path_here()) if is_of_run else ""
 
 
 def has_shared_spare(environ: Mapping[str, str]) -> bool:
@@ -132,3 +165,40 @@ def newest(folder: Path) -> tuple[int, list[int]] | None:
         if fd not in chosen.values():
             os.close(fd)
     return (step, [chosen[rank] for rank in sorted(chosen)]) if chosen else None
+
+
+def write_kept(path: str, folder: Path, ranks: Collection[int]) -> list[int]:
+    """Write states in memory as checkpoints. Return their steps.
+
+    States of other ranks, and those that are older than a complete checkpoint in the folder, are left out.
+
+    path: The process that keeps them, as for `kept_states`.
+
+    Raises:
+        OSError: A file can't be written.
+    """
+    newest_step = max(files.whole(files.parts_in(folder)), default=-1)
+    try:
+        found = kept_states.give(path, str(folder))
+    except (OSError, ValueError) as error:
+        print(f"no states in memory: {error}")
+        return []
+    written: list[int] = []
+    for state, fd in found:
+        try:
+            if state["rank"] in ranks and state["step"] > newest_step:
+                _write(folder, state, fd)
+                written.append(state["step"])
+        except CheckpointError as error:
+            print(f"a state in memory is left out: {error}")
+        finally:
+            os.close(fd)
+    return written
+
+
+def _write(folder: Path, state: kept_states.State, fd: int) -> None:
+    part = files.CheckpointPart(state["step"], state["rank"], state["of"], state["token"] if state["of"] > 1 else "")
+    size = files.CheckpointFile(Path(f"/proc/self/fd/{fd}")).size
+    folder.mkdir(parents=True, exist_ok=True)
+    with mmap.mmap(fd, size, prot=mmap.PROT_READ) as content, memoryview(content) as data:
+        files.write_image(folder / part.name, data, lambda: None)

@@ -119,7 +119,7 @@ def save(
         if error is not None and not asynchronous and every is None and asked is None:
             raise error
         is_due = error is None
-    if asked is None and every is not None and asynchronous and _neighbour.is_due(step):
+    if asked is None and every is not None and asynchronous and _neighbour.is_due(step, place):
         _keep(state, place, part, step_s)
     if asked in (leaving.SIGNAL, leaving.RESIZE):
         _settled(SAVE_S)

@@ -130,6 +130,7 @@ class Launch:
         ends_at: Unix time at which the run's time limit ends, or None.
         secret: Hexadecimal key with which the ranks sign messages; empty for a preview.
         spare: Path prefix of a node's warm spare, a process that forks workers; `%` is the node's rank. Empty without spares.
+        states_key: Hexadecimal key with which states are copied to the memory of other nodes; empty without such copies.
         source_dir: The folder with the run's copy of the source, or None if it is `work_dir`.
         original_dir: The user's source folder if the copy has links to it, otherwise None.
     """
@@ -151,6 +152,7 @@ class Launch:
     ends_at: float | None = None
     secret: str = field(default="", repr=False)
     spare: str = ""
+    states_key: str = field(default="", repr=False)
     source_dir: Path | None = None
     original_dir: Path | None = None
 

@@ -18,7 +18,7 @@ from paceline.job.job import RANK_VARIABLES
 from paceline.job.plan import Command, Launch, NodeSetup, RankSlot
 from paceline.runs.folder import RunFolder
 from paceline.system import run_variables
-from paceline.system.spare_client import VARIABLE
+from paceline.system.spare_client import KEY_VARIABLE, VARIABLE
 
 #: Prefixes of variables that a launcher (Slurm, mpirun, torchrun, Paceline) has set for the submitting process.
 _FOREIGN_PREFIXES = (
@@ -87,6 +87,7 @@ def of_run(launch: Launch) -> dict[str, str]:
             else {}
         ),
         **({VARIABLE: launch.spare} if launch.spare else {}),
+        **({KEY_VARIABLE: launch.states_key} if launch.states_key else {}),
         **_of_elastic(launch),
         **({run_variables.GENERATION_VARIABLE: "0"} if launch.job.on_failure == "replace" else {}),
     }

@@ -1,7 +1,8 @@
-"""Run `python -m paceline.node prepare|check|store|remove|clean RUN_DIR NODE_RANK [--apart] [--nodes N]`.
+"""Run `python -m paceline.node VERB RUN_DIR NODE_RANK [option ...]` with one of the verbs of `main`.
 
---apart: the node has its own folder for the run, and creates the workers' folder from the snapshot in it. --nodes: the
-number of nodes of this attempt of an elastic run.
+--apart: the node has its own folder for the run, and creates the workers' folder from the snapshot in it. --nodes N: the
+number of nodes of this attempt of an elastic run. --spare PATH, --lost RANKS: for `rescue`, the path of the warm spares, and
+the ranks of the lost nodes.
 
 The program prints progress to standard output, and writes the result or the failure to a JSON file in the run's folder.
 """
@@ -43,9 +44,9 @@ def main(argv: list[str]) -> int:
     record = store.stored(folder)
     assert record.job is not None, "only submitted runs have nodes"
     job = record.job
-    # Only `prepare` needs the number of nodes. To check or store outputs, the supervisor calls this program for one node, and
-    # one node may be fewer than the job's range allows.
-    if "--nodes" in argv and verb == "prepare":
+    # Only these need the number of nodes. To check or store outputs, the supervisor calls this program for one node, and one
+    # node may be fewer than the job's range allows.
+    if "--nodes" in argv and verb in ("prepare", "rescue"):
         job = job.resized(int(argv[argv.index("--nodes") + 1]))
     work: dict[str, tuple[Callable[[], dict[str, object]], Path]] = {
         "prepare": (lambda: prepare(job, folder, node_rank, apart="--apart" in argv), folder.prepared(node_rank)),
@@ -53,6 +54,7 @@ def main(argv: list[str]) -> int:
         "store": (lambda: store_outputs(job, folder, node_rank), folder.stored(node_rank)),
         "remove": (lambda: remove_containers(job, folder), folder.cleaned(node_rank)),
         "clean": (lambda: clean(job, folder), folder.cleaned(node_rank)),
+        "rescue": (lambda: _rescue(job, folder, node_rank, argv), folder.rescued(node_rank)),
     }
     make, path = work[verb]
     try:
@@ -66,6 +68,14 @@ def main(argv: list[str]) -> int:
     path.parent.mkdir(exist_ok=True)
     write_json(path, result)
     return 1 if "failure" in result else 0
+
+
+def _rescue(job: Job, folder: RunFolder, node_rank: int, argv: list[str]) -> dict[str, object]:
+    from paceline.node.states import rescue
+
+    spare, lost = (argv[argv.index(name) + 1] for name in ("--spare", "--lost"))
+    ranks = [int(word) for word in lost.split(",") if word]
+    return rescue(job, folder, node_rank, spare.replace("%", str(node_rank)), ranks)
 
 
 def _failure(error: Exception) -> dict[str, str]:

@@ -174,6 +174,10 @@ class RunFolder:
         """Return the file with a node's result of cleaning up after the run."""
         return self.path / "prepared" / f"cleaned_{node_rank}.json"
 
+    def rescued(self, node_rank: int) -> Path:
+        """Return the file with a node's result of writing kept states."""
+        return self.path / "prepared" / f"rescued_{node_rank}.json"
+
     checkpoints = PathAttribute("checkpoints")
     metrics = PathAttribute("metrics")
 
@@ -228,6 +232,14 @@ class RunFolder:
     def spare(self, attempt: int, node_rank: int) -> Path:
         """Return the file on a node's process preloaded for workers: modules and memory."""
         return self.attempt(attempt) / f"spare_{node_rank}.json"
+
+    def keeper(self, attempt: int, node_rank: int) -> Path:
+        """Return the file with the port of a node's keeper."""
+        return self.attempt(attempt) / f"keeper_{node_rank}.json"
+
+    def kept(self, attempt: int, rank: int | str) -> Path:
+        """Return a worker's mark that its node keeps its states."""
+        return self.attempt(attempt) / f"kept_{rank}.json"
 
     def worker_group(self, attempt: int, rank: int) -> Path:
         """Return the file with a rank's facts for replacing lost workers (`on_failure="replace"`)."""

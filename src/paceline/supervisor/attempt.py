@@ -82,7 +82,8 @@ def _with_spares(run: Supervision, launch: Launch) -> Launch:
     path, why = spare_path(launch, run.seen, is_here=run.nodes.shell(0) is None)
     if why and launch.attempt == 1:
         say(why)
-    return replace(launch, spare=path)
+    is_apart = "%" in path and len(launch.nodes) > 1
+    return replace(launch, spare=path, states_key=run.spares.keepers.key if is_apart else "")
 
 
 def _note_running(run: Supervision) -> None:

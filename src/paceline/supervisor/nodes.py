@@ -32,6 +32,7 @@ _VERBS: dict[str, tuple[Callable[[RunFolder, int], Path], str]] = {
     "store": (RunFolder.stored, "storing its outputs"),
     "remove": (RunFolder.cleaned, "ending its containers"),
     "clean": (RunFolder.cleaned, "being cleaned up"),
+    "rescue": (RunFolder.rescued, "writing the states in its memory"),
 }
 
 
@@ -56,12 +57,14 @@ def on_nodes(
     nodes: Nodes,
     seen: RemotePaths,
     stop: Callable[[], str | None] = lambda: None,
+    more: Sequence[str] = (),
 ) -> NodeOutcome:
     """Run a command of `paceline.node` on these nodes in parallel, and wait for its end.
 
     verb: The command, such as "prepare", a key of `_VERBS`.
     seen: Paths of the run's folders on the nodes.
     stop: Polled for a reason to stop the run, such as "cancel".
+    more: Further options of the command.
 
     The first failed or lost node ends the processes on the others.
     """
@@ -72,6 +75,7 @@ def on_nodes(
     options = [
         *([] if seen.is_shared else ["--apart"]),
         *(["--nodes", str(len(nodes.nodes))] if run.job.node_range else []),
+        *more,
     ]
     running: dict[tuple[int, int], int] = {}
     ends: dict[int, int] = {}

@@ -5,19 +5,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shlex
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 
 from paceline.errors import EngineError, PacelineError, TargetError
 from paceline.runs import excluded_files, run_data, states, tags_and_properties, work_dir
 from paceline.runs.driver_log import say
 from paceline.runs.failure import FailureReport
 from paceline.supervisor.nodes import from_here, on_nodes
+from paceline.supervisor.prepare import give_nodes_back
 from paceline.supervisor.supervision import Outcome, Supervision
 
 #: Property of a run whose files could not be fetched: the names of the files, and the machine that has them.
 NOT_FETCHED = "not_fetched"
 #: Maximum number of missing files to name in the failure's message.
 _NAMED = 5
+#: Seconds for the nodes to write the states in their memory as checkpoints.
+_RESCUE_S = 300.0
 
 
 def brought_home(run: Supervision, outcome: Outcome) -> Outcome:
@@ -40,6 +44,53 @@ def brought_home(run: Supervision, outcome: Outcome) -> Outcome:
         if outcome.stopped is None:
             return dataclasses.replace(outcome, failure=FailureReport(cause="data", message=text))
     return outcome
+
+
+def rescue_states(run: Supervision) -> None:
+    """Let the nodes write the states in their memory as checkpoints.
+
+    Failures are logged: the newest checkpoint on the disk then counts.
+    """
+    nodes, seen, number = run.nodes, run.seen, len(run.record.attempts)
+    assert nodes is not None
+    if (
+        seen is None
+        or not run.spares.path
+        or not any(run.folder.attempt(number).glob(run.folder.kept(number, "*").name))
+    ):
+        return
+    deadline = time.monotonic() + _RESCUE_S
+    lost = nodes.lost()
+    left = [node.node_rank for node in nodes.nodes if node.node_rank not in lost]
+    try:
+        done = on_nodes(
+            run,
+            "rescue",
+            left,
+            nodes,
+            seen,
+            lambda: run.cancel_reason() or ("time" if time.monotonic() > deadline else None),
+            ("--spare", run.spares.path, "--lost", ",".join(map(str, lost))),
+        )
+    except EngineError as error:
+        say(f"the states in the nodes' memory are lost: {error}")
+        return
+    if done.failure is not None:
+        say(f"the states in the nodes' memory are not all written: {done.failure.message}")
+    if steps := {step for result in done.results for step in result["steps"]}:
+        say(f"the nodes had the state of step {max(steps)} in memory, and have written it as a checkpoint")
+
+
+def share_checkpoints(run: Supervision) -> None:
+    """Copy the run's checkpoints to all nodes, or release the nodes."""
+    share: Callable[[], None] | None = getattr(run.nodes, "share_checkpoints", None)
+    if share is None:
+        return
+    try:
+        share()
+    except (TargetError, EngineError) as error:
+        say(f"{error} The run takes its nodes again.")
+        give_nodes_back(run)
 
 
 def _note_not_fetched(run: Supervision, text: str) -> None:

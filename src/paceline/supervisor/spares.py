@@ -14,6 +14,7 @@ from paceline.launchers import environment
 from paceline.runs.driver_log import say
 from paceline.runs.failure import signal_name
 from paceline.runs.folder import RunFolder
+from paceline.supervisor.state_keepers import StateKeepers
 from paceline.system.files import read_json
 from paceline.system.spare_client import VARIABLE
 from paceline.targets import Nodes
@@ -34,12 +35,16 @@ class WarmSpares:
         self._wanted: dict[int, Command] = {}
         self._shells: Sequence[Mapping[str, str]] = ()
         self._at_s = 0.0
+        self.keepers = StateKeepers()
+        #: The path of the spares, `%` for the node's rank, if states are copied between nodes; else "".
+        self.path = ""
 
     def begin(self, launch: Launch, nodes: Nodes, shells: Sequence[Mapping[str, str]]) -> None:
         """Prepare for a new attempt, and keep its nodes' idle processes."""
         if nodes is not self._nodes:
             self._nodes, self._pids, self._begun, self._told = nodes, {}, {}, {}
-        self._shells, self._at_s = shells, 0.0
+            self.keepers.forget()
+        self._shells, self._at_s, self.path = shells, 0.0, launch.spare if launch.states_key else ""
         here = "%" not in launch.spare
         places = launch.nodes[:1] if here else launch.nodes
         self._wanted = {node.node_rank: _command(launch, node.node_rank) for node in places if launch.spare}
@@ -51,6 +56,7 @@ class WarmSpares:
         self._at_s = self._at_s or time.monotonic() + _AFTER_S
         if time.monotonic() < self._at_s:
             return
+        self.keepers.look(folder, launch, self._nodes, self._shells)
         for node_rank, command in self._wanted.items():
             name = launch.nodes[node_rank].name
             if node_rank not in self._begun:
@@ -68,6 +74,7 @@ class WarmSpares:
 
     def ended(self, ended: ProcessExit, launch: Launch) -> None:
         """Log a crash, if the ended process is one of these idle processes."""
+        self.keepers.ended(ended, launch)
         if self._pids.get(ended.node_rank) == ended.pid and ended.exit_code:
             del self._pids[ended.node_rank]
             how = signal_name(ended.exit_code - 128) if ended.exit_code > 128 else f"exit code {ended.exit_code}"

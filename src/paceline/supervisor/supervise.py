@@ -32,7 +32,13 @@ from paceline.supervisor.attempt import run_attempt
 from paceline.supervisor.diagnosis.evidence import alone_text
 from paceline.supervisor.diagnosis.retries import is_retried
 from paceline.supervisor.logs import shorten_logs
-from paceline.supervisor.outputs import brought_home, settle_links, with_outputs_stored
+from paceline.supervisor.outputs import (
+    brought_home,
+    rescue_states,
+    settle_links,
+    share_checkpoints,
+    with_outputs_stored,
+)
 from paceline.supervisor.prepare import clean_nodes, give_nodes_back, hold_nodes
 from paceline.supervisor.supervision import Outcome, Supervision
 from paceline.system import processes
@@ -106,6 +112,8 @@ def _attempts(run: Supervision) -> Outcome:
             run.replacements_left = run.job.max_restarts + 1 - tried - _replaced(run.record)
             ended = _as_told(run, run_attempt(run, number))
             run.may_leave = False
+            if _may_restart(run, ended, tried):
+                rescue_states(run)
             outcome = brought_home(run, ended)
             _take_up_event_files(run, number)
             shorten_logs(run.folder, number)
@@ -143,6 +151,17 @@ def _attempts(run: Supervision) -> Outcome:
             give_nodes_back(run)
         elif failure.cause == "port" and run.nodes is not None:
             run.nodes.renew_ports()  # the run stays on its nodes, so it keeps its queue position
+        if run.nodes is not None:
+            share_checkpoints(run)
+
+
+def _may_restart(run: Supervision, outcome: Outcome, tried: int) -> bool:
+    failure = outcome.failure
+    if failure is None or outcome.stopped is not None:
+        return False
+    if run.job.node_range and failure.cause in NODES_GONE:
+        return True
+    return is_retried(failure, run.job) and tried + _replaced(run.record) <= run.job.max_restarts
 
 
 def _as_told(run: Supervision, outcome: Outcome) -> Outcome:

@@ -17,7 +17,7 @@ RUN_SECRET_VARIABLE = "PACELINE_RUN_SECRET"
 TAG_BYTES = 32
 
 
-def tag(key: bytes, purpose: str, data: bytes) -> bytes:
+def tag(key: bytes, purpose: str, data: bytes | memoryview) -> bytes:
     """Return a tag that proves that the writer of `data` knows `key`.
 
     Args:

@@ -64,14 +64,14 @@ class KeptStates:
             connection.sendall(json.dumps([state for state, _ in found]).encode() + b"\n")
             socket.send_fds(connection, [b"1"], [fd for _, fd in found])
             return
-        state = _checked(request["of"])
+        state = checked(request["of"])
         if len(fds) != 1:
             raise ValueError("a state has one descriptor")
-        dropped = self._keep(state, os.dup(fds[0]))
+        dropped = self.keep(state, os.dup(fds[0]))
         connection.sendall(json.dumps({"dropped": dropped}).encode() + b"\n")
 
-    def _keep(self, new: State, fd: int) -> list[int]:
-        """Keep a new state. Return the steps of this rank's states that it replaces."""
+    def keep(self, new: State, fd: int) -> list[int]:
+        """Keep a new state, and its descriptor. Return the steps of this rank's states that it replaces."""
         os.set_inheritable(fd, False)
         kept, dropped = [(new, fd)], []
         # Keep the last two steps of a state that is split over the ranks, because another rank may be a step behind.
@@ -95,7 +95,12 @@ class KeptStates:
         self._states = []
 
 
-def _checked(state: object) -> State:
+def checked(state: object) -> State:
+    """Return a received object as a State.
+
+    Raises:
+        ValueError: It is not a State.
+    """
     if not isinstance(state, dict) or state.keys() != _TYPES.keys():
         raise ValueError("a state has other fields")
     if not all(type(state[name]) is kind for name, kind in _TYPES.items()):
@@ -136,7 +141,7 @@ def give(path: str, folder: str) -> list[tuple[State, int]]:
             if not byte:
                 raise OSError(0, "the warm process ended")
             line += byte
-        states = [_checked(state) for state in json.loads(line)]
+        states = [checked(state) for state in json.loads(line)]
         _, fds, _, _ = socket.recv_fds(connection, 1, _MOST)
         if len(fds) != len(states):
             for fd in fds:

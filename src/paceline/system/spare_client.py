@@ -18,8 +18,16 @@ import socket
 import struct
 from collections.abc import Mapping, Sequence
 
+# Don't import typing: it takes longer to load than everything else before the script's first line.
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from typing import Any
+
 #: Variable with the path of a node's spare, without suffix. `%` stands for the node's rank.
 VARIABLE = "PACELINE_SPARE"
+#: Variable with the secret of a run's keepers and workers, as hexadecimal digits. Set in runs that copy states between nodes.
+KEY_VARIABLE = "PACELINE_STATES_KEY"
 LENGTH = struct.Struct("!I")
 #: Seconds to wait until a spare is free (it may be importing a module), and for its answer. A fork takes some 20 ms.
 _FREE_S, _ANSWER_S = 1.0, 10.0
@@ -33,6 +41,16 @@ def socket_of(path: str) -> str:
 def modules_of(path: str) -> str:
     """Return the path of the file that lists the modules which workers import."""
     return f"{path}.modules"
+
+
+def keeper_of(spare: str) -> str:
+    """Return the path of the node's keeper, given its spare's."""
+    return f"{spare}_states"
+
+
+def address_file(spare: str) -> str:
+    """Return the path of the file with the next keeper's address."""
+    return f"{keeper_of(spare)}.next"
 
 
 def ask(
@@ -96,3 +114,43 @@ def connect(path: str) -> socket.socket:
 def path_here(environ: Mapping[str, str] = os.environ) -> str:
     """Return the path prefix of this node's warm process's files; "" if it has none."""
     return environ.get(VARIABLE, "").replace("%", environ.get("NODE_RANK", "0"))
+
+
+def listen(path: str) -> socket.socket:
+    """Return a listening Unix socket at `path`, which only this user can connect to."""
+    try:
+        os.unlink(path)  # remove the socket of the process that this one replaces
+    except FileNotFoundError:
+        pass
+    listener = socket.socket(socket.AF_UNIX)
+    old = os.umask(0o077)
+    try:
+        # Rename the socket only once it listens, so that a client that sees the name can connect.
+        listener.bind(f"{path}~")
+        listener.listen(64)
+        os.rename(f"{path}~", path)
+    finally:
+        os.umask(old)
+    return listener
+
+
+def read_request(connection: socket.socket) -> tuple[list[int], dict[str, Any]]:
+    """Read a client's request. Return its file descriptors and its JSON.
+
+    Raises:
+        PermissionError: The client belongs to another user.
+        ValueError: The request is invalid, or the client has given up.
+    """
+    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    if uid != os.geteuid():
+        raise PermissionError(f"the request comes from user {uid}")
+    head, fds, _, _ = socket.recv_fds(connection, LENGTH.size, 3)
+    try:
+        if len(head) != LENGTH.size:
+            raise ValueError("the client has given up")
+        (size,) = LENGTH.unpack(head)
+        return list(fds), json.loads(connection.makefile("rb").read(size))
+    except BaseException:
+        for fd in fds:
+            os.close(fd)
+        raise

@@ -22,14 +22,13 @@ import os
 import select
 import signal
 import socket
-import struct
 import sys
 import time
 
 from paceline.system import lazy_import
 from paceline.system.kept_states import KeptStates
 from paceline.system.memory import memory
-from paceline.system.spare_client import LENGTH, ask, modules_of, path_here, socket_of
+from paceline.system.spare_client import ask, listen, modules_of, path_here, read_request, socket_of
 from paceline.worker import report
 
 # Don't import typing: it takes longer to load than everything else before the script's first line.
@@ -400,19 +399,7 @@ _listening = -1
 
 def _listen(path: str) -> socket.socket:
     global _listening
-    try:
-        os.unlink(path)  # remove the socket of the spare that this process replaces
-    except FileNotFoundError:
-        pass
-    listener = socket.socket(socket.AF_UNIX)
-    old = os.umask(0o077)
-    try:
-        # Rename the socket only once it listens, so that a client that sees the name can connect.
-        listener.bind(f"{path}~")
-        listener.listen(64)
-        os.rename(f"{path}~", path)
-    finally:
-        os.umask(old)
+    listener = listen(path)
     _listening = listener.fileno()
     return listener
 
@@ -460,19 +447,12 @@ def _say(connection: socket.socket, answer: dict[str, object]) -> bool:
 
 
 def _request(connection: socket.socket) -> tuple[list[int], dict[str, Any]]:
-    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    if uid != os.geteuid():
-        raise PermissionError(f"the request comes from user {uid}")
-    head, fds, _, _ = socket.recv_fds(connection, LENGTH.size, 3)
-    if len(head) != LENGTH.size:
-        raise ValueError("the client has given up")
-    (size,) = LENGTH.unpack(head)
-    request = json.loads(connection.makefile("rb").read(size))
+    fds, request = read_request(connection)
     if "state" in request:
-        return list(fds), request
+        return fds, request
     if len(fds) != 3 or not all(isinstance(word, str) for word in (*request["argv"], request["cwd"])):
         raise ValueError("the request has other types")
-    return list(fds), {**request, "env": {str(name): str(value) for name, value in request["env"].items()}}
+    return fds, {**request, "env": {str(name): str(value) for name, value in request["env"].items()}}
 
 
 def _fork() -> int:

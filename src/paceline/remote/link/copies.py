@@ -37,6 +37,8 @@ _CLOCKS_NS = 60 * 10**9
 #: How many missing bytes of an ended run the next run on the node fetches at most. `paceline prune` fetches larger rests.
 _IN_PASSING_BYTES = 64 << 20
 
+_NOT_FETCHED = "checkpoints that only it has could not be fetched"
+
 #: Run folder -> names of checkpoints that the run's script has removed, as far as this process knows.
 _REMOVED: dict[str, set[str]] = {}
 
@@ -99,13 +101,10 @@ class Copies:
 
         A group that was lost and has returned may have a newer checkpoint, from which only its ranks would resume.
         """
-        leaders = [self._links[rank] for rank in self._leaders().values()]
-        here, there = self._folder.checkpoints, f"{self.path}/checkpoints"
-        what = "checkpoints that only it has could not be fetched"
-        told = all_or_error(leaders, ask_each(leaders, "have", 120.0, lambda link: {"path": there}), what)
-        has = [self._without_removed(link, one["found"]) for link, one in zip(leaders, told, strict=True)]
+        leaders, has = self._checkpoints_there()
         if len(leaders) < 2:
             return
+        here, what = self._folder.checkpoints, _NOT_FETCHED
         # Fetch only checkpoints that may be newer than the local ones: the script may have removed the older ones.
         newest_ns = max((path.stat().st_mtime_ns for path in here.rglob("*") if path.is_file()), default=0)
         late = [
@@ -118,8 +117,28 @@ class Copies:
         if late:
             self._mirror(late, 0)
             all_or_error(late, on_each(late, lambda link: link.flush()), what)
-            sent = on_each(leaders, lambda link: sending.send_left(link, here, there))
-            all_or_error(leaders, sent, f"the run could not be sent to {self.path}")
+            self._send_checkpoints(leaders)
+
+    def share_checkpoints(self) -> None:
+        """Copy the run's checkpoints to nodes that lack them.
+
+        Raises:
+            TargetError: A disk is full, or a node is lost.
+        """
+        leaders, _ = self._checkpoints_there()
+        self._send_checkpoints(leaders)
+
+    def _checkpoints_there(self) -> tuple[list[Link], list[dict[str, Stamp]]]:
+        """Return each group's leader and its checkpoints, without those that the script removed."""
+        leaders = [self._links[rank] for rank in self._leaders().values()]
+        asked = ask_each(leaders, "have", 120.0, lambda link: {"path": f"{self.path}/checkpoints"})
+        told = all_or_error(leaders, asked, _NOT_FETCHED)
+        return leaders, [self._without_removed(link, one["found"]) for link, one in zip(leaders, told, strict=True)]
+
+    def _send_checkpoints(self, leaders: Sequence[Link]) -> None:
+        here, there = self._folder.checkpoints, f"{self.path}/checkpoints"
+        sent = on_each(leaders, lambda link: sending.send_left(link, here, there))
+        all_or_error(leaders, sent, f"the run could not be sent to {self.path}")
 
     def _without_removed(self, link: Link, names: Mapping[str, Stamp]) -> dict[str, Stamp]:
         over = {name for name in names if f"checkpoints/{name}" in self._replica.removed}

@@ -245,6 +245,15 @@ class AgentNodes:
         if self._copies is not None:
             self._copies.fetch(self._attempt)
 
+    def share_checkpoints(self) -> None:
+        """Copy the run's checkpoints to nodes that lack them.
+
+        Raises:
+            TargetError: A disk is full, or a node is lost.
+        """
+        if self._copies is not None:
+            self._copies.share_checkpoints()
+
     def kill_all(self) -> None:
         ask_each(self._living(), "kill_all", 5.0)
 
