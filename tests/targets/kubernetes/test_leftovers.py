@@ -27,9 +27,12 @@ class Namespace:
         self.runs = dict.fromkeys(jobs, "")
         self._refuses_secrets = refuses_secrets
         self.on_delete: Callable[[], None] = lambda: None
+        #: The kind of objects of each list request.
+        self.listed: list[str] = []
 
     def items(self, kind: str, *, only_metadata: bool, **params: str) -> list[dict[str, Any]]:
         assert only_metadata
+        self.listed.append(kind)
         if kind == "secrets":
             if self._refuses_secrets:
                 raise ApiRefusedError("no", self._refuses_secrets)
@@ -72,6 +75,15 @@ def test_secrets_that_no_job_uses_are_removed(tmp_path: Path) -> None:
     os.close(fd)
 
 
+def test_number_of_list_requests_does_not_grow_with_the_number_of_secrets(tmp_path: Path) -> None:
+    few, many = (Namespace({}, [f"library-{number}-0" for number in range(count)]) for count in (1, 20))
+    for namespace in (few, many):
+        clear(namespace, tmp_path / "runs")
+
+    assert many.secrets == {}
+    assert many.listed == few.listed
+
+
 def test_job_of_an_ended_run_is_removed_with_its_secrets(tmp_path: Path) -> None:
     folder, fd = make_run(tmp_path / "runs", status=states.CANCELED)
     os.close(fd)
@@ -110,6 +122,6 @@ def test_deleted_secret_is_restored_if_a_job_that_uses_it_appeared_during_the_de
     namespace = Namespace({}, ["source-0"])
     namespace.on_delete = lambda: namespace.jobs.update({"pl-b": ["source-0"]}) or namespace.runs.update({"pl-b": ""})
 
-    leftovers.remove_unused(cast("Cluster", namespace), ["source-0"], but="pl-a")
+    leftovers.remove_unused(cast("Cluster", namespace), ["source-0"], but=["pl-a"])
 
     assert namespace.secrets == {"source-0": "content of source-0"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -55,29 +55,29 @@ def clear(cluster: Cluster, workspace: str, runs_dir: Path, *, dry_run: bool) ->
         why = "this user may not list secrets in the namespace. The role `edit` has this right"
         yield LeftBehind(host=where, run_id="", path="each Secret of Paceline's library and of sources", stays=why)
         return
-    used = _used(cluster, over)
-    # Remove a source's first part first: a submission that finds the first part relies on all other parts.
-    for name in sorted(secret["metadata"]["name"] for secret in secrets):
-        if name not in used:
-            if not dry_run:
-                remove_unused(cluster, [name])
-            yield LeftBehind(host=where, run_id="", path=f"secret/{name}")
+    names = {secret["metadata"]["name"] for secret in secrets}
+    unused = names - _used(cluster, over)
+    if not dry_run:
+        remove_unused(cluster, unused, but=over)
+    for name in sorted(unused):
+        yield LeftBehind(host=where, run_id="", path=f"secret/{name}")
 
 
-def remove_unused(cluster: Cluster, names: Iterable[str], *, but: str = "") -> None:
-    """Delete these Secrets unless a Job other than `but` uses them.
+def remove_unused(cluster: Cluster, names: Collection[str], *, but: Collection[str]) -> None:
+    """Delete these Secrets unless a Job that is not in `but` uses them.
 
     A submission may find a Secret here just before it is deleted, and create its Job afterwards. So the Jobs are listed again
     after the deletion, and a Secret that is now used is restored. The submission also checks its Secrets after it has created
     the Job.
     """
-    used, gone = _used(cluster, {but}) if names else set(), dict[str, "Manifest"]()
+    used, gone = _used(cluster, but) if names else set(), dict[str, "Manifest"]()
+    # Remove a source's first part first: a submission that finds the first part relies on all other parts.
     for name in sorted({*names} - used):
         found = cast("Manifest | None", cluster.get("secrets", name))
         if found is not None:
             cluster.delete("secrets", name)
             gone[name] = found
-    for name in gone.keys() & (_used(cluster, {but}) if gone else set()):
+    for name in gone.keys() & (_used(cluster, but) if gone else set()):
         about = cast("ObjectMeta", gone[name]["metadata"])
         kept = {"name": name, "labels": about.get("labels", {}), "annotations": about.get("annotations", {})}
         cluster.ensure("secrets", {**gone[name], "metadata": cast("Manifest", kept)})

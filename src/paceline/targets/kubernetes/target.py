@@ -282,7 +282,7 @@ class KubernetesTarget:
         readers.keep_mirror(folder, None)
         cluster = self._cluster()
         cluster.delete("jobs", str(noted["job_id"]))
-        remove_unused(cluster, noted.get("secrets") or (), but=str(noted["job_id"]))
+        remove_unused(cluster, noted.get("secrets") or (), but=[str(noted["job_id"])])
 
 
 def _noted(folder: RunFolder) -> Noted:
