@@ -30,7 +30,7 @@ FEATURES = {
     "warm spares and replacement": (1_244, 4),
     "types of the JSON": (344, 0),
     "simulated nodes": (1_507, 7),
-    "kubernetes": (3_834, 18),
+    "kubernetes": (4_245, 19),
     "preemptions without a restart": (49, 0),
     "packages that an example lacks": (21, 0),
     "a fair queue": (1_646, 5),

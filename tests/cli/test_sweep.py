@@ -161,7 +161,14 @@ def test_wrong_sweep_calls_are_refused_before_anything_starts(cli: Any, tmp_path
             *("--stop", "asha(promote=true, last=9, budget=--epochs)"),
         ),
         "--trials 0": ("--metric", "loss", "--param", "x=uniform(0,1)", "--trials", "0"),
-        "job arrays are Slurm's": ("--metric", "loss", "--param", "x=uniform(0,1)", "--array-size", "4"),
+        "choose a target of kind slurm or kubernetes": (
+            "--metric",
+            "loss",
+            "--param",
+            "x=uniform(0,1)",
+            "--array-size",
+            "4",
+        ),
         "experiment name 'a b'": ("--metric", "loss", "--param", "x=uniform(0,1)", "--experiment", "a b"),
         "notify: ": ("--metric", "loss", "--param", "x=uniform(0,1)", "--notify", "true"),
     }

@@ -17,7 +17,7 @@ HAS = {
     "ssh": {EarlyStart, Elastic, Examined},
     "slurm": {Queued, Alike, Controlling, Elastic, Examined},
     "ray": {Queued, Controlling, Elastic, Examined},
-    "kubernetes": {Queued, Elastic, Examined, Cleared},
+    "kubernetes": {Queued, Alike, Elastic, Examined, Cleared},
     "sim": set(),
 }
 

@@ -81,7 +81,7 @@ SWEEP = (
         list,
     ),
     VerbOption("--repeats", "Allow repeated points in a finite space.", type=bool),
-    VerbOption("--array-size", "With a target of kind slurm: trials in one job array.", "N", int),
+    VerbOption("--array-size", "With a target of kind slurm or kubernetes: trials in one job.", "N", int),
     VerbOption(
         "--controller",
         "slurm or ray: run the controller as a small job of the trials' engine, so that this machine may shut down. "

@@ -76,7 +76,8 @@ class FunctionJob(Generic[_P, _R]):
     def map(self, *values: Iterable[object], at_once: int | None = None, runs: int | None = None) -> FunctionRuns[_R]:
         """Submit a call for each value, and return the sequence of calls.
 
-        Slurm gets a job array with a run for each call. Elsewhere one run makes all calls, each in a process of its own.
+        Slurm gets a job array with a run for each call, Kubernetes one Job. Elsewhere one run makes all calls, each in a
+        process of its own.
 
         Args:
             values: One list of values for each argument, as for the built-in `map`.

@@ -285,13 +285,16 @@ def submit_map(
         if value is not None and (type(value) is not int or value < 1):
             raise JobError(f"map({name}={value!r}) is not an integer of 1 or more.")
     described = configured.read(known.workspace.path, known.job.compute_target)
-    is_array = isinstance(described.make(), Alike)
+    target = described.make()
+    is_array = isinstance(target, Alike)
     count = min(runs or (len(given) if is_array else 1), len(given))
     if is_array and count > ALIKE_SPAN:
         raise JobError(
             f"map() of {count:,} calls makes a job array of as many runs; an array has at most {ALIKE_SPAN:,}. Write "
             f"runs={ALIKE_SPAN // 10}, and each run makes several calls."
         )
+    if isinstance(target, Alike) and count > 1:
+        target.check_alike(known.job)
     is_pool = count < len(given) or not is_array
     if is_pool and (known.options.nodes > 1 or known.job.world_size > max(1, known.options.gpus)):
         raise JobError(

@@ -44,7 +44,7 @@ class SweepSpec:
         repeats: Whether a point of a finite space may be tried twice.
         pass_as: How the script gets the values: one of `points.WAYS`, or the name of a JSON file.
         switches: Arguments without a value, `--amp` or `--amp/--no-amp`: true gives the first word, false the second or none.
-        array_size: Trials that are submitted as one job array; None for one at a time.
+        array_size: Trials that are submitted as one job; None for one at a time.
         warm_start: Ids of former sweeps whose results the sampler gets.
         resumed: Ids of former trials from which the first trials of this sweep resume, in the order of `points`.
         controller: "slurm" or "ray" if a job of the trials' engine controls the sweep; None for this machine.

@@ -129,7 +129,7 @@ def checked(
     check(job, workspace_dir)
     check_no_conditions(job.notify_on, "sweep")
     described = configured.read(workspace_dir, job.compute_target)
-    _check_target(spec, described)
+    _check_target(job, spec, described)
     taken = source.snapshot_id is not None
     directory = workspace_dir / "snapshots" / str(source.snapshot_id) if taken else source.directory
     if not taken:
@@ -192,13 +192,15 @@ def _with_way(spec: SweepSpec, job: Job, directory: Path) -> SweepSpec:
     return dataclasses.replace(spec, pass_as=known_way, switches=tuple(dict.fromkeys(pairs)))
 
 
-def _check_target(spec: SweepSpec, described: configured.Configured) -> None:
+def _check_target(job: Job, spec: SweepSpec, described: configured.Configured) -> None:
     target, named = described.make(), f"compute target {described.name!r} is of kind {described.kind}"
-    if spec.array_size is not None and not isinstance(target, Alike):
-        raise SweepError(
-            f"array_size={spec.array_size}: {named}, which takes trials one by one; job arrays are Slurm's. Leave it out, or "
-            "choose a target of kind slurm."
-        )
+    if spec.array_size is not None:
+        if not isinstance(target, Alike):
+            raise SweepError(
+                f"array_size={spec.array_size}: {named}, which takes trials one by one. Leave it out, or choose a target of "
+                "kind slurm or kubernetes."
+            )
+        target.check_alike(job)
     if spec.controller is None:
         return
     if spec.controller != described.kind or not isinstance(target, Controlling):

@@ -58,7 +58,7 @@ class Sweep:
         switches: Hyperparameters of true and false that the script takes without a value, such as `--amp` or
             `--amp/--no-amp`: true gives the first word, false the second, or none. Switches that the script declares by
             argparse or click are detected.
-        array_size: Number of trials in one job array. Only with a target of kind slurm.
+        array_size: Number of trials in one job array of Slurm or one Job of Kubernetes. Only with these targets.
         warm_start: Former sweeps, or their run ids, whose results the sampler gets from the start.
         controller: "slurm" or "ray", the engine of the trials: a small job controls the sweep, so this machine may shut
             down. The job must see the workspace. Default: a process of this machine.

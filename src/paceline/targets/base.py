@@ -202,6 +202,13 @@ ALIKE_SPAN = 1000
 class Alike(Protocol):
     """A target whose engine accepts many similar runs at once (a job array)."""
 
+    def check_alike(self, job: Job) -> None:
+        """Raise an error if the engine can't accept many runs of this job at once.
+
+        Raises:
+            TargetError: The message has the reason.
+        """
+
     def start_supervisors(
         self, job: Job, run_dirs: Sequence[Path], library_dir: Path, python: str, at_once: int
     ) -> None:

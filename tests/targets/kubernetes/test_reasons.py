@@ -172,7 +172,7 @@ def test_newest_running_pod_with_index_0_is_used_unless_it_is_terminating():
     new["metadata"]["creationTimestamp"] = "2026-11-29T00:01:00Z"
     leaving["metadata"] |= {"creationTimestamp": "2026-11-29T00:02:00Z", "deletionTimestamp": "2026-11-29T00:03:00Z"}
 
-    assert reasons.running_index_0([new, leaving, old, pod(1, state=RUNNING)]) is new
+    assert reasons.running_pod([new, leaving, old, pod(1, state=RUNNING)], 0) is new
 
 
 def test_the_digest_of_the_image_comes_from_the_pods_status():

@@ -11,8 +11,10 @@ from paceline.errors import RunNotFoundError
 from paceline.remote.link.copies import LeftBehind
 from paceline.runs import read
 from paceline.runs.folder import RunFolder
+from paceline.targets.kubernetes import many
 from paceline.targets.kubernetes.api import ApiRefusedError
 from paceline.targets.kubernetes.manifests import (
+    COUNT_ANNOTATION,
     KIND_LABEL,
     MANAGED_SELECTOR,
     RUN_ANNOTATION,
@@ -34,11 +36,14 @@ def clear(cluster: Cluster, workspace: str, runs_dir: Path, *, dry_run: bool) ->
     """
     where, over = f"namespace {cluster.namespace}", set()
     for job in _jobs(cluster, f"{WORKSPACE_LABEL}={workspace}"):
-        name, run_id = job["metadata"]["name"], job["metadata"].get("annotations", {}).get(RUN_ANNOTATION, "")
+        name, about = job["metadata"]["name"], job["metadata"].get("annotations", {})
+        run_id, count = about.get(RUN_ANNOTATION, ""), int(about.get(COUNT_ANNOTATION, 0))
+        first = RunFolder(runs_dir / run_id)
         found = LeftBehind(host=where, run_id=run_id, path=f"job/{name}")
         try:
             # Skip live runs: a run's reader fetches its files and removes its objects once the run has ended.
-            if not read.record(RunFolder(runs_dir / run_id)).is_terminal:
+            runs = many.runs_of(first, {"index": 0, "count": count}) if count else [first]
+            if not all(read.record(run).is_terminal for run in runs):
                 continue
         except (RunNotFoundError, PermissionError):
             yield replace(found, stays=f"its run is not in {runs_dir}", is_foreign=True)

@@ -15,9 +15,9 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.record import Attempt
 from paceline.runs.remote_status import GONE, QUEUED, RUNNING, UNREACHABLE, JobStatus
 from paceline.runs.store import replace_state, stored
-from paceline.targets.kubernetes import readers, reasons, watch
+from paceline.targets.kubernetes import many, readers, reasons, watch
 from paceline.targets.kubernetes.manifests import port_of
-from paceline.targets.kubernetes.objects import BatchJob, ClusterEvent, Pod, condition_of
+from paceline.targets.kubernetes.objects import BatchJob, ClusterEvent, Pod, condition_of, index_of
 from paceline.targets.kubernetes.ticket import Noted
 
 if TYPE_CHECKING:
@@ -68,17 +68,18 @@ def look(cluster: Cluster, folder: RunFolder, noted: Noted, note: Note) -> JobSt
         else:
             if stored(folder).status not in _WAITING or readers.has_all(folder):
                 return JobStatus(state=RUNNING)
-    job, pods = watch.job_and_pods(cluster, str(noted["workspace"]), str(noted["job_id"]))
+    job, all_pods = watch.job_and_pods(cluster, str(noted["workspace"]), str(noted["job_id"]))
     if job is None:
         said = f"Its Job {noted['job_id']} does not exist any more: somebody deleted it, or its time to live was over."
         return JobStatus(state=GONE, message=said)
+    index, pods = int(noted.get("index") or 0), _own(all_pods, noted)
     _note_ends(noted, pods, note)
     if (digest := reasons.last_digest(pods)) is not None and noted.get("image_digest") != digest:
         note(image_digest=digest)
-    pod = reasons.running_index_0(pods)
+    pod = reasons.running_pod(pods, index)
     if pod is not None and not readers.has_all(folder):
         _update(cluster, folder, pod, noted)
-    ended, away = reasons.ended_index_0(pods), None
+    ended, away = reasons.ended_pod(pods, index), None
     if ended is not None and pod is None and not readers.has_all(folder):
         try:
             readers.read_log(cluster, folder, ended)
@@ -87,7 +88,17 @@ def look(cluster: Cluster, folder: RunFolder, noted: Noted, note: Note) -> JobSt
     if readers.has_all(folder):
         _reasons.pop(str(noted["job_id"]), None)
         return JobStatus(state=RUNNING)
-    return _status(cluster, folder, job, pods, away, time.time() - float(noted["submitted"]))
+    if (request := many.dropped(folder)) is not None:
+        if pod is None and away is None:
+            return JobStatus(state=GONE, cause="canceled", by=request.get("by"))
+        if stored(folder).status in _WAITING:
+            cancel_in_pod(cluster, folder, noted, request)  # the pod began while the Secret was being written
+    return _status(cluster, folder, job, all_pods, away, noted)
+
+
+def _own(pods: Sequence[Pod], noted: Noted) -> Sequence[Pod]:
+    """Return a run's pods, among those of its Job."""
+    return [pod for pod in pods if index_of(pod) == noted["index"]] if many.is_many(noted) else pods
 
 
 def _note_ends(noted: Noted, pods: Sequence[Pod], note: Note) -> None:
@@ -132,13 +143,13 @@ def _status(
     cluster: Cluster,
     folder: RunFolder,
     job: BatchJob,
-    pods: Sequence[Pod],
+    all_pods: Sequence[Pod],
     away: PacelineError | None,
-    age_s: float,
+    noted: Noted,
 ) -> JobStatus:
-    record = stored(folder)
+    record, index, pods = stored(folder), int(noted.get("index") or 0), _own(all_pods, noted)
     conditions = job.get("status", {}).get("conditions", [])
-    ended = reasons.ended_index_0(pods)
+    ended, is_one_of_many = reasons.ended_pod(pods, index), many.is_many(noted)
     end = reasons.ended(ended) if ended is not None else None
     if end is not None and end.cause == "engine":
         return JobStatus(state=GONE, cause=end.cause, message=end.message)
@@ -147,20 +158,23 @@ def _status(
     if (failed := condition_of(conditions, "Failed")) is not None:
         why = reasons.first_sentence(failed.get("message", ""))
         return JobStatus(state=GONE, message=f"Its Job failed: {failed.get('reason')}: {why}.")
-    if condition_of(conditions, "Complete") is not None:
+    if reasons.is_complete(job, index, is_one_of_many=is_one_of_many):
         # Code 404: the log is gone for good. Other errors may pass, such as the 401 of a kubelet that shuts down.
         if isinstance(away, EngineError) or getattr(away, "code", 404) != 404:
             return JobStatus(state=UNREACHABLE, message=f"the run has ended, and its result is not here yet: {away}")
         return JobStatus(
             state=GONE, message="The run ended, but its pod's log, which had its result, can't be read any more."
         )
-    if reasons.running_index_0(pods) is not None and record.status not in _WAITING:
+    if reasons.running_pod(pods, index) is not None and record.status not in _WAITING:
         return JobStatus(state=RUNNING)
-    return JobStatus(state=QUEUED, message=_waits_for(cluster, job, pods, _NEW_S if age_s < _FRESH_S else _FRESH_S))
+    fresh_s = _NEW_S if time.time() - float(noted["submitted"]) < _FRESH_S else _FRESH_S
+    reason = _reason(cluster, job, all_pods, fresh_s)
+    text = reasons.waits_for(job, pods, reason.events, reason.queue, is_one_of_many=is_one_of_many)
+    return JobStatus(state=QUEUED, message=text)
 
 
-def _waits_for(cluster: Cluster, job: BatchJob, pods: Sequence[Pod], fresh_s: float) -> str:
-    """Return why a run waits. Unless something changed, the answer may be `fresh_s` old."""
+def _reason(cluster: Cluster, job: BatchJob, pods: Sequence[Pod], fresh_s: float) -> _Reason:
+    """Return why a Job waits. Unless something changed, the answer may be `fresh_s` old."""
     versions = tuple(sorted(one["metadata"].get("resourceVersion", "") for one in (job, *pods)))
     name, now = job["metadata"]["name"], time.monotonic()
     found = _reasons.get(name)
@@ -169,13 +183,13 @@ def _waits_for(cluster: Cluster, job: BatchJob, pods: Sequence[Pod], fresh_s: fl
         with contextlib.suppress(PacelineError):
             if job.get("spec", {}).get("suspend"):
                 found = replace(found, queue=_queue_text(cluster, job))
-            elif len(pods) < job.get("spec", {}).get("completions", 1):
+            elif sum(not reasons.is_over(pod) for pod in pods) < job.get("spec", {}).get("parallelism", 1):
                 selector = f"involvedObject.uid={job['metadata']['uid']}"
                 events = cast("list[ClusterEvent]", cluster.items("events", fieldSelector=selector))
                 events.sort(key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
                 found = replace(found, events=events)
         _reasons[name] = found
-    return reasons.waits_for(job, pods, found.events, found.queue)
+    return found
 
 
 def _queue_text(cluster: Cluster, job: BatchJob) -> str:
@@ -218,7 +232,8 @@ def cancel_in_pod(cluster: Cluster, folder: RunFolder, noted: Noted, request: No
 
 def connected(cluster: Cluster, folder: RunFolder, noted: Noted) -> Connection | None:
     """Return a connection to the run's pod 0, or None if it isn't running."""
-    pod = reasons.running_index_0(watch.job_and_pods(cluster, str(noted["workspace"]), str(noted["job_id"]))[1])
+    _, pods = watch.job_and_pods(cluster, str(noted["workspace"]), str(noted["job_id"]))
+    pod = reasons.running_pod(pods, int(noted.get("index") or 0))
     return None if pod is None else _connected(cluster, folder, pod)
 
 

@@ -1,8 +1,10 @@
 """The manifests of a run's objects, as pure functions of job and settings.
 
-Job NAME            one pod for each node; index 0 has the supervisor. Owns the next two: its deletion removes them
+Job NAME            one pod for each node; index 0 has the supervisor. Owns the next three: its deletion removes them.
+                    With many runs: a pod for each run, by index
 Service NAME        headless, so that pods find index 0 as NAME-0.NAME
-Secret NAME         the run's folder, the ticket, the first program
+Secret NAME         the run's folder, the ticket, the first program. With many runs NAME-part-1, ... too
+Secret NAME-dropped with many runs: those that are canceled, though their pods can't be reached (`many`)
 Secrets by content  parts of Paceline's library and of the source, named by a hash, which runs share
 """
 
@@ -30,6 +32,8 @@ SECRET_BYTES = 900 << 10
 #: Labels: a run's workspace, a Secret's kind. Annotations: a run's id, its Secrets by content, their number.
 WORKSPACE_LABEL, KIND_LABEL = "paceline/workspace", "paceline/kind"
 RUN_ANNOTATION, SECRETS_ANNOTATION, PARTS_ANNOTATION = "paceline/run-id", "paceline/secrets", "paceline/parts"
+#: Annotation of a Job with many runs: their number. `RUN_ANNOTATION` has the first run's id.
+COUNT_ANNOTATION = "paceline/runs"
 _MANAGED = "app.kubernetes.io/managed-by"
 #: Selects all objects of Paceline.
 MANAGED_SELECTOR = f"{_MANAGED}=paceline"
@@ -58,12 +62,23 @@ class ObjectNames:
 
     Attributes:
         secrets: The Secret that holds each file of a pod. The files are packed parts of the library or the source.
+        count: The number of runs of a Job with many runs, else 0. `run_id` is then the first run's id.
+        at_once: How many of these runs may run at the same time.
+        parts: Further Secrets with the folders of these runs.
     """
 
     job: str
     run_id: str
     workspace: str
     secrets: Mapping[str, str]
+    count: int = 0
+    at_once: int = 0
+    parts: Sequence[str] = ()
+
+    @property
+    def dropped(self) -> str:
+        """The name of the Secret with the canceled runs of a Job with many runs."""
+        return f"{self.job}-dropped"
 
 
 def job_name(run_id: str) -> str:
@@ -74,6 +89,11 @@ def job_name(run_id: str) -> str:
     if not re.fullmatch(r"[0-9a-f]{8}", tail):
         tail = hashlib.sha256(run_id.encode()).hexdigest()[:10]
     return f"pl-{plain}-{tail}"
+
+
+def many_name(run_ids: Sequence[str]) -> str:
+    """Return the name of the Job of many runs, whose ids end with consecutive numbers."""
+    return job_name(f"{run_ids[0]}-{run_ids[-1].rpartition('_')[2]}")
 
 
 def workspace_label(path: str) -> str:
@@ -89,31 +109,34 @@ def port_of(run_id: str) -> int:
 def job_manifest(job: Job, settings: KubernetesSettings, names: ObjectNames) -> Manifest:
     """Return the manifest of a run's Job."""
     labels = _labels(settings, names.workspace)
+    annotations = {**settings.annotation, RUN_ANNOTATION: names.run_id}
+    annotations[SECRETS_ANNOTATION] = ",".join(sorted(names.secrets.values()))
+    pods = at_once = job.node_count
+    if names.count:
+        pods, at_once = names.count, min(names.count, names.at_once)
+        annotations[COUNT_ANNOTATION] = str(names.count)
     if settings.queue:
         labels["kueue.x-k8s.io/queue-name"] = settings.queue
+        if names.count and at_once > 1:
+            # Let Kueue start some of the runs before there is room for all.
+            annotations["kueue.x-k8s.io/job-min-parallelism"] = "1"
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {
             "name": names.job,
             "labels": _json(labels),
-            "annotations": _json(
-                {
-                    **settings.annotation,
-                    RUN_ANNOTATION: names.run_id,
-                    SECRETS_ANNOTATION: ",".join(sorted(names.secrets.values())),
-                }
-            ),
+            "annotations": _json(annotations),
         },
         "spec": {
-            "completions": job.node_count,
-            "parallelism": job.node_count,
+            "completions": pods,
+            "parallelism": at_once,
             "completionMode": "Indexed",
             # Let Kubernetes replace lost pods without a limit: the supervisor limits the number of attempts.
             "backoffLimitPerIndex": 1000,
             # Don't add podFailurePolicy, which would keep Kubernetes from replacing a pod on an unreachable node.
             "podReplacementPolicy": "TerminatingOrFailed",
-            "successPolicy": {"rules": [{"succeededIndexes": "0"}]},
+            **({} if names.count else {"successPolicy": {"rules": [{"succeededIndexes": "0"}]}}),
             "ttlSecondsAfterFinished": settings.keep_s,
             # Suspend a queued Job: Kueue resumes it once there is room for all pods.
             "suspend": bool(settings.queue),
@@ -130,10 +153,16 @@ def service_manifest(settings: KubernetesSettings, names: ObjectNames, owner: st
 
 
 def start_manifest(
-    settings: KubernetesSettings, names: ObjectNames, owner: str, files: Mapping[str, bytes]
+    settings: KubernetesSettings,
+    names: ObjectNames,
+    owner: str,
+    files: Mapping[str, bytes],
+    name: str | None = None,
+    *,
+    immutable: bool = True,
 ) -> Manifest:
-    """Return the manifest of the Secret with a run's ticket and first program."""
-    return _secret(_owned(settings, names, owner), files)
+    """Return the manifest of a Secret of a Job, by default of the one with the ticket."""
+    return {**_secret({**_owned(settings, names, owner), "name": name or names.job}, files), "immutable": immutable}
 
 
 def content_manifest(
@@ -181,7 +210,7 @@ def _pod(job: Job, settings: KubernetesSettings, names: ObjectNames) -> Manifest
     ]
     volumes: list[Json] = [
         {"name": "work", "emptyDir": {}},
-        {"name": "start", "secret": {"secretName": names.job}},
+        {"name": "start", **_start(names)},
         {
             "name": "code",
             "projected": {
@@ -246,6 +275,13 @@ def _pod(job: Job, settings: KubernetesSettings, names: ObjectNames) -> Manifest
     # Current versions of Istio read this setting as a label, earlier versions as an annotation.
     labels = {**_labels(settings, names.workspace), "sidecar.istio.io/inject": "false"}
     return {"metadata": {"labels": _json(labels), "annotations": _json(annotations)}, "spec": spec}
+
+
+def _start(names: ObjectNames) -> Manifest:
+    if not names.count:
+        return {"secret": {"secretName": names.job}}
+    sources: list[Json] = [{"secret": {"name": name}} for name in (names.job, *names.parts)]
+    return {"projected": {"sources": [*sources, {"secret": {"name": names.dropped, "optional": True}}]}}
 
 
 def _labels(settings: KubernetesSettings, workspace: str) -> dict[str, str]:

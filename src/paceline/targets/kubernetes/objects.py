@@ -71,13 +71,15 @@ class BatchJobSpec(TypedDict, total=False):
     """The specification of a Job: its size, and whether it is suspended."""
 
     completions: int
+    parallelism: int
     suspend: bool
 
 
 class BatchJobStatus(TypedDict, total=False):
-    """The status of a Job."""
+    """The status of a Job. `completedIndexes` is a text such as "0,2-5"."""
 
     conditions: list[PodCondition]
+    completedIndexes: str
 
 
 class BatchJob(TypedDict, total=False):

@@ -58,7 +58,7 @@ _LONELY_S = 60.0
 
 
 def main(path: str, library: str) -> int:
-    ticket, index = PodTicket.read(path), int(os.environ.get("JOB_COMPLETION_INDEX", "0"))
+    ticket, index = PodTicket.read(path), messages.pod_index()
     # Remove these variables, so that workers don't inherit them with this process's environment.
     about = {name: os.environ.pop(name, "") for name in (ADDRESS_VARIABLE, FAILURES_VARIABLE)}
     processes.become_subreaper()
@@ -68,7 +68,7 @@ def main(path: str, library: str) -> int:
             link_to_volume(TOP, VOLUME)
         if not ticket.run_id:
             return serve_agents(ticket)
-        if index:
+        if index and not ticket.runs:
             return PodFollower(ticket, index, about[ADDRESS_VARIABLE]).run()
         return PodLeader(ticket, path, library, about).run()
     except (OSError, tarfile.TarError) as error:
@@ -105,6 +105,9 @@ class PodLeader:
 
     def run(self) -> int:
         signal.signal(signal.SIGTERM, self._forward)
+        if self._dropped() is not None:
+            print(f"run {self._ticket.run_id} was canceled before it began", flush=True)
+            return 0
         print(f"run {self._ticket.run_id}: `paceline logs {self._ticket.run_id}` shows its output", flush=True)
         if not self._fetch():
             return messages.EXIT_AGAIN
@@ -134,7 +137,7 @@ class PodLeader:
         incoming = self._workspace / f".incoming-{os.getpid()}"
         incoming.mkdir(parents=True, exist_ok=True)
         archive, size = incoming / "run.tar.gz", self._ticket.upload_bytes
-        archive.write_bytes(b"" if size else Path(f"{START}/run").read_bytes())
+        archive.write_bytes(b"" if size else Path(f"{START}/{self._ticket.archive}").read_bytes())
         while archive.stat().st_size < size:
             self._hub.receive(archive, size)
             if self._told_to_end:
@@ -154,6 +157,11 @@ class PodLeader:
         if self._kept is not None and (self._kept / "checkpoints").is_dir():
             shutil.copytree(self._kept / "checkpoints", self._folder.checkpoints, symlinks=True, dirs_exist_ok=True)
         return True
+
+    def _dropped(self) -> Noted | None:
+        """Return the request to cancel this run, which the Job's owner stored in a Secret."""
+        found: Noted = read_json(Path(START) / messages.DROPPED) or {}
+        return found.get(self._ticket.run_id)
 
     def _keep(self) -> None:
         """Copy the user's files to the volume, for the next pod of index 0."""
@@ -214,7 +222,7 @@ class PodLeader:
         return process.pid
 
     def _watch(self, pulled: Pulled) -> None:
-        printed = time.monotonic()
+        printed = looked = time.monotonic()
         while True:
             if has_reaped(self._supervisor):
                 self._supervisor = None
@@ -225,6 +233,11 @@ class PodLeader:
                 if found := [*pulled.frames(is_final=False)]:
                     self._print(found)
                 printed = time.monotonic()
+            if time.monotonic() - looked > _LIVE_S:
+                # Kubernetes updates this file within about a minute.
+                if not self._folder.cancel_request.exists() and (request := self._dropped()) is not None:
+                    write_json(self._folder.cancel_request, request)
+                looked = time.monotonic()
             time.sleep(_TICK_S)
 
     def _print(self, frames: Iterable[bytes], most: float = math.inf) -> bool:

@@ -52,18 +52,21 @@ def first_sentence(text: str) -> str:
     return match[1] if match else plain
 
 
-def waits_for(job: BatchJob, pods: Sequence[Pod], events: Sequence[ClusterEvent], queue: str = "") -> str:
+def waits_for(
+    job: BatchJob, pods: Sequence[Pod], events: Sequence[ClusterEvent], queue: str = "", *, is_one_of_many: bool = False
+) -> str:
     """Return why a run waits, such as "3 of 4 pods, 0/3 nodes have nvidia.com/gpu".
 
     events: Events of the Job, oldest first.
     queue: Message of Kueue's Workload.
+    is_one_of_many: Whether the Job has many runs. `pods` are then those of this run.
     """
     if job["metadata"].get("deletionTimestamp"):
         return "its Job is being deleted"
     if job.get("spec", {}).get("suspend"):
         return f"waits in its queue: {queue}" if queue else "its Job is suspended, as Kueue does until there is room"
-    count = job.get("spec", {}).get("completions", 1)
-    current = [pod for pod in pods if not _is_over(pod)]
+    count = 1 if is_one_of_many else job.get("spec", {}).get("completions", 1)
+    current = [pod for pod in pods if not is_over(pod)]
     started = [pod for pod in current if "running" in container_of(pod, CONTAINER)]
     head = f"{len(started)} of {count} pods, " if count > 1 else ""
     for pod in sorted(current, key=index_of):
@@ -71,10 +74,13 @@ def waits_for(job: BatchJob, pods: Sequence[Pod], events: Sequence[ClusterEvent]
             return f"{head}{why}"
     if len(current) < count and (refusal := refused(events)):
         return f"{head}{refusal}"
-    if (last := _newest(filter(_is_over, pods))) is not None:
+    if (last := _newest(filter(is_over, pods))) is not None:
         end = ended(last)
         if len(current) < count and end is not None:
             return f"{head}Kubernetes starts a pod again: {end.message}"
+    if is_one_of_many and not current:
+        at_once = job.get("spec", {}).get("parallelism", 1)
+        return f"its Job runs at most {at_once} pods at the same time"
     return f"{head}the pods are being created" if len(started) < count else f"{head}the run begins"
 
 
@@ -153,7 +159,8 @@ def _of_container(name: str, done: ContainerReason) -> End | None:
     return End(cause="node_lost", message=f"Pod {name} ended with exit code {code} ({reason or 'no reason given'}).")
 
 
-def _is_over(pod: Pod) -> bool:
+def is_over(pod: Pod) -> bool:
+    """Return whether a pod has ended, or Kubernetes is ending it."""
     return pod.get("status", {}).get("phase") in ("Succeeded", "Failed") or "deletionTimestamp" in pod["metadata"]
 
 
@@ -193,18 +200,27 @@ def last_digest(pods: Sequence[Pod]) -> str | None:
     return None
 
 
-def running_index_0(pods: Sequence[Pod]) -> Pod | None:
-    """Return the newest running pod 0 that Kubernetes is not ending, or None."""
-    return _newest(pod for pod in _pods_of_index_0(pods, "running") if "deletionTimestamp" not in pod["metadata"])
+def running_pod(pods: Sequence[Pod], index: int) -> Pod | None:
+    """Return the newest running pod of an index that Kubernetes is not ending, or None."""
+    return _newest(pod for pod in _pods_of(pods, index, "running") if "deletionTimestamp" not in pod["metadata"])
 
 
-def ended_index_0(pods: Sequence[Pod]) -> Pod | None:
-    """Return the pod 0 that ended last, or None."""
-    return _newest(_pods_of_index_0(pods, "terminated"))
+def ended_pod(pods: Sequence[Pod], index: int) -> Pod | None:
+    """Return the pod of an index that ended last, or None."""
+    return _newest(_pods_of(pods, index, "terminated"))
 
 
-def _pods_of_index_0(pods: Sequence[Pod], state: str) -> Iterator[Pod]:
-    return (pod for pod in pods if index_of(pod) == 0 and state in container_of(pod, CONTAINER))
+def _pods_of(pods: Sequence[Pod], index: int, state: str) -> Iterator[Pod]:
+    return (pod for pod in pods if index_of(pod) == index and state in container_of(pod, CONTAINER))
+
+
+def is_complete(job: BatchJob, index: int, *, is_one_of_many: bool) -> bool:
+    """Return whether a run's pod has succeeded, by the status of its Job."""
+    status = job.get("status", {})
+    if not is_one_of_many:
+        return condition_of(status.get("conditions", []), "Complete") is not None
+    ranges = (one.partition("-") for one in status.get("completedIndexes", "").split(",") if one)
+    return any(int(first) <= index <= int(last or first) for first, _, last in ranges)
 
 
 def _newest(pods: Iterable[Pod]) -> Pod | None:

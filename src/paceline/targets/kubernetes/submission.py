@@ -13,7 +13,7 @@ import secrets
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, cast
 from paceline.errors import PacelineError, TargetError
 from paceline.job.job import Job
 from paceline.remote.foreign_python import library_digest, packed_library
-from paceline.remote.staging.packing import Packed, add_run, add_tree, pack_run
+from paceline.remote.staging.packing import add_run, add_tree, pack_run
 from paceline.remote.staging.stage_out_local import expect
 from paceline.runs import store
 from paceline.runs.folder import RunFolder
@@ -30,7 +30,7 @@ from paceline.system import detached_process
 from paceline.system.files import PRIVATE, read_json, write_whole
 from paceline.targets.kubernetes import boot, manifests
 from paceline.targets.kubernetes.settings import KubernetesSettings, Manifest, read_settings
-from paceline.targets.kubernetes.ticket import PodTicket, message
+from paceline.targets.kubernetes.ticket import PodTicket, archive_name, message
 
 if TYPE_CHECKING:
     from paceline.targets.kubernetes.api import Cluster
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 #: The most Secrets for a source. A larger one is uploaded to the run's pod.
 _SOURCE_PARTS = 3
 _PAUSE_S = 1.0
+#: The most Secrets for the folders of a Job's runs.
+_MOST_PARTS = 16
 #: Bytes of the run's own Secret that are reserved for the ticket and the first program.
 _RUN_BYTES = manifests.SECRET_BYTES - (32 << 10)
 
@@ -49,7 +51,27 @@ class Sent:
 
     names: manifests.ObjectNames
     uid: str
-    upload_bytes: int
+    upload_bytes: int = 0
+
+    @property
+    def source_secrets(self) -> list[str]:
+        """The Secrets of the source, which only runs of this workspace use."""
+        return sorted(name for path, name in self.names.secrets.items() if path.startswith("source."))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Code:
+    """Paceline's library and a source, in Secrets that runs share.
+
+    Attributes:
+        names: The Secret that holds each file of a pod.
+        snapshot: The folder of the source, if there is one.
+        source_parts: The number of files of the source; None if the source is too large for Secrets.
+    """
+
+    names: Mapping[str, str]
+    snapshot: Path | None
+    source_parts: int | None
 
 
 def submit(
@@ -69,24 +91,116 @@ def submit(
         EngineError, TargetError: The cluster does not answer, or refuses an object.
         DataError, EnvironmentSpecError, TransferError: A file that the job names is missing here or can't be sent.
     """
-    if settings.queue is None and (queue := _only_queue(cluster)):
-        settings = replace(settings, queue=queue)
-    packed = pack_run(folder)
-    expect(folder, packed.manifest.home if packed else ())
-    content = library_secrets(cluster, settings, library, workspace)
-    snapshot = folder.snapshot.resolve() if folder.snapshot.exists() else None
-    source = _source(cluster, settings, snapshot, workspace) if snapshot is not None else {}
-    archive = _archive(folder, packed, snapshot if source is None else None)
+    settings = _with_queue(cluster, settings)
+    code = _stored_code(cluster, settings, folder, library, workspace)
+    archive = _packed_run(folder, code)
     is_uploaded = len(archive) > _RUN_BYTES
     if is_uploaded:
         upload_path(folder).write_bytes(archive)
-    content |= source or {}
     names = manifests.ObjectNames(
-        job=manifests.job_name(folder.run_id), run_id=folder.run_id, workspace=workspace, secrets=content
+        job=manifests.job_name(folder.run_id), run_id=folder.run_id, workspace=workspace, secrets=code.names
     )
-    key = secrets.token_hex(32)
-    write_whole(folder.exec_key, key, mode=PRIVATE)
-    ticket = PodTicket(
+    ticket = _ticket_of(folder, names, settings, job, code, library, secrets.token_hex(32), live=live)
+    write_whole(folder.exec_key, ticket.key, mode=PRIVATE)
+    if is_uploaded:
+        ticket = replace(ticket, upload_bytes=len(archive))
+    program, run = Path(boot.__file__).read_bytes(), b"" if is_uploaded else archive
+    uid = create(cluster, job, settings, names, {"boot.py": program, "run": run}, ticket)
+    cluster.create("services", manifests.service_manifest(settings, names, uid))
+    _restore_code(cluster, settings, code, library, workspace)
+    folder.secrets.unlink(missing_ok=True)  # the supervisor in the pod has the secrets now
+    return Sent(names=names, uid=uid, upload_bytes=ticket.upload_bytes)
+
+
+def check_many(title: str, job: Job) -> None:
+    """Raise TargetError unless runs of this job have one pod each."""
+    if job.node_count > 1:
+        raise TargetError(
+            f"{title}: one Kubernetes Job holds many runs of one pod each, and this job has {job.node_count} nodes. Submit the "
+            "runs one by one: a sweep without array_size, a function by submit()."
+        )
+
+
+def submit_many(
+    cluster: Cluster,
+    job: Job,
+    settings: KubernetesSettings,
+    folders: Sequence[RunFolder],
+    library: Path,
+    workspace: str,
+    *,
+    live: bool,
+    at_once: int,
+) -> Sent:
+    """Create the Job and Secrets of runs that differ in their arguments only.
+
+    Raises:
+        EngineError, TargetError: As for `submit`, and if the files of the runs are too large for Secrets.
+    """
+    settings = _with_queue(cluster, settings)
+    code = _stored_code(cluster, settings, folders[0], library, workspace)
+    archives = {archive_name(index): _packed_run(folder, code) for index, folder in enumerate(folders)}
+    groups = list(_grouped(archives))
+    if max(map(len, archives.values())) > _RUN_BYTES or len(groups) > _MOST_PARTS:
+        raise TargetError(
+            f"{settings.title}: the source or the files of {len(folders)} runs are too large for Secrets, from which the pods "
+            "of one Job read them. Submit the runs one by one (a sweep without array_size), or store files in a datastore."
+        )
+    name = manifests.many_name([folder.run_id for folder in folders])
+    names = manifests.ObjectNames(
+        job=name,
+        run_id=folders[0].run_id,
+        workspace=workspace,
+        secrets=code.names,
+        count=len(folders),
+        at_once=at_once,
+        parts=[f"{name}-part-{number}" for number in range(1, len(groups))],
+    )
+    ticket = _ticket_of(folders[0], names, settings, job, code, library, secrets.token_hex(32), live=live)
+    ticket = replace(ticket, runs=[folder.run_id for folder in folders])
+    for folder in folders:
+        write_whole(folder.exec_key, ticket.key, mode=PRIVATE)
+    program = Path(boot.__file__).read_bytes()
+    uid = create(cluster, job, settings, names, {"boot.py": program, **groups[0]}, ticket)
+    for part, files in zip(names.parts, groups[1:], strict=True):
+        cluster.create("secrets", manifests.start_manifest(settings, names, uid, files, part))
+    _restore_code(cluster, settings, code, library, workspace)
+    for folder in folders:
+        folder.secrets.unlink(missing_ok=True)
+    return Sent(names=names, uid=uid)
+
+
+def _grouped(archives: Mapping[str, bytes]) -> Iterator[dict[str, bytes]]:
+    """Divide files into groups, each small enough for a Secret."""
+    group: dict[str, bytes] = {}
+    for name, data in archives.items():
+        if group and sum(map(len, group.values())) + len(data) > _RUN_BYTES:
+            yield group
+            group = {}
+        group[name] = data
+    yield group
+
+
+def _with_queue(cluster: Cluster, settings: KubernetesSettings) -> KubernetesSettings:
+    """Return the settings with the namespace's only LocalQueue, if they name no queue."""
+    if settings.queue is None and (queue := _only_queue(cluster)):
+        return replace(settings, queue=queue)
+    return settings
+
+
+def _ticket_of(
+    folder: RunFolder,
+    names: manifests.ObjectNames,
+    settings: KubernetesSettings,
+    job: Job,
+    code: _Code,
+    library: Path,
+    key: str,
+    *,
+    live: bool,
+) -> PodTicket:
+    """Return the description of a run for its pods."""
+    return PodTicket(
         run_id=folder.run_id,
         job=names.job,
         port=manifests.port_of(folder.run_id),
@@ -94,23 +208,12 @@ def submit(
         key=key,
         library=library_digest(library),
         node_count=job.node_count,
-        upload_bytes=len(archive) if is_uploaded else 0,
-        source_parts=len(source or {}),
+        source_parts=code.source_parts or 0,
         volume=settings.volume or "",
         live=live,
         gang_wait_s=settings.gang_wait_s,
         silence_s=settings.silence_s,
     )
-    program, run = Path(boot.__file__).read_bytes(), b"" if is_uploaded else archive
-    uid = create(cluster, job, settings, names, {"boot.py": program, "run": run}, ticket)
-    cluster.create("services", manifests.service_manifest(settings, names, uid))
-    # `leftovers.remove_unused` may have deleted a Secret before the Job existed.
-    if any(cluster.annotations("secrets", name) is None for name in content.values()):
-        library_secrets(cluster, settings, library, workspace, anew=True)
-        if source and snapshot is not None:
-            _source(cluster, settings, snapshot, workspace, anew=True)
-    folder.secrets.unlink(missing_ok=True)  # the supervisor in the pod has the secrets now
-    return Sent(names=names, uid=uid, upload_bytes=ticket.upload_bytes)
 
 
 def _only_queue(cluster: Cluster) -> str | None:
@@ -149,6 +252,28 @@ def preview(job: Job, settings: KubernetesSettings) -> list[Manifest]:
     """Return a run's manifests for --dry-run, with placeholders in capitals."""
     names = manifests.ObjectNames(job="JOB", run_id="RUN_ID", workspace="WORKSPACE", secrets={"library.0": "LIBRARY"})
     return [manifests.job_manifest(job, settings, names), manifests.service_manifest(settings, names, "UID")]
+
+
+def _stored_code(
+    cluster: Cluster, settings: KubernetesSettings, folder: RunFolder, library: Path, workspace: str
+) -> _Code:
+    """Create the Secrets of the library and of a run's source unless they exist."""
+    names = library_secrets(cluster, settings, library, workspace)
+    snapshot = folder.snapshot.resolve() if folder.snapshot.exists() else None
+    source = _source(cluster, settings, snapshot, workspace) if snapshot is not None else {}
+    parts = None if source is None else len(source)
+    return _Code(names={**names, **(source or {})}, snapshot=snapshot, source_parts=parts)
+
+
+def _restore_code(cluster: Cluster, settings: KubernetesSettings, code: _Code, library: Path, workspace: str) -> None:
+    """Create missing Secrets of a new Job again.
+
+    `leftovers.remove_unused` may have deleted a Secret before the Job existed.
+    """
+    if any(cluster.annotations("secrets", name) is None for name in code.names.values()):
+        library_secrets(cluster, settings, library, workspace, anew=True)
+        if code.source_parts and code.snapshot is not None:
+            _source(cluster, settings, code.snapshot, workspace, anew=True)
 
 
 def library_secrets(
@@ -209,11 +334,18 @@ def _packed_source(snapshot: Path) -> bytes:
     return packed.getvalue()
 
 
-def _archive(folder: RunFolder, packed: Packed | None, snapshot: Path | None) -> bytes:
+def _packed_run(folder: RunFolder, code: _Code) -> bytes:
+    """Return an archive of a run's folder, and of the source if that is in no Secrets.
+
+    Raises:
+        DataError, EnvironmentSpecError, TransferError: A file that the job names is missing here or can't be sent.
+    """
+    packed = pack_run(folder)
+    expect(folder, packed.manifest.home if packed else ())
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w:gz", compresslevel=1) as archive:
-        if snapshot is not None:
-            archive.add(snapshot, f"snapshots/{snapshot.name}")
+        if code.source_parts is None and code.snapshot is not None:
+            archive.add(code.snapshot, f"snapshots/{code.snapshot.name}")
         for tree, files in (packed.files if packed else {}).items():
             add_tree(archive, tree, files)
         add_run(archive, folder, packed, engine="kubernetes")

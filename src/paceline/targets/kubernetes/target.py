@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, cast
 
@@ -21,7 +21,7 @@ from paceline.runs.remote_status import GONE, QUEUED, RUNNING, JobStatus, engine
 from paceline.system import locks
 from paceline.system.files import read_json
 from paceline.targets.base import Nodes, Preview, Waiting
-from paceline.targets.kubernetes.manifests import ObjectNames, job_manifest, job_name, workspace_label
+from paceline.targets.kubernetes.manifests import ObjectNames, job_manifest, job_name, many_name, workspace_label
 from paceline.targets.kubernetes.readers import has_all
 from paceline.targets.kubernetes.settings import OPTIONS, read_settings
 from paceline.targets.kubernetes.ticket import TICKET_VARIABLE, Noted
@@ -127,24 +127,60 @@ class KubernetesTarget:
             self.kind,
             submitted=time.time(),
             uid=sent.uid,
-            secrets=sorted(name for path, name in sent.names.secrets.items() if path.startswith("source.")),
+            secrets=sent.source_secrets,
             upload=sent.upload_bytes,
         )
         if sent.upload_bytes:
             start_upload(run_dir, library_dir, python)
         return 0
 
+    def check_alike(self, job: Job) -> None:
+        from paceline.targets.kubernetes.submission import check_many
+
+        check_many(self._checked.title, job)
+
+    def start_supervisors(
+        self, job: Job, run_dirs: Sequence[Path], library_dir: Path, python: str, at_once: int
+    ) -> None:
+        """Create one Job for similar runs, each with one pod.
+
+        Raises:
+            EngineError, TargetError: The cluster does not answer for minutes, or refuses an object.
+        """
+        from paceline.targets.kubernetes.submission import submit_many
+
+        if len(run_dirs) == 1:
+            self.enqueue(job, run_dirs[0])
+            self.start_supervisor(run_dirs[0], -1, library_dir, python)
+            return
+        self.check_alike(job)
+        folders, cluster, workspace_dir = [RunFolder(one) for one in run_dirs], self._cluster(), run_dirs[0].parents[1]
+        forwards, workspace = self._may_forward(cluster, workspace_dir), _workspace(workspace_dir)
+        told = {"server": cluster.server, "forwards": forwards, "workspace": workspace, "submitting": time.time()}
+        told |= {"job_id": many_name([folder.run_id for folder in folders]), "count": len(folders), "mirrored": True}
+        for index, folder in enumerate(folders):
+            note_engine(folder, self.kind, index=index, **told)
+        sent = cluster.patiently(
+            lambda: submit_many(
+                cluster, job, self._checked, folders, library_dir, workspace, live=not forwards, at_once=at_once
+            ),
+            _PATIENCE_S,
+            lambda text: print(text, file=sys.stderr),
+        )
+        for folder in folders:
+            note_engine(folder, self.kind, submitted=time.time(), uid=sent.uid, secrets=sent.source_secrets)
+
     def release(self, run_dir: Path) -> None:
         """Delete the Job of a failed submission."""
         noted = _noted(RunFolder(run_dir))
-        if TICKET_VARIABLE not in os.environ and noted.get("job_id"):
+        if TICKET_VARIABLE not in os.environ and noted.get("job_id") and not noted.get("index"):
             with contextlib.suppress(TargetError, EngineError):
-                self._remove(RunFolder(run_dir), noted)
+                self._remove(RunFolder(run_dir), noted, submitted=False)
 
     # --- for readers of the run
 
     def look(self, folder: RunFolder, record: RunRecord) -> JobStatus:
-        from paceline.targets.kubernetes import look
+        from paceline.targets.kubernetes import look, many
 
         if settle(folder):
             return JobStatus(state=RUNNING)
@@ -157,22 +193,38 @@ class KubernetesTarget:
                 f"{self._checked.title}: context {self._checked.context!r} now names the cluster at {cluster.server}, and run "
                 f"{folder.run_id} is on {noted.get('server')}. Restore the context, or cancel the run with --force."
             )
-        found = look.look(cluster, folder, noted, lambda **values: note_engine(folder, self.kind, **values))
-        if has_all(folder) or found.state == GONE:
+        if noted.get("gone"):
+            found = JobStatus(state=GONE, **noted["gone"])
+        else:
+            found = look.look(cluster, folder, noted, lambda **values: note_engine(folder, self.kind, **values))
+            dropped = many.dropped(folder)
+            if many.is_many(noted) and (found.state == GONE or dropped is not None) and not noted.get("dropped"):
+                # After GONE, keep Kubernetes from starting the run's pod again while the Job's other runs go on.
+                many.drop(cluster, self._checked, folder, noted, dropped or {})
+            if found.state == GONE:
+                # Later looks find no Job any more, and give the same answer.
+                gone = {"cause": found.cause, "message": found.message, "by": found.by}
+                note_engine(folder, self.kind, gone=gone)
+        if (has_all(folder) or found.state == GONE) and not noted.get("removed"):
             look.explain(folder, engine(folder))
             self._remove(folder, noted)
+            note_engine(folder, self.kind, removed=True)
             settle(folder)
         return found
 
     def cancel(self, folder: RunFolder, record: RunRecord) -> None:
-        from paceline.targets.kubernetes import look
+        from paceline.targets.kubernetes import look, many
 
         noted = _noted(folder)
         if is_over(folder) or not noted.get("job_id"):
             return
         cluster = self._cluster()
         request = read_json(folder.cancel_request) or {}
-        if not look.cancel_in_pod(cluster, folder, noted, request):
+        if look.cancel_in_pod(cluster, folder, noted, request):
+            return
+        if many.is_many(noted):
+            many.drop(cluster, self._checked, folder, noted, request)
+        else:
             # The pods have not begun, or can't be reached: deleting the Job ends them, after their grace period.
             self._remove(folder, noted)
 
@@ -266,20 +318,28 @@ class KubernetesTarget:
             )
 
     def _look_unsubmitted(self, folder: RunFolder, noted: Noted) -> JobStatus:
+        from paceline.targets.kubernetes import many
+
+        if many.is_many(noted) and (found := many.submitted(folder, noted)) is not None:
+            note_engine(folder, self.kind, **{name: found[name] for name in ("submitted", "uid", "secrets")})
+            return JobStatus(state=QUEUED)
         since = float(noted.get("submitting") or 0.0)
         if locks.is_held(folder.lock) or time.time() - since < _SUBMIT_S:
             return JobStatus(state=QUEUED, message="is being submitted to Kubernetes")
         if noted.get("job_id"):
-            self._remove(folder, noted)
+            self._remove(folder, noted, submitted=False)
         return JobStatus(
             state=GONE, cause="not_started", message="The submitting program ended before it created the run's Job."
         )
 
-    def _remove(self, folder: RunFolder, noted: Noted) -> None:
-        from paceline.targets.kubernetes import readers
+    def _remove(self, folder: RunFolder, noted: Noted, *, submitted: bool = True) -> None:
+        """Delete a run's Job, unless other runs of the Job need it."""
+        from paceline.targets.kubernetes import many, readers
         from paceline.targets.kubernetes.leftovers import remove_unused
 
         readers.keep_mirror(folder, None)
+        if submitted and many.is_many(noted) and many.is_job_needed(folder, noted):
+            return
         cluster = self._cluster()
         cluster.delete("jobs", str(noted["job_id"]))
         remove_unused(cluster, noted.get("secrets") or (), but=[str(noted["job_id"])])

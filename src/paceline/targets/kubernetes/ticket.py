@@ -18,11 +18,14 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
+
+from paceline.targets.kubernetes.manifests import port_of
 
 #: The variable with the path of the supervisor's ticket, and the path of the hub's socket in the pod of index 0.
 TICKET_VARIABLE = "PACELINE_KUBERNETES_TICKET"
@@ -36,6 +39,8 @@ COMPLAINT, EXIT_COMPLAINT = "paceline: ", 70
 LOG_BYTES = 6 << 20
 #: A JSON object: a message on a connection, or the content of `engine.json`.
 Noted: TypeAlias = "Mapping[str, Any]"
+#: The file of a pod with the canceled runs of a Job with many runs: {run id: request}.
+DROPPED = "dropped.json"
 _MARK = "PACELINE-PART"
 _LINE = 8000
 
@@ -52,6 +57,8 @@ class PodTicket:
         upload_bytes: Size of the archive with the run's folder that a reader uploads; 0 if the file `run` is this archive.
         volume: Name of the claim whose volume the pods have; "" without one.
         live: Whether the pod writes changes into its log during the run, for readers who may not forward ports.
+        runs: The ids of a Job's runs by index, if the Job has many runs.
+        archive: Name of the file with the run's folder.
     """
 
     run_id: str
@@ -67,13 +74,31 @@ class PodTicket:
     source_parts: int = 0
     volume: str = ""
     live: bool = False
+    runs: Sequence[str] = ()
+    archive: str = "run"
 
     def to_json(self) -> Noted:
         return asdict(self)
 
     @classmethod
     def read(cls, path: str | Path) -> PodTicket:
-        return cls(**json.loads(Path(path).read_text(encoding="utf-8")))
+        """Return the ticket in a file. With many runs, it is that of the run of this pod's index."""
+        found = cls(**json.loads(Path(path).read_text(encoding="utf-8")))
+        if not found.runs:
+            return found
+        index = pod_index()
+        run_id = found.runs[index]
+        return replace(found, run_id=run_id, port=port_of(run_id), archive=archive_name(index))
+
+
+def pod_index() -> int:
+    """Return the number of this pod in its Job."""
+    return int(os.environ.get("JOB_COMPLETION_INDEX", "0"))
+
+
+def archive_name(index: int) -> str:
+    """Return the name of the file with the folder of one of many runs."""
+    return f"run.{index}"
 
 
 def log_lines(number: int, packed: bytes) -> Iterator[str]:

@@ -128,6 +128,9 @@ class SlurmTarget:
         self._submit(folder, script, user)
         return 0
 
+    def check_alike(self, job: Job) -> None:
+        """Do nothing: a task of a job array can have any job that a run can have."""
+
     def start_supervisors(
         self, job: Job, run_dirs: Sequence[Path], library_dir: Path, python: str, at_once: int
     ) -> None:
