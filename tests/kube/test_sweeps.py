@@ -120,5 +120,4 @@ def test_failed_and_evicted_trials_do_not_disturb_the_others_of_their_job(lab: K
     lab.access.kubectl("delete", "pod", pod, "--grace-period=1")
 
     assert [wait_for_end(child) for child in found] == [states.FAILED, states.COMPLETED, states.COMPLETED]
-    assert [len(child.record().attempts) for child in found[:2]] == [2, 1]
     wait_for_end(run)
