@@ -56,7 +56,7 @@ class RerunChanges:
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """An option of a run's script, for the page's form of a rerun.
+    """An option of a run's script, for the web page's rerun form.
 
     Attributes:
         value: The run's value of the option, or None without one. A switch has "true" or "false", a list its words joined by
@@ -82,7 +82,7 @@ def rerun(
     values: Mapping[str, str] | None = None,
     display_name: str | None = None,
 ) -> RunFolder:
-    """Submit a run's job again, with its source and package versions. Return the new run's folder.
+    """Resubmit a run's job with its source and package versions. Return the new run's folder.
 
     `values` replace the values of secrets from the job's own sources.
 
@@ -250,7 +250,7 @@ def _with_parameters(
 
 
 def _parsed(option: DeclaredOption, text: str | None) -> str | bool | list[str] | None:
-    """Return an option's value. Raise JobError if the text can't be its value."""
+    """Return an option's value, None if omitted. Raise JobError for a wrong text."""
     if text is None and option.is_required:
         raise JobError("the script requires this option")
     if text is None:
@@ -331,7 +331,7 @@ def _is_option(word: str) -> bool:
 
 
 def _by_name(known: Declared) -> dict[str, DeclaredOption]:
-    """Return options by each of their names, including names that turn a switch off."""
+    """Return options by each name, including names that turn a switch off."""
     named = [option for option in known.options if option.names]
     return {
         name: option for option in named for name in (option.opposite(_name(option)), *option.names) if name is not None
@@ -377,7 +377,7 @@ def _text(given: Sequence[_Piece]) -> str | None:
 
 
 def _script(folder: RunFolder, job: Job) -> Path | None:
-    """Return the Python script in the snapshot, or None."""
+    """Return the path of the job's Python script in the snapshot, or None."""
     try:
         name = entry_file(job, folder.snapshot) if job.is_python else None
     except JobError:

@@ -239,7 +239,7 @@ def op_text(entry: Collective) -> str:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Return sorted ranks as text, "0, 1, 2"; many ranks as spans, "0 to 31, 64"."""
+    """Return sorted ranks as text, such as "0, 1, 2" or "0 to 31, 64"."""
     if len(ranks) <= 8:
         return ", ".join(map(str, ranks))
     them = set(ranks)
@@ -249,7 +249,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def ranks_words(ranks: Sequence[int]) -> str:
-    """Return "rank 2" or "ranks 0, 1 and 3"; for many ranks their number and spans."""
+    """Return ranks in words: "ranks 0, 1 and 3", or "10 ranks (0 to 9)"."""
     shown = sorted(ranks)
     if len(shown) == 1:
         return f"rank {shown[0]}"
@@ -345,7 +345,7 @@ def is_own(file: str, told: WorkersReport) -> bool:
 
 
 def short(file: str, told: WorkersReport) -> str:
-    """Return a path shortened to its part in the script's folder or an installed package."""
+    """Return a path relative to the script's folder or to an installed package."""
     for top in (f"{told['work_dir']}/", f"/{told['run_id']}/work/"):
         if top in file:
             return file.partition(top)[2]

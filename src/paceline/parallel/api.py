@@ -361,7 +361,7 @@ _MODELS, _BATCHES = ("model", "net", "network", "module"), ("batch", "batch_data
 
 
 def _check_loss(loss: object) -> None:
-    """Refuse a loss function whose parameters are not (output, target).
+    """Raise ParallelError if the loss takes other parameters than (output, target).
 
     A function of (model, batch) would fail with "'Tensor' object is not callable", or silently train on single rows.
     """

@@ -1,6 +1,6 @@
 """Averages of a model's weights during training, and frozen submodules that follow a trained one.
 
-Average    a copy of the whole model, of which each worker holds the same part as of the model
+Average    a copy of the whole model; each worker holds the copy of its own part of the model
 Twin       a frozen submodule (a target network, a momentum encoder) that follows another submodule
 """
 
@@ -33,7 +33,7 @@ class _Follower:
 
     Attributes:
         count: How often `Parallel.step` has updated the copy.
-        tensors: A tensor's first name in the model -> this rank's part of the average. Checkpoints store these tensors.
+        tensors: Tensor's name in the model (a tied tensor's first name) -> this rank's part of the average, for checkpoints.
     """
 
     def __init__(self, par: ParallelHandle, decay: Decay, every: int) -> None:
@@ -45,7 +45,7 @@ class _Follower:
 
     @property
     def state(self) -> list[int]:
-        """Return [number of updates of the copy, number of steps of the optimizer]."""
+        """Return [number of updates of the averaged weights, number of optimizer steps]."""
         return [self.count, self._steps]
 
     @state.setter
@@ -54,7 +54,7 @@ class _Follower:
 
     @torch.no_grad()
     def stepped(self) -> None:
-        """Count a step of the optimizer. Update the copy after each `every` steps."""
+        """Count an optimizer step. After each `every` steps, update the averaged weights."""
         self._steps += 1
         if self._steps % self._every:
             return
@@ -166,7 +166,7 @@ class Twin(_Follower):
                 _follow(local(there), _cut(own, there), keep if is_averaged else 0.0)
 
     def _moved(self, own: Tensor | None, source: str) -> Tensor:
-        """Broadcast a followed tensor from its pipeline stage, and return it whole."""
+        """Return the whole tensor `source`, which one pipeline stage has as `own`."""
         root = next(stage for stage, names in enumerate(self._stages) if source in names)
         shape, dtype = self._about[source]
         if own is not None and self._par.world.coordinate("pipe") == root:

@@ -268,8 +268,8 @@ def _distances(
 ) -> dict[str, float]:
     """Return name -> distance of the layout's value from the plain model's.
 
-    The loss has the name "". The distance of a gradient is relative to the largest gradient, that of a buffer to the buffer
-    itself.
+    The loss has the name "". A gradient's distance is relative to the largest gradient, a buffer's to the buffer itself. Each
+    is the largest of all ranks, unless `is_plain` says that `result` also comes from the plain model.
     """
     largest = plain.largest()
     own = {name: _apart(grad, plain.gradients.get(name), largest) for name, grad in result.gradients.items()}

@@ -154,9 +154,9 @@ class _List(SharedByCopies):
 
 
 def _part(tensor: Tensor, places: Places, dim: int) -> Tensor:
-    """Cut this rank's part of the sequence out of an argument of a model's block, such as a mask.
+    """Return this rank's part of the sequence in a tensor, such as a mask.
 
-    An argument without a sequence dimension is returned whole.
+    A tensor without a sequence dimension is returned whole.
     """
     length, shape = places.length, tensor.shape
     if tensor.dim() >= 2 and shape[-1] == shape[-2] == length:
@@ -335,7 +335,7 @@ class Places:
         return whole.index_select(dim, self._mine)
 
     def together(self, part: Tensor, dim: int) -> Tensor:
-        """Gather the sequence along `dim`. The backward pass sums all gradients."""
+        """Return the whole sequence along `dim`. The backward pass sums the ranks' gradients."""
         whole: Tensor = apply_function(_Together, part, self, dim)
         return whole
 

@@ -131,9 +131,9 @@ class _Means:
         return torch.tensor([*shares, weight], dtype=torch.float64, device="cpu")
 
     def names_of(self, world: World, count: int) -> list[str] | None:
-        """Return the metric's dict keys on every rank, None for a number.
+        """Return the metric's dict keys on every rank, None for a plain number.
 
-        Only the last pipeline stage has called the metric, so it sends the names to the others.
+        Only the last pipeline stage has called the metric, so it sends the `count` names to the others.
         """
         group = world.group("pipe")
         if group is None:

@@ -44,7 +44,7 @@ class Executor(Protocol):
 
     @property
     def module(self) -> nn.Module:
-        """This rank's part of the model, under the user's names."""
+        """This rank's part of the model. Names are those in the user's model."""
         ...
 
     def named_parameters(self) -> dict[str, nn.Parameter]:

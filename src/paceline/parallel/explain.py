@@ -41,7 +41,7 @@ class Explanation(str):
     chosen: str
 
     def save_png(self, path: str | Path) -> Path:
-        """Draw the schedule of one step as a PNG.
+        """Draw one step's schedule as a PNG. Return its path.
 
         Raises:
             ParallelError: matplotlib is missing, or the layout has no pipeline.

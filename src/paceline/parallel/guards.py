@@ -241,7 +241,7 @@ def _learns(module: nn.Module) -> bool:
 
 
 def _refuse_renormalised(model: nn.Module, layout: Layout) -> None:
-    """Refuse an embedding with max_norm if its copies see different batches.
+    """Raise ParallelError if copies of an embedding with max_norm see different batches.
 
     A forward pass rescales the rows that its batch looks up, so the copies would diverge.
     """

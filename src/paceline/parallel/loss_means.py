@@ -58,7 +58,7 @@ class MeanOver:
     is_divisor: bool = False
 
     def counts_nothing(self, loss: Tensor) -> bool:
-        """Return whether no target counts in this part of the batch.
+        """Return whether the loss ignores all targets in this part of the batch.
 
         If the divisor is unknown and the loss is on a GPU, return False: reading the loss would stall the GPU.
         """
@@ -144,7 +144,7 @@ def _mean_size(node: Any, name: str) -> float | None:
 
 
 def _is_of_chosen(node: Any, left: list[int]) -> bool:
-    """Return whether a node of autograd's graph depends on values selected by an index."""
+    """Return whether an autograd node depends on indexed values, within `left[0]` nodes."""
     left[0] -= 1
     if left[0] < 0:
         return False
@@ -187,7 +187,7 @@ class StepMeans:
         self.checks, self.sample, self.has_hidden = checks, None, False
 
     def numbers(self) -> list[float]:
-        """Return the six sums (`weight` to `squares`), to be summed over the ranks."""
+        """Return this step's six sums (`weight` to `squares`), to add up over the ranks."""
         return [self.weight, self.known, self.unclear, self.rows, self.ratios, self.squares]
 
     def fill(self, numbers: list[float]) -> None:

@@ -68,7 +68,7 @@ class LossState:
         self._look(loss, getattr(loss, "__qualname__", type(loss).__qualname__))
 
     def put_back(self) -> None:
-        """Restore the state to that of the snapshot."""
+        """Restore the loss's variables to their values in this snapshot."""
         for put_back in self._put_back:
             put_back()
 

@@ -65,7 +65,7 @@ class World(WorldPlace):
         return self.mesh[names]
 
     def group(self, *axes: str) -> dist.ProcessGroup | None:
-        """Return the group of the ranks along these axes, None if alone."""
+        """Return the group of the ranks along these axes; None for one rank."""
         active = frozenset(axis for axis in axes if self.extent(axis) > 1)
         return self.groups[active] if active else None
 
@@ -319,7 +319,7 @@ _torchs: Any = dist
 
 
 def _store_of_rank_0(place: WorldPlace) -> Store:
-    """Return a key-value store that rank 0 serves, because a world over MPI has none."""
+    """Return a key-value store that rank 0 serves, for a world over MPI."""
     if place.rank > 0:
         host, port = from_first(("", 0))
         name = "127.0.0.1" if host == socket.gethostname() else host

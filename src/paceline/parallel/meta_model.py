@@ -62,7 +62,7 @@ class Skeleton:
         return copy.deepcopy(self._model)
 
     def filled(self, values: dict[str, Tensor], device: torch.device) -> nn.Module:
-        """Return a new plain model with these values, and with the modules' current attributes.
+        """Return a new plain model with these values and the modules' current attributes.
 
         Raises:
             ParallelError: The model could not be copied.

@@ -200,7 +200,7 @@ class PlainRun:
         return float(share.detach())
 
     def _check_put_back(self, before: LossState, loss: Tensor, output: object, target: object) -> None:
-        """Refuse a loss whose state cannot be restored to the snapshot `before`."""
+        """Raise if the state of the loss cannot be restored to the snapshot `before`."""
         if self._task.loss is own_loss:
             return  # a loss in the model keeps its state in the model's attributes, which are restored elsewhere
         given, drawn = loss.detach(), states(self._device)
@@ -269,7 +269,7 @@ def _shaken(model: nn.Module, by: float) -> Iterator[None]:
 
 
 def _check_mean(loss: Tensor, of_more: Callable[[int], Tensor]) -> None:
-    """Refuse a loss that grows if rows are repeated: a sum over rows."""
+    """Raise DiffersError if the loss is a sum: it grows with repeated rows (`of_more`)."""
     try:
         with torch.no_grad():
             one = float(loss)
@@ -359,7 +359,7 @@ def largest_magnitude(tensor: Tensor) -> float:
 
 
 def dense(grad: Tensor | None) -> Tensor | None:
-    """Return a gradient as a whole, dense tensor. A missing gradient (None) stays None."""
+    """Return a gradient as a whole, dense tensor; None stays None."""
     if grad is None:
         return None
     return grad.to_dense() if grad.is_sparse else whole(grad)

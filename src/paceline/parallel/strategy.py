@@ -3,7 +3,7 @@
     DataParallel(2) @ PipelineParallel(2)        two replicas of two stages each: four workers
     FullyShard()                 all workers; parameters, gradients and optimizer states in equal parts
 
-A strategy without a size uses all workers that the other sizes leave. This module does not import torch.
+A strategy without a size uses all remaining workers. This module does not import torch.
 """
 
 from __future__ import annotations

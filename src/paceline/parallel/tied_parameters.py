@@ -46,7 +46,7 @@ def tie_again(model: nn.Module, ties: Sequence[tuple[str, ...]]) -> None:
 
 
 def all_names(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Return (name, tensor) of every parameter and buffer, once for each of its names."""
+    """Return (name, tensor) of every parameter and buffer, once for each name."""
     return [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
 
 

@@ -322,7 +322,7 @@ class Parallel:
         schedulers: Sequence[Resumable] = (),
         every: int | None = None,
     ) -> Path | None:
-        """Save a checkpoint for any layout, and return its path; see `checkpoint.save`."""
+        """Save a checkpoint. Return its path, or None without a save; see `checkpoint.save`."""
         with self.watch.guard("save()"), step_clock.counted(step_clock.SAVE):
             self._refuse_averaged("save()")
             from paceline.parallel.checkpoint import store
@@ -368,11 +368,11 @@ class Parallel:
         return self._progress
 
     def state(self) -> TrainingState:
-        """Return the training's state in a checkpoint, apart from model and optimizer."""
+        """Return the training's progress and random state, for a checkpoint."""
         return {"progress": dataclasses.asdict(self._progress), "random": self._streams.state_dict()}
 
     def load_state(self, state: TrainingState) -> None:
-        """Restore position and random state from a result of `state`, of any layout."""
+        """Restore progress and random state from any layout's result of `state`."""
         self._progress = self._resume = Progress(**state["progress"])
         self._streams.load_state_dict(state["random"])
 

@@ -155,7 +155,7 @@ class _Dispatcher:
         say(f"step {spec.name} begins: {step.folder.run_id}")
 
     def _is_reused(self, step: StepState, job: Job, entry: StepEntry) -> bool:
-        """Reuse a former run's outputs for a step if possible. Return whether they were reused."""
+        """Reuse a former run's outputs for a step, and return True, if possible."""
         try:
             entry["key"] = reuse.key_of(step.spec, job, self._workspace_dir)
         except PacelineError as error:

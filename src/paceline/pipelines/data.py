@@ -87,7 +87,7 @@ class PipelineData:
         return self.as_mount().as_partition(by)
 
     def destination(self, run_id: str, default_store: str) -> DataReference:
-        """Return the place in a datastore to which the step's run writes this data.
+        """Return the place in a datastore where the step writes this data.
 
         Args:
             run_id: Id of the run that writes the data.

@@ -67,7 +67,7 @@ def find(key: str, workspace_dir: Path, pipeline_id: str) -> RunRecord | None:
 
 
 def note(record: RunRecord, workspace_dir: Path) -> None:
-    """Record a Completed step's run as the one to reuse for its cache key."""
+    """Record a Completed step's run for reuse by its cache key."""
     entry = record.step or StepEntry()
     # Don't record a run that reuses another run's outputs: later runs should depend on the original run only.
     if (key := entry.get("key")) and not entry.get("reused_from"):

@@ -1,4 +1,4 @@
-"""The state of a pipeline that its controller keeps: the steps, read from the children."""
+"""The state of a pipeline that its controller keeps: the steps, read from the child runs."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _GONE, _NEW = ".gone-", ".new-"
 
 
 def unused(workspace_dir: Path, without: Collection[str] = ()) -> list[tuple[str, int]]:
-    """Return (id, bytes) of each snapshot that no run or model uses, unless it is new.
+    """Return (id, bytes) of each old snapshot that no run or model uses.
 
     Runs in `without` count as removed. The size of a file that several snapshots share counts for the last of them.
     """

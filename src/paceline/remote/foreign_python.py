@@ -100,7 +100,7 @@ def library_files(library_dir: Path) -> dict[str, Path]:
 
 
 def library_digest(library_dir: Path) -> str:
-    """Return the hash of the library `<library_dir>/paceline`, cached for the life of this process.
+    """Return the hash of the library `<library_dir>/paceline`, cached in this process.
 
     The cache gives all nodes of a run the same version, even if another version is installed meanwhile.
     """

@@ -123,7 +123,7 @@ def run_table(folders: Sequence[RunFolder], facts: FactsOf = read_facts) -> RunT
 
     Args:
         folders: The folders of one or more runs.
-        facts: Return the parameters and metrics of a run, such as from the index of runs.
+        facts: A function that returns the parameters and metrics of a run, such as from the index of runs.
 
     Raises:
         RunNotFoundError: The record of a run can't be read.
@@ -143,7 +143,7 @@ def run_table(folders: Sequence[RunFolder], facts: FactsOf = read_facts) -> RunT
 
 
 def _values(folder: RunFolder, facts: RunFacts | None) -> dict[str, dict[tuple[str, str], object]]:
-    """Return the facts about a run as kind -> (name, part) -> value."""
+    """Return a run's facts as kind -> (name, metric part or "") -> value."""
     sides: dict[str, dict[str, object]] = diff.sides(folder, read.record(folder))
     if facts is not None:
         # Name arguments as in a search for runs: without dashes. Include the values that sweeps and trackers have set.
@@ -156,7 +156,7 @@ def _values(folder: RunFolder, facts: RunFacts | None) -> dict[str, dict[tuple[s
 
 
 def compact_facts(table: RunTable) -> list[list[object]]:
-    """Return a table's facts as `[kind, name, part, values]`; equal values become one."""
+    """Return facts as `[kind, name, part, values]`, with one value if all are equal."""
     return [
         [fact.kind, fact.name, fact.part, [*map(_cell, fact.values if fact.differs else fact.values[:1])]]
         for fact in table.facts

@@ -74,12 +74,12 @@ class Usage:
         return self.failed_gpu_hours + self.canceled_gpu_hours + waited
 
     def to_json(self) -> dict[str, object]:
-        """Return the hours as plain JSON values, with the sum of the lost hours."""
+        """Return the hours as JSON values, with the sum of lost hours."""
         lost = {"lost_core_hours": self.lost_core_hours, "lost_gpu_hours": self.lost_gpu_hours}
         return {**asdict(self), **lost}
 
     def plus(self, other: Usage) -> Usage:
-        """Return the sum of this usage and another, under the name of this usage."""
+        """Return the sum of two usages, under the name of this usage."""
         sums = {
             name: getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__ if name != "name"
         }

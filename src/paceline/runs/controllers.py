@@ -131,9 +131,9 @@ def in_engine(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder
 def _again(
     folder: RunFolder, record: RunRecord, fd: int, give_up: Callable[[RunFolder], None], why: str = ""
 ) -> RunRecord:
-    """Start another controller, and return the record. The caller holds the lock.
+    """Start another controller, and return the record. The caller holds the run's lock.
 
-    why: How the previous controller ended, if known.
+    why: How the previous controller ended, if known. give_up: Called if none can start, before the run becomes Failed.
     """
     starts = record.owner.get("starts", 0) + 1
     if starts > _MOST_STARTS:

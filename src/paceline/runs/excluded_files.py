@@ -80,7 +80,7 @@ def _inside(found: list[Entry], at: int) -> Iterator[Entry]:
 
 
 def _replace(top: Path, link: Entry, inside: list[Entry]) -> None:
-    """Replace a link by a copy of its target, in one step."""
+    """Replace a link by a copy of its target; `inside` lists a folder's entries."""
     beside = top / f"{link.name}.{os.urandom(4).hex()}"
     try:
         for entry in (link, *inside):

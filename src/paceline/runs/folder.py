@@ -30,7 +30,7 @@ def load_logs(directory: Path) -> dict[int, Path]:
 
 
 def check_file_name(name: object) -> str:
-    """Return `name` in its plain form, such as `outputs/model.pt`.
+    """Return `name` as a normalized relative path, such as `outputs/model.pt`.
 
     Raises:
         FileNameError: The name is empty, absolute, or has a NUL or a `..` part.
@@ -216,7 +216,7 @@ class RunFolder:
         return sorted(int(found[1]) for name in names if (found := _RANK_LOG.fullmatch(name)))
 
     def ranks(self, world_size: int) -> range:
-        """Return the ranks of the world size, and further ranks that logged."""
+        """Return all ranks below `world_size`, or up to the last rank that logged."""
         attempts = self.path.glob("attempts/*")
         logs = (rank for path in attempts if path.name.isdecimal() for rank in self.ranks_with_log(int(path.name)))
         return range(1 + max((world_size - 1, *logs, *metric_logs(self.metrics))))
@@ -230,7 +230,7 @@ class RunFolder:
         return self.path.joinpath("attempts", str(attempt), f"start_{rank}.json")
 
     def spare(self, attempt: int, node_rank: int) -> Path:
-        """Return the file on a node's process preloaded for workers: modules and memory."""
+        """Return the file that describes a node's warm process: its modules and memory."""
         return self.attempt(attempt) / f"spare_{node_rank}.json"
 
     def keeper(self, attempt: int, node_rank: int) -> Path:
@@ -242,7 +242,7 @@ class RunFolder:
         return self.attempt(attempt) / f"kept_{rank}.json"
 
     def worker_group(self, attempt: int, rank: int) -> Path:
-        """Return the file with a rank's facts for replacing lost workers (`on_failure="replace"`)."""
+        """Return the file that says whether a rank can continue after lost workers."""
         return self.attempt(attempt) / f"group_{rank}.json"
 
     def worker_error(self, attempt: int, rank: int) -> Path:
@@ -270,7 +270,7 @@ class RunFolder:
         return self.attempt(attempt) / "hang.txt"
 
     def hangs(self, attempt: int) -> Path:
-        """Return the file with a JSON line for each begin or end of a hang."""
+        """Return the file with a JSON line for each hang's begin or end."""
         return self.attempt(attempt) / "hangs.jsonl"
 
     def stalled(self, attempt: int) -> Path:
@@ -282,7 +282,7 @@ class RunFolder:
         return sorted(self.attempt(attempt).glob("*.held"))
 
     def metric_folders(self, rank: int) -> Path:
-        """Return the log of the folders into which this rank's trackers wrote metrics."""
+        """Return the file that lists the folders in which a rank's trackers wrote metrics."""
         return self.metrics / f"folders_{rank}.jsonl"
 
     def file(self, name: str) -> Path:

@@ -190,5 +190,5 @@ def state_text(record: RunRecord) -> str:
 
 
 def attempt_text(before: Attempt, now: Attempt) -> str:
-    """Return a sentence that says why an attempt ended, and that the next one starts."""
+    """Return a sentence on why an attempt ended and the next one starts."""
     return f"Attempt {before.number} ended ({before.cause}); attempt {now.number} starts."

@@ -92,7 +92,7 @@ def begin(folder: RunFolder) -> None:
 
 
 def end(folder: RunFolder, status: str, details: object = None, code: str | None = None) -> None:
-    """Write the run's end and release its lock, unless the run was submitted.
+    """Record the run's final status and release its lock; ignore submitted runs.
 
     Raises:
         RunStateError: Another live process owns the run.
@@ -186,7 +186,7 @@ def _end_all() -> None:
 
 
 def watch_folders(folder: RunFolder, outputs: Path) -> None:
-    """Begin to watch `outputs` and `./logs`, whose new files are copied into the run."""
+    """Watch `outputs` and `./logs`, whose new files are copied into the run."""
     if outputs.is_symlink():
         return  # in a worker, `outputs` is a link to the submitted run's folder
     folders = [(outputs.absolute(), "outputs"), (Path("logs").absolute(), "logs")]

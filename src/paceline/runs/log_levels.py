@@ -54,14 +54,14 @@ def level_of(text: str) -> int:
 
 
 class LevelFilter:
-    """A filter for log lines of at least a level, which keeps whole tracebacks."""
+    """A filter that keeps log lines of a minimum level, and whole tracebacks."""
 
     def __init__(self, least: int) -> None:
         self._least = least
         self._open: set[object] = set()
 
     def lines(self, writer: object, block: str) -> Iterator[tuple[int, str]]:
-        """Yield (offset, line) of each line in a rank's text that passes the filter."""
+        """Yield (offset, line) of each line in the text of rank `writer` that passes."""
         lower, at = block.lower(), 0
         # Searching for `_SERIOUS` is far quicker than testing each line, but needs equal offsets in `lower` and `block`.
         is_quick = self._least >= LEVELS["warning"] and len(lower) == len(block)
@@ -81,7 +81,7 @@ class LevelFilter:
             at += len(line) + 1
 
     def keeps(self, writer: object, text: str) -> bool:
-        """Return whether a rank's next log line passes the filter."""
+        """Return whether the next log line of the rank `writer` passes the filter."""
         text = COLOUR.sub("", text) if "\x1b" in text else text
         if writer in self._open:
             # After a traceback, the first line without indentation names the exception.

@@ -49,7 +49,7 @@ class LogStart:
     offsets: Mapping[int, int] = field(default_factory=dict)
 
     def later(self, other: LogStart) -> LogStart:
-        """Return, for each log, the later offset of two positions in a run's logs."""
+        """Return a position with the later of two offsets in each log."""
         if self.attempt != other.attempt:
             return max(self, other, key=lambda start: start.attempt)
         ranks = {*self.offsets, *other.offsets}
@@ -191,9 +191,9 @@ class _Notes:
             self._file.close()
 
     def cut(self, ends: Mapping[int, int], rank: int, offset: int) -> dict[int, int]:
-        """Ignore `log_order` lines behind a byte of one log.
+        """Ignore the `log_order` lines after byte `offset` in the log of `rank`.
 
-        Return the size of each rank's log before that byte. ends: For each rank, the size of its log.
+        Return the size that each rank's log had at that time. ends: For each rank, the present size of its log.
         """
 
         def noted(place: int) -> int:
@@ -296,7 +296,7 @@ class _Notes:
 
 
 def _last_offset(data: bytes, rank: int) -> tuple[int, int] | None:
-    """Return (end of a rank's last `log_order` line, log size in it), or None."""
+    """Return (end offset, log size) of a rank's last `log_order` line, or None."""
     # Search for the rank between two spaces: so 1 matches neither in 11 nor in the size, which a newline follows.
     word, end = b" %d " % rank, len(data)
     while (at := data.rfind(word, 0, end)) >= 0:

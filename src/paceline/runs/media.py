@@ -135,7 +135,7 @@ class Video(Media):
     Args:
         video: A file's path, or an array or tensor of T x H x W x C or T x C x H x W with 1 or 3 channels of bytes. An array
             needs the program `ffmpeg`.
-        fps: Pictures a second of an array.
+        fps: The number of pictures in a second, for an array.
 
     Examples:
         >>> import pathlib
@@ -259,7 +259,7 @@ class Table(Media):
 
 
 def media_of(value: object) -> Media | None:
-    """Return a value as `Media`, or None for numbers, texts and plain lists."""
+    """Return an image, a table or an array as `Media`; None for other values."""
     if isinstance(value, Media):
         return value
     if callable(getattr(value, "savefig", None)) or _is_pil(value):
@@ -291,7 +291,7 @@ def file_name(name: str, entry: MediaEntry) -> str:
 
 
 def put(folder: RunFolder, metric: str, name: str, source: Source) -> None:
-    """Copy or write the file of a metric's value into the run.
+    """Copy or write a metric's file to `name` in the run.
 
     Raises:
         MetricError: The file is too large.
@@ -308,7 +308,7 @@ def put(folder: RunFolder, metric: str, name: str, source: Source) -> None:
 
 
 def image_entry(name: str, path: object, plot: object) -> MediaEntry:
-    """Return an image as a run stores it.
+    """Return an image, from a path or a plot, as a run stores it.
 
     Raises:
         MetricError: As `image_source`.
@@ -318,7 +318,7 @@ def image_entry(name: str, path: object, plot: object) -> MediaEntry:
 
 
 def image_source(name: str, path: object, plot: object) -> Source:
-    """Return an image's file, or a function that writes it.
+    """Return an image's path, or a function that saves the image.
 
     Raises:
         MetricError: Neither or both of `path` and `plot` were given, or one is not an image.

@@ -32,7 +32,7 @@ class Messenger:
         self._sent: list[Future[list[str]]] = []
 
     def tell(self, record: RunRecord, event: str, digest: str = "") -> None:
-        """Queue the messages of an event, if any receiver wants it (`paceline.runs.notify.tell`)."""
+        """Queue an event's messages, which include `digest`, if any receiver wants them."""
         if not any(event in events for events in record.receivers.values()):
             return
         # Import only now, because the imports take a fifth of a supervisor's start time, and few runs have receivers.
@@ -106,7 +106,7 @@ def parsed_alert(condition: str) -> Node:
 
 
 def _fields(node: Node) -> Iterator[RunField | None]:
-    """Yield each field in a query, and None for each searched word."""
+    """Yield a query's fields, and None for each word without a field."""
     from paceline.runs.search import query
 
     match node:

@@ -251,7 +251,7 @@ def agree_on_batch(batch: object, world: World) -> None:
 
 
 def tags(place: tuple[int, ...]) -> tuple[int, int]:
-    """Return a small hash of a position, and its square, to compare ranks by sums."""
+    """Return a training position's hash and the hash's square, to compare by sums."""
     # Keep tags below 64: sums of tags, and of squared tags, over all ranks must be exact in float32.
     tag = zlib.crc32(repr(place).encode()) % 64
     return tag, tag * tag

@@ -103,7 +103,7 @@ def join_rows(pieces: Sequence[_T]) -> _T:
 def can_join(pieces: Sequence[object]) -> bool:
     """Return whether the pieces' shapes differ only in the number of rows.
 
-    They differ otherwise if replicas have padded their rows to different lengths.
+    Other dimensions differ if replicas have padded their rows to different lengths.
     """
     shapes = [[tensor.shape[1:] for tensor in tensors_in(piece) if tensor.dim()] for piece in pieces]
     return all(own == shapes[0] for own in shapes)
@@ -139,9 +139,8 @@ def _is_taken_whole(value: object) -> bool:
 def gather_parts(own: Sequence[Parts | None], like: Parts, group: dist.ProcessGroup | None) -> list[list[Parts | None]]:
     """Return all replicas' pieces on the CPU, as [replica][piece].
 
-    Every rank of the group must call this. A piece is the part of a batch that one replica computes of one microbatch. `own`
-    has this replica's pieces, and `like` is any piece of this rank. Replicas send tensors, numbers and strings. Other objects
-    are copied from `like`.
+    Every rank of the group must call this. A piece is one replica's part of one microbatch. `own` has this replica's pieces,
+    and `like` is any piece of this rank. Replicas send tensors, numbers and strings. Other objects are copied from `like`.
 
     Raises:
         NotPlainError: On every rank: the batch has a list with another object for each row, which cannot be sent.
@@ -152,10 +151,10 @@ def gather_parts(own: Sequence[Parts | None], like: Parts, group: dist.ProcessGr
 
 
 def most_rows(own: Parts, like: Parts, group: dist.ProcessGroup | None) -> Parts:
-    """Return the piece of the replica with the most rows.
+    """Return the batch piece of the replica with the most rows.
 
-    Every rank of the group must call this. Use it if the pieces cannot be joined, because their rows have different
-    lengths.
+    Every rank of the group must call this. Use it if the replicas' rows have different lengths, and cannot be joined. `own`
+    is this replica's piece. Objects that cannot be sent are copied from `like`, any piece of this rank.
     """
     pieces = [piece for pieces in gather_parts([own], like, group) for piece in pieces if piece is not None]
     return max(pieces, key=lambda piece: Rows(piece).count)

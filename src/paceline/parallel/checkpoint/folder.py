@@ -91,7 +91,7 @@ class Saving:
     """A checkpoint under construction in `folder`, which `commit` renames to `path`."""
 
     def __init__(self, path: Path) -> None:
-        """Make the folder, and remove the folders of killed saves.
+        """Make this save's temporary folder, and remove the folders of killed saves.
 
         Raises:
             ParallelError: The path exists and is not a checkpoint.
@@ -109,7 +109,7 @@ class Saving:
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def commit(self) -> None:
-        """Rename the complete folder to its path, and remove the previous checkpoint."""
+        """Rename the complete checkpoint folder to `path`, and remove the previous checkpoint."""
         # Sync before the rename: after a power failure a folder with the final name must have its files.
         sync_if_possible(self.folder)
         former = _former(self.path)
@@ -200,7 +200,7 @@ class Save:
         self._saving.commit()
 
     def abandon(self) -> None:
-        """Remove the unfinished folder, on rank 0."""
+        """Remove the unfinished checkpoint folder, on rank 0."""
         if self._saving is not None:
             self._saving.abandon()
 

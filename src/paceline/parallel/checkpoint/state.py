@@ -94,7 +94,7 @@ class HeldState:
         }
 
     def model_tensors(self) -> dict[str, Tensor]:
-        """Return this rank's parameters and buffers by first name."""
+        """Return name -> parameter or buffer of this rank, tied tensors only once."""
         state = self._tensors()
         tensors: dict[str, Tensor] = {}
         for name, first in self.first_names().items():

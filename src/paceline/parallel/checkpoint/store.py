@@ -134,7 +134,7 @@ class _Pace:
     def writers(self, boxes: list[Box], digests: list[str]) -> dict[Box, int]:
         """Return piece of a tensor -> the rank that writes it.
 
-        If `digests` differ from the last call's, the pieces have changed, and every rank must call this.
+        `boxes` are this rank's pieces, `digests` hashes of all ranks' pieces. If these have changed, every rank must call this.
         """
         if digests != self._digests:
             self._writers = writers([[_box(*box) for box in of_rank] for of_rank in gather(boxes)])
@@ -277,7 +277,7 @@ def full_state_dict(par: ParallelHandle) -> dict[str, Tensor]:
 
 
 def hold(par: ParallelHandle) -> HeldState:
-    """Collect what this rank saves of model, optimizer and weight averages."""
+    """Return this rank's part of the model, optimizer and weight averages."""
     executor = par.executor
     # After a forward pass FSDP2 leaves some parameters whole. Calling `state_dict` makes FSDP2 split these again.
     executor.module.state_dict(keep_vars=True)

@@ -211,7 +211,7 @@ class Pipelined:
     def _begin(
         self, micros: Sequence[Microbatch], finish: Callable[[object, Microbatch], Tensor] | None = None
     ) -> None:
-        """Prepare this rank's stages for the microbatches of a step or a prediction."""
+        """Prepare this rank's stages for a training step or, without `finish`, a prediction."""
         turns = [self._turns(micro, finish) for micro in micros]
         for stage, own in zip(self._stages, zip(*turns, strict=True), strict=True):
             stage.begin(own, trains=finish is not None)

@@ -127,7 +127,7 @@ def _decide(task: Task, world: World, sample: Microbatch, programs: Programs, me
 
 
 def _check_loss(reads: LossReads, changed: set[str]) -> None:
-    """Refuse a loss that reads tensors stored by other stages' forward passes."""
+    """Raise if the loss reads tensors that a forward pass stores or changes."""
     left = reads.left | {name: line for name, line in reads.state.items() if name in changed}
     for name, line in left.items():
         raise ParallelError(

@@ -60,7 +60,7 @@ def counting(micro: Microbatch) -> Iterator[None]:
 
 
 def counting_as_now() -> contextlib.AbstractContextManager[None]:
-    """Return a context manager by which a recomputation excludes padding as now."""
+    """Return a context manager that repeats the present treatment of padding later."""
     return _counting_as(_counts, _somewhere)
 
 

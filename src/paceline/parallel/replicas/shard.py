@@ -206,7 +206,7 @@ def _shared_outside(module: nn.Module, names: list[str]) -> set[str]:
 
 
 def _check_dtypes(module: nn.Module, units: Sequence[str], ignored: Iterable[nn.Parameter]) -> None:
-    """Refuse FSDP2 units whose trained parameters have several dtypes."""
+    """Raise ParallelError if the trained parameters of an FSDP2 unit have several dtypes."""
     taken = {id(param) for param in ignored}
     for unit in units:
         own = {name: param for name, param in module.get_submodule(unit).named_parameters() if id(param) not in taken}

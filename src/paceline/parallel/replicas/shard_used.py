@@ -1,4 +1,4 @@
-"""Which parameters of a sharded model got a gradient in a step.
+"""Find which parameters of a sharded model got a gradient in a step.
 
 FSDP2 can send zeros for an unused parameter, so that all ranks' messages have the same length. But then the optimizer would see
 a gradient of 0, and apply weight decay to a parameter that a plain loop leaves alone.

@@ -48,7 +48,7 @@ class Reference:
         loss: Callable[[object, Microbatch], Tensor] | None = None,
         most_numbers: int | None = None,
     ) -> None:
-        """Compute the reference. The model and its gradients are left unchanged.
+        """Compute the plain model's results. The model and its gradients are left unchanged.
 
         Args:
             model: The plain model.
@@ -173,9 +173,9 @@ def reference(
     loss: Callable[[object, Microbatch], Tensor] | None,
     most_numbers: int | None,
 ) -> Reference:
-    """Compute the reference for the first of the samples that all ranks can compute.
+    """Compute the plain model's results for the first sample that all ranks can compute.
 
-    Every rank must call this. All ranks need the same sample, because their messages must have equal sizes.
+    Every rank must call this, since all need the same sample. `loss` and `most_numbers` are as for `Reference`.
     """
     *fewer, last = samples
     for sample in fewer:

@@ -162,7 +162,7 @@ def _groups(record: _Record, direct: frozenset[str]) -> Iterator[Group]:
 
 
 def _sources(node: Node, made: Mapping[Node, str]) -> set[str]:
-    """Return the layers on whose outputs alone an autograd node depends."""
+    """Return the layers whose outputs feed an autograd node; none if parameters do."""
     if node in made:
         return {made[node]}
     layers: set[str] = set()

@@ -117,7 +117,7 @@ def _notes(verdicts: Sequence[Verdict], what: str) -> tuple[str, ...]:
 def _vocabulary(
     model: nn.Module, seen: Seen, ties: Sequence[tuple[str, ...]], *, taken: set[str], parts: int
 ) -> dict[str, str]:
-    """Return the placements of vocabulary embeddings and of their output heads."""
+    """Return the placements of vocabulary embeddings and heads that are not in `taken`."""
     usable = {
         name: module
         for name, module in model.named_modules()

@@ -69,7 +69,7 @@ def try_groups(model: nn.Module, run: Callable[[], object], groups: Sequence[Gro
 def _try_alike(
     model: nn.Module, modules: Mapping[str, nn.Module], run: Callable[[], object], groups: list[Group], parts: int
 ) -> list[Verdict]:
-    """Try to cut groups of equal layers together. Return each group's `Verdict`."""
+    """Try to cut groups of equal layers together. Return whether each can be cut."""
     variants = [_variants(modules, group, parts) for group in groups]
     first = ""
     # If a column layer has three times as many outputs as the row layer has inputs, these are probably q, k and v.
@@ -197,7 +197,7 @@ def _variants(modules: Mapping[str, nn.Module], group: Group, parts: int) -> Ite
 
 
 def _around(group: Group) -> list[str]:
-    """Return the modules around the group's layers, from the inside out."""
+    """Return the names of modules around the group's layers, from the inside out."""
     members = [name.split(".")[:-1] for name in (*group.columns, group.row)]
     common = 0
     while all(len(path) > common for path in members) and len({path[common] for path in members}) == 1:

@@ -107,7 +107,7 @@ class Boundaries:
         return None
 
     def written_after(self, node: fx.Node, index: int) -> bool:
-        """Return whether any graph node from number `index` on changes this value in place."""
+        """Return whether a graph node from number `index` on changes `node`'s value in place."""
         return any(node.meta["storage"] in later.meta["writes"] for later in self.traced.order[index:])
 
     def _find_recomputed(self) -> frozenset[fx.Node]:
@@ -132,7 +132,7 @@ class Boundaries:
         return any(node.op != "get_attr" and node not in self.recomputed for node in self.traced.order[:index])
 
     def _fixed_storages(self) -> frozenset[int]:
-        """Return the storages of buffers and inputs: each stage has a copy of these."""
+        """Return the storages of buffers and inputs, which each stage has."""
         state = frozenset[int]().union(*(node.meta["state"] for node in self.traced.order))
         return state | {node.meta["storage"] for node in self.traced.inputs}
 

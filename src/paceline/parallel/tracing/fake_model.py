@@ -104,7 +104,7 @@ class AttributeMirror:
         self.begin()
 
     def begin(self) -> None:
-        """Let `follow` ignore changes that were made before this call."""
+        """Take the modules' present attributes as the base: `follow` copies only later changes."""
         self._stamps = {id(module): self._stamp(module) for module, _ in self._pairs}
 
     def original(self, module: nn.Module) -> nn.Module:

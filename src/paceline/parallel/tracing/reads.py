@@ -38,7 +38,7 @@ _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """A variable or attribute that the model's code outside of its blocks has read.
+    """A variable or attribute that the model's code outside blocks has read.
 
     Attributes:
         text: A description for messages, such as "self.alpha".
@@ -80,7 +80,7 @@ class Reads:
         )
 
     def moved(self, other_of: Callable[[nn.Module], nn.Module]) -> Reads:
-        """Return the same reads for another copy of the model."""
+        """Return these reads for a copy of the model (`other_of`: module -> copy)."""
         moved = Reads()
         for key, read in self.found.items():
             own = (key, read)
@@ -137,7 +137,7 @@ def noting(reads: Reads, is_outer: Callable[[], bool], name_of: Callable[[nn.Mod
 
 
 def attribute_read(module: nn.Module, name: str, text: str) -> tuple[Hashable, Read]:
-    """Return the identity and the `Read` of an attribute of an nn.Module."""
+    """Return an attribute's key, and a `Read` that returns its current value."""
     return ("attribute", id(module), name), Read(
         text=text, look=lambda: _attribute(module, name), module=module, name=name
     )
@@ -173,9 +173,9 @@ def _note_attribute(reads: Reads, module: nn.Module, name: str, name_of: Callabl
 def _note_names(
     reads: Reads, own: dict[str, object], names: Iterable[str], attributes: tuple[str, ...], depth: int = 3
 ) -> None:
-    """Record reads of `names` in the globals `own`, and in modules imported there.
+    """Record reads of `names` in the globals `own`, and of `attributes` in their modules.
 
-    `depth` limits how many levels of imported modules are followed.
+    `depth` limits how many levels of modules in modules are followed.
     """
     for name in names:
         match own.get(name, _ABSENT):

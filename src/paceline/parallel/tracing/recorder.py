@@ -53,7 +53,7 @@ _Options = dict[str, object]
 
 
 class CannotRecordError(Exception):
-    """The model's code outside of its blocks does something that a graph cannot contain."""
+    """The model's code outside blocks does something that a graph cannot contain."""
 
     def __init__(self, message: str, line: Line | None = None) -> None:
         super().__init__(message)
@@ -121,7 +121,7 @@ class GraphRecorder(TorchFunctionMode):
 
     @property
     def opened_now(self) -> str:
-        """The name of the innermost running module that is traced inside, or ""."""
+        """The name of the innermost running module whose forward is recorded, or ""."""
         return self._stack[-1]
 
     @property
@@ -168,7 +168,7 @@ class GraphRecorder(TorchFunctionMode):
                 return self._record(func, name, args, kwargs)
 
     def call_module(self, original: Callable[..., object], module: nn.Module, args: _Args, kwargs: _Options) -> object:
-        """Run `module(*args, **kwargs)`. Record one call, unless the module is traced inside."""
+        """Run `module(*args, **kwargs)`, and record a block as a single call."""
         name = self._names.get(id(module))
         if self.inside is not None or name is None:
             return original(module, *args, **kwargs)

@@ -70,7 +70,7 @@ def split(boundaries: Boundaries, places: Sequence[int]) -> tuple[Segment, ...]:
 
 
 def stage_module(model: nn.Module, names: Iterable[str], kind: type[_Module]) -> _Module:
-    """Return a module of class `kind` with only these modules and tensors of the model."""
+    """Return a module of class `kind` with only these modules and tensors."""
     return _filled(kind(), model, [(model, frozenset(names))])
 
 

@@ -200,7 +200,7 @@ class Tracer:
             del self._ran[key]
 
     def note_changed(self, text: str) -> None:
-        """Store the name of a changed variable, for the error if tracing again fails."""
+        """Store a changed variable's name, for the error if tracing again fails."""
         self._changed = text
 
     def _without_values(self, failed: Exception) -> ParallelError:
@@ -417,7 +417,7 @@ def key_of(args: tuple[object, ...], kwargs: dict[str, object], training: bool |
 
 
 def _check_hooks(model: nn.Module) -> None:
-    """Refuse hooks on the whole model, which stages never call."""
+    """Raise ParallelError if the whole model has hooks, which stages never call."""
     for table in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
         for hook in getattr(model, table).values():
             raise ParallelError(

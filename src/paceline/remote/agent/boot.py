@@ -83,7 +83,7 @@ def digest_in(folder: str, is_ours: bool = False) -> "Optional[str]":  # noqa: U
 
 
 def known_digest(folder: str) -> "Optional[str]":  # noqa: UP045
-    """Return the `digest` of the package in a folder, cached there until a file changes."""
+    """Return a package's `digest`, cached in the folder until a file changes."""
     package, path = os.path.join(folder, "paceline"), os.path.join(folder, _KNOWN)
     try:
         # Get the state before hashing the files, so that a write during the hashing counts as a change.
@@ -135,7 +135,7 @@ def files_of(package: str) -> "Iterator[str]":
 
 
 def digest(package: str) -> "Optional[str]":  # noqa: UP045
-    """Return a hash of the names and contents of a package's files; None if unreadable."""
+    """Return a hash of a package's file names and contents; None if unreadable."""
     if not os.path.isdir(package):
         return None
     import hashlib  # imported here because it loads OpenSSL, which few agents need

@@ -174,7 +174,7 @@ class _Reader(threading.Thread):
                     self._count += len(data)
 
     def drain(self) -> None:
-        """Wait for some time until the output in the pipe is forwarded.
+        """Wait until the pipe's output is forwarded, but not for long.
 
         A process that outlives the command may keep the pipe open or write without end.
         """

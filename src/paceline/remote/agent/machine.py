@@ -46,7 +46,7 @@ def about(settings: dict[str, object]) -> Header:
 
 
 def interfaces() -> dict[str, tuple[str, int]]:
-    """Return {name: (IPv4 address, prefix length)} of network interfaces; {} unless this is Linux."""
+    """Return {name: (IPv4 address, prefix length)} of network interfaces; {} except on Linux."""
     found: dict[str, tuple[str, int]] = {}
     if not sys.platform.startswith("linux"):
         return found
@@ -112,7 +112,7 @@ def disks_here(paths: Iterable[str]) -> dict[str, tuple[int, int, int]]:
 
 
 def is_low(free: int, total: int) -> bool:
-    """Return whether a disk is almost full: less than 5 % of its bytes are free.
+    """Return whether a disk is almost full: less than 5 % is free.
 
     The threshold is at most 20 GB. It is at least 2 GB, or a tenth of the disk if that is less.
     """

@@ -63,7 +63,7 @@ class Ends:
 
     @classmethod
     def of_socket(cls, sock: socket.socket) -> Ends:
-        """Make a link of a socket whose other end is a program's standard input and output."""
+        """Make a link of a socket to a program's standard input and output."""
         sock.setblocking(True)
         fd = sock.detach()
         return cls(fd, fd)

@@ -111,7 +111,7 @@ class AgentConnection:
         self._close_fds()
 
     def close(self, wait_s: float) -> None:
-        """Close the connection. Kill the local program unless the agent ends within `wait_s` seconds."""
+        """Close the connection. Kill the local program unless the agent ends within `wait_s`."""
         self.is_closing = True
         self.out.finish()
         if not self._over.wait(wait_s):

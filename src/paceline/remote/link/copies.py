@@ -202,7 +202,7 @@ class Copies:
         is_last: Whether the run has ended. Then fetch files of the script's working directory too.
 
         Raises:
-            TargetError: Some files can't be fetched; the message names them or their nodes, and their folder.
+            TargetError: Some files can't be fetched; the message names the files or nodes, and the folder.
         """
         if not self._groups:
             return
@@ -233,7 +233,7 @@ class Copies:
             )
 
     def remove(self) -> None:
-        """Remove the copies from the nodes, except copies from which `fetch` has failed."""
+        """Remove the run's copies from the nodes, except copies that `fetch` could not fetch."""
         done = [self._links[rank] for group, rank in self._leaders().items() if group not in self._unfetched]
         ask_each(done, "remove", 600.0, lambda link: {"path": self.path})
         for link in done:

@@ -153,7 +153,7 @@ class Link(LinkFiles):
 
     @property
     def lost(self) -> str | None:
-        """The reason why this node counts as lost, or None if it does not."""
+        """The reason why this node counts as lost, or None."""
         return self._connection.lost
 
     @property
@@ -164,7 +164,7 @@ class Link(LinkFiles):
     # --- commands on the node
 
     def run(self, argv: Sequence[str], *, input: bytes = b"", timeout_s: float = 60.0) -> CommandEnd:
-        """Run a short command with the agent's environment variables, and wait for its end.
+        """Run a short command with the agent's environment variables until its end.
 
         Raises:
             LinkError: The node is lost, or the command took longer than `timeout_s` and was killed.
@@ -263,7 +263,7 @@ class Link(LinkFiles):
         self._connection.ask("kill_session", timeout_s=5.0, pid=pid)
 
     def adopt(self, run_id: str) -> None:
-        """Kill a run's leftover processes, and treat its later ones as the agent's own."""
+        """Kill a run's leftover processes, and at the agent's end its later processes."""
         self._connection.ask("adopt", timeout_s=10.0, run_id=run_id)
 
     def end_run(self, run_id: str) -> int:

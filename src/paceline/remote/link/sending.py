@@ -38,7 +38,7 @@ _AT_ONCE = 32
 def ask_each(
     links: Sequence[Link], op: str, timeout_s: float, values: Callable[[Link], Mapping[str, object]] = lambda link: {}
 ) -> list[Header | Exception]:
-    """Send a request to each node. Return the answers or exceptions in order."""
+    """Send each node a request with `values(link)`. Return answers or exceptions in order."""
     return answers(links, [link.send(op, values(link)) for link in links], op, timeout_s)
 
 

@@ -240,7 +240,7 @@ class Replica:
             raise ReplicaError(f"the name {name!r} is not one that the other side may send")
 
     def _path(self, name: str) -> str:
-        """Return the path of a name in the copy, after creating its parent folders."""
+        """Return a name's path in this copy of the run, and create its parent folders."""
         path, (*above, last) = str(self.top), name.split("/")
         for part in above:
             path = os.path.join(path, part)

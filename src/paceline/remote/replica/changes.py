@@ -54,7 +54,7 @@ _PAUSE = 500
 
 
 class Changes:
-    """A detector of changes below the folder `top`, of which another machine has a copy.
+    """A detector of changes in the folder `top`, which another machine mirrors.
 
     known: Name -> stamp of the version in the copy, updated with each yielded frame. An inode of 0 matches any inode.
     shared: Names of files to which both machines append lines.
@@ -71,7 +71,7 @@ class Changes:
         self._left: set[tuple[str, str]] = set()
 
     def skip(self, names: "Sequence[str]") -> None:
-        """Assume that the copy has the present content of these files."""
+        """Assume that the other machine has the present content of these files."""
         for name in names:
             self.known[name] = stamp_of(os.path.join(self.top, name)) or [0, 0, 0]
 
@@ -122,7 +122,7 @@ class Changes:
         yield from self._gone(present, folders)
 
     def record(self, ends: "Container[str]") -> "tuple[Header, bytes, bool]":
-        """Return the run's record, as header and bytes of a frame, and whether it has ended.
+        """Return (header, bytes) of the record's frame, and whether the run has ended.
 
         The run has ended if its status is in `ends`. The caller sends the frame after all changes that preceded this
         call, and updates `known`.
