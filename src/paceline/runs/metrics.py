@@ -74,7 +74,7 @@ class MetricLog:
         )
 
     def other(self, kind: str, name: str, value: object, step: int | None = None, time_s: float | None = None) -> None:
-        """Append a metric value such as a list or table, as plain JSON."""
+        """Append a metric value of a kind such as "list" or "table", as plain JSON."""
         if not self._of_tracker and len(logged_here) < _MOST_NAMES:
             logged_here.add(check_name(name))
         at = time.time() if time_s is None else time_s
@@ -175,7 +175,7 @@ def read(directory: Path, *, name: str | None = None, rank: int | None = None) -
 
 
 def _values(path: Path, name: str | None) -> dict[str, Any] | None:
-    """Return what `read` returns for one log, in a tenth of the memory.
+    """Return the metrics of one log like `read`, in a tenth of the memory.
 
     Return None if a name was logged in several ways, or if the log has several attempts.
     """
@@ -247,7 +247,7 @@ def read_by_rank(directory: Path, *, name: str | None = None) -> dict[int, dict[
 
 
 def json_safe(value: Any) -> Any:
-    """Return `value` with NaN and infinities as strings, which JSON lacks."""
+    """Return `value` with NaN and infinities, which JSON lacks, as strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return json.dumps(value)
     if isinstance(value, Mapping):
@@ -274,7 +274,7 @@ def plain_file_name(metric: object) -> str:
 
 
 def _entries(paths: Mapping[int, Path], name: str | None) -> dict[int, dict[str, list[MetricEntry]]]:
-    """Return one rank's entries as {attempt: {metric: entries}}."""
+    """Return {attempt: {metric: entries}} from one rank's logs, given as {attempt: path}."""
     attempts: dict[int, dict[str, list[MetricEntry]]] = {}
     for attempt, path in paths.items():
         result = attempts.setdefault(attempt, {})
@@ -341,7 +341,7 @@ def _step(entry: MetricEntry) -> float | None:
 
 
 def _sortable(series: list[MetricEntry]) -> list[MetricEntry]:
-    """Raise attempts and times in place, so that they never decrease."""
+    """Correct decreasing attempts and times of the entries in place. Return `series`."""
     attempt, time_s = 0, -math.inf
     for entry in series:
         if entry["attempt"] > attempt:

@@ -89,7 +89,7 @@ def run_html(folder: RunFolder) -> str:
 
 
 def latest_metrics(folder: RunFolder) -> dict[str, MetricEntry]:
-    """Return each metric's last entry, from its lowest rank."""
+    """Return each metric's last entry from the lowest rank that logged it."""
     found: dict[str, MetricEntry] = {}
     for attempts in metric_logs(folder.metrics).values():
         entries = last_entries(attempts[max(attempts)], _END_BYTES)

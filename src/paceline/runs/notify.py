@@ -225,7 +225,7 @@ _MESSAGES: dict[str, Callable[[Notification], object]] = {
 
 
 def _told(one: str, said: Notification, address: str | None) -> str | None:
-    """Send one notification. Return a sentence about the failure, or None."""
+    """Send a notification to receiver `one`. Return a sentence about the failure, or None."""
     kind, _, rest = one.partition(":")
     try:
         if kind == "mail":

@@ -14,7 +14,7 @@ from paceline.system import locks
 
 
 def announce(workspace_dir: Path, url: str) -> int | None:
-    """Publish the page's address without its token. Return an fd to keep open.
+    """Publish the page's address without its token. Return the held lock's fd.
 
     Return None if another server is running, or the file cannot be written.
     """

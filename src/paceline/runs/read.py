@@ -71,7 +71,7 @@ def _is_own(folder: RunFolder) -> bool:
 
 
 def raw(folder: RunFolder) -> dict[str, Any] | None:
-    """Return the record as JSON without checking its job, or None without a record."""
+    """Return the record as a dict without validating its job, or None without a record."""
     state = read_json(folder.state)
     if not isinstance(state, dict):
         return None
@@ -114,7 +114,7 @@ def _has_archived_parent(record: RunRecord, folder: RunFolder) -> bool:
 
 
 def channel(folder: RunFolder) -> Channel | None:
-    """Return a channel to the run's supervisor; None if it shares this folder.
+    """Return a channel to the run's supervisor; None if the supervisor shares this folder.
 
     Raises:
         RunStateError: This user cannot reach the supervisor.

@@ -1,4 +1,4 @@
-"""The frozen record of a run: `job.json` holds what never changes, `state.json` the rest."""
+"""The frozen record of a run: fixed fields in `job.json`, changing fields in `state.json`."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ class RunRecord:
     left_out_count: int = 0
 
     def __repr__(self) -> str:
-        """Return one line, such as a notebook shows for a cell's value."""
+        """Return a one-line summary, which a notebook shows as a cell's value."""
         code = f", exit_code={self.exit_code}" if self.exit_code is not None else ""
         why = f", failure={self.failure.cause!r}" if self.failure is not None else ""
         return f"RunRecord(run_id={self.run_id!r}, status={self.status!r}{code}{why})"

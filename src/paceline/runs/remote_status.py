@@ -60,7 +60,7 @@ class Teller(Protocol):
         """Cancel the run's job in the engine. The supervisor reads `cancel.json` too."""
 
     def channel(self, folder: RunFolder) -> Channel | None:
-        """Return a channel to the run's supervisor; None if it shares this folder."""
+        """Return a channel to the run's supervisor; None if the supervisor shares this folder."""
 
     def start_controller(self, run_dir: Path, library_dir: Path, python: str) -> None:
         """Submit a sweep's controller; see `paceline.targets.Controlling`."""
@@ -156,7 +156,7 @@ def is_copy(folder: RunFolder) -> bool:
 
 
 def cancel(folder: RunFolder) -> None:
-    """Ask the engine to end this user's run; for others' runs do nothing.
+    """Ask the engine to end a run of this user; ignore another user's run.
 
     Raises:
         TargetError: The engine cannot be reached.
@@ -248,7 +248,7 @@ def _end(record: RunRecord, found: JobStatus) -> tuple[str, dict[str, Any]]:
 def _is_mine(folder: RunFolder) -> bool:
     """Return whether this user wrote the run's target settings.
 
-    Settings of another user could make ssh start programs. A run of an older Paceline version has none: its record counts.
+    Settings of another user could make ssh start programs. Runs of older versions have no settings: their record's owner counts.
     """
     return is_mine(folder.target) if folder.target.exists() else has_own_record(folder)
 
@@ -272,7 +272,7 @@ def engine(folder: RunFolder) -> dict[str, Any]:
 
 
 def note_engine(folder: RunFolder, kind: str, **values: Any) -> None:
-    """Add values to a run's `engine.json`. `kind` is the kind of its target."""
+    """Add values and the target's `kind` to a run's `engine.json`."""
     write_json(folder.engine, {**engine(folder), "engine": kind, **values}, sync=True)
 
 

@@ -270,10 +270,10 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @property
     def input_datasets(self) -> dict[str, Any]:
-        """The inputs by name. In a worker, each is a folder, or the dataset in mode "direct".
+        """The run's inputs by name.
 
-        Outside a worker, each is a dict of stored facts: sources, dataset and version, files, bytes, and a fingerprint
-        of the content.
+        In a worker, each is a folder, or the dataset in mode "direct". Elsewhere, each is a dict of stored facts: sources,
+        dataset and version, files, bytes, and a fingerprint of the content.
         """
         if self._worker is None:
             return _of_all_nodes(self._data("inputs"))
@@ -399,7 +399,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     def get_metrics(
         self, name: str | None = None, recursive: bool = False, *, rank: int | None = None, by_rank: bool = False
     ) -> dict[str, Any]:
-        """Return the metrics by name: one logged scalar as such, several as a list.
+        """Return the metrics by name: a scalar if logged once, else a list.
 
         name: Return only this metric. recursive: Return {run id: metrics} for this run and its children. rank: Return
         only values of this rank. by_rank: Return {rank: metrics}. If the run's folder here is a copy, new values are
@@ -437,9 +437,9 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         rank: int | Collection[int] | None = None,
         attempt: int | Collection[int] | None = None,
     ) -> series.MetricSeries | dict[str, series.MetricSeries]:
-        """Return the series of a metric with `steps`, `values` and `times`; all series without a name.
+        """Return the series of the metric `name`, or {name: series} of all metrics if None.
 
-        A metric that was not logged is an empty series. See `paceline.runs.series.MetricSeries`.
+        A series (`paceline.runs.series.MetricSeries`) has `steps`, `values` and `times`. It is empty if nothing was logged.
 
         rank: Return only values of these ranks, such as `rank=[0, 1]`. attempt: Return only values of these attempts.
         Several attempts are joined as if the run had not been interrupted.
@@ -481,9 +481,9 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     # --- waiting for the run's end
 
     def wait_for_completion(self, show_output: bool = False, raise_on_error: bool = True) -> RunRecord:
-        """Block until the run has ended, and return its record. Ctrl-C only stops the waiting.
+        """Block until the run has ended, and return its record.
 
-        show_output: print the workers' output and changes of state.
+        Ctrl-C only stops the waiting. show_output: print the workers' output and changes of state.
 
         Raises:
             RunFailedError: The run failed, unless raise_on_error=False; its text is the failure report.
@@ -580,9 +580,9 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     # --- canceling, deleting, starting and ending the run
 
     def cancel(self) -> None:
-        """Request the run's end: its workers get SIGTERM, and SIGKILL after the grace period. Return at once.
+        """Request the run's end, and return at once.
 
-        A run that has ended does not change.
+        The workers get SIGTERM, and SIGKILL after the grace period. A run that has ended does not change.
         """
         # If this process logs the run, there is no supervisor, and this process ends the run itself.
         if interactive.is_ours(self._folder):
@@ -591,9 +591,9 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             read.request_cancel(self._folder, by=user_name())
 
     def delete(self, *, children: bool = False, purge: bool = False) -> None:
-        """Move the run with its logs, metrics, outputs and checkpoints to the trash. Data in datastores stays.
+        """Move the run with its logs, metrics, outputs and checkpoints to the trash.
 
-        `Workspace.restore` brings it back for 7 days.
+        `Workspace.restore` brings it back for 7 days. Data in datastores stays.
 
         children: also delete the runs below it. purge: remove everything for good, which frees the space at once.
 
@@ -757,9 +757,9 @@ def _check_numbers(what: str, given: object, there: range, run_id: str) -> None:
 
 
 def _of_all_nodes(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return each input's number of files and bytes, over all nodes.
+    """Return each input's facts by name, such as "files" and "bytes", over all nodes.
 
-    They are sums over the nodes if each node has a partition of the input, else the numbers of one node.
+    Numbers are sums over nodes that have partitions of the input, else those of one node. found: A dict per input and node.
     """
     together: dict[str, Any] = {}
     for one in found:

@@ -22,7 +22,7 @@ class HasFiles(ABC):
 
     @reads
     def upload_file(self, name: str, path_or_stream: str | os.PathLike[str] | IO[bytes]) -> str:
-        """Copy a file or open stream into the run. Return its plain name.
+        """Copy a file or open stream into the run. Return its normalized name.
 
         Uploading equal bytes again is harmless. Names that begin with `outputs/` or `logs/` are files in these folders.
         Files with other names are stored apart from the run's own files, so even `state.json` is a free name.
@@ -153,7 +153,7 @@ class HasNotes(ABC):
 
     @property
     def description(self) -> str | None:
-        """The run's notes in Markdown, as `paceline note` shows them, or None."""
+        """The run's notes in Markdown, or None."""
         return self._notes().description
 
     @description.setter
@@ -171,7 +171,7 @@ class HasNotes(ABC):
 
     @property
     def comments(self) -> tuple[tags_and_properties.Comment, ...]:
-        """The comments of users, oldest first. The live page shows them too."""
+        """The comments of users on the run, oldest first."""
         return tuple(self._notes().comments.values())
 
     def comment(self, text: str) -> tags_and_properties.Comment:

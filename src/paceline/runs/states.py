@@ -1,4 +1,4 @@
-"""The states of a run, those of the Azure Machine Learning SDK.
+"""The states of a run, named as in the Azure Machine Learning SDK.
 
     NotStarted -> Queued -> Preparing -> Starting -> Running -> Finalizing -> Completed | Failed | Canceled
 

@@ -118,7 +118,7 @@ def owner() -> Owner:
 
 
 def write(folder: RunFolder, record: RunRecord) -> None:
-    """Write `state.json`. Only the holder of the run's lock may call this function.
+    """Write `state.json`. The caller holds the run's lock.
 
     On a full disk, deleting the run's placeholder file frees space for the last records. A state that is not final is
     dropped instead, so readers keep seeing the previous state.
@@ -265,14 +265,14 @@ def ids(runs_dir: Path) -> list[str]:
 
 
 def shown(folder: RunFolder, record: RunRecord) -> RunRecord:
-    """Return the record, as CancelRequested if a live run has a cancel request."""
+    """Return the record, with status CancelRequested if a live run has a cancel request."""
     if not record.is_terminal and record.status != states.FINALIZING and folder.cancel_request.exists():
         return dataclasses.replace(record, status=states.CANCEL_REQUESTED)
     return record
 
 
 def from_elsewhere(workspace_dir: Path) -> str:
-    """Return why an untrusted workspace's runs don't continue, and the command to trust it."""
+    """Return a text that says why an untrusted workspace's runs don't continue, and how to trust it."""
     return f"you have not made its workspace on this machine; to let it go on: paceline trust {shlex.quote(str(workspace_dir))}"
 
 

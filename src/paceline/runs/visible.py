@@ -60,7 +60,7 @@ class TerminalLines:
         self._set: dict[Hashable, str] = {}
 
     def line(self, writer: Hashable, text: str) -> str:
-        """Return a rank's line in its current colours, reset at the end."""
+        """Return a line of the rank `writer` in the rank's current colours, reset at the end."""
         before = self._set.get(writer, "")
         if not before and text.isprintable():
             return text

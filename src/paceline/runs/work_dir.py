@@ -203,7 +203,7 @@ def _found(folder: RunFolder, record: Any) -> Place:
 
 
 def clean(folder: RunFolder) -> None:
-    """Remove unchanged files of snapshot and job, links of `make`, and empty folders.
+    """Remove unchanged files of snapshot and job, links that `make` created, and empty folders.
 
     If the copy was surrounded by links, its remaining files move to `work` itself.
     """
@@ -302,7 +302,7 @@ def rescue_outputs(folder: RunFolder) -> None:
 
 
 def _keep_links(outputs: Path, target: Path) -> None:
-    """Rewrite relative links out of `outputs` for its new path `target`."""
+    """Rewrite relative links that lead out of `outputs`, which moves to the path `target`."""
     for directory, folders, files in os.walk(outputs):
         for path in (os.path.join(directory, name) for name in (*folders, *files)):
             if not os.path.islink(path) or os.path.isabs(link := os.readlink(path)):

@@ -69,11 +69,11 @@ class Occurrences:
         self._done = Documents(folder / "done", _KEY)
 
     def keys(self, kind: str) -> set[str]:
-        """Return the keys of all claimed occurrences of this kind."""
+        """Return the keys (file names) of all claimed occurrences of this kind."""
         return {key for key in (*self._open.names(), *self._done.names()) if key.startswith(f"{kind}-")}
 
     def claim(self, occurrence: Occurrence) -> bool:
-        """Claim an occurrence, so that only this process starts its run; False if claimed."""
+        """Claim an occurrence for this process. Return False if another process has claimed it."""
         key = occurrence.key
         if self._done.path(key).exists():
             return False

@@ -91,7 +91,7 @@ class Schedule:
 
     @property
     def job(self) -> str:
-        """The job file or template, with the values of its parameters."""
+        """The job file or template, its parameters and its arguments, as a command line."""
         words = [
             self.file or f"--template {self.template}",
             *(f"{key}={value}" for key, value in self.parameters.items()),
@@ -110,7 +110,7 @@ def since(schedule: Schedule, occurrences: Occurrences) -> dt.datetime:
 
 
 def time_occurrence(due: times.Due, now: dt.datetime, *, late_s: float) -> Occurrence:
-    """Return an occurrence for the latest due time, with the number of missed times."""
+    """Return an occurrence for the latest due time (late after `late_s`), with the missed times."""
     earlier = [one.isoformat() for one in due.earlier or ()]
     return Occurrence(
         key=f"{TIME}-{due.last:%Y%m%dT%H%M%SZ}",

@@ -164,7 +164,7 @@ class Schedules(NamedDocuments[Schedule]):
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold a lock that keeps the timer and other changes waiting during a `with` block.
+        """Hold the lock on the schedules during a `with` block.
 
         Raises:
             ScheduleError: Another process holds the lock for too long, or the workspace can't be written.

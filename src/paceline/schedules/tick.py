@@ -210,7 +210,7 @@ class _Look:
             self.kept.finish(occurrence)
 
     def _waiting(self) -> list[Occurrence]:
-        """Return the waiting occurrences. Of waiting times, keep only the latest."""
+        """Return the waiting occurrences. Of several waiting times, keep only the latest."""
         waiting = [one for one in self.kept.open() if one.status == occurrences.WAITING]
         times_now = [one for one in waiting if one.kind == occurrences.TIME and one.run_id is None]
         # Skip all times but the latest: a run that takes longer than the interval would never catch up with all of them.

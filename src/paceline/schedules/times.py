@@ -46,7 +46,7 @@ class Due:
 
 
 def is_expression(word: str) -> bool:
-    """Return whether a word is a cron expression, and so no file's name."""
+    """Return whether a word is a cron expression."""
     return word.startswith("@") or len(word.split()) > 1
 
 

@@ -86,7 +86,7 @@ class LoadHistory:
             self._thread.start()
 
     def close(self) -> None:
-        """Wait for a sample in progress, which takes at most two seconds."""
+        """Wait at most two seconds for a sample in progress."""
         if self._thread is not None:
             self._thread.join()
 

@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
 
 
 def prepare(workspace_dir: Path, environment: EnvironmentSpec, say: Callable[[str], None]) -> tuple[Built, NodeSetup]:
-    """Build an environment if necessary. Return it, and how to start processes in it.
+    """Build an environment if necessary. Return it, with the setup to start processes in it.
 
     say: Called with each line of progress.
     """

@@ -104,7 +104,7 @@ class Revision(_Data):
 
     @property
     def model_names(self) -> list[str]:
-        """The id of each registered model, such as "digits:3"; of others the file name."""
+        """The id of each registered model, such as "digits:3"; the file name of any other model."""
         return [model.id or model.name for model in self.models]
 
     @classmethod

@@ -98,7 +98,7 @@ class Server:
         self.reload()
 
     def keep(self, tag: str, record: ServiceRecord, revision: Revision, workers: int, setup: NodeSetup) -> None:
-        """Write a revision's configuration, read at the server's start and `reload`."""
+        """Write a revision's configuration, which the server reads at its start and at `reload`."""
         folder = self._folder
         shell = {**os.environ, "PYTHONPATH": os.environ.get("PACELINE_SHELL_PYTHONPATH", "")}
         config = config_of(
@@ -220,7 +220,7 @@ class Heartbeat:
         self._heard_s: float | None = None
 
     def handed_on(self) -> None:
-        """Close this process's write end, once the server has inherited it."""
+        """Close this process's write end of the pipe, once the server has inherited it."""
         self._open.remove(self.fd)
         os.close(self.fd)
 

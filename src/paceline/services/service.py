@@ -299,10 +299,10 @@ class Service:
         return keys.read(self._folder)
 
     def regen_key(self, key: Literal["primary", "secondary"], set_key: str | None = None) -> str:
-        """Replace one of the two keys, and return the new key. The other key stays valid.
+        """Replace one of the two keys, and return the new key.
 
         Args:
-            key: "primary" or "secondary".
+            key: "primary" or "secondary". The other key stays valid.
             set_key: The new key; by default a random one.
 
         Raises:

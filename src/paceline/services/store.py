@@ -203,7 +203,7 @@ def next_number(folder: ServiceFolder) -> int:
 
 
 def record(folder: ServiceFolder) -> ServiceRecord:
-    """Return the service's current record. Restart its supervisor if that is missing.
+    """Return the service's current record. Restart the supervisor if it is not running.
 
     Raises:
         ServiceNotFoundError: The service has been deleted.

@@ -82,7 +82,7 @@ def bench(
 
 
 def table(results: Sequence[BenchResult]) -> list[list[str]]:
-    """Return the results as a text table, with a row for each number of clients."""
+    """Return table rows: a header, and the results for each number of clients."""
     rows = [["CLIENTS", "REQ/S", "P50 MS", "P95 MS", "P99 MS", "REQUESTS", "FAILURES"]]
     for each in results:
         times = [f"{value:.2f}" for value in (each.p50_ms, each.p95_ms, each.p99_ms)]

@@ -70,7 +70,7 @@ def take_snapshot(
     leave_out: Sequence[Path] = (),
     known: snapshot.Snapshot | None = None,
 ) -> snapshot.Snapshot:
-    """Copy the source of a job, for one run or several, and return the snapshot.
+    """Copy a job's source for one or several runs. Return the snapshot.
 
     Files in `leave_out` are not copied. `known` is a snapshot of the same folder, taken for another job.
 
@@ -123,7 +123,7 @@ def use_snapshot(path: Path) -> None:
 
 
 def _with_not_copied(taken: snapshot.Snapshot, job: Job, directory: Path, *, is_here: bool) -> snapshot.Snapshot:
-    """Return the snapshot with a list of uncopied files that marks files to send."""
+    """Return the snapshot with the list of uncopied files, which marks files to send unless `is_here`."""
     found = linked.read(linked.file_of(taken.path, directory))
     return dataclasses.replace(
         taken, not_copied=tuple(found if is_here else linked.with_sent(directory, found, job.send))

@@ -124,7 +124,7 @@ class Submission:
         return record, store.create(folder.path.parent, record, run.secrets, run.checkpoints, run.fill)
 
     def _keep_target(self, folder: RunFolder) -> None:
-        """Copy the target's settings into the run, because they may change later."""
+        """Copy the target's settings into the run's folder."""
         if self.described.kind != configured.LOCAL:
             configured.keep_copy(folder.path, self.described)
 
@@ -206,7 +206,7 @@ def submit(
     checkpoints: Path | None = None,
     fill: Callable[[RunFolder], None] | None = None,
 ) -> RunFolder:
-    """Start a run of `job`, which outlives this program, and return its folder.
+    """Start a run of `job`, and return the run's folder.
 
     `step` is a pipeline step's entry in the record, and `warnings` are the record's first warnings. `values` are
     secrets by name, which replace the values at the job's sources. Files in `leave_out` are not copied into the snapshot.

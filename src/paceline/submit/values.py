@@ -19,7 +19,7 @@ _MOST_BYTES = 131_072
 
 
 def values_of(job: Job, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the values of the job's secrets: given ones, else those at their sources.
+    """Return {name: value} of the job's secrets, from `given` or else from their sources.
 
     Raises:
         JobError: Values are missing; the message names all of them. Or an argument or a variable is too long for a process.

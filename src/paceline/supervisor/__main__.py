@@ -104,7 +104,7 @@ def _wait_to_begin(folder: RunFolder, fd: int, modules: Sequence[str]) -> tuple[
 
 
 def _take_lock(folder: RunFolder) -> None:
-    """Wait for the run's lock, which another process may hold for a moment.
+    """Wait for the run's lock, which another process may hold.
 
     If another process keeps the lock, supervise the run without it. Readers of the run then ask its engine whether it
     is alive.

@@ -133,7 +133,7 @@ def on_nodes(
 def all_started(
     nodes: Nodes, commands: Sequence[Command], work_dir: Path, shells: Mapping[int, Mapping[str, str]]
 ) -> Iterator[StartedCommand | OSError]:
-    """Start commands. Yield a StartedCommand for each, or the error that ends the starts.
+    """Start commands. Yield a StartedCommand for each, or the error that prevents further starts.
 
     shells: Node rank -> environment variables of the node, which the commands' own variables override.
     """

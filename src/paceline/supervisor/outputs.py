@@ -25,7 +25,7 @@ _RESCUE_S = 300.0
 
 
 def brought_home(run: Supervision, outcome: Outcome) -> Outcome:
-    """Fetch an attempt's files from the nodes. Return the outcome, or one with a failure.
+    """Fetch an attempt's files from the nodes. Return the outcome, or one with a failure to fetch them.
 
     If files could not be fetched, the failure and a property of the run name them and the machine that still has them.
     """

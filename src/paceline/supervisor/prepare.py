@@ -107,7 +107,7 @@ def clean_nodes(run: Supervision) -> None:
 
 
 def remove_on_nodes(run: Supervision) -> None:
-    """Remove the run's containers on remote nodes. docker keeps them after their client's end."""
+    """Remove the run's containers on remote nodes."""
     nodes, seen = run.nodes, run.seen
     if nodes is None or seen is None or nodes.shell(0) is None:
         return

@@ -265,7 +265,7 @@ class Supervision:
         self.has_run, self.may_leave, self.leaves_for, self._asks_at = False, True, "", 0.0
 
     def has_to_leave(self) -> bool:
-        """Return whether another run, such as a more urgent one, needs the nodes."""
+        """Return whether another run needs the nodes."""
         ask = getattr(self.nodes, "leave_reason", None)
         if ask is not None and not self.leaves_for:
             with contextlib.suppress(TargetError, EngineError, OSError):  # ask again later: the queue can't be read now
@@ -301,12 +301,12 @@ class Wake:
             signal.signal(number, self._stop)
 
     def heed(self, nodes: object) -> None:
-        """Let messages of these nodes interrupt a sleep, since remote processes send no signals."""
+        """Let messages of these nodes interrupt a sleep."""
         if hasattr(nodes, "on_news"):
             nodes.on_news = self.poke
 
     def poke(self) -> None:
-        """Interrupt a sleep. Any thread may call this: writing a byte is atomic."""
+        """Interrupt a sleep. Any thread may call this method."""
         with contextlib.suppress(BlockingIOError):
             os.write(self._write, b"\0")
 

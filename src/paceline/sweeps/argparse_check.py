@@ -89,7 +89,7 @@ def refusal(name: str, value: object, known: Declared) -> str | None:
 
 
 def list_way(space: Space, script: Path) -> str | None:
-    """Return how the script takes lists, such as "words" or "commas", or None."""
+    """Return the form in which the script takes lists, such as "words", or None if unknown."""
     known = declared(script)
     lists = [
         dimension
@@ -201,7 +201,7 @@ def _values(expression: Expression) -> Iterator[object]:
 
 
 def certain_way(script: Path) -> str | None:
-    """Return how the script reads arguments, such as "equals", or None."""
+    """Return the form in which the script reads arguments, such as "equals", or None if unknown."""
     nodes = nodes_of(script)
     parsers = PARSERS & imported(nodes)
     if not parsers:
@@ -234,7 +234,7 @@ def _of_hydra(nodes: list[ast.AST]) -> str | None:
 
 
 def _of_hand(nodes: list[ast.AST], folder: Path) -> str | None:
-    """Return how a script that splits `sys.argv` itself reads arguments.
+    """Return the form of the arguments of a script that splits `sys.argv` itself.
 
     Return None for other scripts. The code that splits may be in a file that the script runs:
     `exec(open("configurator.py").read())`.

@@ -26,7 +26,7 @@ class Series:
     steps: tuple[float | None, ...] = ()
 
     def before(self, steps: Sequence[float | None]) -> Series:
-        """Return the values before the first of a later run's steps.
+        """Return the values whose steps are below the first of a later run's `steps`.
 
         Values without a step stay. Attempts of one run are joined in the same way.
         """
@@ -154,7 +154,7 @@ class Watch:
         self._record = RecordWatch(folder)
 
     def look(self, trial: Trial) -> Trial:
-        """Return the trial with its new status and values, or `trial` itself."""
+        """Return the trial with its new status and values; without changes, `trial` itself."""
         state = self._record.changed()
         if state is not None and state["status"] != trial.status:
             started = trial.started_utc if trial.earlier else state.get("started_utc")

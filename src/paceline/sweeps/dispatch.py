@@ -86,7 +86,7 @@ class Dispatcher:
     def _hand_over(self, number: int, start: Callable[[], None], begun: list[RunFolder]) -> None:
         """Call `start` to submit trials. If the engine refuses, remove the folders `begun`.
 
-        A refused submission is repeated later.
+        A refused submission is repeated later. number: The first trial's number, for the message.
         """
         sweep = self._sweep
         try:
@@ -211,7 +211,7 @@ class Dispatcher:
 
 
 def _resumed(job: Job, former: RunFolder | None) -> Job:
-    """Return a trial's job that gets a former run's outputs by `--resume-from`."""
+    """Return a trial's job, with the outputs of `former`, if given, as argument `--resume-from`."""
     if former is None:
         return job
     outputs = DataReference(name=MODEL_LOCATION, sources=(Source(path=str(former.outputs)),))

@@ -414,7 +414,7 @@ def parse(text: str) -> Expression:
 
 
 def call_of(text: str) -> tuple[str, list[tuple[str, object]]] | None:
-    """Parse text as a call: its name and arguments, or None.
+    """Parse a call. Return its name and arguments, or None for other text.
 
     "bandit(slack_factor=0.1)" gives ("bandit", [("slack_factor", 0.1)]). A positional argument has the name "".
     """

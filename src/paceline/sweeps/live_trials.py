@@ -232,7 +232,7 @@ def _text(text: str) -> str:
 
 
 def follow_on_terminal(folder: RunFolder, stream: IO[str], *, stays: bool = True) -> RunRecord:
-    """Show the sweep on a terminal until it has ended."""
+    """Show the sweep on a terminal until it has ended. Return its record."""
     from rich.console import Console
     from rich.live import Live
 

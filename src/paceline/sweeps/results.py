@@ -46,7 +46,7 @@ def best_trial(trials: Sequence[Trial], spec: SweepSpec) -> Trial | None:
 
 
 def best_trials(trials: Sequence[Trial], spec: SweepSpec) -> list[Trial]:
-    """Return the best trial, or the trials on the Pareto front."""
+    """Return [best trial], or with several metrics the Pareto front; [] without values."""
     if spec.further:
         return front(trials, spec.goals)
     order = ranked(trials, spec.goal)[:1]
@@ -160,12 +160,12 @@ def _cell(value: object) -> object:
 
 
 def metric_column(metric: str) -> str:
-    """Return a metric's column name, with " (metric)" if another column has it."""
+    """Return a metric's column name, with " (metric)" if a column has the name already."""
     return f"{metric} (metric)" if metric in (*BEFORE, *AFTER, FRONT) else metric
 
 
 def parameter_column(name: str, metrics: Iterable[str]) -> str:
-    """Return a hyperparameter's column name, with dashes if another column has it."""
+    """Return a hyperparameter's column name, with dashes if a column has the name already."""
     plain = name.lstrip("-")
     if plain not in {*BEFORE, *AFTER, FRONT, *map(metric_column, metrics)}:
         return plain

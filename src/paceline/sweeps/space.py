@@ -88,7 +88,7 @@ class Space:
         return values
 
     def chosen(self, values: Mapping[str, object]) -> dict[str, Raw]:
-        """Return {key: raw value} of the point that has these script values.
+        """Return {key: raw value} of the point for which the script gets `values`.
 
         Raises:
             SweepError: A value is not in the space, or a name is missing or unknown.
@@ -227,7 +227,7 @@ def _branch(dimension: Dimension, known: Mapping[str, object]) -> int:
 
 
 def every(dimensions: Iterable[Dimension]) -> Iterator[Dimension]:
-    """Yield these dimensions and, recursively, those of their branches."""
+    """Yield the dimensions and, recursively, the dimensions of their branches."""
     for dimension in dimensions:
         yield dimension
         for branch in dimension.branches:

@@ -105,7 +105,7 @@ class SweepRun(Run):
         return results.lineage(self._trials(), self.spec)
 
     def best_children(self) -> list[Run]:
-        """Return the best trial, or the trials on the Pareto front."""
+        """Return the best trial's run, or with several metrics the runs on the Pareto front."""
         spec = self.spec
         best = results.best_trials(self._trials(), spec)
         return [Run(self._experiment, trial.best_leg(spec.goal).run_id) for trial in best]

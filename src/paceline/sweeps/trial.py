@@ -133,7 +133,7 @@ class Trial:
         return (*self.earlier, last)
 
     def gone_on(self, run_id: str, following: Next, values: Mapping[str, object]) -> Trial:
-        """Return the trial with one more run, which has these hyperparameter values."""
+        """Return the trial with one more run, `run_id`, which has the hyperparameters `values`."""
         return replace(
             self,
             run_id=run_id,
@@ -221,12 +221,12 @@ def is_better(one: float, other: float, goal: Goal) -> bool:
 
 
 def ranked(trials: Sequence[Trial], goal: Goal) -> list[Trial]:
-    """Return the trials by their best values, then by number."""
+    """Return the trials sorted by their best values, then by number."""
     return sorted(trials, key=lambda trial: (cost(trial.best(goal), goal), trial.number))
 
 
 def front(trials: Sequence[Trial], goals: Sequence[Goal]) -> list[Trial]:
-    """Return the Pareto front by last values, sorted by the first metric.
+    """Return the trials on the Pareto front of last values, sorted by the first metric.
 
     A trial is on the front unless another trial is at least as good in each metric and better in one. Trials without
     `Trial.last` are not on it.

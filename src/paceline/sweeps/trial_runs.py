@@ -128,7 +128,7 @@ def trial_of(records: Sequence[RunRecord], runs_dir: Path, spec: SweepSpec) -> T
 
 
 def trials(sweep: RunFolder, spec: SweepSpec) -> list[Trial]:
-    """Return all trials of a sweep, by number."""
+    """Return all trials of a sweep, sorted by number."""
     return [trial for trial, _ in read_trials(sweep, spec)]
 
 
@@ -195,7 +195,7 @@ def keep(sweep: RunFolder, trial: Trial) -> None:
 
 
 def stamp(runs_dir: Path, run_id: object) -> list[int] | None:
-    """Return a list that changes with a run's state file, or None without it."""
+    """Return a list that changes with a run's state file, or None without the file."""
     state_stamp = stamp_of(f"{runs_dir}/{run_id}/state.json")
     return None if state_stamp is None else list(state_stamp)
 

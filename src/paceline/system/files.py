@@ -105,9 +105,9 @@ def copy_whole(
 
 @contextlib.contextmanager
 def _unnamed(folder: Path, beside: Path) -> Iterator[tuple[IO[bytes], Callable[[], None]]]:
-    """Yield an unnamed file in `folder`, and a function that names it `beside`.
+    """Yield an unnamed file in `folder`, and a function that gives it the path `beside`.
 
-    If the process ends early, the file vanishes. On file systems without unnamed files (NFS), it has the name at once.
+    If the process ends early, the file vanishes. On file systems without unnamed files (NFS), it has the path at once.
     """
     try:
         fd = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)

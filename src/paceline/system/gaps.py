@@ -29,7 +29,7 @@ _CHUNK = 1 << 20
 
 
 class Gap(NamedTuple):
-    """The gap in a log: the bytes from offset `begin` to `end`, which were removed.
+    """The removed bytes of a log, from offset `begin` to `end`.
 
     is_closed: Whether a shorter file without a hole has replaced the log.
     """
@@ -71,7 +71,7 @@ def log_of(path: str) -> str | None:
 
 
 def read(log: str) -> Gap | None:
-    """Return the gap of a log, whose bytes were removed, or None without a gap."""
+    """Return the gap (removed bytes) of a log, or None without a gap."""
     try:
         with open(path_of(log), encoding="utf-8") as file:
             told: dict[str, Any] = json.load(file)
@@ -118,9 +118,9 @@ class Keeper:
         self.trouble: str | None = None
 
     def look(self) -> None:
-        """Cut more out of the log if it is over its limit. Call this periodically.
+        """Cut more out of the log if it exceeds its limit.
 
-        The first quarter of the limit stays before the gap. Between two calls the log may exceed the limit.
+        Call this periodically: the log may exceed the limit meanwhile. The first quarter of the limit stays before the gap.
         """
         if self.trouble is not None:
             return
@@ -160,7 +160,7 @@ def _gap_of(log: str, fd: int) -> Gap | None:
 
 
 def apply(path: str) -> None:
-    """Remove from a log's copy the bytes that its gap file describes. path: the gap file."""
+    """Remove from a log's copy the bytes that the gap file `path` describes."""
     log = log_of(path)
     gap = read(log) if log is not None else None
     if log is None or gap is None or gap.is_closed:

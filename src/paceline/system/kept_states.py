@@ -109,7 +109,7 @@ def checked(state: object) -> State:
 
 
 def keep(path: str, state: State, fd: int) -> list[int]:
-    """Store a training state in the warm spare process. Return the replaced steps.
+    """Store a training state in the warm spare. Return the steps of the states that it replaced.
 
     path: The spare, as `spare_client.path_here` returns it. fd: Descriptor of the memory.
 

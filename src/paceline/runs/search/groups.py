@@ -29,7 +29,7 @@ class MeanSpread:
         return self.text()
 
     def text(self, shown: Callable[[float], str] = value_text) -> str:
-        """Return a text such as "0.6 ± 0.141 (2)". `shown` formats a number."""
+        """Return mean, deviation and count as text: "0.6 ± 0.141 (2)". `shown` formats a number."""
         deviation = "" if self.deviation is None else f" ± {shown(float(f'{self.deviation:.3g}'))}"
         return f"{shown(self.mean)}{deviation} ({self.count})"
 
@@ -43,7 +43,7 @@ class RunGroup:
     runs: list[RunFacts]
 
     def spread(self, of: RunField) -> MeanSpread | None:
-        """Return a numeric field's mean and deviation over the runs, or None."""
+        """Return a numeric field's mean and deviation over the runs; None without numbers."""
         return spread(map(of.get, self.runs)) if of.kind in _NUMBERS else None
 
     def common(self, of: RunField) -> FieldValue:

@@ -108,7 +108,7 @@ class RunIndex:
         return len(self._unread)
 
     def refresh_within(self, wait_s: float, shown: Iterable[str] = (), *, is_quick: bool = False) -> None:
-        """Refresh the index, waiting up to `wait_s`. The rest continues in a thread."""
+        """Refresh the index in a thread, and wait at most `wait_s` for its end."""
         if not self._is_due():
             return
         going = self._going
@@ -366,7 +366,7 @@ class FactsCache:
         return found
 
     def add(self, facts: Iterable[RunFacts]) -> None:
-        """Append the facts of ended runs. They replace earlier facts of these runs."""
+        """Append facts of ended runs, which replace earlier facts of the runs."""
         with gone_is_fine():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE)

@@ -76,7 +76,7 @@ def params_of(
 
 
 def typed(value: object) -> ParamValue:
-    """Return numbers and their texts as numbers, and other values as texts."""
+    """Return a number or its text as a number, and any other value as text."""
     match value:
         case bool():
             return str(value).lower()
@@ -99,7 +99,7 @@ _MOST_NAMES = 1_000_000
 
 
 class Names:
-    """A table of names that equally named `PackedMapping` objects share to save memory.
+    """A table of names that equally named `PackedMapping` objects share.
 
     `at` has the position of each name's value.
     """

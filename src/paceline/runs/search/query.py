@@ -405,7 +405,7 @@ def _number_test(get: Callable[[RunFacts], FieldValue], operator: str, number: f
 
 
 def _any_test(field: RunField, operator: str, value: str, at: int) -> Predicate:
-    """Return a test that compares a field with `value`, as numbers or texts."""
+    """Return a predicate that compares a field with `value` as numbers; "=" also compares texts."""
     get, wanted = field.get, typed(value)
     if operator == "=":
         return lambda facts: (found := get(facts)) is not None and (found == value or _typed(found) == wanted)
@@ -424,7 +424,7 @@ def _typed(value: FieldValue) -> float | str:
 
 
 def _span_test(get: Callable[[RunFacts], FieldValue], operator: str, least: float, most: float) -> Predicate:
-    """Return a test that compares a time with a span, such as a day."""
+    """Return a predicate that compares a time with a span, from `least` to `most`."""
     tests: dict[str, Callable[[float], bool]] = {
         "=": lambda found: least <= found < most or found == least,
         "<": lambda found: found < least,
@@ -461,7 +461,7 @@ def _seconds(value: str, at: int) -> float:
 
 
 def _times(field: RunField, value: str, now: float, at: int) -> tuple[float, float]:
-    """Return a time value's first and last second, which differ for a day."""
+    """Return a query's time value as Unix times (start, end), which differ for a day."""
     text = value.lower()
     try:
         today = dt.datetime.fromtimestamp(now).date()

@@ -84,7 +84,7 @@ def goal_of(name: str) -> Goal | None:
 
 
 class MetricSummaries(Mapping[str, MetricFacts]):
-    """The summaries of a run's metrics by name, packed into 32 bytes each."""
+    """The packed summaries of a run's metrics by name."""
 
     __slots__ = ("_goals", "_names", "_numbers")
 

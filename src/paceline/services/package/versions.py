@@ -142,7 +142,7 @@ def _closure(names: Iterable[str]) -> list[str]:
 
 
 def _public(line: str) -> str:
-    """Return "torch==2.5.0" for "torch==2.5.0+cpu", which may be only in a special index."""
+    """Return a requirement without its local version: "torch==2.5.0" for "torch==2.5.0+cpu"."""
     return line.partition("+")[0]
 
 

@@ -222,7 +222,7 @@ def _python_version(known: Mapping[str, object], environment: EnvironmentSpec | 
 
 
 def dockerfile(base: str) -> str:
-    """Return the Dockerfile, which installs packages first: they change less than the model."""
+    """Return the text of the Dockerfile, which starts from the image `base`."""
     return f"""\
 FROM {base}
 WORKDIR /service

@@ -298,7 +298,7 @@ class App:
 
 
 def in_words_of(path: str, body: bytes) -> bytes:
-    """Return an error's body in the format of the protocol to which `path` belongs."""
+    """Convert an error's body to the format of the protocol to which `path` belongs."""
     return in_protocol(body) if path.startswith("/v2") else body
 
 

@@ -28,7 +28,7 @@ LOADING, READY, RETIRING, ENDED = "loading", "ready", "retiring", "ended"
 
 
 class StartedModel:
-    """A started model process, which loads while the front imports its own packages."""
+    """A started model process, which may still be loading."""
 
     def __init__(
         self, config: ServerConfig, folder: Path, model_dir: str | None, output: IO[bytes] | None = None
@@ -219,7 +219,7 @@ def _after(seconds: float, call: Callable[[], None]) -> None:
 
 
 def ending(code: int) -> str:
-    """Describe how a process ended, by its return code as in `subprocess`."""
+    """Return a text on how a process ended, by its return code as in `subprocess`."""
     if code >= 0:
         return f"it ended with exit code {code}"
     try:

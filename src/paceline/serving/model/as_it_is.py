@@ -80,7 +80,7 @@ class AsItIs:
         return [replies[at] for at in range(len(calls))]
 
     def _kind(self, request: _Request, at: int) -> Hashable:
-        """Return a key, equal for requests that the model can run together as one batch."""
+        """Return a key that is equal for requests of one batch, or `at` for a single request."""
         if not self.is_batched or request.rows < 0:
             return at
         shapes = [(name, value.dtype.str, value.shape[1:]) for name, value in request.inputs.items()]

@@ -132,7 +132,7 @@ def worker_report(
     disk_full: bool = False,
     clash: tuple[WorkerEnd, str] | None = None,
 ) -> FailureReport | None:
-    """Return the failure report of an attempt with a failed worker, or None.
+    """Return the failure report of an attempt; None if no worker failed.
 
     oom_killed: Whether the kernel killed a process because memory ran out.
     disk_full: Whether the disk of the run's folder is full.

@@ -325,5 +325,5 @@ def _noticed(driver: tuple[str, ...]) -> tuple[int, int] | None:
 
 
 def how_lost(how: str, name: str) -> str:
-    """Return how a node was lost, without the node's name and the full stop."""
+    """Return the sentence `how` on a node's loss, without the node's name and the full stop."""
     return how.removeprefix(f"{name}: ").rstrip(".")

@@ -86,9 +86,9 @@ def _held(rank: int, series: Sequence[tuple[float, Mapping[str, float]]], now_s:
 
 
 def _growth(series: Sequence[tuple[float, Mapping[str, float]]]) -> tuple[float, float] | None:
-    """Return for how many seconds a worker's memory has grown, and the GiB at first.
+    """Return (seconds, first GiB) of a worker's steady memory growth, or None without growth.
 
-    Return None without steady growth. The first third of the samples is ignored.
+    The first third of the samples is ignored.
     """
     later = series[len(series) // 3 :]
     if len(later) < 4 or later[-1][0] - later[0][0] < _GROWN_S:

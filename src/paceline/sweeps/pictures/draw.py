@@ -41,7 +41,7 @@ class Shares:
 
 
 def sketched(title: str, spec: SweepSpec, trials: Sequence[Trial], known: Shares | None = None) -> Sketch:
-    """Return the figure data of trials. Pass known importances as `known` to save time."""
+    """Return the figure data of trials. known: Importances, if computed already."""
     judged = shares(spec, trials) if known is None else known
     return sketch(title, spec, trials, judged.found, judged.remarks)
 

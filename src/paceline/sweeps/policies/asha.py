@@ -67,7 +67,7 @@ class ASHA(NamedPolicy):
         check_budget("ASHA", self.budget, self.last)
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
-        """Return {trial number: reason} for the live trials that must stop."""
+        """Return {trial number: reason} for live trials that must stop."""
         reasons: dict[int, str] = {}
         rungs: dict[int, list[float]] = {}
         for trial in trials:
@@ -115,7 +115,7 @@ class ASHA(NamedPolicy):
         return trial.is_paused or (has_ended and self.last is not None and len(trial.curve) < self.last)
 
     def argument(self, rung: int) -> tuple[str, int] | None:
-        """Return the script's argument for ending at the rung above `rung`, or None."""
+        """Return the script's argument (name, value) for ending at the rung above `rung`, or None."""
         end = self._ladder.above(rung)
         return (self.budget, end) if self.budget and end else None
 

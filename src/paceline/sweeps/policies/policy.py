@@ -23,7 +23,7 @@ class Policy(Protocol):
     """A rule that decides which live trials of a sweep to stop early."""
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
-        """Return {trial number: reason} for the live trials that must stop."""
+        """Return {trial number: reason} for live trials that must stop."""
 
     def to_json(self) -> dict[str, object]:
         """Return the policy as `{"name": ..., parameter: ...}`."""
@@ -71,7 +71,7 @@ def check_whole(policy: str, name: str, value: object, *, at_least: int) -> None
 
 @dataclass(frozen=True, kw_only=True)
 class MedianStopping(NamedPolicy):
-    """A policy that stops trials worse than the median of the others.
+    """A policy that stops trials worse than the median of the other trials.
 
     A trial stops when its best value is worse than the median of the other trials' running averages up to the same interval
     (Golovin et al., Google Vizier, KDD 2017, 3.2.1). Shorter trials are not counted.
@@ -97,7 +97,7 @@ class MedianStopping(NamedPolicy):
         check_intervals("MedianStopping", self.evaluation_interval, self.delay_evaluation)
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
-        """Return {trial number: reason} for the live trials that must stop."""
+        """Return {trial number: reason} for live trials that must stop."""
         reasons: dict[int, str] = {}
         for trial, interval, own in judged(trials, goal, self.evaluation_interval, self.delay_evaluation):
             averages = [
@@ -144,7 +144,7 @@ class TruncationSelection(NamedPolicy):
             raise SweepError(f"TruncationSelection: truncation_percentage={self.truncation_percentage} is not 1 to 99.")
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
-        """Return {trial number: reason} for the live trials that must stop."""
+        """Return {trial number: reason} for live trials that must stop."""
         reasons: dict[int, str] = {}
         for trial, interval, own in judged(trials, goal, self.evaluation_interval, self.delay_evaluation):
             bests = (other.best(goal, interval) for other in trials if len(other.curve) >= interval)
@@ -199,7 +199,7 @@ class Bandit(NamedPolicy):
             raise SweepError(f"Bandit: the slack {slack!r} is not a number above 0.")
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
-        """Return {trial number: reason} for the live trials that must stop."""
+        """Return {trial number: reason} for live trials that must stop."""
         reasons: dict[int, str] = {}
         leaders: dict[int, float] = {}
         for trial, interval, own in judged(trials, goal, self.evaluation_interval, self.delay_evaluation):

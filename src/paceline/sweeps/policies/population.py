@@ -92,7 +92,7 @@ class PopulationBasedTraining(NamedPolicy):
         return {}
 
     def judge(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, Judgement]:
-        """Pause live trials at the end of a generation. With `budget`, scripts end by themselves."""
+        """Return {trial number: decision to pause} at the end of a generation; {} with `budget`."""
         judgements: dict[int, Judgement] = {}
         for trial in trials:
             end = self._end(len(trial.legs))
@@ -127,7 +127,7 @@ class PopulationBasedTraining(NamedPolicy):
         return trial.is_paused or (has_ended and self._end(len(trial.legs)) < self.last)
 
     def argument(self, rung: int) -> tuple[str, int] | None:
-        """Return the script's argument for ending one generation after `rung` values, or None."""
+        """Return the script's argument (name, value) for ending after one more generation, or None."""
         return (self.budget, min(rung + self.interval, self.last)) if self.budget else None
 
     def told(self, trial: Trial, trials: Sequence[Trial], goal: Goal) -> str:

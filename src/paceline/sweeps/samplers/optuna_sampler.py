@@ -144,7 +144,7 @@ class OptunaSampler:
             self._study.tell(self._asked[trial.number], values)
 
     def _known(self, trial: Trial) -> tuple[float, ...] | None:
-        """Return a trial's finite values so far, one per metric, or None."""
+        """Return a trial's finite values so far, one per metric; None if failed or incomplete."""
         if trial.status == states.FAILED:
             return None
         if len(self._goals) > 1:
