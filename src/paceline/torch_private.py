@@ -93,7 +93,7 @@ __all__ = [
 
 
 class TorchError(PacelineError, ImportError):
-    """An unsupported torch release, or a release that has moved a part that Paceline needs."""
+    """An unsupported torch release, or one that has moved a part that Paceline needs."""
 
 
 # Functions that check torch's release.
@@ -172,9 +172,9 @@ def _moved(what: str) -> TorchError:
 
 
 def checkpoints_inputs() -> tuple[type, ...]:
-    """Return the autograd functions by which activation checkpointing keeps a block's inputs.
+    """Return the autograd functions by which activation checkpointing saves a function's inputs.
 
-    These functions compute nothing: their results serve only the checkpointing. torch 2.12 and later have no such functions.
+    These functions compute nothing: their results serve only the checkpointing. From torch 2.12 on, the result is empty.
     """
     from torch.utils import checkpoint
 
@@ -292,7 +292,7 @@ def whole_parameters(module: Module, *, inner: bool = True) -> Iterator[tuple[Pa
 
 
 def sharded_parameters(unit: Module) -> Iterator[Parameter]:
-    """Yield this rank's shards of the parameters that a sharded unit gathers."""
+    """Yield this rank's shards of the parameters that the FSDP2 unit gathers."""
     from torch.distributed.fsdp import FSDPModule
 
     if isinstance(unit, FSDPModule):

@@ -442,7 +442,7 @@ class Workspace:
             yield self.get_run(facts.run_id)
 
     def get_run(self, run_id: str) -> Run:
-        """Return a run by its id, by the beginning of its id, or by its name.
+        """Return a run by its id, the beginning of its id, or its name.
 
         Args:
             run_id: The run's id, the beginning of it, or its name.

@@ -37,7 +37,7 @@ _HANDED_DOWN: dict[str, str] = {}
 
 
 def hand_down(name: str, home: str) -> None:
-    """Register a function that lower layers, which can't import `home`, get by `from_above`."""
+    """Let lower layers, which can't import the module `home`, get its function `name` by `from_above`."""
     _HANDED_DOWN[name] = home
 
 

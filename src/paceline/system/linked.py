@@ -213,7 +213,7 @@ def is_named(path: str, send: Collection[str]) -> bool:
 
 
 def sent_files(source: Path, path: str, *, named: bool) -> Iterator[tuple[str, Path]]:
-    """Yield (name below `path`, local path) of each file to send.
+    """Yield (name below `path`, local path) of each file to send at or below `source/path`.
 
     named: Whether the user has named the folder. If not, Paceline leaves out hidden folders and folders of results in it.
 
@@ -254,7 +254,7 @@ def kept_back(source: Path, path: str, *, named: bool) -> str:
 def why_kept(name: str, *, is_folder: bool, named: bool) -> str:
     """Return why Paceline does not send a file or folder of this name, or "".
 
-    named: Whether the user has named a folder above it.
+    named: Whether the user has asked to send a folder that contains the file or folder.
     """
     if re.fullmatch(_SECRET, name):
         return SECRET
@@ -274,7 +274,7 @@ def _is_environment(path: str) -> bool:
 
 
 def file_of(snapshot: Path, source: Path) -> Path:
-    """Return the path of the list of `source`'s files that `snapshot` lacks."""
+    """Return the path of the file list: files of `source` that `snapshot` lacks."""
     import hashlib  # imported here because a supervisor does not need it
 
     key = hashlib.sha256(os.fsencode(os.path.realpath(source))).hexdigest()[:16]
@@ -282,7 +282,7 @@ def file_of(snapshot: Path, source: Path) -> Path:
 
 
 def files_of(snapshot: Path) -> list[Path]:
-    """Return the paths of the lists of files that a snapshot lacks, per source folder."""
+    """Return the paths of a snapshot's lists of missing files, one per source folder."""
     return list((snapshot.parent / ".linked").glob(f"{snapshot.name}-*.json"))
 
 

@@ -80,7 +80,7 @@ def entries(top: str, start: str, follow: bool = False) -> "Iterator[Entry]":
 
 
 def target_in(name: str, target: str) -> "str | None":
-    """Return the normalized target of link `name`, or None if it is outside the run.
+    """Return the normalized target of link `name`; None if outside the run.
 
     `name` itself must not be behind a link. If all links of a run pass this check, no chain of them leads out of the run.
     """
@@ -95,7 +95,7 @@ def target_in(name: str, target: str) -> "str | None":
 
 
 def find(top: str, name: str) -> "Entry | None":
-    """Return the `Entry` of a path, which may be behind links; None if missing."""
+    """Return the file or folder at a path, following links; None if missing."""
     real_top = os.path.realpath(top)
     place = os.path.relpath(os.path.realpath(os.path.join(real_top, name)), real_top)
     if not may_be_had(name, place):
@@ -112,7 +112,7 @@ def find(top: str, name: str) -> "Entry | None":
 
 
 def may_be_had(name: str, place: str) -> bool:
-    """Return whether a run's link may lead from path `name` to `place`."""
+    """Return whether a run's link `name` may lead into the top folder of `place`."""
     tops = ("logs", "attempts") if _top_of(name) == "logs" else ()
     return _top_of(place) in FOLDERS + tops
 

@@ -10,7 +10,7 @@ import os
 
 
 def holder(path: "str | os.PathLike[str]") -> str:
-    """Return the holder of a lock, as "process 41 (python train.py) of user alice"."""
+    """Return a text about a lock's holder: "process 41 (python train.py) of user alice"."""
     # Skip pid 0, a process outside this container. A listed process may have ended, while its children still hold the lock.
     for pid in filter(None, pids(path, rows() or [])):
         try:

@@ -28,11 +28,11 @@ _POLL_S = 0.02
 
 
 class LockHeldError(OSError):
-    """Another process holds a lock for too long; the message names both."""
+    """The error that another process holds a lock too long; the message names process and lock."""
 
 
 def take(path: Path) -> int | None:
-    """Take a file lock and return its fd, or None if another process holds it.
+    """Take a file lock. Return its fd; None if another process holds it.
 
     Programs started later do not inherit the file.
 

@@ -21,7 +21,7 @@ def name_rule(also: str, longest: int, *, last: str | None = None) -> re.Pattern
 
 
 def is_one_line(text: str) -> bool:
-    """Return whether a text is a single line without control characters but tabs.
+    """Return whether a text is a single line without control characters except tabs.
 
     Every break of `str.splitlines` ends a line, because pip splits its files in this way.
     """

@@ -21,7 +21,7 @@ def load(group: str, own: Mapping[str, str], name: str) -> object | None:
 
 
 def names(group: str, own: Mapping[str, str]) -> list[str]:
-    """Return the names of all built-in classes and plug-ins of a group, sorted."""
+    """Return the names of the built-in classes `own` and a group's plug-ins, sorted."""
     return sorted({*own, *installed(group)})
 
 

@@ -88,7 +88,7 @@ def of_no_run(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def raise_open_files() -> None:
-    """Raise this process's soft limit of open files, often 1,024, to the hard limit."""
+    """Raise this process's soft limit of open files to the hard limit."""
     import resource  # imported here because few processes need it
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -212,7 +212,7 @@ def command_of(pid: int) -> list[str]:
 
 
 def stat_of(pid: int) -> list[str] | None:
-    """Return the fields of /proc/<pid>/stat after the name, or None if it can't be read."""
+    """Return the fields of /proc/<pid>/stat after the name; None if unreadable."""
     try:
         # Use os.open, which makes one system call, while `open` makes eight: a process table has hundreds of files.
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
@@ -295,7 +295,7 @@ def _writers(folder: str) -> list[int]:
 
 
 def send(pid: int, number: int) -> bool:
-    """Signal a process. Return False if it is gone or belongs to another user."""
+    """Signal a process. Return False if it is gone or another user's."""
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):

@@ -56,7 +56,7 @@ class Documents:
         return self.folder / f"{name}.json"
 
     def read(self, name: str) -> Any:
-        """Return the document of this name, or None if it is missing or not JSON."""
+        """Return the document of this name; None if missing or not JSON."""
         return read_json(self.path(name))
 
     def add(self, name: str, document: Any) -> None:
@@ -140,7 +140,7 @@ class NamedDocuments(Mapping[str, _T]):
         raise NotImplementedError
 
     def _read(self, name: str) -> _T | None:
-        """Return the object with this name, or None if its document is missing or damaged."""
+        """Return the object with this name; None if its document is missing or damaged."""
         raise NotImplementedError
 
 
@@ -152,7 +152,7 @@ class Versions:
     rule: re.Pattern[str]
 
     def of(self, name: str) -> Documents:
-        """Return a folder of `Documents` whose names are the versions of `name`."""
+        """Return the store of `name`'s documents, one for each version."""
         assert self.rule.fullmatch(name), name
         return Documents(self.folder / name, _VERSION)
 
@@ -165,7 +165,7 @@ class Versions:
         return sorted(map(int, self.of(name).names()))
 
     def read(self, name: str, version: int) -> Any:
-        """Return a version's document, or None if it is missing or not JSON."""
+        """Return a version's document; None if missing or not JSON."""
         return self.of(name).read(str(version))
 
     def add(self, name: str, make: Callable[[int], Any]) -> int:
@@ -235,7 +235,7 @@ class VersionFolders(Versions):
         return sorted(int(one) for one in found if (folder / one / self.document).exists())
 
     def read(self, name: str, version: int) -> Any:
-        """Return a version's document, or None if it is missing or not JSON."""
+        """Return a version's document; None if missing or not JSON."""
         return read_json(self.path(name, version) / self.document)
 
     def add_folder(self, name: str, folder: Path, make: Callable[[int], Any]) -> int:

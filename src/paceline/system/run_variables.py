@@ -58,7 +58,7 @@ def nested_rank(environ: Mapping[str, str] = os.environ) -> tuple[int, int] | No
 
 
 def by_launcher(environ: Mapping[str, str] = os.environ) -> tuple[int, int, int] | None:
-    """Return (rank, world size, local rank) from a launcher in the script, or None."""
+    """Return (rank, world size, local rank) from a launcher's variables; None without them."""
     # Lightning sets no RANK, only LOCAL_RANK and NODE_RANK.
     local = environ.get("LOCAL_RANK", "") if environ.get("NODE_RANK", "0") == "0" else ""
     torch = environ.get("RANK") or local, environ.get("WORLD_SIZE", ""), environ.get("LOCAL_RANK", "")
@@ -87,7 +87,7 @@ def launched_rank(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
 
 
 def launch_name(environ: Mapping[str, str] = os.environ) -> str:
-    """Return a text that all ranks of a launch share, such as torchrun's address."""
+    """Return a text that identifies a launch on all its ranks, such as torchrun's address."""
     names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID")
     return " ".join(environ.get(name, "") for name in names)
 

@@ -26,7 +26,7 @@ class TensorEntry(TypedDict):
 
 
 def header(tensors: Iterable[tuple[str, str, Sequence[int], int]], metadata: Mapping[str, str]) -> bytes:
-    """Return a file's header. tensors: (name, type, shape, bytes) of each, in file order."""
+    """Return a file's header. tensors: (name, type, shape, byte count) of each, in file order."""
     entries: dict[str, TensorEntry] = {}
     offset = 0
     for name, dtype, shape, size in tensors:
@@ -56,7 +56,7 @@ def read_header(file: BinaryIO) -> tuple[dict[str, TensorEntry], dict[str, str],
 
 
 def fill(file: BinaryIO, view: Any) -> bool:
-    """Fill a view with bytes of a file. Return False if the file ends before."""
+    """Fill a view with a file's next bytes. Return False if there are too few."""
     done = 0
     while done < len(view):
         got: int = file.readinto(view[done:])  # type: ignore[attr-defined]

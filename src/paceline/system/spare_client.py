@@ -34,12 +34,12 @@ _FREE_S, _ANSWER_S = 1.0, 10.0
 
 
 def socket_of(path: str) -> str:
-    """Return the path of the warm process's Unix socket."""
+    """Return the path of a warm spare's Unix socket, given its path prefix."""
     return f"{path}.socket"
 
 
 def modules_of(path: str) -> str:
-    """Return the path of the file that lists the modules which workers import."""
+    """Return the path of a warm spare's list of modules to import."""
     return f"{path}.modules"
 
 
@@ -56,7 +56,7 @@ def address_file(spare: str) -> str:
 def ask(
     path: str, argv: Sequence[str], env: Mapping[str, str], cwd: str, fds: Sequence[int], *, follow: bool = False
 ) -> tuple[int, socket.socket]:
-    """Let a warm process fork the worker `argv`. Return its pid and the connection.
+    """Let a warm spare fork the worker `argv`. Return the worker's pid and the connection.
 
     Args:
         path: The spare, as `path_here` returns it.
@@ -112,7 +112,7 @@ def connect(path: str) -> socket.socket:
 
 
 def path_here(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the path prefix of this node's warm process's files; "" if it has none."""
+    """Return the path prefix of this node's warm spare; "" without one."""
     return environ.get(VARIABLE, "").replace("%", environ.get("NODE_RANK", "0"))
 
 

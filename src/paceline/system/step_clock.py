@@ -119,7 +119,7 @@ class StepClock:
 
 
 def read(path: str) -> Counts | None:
-    """Return a step clock's totals with the current period, or None without a clock."""
+    """Return a step clock's totals up to now, or None without a clock at `path`."""
     try:
         with open(path, "rb") as file:
             record = _RECORD.unpack(file.read(_RECORD.size))
@@ -154,7 +154,7 @@ def clock() -> StepClock | None:
 
 
 def timed(function: Callable[..., Any], what: int) -> Callable[..., Any]:
-    """Return a function that counts the time of `function` as `what`, such as `DATA`."""
+    """Wrap `function`, so that its calls' time counts as `what`, such as `DATA`."""
     import functools
 
     @functools.wraps(function)

@@ -67,7 +67,7 @@ class Configured:
 
     @property
     def type(self) -> str:
-        """The target's kind, such as "ssh", under its name in the Azure SDK."""
+        """The target's kind, such as "ssh", which the Azure SDK calls `type`."""
         return self.kind
 
     def get_status(self) -> Status:
@@ -206,7 +206,7 @@ def remove(workspace_dir: Path, name: str) -> None:
 
 
 def keep_copy(run_dir: Path, configured: Configured) -> None:
-    """Copy a target's description into a run's folder, for its readers."""
+    """Write a target's description into a run's folder, for programs that read the run."""
     write_json(RunFolder(run_dir).target, configured.to_json(), mode=OWNED)
 
 

@@ -162,7 +162,7 @@ class Queue:
         return found
 
     def files(self) -> "Iterator[tuple[str, Ticket | None, bool]]":
-        """Yield (path, ticket or None if invalid, whether this user's) of each file."""
+        """Yield (path, ticket or None if invalid, whether this user owns it) per file."""
         known, self._known = self._known, {}
         self._listed = list(self._folders())
         for uid, folder in self._listed:
@@ -281,7 +281,7 @@ class Queue:
 
     @property
     def _passed(self) -> "set[TicketId]":
-        """Return the waiting runs that have not started although they could for a while."""
+        """Return waiting runs that could have started some time ago, but did not."""
         late = time.monotonic() - _OFFER_S
         return {key for _, since_s, keys in self._offered.values() if since_s < late for key in keys}
 
@@ -415,7 +415,7 @@ class _Wait:
 
 
 def own_pids(tickets: "Sequence[Ticket]") -> "set[int]":
-    """Return the pids in tickets: these processes and their descendants are Paceline's."""
+    """Return the pids of Paceline's processes: this process, and those that tickets name."""
     return {one[name] for one in tickets for name in ("pid", "guardian") if isinstance(one.get(name), int)} | {
         os.getpid()
     }
@@ -429,7 +429,7 @@ def _changed_ns(path: str) -> int:
 
 
 def _merged(rows: "list[list[float]]", now: float) -> "list[list[float]]":
-    """Sum rows of past use by hour or, if older, by day."""
+    """Merge rows of past use by hour, older rows by day. Drop very old rows."""
     found = {}  # type: dict[float, list[float]]
     for row in rows:
         if row[0] > now - _KEPT_S:

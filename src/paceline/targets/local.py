@@ -132,7 +132,7 @@ class LocalTarget:
             SharedQueue(self._cores, ()).release(run_dir)
 
     def _demands(self, job: Job, least: int) -> list[LocalDemand]:
-        """Return a job's demands for each number of nodes from all down to `least`."""
+        """Return a job's demand for each node count from its maximum down to `least`."""
         return [self._demand(job.resized(count)) for count in range(job.node_count, least - 1, -1)]
 
     def _demand(self, job: Job) -> LocalDemand:

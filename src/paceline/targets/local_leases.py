@@ -62,7 +62,7 @@ class LocalDemand:
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseRequest:
-    """The values of a run's ticket that do not depend on its number of nodes."""
+    """The values of a run's ticket that do not depend on its node count."""
 
     ports: int = 0
     gpu_share: float = 1.0

@@ -146,5 +146,5 @@ def within(call: Callable[[], Result], limit_s: float) -> Result | Exception:
 
 
 def said(error: Exception) -> str:
-    """Return an exception's text, with its type unless it is Paceline's own."""
+    """Return an exception's text, preceded by its type if the exception is not Paceline's."""
     return str(error) if isinstance(error, (PacelineError, TimeoutError)) else f"{type(error).__name__}: {error}"

@@ -180,7 +180,7 @@ class SharePolicy:
             self.reservations.append(Reservation(who, _texts(item.get("gpus"), "reservations.gpus"), when))
 
     def place_of(self, user: str) -> "tuple[str, float, float]":
-        """Return a user's group, the group's share, and the user's share in it."""
+        """Return (a user's group, the group's share, the user's share in the group)."""
         share = self.shares.get(user, self.shares.get("*", 1.0))
         # A user without a group is treated as a group with one member.
         group, group_share = self._group_of.get(user, ("user " + user, share))

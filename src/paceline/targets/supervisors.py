@@ -27,7 +27,7 @@ _ahead: tuple[Early, object] | None = None
 
 
 def load_ahead(library_dir: Path, python: str, modules: Sequence[str]) -> None:
-    """Load a supervisor for the next run that this program submits, unless one is loaded.
+    """Load a supervisor for this program's next run, unless one is loaded.
 
     For programs that submit many short runs. The supervisor ends with this program, or if no run comes within a minute.
     """
@@ -55,7 +55,7 @@ def drop_ahead() -> None:
 
 
 def _inherited() -> object:
-    """Return all that a process inherits from this one and that may change: variables, limits, umask, groups, CPUs."""
+    """Return the changeable values that child processes inherit: variables, limits, umask, groups, CPUs."""
     texts = []
     for name in ("limits", "cgroup", "oom_score_adj", "status"):
         with contextlib.suppress(OSError):
@@ -66,7 +66,7 @@ def _inherited() -> object:
 
 
 def _taken(run_dir: Path, library_dir: Path, python: str, modules: Sequence[str]) -> Early | None:
-    """Return the supervisor of `load_ahead` for this run, or None if it inherited anything else than a new one would."""
+    """Return the supervisor that `load_ahead` loaded; None if it inherited outdated values."""
     global _ahead
     if _ahead is None or _ahead[1] != (library_dir, python, tuple(modules), _inherited()) or not _ahead[0].is_waiting():
         drop_ahead()

@@ -39,7 +39,7 @@ def only(items: Sequence[T], what: str) -> T:
 
 
 def all_reduce(tensors: Sequence[Tensor], op: Operation, size: int) -> Call:
-    """Replace each tensor by its reduction over all ranks."""
+    """Return a call that replaces each tensor by its reduction over all ranks."""
     if any(tensor.layout == torch.sparse_coo for tensor in tensors):
         return _all_reduce_sparse(only(tensors, "all_reduce"), op, size)
     _check(tensors)
@@ -57,7 +57,7 @@ def all_reduce(tensors: Sequence[Tensor], op: Operation, size: int) -> Call:
 
 
 def reduce(tensors: Sequence[Tensor], op: Operation, root: int, size: int) -> Call:
-    """Replace the tensor on rank `root` by the reduction over all ranks."""
+    """Return a call that replaces the tensor on rank `root` by all ranks' reduction."""
     tensor = only(tensors, "reduce")
     _check(tensors)
     kind = buffers.reduction(op, tensor.dtype)
@@ -76,7 +76,7 @@ def reduce(tensors: Sequence[Tensor], op: Operation, root: int, size: int) -> Ca
 
 
 def broadcast(tensors: Sequence[Tensor], root: int) -> Call:
-    """Replace every rank's tensors by those of rank `root`."""
+    """Return a call that copies rank `root`'s tensors to all ranks."""
     tensor = only(tensors, "broadcast")
     _check(tensors)
 
@@ -90,7 +90,7 @@ def broadcast(tensors: Sequence[Tensor], root: int) -> Call:
 
 
 def all_gather(outputs: Sequence[Tensor], tensor: Tensor, size: int) -> Call:
-    """Fill `outputs[r]` with the tensor of rank r."""
+    """Return a call that fills `outputs[r]` with rank r's tensor."""
     _check_alike([tensor, *outputs], "all_gather")
     _expect(len(outputs) == size, f"all_gather got {len(outputs)} output tensors in a group of {size} ranks")
     sizes = [output.numel() for output in outputs]
@@ -107,7 +107,7 @@ def all_gather(outputs: Sequence[Tensor], tensor: Tensor, size: int) -> Call:
 
 
 def all_gather_single(outputs: Sequence[Tensor], tensors: Sequence[Tensor], size: int) -> Call:
-    """Fill `outputs[i]` with the concatenation of all ranks' `tensors[i]`."""
+    """Return a call that fills `outputs[i]` with the concatenation of all ranks' `tensors[i]`."""
     for output, tensor in zip(outputs, tensors, strict=True):
         _check_alike([output, tensor], "all_gather_into_tensor")
         _expect(
@@ -126,7 +126,7 @@ def all_gather_single(outputs: Sequence[Tensor], tensors: Sequence[Tensor], size
 
 
 def gather(outputs: Sequence[Tensor], tensor: Tensor, root: int, size: int) -> Call:
-    """Fill `outputs[r]` on rank `root` with the tensor of rank r."""
+    """Return a call that fills `outputs[r]` on rank `root` with rank r's tensor."""
     _check_alike([tensor, *outputs], "gather")
 
     def run(comm: MPI.Comm) -> None:
@@ -144,7 +144,7 @@ def gather(outputs: Sequence[Tensor], tensor: Tensor, root: int, size: int) -> C
 
 
 def scatter(output: Tensor, tensors: Sequence[Tensor], root: int, size: int) -> Call:
-    """Fill `output` on rank r with `tensors[r]` of rank `root`."""
+    """Return a call that fills `output` on rank r with `tensors[r]` of rank `root`."""
     _check_alike([output, *tensors], "scatter")
 
     def run(comm: MPI.Comm) -> None:
@@ -162,7 +162,7 @@ def scatter(output: Tensor, tensors: Sequence[Tensor], root: int, size: int) -> 
 
 
 def reduce_scatter(output: Tensor, tensors: Sequence[Tensor], op: Operation, size: int) -> Call:
-    """Fill `output` on rank r with the reduction of all ranks' `tensors[r]`."""
+    """Return a call that fills `output` on rank r with the reduced `tensors[r]`."""
     _check_alike([output, *tensors], "reduce_scatter")
     _expect(len(tensors) == size, f"reduce_scatter got {len(tensors)} input tensors in a group of {size} ranks")
     kind = buffers.reduction(op, output.dtype)
@@ -182,7 +182,7 @@ def reduce_scatter(output: Tensor, tensors: Sequence[Tensor], op: Operation, siz
 
 
 def reduce_scatter_single(outputs: Sequence[Tensor], tensors: Sequence[Tensor], op: Operation, size: int) -> Call:
-    """Fill each output with this rank's part of the reduced tensor."""
+    """Return a call that fills each output with this rank's part of the reduced tensor."""
     for output, tensor in zip(outputs, tensors, strict=True):
         _check_alike([output, tensor], "reduce_scatter_tensor")
         _expect(
@@ -203,7 +203,7 @@ def reduce_scatter_single(outputs: Sequence[Tensor], tensors: Sequence[Tensor], 
 
 
 def all_to_all(outputs: Sequence[Tensor], tensors: Sequence[Tensor], size: int) -> Call:
-    """Fill `outputs[r]` with the tensor that rank r sends to this rank."""
+    """Return a call that fills `outputs[r]` with the tensor from rank r."""
     _check_alike([*outputs, *tensors], "all_to_all")
     counts = f"all_to_all got {len(tensors)} input and {len(outputs)} output tensors in a group of {size} ranks"
     _expect(len(tensors) == len(outputs) == size, counts)
@@ -221,7 +221,7 @@ def all_to_all(outputs: Sequence[Tensor], tensors: Sequence[Tensor], size: int) 
 def all_to_all_single(
     output: Tensor, tensor: Tensor, output_splits: Sequence[int], splits: Sequence[int], size: int
 ) -> Call:
-    """Fill `output` with the rows that all ranks send to this rank."""
+    """Return a call that fills `output` with the rows from all ranks."""
     _check_alike([output, tensor], "all_to_all_single")
     got, sent = _elements(output, output_splits, size), _elements(tensor, splits, size)
 
@@ -312,7 +312,7 @@ def _check(tensors: Sequence[Tensor]) -> None:
 
 
 def _check_alike(tensors: Sequence[Tensor], what: str) -> None:
-    """Raise unless all tensors are dense, in CPU memory and of one dtype."""
+    """Raise CollectivesError unless all tensors are dense, in CPU memory and of one dtype."""
     _check(tensors)
     dtypes = {tensor.dtype for tensor in tensors}
     _expect(len(dtypes) == 1, f"{what} got tensors of different dtypes: {', '.join(sorted(map(str, dtypes)))}")

@@ -160,7 +160,7 @@ def _of_summary(summary: bytes) -> Iterator[tuple[str, float]]:
 
 
 def tensor_scalar(tensor: bytes) -> float | None:
-    """Return the number in a serialized TensorProto, or None if it is no scalar."""
+    """Return the number in a serialized TensorProto; None if not a scalar."""
     dtype, content, values = 0, b"", dict[int, int | bytes]()
     for number, field in fields(tensor):
         match number, field:

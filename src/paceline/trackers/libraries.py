@@ -179,7 +179,7 @@ def hear_wandb(module: ModuleType) -> None:
 
 
 def _of_wandb(value: object) -> Media | None:
-    """Return W&B's Image, Html or Histogram as media, or None if `value` is no media."""
+    """Return W&B's Image, Html or Histogram as media; None for other values."""
     if hasattr(value, "histogram") and hasattr(value, "bins"):
         return Converted(MediaEntry("histogram", {"counts": [*value.histogram], "edges": [*value.bins]}))
     if isinstance(html := getattr(value, "html", None), str):

@@ -229,7 +229,7 @@ def _rows(values: list[SentValue]) -> Iterator[dict[str, float]]:
 
 
 def _key_of_netrc(host: str) -> str:
-    """Return the API key that `wandb login` has stored for a host, or ""."""
+    """Return the API key that `wandb login` stored for a host, or ""."""
     try:
         found = netrc.netrc(os.environ.get("NETRC")).authenticators(host)
     except (OSError, netrc.NetrcParseError):

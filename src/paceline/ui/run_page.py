@@ -210,7 +210,7 @@ class NodeRanks:
 
 
 def ranks_of_nodes(folder: RunFolder) -> list[NodeRanks]:
-    """Return a run's nodes and ranks in the last sample of their load; [] without one."""
+    """Return a run's nodes and ranks in the last load sample; [] without one."""
     # Ignore a sample without the expected structure: the folder may be shared, and another program may have written it.
     try:
         sample = loads.last(folder) or {"nodes": {}, "ranks": {}}
@@ -295,7 +295,7 @@ def _metric_json(curves: RunCurves, keys: Sequence[Key]) -> MetricJson:
 
 
 def _chosen_ranks(query: CurveQuery, there: Sequence[int], name: str, *, is_node: bool) -> tuple[Collection[int], bool]:
-    """Return a metric's ranks or nodes to draw, and whether as a band."""
+    """Return which of the ranks or nodes `there` to draw, and whether as a band."""
     of_name: Collection[int] | None = query.ranks
     if is_node:
         of_name = None if query.node_ranks is None else query.node_ranks[name.startswith("rank_")]

@@ -197,7 +197,7 @@ def serve() -> list[str]:
 
 
 class UnsafeImportError(Exception):
-    """The import of a package makes later forks unsafe, for the given reason."""
+    """The error that the import of a package makes later forks unsafe."""
 
     def __init__(self, package: str, reason: str) -> None:
         super().__init__(package, reason)

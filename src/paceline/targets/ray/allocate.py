@@ -114,7 +114,7 @@ def open_links(
 
 
 def _names(told: list[Mapping[str, Any]]) -> list[str]:
-    """Return unique names of the nodes: host names if they differ, else addresses."""
+    """Return unique names of the nodes with the reports `told`: host names, else addresses."""
     for key in ("hostname", "address"):
         names = [str(one[key]) for one in told]
         if len(set(names)) == len(names):

@@ -255,7 +255,7 @@ class _Relay:
         self._back: list[ExecMessage] = []
 
     def look(self) -> bool:
-        """Relay new messages both ways. Return whether more may come."""
+        """Relay new messages both ways. Return whether more messages may come."""
         try:
             while (messages := self._in.get()) is not None:
                 self._heard = time.monotonic()

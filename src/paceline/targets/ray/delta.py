@@ -32,7 +32,7 @@ class DeltaRecorder:
         self._pass_is_final = False
 
     def skip_present(self) -> None:
-        """Treat files that exist now as recorded, except the user's."""
+        """Treat existing files as recorded, except the user's files."""
         self._changes.skip([*small_names(self._top), RECORD])
 
     def part(self, *, is_final: bool = False) -> bytes | None:
@@ -58,7 +58,7 @@ class DeltaRecorder:
         return None if record[0]["stamp"] == self._changes.known.get(RECORD) else record
 
     def _take_large(self, pieces: list[bytes], is_final: bool) -> bool:
-        """Fill the part with changes of the user's files. Return whether all fit."""
+        """Append changes of the user's files to `pieces`. Return whether all fit in the part."""
         size = sum(map(len, pieces))
         while True:
             if self._pass is None:

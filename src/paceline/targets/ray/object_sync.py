@@ -305,7 +305,7 @@ def _unsigned(store: Store, folder: RunFolder, number: int, signed: bytes) -> by
 
 
 def _next_part(store: Store, folder: RunFolder, told: Mapping[str, Any]) -> bytes | None:
-    """Return a run's next part of changes; None if the store does not have it."""
+    """Return a run's next part of changes; None if not stored yet."""
     deadline = time.monotonic() + _END_S
     while True:
         part = get(store, part_name(folder.run_id, told["next"]))

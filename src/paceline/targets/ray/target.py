@@ -258,7 +258,7 @@ class RayTarget:
         return len(nodes.nodes) + (self._held.spare() if self._held is not None else 0)
 
     def _settled(self, folder: RunFolder) -> bool:
-        """Store an ended run's outputs from this machine. Return whether there were any."""
+        """Store the outputs of an ended run from this machine. Return False if none wait."""
         from paceline.remote.staging.stage_out_local import settle
 
         return not self.settings.is_shared and settle(folder)
@@ -287,7 +287,7 @@ class RayTarget:
     # Methods for `paceline compute doctor`
 
     def script_python(self, links: Sequence[Any]) -> str | None:
-        """Return the interpreter for scripts of jobs without one; None means Ray's."""
+        """Return the interpreter for jobs that name no interpreter; None means Ray's."""
         from paceline.remote.link import script_python
 
         return script_python(self.settings.python, sys.executable if self.settings.is_shared else None, links)

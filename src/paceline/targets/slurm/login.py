@@ -192,7 +192,7 @@ class Login:
         return process, mark
 
     def take(self, process: subprocess.Popen[bytes], mark: str, take: Callable[[Header, bytes], None]) -> Header:
-        """Read `login_helper`'s answer, passing each frame to `take`. Return the last header.
+        """Pass `login_helper`'s frames after the line `mark` to `take`. Return the last header.
 
         Raises:
             AwayError: The login host can't be reached, or the connection broke.

@@ -151,7 +151,7 @@ def _text(
 
 
 def _begin(options: list[str], settings: SlurmSettings, run_id: str, run_dir: str, library_dir: PurePosixPath) -> str:
-    """Return the batch script before its command. `run_id` and `run_dir` are shell-quoted."""
+    """Return a batch script's beginning, without the command. `run_id` and `run_dir` are shell-quoted."""
     lines = [
         *_head(options),
         "",
@@ -259,7 +259,7 @@ class Array:
 
     @classmethod
     def of(cls, run_ids: Sequence[str], at_once: int) -> Array:
-        """Return the array for runs of one parent whose numbers are consecutive."""
+        """Return a job array for runs of one parent, with consecutive numbers."""
         parent, _, first = run_ids[0].rpartition("_")
         found = cls(parent=parent, first=int(first), last=int(first) + len(run_ids) - 1, at_once=at_once)
         assert list(run_ids) == [f"{parent}_{number}" for number in range(found.first, found.last + 1)], run_ids
@@ -268,7 +268,7 @@ class Array:
 
     @property
     def name(self) -> str:
-        """The end of the job array's name: the parent run's id and the numbers of the first and the last trial."""
+        """The end of the job array's name: the parent run's id, the first and last trial's numbers."""
         return f"{self.parent}_{self.first}-{self.last}"
 
     @property
@@ -295,6 +295,6 @@ class Array:
 
 
 def listed_id(environment: Mapping[str, str]) -> str:
-    """Return this process's job as squeue lists it (`<array>_<task>`), or ""."""
+    """Return this process's job id as squeue lists it (`<array>_<task>`), or ""."""
     array, task = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else environment.get("SLURM_JOB_ID", "")

@@ -202,7 +202,7 @@ class Ssh:
         return self.resolve(host).get("controlpath", "none") != "none"
 
     def resolve(self, host: SshHost) -> Mapping[str, str]:
-        """Return ssh's configuration for a host by lower-case names; {} if it is invalid."""
+        """Return ssh's configuration for a host by lower-case names; {} if invalid."""
         return _resolve(("ssh", "-G", *self._base(host), "--", host.name))
 
 

@@ -71,7 +71,7 @@ def read_hosts(items: Sequence[str]) -> tuple[SshHost, ...]:
 
 
 def check_user(user: str, where: str) -> str:
-    """Return a user name of a host if it is valid for ssh.
+    """Return a host's user name if it is valid for ssh.
 
     Raises:
         TargetError: ssh or a shell on the host could misread the name.

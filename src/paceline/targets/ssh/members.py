@@ -115,7 +115,7 @@ class Opening:
             return self._changed.wait_for(lambda: not any(self._asked.values()), timeout_s)
 
     def wait_for_those_alike(self, longest_s: float, more_s: float) -> None:
-        """Wait for the first host's agent, and about as long again for others."""
+        """Wait until one agent has started, then about as long again for the other agents."""
         with self._changed:
             self._changed.wait_for(lambda: self._first_s is not None, longest_s)
             first_s = self._first_s if self._first_s is not None else longest_s
@@ -127,7 +127,7 @@ class Opening:
             return [host for host, asked in self._asked.items() if asked]
 
     def members(self, hosts: Sequence[SshHost]) -> list[HostMember]:
-        """Return those of these hosts whose agents live, in the same order."""
+        """Return the members for those `hosts` whose agents live, in the same order."""
         with self._changed:
             found = [self._members[host] for host in hosts if host in self._members]
             # Move hosts whose link has broken meanwhile to the failures.

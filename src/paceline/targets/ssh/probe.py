@@ -61,7 +61,7 @@ class HostProbe:
 
     @property
     def answer(self) -> LeaseAnswer:
-        """The host's report for `host_status`, with only the offered cores."""
+        """The host's report as input of `host_status`, with only the offered cores."""
         return {
             "cores": self.offered,
             "gpus": list(self.gpus),

@@ -200,7 +200,7 @@ class SshTarget:
         return len(nodes.nodes) + self._lookout.found()
 
     def script_python(self, links: Sequence[Any]) -> str | None:
-        """Return the default interpreter for scripts; None means the agents' interpreter."""
+        """Return the interpreter for jobs that name no interpreter; None means the agents'."""
         from paceline.remote.link import script_python
 
         return script_python(self._set.python, sys.executable, links)

@@ -47,7 +47,7 @@ Outcome = Literal["new", "grown", "unchanged", "broken"]
 
 
 class ImportedRun(TypedDict):
-    """A run in an import's report. run_id: None if it could not be read."""
+    """A run in an import's report. run_id: None if unreadable."""
 
     key: str
     run_id: str | None
@@ -141,7 +141,7 @@ class Adopter:
         return None
 
     def _by_digest(self, place: Path) -> dict[str, list[str]]:
-        """Return a cached index of a folder: digest of a run's key -> names."""
+        """Return {digest of a run's key: names of runs} of a folder, cached."""
         if place not in self._listed:
             found = self._listed[place] = dict[str, list[str]]()
             for name in names_in(place):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def runs(path: Path) -> Iterator[OldRun | BrokenRun]:
-    """Yield the runs of an Aim repository, given as the folder `.aim` or its parent."""
+    """Yield the runs of an Aim repository: the folder `.aim` or its parent."""
     old = path if path.name == ".aim" else path / ".aim"
     if not old.is_dir():
         raise UserError(f"{str(path)!r} has no folder .aim. Name the folder in which you called `aim init`.")

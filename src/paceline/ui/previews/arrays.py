@@ -76,7 +76,7 @@ def archive(file: BinaryIO, name: str) -> FilePreview:
 
 
 def _torch(source: zipfile.ZipFile) -> FilePreview:
-    """Return the preview of a file of `torch.save`, without blocks for other files."""
+    """Return the preview of a file of `torch.save`, empty for other archives."""
     entry = next(
         (one for one in source.infolist() if one.filename.count("/") == 1 and one.filename.endswith("/data.pkl")), None
     )

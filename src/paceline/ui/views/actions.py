@@ -203,7 +203,7 @@ def _change_all(
 
 
 def deleted_page(request: Request) -> Response | None:
-    """Return a deleted run's page, or None if it is not in the trash."""
+    """Return a deleted run's page; None for other runs."""
     run = _deleted(request) if "text/html" in request.headers.get("accept", "") else None
     if run is None:
         return None

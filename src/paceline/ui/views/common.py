@@ -63,7 +63,7 @@ def folder_of(request: Request) -> RunFolder:
 
 
 def number(request: Request, name: str) -> float | None:
-    """Return the number in the query parameter `name`, or None if it is missing.
+    """Return the number in the query parameter `name`; None if missing.
 
     Raises:
         HTTPException: The value is not a number (400).
@@ -91,7 +91,7 @@ def whole(request: Request, name: str, default: int, *, least: int = 0, most: in
 
 
 def curve_query(request: Request) -> run_page.CurveQuery:
-    """Return the `CurveQuery` of the parameters `name` (several), `axis`, `from`, `to`, `px`.
+    """Return the curves that a URL requests: `name` (several), `axis`, `from`, `to`, `px`, `whole`.
 
     Raises:
         HTTPException: A value is not a number (400).
@@ -309,5 +309,5 @@ def live(request: Request, name: str, find: Find | None) -> Response:
 
 
 def head_piece(request: Request, tab: str, head: run_page.RunHead) -> PagePiece:
-    """Return the header of a run's page as a part that updates live."""
+    """Return the live header of a run's page, with `tab` selected."""
     return PagePiece(stamp_of(head), lambda: render.text(request, "run_head.html", tab=tab, **head))

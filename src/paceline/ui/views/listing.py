@@ -129,7 +129,7 @@ _latest: RunOverview | None = None
 
 
 def overview(entries: Sequence[RunFacts]) -> RunOverview:
-    """Return the `RunOverview` of these runs, cached for the same list object."""
+    """Return facts about these runs for list pages, cached for the same list object."""
     global _latest
     found = _latest
     if found is None or found.entries is not entries:
