@@ -127,7 +127,7 @@ class PopulationBasedTraining(NamedPolicy):
         return trial.is_paused or (has_ended and self._end(len(trial.legs)) < self.last)
 
     def argument(self, rung: int) -> tuple[str, int] | None:
-        """Return the script's argument (name, value) for ending after one more generation, or None."""
+        """Return the script's argument (name, value) for a generation after `rung` values, or None without `budget`."""
         return (self.budget, min(rung + self.interval, self.last)) if self.budget else None
 
     def told(self, trial: Trial, trials: Sequence[Trial], goal: Goal) -> str:
