@@ -151,7 +151,7 @@ def test_several_processes_without_a_backend_are_refused(kind, size):
     ],
     ids=lambda wrong: next(iter(wrong)),
 )
-def test_estimator_constructor_refuses_a_wrong_value_by_the_name_of_its_parameter(wrong):
+def test_error_for_a_wrong_estimator_argument_has_the_name_of_its_parameter(wrong):
     (name,) = wrong
     with pytest.raises(JobError, match=name):
         PyTorch(**({"entry_script": "train.py"} | wrong))

@@ -54,7 +54,7 @@ def test_comparing_randomly_augmented_samples_does_not_advance_global_generators
     assert draw() == first
 
 
-def test_augmentation_with_its_own_generator_is_not_reported() -> None:
+def test_samples_that_differ_by_a_separate_numpy_generator_are_not_reported_as_different_data() -> None:
     own = np.random.default_rng()
     assert read_twice(data.DataLoader(Drawn(own.random), batch_size=2)) == {0: None, 4: None}
 

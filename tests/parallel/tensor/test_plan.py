@@ -108,7 +108,7 @@ def test_gated_mlp_is_split_by_columns_then_by_rows() -> None:
     "between",
     ["LayerNorm(32)", "LayerNorm(32, elementwise_affine=False)", "Softmax(-1)", "PReLU()"],
 )
-def test_feature_mixing_or_learned_module_between_layers_prevents_a_split(between: str) -> None:
+def test_linear_pair_with_a_module_between_that_learns_or_mixes_features_is_not_split(between: str) -> None:
     """A number that learns would get a part of its gradient on each rank, without a word."""
     hidden = 32
     plan = plan_of(own.Tokens(own.Pair(eval(f"nn.{between}"), hidden)))
