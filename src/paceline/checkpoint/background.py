@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 
 _log = logging.getLogger(__name__)
-#: Seconds without progress of a write after which it counts as hung: in save(), and when the script ends.
+#: Seconds without progress after which a write counts as hung: a limit for save(), and a limit for the end of the script.
 SAVE_S, END_S = 30.0, 600.0
 
 

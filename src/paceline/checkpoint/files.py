@@ -32,9 +32,9 @@ _NAME = re.compile(r"checkpoint_(\d+)(?:\.part_(\d+)_of_(\d+)\.(\w+))?\.safetens
 _SAVING = re.compile(r"\..+\.safetensors\.saving-[0-9a-f]{8}")
 #: A writer locks its new file within this many seconds. An older file without a lock is left from a killed writer.
 LOCKED_WITHIN_S = 10.0
-#: Bytes of one write. For writes that bypass the page cache (O_DIRECT): the alignment, and the smallest file.
+#: Bytes of one write. For O_DIRECT, which bypasses the page cache: the alignment in bytes, and the bytes of the smallest file.
 _PIECE, _BLOCK, _LEAST_DIRECT = 8 << 20, 4096, 64 << 20
-#: The key in the header's metadata that holds the state without its arrays.
+#: Key in the metadata of a safetensors header. The key's value is the state as JSON, without arrays.
 _STATE = "paceline.state"
 
 #: The environment variable with the folder of a run's checkpoints, set for each worker of each attempt.
@@ -99,7 +99,7 @@ def whole(parts: Sequence[CheckpointPart]) -> dict[int, list[CheckpointPart]]:
     together: dict[tuple[int, int, str], list[CheckpointPart]] = {}
     for part in parts:
         together.setdefault((part.step, -part.of, part.token), []).append(part)
-    # Sort by falling number of parts: of the checkpoints of one step, the dictionary keeps the last, with the fewest parts.
+    # The sort puts a step's checkpoint with the fewest parts last, and the dictionary keeps the last checkpoint of each step.
     return {
         step: sorted(members, key=lambda part: part.rank)
         for (step, of, _), members in sorted(together.items())
@@ -149,14 +149,14 @@ def write_image(path: Path, data: memoryview, moves: Callable[[], None]) -> None
                 fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)
             except OSError:
                 is_direct = False
-        # The end of the data is not a multiple of a block, so it is written through the page cache.
+        # O_DIRECT writes only whole blocks, so write the rest of the data through the page cache.
         whole_blocks = len(data) // _BLOCK * _BLOCK if is_direct else 0
         try:
             _write_all(fd, data[:whole_blocks], 0, moves)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            whole_blocks = 0  # this file system accepts O_DIRECT, but no write with it
+            whole_blocks = 0  # this file system accepts the flag O_DIRECT, but refuses writes with it
         if is_direct:
             fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT)
         _write_all(fd, data[whole_blocks:], whole_blocks, moves)
@@ -207,7 +207,7 @@ class CheckpointFile:
             with open(path, "rb") as file:
                 self._entries, metadata, self._start, size = safetensors.read_header(file)
             self.state = json.loads(metadata[_STATE])
-            #: Bytes of the checkpoint. The file may be longer if it is memory.
+            #: Bytes of the checkpoint. The file may be longer if it is a memory file (memfd), which later checkpoints reuse.
             self.size = self._start
             for name, entry in self._entries.items():
                 begin, end = entry["data_offsets"]
@@ -262,7 +262,7 @@ def remove_leftovers(folder: Path) -> None:
         for name in filter(_SAVING.fullmatch, os.listdir(folder)):
             with contextlib.suppress(OSError), open(folder / name, "r+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # A writer locks its file shortly after creating it, so an empty file may be about to be locked.
+                # Keep a new empty file: a live writer may have just created it, and locks its file only after that.
                 about = os.fstat(file.fileno())
                 if about.st_size or time.time() - about.st_mtime > LOCKED_WITHIN_S:
                     (folder / name).unlink()

@@ -37,18 +37,18 @@ if TYPE_CHECKING:
     import torch
 
 _log = logging.getLogger(__name__)
-#: Fork only for a state of at least this many bytes, and if the process's memory is at most this many times the state.
+#: A forked child copies only a state of at least this many bytes, if the process's memory is at most this multiple of the state.
 _LEAST_FORKED, _MOST_TIMES = 64 << 20, 16
-#: Assumed speed in bytes per second of a forked child's copy, until the first one has been measured.
+#: Assumed speed, in bytes per second, at which a forked child copies a state, until the first copy has been measured.
 _GUESSED_RATE = 1.5 * (1 << 30)
 #: Seconds after which a forked child that still copies counts as hung.
 _CHILD_S = 120.0
-#: A fork that takes more seconds shows that the memory has small pages again.
+#: If a fork takes more seconds than this, the memory consists of small pages, so ask the kernel for large pages again.
 _SLOW_FORK_S = 0.01
 _PAGE, _HUGE = 4096, 2 << 20
 #: Three constants of madvise(2) that Python's mmap lacks, and one of mallopt(3).
 _ADVISE_HUGE, _COLLAPSE, _POPULATE, _TRIM_THRESHOLD = 14, 25, 23, -1
-#: Modules whose fork handlers (pthread_atfork) may block.
+#: Modules whose fork handlers (pthread_atfork) may block: if one is loaded, no forked child copies the state.
 _HANDLES_FORKS = ("grpc", "cygrpc")
 
 
@@ -152,7 +152,7 @@ class Camera:
             memory.reserve(size + _HUGE)
             memory.populate()
         _enlarge_pages()
-        # If an image was taken meanwhile, it has separate memory, which `give_back` frees.
+        # If `take` has made an image meanwhile, that image has separate memory, which `give_back` frees.
         self._memory = self._memory or memory
 
     def take(self, header: bytes, arrays: Sequence[DenseArray], step_s: float | None) -> StateImage:
@@ -180,7 +180,7 @@ class Camera:
         elif self._may_fork(_bytes_of(arrays), step_s):
             left = self._fork(image, left)
         for array, offset in left:
-            # memmove is called without the GIL, so other threads continue.
+            # ctypes releases the GIL during memmove, so other threads continue.
             ctypes.memmove(memory.address + offset, array.address, array.size)
         return image
 
@@ -250,14 +250,14 @@ class _Child:
         self._result, result = os.pipe()
         kept = sorted((fd, result))
         everything = signal.valid_signals()
-        # No garbage collection in the child: it would run finalizers of the script's objects, such as those that remove files.
+        # Disable garbage collection in the child: finalizers of the script's objects would run, and might remove files.
         collects = gc.isenabled()
         gc.disable()
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, everything)
         self._began = monotonic()
         try:
             with warnings.catch_warnings():
-                # Python and JAX warn about forks of processes with threads. This child may be forked: it makes only system calls.
+                # Ignore warnings of Python and JAX about threads: this fork is safe, because the child makes only system calls.
                 warnings.simplefilter("ignore")
                 self._pid = os.fork()
             if self._pid == 0:
@@ -372,7 +372,7 @@ def _copy_by_stream(memory: SharedMemory, placed: Sequence[tuple[DenseArray, int
         current = torch.cuda.current_stream(device)
         beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         try:
-            # Clone on the GPU first, twenty times as fast as a copy to the CPU: training may then overwrite the original.
+            # First clone on the GPU, which is twenty times as fast as a copy to the CPU. Then training may change the original.
             sources, is_copied = [(tensor.clone(), offset) for tensor, offset in tensors], True
         except torch.OutOfMemoryError:
             sources, is_copied = tensors, False
@@ -385,7 +385,7 @@ def _copy_by_stream(memory: SharedMemory, placed: Sequence[tuple[DenseArray, int
                     room.copy_(source_bytes, non_blocking=True)
                     source.record_stream(beside)
         if not is_copied:
-            # Let the GPU, not this process, wait for the copy before it changes the state.
+            # Make the GPU finish the copy before later kernels change the state. This process does not wait for the copy.
             current.wait_stream(beside)
         waits.append(beside.record_event().synchronize)
     return waits
@@ -393,7 +393,7 @@ def _copy_by_stream(memory: SharedMemory, placed: Sequence[tuple[DenseArray, int
 
 def _enlarge_pages() -> None:
     """Use pages of 2 MiB if possible, to speed up forks."""
-    # Let malloc keep memory that a step frees: memory from the kernel would have small pages.
+    # Let malloc keep freed memory for the next step: new memory from the kernel would have small pages.
     _libc.mallopt(_TRIM_THRESHOLD, (1 << 31) - 1)
     begin = end = 0
     with open("/proc/self/smaps", encoding="utf-8", errors="replace") as file:
@@ -404,7 +404,7 @@ def _enlarge_pages() -> None:
                 begin, end = (int(number, 16) for number in word.split("-"))
                 if kind != "rw-p" or name not in ("", "[heap]"):
                     begin = end = 0
-            # A region that is mostly empty, such as a thread's stack, would grow.
+            # Skip regions that are mostly empty, such as a thread's stack: with large pages they would take more memory.
             elif word == "Anonymous:" and int(rest.split()[0]) << 11 >= end - begin > _HUGE:
                 begin, end = -(-begin // _HUGE) * _HUGE, end // _HUGE * _HUGE
                 _advise(begin, end - begin, _ADVISE_HUGE)

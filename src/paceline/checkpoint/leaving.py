@@ -26,29 +26,29 @@ from typing import Any, NoReturn
 from paceline.system import run_variables
 
 SIGNAL, RESIZE, LIMIT = "signal", "resize", "limit"
-#: Seconds that a rank that does not save waits for the saving rank, with and without a store of torch; and seconds that the
-#: saving rank waits for the others. The values are guesses.
+#: Seconds that a rank which saves nothing waits for the saving rank to end: with torch's key-value store, and without this
+#: store. The third value: seconds that the saving rank waits for the other ranks. The values are guesses.
 _WITH_STORE_S, _WITHOUT_STORE_S, _FOLLOW_S = 30.0, 5.0, 5.0
-#: Timeout in seconds of a request to the store.
+#: Seconds to wait at exit for the thread of `follow`, which may be in a request to torch's key-value store.
 _STOP_S = 2.0
 _LEFT = "paceline_checkpoint_left"
 
 _is_asked = False
-#: Whether the listening thread has noticed SIGTERM. The main thread runs no signal handler while it is in a collective.
+#: Whether the thread of `_hear` has noticed SIGTERM. During a collective, the main thread can't run a signal handler.
 _has_heard = False
 _is_listening = False
 _saves = True
-#: The read end of the pipe into which the interpreter writes signal numbers, if this module has made it.
+#: The write end of the pipe to which the interpreter writes signal numbers; None if this module has made no such pipe.
 _pipe: int | None = None
 _following: threading.Thread | None = None
-#: The lock is reentrant, because a signal handler may run within `follow`.
+#: This lock is reentrant, because a signal handler may call `follow` while the main thread is in `follow`.
 _one_follows = threading.RLock()
-#: Set when the script has ended normally.
+#: Set at the normal end of the script, so that the thread of `follow` ends without ending this process.
 _is_over = threading.Event()
 
-#: The variables with end times, in Unix seconds: of the run (max_run_duration_seconds), and of the Slurm job.
+#: Environment variables with Unix times: the end of the run (by max_run_duration_seconds), and the end of the Slurm job.
 VARIABLES = ("PACELINE_END_TIME", "SLURM_JOB_END_TIME")
-#: A margin, in seconds, beyond the measured times of steps and saves. The value is a guess.
+#: The last save begins this many seconds earlier than the measured durations of steps and saves require. The value is a guess.
 _SPARE_S = 10.0
 
 
@@ -63,8 +63,8 @@ def listen(*, saves: bool) -> None:
         return
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _on_signal)
-        # SIGTERM ends forked children at once, such as a DataLoader's workers: they have nothing to save. Block it during a fork:
-        # a child that still has this handler would only record it.
+        # SIGTERM must end forked children at once, such as a DataLoader's workers, which save nothing. Block SIGTERM in a fork:
+        # until `_in_child` has removed this handler, the child would only record the signal, and continue.
         os.register_at_fork(before=_block, after_in_child=_in_child, after_in_parent=_unblock)
         if not saves:
             _hear_in_collectives()
@@ -84,7 +84,7 @@ def leave(why: str, *, followers: int = 0) -> NoReturn:
     `followers` is the number of other ranks that end with this one (see `follow`). They may wait for this rank in a collective.
     """
     if followers:
-        # Notify the followers first: when this rank's connections close, their collective raises an error.
+        # First tell the other ranks to end: when this rank's connections close, collectives on the other ranks raise errors.
         with contextlib.suppress(Exception):
             store = default_store()
             store.set(_LEFT, "1")
@@ -102,7 +102,7 @@ def default_store() -> Any:
     """Return the key-value store of torch's default process group, or None."""
     from paceline import torch_private
 
-    # There is no store without torch, without a process group, or with the MPI backend.
+    # There is no key-value store if torch is not loaded, has no process group, or uses the MPI backend.
     with contextlib.suppress(Exception):
         if sys.modules["torch.distributed"].is_initialized():
             return torch_private.default_store()
@@ -179,7 +179,7 @@ def _end_after_the_first() -> None:
         store.set(f"{_LEFT}_{sys.modules['torch.distributed'].get_rank()}", "1")
     if asked() == RESIZE:
         os._exit(run_variables.EXIT_RESIZE)
-    # Python allows only the main thread to change a handler, so call the C library.
+    # Python lets only the main thread change a signal handler, so reset SIGTERM's handler by a call of the C library.
     ctypes.CDLL(None).signal(signal.SIGTERM, None)
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -188,7 +188,7 @@ def _has_first_left(store: Any) -> bool:
     try:
         return store is not None and bool(store.check([_LEFT]))
     except Exception:
-        return True  # rank 0 serves the store, and has ended
+        return True  # rank 0 serves the store, so an error means that rank 0 has ended
 
 
 def _block() -> None:
@@ -202,7 +202,7 @@ def _unblock() -> None:
 def _in_child() -> None:
     global _pipe
     if _pipe is not None:
-        # Detach the child from the pipe: otherwise its signals would appear in the parent's pipe.
+        # Close the inherited pipe in the child: otherwise the parent would read the child's signals too.
         signal.set_wakeup_fd(-1)
         os.close(_pipe)
         _pipe = None
@@ -226,7 +226,7 @@ class TimeLimit:
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._environment = environment
-        #: Unix time of the last call of `asked`. The initial value makes the first interval count as none.
+        #: Unix time of the last call of `asked`. With this initial value, the time before the first call is not a step.
         self._last = math.inf
         self._longest_s = self._save_s = 0.0
         self._is_said = False

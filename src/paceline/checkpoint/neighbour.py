@@ -30,7 +30,7 @@ from paceline.system.spare_client import KEY_VARIABLE, VARIABLE, keeper_of, path
 from paceline.system.state_copies import FREE_BYTES, StateSender
 
 _log = logging.getLogger(__name__)
-#: Share of the training's time that keeping states in memory may take.
+#: The largest share of the training's time that may be spent on keeping states in memory.
 _SHARE = 0.01
 #: After this many failures in a row, no more states are kept; after each failure, pause for this many seconds.
 _MOST_FAILURES, _PAUSE_S = 5, 10.0
@@ -41,12 +41,12 @@ class Neighbour:
 
     def __init__(self) -> None:
         self._camera = Camera()
-        #: Step -> the image whose memory is shared with the node's spare Python process.
+        #: Step -> the image of its state, whose memory is shared with the process that keeps states on this node.
         self._images: dict[int, StateImage] = {}
         self._handing: threading.Thread | None = None
         self._next_s = self._cost_s = 0.0
         self._sender = StateSender()
-        #: CPU seconds of the thread that has kept and copied the last state.
+        #: CPU seconds that the thread of `_hand_over` took to keep the last state and to copy the state to another node.
         self._cpu_s = 0.0
         self._is_noted = False
         self._every = 1
@@ -82,11 +82,11 @@ class Neighbour:
         self._handing = threading.Thread(target=self._hand_over, args=(state, image), daemon=True)
         self._handing.start()
         cost_s = time.monotonic() - began
-        # Count at most twice the previous cost of keeping a state, so that one slow call changes little.
+        # Let the cost at most double from one state to the next, so that one slow call has little effect.
         self._cost_s = min(cost_s, 2 * self._cost_s or cost_s)
         if step_s:
             # Keep every 2^n-th step, so that ranks with different costs have steps in common.
-            # The copy to another node takes CPU time on both nodes, which these cores lack for the training.
+            # Copying a state to another node takes CPU time on both nodes (factor 2), which slows down the training there.
             share = (self._cost_s + 2 * self._cpu_s / (os.cpu_count() or 1)) / (_SHARE * step_s)
             self._every = 1 << math.ceil(math.log2(max(1.0, share, self._sender.seconds / step_s)))
 
@@ -96,7 +96,7 @@ class Neighbour:
             image.wait()
             dropped = kept_states.keep(path, state, image.memory.fd)
         except OSError as error:
-            # Don't use this memory again: the spare process may have received it.
+            # Don't reuse this memory: despite the error, the process that keeps states may have received the memory.
             image.memory.close()
             self._fail(error)
             return
@@ -105,7 +105,7 @@ class Neighbour:
             if (free := self._images.pop(step, None)) is not None:
                 self._camera.give_back(free)
         self._images[state["step"]] = image
-        # Free old images here too: a spare process that has started again does not report them as dropped.
+        # Also free old images that are not in `dropped`: a restarted process that keeps states does not know them.
         for step in sorted(self._images)[:-2]:
             self._images.pop(step).memory.close()
         if KEY_VARIABLE in os.environ and path != path_here():
@@ -117,7 +117,7 @@ class Neighbour:
         """Tell the supervisor that the node keeps states of this attempt."""
         if not self._is_noted:
             name = ("attempts", os.environ["PACELINE_ATTEMPT"], f"kept_{rank}.json")
-            with contextlib.suppress(OSError):  # the disk is full: the states are not used
+            with contextlib.suppress(OSError):  # if the disk is full, the supervisor does not use the states
                 write_json(Path(os.environ["PACELINE_RUN_DIR"]).joinpath(*name), {})
                 self._is_noted = True
 

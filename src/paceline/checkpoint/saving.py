@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from paceline.system.kept_states import State
 
 _log = logging.getLogger(__name__)
-#: Prefixes of keys in torch's store: for rank 0's decision to end, and for each rank that has written its part.
+#: Prefixes of keys in torch's key-value store: rank 0 announces when all ranks end, and each rank that its part is written.
 _SAID, _WHOLE = "paceline_checkpoint_said", "paceline_checkpoint_whole"
-#: Seconds that a process that is about to end waits for all ranks' parts.
+#: Seconds that a rank, before its process ends, waits until all ranks have written their parts of the checkpoint.
 _PARTS_S = 600.0
 
 
 _writing: BackgroundWrite | None = None
 _camera = Camera()
 _neighbour = Neighbour()
-#: When the last call of save() returned, on the monotonic clock.
+#: Time of the monotonic clock at which the last call of save() returned; None before the first call.
 _returned: float | None = None
 _limit = TimeLimit()
 _last: tuple[Path, files.CheckpointPart] | None = None
@@ -112,7 +112,7 @@ def save(
     step_s = None if _returned is None else time.monotonic() - _returned
     if not is_due and asynchronous and _calls == 1 and not _is_function(state):
         _camera.prepare(_plain(state)[1])
-    # Keep an existing part: together with newer parts of other ranks it would form a checkpoint of mixed states.
+    # Don't write a part twice: a new part together with older parts of other ranks would form a checkpoint of mixed states.
     if is_due and (part.of == 1 or _last != (place, part)):
         with step_clock.counted(step_clock.SAVE):
             error = _save(state, place, part, (keep, rank, writers), step_s, goes_on=asynchronous and asked is None)
@@ -368,7 +368,7 @@ class Checkpoint:
                 f"a {type(objects).__name__} can't take the state of step {self.step}, a {type(state).__name__}. Give the dict "
                 "that save() was given, or take the values from `.state`."
             )
-        # Check that all names exist before changing anything.
+        # Check that the checkpoint has all names before changing any object.
         if missing := [name for name in objects if name not in state]:
             raise UserError(
                 f"the checkpoint of step {self.step} has no {missing[0]!r}; it has {', '.join(map(repr, state))}. Leave it out, "
@@ -397,7 +397,7 @@ def _described(value: object) -> str:
 
 class _Parts(Sequence[object]):
     def __init__(self, checkpoint: Checkpoint) -> None:
-        # Keep a reference: descriptors of states in memory are closed with the checkpoint object.
+        # Keep the checkpoint object alive: when Python deletes the object, the file descriptors of states in memory are closed.
         self._checkpoint = checkpoint
         self._paths = checkpoint.paths
 

@@ -29,18 +29,18 @@ Library = Literal["torch", "numpy"]
 _SEQUENCES: dict[str, Callable[[Any], object]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 _MAPPINGS: dict[str, type] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
 _KINDS = {kind: name for name, kind in (*_SEQUENCES.items(), *_MAPPINGS.items())}
-#: Class -> the name of its kind in JSON, and a function that returns a value's JSON.
+#: Class -> the name that marks its values in JSON, and a function that converts a value to JSON.
 _SINGLE: dict[type, tuple[str, Callable[[Any], object]]] = {
     float: ("float", repr),
     complex: ("complex", lambda value: [repr(value.real), repr(value.imag)]),
     bytes: ("bytes", bytes.hex),
     bytearray: ("bytes", bytearray.hex),
 }
-#: Name of a class of torch -> the function that returns a value's JSON. Names, because torch may not be loaded.
+#: Name of a torch class -> a function that converts a value to JSON. The keys are names, because torch may not be loaded.
 _SINGLE_OF_TORCH: dict[str, Callable[[Any], object]] = {"Size": list, "dtype": str, "device": str}
 _DEEPEST = 200
 
-#: Dtype in safetensors -> its name in torch (old releases may lack it) and in numpy (or None).
+#: Name of a dtype in safetensors -> its names in torch (old releases may lack the dtype) and in numpy (None if numpy lacks it).
 TYPES: dict[str, tuple[str, str | None]] = {
     "F64": ("float64", "float64"),
     "F32": ("float32", "float32"),
@@ -108,7 +108,7 @@ def _encoded(value: Any, path: tuple[str, ...], arrays: dict[str, object]) -> ob
         return {"$": name, "of": to_json(value)}
     if kind.__module__ == "torch" and kind.__name__ in _SINGLE_OF_TORCH:
         return {"$": kind.__name__.lower(), "of": _SINGLE_OF_TORCH[kind.__name__](value)}
-    # Check this last, because a user's class may be a mapping and have a state_dict too.
+    # Prefer state_dict() to the items of a mapping, because a class may be a mapping and have a state_dict() too.
     if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
         return _encoded(value.state_dict(), path, arrays)
     if isinstance(value, dict) and kind.__module__.startswith(("torch.", "collections")):
@@ -142,7 +142,7 @@ def _key(key: object, path: tuple[str, ...]) -> object:
 def _kept(array: object, path: tuple[str, ...], arrays: dict[str, object]) -> str:
     name = stem = ".".join(path) or "value"
     number = 2
-    # Make the name unique: `{"a.b": x, "a": {"b": y}}` has the same path twice, and the format reserves "__metadata__".
+    # Make the name unique: in `{"a.b": x, "a": {"b": y}}` x and y have the name "a.b". The format reserves "__metadata__".
     while name in arrays or name == "__metadata__":
         name, number = f"{stem}#{number}", number + 1
     arrays[name] = array
@@ -244,7 +244,7 @@ class DenseArray:
         self.is_on_gpu = False
         if is_tensor(array):
             self.dtype = _of_torch(name, array)
-            # A conjugated or negated tensor may be only flagged so, with the original's bytes.
+            # PyTorch may only flag a tensor as conjugated or negated, and leave the bytes unchanged: compute the actual values.
             self.tensor = array.detach().resolve_conj().resolve_neg().contiguous()
             self.size = self.tensor.numel() * self.tensor.element_size()
             self.is_on_gpu = self.tensor.device.type == "cuda"
@@ -263,7 +263,7 @@ class DenseArray:
 
     @property
     def data(self) -> memoryview:
-        # numpy's view of a tensor would need numpy, which may be missing.
+        # Don't use Tensor.numpy() for a view of the bytes, because numpy may be missing.
         return memoryview((ctypes.c_ubyte * self.size).from_address(self.address))
 
 

@@ -18,19 +18,19 @@ from typing import Any, TypeAlias
 from paceline.errors import JobError, RunStateError, UserError
 from paceline.system.files import write_whole
 
-#: Positional and keyword arguments.
+#: A call of a function: its positional and its keyword arguments.
 Call: TypeAlias = "tuple[Sequence[object], Mapping[str, object]]"
 
-#: Longest call on the command line, in characters; a longer call travels in a file.
+#: The longest call, in characters, that is passed on the command line. A longer call is passed in a file.
 LONGEST_WORDS = 2000
-#: Stem of the file with the calls, in the folder `call` of the run.
+#: Name, without suffix, of the file with the calls, in the folder `call` of the run.
 CALLS = "calls"
-#: Stem of the file with the result, in the run's outputs.
+#: Name, without suffix, of the file with the result, in the run's outputs.
 RESULT = "result"
 #: Folder in the run's outputs with the results of several calls. Each of the concurrent processes appends to a file of its own,
 #: one JSON line for each call. A line has `call`, and `value`, `file` or `error`.
 RESULTS = "results"
-#: Name of the argument that stands for positional arguments.
+#: In the dictionary of a call's arguments by name: the key for the list of positional arguments.
 _POSITIONAL = "*"
 
 
@@ -74,7 +74,7 @@ def _word(value: object) -> str:
             json.loads(value)
         except ValueError:
             return value
-    # Escape "$": the worker expands variables such as $HOME in its words.
+    # Escape "$", because the worker expands variables such as $HOME in its command-line arguments.
     return json.dumps(value).replace("$", "\\u0024")
 
 
@@ -128,7 +128,7 @@ def check_sendable(name: str, value: object, *, pickled: bool) -> None:
 
 
 def _pickled(name: str, value: object) -> bytes:
-    import pickle  # here, because few jobs use pickles
+    import pickle  # imported in this function, because few jobs use pickles
 
     try:
         return pickle.dumps(value)
@@ -159,7 +159,7 @@ def store(folder: Path, stem: str, name: str, value: object, *, pickled: bool, l
         data = _pickled(name, value)
         _check_size(name, len(data), limit)
         path = folder / f"{stem}.pickle"
-        # The owner of the file shows who wrote it, so no other user may write to it.
+        # Let no other user write to the file: `load` checks only the file's owner before it loads the pickle.
         with open(
             os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), "wb"
         ) as file:

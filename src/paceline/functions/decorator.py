@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     _P = ParamSpec("_P")
 else:
-    # At run time a TypeVar is enough: Generic treats it like a ParamSpec.
+    # At run time use a TypeVar, because typing_extensions may be missing: Generic accepts a TypeVar like a ParamSpec.
     _P = TypeVar("_P")
 _R = TypeVar("_R")
 

@@ -8,10 +8,10 @@ from types import FunctionType
 
 from paceline.errors import JobError
 
-_GENERATOR, _COROUTINE, _ASYNC_GENERATOR = 0x20, 0x80, 0x200  # flags of code objects (`inspect.CO_GENERATOR`, ...)
+_GENERATOR, _COROUTINE, _ASYNC_GENERATOR = 0x20, 0x80, 0x200  # flags of code objects, such as `inspect.CO_GENERATOR`
 _LONGER = {_GENERATOR: "a generator", _COROUTINE: "a coroutine", _ASYNC_GENERATOR: "an asynchronous generator"}
 
-#: Module that a worker imports to find the function, or None.
+#: Name of the module that this worker is importing at the moment to find the job's function; None at other times.
 loading: str | None = None
 
 

@@ -22,7 +22,7 @@ _R = TypeVar("_R")
 
 #: First and longest pause between two reads of a run's record, in seconds.
 _PAUSE_S, _LONGEST_S = 0.01, 0.25
-#: Pause between two looks whether the record has changed: the part of the time waited so far, and at least, in seconds.
+#: Pause between two checks whether the record has changed: a share of the time waited so far, but at least `_SHORTEST_S` seconds.
 _PART, _SHORTEST_S = 0.02, 0.002
 
 
@@ -210,7 +210,7 @@ class _Results:
 
 
 def _is_pickled(record: RunRecord) -> bool:
-    # Whether to load a pickle follows from the job that this user submitted, not from what a worker wrote.
+    # Load a pickle only if the job that this user submitted allows pickles: a worker could write a malicious pickle.
     return record.job is not None and record.job.arguments[:1] == ("--pickle",)
 
 

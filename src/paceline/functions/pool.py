@@ -23,7 +23,7 @@ from paceline.worker.script import without_ours
 
 #: Seconds between two lines of progress in the log.
 _TELL_S = 10.0
-#: Exit codes of a call's process that has written its result or its error. With any other code the function ended it.
+#: Exit codes of a call's process after it has written the result, and after an error. Another code means that it ended early.
 _RETURNED, _NOTED = 116, 117
 
 
@@ -72,7 +72,7 @@ def call_all(
     """
     folder.mkdir(exist_ok=True)
     gpus = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    # An earlier attempt may have completed some calls.
+    # Skip calls that an earlier attempt of the run has completed.
     done = {number for number, line in read_lines(folder).items() if "error" not in line}
     pending = [number for number in range(len(given)) if number not in done][::-1]
     free = list(range(min(at_once or core_count(), max(1, len(pending)))))[::-1]
@@ -113,7 +113,7 @@ def _child(make_line: Callable[[], ResultLine], number: int, file: Path, gpu: st
     try:
         if gpu is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-        # Calls are independent: without these variables no call tries to join a process group.
+        # Remove these variables, because calls are independent: no call may try to join a process group.
         for name in (*RANK_VARIABLES, "MASTER_ADDR", "MASTER_PORT"):
             os.environ.pop(name, None)
         append_line(file, make_line())
@@ -128,7 +128,7 @@ def _child(make_line: Callable[[], ResultLine], number: int, file: Path, gpu: st
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        # Leave out exit handlers: they belong to the parent.
+        # Skip exit handlers (atexit), because the parent process has registered them for itself.
         os._exit(code)
 
 
@@ -142,7 +142,7 @@ def _line(
     limit: int,
 ) -> ResultLine:
     value = calls.make(function, given["args"], given["kwargs"])  # type: ignore[arg-type]
-    # A small value is part of the line: thousands of files would be slow to copy from other machines.
+    # Write a small value into the line, not into a file: thousands of files would be slow to copy from other machines.
     if not pickled and calls.is_json(value) and len(repr(value)) <= min(limit, calls.LONGEST_WORDS):
         return {"call": number, "value": value}
     name = f"the result of {function.__name__}()"

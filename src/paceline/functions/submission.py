@@ -32,9 +32,9 @@ from paceline.workspace import Experiment, Workspace
 
 _R = TypeVar("_R")
 
-#: Maximum number of calls of one `map`: an endless list would never be submitted.
+#: Maximum number of calls of one `map`. The limit is for an endless iterable, whose submission would never end.
 _MOST_CALLS = 100_000
-#: Parameters of an estimator that a function sets itself, so `paceline.job` refuses them.
+#: Parameters of an estimator that `paceline.job` refuses, because Paceline sets them for a function.
 _OWN = frozenset(
     ("entry_script", "entry_module", "command", "script_params", "arguments", "inputs", "gpu_visibility", "use_gpu")
 )
@@ -228,7 +228,7 @@ def _place_of(module: str, name: str) -> tuple[str, Path]:
     file = finding.main_file() if module == "__main__" else getattr(found, "__file__", None)
     spec = getattr(found, "__spec__", None)
     if module == "__main__" and file:
-        # `python -m package.train` has the module's name, `python train.py` has none.
+        # After `python -m package.train`, `__spec__` has the module's name. After `python train.py`, it is None.
         module = spec.name if spec is not None else Path(file).stem
     if file is None or not file.endswith(".py") or not all(part.isidentifier() for part in module.split(".")):
         raise JobError(
@@ -265,7 +265,7 @@ def submit_call(
         fill=run.fill,
     )
     _submitted += 1
-    # A program that has submitted two calls probably submits a third one, whose supervisor can load meanwhile.
+    # A program that has submitted two calls will probably submit a third one: load the supervisor for it in advance.
     if _submitted > 1 and known.job.compute_target == configured.LOCAL:
         supervisors.load_ahead(library_dir(known.workspace.path), sys.executable, supervisors.FOR_THIS_MACHINE)
     return FunctionRun(Experiment(known.workspace, known.experiment), run.run_id)

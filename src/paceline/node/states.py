@@ -23,9 +23,9 @@ from paceline.system import kept_states, listening, spare_client, state_copies
 from paceline.system.files import write_json
 
 _LOOK_S = 0.5
-#: Seconds for a worker's request.
+#: Timeout, in seconds, of a request from a process on this node.
 _REQUEST_S = 10.0
-#: The most sentences to say: a peer could choose their texts.
+#: Maximum number of messages in the log: another node can influence their texts, and could otherwise fill the log.
 _MOST_TOLD = 20
 
 
@@ -63,7 +63,7 @@ class StateKeeper:
 
     def tell(self, text: str) -> None:
         """Log a sentence, unless one of its kind was logged."""
-        # Say each sentence once, whatever its numbers: a worker may send a state after each step.
+        # Log only the first of the messages that differ in numbers alone: a worker may send a state after each step.
         if (kind := re.sub(r"\d+", "0", text)) not in self._told and len(self._told) < _MOST_TOLD:
             self._told.add(kind)
             stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
@@ -73,7 +73,7 @@ class StateKeeper:
 def main(argv: list[str]) -> None:
     """Keep states until the parent process has ended."""
     if not sys.platform.startswith("linux"):
-        return  # here workers can't share memory with this process
+        return  # only on Linux can workers share memory with this process
     spare, host, folder, report = argv
     parent = os.getppid()
     key = bytes.fromhex(os.environ.pop(spare_client.KEY_VARIABLE))
@@ -82,7 +82,7 @@ def main(argv: list[str]) -> None:
     threading.Thread(target=listening.accept_each, args=(own, keeper.answer), daemon=True).start()
     try:
         server = listening.listen_at(host, 0, 64)
-    except OSError as error:  # behind NAT a node does not have its own address
+    except OSError as error:  # behind NAT, no network interface has the node's address
         keeper.tell(f"no copies from another node, since {host} is no address here: {error.strerror or error}")
     else:
         threading.Thread(target=listening.accept_each, args=(server, keeper.receive), daemon=True).start()
@@ -98,7 +98,7 @@ def rescue(job: Job, folder: RunFolder, node_rank: int, spare: str, lost: Collec
 
     lost: Node ranks of the lost nodes.
     """
-    # Import this late: the keeper, which this module is too, does not need it.
+    # Import this here and not above, because the process that runs `main` does not need it.
     from paceline.checkpoint.api import write_kept
 
     owners = {slot.rank: slot.node_rank for slot in places(job)}

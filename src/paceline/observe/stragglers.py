@@ -24,7 +24,7 @@ WINDOWS, STEADY = 6, 0.8
 WAITS = 0.1
 #: At a run's end, report stragglers that cost other ranks at least this many seconds and this share of their time.
 LOST_S, LOST = 30.0, 0.1
-#: If waits for other ranks can't be measured: how much a straggler's share of time waiting for data exceeds the median share.
+#: If ranks hardly wait for each other, a straggler's share of time waiting for data must exceed the median share plus this.
 DATA_MORE = 0.2
 
 

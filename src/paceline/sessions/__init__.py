@@ -8,11 +8,11 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-#: The log line by which a session's worker reports what it serves, and its port (jupyter) or the command for a connection (ssh).
+#: The log line by which a session's worker reports its service, and JupyterLab's port or the command that starts the ssh server.
 _SERVES = re.compile(r"^paceline: this session serves (jupyter|ssh|shell) at (\S.*)$", re.MULTILINE)
-#: Variable with the token of JupyterLab, which the server reads itself.
+#: Environment variable with the token that gives access to JupyterLab. JupyterLab itself reads this variable.
 TOKEN_VARIABLE = "JUPYTER_TOKEN"
-#: Variable with the public key that may log in by ssh.
+#: Environment variable with the public key of the user who may log in by ssh.
 KEY_VARIABLE = "PACELINE_SESSION_KEY"
 
 

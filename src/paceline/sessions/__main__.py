@@ -18,7 +18,7 @@ from paceline.sessions import Serving, serving_line
 from paceline.sessions.notebooks import Notebooks
 from paceline.system import processes
 
-#: Seconds between two looks at the session, and between two copies of its notebooks.
+#: Seconds between two checks of the session's server, and between two copies of the session's notebooks.
 _LOOK_S, _COPY_S = 1.0, 5.0
 
 

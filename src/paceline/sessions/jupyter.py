@@ -15,7 +15,7 @@ from typing import Any
 from paceline.errors import JobError
 from paceline.sessions import TOKEN_VARIABLE, Serving, private_folder, serving_line
 
-#: Seconds in which JupyterLab must answer.
+#: Seconds after the start of JupyterLab within which it must answer a request.
 _START_S = 120.0
 _LOOK_S = 0.05
 
@@ -86,12 +86,12 @@ class Jupyter:
 
     def _asked(self, path: str) -> Any:
         request = urllib.request.Request(
-            # Without this parameter the server would count this request as activity.
+            # Without no_track_activity, JupyterLab would count this request as activity of the user.
             f"http://127.0.0.1:{self._port}{path}?no_track_activity=1",
             headers={"Authorization": f"token {os.environ.get(TOKEN_VARIABLE, '')}"},
         )
         try:
-            # Never use a proxy of the environment: the server is on this machine.
+            # Ignore proxies that environment variables set, because the server is on this machine.
             opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
             with opener.open(request, timeout=5.0) as answer:
                 return json.load(answer)
@@ -103,5 +103,5 @@ def _is_mine(port: int) -> bool:
     """Return whether a program of this user listens at a port of this machine."""
     with open("/proc/net/tcp", encoding="ascii") as file:
         rows = [line.split() for line in file]
-    # State 0A means that the socket listens.
+    # In /proc/net/tcp, the state 0A means that the socket listens.
     return any(row[1].endswith(f":{port:04X}") and row[3] == "0A" and int(row[7]) == os.geteuid() for row in rows[1:])

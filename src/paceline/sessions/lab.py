@@ -24,16 +24,16 @@ from typing import Any
 
 from paceline.system import lazy_import
 
-#: Prefix of variables that the server sets for each kernel. The kernel reads them after its imports.
+#: Prefix of environment variables that the server sets for each kernel. A kernel reads these variables after its imports.
 _OF_KERNEL = "JPY_"
 #: Modules that a kernel imports at its start, after `ipykernel.kernelapp`.
 _LATER_IMPORTS = ("ipykernel.debugger", "IPython.core.debugger", "sqlite3", "psutil", "tornado.platform.asyncio")
-#: Option of the warm kernel's process.
+#: Command-line option that makes this module a warm kernel: a process that imports a kernel's modules in advance.
 _KERNEL = "--kernel"
 
 
 def main(words: list[str]) -> None:
-    # Start the warm kernel first: it loads on another core while this process imports JupyterLab.
+    # First start the warm kernel, which imports its modules on another core while this process imports JupyterLab.
     if find_spec("ipykernel_launcher") is not None:
         offer(WarmKernel())
     check_iris_later()
@@ -53,7 +53,7 @@ def check_iris_later() -> None:
 
     lazy_import.later(name)
     later: Any = sys.modules[name]
-    # jsonschema imports this function by name, for which Python looks at the package's path first.
+    # jsonschema imports `is_valid_syntax` by name. For such an import Python first reads `__path__` of the package.
     later.__path__ = spec.submodule_search_locations
     later.is_valid_syntax = is_valid_syntax
 
@@ -71,7 +71,7 @@ def find_version_without_node() -> None:
             put_back.append(lambda: setattr(commands, "_yarn_config", read))
 
     lazy_import.when_loaded("jupyterlab.commands", shorten)
-    # `jupyterlab.labapp` begins to load before `jupyterlab.commands`, so watch both from the start.
+    # Register both callbacks now, because Python begins to load `jupyterlab.labapp` before `jupyterlab.commands`.
     lazy_import.when_loaded("jupyterlab.labapp", lambda _: put_back.pop()() if put_back else None)
 
 
@@ -121,7 +121,7 @@ def offer(warm: WarmKernel) -> None:
         def launch_kernel(
             cmd: list[str], env: dict[str, str] | None = None, cwd: str | None = None, **others: Any
         ) -> object:
-            # Options such as `independent` or other streams need a process of their own.
+            # A kernel with options such as `independent`, or with other streams, needs a new process instead of the warm kernel.
             found = None if any(others.values()) else warm.become(cmd, env, cwd)
             return cold(cmd, env=env, cwd=cwd, **others) if found is None else found
 
@@ -135,21 +135,21 @@ def become_kernel() -> None:
 
     Return if the server ends without a request.
     """
-    # Import no modules from the working directory, as `ipykernel_launcher` does. With PYTHONSAFEPATH it is not on the path.
+    # Like `ipykernel_launcher`, import no modules from the working directory. PYTHONSAFEPATH keeps it out of sys.path anyway.
     if has_folder := sys.path[0] in ("", os.getcwd()):
         del sys.path[0]
     try:
         import_module("ipykernel.kernelapp")
     except ImportError:
-        return  # the server starts the kernel itself, which reports the error
+        return  # without this process, the server starts a new kernel, which reports the error
     for name in _LATER_IMPORTS:
-        # The kernel imports these modules itself, and reports errors.
+        # Ignore errors: the kernel imports these modules again, and then reports the errors.
         with contextlib.suppress(Exception):
             import_module(name)
     if not (data := sys.stdin.buffer.read()):
         return
     request = json.loads(data)
-    # A kernel's standard input is empty.
+    # Replace the pipe with the request by /dev/null, because a kernel's standard input is empty.
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)

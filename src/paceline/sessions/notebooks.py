@@ -9,9 +9,9 @@ from pathlib import Path
 
 from paceline.system.files import copy_whole, gone_is_fine
 
-#: Name of the folder for notebooks, in the run's checkpoints and in its outputs.
+#: Name of the folder with copies of the notebooks, in the run's checkpoints and in the run's outputs.
 _FOLDER = "notebooks"
-#: Folders to skip: they hold no notebooks of the user. The run keeps `outputs` anyway.
+#: Names of folders that are not searched for notebooks. The run keeps `outputs` anyway; the user writes nothing into the others.
 _OTHERS = frozenset((".ipynb_checkpoints", ".git", "outputs", "node_modules", "__pycache__"))
 
 

@@ -17,7 +17,7 @@ import socket
 
 from paceline.system.spare_client import LENGTH, connect
 
-# Don't import typing, which is slow: the node's spare Python process loads this module, and so does each worker.
+# Don't import typing, which is slow: each worker loads this module, and so does the process that forks workers.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 _TYPES = {"folder": str, "step": int, "rank": int, "of": int, "token": str}
-#: Maximum number of descriptors in one message.
+#: Maximum number of file descriptors in one message over a Unix socket.
 _MOST = 200
 
 

@@ -22,7 +22,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 #: Seconds to wait at most until a started process has left exec(2), which takes under a millisecond on a free core.
 _EXEC_S = 0.5
 
-#: Variable in a supervisor's initial environment: a supervisor belongs to its own run, not to that of its parent.
+#: Environment variable with a supervisor's run id. A supervisor that a worker starts does not count as part of the worker's run.
 SUPERVISOR_VARIABLE = "PACELINE_SUPERVISOR"
 #: Variables that mark a process of a run: they identify orphans of a killed supervisor, and spare supervisors.
 RUN_VARIABLES = (SUPERVISOR_VARIABLE, "PACELINE_RUN_ID", "PACELINE_RUN_DIR")

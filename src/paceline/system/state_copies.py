@@ -25,7 +25,7 @@ from paceline.system.kept_states import checked
 from paceline.system.memory import memory
 from paceline.system.spare_client import address_file
 
-# Don't import typing: workers load this module beside the script.
+# Don't import typing, which is slow: each worker loads this module in addition to its script.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _PIECE, _LONGEST_TEXT = 4 << 20, 1 << 16
-#: Seconds for a connection, and for each message.
+#: Timeouts in seconds: for opening a connection, and for each message.
 _CONNECT_S, _MESSAGE_S = 5.0, 20
 #: After this many failures in a row, no more states are copied; after each failure, pause for this many seconds.
 _MOST_FAILURES, _PAUSE_S = 5, 10.0
@@ -93,7 +93,7 @@ def _connected(path: str, key: bytes) -> Connection:
 
 
 def _limit_waits(connected: socket.socket) -> None:
-    # Let the kernel limit the waits: `multiprocessing` needs blocking sockets.
+    # Let the kernel limit the waits: `settimeout` would make the socket non-blocking, which `multiprocessing` can't use.
     connected.settimeout(None)
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         connected.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", _MESSAGE_S, 0))
@@ -146,7 +146,7 @@ def receive_states(
         return
     with connection:
         try:
-            # A worker may pause for longer than a message may take.
+            # Wait without a limit, because a worker may pause between two states for longer than a message may take.
             while connection.poll(None):
                 _receive(connection, key, folder, keep)
         except EOFError:
@@ -161,7 +161,7 @@ def _receive(connection: Connection, key: bytes, folder: str, keep: Callable[[St
     header = connection.recv_bytes(_LONGEST_TEXT).decode()
     try:
         state, size = _valid(json.loads(header), folder)
-        # Nothing is allocated yet: the memory grows with the bytes that arrive.
+        # The file is empty and takes memory only for bytes that arrive, so a wrong `size` does no harm.
         fd = os.memfd_create("paceline-state", os.MFD_CLOEXEC)
     except (OSError, ValueError, KeyError, TypeError) as error:
         connection.send_bytes(str(error).encode()[:_LONGEST_TEXT])

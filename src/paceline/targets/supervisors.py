@@ -18,7 +18,7 @@ from paceline.system import detached_process
 FOR_THIS_MACHINE = ("paceline.targets.local", "paceline.launchers.processes", "ctypes")
 
 _MODULE = "paceline.supervisor"
-#: In place of a module's name: the supervisor is for any run, whose folder `Early.begin` sends.
+#: Argument in place of the first module's name: the supervisor has no run yet, and `Early.begin` sends the run's folder.
 _AHEAD = "--ahead"
 #: Run folder -> the supervisor process that was started for this run before it is needed.
 _loading: dict[Path, Early] = {}

@@ -29,7 +29,7 @@ from paceline.targets.kubernetes.ticket import HUB_SOCKET, TICKET_VARIABLE, Note
 _TICK_S = 0.05
 _OWN_VARIABLES = (TICKET_VARIABLE, SUPERVISOR_VARIABLE, ADDRESS_VARIABLE)
 _LINK_S = 30.0
-#: Seconds that an elastic run with enough pods for its minimum waits for further pods.
+#: Seconds that an elastic run waits for further pods, once it has the minimum number of pods.
 _SETTLE_S = 2.0
 
 
@@ -179,7 +179,7 @@ def _nodes(links: Mapping[int, Link], told: Mapping[int, Noted], job: Job, setti
         nodes.append(Node(node_rank=rank, name=links[index].name, address=address, cores=cores, gpus=gpus))
     ordered = [links[index] for index in sorted(links)]
     python = None if os.sep not in settings.python else settings.python
-    # On a volume each agent has its own copy of the run, at one path in all pods, which environments need.
+    # With a volume, let each pod use a copy of the run at the same path: environments on the volume are built for this path.
     is_shared = False if settings.volume else None
     return AgentNodes(ordered, tuple(nodes), port_count(job), folder=TOP, python=python, is_shared=is_shared)
 

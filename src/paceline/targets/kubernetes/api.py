@@ -33,7 +33,7 @@ from paceline.targets.kubernetes.settings import Json, KubeContext, KubernetesSe
 
 T = TypeVar("T")
 
-#: Kind of object -> the API path of its group and version, which the namespace and the name follow.
+#: Kind of object -> the first part of the API path, with group and version. Namespace and name of the object follow.
 _PATHS = {
     "jobs": "apis/batch/v1",
     "pods": "api/v1",
@@ -47,13 +47,13 @@ _PATHS = {
 }
 _TIMEOUT_S = 10.0
 _PAGE = 500
-#: Media types of answers with objects' metadata only: of an object, and of a list.
+#: Media types of answers that have only the metadata of objects: for one object, and for a list of objects.
 _METADATA, _METADATA_LIST = (
     f"application/json;as=PartialObjectMetadata{suffix};g=meta.k8s.io;v=v1" for suffix in ("", "List")
 )
 #: Seconds after which the API ends a watch.
 _WATCH_S = 120
-#: Time limit in seconds of a credential plug-in without a terminal, on which it can't ask a person.
+#: Time limit, in seconds, of a credential plug-in if there is no terminal on which it can ask the user.
 _PLUGIN_S = 60.0
 
 
@@ -140,7 +140,7 @@ class Cluster:
         """
         params = {"fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
         response = self.request("POST", self.path(kind), params, body)
-        # A header Warning has the form `299 - "text"` (RFC 7234).
+        # Take the quoted text: a response header Warning has the form `299 - "text"` (RFC 7234).
         warnings = [text.partition(' "')[2].rstrip('"') for text in response.headers.get_list("warning")]
         return cast("Manifest", response.json()), warnings
 
@@ -185,7 +185,7 @@ class Cluster:
         """
         request = self._http.build_request("GET", path, params=dict(params))
         if isinstance(self._http.auth, httpx2.Auth):
-            next(self._http.auth.sync_auth_flow(request))  # adds the credentials' headers to the request
+            next(self._http.auth.sync_auth_flow(request))  # this first step adds the header Authorization to the request
         given = {name: request.headers[name] for name in ("authorization",) if name in request.headers}
         url = str(request.url)
         try:
@@ -317,7 +317,7 @@ def _proxy(server: str, context: KubeContext) -> str | None:
 def _client(title: str, context: KubeContext, proxy: str | None) -> tuple[httpx2.Client, ssl.SSLContext]:
     plugin = context.user.get("exec")
     user: dict[str, Json] = {key: value for key, value in context.user.items() if key not in ("exec", "auth-provider")}
-    # lightkube runs login programs too, but lacks their certificates and version v1 of their protocol.
+    # lightkube runs login programs too, but supports neither client certificates from them nor version v1 of their protocol.
     login = _Login(title, plugin) if isinstance(plugin, dict) else None
     try:
         config = SingleConfig(
@@ -329,7 +329,7 @@ def _client(title: str, context: KubeContext, proxy: str | None) -> tuple[httpx2
         params = ConnectionParams(proxy=proxy, trust_env=False).httpx_params(config)
     except (OSError, ValueError) as error:
         raise TargetError(f"{title}: context {context.name!r} of the kubeconfig can't be used: {error}.") from error
-    # Up to 48 connections: 16 requests at a time, and two watches for each of 16 workspaces.
+    # Allow 48 connections: 16 for simultaneous requests, and 32 for two watches of each of 16 workspaces.
     params |= {"timeout": httpx2.Timeout(_TIMEOUT_S), "limits": httpx2.Limits(max_connections=48)}
     return httpx2.Client(**(params | {"auth": login} if login else params)), params["verify"]
 

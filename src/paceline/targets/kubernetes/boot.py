@@ -28,7 +28,7 @@ def main() -> int:
     except OSError as error:
         print("paceline: the library can't be unpacked: " + str(error))
         return 70
-    # Replace this file's folder, which Python has put first on sys.path: modules in it would shadow others.
+    # Replace sys.path[0], which is this file's folder: modules in that folder could hide other modules of the same name.
     sys.path[0] = library
     from paceline.targets.kubernetes.pod import main
 

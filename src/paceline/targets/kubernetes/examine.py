@@ -26,7 +26,7 @@ from paceline.targets.kubernetes.settings import Json, KubernetesSettings, bytes
 from paceline.targets.kubernetes.ticket import PodTicket
 from paceline.targets.status import NodeStatus, Status
 
-#: The smallest Role: API group, resources, verbs. Only live logs, `exec` and large files need the last rule.
+#: Rules of the smallest Role: API group, resources, verbs. The last rule is only for live logs, `exec` and large files.
 RULES = (
     ("batch", ("jobs",), ("create", "get", "list", "watch", "delete")),
     ("", ("pods", "pods/log", "events"), ("get", "list", "watch")),
@@ -158,7 +158,7 @@ def examined(cluster: Cluster, settings: KubernetesSettings, count: int, workspa
                 )
             )
         for link in links:
-            # Replace each pod's address by a network of prefix length 0: routes connect pods, even in different subnets.
+            # Set the prefix length of each pod's network to 0, as if all pods shared one network: routes connect all subnets.
             routed = {name: (address, 0) for name, (address, _) in link.hello.interfaces.items()}
             link.hello = replace(link.hello, interfaces=routed)
         yield links

@@ -84,18 +84,18 @@ class Hub:
     def __init__(self, ticket: PodTicket, folder: RunFolder) -> None:
         self._ticket, self._folder = ticket, folder
         self._key = bytes.fromhex(ticket.key)
-        #: This pod's start time: if a pod of index 0 was replaced, other pods ignore the one with the smaller number.
+        #: This pod's start time. Other pods ignore a replaced pod of index 0 that is still running: its start time is smaller.
         self._incarnation = time.time_ns()
         self._guard = threading.Lock()
         #: Rank -> connection and description of a pod that waits until the supervisor takes it.
         self._agents: dict[int, tuple[Connection, Noted]] = {}
         self._supervisor: socket.socket | None = None
         self._answer: dict[str, object] | None = None
-        #: Ranks of the pods that have received `_answer`.
+        #: Ranks of the pods that have received `_answer`, the message that tells them to exit.
         self._told: set[int] = set()
         self._readers = 0
         self._is_copied = threading.Event()
-        #: Set once the run has ended, which lets readers receive the final record.
+        #: Set once the run has ended: only then do connected readers receive the final record.
         self._final = threading.Event()
         self._has_run = threading.Event()
         self._archive: tuple[Path, int] | None = None
@@ -157,10 +157,10 @@ class Hub:
         while not self._is_copied.wait(0.2) and not stop() and time.monotonic() < deadline:
             pass
 
-    # --- other pods, and the supervisor
+    # --- methods that serve the other pods and the supervisor
 
     def _greet(self, sock: socket.socket) -> None:
-        # Don't use `settimeout`, which makes the descriptor non-blocking, also for the `Connection` that gets it later.
+        # Don't use `settimeout`: it makes the descriptor non-blocking, and `Connection` needs a blocking descriptor.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _HELLO_S, 0))
         try:
             connection = prove_as_server(sock, self._key)
@@ -172,7 +172,7 @@ class Hub:
                 same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
             if request["what"] == "agent":
                 self._take_agent(connection, request)
-                return  # `_agents` keeps the connection open
+                return  # don't close the connection, which `_agents` now holds
             with connection:
                 self._serve(connection, request)
         except (OSError, EOFError, ValueError, KeyError, TypeError):
@@ -220,7 +220,7 @@ class Hub:
             if self._supervisor is sock:
                 self._supervisor = None
 
-    # --- readers
+    # --- methods that serve readers, the programs on a user's machine that fetch the run's status and files
 
     def _serve(self, connection: Connection, request: Noted) -> None:
         what = request["what"]

@@ -41,7 +41,7 @@ def clear(cluster: Cluster, workspace: str, runs_dir: Path, *, dry_run: bool) ->
         first = RunFolder(runs_dir / run_id)
         found = LeftBehind(host=where, run_id=run_id, path=f"job/{name}")
         try:
-            # Skip live runs: a run's reader fetches its files and removes its objects once the run has ended.
+            # Skip live runs: after the end of a run, the next status query fetches its files and removes its Kubernetes objects.
             runs = many.runs_of(first, {"index": 0, "count": count}) if count else [first]
             if not all(read.record(run).is_terminal for run in runs):
                 continue
@@ -76,7 +76,7 @@ def remove_unused(cluster: Cluster, names: Collection[str], *, but: Collection[s
     the Job.
     """
     used, gone = _used(cluster, but) if names else set(), dict[str, "Manifest"]()
-    # Remove a source's first part first: a submission that finds the first part relies on all other parts.
+    # Delete the Secret of a source's first part first: a submission that finds this Secret assumes that all others exist.
     for name in sorted({*names} - used):
         found = cast("Manifest | None", cluster.get("secrets", name))
         if found is not None:

@@ -28,7 +28,7 @@ Note = Callable[..., None]
 _WAITING = (states.NOT_STARTED, states.QUEUED)
 #: Prefix of the reason that the supervisor records for a preempted attempt.
 _PREEMPTED = "preempted: "
-#: Seconds for which to reuse the reason why a run waits: for a new run; for one submitted more than `_FRESH_S` ago.
+#: Seconds for which the reason why a run waits is reused: for a new run, and for a run submitted more than `_FRESH_S` s ago.
 _NEW_S, _FRESH_S = 3.0, 60.0
 
 
@@ -47,7 +47,7 @@ class _Reason:
     queue: str = ""
 
 
-#: Name of a Job -> this process's last request for the reason why it waits.
+#: Name of a Job -> the reason why the Job waits, as this process last queried it.
 _reasons: dict[str, _Reason] = {}
 
 
@@ -92,7 +92,7 @@ def look(cluster: Cluster, folder: RunFolder, noted: Noted, note: Note) -> JobSt
         if pod is None and away is None:
             return JobStatus(state=GONE, cause="canceled", by=request.get("by"))
         if stored(folder).status in _WAITING:
-            cancel_in_pod(cluster, folder, noted, request)  # the pod began while the Secret was being written
+            cancel_in_pod(cluster, folder, noted, request)  # the pod began before the Secret had the request
     return _status(cluster, folder, job, all_pods, away, noted)
 
 
@@ -130,7 +130,7 @@ def _explained(attempts: Sequence[Attempt], ends: list[str]) -> Iterator[Attempt
     names: tuple[str, ...] = ()
     for attempt in attempts:
         if (attempt.reason or "").startswith(_PREEMPTED):
-            # A pod's name is the node's name in Paceline (its hostname), followed by a random suffix.
+            # A pod's name is its hostname, which is the node's name in Paceline, followed by a random suffix.
             said = next((one for one in ends if one.startswith(tuple(f"Pod {name}-" for name in names))), None)
             if said is not None:
                 ends.remove(said)

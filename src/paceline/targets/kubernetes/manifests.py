@@ -23,22 +23,22 @@ from paceline.targets.kubernetes.settings import Json, KubernetesSettings, Manif
 
 #: The name of the container that runs the workers, in each pod.
 CONTAINER = "paceline"
-#: Folder of the run and its workspace in a pod, of the volume, and of the Secrets.
+#: Folders in a pod: for the run and its workspace, for the volume, for the run's Secret, and for the Secrets with code.
 TOP, VOLUME, START, CODE = "/paceline", "/paceline/volume", "/etc/paceline/start", "/etc/paceline/code"
 #: Seconds after the workers' grace period that the supervisor has to write the end of the run.
 END_S = 30
-#: The most bytes of a Secret's data, below the API's limit of 1 MiB, which includes names.
+#: The most bytes of data in a Secret. The limit of the API is 1 MiB, but names count too.
 SECRET_BYTES = 900 << 10
-#: Labels: a run's workspace, a Secret's kind. Annotations: a run's id, its Secrets by content, their number.
+#: Labels: a run's workspace, a Secret's kind. Annotations: a run's id, its Secrets' names, the number of Secrets of one archive.
 WORKSPACE_LABEL, KIND_LABEL = "paceline/workspace", "paceline/kind"
 RUN_ANNOTATION, SECRETS_ANNOTATION, PARTS_ANNOTATION = "paceline/run-id", "paceline/secrets", "paceline/parts"
 #: Annotation of a Job with many runs: their number. `RUN_ANNOTATION` has the first run's id.
 COUNT_ANNOTATION = "paceline/runs"
 _MANAGED = "app.kubernetes.io/managed-by"
-#: Selects all objects of Paceline.
+#: Label selector that matches all Kubernetes objects that Paceline has created.
 MANAGED_SELECTOR = f"{_MANAGED}=paceline"
 
-#: Variables with the pod's address, and with the number of earlier pods of its index that have failed.
+#: Environment variables with the pod's address, and with the number of earlier pods of the same index that have failed.
 ADDRESS_VARIABLE, FAILURES_VARIABLE = "PACELINE_POD_IP", "PACELINE_POD_FAILURES"
 
 _NO_EVICTION = {

@@ -65,7 +65,7 @@ def drop(cluster: Cluster, settings: KubernetesSettings, folder: RunFolder, note
     """
     write_json(folder.path / DROPPED, request)
     if not noted.get("uid"):
-        return  # the runs are being submitted
+        return  # the submission has not recorded its Job yet
     runs = runs_of(folder, noted)
     names = manifests.ObjectNames(
         job=str(noted["job_id"]), run_id=runs[0].run_id, workspace=str(noted["workspace"]), secrets={}, count=len(runs)
@@ -75,7 +75,7 @@ def drop(cluster: Cluster, settings: KubernetesSettings, folder: RunFolder, note
         body = manifests.start_manifest(
             settings, names, str(noted["uid"]), {DROPPED: message(requests)}, names.dropped, immutable=False
         )
-        # Replace the Secret by deleting it: the smallest Role may not change Secrets.
+        # Delete the Secret and create it again, because the smallest Role has no right to change Secrets.
         cluster.delete("secrets", names.dropped)
         cluster.create("secrets", body)
     note_engine(folder, "kubernetes", dropped=True)
@@ -83,7 +83,7 @@ def drop(cluster: Cluster, settings: KubernetesSettings, folder: RunFolder, note
 
 def is_job_needed(folder: RunFolder, noted: Noted) -> bool:
     """Return whether another run of a run's Job has not ended, or its files are not here."""
-    # Later runs end later, so begin with these.
+    # Check the last runs first, because they probably end last.
     return any(not _is_over(run) for run in reversed(runs_of(folder, noted)) if run.run_id != folder.run_id)
 
 

@@ -46,14 +46,14 @@ from paceline.targets.kubernetes.ticket import Noted, PodTicket
 
 _TICK_S = 0.1
 _LIVE_S = 1.0
-#: Seconds to wait at the end: for connected readers and other pods, and for a reader to fetch files too large for the log.
+#: Seconds to wait at the end: for messages to readers and other pods, and for a reader that fetches files too large for the log.
 _LAST_S, _LINGER_S = 5.0, 1800.0
 _PAUSE_S = 0.3
 #: Seconds after which a pod of `paceline compute doctor` ends, if it was not deleted.
 _EXAMINED_S = 900.0
-#: Seconds in which a restarted pod of index 0 waits until another pod connects.
+#: Seconds that a restarted pod of index 0 waits for the first connection from another pod.
 _MEET_S = 20.0
-#: Seconds after `gang_wait_s` until a pod that can't reach index 0 exits, which frees its node.
+#: A pod that can't reach the pod of index 0 waits this many seconds longer than `gang_wait_s`. Then it exits to free its node.
 _LONELY_S = 60.0
 
 
@@ -99,7 +99,7 @@ class PodLeader:
         self._supervisor: int | None = None
         self._told_to_end = False
         self._part = 0
-        #: Copy of the user's files on the volume, if the run has a volume; and whether the copy has this pod's files.
+        #: Folder on the volume for a copy of the user's files, or None; and whether the files of this pod are in that folder.
         self._kept = Path(VOLUME) / "runs" / ticket.run_id if ticket.volume else None
         self._is_kept = False
 
@@ -147,7 +147,7 @@ class PodLeader:
         for packed in (open(archive, "rb"), *([io.BytesIO(b"".join(parts))] if parts else ())):  # noqa: SIM115
             _extract(packed, incoming)
         archive.unlink()
-        # Move the run's folder last: if it exists, the others do. Don't replace other trees: equal names mean equal content.
+        # Move the run's folder last: if it exists, all others exist. Keep existing folders: equal names mean equal content.
         for name in ("snapshots", "carried", "runs"):
             (self._workspace / name).mkdir(exist_ok=True)
             for path in (incoming / name).iterdir() if (incoming / name).is_dir() else ():
@@ -218,7 +218,7 @@ class PodLeader:
             words, env=environment, cwd=self._folder.path, stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
         os.close(log)
-        process.returncode = 0  # keep Popen from reaping the process, which `_watch` does
+        process.returncode = 0  # keep Popen from reaping the process, because `_watch` reaps it
         return process.pid
 
     def _watch(self, pulled: Pulled) -> None:
@@ -234,7 +234,7 @@ class PodLeader:
                     self._print(found)
                 printed = time.monotonic()
             if time.monotonic() - looked > _LIVE_S:
-                # Kubernetes updates this file within about a minute.
+                # After a change of the Secret, Kubernetes takes about a minute to update the file that `_dropped` reads.
                 if not self._folder.cancel_request.exists() and (request := self._dropped()) is not None:
                     write_json(self._folder.cancel_request, request)
                 looked = time.monotonic()
@@ -290,9 +290,9 @@ class PodFollower:
         self._ticket, self._index, self._address = ticket, index, address
         self._agent: int | None = None
         self._told_to_end = False
-        #: The largest incarnation of index 0 so far, to ignore an older pod that still runs beside its replacement.
+        #: The latest start time of a pod of index 0: this pod ignores an older pod of index 0 that is still running.
         self._incarnation = 0
-        #: Number of attempts in which this pod was an agent; numbers of those that a preemption of index 0 has ended.
+        #: Number of attempts for which this pod has run workers; and the attempts that ended because index 0 was preempted.
         self._attempts, self._preempted = 0, set[int]()
 
     def run(self) -> int:
@@ -324,7 +324,7 @@ class PodFollower:
 
     def _connect(self, address: str, request: Noted) -> Connection:
         sock = socket.create_connection((address, self._ticket.port), timeout=5)
-        # Clear the timeout: it makes the descriptor non-blocking, also for the `Connection` that gets it later.
+        # Clear the timeout: it makes the descriptor non-blocking, and `Connection` needs a blocking descriptor.
         sock.settimeout(None)
         keep_alive(sock)
         connection = prove_as_client(sock, bytes.fromhex(self._ticket.key))
@@ -372,7 +372,7 @@ class PodFollower:
     def _leave(self, number: int, frame: object) -> None:
         self._told_to_end = True
         if self._agent is not None:
-            # On this message the supervisor lets the workers write a checkpoint, and closes the link to this pod's agent.
+            # After this message the supervisor lets the workers write a checkpoint, and then disconnects this pod's agent.
             threading.Thread(target=self._tell_leaving, daemon=True).start()
 
     def _tell_leaving(self) -> None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 #: Seconds for which the local copy of a run's folder counts as up to date.
 _FRESH_S = 0.5
 _STATE, _LOCK = "mirrored.json", "mirror.lock"
-#: The WebSocket subprotocol that kubectl uses, and the most bytes that we send in one of its messages.
+#: The WebSocket subprotocol that kubectl uses for port forwarding, and the most bytes that Paceline sends in one message.
 _PROTOCOL, _CHUNK = "v4.channel.k8s.io", 1 << 16
 _MESSAGE_BYTES = 1 << 30
 _PIECE = 1 << 20
@@ -56,7 +56,7 @@ def connect(cluster: Cluster, pod: str, port: int, key: str) -> Connection:
     """
     opened = cluster.websocket(f"{cluster.path('pods', pod)}/portforward", {"ports": str(port)}, _PROTOCOL)
     ours, theirs = socket.socketpair()
-    # Set a time limit, in case the pod is killed. `settimeout` would make the descriptor non-blocking.
+    # Limit the wait, in case the pod is killed. Don't use `settimeout`, which would make the descriptor non-blocking.
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _SILENCE_S, 0))
     for relay in (_to_pod, _from_pod):
         threading.Thread(target=relay, args=(theirs, opened), daemon=True).start()
@@ -82,7 +82,7 @@ def _from_pod(sock: socket.socket, opened: ClientConnection) -> None:
         with contextlib.suppress(OSError, WebSocketException):
             for data in opened:
                 assert isinstance(data, bytes), "the subprotocol has no texts"
-                # On each of both channels, the first message is the port's number. Channel 1 carries errors.
+                # Channel 0 carries data, and channel 1 errors. The first message of each channel is only the port's number.
                 if data[:1] not in started:
                     started.add(data[:1])
                 elif data[:1] == b"\0":
@@ -220,7 +220,7 @@ class PodChannel:
     def __init__(self, connection: Connection) -> None:
         self.is_over = False
         self._connection = connection
-        # `send` and `close` may run in different threads.
+        # Two threads may call `send` and `close` at the same time.
         self._guard = threading.Lock()
 
     def begin(self, request: ExecRequest) -> None:
@@ -244,7 +244,7 @@ class PodChannel:
             self._connection.close()
 
 
-#: Run folder -> this process's connection to the run's index 0, kept between reads.
+#: Path of a run's folder -> this process's connection to the run's pod of index 0, which stays open for the next read.
 _mirrors: dict[str, PodMirror] = {}
 _guard = threading.Lock()
 

@@ -21,7 +21,7 @@ from paceline.targets.kubernetes.objects import (
 )
 from paceline.targets.kubernetes.ticket import COMPLAINT, EXIT_AGAIN
 
-#: Reasons why a container can't start before somebody corrects the image's name or the access to the image.
+#: Reasons why a container can't start until the user corrects the image's name or the access to the image.
 _PULLS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 _NEVER = re.compile(
     r"not found|does not exist|InvalidImageName|invalid reference|not present with pull policy", re.IGNORECASE

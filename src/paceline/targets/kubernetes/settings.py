@@ -65,7 +65,7 @@ _UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15
 }
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-#: Name that stands for the service account of the pod around this process, instead of a context.
+#: Name of a context that stands for the service account of the pod in which this process runs.
 IN_CLUSTER = "in-cluster"
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 #: Keys of a kubeconfig whose values are paths relative to the kubeconfig's folder.

@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from paceline.targets.kubernetes.api import Cluster
     from paceline.targets.kubernetes.objects import ObjectMeta
 
-#: The most Secrets for a source. A larger one is uploaded to the run's pod.
+#: Maximum number of Secrets for a run's source code. A larger source is uploaded to the run's pod.
 _SOURCE_PARTS = 3
 _PAUSE_S = 1.0
-#: The most Secrets for the folders of a Job's runs.
+#: Maximum number of Secrets for the run folders of a Job that has many runs.
 _MOST_PARTS = 16
-#: Bytes of the run's own Secret that are reserved for the ticket and the first program.
+#: The most bytes of run folders in one Secret. The other 32 KiB are reserved for the ticket and the pod's first program.
 _RUN_BYTES = manifests.SECRET_BYTES - (32 << 10)
 
 
@@ -108,7 +108,7 @@ def submit(
     uid = create(cluster, job, settings, names, {"boot.py": program, "run": run}, ticket)
     cluster.create("services", manifests.service_manifest(settings, names, uid))
     _restore_code(cluster, settings, code, library, workspace)
-    folder.secrets.unlink(missing_ok=True)  # the supervisor in the pod has the secrets now
+    folder.secrets.unlink(missing_ok=True)  # the archive for the pod has the user's secrets
     return Sent(names=names, uid=uid, upload_bytes=ticket.upload_bytes)
 
 
@@ -290,7 +290,7 @@ def library_secrets(
 def _source(
     cluster: Cluster, settings: KubernetesSettings, snapshot: Path, workspace: str, *, anew: bool = False
 ) -> dict[str, str] | None:
-    # Include the workspace in the names: no other workspace uses these Secrets, so this one can delete them.
+    # Include the workspace in the names, so that no other workspace uses these Secrets, and this workspace can delete them.
     name = f"paceline-source-{workspace[:10]}-{snapshot.name[:20].lower()}"
     return _ensured(cluster, settings, name, workspace, lambda: _packed_source(snapshot), most=_SOURCE_PARTS, anew=anew)
 
@@ -318,7 +318,7 @@ def _ensured(
         count = len(parts)
         if count > most:
             return None
-        # Create the first part's Secret last: if it exists, all others exist.
+        # Create the Secret of the first part last, so that its existence proves that all others exist.
         for number in reversed(range(count)):
             body = manifests.content_manifest(settings, f"{name}-{number}", kind, workspace, parts[number], count)
             cluster.ensure("secrets", body)

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from paceline.targets.kubernetes.api import Cluster
     from paceline.targets.status import Status
 
-#: Seconds for which a submission and the checks before it wait for an API that can't be reached.
+#: Seconds to wait for an API server that can't be reached: during a submission, and during the checks before a submission.
 _PATIENCE_S, _CHECK_S = 120.0, 20.0
-#: Seconds for which to reuse the answer whether the user may forward ports.
+#: Seconds for which Paceline reuses the API's answer to the question whether the user may forward ports.
 _RIGHTS_S = 3600.0
 #: Seconds after which a run that still has no Job counts as never submitted.
 _SUBMIT_S = 180.0
@@ -52,11 +52,11 @@ class KubernetesTarget:
 
     def __init__(self, name: str = "kubernetes", settings: SettingValues | None = None) -> None:
         self.name = name
-        # `paceline compute add` stores these settings, with the context that is current now.
+        # `paceline compute add` stores `self.settings`. They include the kubeconfig's current context if the user has given none.
         self.settings, self._checked = read_settings(name, settings or {})
         self._gathering: PodGathering | None = None
 
-    # --- for the submitting program
+    # --- methods that the submitting program calls
 
     def check(self, job: Job) -> None:
         settings = self._checked
@@ -74,7 +74,7 @@ class KubernetesTarget:
             self._check_volume(cluster, settings.volume, job.node_count)
         _, warnings = cluster.patiently(lambda: cluster.create("jobs", manifest, dry_run=True), _CHECK_S)
         for warning in warnings:
-            # The API accepts a Job although it will refuse the Job's pods, and only warns.
+            # The API accepts a Job whose pods it will refuse later, and reports the violation only in this warning.
             if "would violate PodSecurity" in warning:
                 raise TargetError(
                     f"{settings.title}: the namespace {settings.namespace!r} would refuse the pods: {warning}. Change "
@@ -113,8 +113,8 @@ class KubernetesTarget:
         folder, cluster, settings = RunFolder(run_dir), self._cluster(), self._checked
         forwards = self._may_forward(cluster, run_dir.parent.parent)
         workspace = _workspace(run_dir.parent.parent)
-        # Note the Job before creating it: if an answer is lost, the repeated request fails because the Job exists,
-        # and `release` then deletes it. Note the label too: another host that reads the run would make another one.
+        # Record the Job before creating it: if an answer is lost, the repeated request fails because the Job exists,
+        # and `release` then deletes the Job. Record the workspace label too, because its value depends on this host's name.
         told = {"server": cluster.server, "forwards": forwards, "workspace": workspace}
         note_engine(folder, self.kind, job_id=job_name(folder.run_id), **told)
         sent = cluster.patiently(
@@ -177,7 +177,7 @@ class KubernetesTarget:
             with contextlib.suppress(TargetError, EngineError):
                 self._remove(RunFolder(run_dir), noted, submitted=False)
 
-    # --- for readers of the run
+    # --- methods for programs on a user's machine that query, cancel or enter a submitted run
 
     def look(self, folder: RunFolder, record: RunRecord) -> JobStatus:
         from paceline.targets.kubernetes import look, many
@@ -199,10 +199,10 @@ class KubernetesTarget:
             found = look.look(cluster, folder, noted, lambda **values: note_engine(folder, self.kind, **values))
             dropped = many.dropped(folder)
             if many.is_many(noted) and (found.state == GONE or dropped is not None) and not noted.get("dropped"):
-                # After GONE, keep Kubernetes from starting the run's pod again while the Job's other runs go on.
+                # After GONE, cancel the run in the Job: otherwise Kubernetes may restart its pod while other runs go on.
                 many.drop(cluster, self._checked, folder, noted, dropped or {})
             if found.state == GONE:
-                # Later looks find no Job any more, and give the same answer.
+                # Record the answer, because later calls of `look` find no Job.
                 gone = {"cause": found.cause, "message": found.message, "by": found.by}
                 note_engine(folder, self.kind, gone=gone)
         if (has_all(folder) or found.state == GONE) and not noted.get("removed"):
@@ -239,7 +239,7 @@ class KubernetesTarget:
             raise EngineError(f"run {folder.run_id} has no pod that runs at the moment. `paceline status` says why.")
         return readers.PodChannel(connection)
 
-    # --- for people
+    # --- methods that describe the cluster for users
 
     def status(self) -> Status:
         """Return the status of the cluster's nodes, after checking this user's rights.
@@ -265,7 +265,7 @@ class KubernetesTarget:
 
         return clear(self._cluster(), _workspace(runs_dir.parent), runs_dir, dry_run=dry_run)
 
-    # --- for the supervisor, inside index 0
+    # --- methods that the supervisor calls in the pod of index 0
 
     def wait_for_nodes(self, job: Job, run_dir: Path, waiting: Waiting) -> Nodes | None:
         from paceline.targets.kubernetes.allocate import PodGathering, gather, ticket
@@ -278,7 +278,7 @@ class KubernetesTarget:
     def nodes_to_be_had(self, job: Job, run_dir: Path, nodes: Nodes) -> int:
         return len(nodes.nodes) + (self._gathering.count if self._gathering is not None else 0)
 
-    # --- helpers
+    # --- private helpers of the methods above
 
     def _cluster(self) -> Cluster:
         try:
@@ -304,7 +304,7 @@ class KubernetesTarget:
         try:
             claim = cluster.patiently(lambda: cluster.get("persistentvolumeclaims", name), _CHECK_S)
         except TargetError:
-            return  # the smallest Role can't read claims
+            return  # the smallest Role has no right to read volume claims
         if not isinstance(claim, dict):
             raise TargetError(
                 f"{self._checked.title}: the namespace {self._checked.namespace!r} has no PersistentVolumeClaim {name!r}. "

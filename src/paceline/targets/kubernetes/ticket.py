@@ -27,7 +27,7 @@ from typing import Any, TypeAlias
 
 from paceline.targets.kubernetes.manifests import port_of
 
-#: The variable with the path of the supervisor's ticket, and the path of the hub's socket in the pod of index 0.
+#: The environment variable with the path of the supervisor's `PodTicket` file; and the path of the hub's socket in pod 0.
 TICKET_VARIABLE = "PACELINE_KUBERNETES_TICKET"
 HUB_SOCKET = "/paceline/hub.sock"
 #: Exit code of a pod that Kubernetes has to replace: a pod that exits with 0 counts as done.
@@ -39,7 +39,7 @@ COMPLAINT, EXIT_COMPLAINT = "paceline: ", 70
 LOG_BYTES = 6 << 20
 #: A JSON object: a message on a connection, or the content of `engine.json`.
 Noted: TypeAlias = "Mapping[str, Any]"
-#: The file of a pod with the canceled runs of a Job with many runs: {run id: request}.
+#: Name of the file in a pod that lists the canceled runs of a Job with many runs: {run id: cancel request}.
 DROPPED = "dropped.json"
 _MARK = "PACELINE-PART"
 _LINE = 8000

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from paceline.targets.kubernetes.api import Cluster
 #: Seconds between two list requests: until the first watch runs, and after a watch that broke.
 _NEW_S, _FRESH_S = 0.3, 3.0
-#: Seconds after which a watch whose data nobody has read is not renewed.
+#: If no caller has read a watch's data for this many seconds, the watch is not renewed when it ends.
 _IDLE_S = 60.0
 _JOB_LABEL = "batch.kubernetes.io/job-name"
 

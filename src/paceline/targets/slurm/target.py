@@ -355,7 +355,7 @@ class SlurmTarget:
         nodes = parse_sinfo(done.stdout)
         if not nodes and self.settings.partition:
             self._check_partition(self.settings.partition)
-        # One call gives the numbers of queued and running jobs, and the users.
+        # One call of squeue lists the queued and running jobs of all users, with the owner and the resources of each job.
         jobs = self._scheduler.call(["squeue", "-h", *where, "-t", "PENDING,RUNNING", "-o", QUEUE_FORMAT])
         lines = jobs.stdout.splitlines() if jobs.returncode == 0 else None
         words = [line.split("|", 2)[1] for line in lines if "|" in line] if lines is not None else None
