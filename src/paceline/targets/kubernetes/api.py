@@ -185,7 +185,7 @@ class Cluster:
         """
         request = self._http.build_request("GET", path, params=dict(params))
         if isinstance(self._http.auth, httpx2.Auth):
-            next(self._http.auth.sync_auth_flow(request))  # this first step adds the header Authorization to the request
+            next(self._http.auth.sync_auth_flow(request))  # adds the header Authorization
         given = {name: request.headers[name] for name in ("authorization",) if name in request.headers}
         url = str(request.url)
         try:
