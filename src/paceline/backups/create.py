@@ -185,7 +185,7 @@ class _Copy:
         self._originals: dict[str, tuple[Path, tuple[int, int, int] | None]] = {}
 
     def add_unit(self, unit: str) -> None:
-        """Store a folder of the workspace, such as a run's, recursively."""
+        """Store a folder of the workspace, such as `runs/ID`, recursively."""
         is_live = unit.startswith("runs/") and not runs_store.has_ended(RunFolder(self._top / unit))
         for attempt in range(_TRIES):
             # Read the run's state.json first: the other files are then at least as new as the state that the backup records.

@@ -70,7 +70,7 @@ def restore(
     """Restore a backup.
 
     Args:
-        workspace_dir: The workspace whose datastores `source` names.
+        workspace_dir: The workspace in which the datastore of `source` is registered.
         source: Place of the backups, from `place.place`.
         backup_id: Default: the newest backup.
         into: The folder that becomes the restored workspace; default: `workspace_dir`.

@@ -44,7 +44,7 @@ _DEFAULT = "checkpoints"
 
 
 def folder_of(folder: str | os.PathLike[str] | None) -> Path:
-    """Return the folder for checkpoints: `folder`, else the run's, else `./checkpoints`.
+    """Return the checkpoint folder: `folder`, else $PACELINE_CHECKPOINT_DIR, else `./checkpoints`.
 
     Raises:
         UserError: The path is a URL, or a file.
@@ -92,7 +92,7 @@ def parts_in(folder: Path) -> list[CheckpointPart]:
 
 
 def whole(parts: Sequence[CheckpointPart]) -> dict[int, list[CheckpointPart]]:
-    """Return step -> parts in the order of ranks, for each complete checkpoint.
+    """Return a dict: step of each complete checkpoint -> parts, sorted by rank.
 
     If a step has several checkpoints, the one with the fewest parts counts.
     """

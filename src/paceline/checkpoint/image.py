@@ -156,7 +156,7 @@ class Camera:
         self._memory = self._memory or memory
 
     def take(self, header: bytes, arrays: Sequence[DenseArray], step_s: float | None) -> StateImage:
-        """Return a checkpoint file's bytes, copied to memory. Then the arrays may change.
+        """Copy a checkpoint file's bytes to memory and return the image. Then the arrays may change.
 
         step_s: Seconds until the arrays change again, or None. If a forked child would need longer to copy them, this process
         copies them instead, because after a fork the kernel must copy each page that changes.
@@ -185,7 +185,7 @@ class Camera:
         return image
 
     def give_back(self, image: StateImage) -> None:
-        """Let the next checkpoint reuse the memory of this one."""
+        """Let the next checkpoint reuse the memory of `image`."""
         if self._memory is not None:
             image.memory.close()
             return
@@ -297,7 +297,7 @@ class _Child:
 def _copy_and_leave(
     views: list[tuple[memoryview, int]], fd: int, result: int, kept: list[int], signals: set[signal.Signals]
 ) -> None:
-    """In the child, copy the arrays, report to the pipe `result`, and exit."""
+    """In the child, copy `views` to `fd`, write "0" or an errno to `result`, and exit."""
     said = b"5"
     try:
         # Signals such as SIGTERM are for the parent. Block them again, because fork handlers may have unblocked them.

@@ -72,16 +72,16 @@ def listen(*, saves: bool) -> None:
 
 
 def asked() -> str | None:
-    """Return why this process must end: SIGNAL, RESIZE, or None."""
+    """Return why this process must end: "signal" (SIGTERM), "resize" (more nodes), or None."""
     if _is_asked or _has_heard:
         return SIGNAL
     return RESIZE if run_variables.is_resize_requested() else None
 
 
 def leave(why: str, *, followers: int = 0) -> NoReturn:
-    """End this process: by SIGTERM, or for a resize with its exit code.
+    """End this process: with exit code EXIT_RESIZE if `why` is "resize", else by SIGTERM.
 
-    `followers` is the number of other ranks that end with this one (see `follow`). They may wait for this rank in a collective.
+    `followers` is the number of other ranks that end together with this rank (see `follow`), and may wait for it in a collective.
     """
     if followers:
         # First tell the other ranks to end: when this rank's connections close, collectives on the other ranks raise errors.
@@ -232,7 +232,7 @@ class TimeLimit:
         self._is_said = False
 
     def asked(self, now: float | None = None) -> str | None:
-        """Return LIMIT the first time that a save is due, else None."""
+        """Return "limit" once, when the approaching time limit requires a save, else None."""
         now = time.time() if now is None else now
         self._longest_s = max(self._longest_s, now - self._last)
         self._last = now

@@ -1,8 +1,8 @@
 """Keep the newest states in the memory of a process that outlives the attempt, so that the next attempt loses fewer steps.
 
-    a run on one machine        the warm spare (`paceline.worker.spare`) keeps them, and `newest` returns them
-    a run on several machines   each node's keeper (`paceline.node.states`) keeps them, and the next node's keeps a copy. After a
-                                loss the nodes that are left write them as checkpoints
+    a run on one machine        the process that forks workers (`paceline.worker.spare`) keeps the states, for `newest`
+    a run on several machines   each node's process `paceline.node.states` keeps the node's states, and a copy of another node's
+                                states. After the loss of a node, the other nodes write these states as checkpoints
 
 Calls of save() that write no file send an image of the state, as often as that takes at most 1 % of the training's time.
 """
@@ -53,7 +53,7 @@ class Neighbour:
         self._failures = 0
 
     def is_due(self, step: int, folder: Path) -> bool:
-        """Return whether to keep this step's state now. folder: The folder of its checkpoints."""
+        """Return whether to call `keep` for this step now. folder: The checkpoint folder."""
         if step % self._every or self._failures >= _MOST_FAILURES or time.monotonic() < self._next_s:
             return False
         path = _keeper(folder)
@@ -65,7 +65,7 @@ class Neighbour:
         encoded: Callable[[], tuple[bytes, Sequence[DenseArray]]],
         step_s: float | None,
     ) -> None:
-        """Send a state to the process that keeps it.
+        """Send a state to the process that keeps states in memory.
 
         Afterwards the caller may change the state's arrays. `encoded` returns the header and arrays of its checkpoint file.
         """
@@ -168,11 +168,11 @@ def newest(folder: Path) -> tuple[int, list[int]] | None:
 
 
 def write_kept(path: str, folder: Path, ranks: Collection[int]) -> list[int]:
-    """Write states in memory as checkpoints. Return their steps.
+    """Write states from a process's memory as checkpoints. Return their steps.
 
-    States of other ranks, and those that are older than a complete checkpoint in the folder, are left out.
+    Only states of `ranks` are written, and only if they are newer than every complete checkpoint in the folder.
 
-    path: The process that keeps them, as for `kept_states`.
+    path: The path of the process that keeps the states in its memory.
 
     Raises:
         OSError: A file can't be written.

@@ -181,7 +181,7 @@ def _save(
     *,
     goes_on: bool,
 ) -> CheckpointError | None:
-    """Save the state, in a thread if `goes_on`. Return a failure or None."""
+    """Save the state, in a thread if `goes_on`. Return a failure or None. kept: Arguments of `files.remove_old`."""
     global _last, _writing
     try:
         if not _settled(SAVE_S):
@@ -264,7 +264,7 @@ def _warn_of_newer(place: Path, step: int) -> None:
 
 
 def _token() -> str:
-    """Return a word for file names that an attempt's ranks share."""
+    """Return a token, equal on all ranks of an attempt, for file names."""
     names = ("PACELINE_RUN_ID", "PACELINE_ATTEMPT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
     values = [os.environ.get(name, "") for name in (*names, "MASTER_ADDR", "MASTER_PORT")]
     return hashlib.sha256("\n".join(values).encode()).hexdigest()[:8]
@@ -328,7 +328,7 @@ class Checkpoint:
     def state(self) -> Any:
         """Return the saved state, with tensors on the CPU.
 
-        For an object with `state_dict` it has the result of that method. If each rank has saved a part, it is this rank's part.
+        An object with `state_dict` is replaced by that method's result. If each rank has saved a part, return this rank's part.
 
         Raises:
             CheckpointError: The file cannot be read, or the checkpoint is in parts and the number of ranks has changed.

@@ -71,7 +71,7 @@ def record_of(folder: RunFolder) -> RunRecord | None:
 
 
 def never_began(record: RunRecord) -> bool:
-    """Return whether a child ended before any attempt, by a failed start or reboot."""
+    """Return whether a failed start or a reboot ended a child before any attempt."""
     return not record.attempts and record.failure is not None and record.failure.cause in ("not_started", "reboot")
 
 

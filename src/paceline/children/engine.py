@@ -145,7 +145,7 @@ class ParentController(abc.ABC, Generic[State]):
 
     @abc.abstractmethod
     def look(self) -> None:
-        """Read the records of the children, and log changes of their states."""
+        """Read the children's records, and log changed states."""
 
     @abc.abstractmethod
     def end_reason(self) -> str | None:

@@ -81,7 +81,7 @@ class Refusals:
 
     @property
     def may_ask(self) -> bool:
-        """Whether another child may be submitted: the backoff is over."""
+        """Whether the backoff is over, so that another child may be submitted."""
         return self._clock() >= self._not_before
 
     @property

@@ -107,7 +107,7 @@ def pairs_text(pairs: Mapping[str, Any]) -> str:
 
 
 def has_colour(stream: IO[str]) -> bool:
-    """Return whether NO_COLOR, FORCE_COLOR or a terminal allows colours."""
+    """Return whether to print colours: by NO_COLOR, FORCE_COLOR, else on terminals."""
     if os.environ.get("NO_COLOR"):
         return False
     # https://no-color.org and https://force-color.org: any non-empty value counts.
@@ -203,7 +203,7 @@ def warn(text: str) -> None:
 
 
 def age(created_utc: str | None) -> str:
-    """Return how long ago a time was, in words, such as "3 min ago"."""
+    """Return a time's age in words, such as "3 min ago"."""
     if not created_utc:
         return ""
     seconds = (dt.datetime.now(dt.timezone.utc) - parse_utc(created_utc)).total_seconds()

@@ -38,7 +38,7 @@ def offer(name: str, incomplete: str, given: Mapping[str, Any]) -> list[str]:
 
 
 def script(shell: str | None = None) -> str:
-    """Return the completion script of a shell. The default is the shell in $SHELL."""
+    """Return a shell's completion script. Default: the shell in $SHELL."""
     from click import Command
     from click.shell_completion import get_completion_class
 

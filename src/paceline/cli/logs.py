@@ -197,7 +197,7 @@ def print_parts(parts: Sequence[LogPart], tail: int | None = None, *, as_is: boo
 def driver_offset(path: Path, since_s: float) -> int:
     """Return the offset in the supervisor's log of the first line since a time.
 
-    A line without a time, such as mpirun's, counts as having the time of the line before. Times are seconds since 1970.
+    A line without a time, such as a line of mpirun, counts as having the time of the line before. Times are seconds since 1970.
     """
     offset = 0
     try:

@@ -92,7 +92,7 @@ class VerbGroup(_Command, click.Group):
         return [*self.commands]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of subcommands, then the options of the group itself."""
+        """Write the list of subcommands, then the group's options."""
         self.format_commands(ctx, formatter)
         click.Command.format_options(self, ctx, formatter)
 
@@ -167,7 +167,7 @@ def call() -> int | None:
 
 
 def options_of(words: Sequence[str]) -> dict[str, str]:
-    """Return parameter -> option, such as "--dry-run", for the verb that the command line calls."""
+    """Return a dict for the verb in `words`: parameter -> option ("dry_run" -> "--dry-run")."""
     command = app.load(words[0]) if words and words[0] in VERBS else None
     if isinstance(command, VerbGroup):
         command = command.commands.get(words[1]) if len(words) > 1 else None

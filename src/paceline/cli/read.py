@@ -252,7 +252,7 @@ def _summary(folder: RunFolder, record: RunRecord, facts: RunFacts | None) -> di
 
 
 def _differing(runs: Sequence[RunFacts]) -> list[str]:
-    """Return at most `_PARAMS` names of differing parameters, those of most runs first."""
+    """Return at most `_PARAMS` names of differing parameters, the most frequent parameters first."""
     counts = Counter(name for facts in runs for name in facts.params)
     differ = [name for name, _ in counts.most_common() if len({facts.params.get(name) for facts in runs}) > 1]
     return differ[:_PARAMS]
@@ -261,7 +261,7 @@ def _differing(runs: Sequence[RunFacts]) -> list[str]:
 def _print_groups(
     runs: Sequence[RunFacts], by: RunField, fields: Sequence[RunField], sort: str, *, as_json: bool
 ) -> None:
-    """Print `fields`, or duration and main metric, for each group of runs with equal `by`."""
+    """Print `fields` (default: duration and main metric) for each group of runs with equal `by`."""
     main = next(filter(None, (main_metric(facts.metrics) for facts in runs)), None)
     shown = list(fields) or [field_of(name) for name in ("duration", *([f"metrics.{quoted(main)}"] if main else []))]
     groups = grouped(runs, by, sort)
@@ -426,7 +426,7 @@ def show(*, run_id: str | None, as_json: bool) -> None:
 
 
 def _folded(names: Sequence[str]) -> Iterator[str]:
-    """Yield file names, with over 16 that differ in a number merged: `logs/rank_*.log (512 files)`."""
+    """Yield file names. Merge over 16 that differ only in a number: `logs/rank_*.log (512 files)`."""
     patterns = [re.sub(r"(.*?)\d+(\D*)$", r"\1*\2", name, flags=re.DOTALL) for name in names]
     counts = Counter(patterns)
     yield from dict.fromkeys(

@@ -277,7 +277,7 @@ def _prune_nodes(name: str, *, yes: bool, dry_run: bool, as_json: bool) -> int:
 
 
 def _remove(folder: RunFolder, deleted: DeletedRun | None, *, force: bool) -> bool:
-    """Remove the run for good. If that fails, print the reason and return False."""
+    """Remove a run, or a `deleted` run in the trash. If that fails, print why and return False."""
     # Read the run's properties before the run is removed, because they are removed with the run.
     properties = tags_and_properties.read(folder.notes).properties
     left = [text for name, text in properties.items() if name.startswith(("not_fetched", "fetched_later"))]

@@ -122,7 +122,7 @@ PACKAGE = (
 
 
 def settings(given: Given) -> dict[str, Any]:
-    """Return those settings of a service, or of `serve`, that are given as options."""
+    """Return the settings that options contain, for a service or for `paceline serve`."""
     found: dict[str, Any] = {}
     for option, name in _SETTINGS.items():
         value = given.get(option)
@@ -153,7 +153,7 @@ def variables(words: Sequence[str] | None) -> dict[str, str]:
 
 
 def environment(given: Given) -> EnvironmentSpec | None:
-    """Return the environment that the options describe, or None for the model's own."""
+    """Return the environment that the options describe, or None without such options."""
     name, isolated = given["environment"], given["isolated"] is not None
     own = given["python"] is not None or any(given[option.name] for option in PACKAGES)
     refuse(
@@ -180,7 +180,7 @@ def tls(given: Given) -> tuple[str, str] | None:
 
 
 def environment_of(given: Given, source_directory: Path) -> EnvironmentSpec:
-    """Return the environment of the package options. Relative paths start from `source_directory`."""
+    """Return the environment that package options describe. Relative paths start from `source_directory`."""
     return described(
         definition=None,
         source_directory=source_directory,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def command_text(record: RunRecord) -> str:
-    """Return the run's command as a shell takes it, or "" for a sweep."""
+    """Return the run's command, quoted for a shell, or "" for a sweep."""
     return shlex.join(record.command)
 
 

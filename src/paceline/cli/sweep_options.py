@@ -197,7 +197,7 @@ def params(given: list[str] | None) -> dict[str, str]:
 
 
 def _space(section: Any) -> dict[str, Any]:
-    """Parse a sweep file's `space`: a text is an expression, a list a choice."""
+    """Parse a sweep file's `space`, in which texts are expressions and lists are choices."""
     if not isinstance(section, Mapping):
         raise SweepError("the space of a sweep file is a mapping, a line each, such as `lr: loguniform(1e-4, 1e-1)`.")
     return {str(name): _part(part) for name, part in section.items()}

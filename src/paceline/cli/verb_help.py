@@ -172,7 +172,7 @@ def installed(name: str) -> Path:
 
 
 def page_files() -> list[Path]:
-    """Return the files of the English pages, without the pages for contributors."""
+    """Return the files of the English documentation, without the pages for contributors."""
     top = installed("docs")
     paths = sorted([*top.glob("*.md"), *(top / "tutorials").glob("*.md")])
     return [path for path in paths if path.name.count(".") == 1 and path.stem != "promises"]

@@ -61,7 +61,7 @@ _GRACE_S = 3.0
 
 
 class _Caller(threading.local):
-    """A context manager for a thread that waits at once for each submitted operation."""
+    """A context manager for threads that wait for each operation right after its submission."""
 
     waits_at_once = False
 

@@ -49,9 +49,9 @@ class Message(NamedTuple):
 class Response(NamedTuple):
     """The next operations, which all ranks perform in this order.
 
-    `slots` has the slot numbers of repeated operations, which come before those in `agreements`. A new `epoch` makes all slot
-    numbers invalid after this response. `end` is the reason why no further operation follows. `results` has (position in the
-    list, result) of small reductions.
+    `slots` has the slot numbers of repeated operations, to perform before the operations in `agreements`. A new `epoch` makes
+    all slot numbers invalid after this response. `end` is the reason why no further operation follows. `results` has
+    (position in the list, result) of small reductions.
     """
 
     epoch: int

@@ -215,7 +215,7 @@ class Engine:
         return self._submit(JOIN, JOIN, [], 0, finish=self._joined)
 
     def counted(self, process_set: int, number: int) -> str:
-        """Return the engine's name for the unnamed operation number `number`."""
+        """Return a unique name for the unnamed operation with this number."""
         return f"{self.joins}.{number}" if self.joins and process_set == 0 else str(number)
 
     def add_process_set(self, ranks: Sequence[int]) -> int:

@@ -157,7 +157,7 @@ def _initialise() -> MPI.Intracomm:
 
 
 def _needed_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that Open MPI needs and that are not set."""
+    """Return the unset variables that Open MPI needs, with their values."""
     needed = {}
     # Without a launcher, the file that Open MPI 5 creates in /dev/shm is never removed. A single process needs neither
     # that file nor TCP, for which Open MPI would listen at every address of the machine.
@@ -192,7 +192,7 @@ def _check_family(library: str, environ: Mapping[str, str]) -> None:
 
 
 def _check_size(size: int, library: str, environ: Mapping[str, str]) -> None:
-    """Raise CollectivesError if the launcher's number of processes is not MPI's."""
+    """Raise CollectivesError if launcher and MPI report different numbers of processes."""
     for name in (*(name for name, _ in _LAUNCHERS if name != "MPI_LOCALNRANKS"), "WORLD_SIZE"):
         text = environ.get(name, "")
         if text.isdigit() and int(text) != size:

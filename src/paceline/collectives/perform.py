@@ -193,7 +193,7 @@ class Reducer:
             self._fusion.allreduce(small, op, dtype)
 
     def polled_bytes(self, multiplied: bool) -> int:
-        """Return the size below which arrays are reduced without blocking calls of MPI.
+        """Return the size below which arrays are reduced without blocking MPI calls.
 
         `multiplied` says whether the reduction also scales the arrays.
         """

@@ -128,7 +128,7 @@ def board(environ: Mapping[str, str] = os.environ) -> RankBoard | None:
 
 
 def begin(text: str, number: int = 0) -> int:
-    """Record the start of a collective, `number` in its sequence. Return a slot for `end`."""
+    """Record the start of a collective. Return the argument of `end`. number: As in `BoardEntry`."""
     present = _board if _is_made else board()
     return -1 if present is None else present.begin(text, number)
 

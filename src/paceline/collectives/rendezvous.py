@@ -81,7 +81,7 @@ class Meeting:
         return nonce if self.key is None else tag(self.key, "links", nonce)
 
     def part(self, name: str, members: Sequence[int]) -> Meeting:
-        """Return a rendezvous of only these ranks, which alone may call this."""
+        """Return a rendezvous of these ranks. Other ranks must not call this."""
         rank = members.index(self.rank)
         return replace(self, rank=rank, size=len(members), prefix=f"{self.prefix}/{name}")
 

@@ -62,7 +62,7 @@ class Transport(Protocol):
         """Send `sent[k]` rows to rank k. Fill `result` with the received rows."""
 
     def exchange(self, array: Array, other: Array, partner: int) -> None:
-        """Send the flat `array` to the partner, and fill `other` with the partner's."""
+        """Send the flat `array` to the partner, and fill `other` with the partner's array."""
 
     def share_segments(self, size: int) -> SharedSegments | None:
         """Open memory shared by all ranks, one segment of `size` bytes each.

@@ -60,11 +60,11 @@ class AliasFinder:
         return ModuleSpec(fullname, loader, origin=own.origin, is_package=bool(own.submodule_search_locations))
 
     def absent(self, rest: str) -> str | None:
-        """Return why Paceline lacks a submodule and what replaces it, None for others."""
+        """Return why Paceline lacks a submodule, with its replacement, or None if it exists."""
         return next((why for name, why in self._absent.items() if f"{rest}.".startswith(f"{name}.")), None)
 
     def install(self) -> None:
-        """Put this finder before all others, so that it precedes the installed real package."""
+        """Put this finder first, so that it precedes the installed real package."""
         # Keep a shim package in sys.modules while its code still runs, because the import system expects it there.
         self._forget(but_initialising=True)
         sys.meta_path.insert(0, self)

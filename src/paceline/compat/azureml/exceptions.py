@@ -1,4 +1,4 @@
-"""The SDK's exceptions (`azureml.exceptions`), and the mapping of Paceline's.
+"""The SDK's exceptions (`azureml.exceptions`), and how they replace Paceline's exceptions.
 
 https://learn.microsoft.com/python/api/azureml-core/azureml.exceptions
 """
@@ -180,7 +180,7 @@ _OF: dict[type[errors.PacelineError], type[AzureMLException]] = {
 
 
 def raise_as_sdk(error: errors.PacelineError) -> NoReturn:
-    """Raise the error as an exception of its own class and the SDK's."""
+    """Raise the error as an instance of both its class and an SDK class."""
     if isinstance(error, AzureMLException):
         raise error
     above = next(above for above in type(error).__mro__ if above in _OF)

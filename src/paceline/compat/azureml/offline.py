@@ -24,7 +24,7 @@ def _logs_chart(kind: str) -> Callable[[SdkSpellings, str, object, str], None]:
 
 
 class SdkSpellings(LogsMetrics):
-    """A mixin of the SDK's methods that `Run` and `OfflineRun` have in common."""
+    """A mixin of SDK methods that `Run` and `OfflineRun` share."""
 
     status: Any
     tags: Any

@@ -71,7 +71,7 @@ def of_folder(top: Path) -> list[DriverFinding]:
 
 
 def _written(top: Path) -> Iterator[Path]:
-    """Yield Python files and notebooks outside of hidden folders and virtual environments."""
+    """Yield Python files and notebooks outside hidden folders and virtual environments."""
     for folder, below, files in os.walk(top):
         below[:] = [
             name for name in below if not name.startswith(".") and not Path(folder, name, "pyvenv.cfg").exists()
@@ -300,7 +300,7 @@ def _looked_up(name: str) -> tuple[Any, str | None]:
 
 
 def _here(parts: list[str]) -> list[str]:
-    """Return a name's parts with Paceline's module in place of the SDK's."""
+    """Return a name's parts with the SDK's module replaced by Paceline's module."""
     for other, ours in aliases.RENAMED.items():
         if ".".join(parts[: (count := other.count(".") + 1)]) == other:
             return [*ours.split("."), *parts[count:]]
@@ -337,7 +337,7 @@ def of_old_library(name: str) -> str | None:
 
 
 def of_call(name: str, values: Mapping[str, object], words: Sequence[object]) -> Iterator[str]:
-    """Yield a sentence for each argument of a call that Paceline replaces or ignores.
+    """Yield sentences on how Paceline replaces or ignores a call's arguments.
 
     `values` are the keyword arguments and `words` the positional arguments that are constants.
     """
@@ -389,7 +389,7 @@ def programs(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def writes_script(text: str) -> bool:
-    """Return whether a notebook's cell writes a file (`%%writefile`) instead of running its text."""
+    """Return whether a notebook's cell writes a file (`%%writefile`) instead of running."""
     return _WRITES.match(text.strip().partition("\n")[0]) is not None
 
 

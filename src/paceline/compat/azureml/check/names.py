@@ -14,7 +14,7 @@ from paceline.compat.azureml import aliases
 
 
 def by_module() -> dict[str, list[str]]:
-    """Return each module's public names, sorted, such as those of "azureml.core.run"."""
+    """Return a dict: module ("azureml.core.run") -> sorted list of its public names."""
     found: dict[str, list[str]] = {}
     for name in _modules(azureml.__path__, azureml.__name__):
         module = importlib.import_module(name)
@@ -27,7 +27,7 @@ def by_module() -> dict[str, list[str]]:
 def table() -> str:
     """Return the table of supported SDK names as Markdown.
 
-    Modules that share another module's names come last, in one row for each such module.
+    Modules that are only aliases come last, with one row for all aliases of a module.
     """
     rows = [f"| {_code(module)} | {_code(*names)} |" for module, names in by_module().items()]
     for own in sorted(set(aliases.RENAMED.values())):

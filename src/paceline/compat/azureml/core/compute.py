@@ -196,7 +196,7 @@ class ComputeTarget:
         return [{"nodeId": "local", "address": "127.0.0.1", "port": None, "nodeState": "idle", "runId": None}]
 
     def delete(self) -> None:
-        """Remove a target made by `create`. `paceline compute remove` removes others."""
+        """Remove a target made by `create`. `paceline compute remove` removes other targets."""
         records.documents(self.workspace, "compute").remove(self.name)
 
     detach = delete
@@ -509,7 +509,7 @@ def _now() -> str:
 def resolve(name: object, workspace: Workspace, notes: SubmissionNotes) -> str:
     """Return the name of the compute target that a job uses.
 
-    The result is a target that was added to Paceline, or "local" for every other name, such as that of a cluster in Azure.
+    The result is a target that was added to Paceline, or "local" for every other name, such as the name of a cluster in Azure.
     For "local", `notes` gets a note.
 
     Raises:

@@ -62,7 +62,7 @@ class Datastore(paceline.Datastore):
 
     @property
     def container_name(self) -> str:
-        """The container's or bucket's name, or the store's own name for a folder."""
+        """The name of the container or bucket; for a folder, the store's name."""
         return self._real.container_name or self.name
 
     @property

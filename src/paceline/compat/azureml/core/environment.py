@@ -399,7 +399,7 @@ def _snake_case(data: Document) -> Document:
 
 
 def environment_of(workspace: Workspace, spec: EnvironmentSpec | None) -> Environment:
-    """Return the registered environment of a run, or else a new one from `spec`."""
+    """Return the registered environment that `spec` names, or else a new one."""
     name = (spec.name if spec else None) or UNNAMED
     if spec is not None and (spec.version or is_curated(name)):
         # `get` raises if the registered environment was removed: then rebuild the environment from the run's spec below.

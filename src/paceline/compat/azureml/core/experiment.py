@@ -51,8 +51,8 @@ class Experiment(paceline.Experiment):
         Args:
             config: The configuration.
             tags: Tags of the run.
-            kwargs: `run_id`; for an estimator, `script_params` and `inputs` that override its own; for a pipeline,
-                `pipeline_parameters` and `regenerate_outputs`.
+            kwargs: `run_id`; for an estimator, `script_params` and `inputs`, which override the estimator's values; for a
+                pipeline, `pipeline_parameters` and `regenerate_outputs`.
 
         Raises:
             AzureMLException: A value is wrong. Nothing was started.

@@ -48,7 +48,7 @@ class Framework:
 
 @sdk_class
 class Model(paceline.Model):
-    """A registered model: the latest version unless id or version names another.
+    """A registered model: the latest version unless id or version selects another version.
 
     Raises:
         WebserviceException: The model does not exist. The message contains ModelNotFound.
@@ -342,7 +342,7 @@ def _listed(
 
 
 def _tags(tags: object) -> Any:
-    """Return tags as a dict. The SDK of 2018 took names or pairs."""
+    """Return tags as a dict. Convert a list of names or pairs."""
     if isinstance(tags, (list, tuple)):
         return {tag[0]: tag[1] for tag in ((one if isinstance(one, (list, tuple)) else (one, None)) for one in tags)}
     return tags

@@ -174,7 +174,7 @@ class Run(SdkSpellings, runs.Run):
     ) -> None:
         """Copy a file of the run to a path or into a folder.
 
-        By default it goes into the working directory. The SDK's names of logs refer to Paceline's:
+        By default it goes into the working directory. The SDK's names of logs refer to Paceline's logs:
         `azureml-logs/70_driver_log.txt` is `logs/rank_0.log`.
 
         Raises:
@@ -285,7 +285,7 @@ class Run(SdkSpellings, runs.Run):
         resource_configuration: object = None,
         **others: object,
     ) -> paceline.Model:
-        """Register a run's file or folder as a model's next version, and return it.
+        """Register a run's file or folder as a model's next version. Return the model.
 
         `model_path` is relative to the run: `outputs/model.pkl` or `./outputs/model.pkl`.
 

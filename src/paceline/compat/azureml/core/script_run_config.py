@@ -89,7 +89,7 @@ class ScriptRunConfig:
             self.run_config.max_run_duration_seconds = max_run_duration_seconds
 
     def settled(self) -> ScriptRunConfig:
-        """Return a copy whose own run_config holds all of its settings.
+        """Return a copy with a separate run_config that holds all settings.
 
         Several ScriptRunConfigs, each with its own script, may share a run_config.
         """

@@ -1,4 +1,4 @@
-"""Workspaces (`azureml.core.workspace`): a local folder with the names of an Azure workspace.
+"""Workspaces (`azureml.core.workspace`): a local folder that stands for an Azure workspace.
 
 https://learn.microsoft.com/python/api/azureml-core/azureml.core.workspace.workspace
 """
@@ -254,7 +254,7 @@ class Workspace(paceline.Workspace):
 
     @property
     def compute_targets(self) -> WorkspaceTargets:  # type: ignore[override]
-        """The compute targets by name. Programs of 2018 may call this dict."""
+        """The compute targets by name. `ws.compute_targets()` returns the same dict, for old programs."""
         return WorkspaceTargets(self)
 
     @property
@@ -307,7 +307,7 @@ class Workspace(paceline.Workspace):
         return NamedObjects()
 
     def get_default_datastore(self) -> Datastore:
-        """Return the default store under its name in Azure."""
+        """Return the default store, named `workspaceblobstore` as in Azure."""
         return Datastore.get_default(self)
 
     def set_default_datastore(self, name: str) -> None:
@@ -356,7 +356,7 @@ class Workspace(paceline.Workspace):
 def names_near(folder: Path) -> tuple[str, str, str] | None:
     """Return the names in the working directory's nearest config.json.
 
-    The names are subscription, resource group and workspace. Return None without the file, or if `folder` isn't its workspace.
+    The names are subscription, resource group and workspace. Return None without the file, or if its workspace isn't `folder`.
     """
     near = nearest_sdk_config(Path.cwd())
     return _read(near) if near is not None and _folder_for(Path.cwd()) == folder else None

@@ -49,7 +49,7 @@ class AbstractDataset(AnyDataset):
         return self.as_named_input(self._input_name()).as_download(path_on_compute)
 
     def as_reference(self) -> DataReference:
-        """Return the data reference by which a script argument names the dataset."""
+        """Return a data reference that stands for the dataset in script arguments."""
         return self.as_mount().as_reference()
 
     def native_input(self, name: str) -> DataReference:

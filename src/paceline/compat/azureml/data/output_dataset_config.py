@@ -106,7 +106,7 @@ class OutputFileDatasetConfig:
     ) -> OutputTabularDatasetConfig:
         """Return the output's CSV files as a table for a later step.
 
-        The options are those of `Dataset.Tabular.from_delimited_files`.
+        The options mean the same as in `Dataset.Tabular.from_delimited_files`.
         """
         options = {"include_path": include_path, "separator": separator, "header": header}
         options |= {"partition_format": partition_format, "set_column_types": set_column_types}

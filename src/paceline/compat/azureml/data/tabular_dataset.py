@@ -122,7 +122,7 @@ class TabularDataset(AbstractDataset, data.TabularDataset):
         fine_grain_timestamp: str | None = None,
         **others: object,
     ) -> TabularDataset:
-        """Return the dataset with the column that time_before and similar methods use."""
+        """Return the dataset with `timestamp` as the column that time_before and similar methods use."""
         return dataclasses.replace(
             self, reading={**self.reading, "timestamp": timestamp or partition_timestamp or fine_grain_timestamp}
         )

@@ -235,7 +235,7 @@ class MMLBaseEstimator(ScriptRunConfig):
     ) -> MMLBaseEstimator:
         """Return a copy with overrides from `submit`.
 
-        `script_params` extend the estimator's own, and `inputs` replace its inputs. source_directory_data_store has no effect.
+        `script_params` extend and `inputs` replace the values of the estimator. source_directory_data_store has no effect.
 
         Raises:
             UserErrorException: Another parameter is present.

@@ -126,7 +126,7 @@ class PipelineData(paceline.PipelineData):
     ) -> OutputTabularDatasetConfig:
         """Return the data's CSV files as a table for a later step.
 
-        The options are those of `Dataset.Tabular.from_delimited_files`. file_extension and quoted_line_breaks are
+        The options mean the same as in `Dataset.Tabular.from_delimited_files`. file_extension and quoted_line_breaks are
         accepted: all files are read, and quoted values may span lines.
         """
         options = {"include_path": include_path, "separator": separator, "header": header}
@@ -212,7 +212,7 @@ class PipelineStep:
         return f"{type(self).__name__}(name={self.name!r})"
 
     def run_after(self, step: object) -> None:
-        """Start only when a step, or each step of a StepSequence, has completed."""
+        """Make this step wait for a step, or for all steps of a StepSequence."""
         self._after += flat_steps(step.steps if isinstance(step, StepSequence) else [step])
 
     @property

@@ -55,7 +55,7 @@ class PipelineParameter(paceline.PipelineParameter):
 
 
 class TrainingOutput:
-    """The results of a sweep that a PipelineData of `HyperDriveStep(outputs=)` gets.
+    """The part of a sweep's results that `HyperDriveStep(outputs=)` stores in a PipelineData.
 
     Args:
         type: "Model" for a file or folder of the best trial, "Metrics" for JSON of all trials' metrics.

@@ -111,7 +111,7 @@ class PipelineRun(Run, paceline.PipelineRun):
 
 
 class _Step(Run):
-    """The base class of the runs of pipeline steps."""
+    """The base class of pipeline steps' runs."""
 
     @property
     def name(self) -> str:
@@ -131,7 +131,7 @@ class _Step(Run):
 
     @property
     def properties(self) -> dict[str, str]:
-        """Return the properties, with the run that made the outputs of a reused step."""
+        """Return the properties, with the original run's id for a reused step."""
         origin = (self.record().step or {}).get("reused_from")
         reused = {"azureml.isreused": "true", "azureml.reusedrunid": origin} if origin else {}
         return {**super().properties, **reused}

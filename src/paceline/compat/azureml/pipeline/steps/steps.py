@@ -77,7 +77,7 @@ class PythonScriptStep(_ConfiguredStep):
 
     Args:
         runconfig: Environment, communicator and other settings.
-        compute_target: A target or its name; default: the runconfig's, otherwise this machine.
+        compute_target: A target or its name; default: the target in the runconfig, otherwise this machine.
         params: Name -> value, which the script gets as the variable AML_PARAMETER_<name>.
         runconfig_pipeline_params: NodeCount, MpiProcessCountPerNode, TensorflowWorkerCount or
             TensorflowParameterServerCount -> PipelineParameter.
@@ -121,7 +121,7 @@ class PythonScriptStep(_ConfiguredStep):
 class CommandStep(_ConfiguredStep):
     """A step that runs a shell command.
 
-    The command is a string, or a list of words and data. `runconfig` is a ScriptRunConfig's or a RunConfiguration.
+    The command is a string, or a list of words and data. `runconfig` is a RunConfiguration or a ScriptRunConfig.
 
     Raises:
         UserErrorException: The command is missing.
@@ -202,7 +202,7 @@ class EstimatorStep(_ConfiguredStep):
 class MpiStep(EstimatorStep):
     """A step that runs a script on several nodes over MPI.
 
-    Further keywords are those of an estimator (use_gpu, pip_packages, ...).
+    An estimator's keywords (use_gpu, pip_packages, ...) are accepted too.
     """
 
     def __init__(

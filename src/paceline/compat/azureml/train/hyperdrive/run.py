@@ -72,7 +72,7 @@ class HyperDriveRun(Run):
     def get_metrics(self, name: str | None = None, *others: object, **named: object) -> dict[str, object]:
         """Return each child's metrics, by child id.
 
-        For `best_child_by_primary_metric`, return the sweep's own table: which child was the best, and when.
+        For `best_child_by_primary_metric`, return the sweep's table of which child was the best, and when.
         """
         if name == BEST_CHILD:
             return best_child_metric(self, name)
@@ -136,7 +136,7 @@ class HyperDriveRun(Run):
 
 
 def best_child_metric(run: Run, name: str | None = None) -> dict[str, object]:
-    """Return the sweep's own metric: a row for each new best value.
+    """Return `best_child_by_primary_metric`: a row for each new best value.
 
     Columns: metric_name, timestamp (UTC), run_id, metric_value, and final, which is true in the last row once the sweep
     has ended. If `name` is another metric, the result is empty.

@@ -64,8 +64,8 @@ class HyperDriveConfig:
         max_duration_minutes: Time limit of the sweep; default: a week.
         policy: Early termination policy; default: none.
         resume_from: At most 5 earlier HyperDriveRuns, whose results the sampler uses from the start.
-        resume_child_runs: Ended trials of earlier sweeps. Each runs again with its parameters, and receives its outputs
-            through `--resume-from`.
+        resume_child_runs: Ended trials of earlier sweeps. Each runs again with the same parameters, and receives its earlier
+            outputs through `--resume-from`.
         custom_run_id: Id of the sweep's run.
 
     Raises:
@@ -229,7 +229,7 @@ class HyperDriveConfig:
 
 
 class HyperDriveRunConfig(HyperDriveConfig):
-    """A HyperDriveConfig with an estimator, under its class name before SDK 1.0."""
+    """A HyperDriveConfig with an estimator, by its former class name (before SDK 1.0)."""
 
     def __init__(
         self,

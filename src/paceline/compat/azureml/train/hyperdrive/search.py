@@ -1,6 +1,6 @@
 """Spaces, samplers and policies of sweeps (`azureml.train.hyperdrive.parameter_expressions`, `.sampling`, `.policy`).
 
-As in the SDK, the bounds of loguniform and qloguniform are logarithms, unlike those of `paceline.loguniform`.
+As in the SDK, the bounds of loguniform and qloguniform are logarithms, unlike the bounds of `paceline.loguniform`.
 """
 
 from __future__ import annotations
