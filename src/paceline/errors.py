@@ -1,8 +1,8 @@
 """Exceptions of Paceline, by the part that failed.
 
 Programs use them as `paceline.errors.JobError`. A class that is defined in another module has the module's name behind it; this
-module never imports it. `paceline.parallel` and `paceline.collectives` export their own. A test compares the drawing with the
-classes in all source files.
+module never imports it. `paceline.parallel` and `paceline.collectives` export their errors themselves. A test compares the
+drawing with the classes in all source files.
 
     PacelineError
     ├── UserError (also ValueError)       the caller can correct it; refused before anything starts. Exit code 2
@@ -81,7 +81,7 @@ classes in all source files.
     │   └── HyperDriveRuntimeException  compat.azureml.exceptions: a sweep does not support this
     └── HorovodVersionMismatchError (also ImportError)   compat.horovod.common.exceptions: never raised
 
-A message names the value seen, the rule, and the next step; that of an `EngineError` has the engine and the request.
+A message names the value seen, the rule, and the next step; the message of an `EngineError` has the engine and the request.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class ScheduleError(UserError):
 
 
 class ServiceError(UserError):
-    """A wrong setting of a service, or a request that it can't fulfil."""
+    """A wrong setting of a service, or a request that the service can't fulfil."""
 
 
 class MetricError(UserError):
@@ -201,7 +201,7 @@ class RunNotFoundError(PacelineError, LookupError):
 
 
 class ModelChangedError(PacelineError, RuntimeError):
-    """Files of a model's version that have changed since their registration; the message names them."""
+    """Changed files of a registered model version; the message names the files."""
 
 
 class ServiceNotFoundError(PacelineError, LookupError):

@@ -55,7 +55,7 @@ class _Script:
         command: Command line to run instead, by bash in the copy of source_directory, once for each worker: a text, or a list of
             words and data. `python` is the job's interpreter.
         script_params: Argument -> value, in order. An empty string as value makes the argument a flag.
-        arguments: Words that the script gets after those of script_params: strings, numbers, paths and data. Use them for
+        arguments: Words that the script gets after script_params: strings, numbers, paths and data. Use them for
             positional arguments, repeated flags, and flags with several values.
         compute_target: Name of a target, or one of `Workspace.compute_targets`. None: "local".
         use_gpu: Whether each worker gets a GPU.
@@ -68,17 +68,17 @@ class _Script:
             leave. On "local" and "ssh" only.
         conda_packages: Match specs of conda packages.
         conda_channels: Channels of the conda packages, also as `file://`. None: conda-forge.
-        pip_packages: Packages that the script needs in addition to those of its interpreter, in pip's form.
+        pip_packages: Packages that the script needs in addition to its interpreter's packages, in pip's form.
         conda_dependencies_file: Conda's environment.yml, which replaces the lists of packages.
         pip_requirements_file: pip's requirements file, in source_directory or the working directory.
-        layered: True adds the packages to those of the interpreter, False makes an environment with only these packages. None:
+        layered: True adds the packages to the interpreter's packages, False makes an environment with only the packages. None:
             True for PyTorch, TensorFlow and SKLearn, False for Estimator.
         user_managed: Use the interpreter unchanged, without further packages.
         environment_definition: An `Environment`, instead of packages, python, image and user_managed.
         custom_docker_image: Image of the container that the workers run in.
         shm_size: Size of the container's /dev/shm, such as "2g". None: the host's /dev/shm is shared.
         environment_variables: Variables of every worker, which override all others. `secret("NAME")` is never recorded.
-        inputs: Data references and datasets, besides those of the arguments. `run.input_datasets[name]` is the folder.
+        inputs: Data references and datasets, besides data in the arguments. `run.input_datasets[name]` is the folder.
         send: Paths in source_directory that are not copied, such as ignored data, but sent in any size to nodes that do not see
             the folder. Other uncopied files are sent up to 1 GB in all.
         max_run_duration_seconds: Time after which the run is ended as Failed: seconds, a timedelta, or a text such as "1h30m" or
@@ -388,7 +388,7 @@ class SKLearn(_Script):
 def argument_words(
     script_params: Mapping[str, object] | None, arguments: Sequence[Any] | None = None
 ) -> tuple[str, ...]:
-    """Return the script's arguments: those of the dict, then those of the list.
+    """Return the script's arguments: first the dict's, then the list's.
 
     A value "" in the dict makes its name a flag. An empty word of the list stays.
 

@@ -102,8 +102,8 @@ def wrap(
         mounts: Data and the environment's folder, besides the run's folders.
         shell: The submitter's environment variables. Their values replace the defaults of `command`.
         host: The node on which the command runs. None: this machine.
-        beside: The first rank of a running container. If the engine can, the command runs in that container, else in a similar
-            one.
+        beside: The first rank of a running container. If the engine can, the command runs in that container, else in a new
+            container.
 
     Raises:
         LauncherError: A path can't be mounted.

@@ -64,7 +64,7 @@ def find_engine(environment: Mapping[str, str] | None = None, *, to_start: bool 
     """Return the engine that `PACELINE_CONTAINER_ENGINE` names, else the first one that works.
 
     Args:
-        environment: Environment variables. None: those of this process.
+        environment: Environment variables. None: this process's variables.
         to_start: Also ask podman whether it is rootless, which is needed to start containers. This takes 0.2 s.
 
     Raises:

@@ -10,7 +10,7 @@ The command's variables arrive with prefixes, because a PATH, HOME or DOCKER_HOS
 --path: put first on PATH. --home: parents for HOME, tried in turn if the image's is not writable. --probe: print this Python
 and the image's mpirun as JSON. --hold: wait to be killed.
 
-Valid in any Python 3, so that one that is too old can report that.
+This file is valid in any Python 3, so that a Python that is too old can report its version.
 """
 # ruff: noqa: UP032 - f-strings would be a syntax error before 3.6
 
@@ -52,7 +52,7 @@ def main(argv: "list[str]") -> None:
 
 
 def given(environment: "dict[str, str]") -> "dict[str, str]":
-    """Remove Paceline's prefixes from the variables' names, in place."""
+    """Remove Paceline's prefixes from the variables' names in place. Return `environment`."""
     # Iterate over a copy, because the loop removes names.
     for name in list(environment):
         if name.startswith(DEFAULT):
@@ -65,10 +65,10 @@ def given(environment: "dict[str, str]") -> "dict[str, str]":
 
 
 def home(images: str, others: "list[str]") -> str:
-    """Return the image's HOME if writable, else a new folder below one of `others`.
+    """Return the image's HOME (`images`) if writable, else a new folder below one of `others`.
 
-    Caches of libraries in it are removed with the container. So they don't fill the run's folder, or mix with the host's
-    caches.
+    Libraries write their caches to HOME, and the container's end removes the caches. So caches don't fill the run's folder, or
+    mix with the host's caches.
     """
     # Engines set HOME to "/" for a user that the image's /etc/passwd does not have.
     if images != "/" and os.path.isdir(images) and os.access(images, os.W_OK | os.X_OK):

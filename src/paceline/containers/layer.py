@@ -92,7 +92,7 @@ def ensure_layer(
         is_exact: Whether the lines are a complete lock.
         mounts: Further mounts.
         say: Called with each line of output.
-        environment: Variables that have pip's settings. None: those of this process.
+        environment: Variables that have pip's settings. None: this process's variables.
 
     Raises:
         EnvironmentBuildError: pip failed, or no container could be started.
@@ -182,7 +182,7 @@ def _of_pip(environment: Mapping[str, str], requirements: Sequence[str]) -> tupl
 
 
 def named_files(text: str) -> Iterator[Mount]:
-    """Yield a mount for each existing path or `file://` URL.
+    """Yield a mount for each existing path or `file://` URL in `text`.
 
     A Python project's folder is mounted writable, because building the project writes files into it.
     """
@@ -204,10 +204,10 @@ def _is_the_systems(path: Path) -> bool:
 
 
 def _states(requirements: Sequence[str]) -> list[tuple[str, int, str]]:
-    """Return path, size and hash of each local file that the lines name.
+    """Return (path, size, hash) of each local file in the requirement lines.
 
-    They are part of the layer's key, because changed files give other packages. Times of modification are not: files copied to
-    two nodes must give the same layer.
+    These values are part of the layer's key, because changed files give other packages. Modification times are not part of it:
+    files that are copied to two nodes must give the same layer.
     """
     states = []
     for mount in (mount for line in requirements for mount in named_files(line)):

@@ -36,7 +36,7 @@ _ADVICE = "Let the node take its time from the network: `timedatectl set-ntp tru
 
 @dataclass(frozen=True)
 class Offset:
-    """The difference between a node's clock and this machine's, known within `error_s`."""
+    """The difference between the clocks of a node and this machine, accurate to `error_s`."""
 
     seconds: float
     error_s: float

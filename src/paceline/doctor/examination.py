@@ -130,7 +130,7 @@ class Examination:
     def ask_all(
         self, check: str, question: Callable[[Patient], Result], timeout_s: float
     ) -> tuple[dict[str, Result], list[Finding]]:
-        """Ask all nodes that still answer. Return {node: answer}, and a finding for each error."""
+        """Ask all answering nodes. Return {node: answer}, and a finding of `check` per error."""
         results: dict[str, Result] = {}
         failed = []
         # Mark the node as `gone`, so that later checks do not wait for it.
@@ -195,7 +195,7 @@ class NoAnswerError(Exception):
 
 @dataclass
 class Patient:
-    """A node that is examined. `gone` is the reason why it no longer answers, or None."""
+    """A node under examination. `gone` is the reason why it no longer answers, or None."""
 
     link: Link
     gone: str | None = None
@@ -250,7 +250,7 @@ class Patient:
 
 
 def program_of(program: str, mode: str, asked: Mapping[str, object], *, ends_at_once: bool = True) -> bytes:
-    """Return source code for a node's Python that calls `mode(asked)` of a doctor's program."""
+    """Return Python source that calls `mode(asked)` of a doctor's program, to run on a node."""
     path = Path(__file__).with_name(f"{program}.py")
     return foreign_python.program(str(path), mode, asked, ends_at_once=ends_at_once)
 
@@ -267,7 +267,7 @@ def answer_in(stdout: bytes, stderr: bytes, returncode: int) -> dict[str, object
 def everywhere(
     patients: Sequence[Patient], question: Callable[[Patient], Result], timeout_s: float
 ) -> dict[str, Result | NoAnswerError]:
-    """Send a request to all nodes at the same time. Return {node: answer or error}."""
+    """Send a request to all nodes in parallel. Return {node: answer or error}."""
     answers = all_within({patient.name: partial(question, patient) for patient in patients}, timeout_s + _SLACK_S)
     results: dict[str, Result | NoAnswerError] = {}
     for patient in patients:

@@ -212,7 +212,7 @@ def output(argv: list[str], timeout_s: float, environment: dict[str, str] | None
 
 
 def marked(text: str, error: str) -> Answer:
-    """Return the JSON value in the output line that begins with `_MARK`, or an error."""
+    """Return the JSON value after the prefix `_MARK` in an output, or an error."""
     if error:
         return {"error": error}
     lines = [line for line in text.splitlines() if line.startswith(_MARK)]

@@ -41,7 +41,7 @@ class Visible:
     def missing(
         self, requirements: Iterable[Requirement], constraints: Sequence[Requirement] = (), *, urls_too: bool = True
     ) -> list[Requirement]:
-        """Return the requirements that are not met, including those of dependencies.
+        """Return the unmet requirements, including requirements of dependencies.
 
         If a requirement is met but a dependency is missing, return only the dependency. Returned requirements have no markers.
 

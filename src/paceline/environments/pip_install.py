@@ -97,7 +97,7 @@ class Installer:
         return Visible([site_packages(self.prefix)], self.base)
 
     def locks(self, own: Visible, versions: Sequence[str]) -> tuple[str, ...]:
-        """Return a lock: requirements that install exactly these versions of `own` again.
+        """Return a lock: requirements that install exactly these versions of `own`'s distributions again.
 
         Variables in a requested URL, whose values are secret, stay variables.
         """

@@ -139,7 +139,7 @@ class EnvironmentStore:
         return removed
 
     def log_path(self, key: str) -> Path:
-        """Return the path of the output of the last failed build."""
+        """Return the path of the log of the environment's last failed build."""
         return self._folder / f"{key}.log"
 
     def _base(self, python: str) -> Base:

@@ -79,7 +79,7 @@ def _word(value: object) -> str:
 
 
 def call_of(words: Sequence[str]) -> Call:
-    """Return the call that `words_of` wrote.
+    """Parse a call from the words of `words_of`.
 
     Raises:
         JobError: The words are not pairs of `--name` and value.

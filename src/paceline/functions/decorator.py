@@ -54,7 +54,7 @@ class FunctionJob(Generic[_P, _R]):
         """Return the same function with other options, for one submission.
 
         Args:
-            options: Options of `paceline.job`, which replace those of the decorator.
+            options: Options of `paceline.job`, which replace the decorator's options.
         """
         return FunctionJob(self.function, {**self._options, **options})
 

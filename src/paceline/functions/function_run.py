@@ -226,7 +226,7 @@ def _ended(run: FunctionRun[_R], deadline: float | None) -> RunRecord:
 
 
 def _wait(run: FunctionRun[_R], deadline: float | None, pause: float) -> float:
-    """Sleep for `pause` seconds, and return a longer pause for the next call.
+    """Sleep for `pause` seconds, and return a longer pause for the next sleep.
 
     Raises:
         TimeoutError: The deadline has passed.

@@ -63,12 +63,12 @@ def call_all(
     pickled: bool,
     limit: int,
 ) -> None:
-    """Make all calls of a list that have no result yet, in parallel processes.
+    """Make the calls in `given` that have no result yet, in parallel processes.
 
     at_once: How many processes run at the same time; 0 for the number of cores.
 
     Raises:
-        RuntimeError: Some calls have failed. All others have been made.
+        RuntimeError: Some calls have failed. All other calls have been made.
     """
     folder.mkdir(exist_ok=True)
     gpus = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]

@@ -1,4 +1,4 @@
-"""Horovod's calls on Paceline's collectives: `horovod.torch` in full, on today's PyTorch, without compilation.
+"""Horovod's functions on Paceline's collectives: `horovod.torch` in full, on today's PyTorch, without compilation.
 
     common/    the part without a framework: lifecycle, process sets, operation names, elastic state, timeline
     torch/     tensors, handles, autograd, DistributedOptimizer and the rest of `horovod.torch`

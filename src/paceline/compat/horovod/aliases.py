@@ -47,7 +47,7 @@ _ABSENT |= {
 
 
 def install(*, force: bool = False) -> None:
-    """Make every later `import horovod...` of this process find Paceline's modules."""
+    """Make `import horovod...` load Paceline's modules, with `force` even if Horovod is installed."""
     if _FINDER in sys.meta_path:
         return
     real = _real_package()

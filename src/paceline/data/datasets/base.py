@@ -152,7 +152,7 @@ class AnyDataset:
         return replace(self, description=record.description, tags=dict(record.tags))
 
     def freeze(self: D, target: str | None = None) -> D:
-        """Copy this version's files, so that changes of the originals do not change it.
+        """Copy this version's files, so that changed originals do not change the version.
 
         Files with the same content are stored once. From now on, runs and `to_pandas_dataframe` read the copies, and Paceline
         refuses a run whose copies have changed. If this version is frozen already, only check its copies.
@@ -161,7 +161,7 @@ class AnyDataset:
             target: "STORE", "STORE:PATH", a URL or an absolute path; default: `frozen` in the default datastore.
 
         Raises:
-            DataError: The dataset is not registered, its files have changed since, or the copies would have another order.
+            DataError: The dataset is not registered, its files have changed since, or the copies would be in another order.
             TransferError: A store can't be read or written.
         """
         from paceline.data.datasets.freeze import freeze

@@ -223,7 +223,7 @@ class Dataset:
             version: Version number, or "latest".
 
         Raises:
-            DataError: The dataset or version does not exist; the message lists the names or versions that do.
+            DataError: The dataset or version does not exist; the message lists the names or versions that exist.
         """
         folder = workspace_dir_of(workspace)
         return _made(folder, registered.load(folder, name, version))
@@ -307,7 +307,7 @@ def check_registration(reference: DataReference) -> None:
 
 
 def register_outputs(references: Sequence[DataReference], workspace_dir: Path) -> tuple[dict[str, str], list[str]]:
-    """Register those outputs of a run that the user wants as datasets.
+    """Register a run's outputs as datasets, if the user has requested it.
 
     Returns:
         A dict from output name to "dataset:version", and a sentence for each output that could not be registered.

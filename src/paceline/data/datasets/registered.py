@@ -139,7 +139,7 @@ def load(workspace_dir: Path, name: str, version: int | str = "latest") -> Datas
         version: Version number, or "latest".
 
     Raises:
-        DataError: The dataset or version does not exist; the message lists the names or versions that do.
+        DataError: The dataset or version does not exist; the message lists the names or versions that exist.
     """
     registry = _registry(workspace_dir)
     known = registry.versions(check_dataset_name(name))
@@ -287,7 +287,7 @@ def _number(version: object) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ContentCheck:
-    """A comparison of a dataset's files with its registration, true if they are equal."""
+    """A comparison of a dataset's current and registered files, true if equal."""
 
     dataset: str
     added: tuple[str, ...] = ()
@@ -309,7 +309,7 @@ class ContentCheck:
 
 
 def compare(dataset: str, then: Then, now: Sequence[FileInfo]) -> ContentCheck:
-    """Return the differences of a dataset's current files from those at registration.
+    """Compare a dataset's current files with its files at registration.
 
     Args:
         dataset: Name of the dataset, for messages.

@@ -92,7 +92,7 @@ class DistributedSampler:
 
     @property
     def epoch(self) -> int:
-        """The epoch over which the next iteration of the sampler goes."""
+        """The epoch of the sampler's next iteration."""
         return self._order.epoch
 
     @property

@@ -38,7 +38,7 @@ class Datastore:
         name: Name of the datastore; the default one if not given.
 
     Raises:
-        DataError: The store does not exist; the message lists those that do.
+        DataError: The store does not exist; the message lists the stores that exist.
 
     Examples:
         >>> store = pl.Datastore.get_default(pl.Workspace("my_runs"))

@@ -15,9 +15,9 @@ _MAX_PART_BYTES = 255
 
 
 def check_relative(path: str, where: str) -> str:
-    """Raise DataError unless `path` can be a file below a folder; return it.
+    """Return `path` if it can be a file below a folder, else raise DataError.
 
-    The path must be relative, without `..`, `.`, NUL, or empty or overlong parts.
+    The path must be relative, without `..`, `.`, NUL, or empty or overlong parts. `where`: its place, for messages.
     """
     for part in path.split("/"):
         if part in ("", ".", ".."):
@@ -35,7 +35,7 @@ def check_relative(path: str, where: str) -> str:
 def clean_path(path: str, where: str) -> str:
     """Return a caller's path without a leading `/`, parts `.` and doubled `/`.
 
-    A trailing `/` stays, because it marks a folder.
+    A trailing `/` stays, because it marks a folder. `where`: the store or folder, for messages.
 
     Raises:
         DataError: The path contains `..` or NUL.

@@ -33,7 +33,7 @@ KINDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class StoreRecord:
-    """The registered data of a store.
+    """A store's URL, options and places of credentials.
 
     Attributes:
         name: None for a plain URL or path without registration.

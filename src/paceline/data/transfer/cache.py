@@ -46,7 +46,7 @@ _MOMENT_S = 0.03
 
 @dataclass(frozen=True)
 class CacheUse:
-    """Number and size of the cached files, and size of those linked by runs."""
+    """Number and size of cached files, and size of cached files linked by runs."""
 
     files: int
     bytes: int
@@ -160,7 +160,7 @@ class DataCache:
             limit_bytes: Default: the cache's own limit.
             make_room_bytes: Free space to leave below the limit.
             unused_for_s: Only remove files that have not been used for this long.
-            dry_run: Remove no file, but return the total size of those that would be removed.
+            dry_run: Remove no file, but return the total size of the files that would be removed.
         """
         if not dry_run:
             self.drop_dead_views()

@@ -103,7 +103,7 @@ def upload_output(
         say: Called with each message.
         progress: Called with the progress.
         begun: Path of a marker file, written before the first file is stored. If the marker exists, an earlier call was
-            killed, and this call accepts the files that it stored. Only for stores that are local folders.
+            killed, and this call accepts the files that the earlier call stored. Only for stores that are local folders.
 
     Raises:
         DataError: Existing files may not be replaced, or the store can't hold a file's name.

@@ -1,10 +1,10 @@
 """The mixins that DistributedOptimizer puts before an optimizer class of tf_keras or `optimizers.legacy`.
 
-    minimize          computes gradients, and applies them
-    computing         returns gradients reduced, as in Horovod, so that a script can clip them
-    apply_gradients   reduces gradients from elsewhere (tape.gradient), before Keras clips them
+    minimize            computes gradients, and applies them
+    compute_gradients   returns reduced gradients, as in Horovod, so that a script can clip them
+    apply_gradients     reduces gradients from elsewhere (tape.gradient), before Keras clips them
 
-`apply_gradients` does not reduce gradients again that were computed in the same graph, or in eager execution. A
+`apply_gradients` does not reduce gradients again that `compute_gradients` has reduced in the same graph, or eagerly. A
 LossScaleOptimizer around the optimizer calls the same methods.
 """
 
@@ -36,7 +36,7 @@ class _DistributedKeras2(OptimizerOfKeras2):
 
     @property
     def _agg_helper(self) -> Accumulator | None:
-        """The accumulator of several backward passes, or None for a single pass."""
+        """The accumulator of several passes' gradients, or None for a single pass."""
         if self.distribution.settings.passes == 1:
             return None
         kept = vars(self).get("_accumulators")
@@ -78,7 +78,7 @@ class _DistributedKeras2(OptimizerOfKeras2):
         vars(self)[name] = weakref.ref(_graph())
 
     def _is_marked(self, name: str) -> bool:
-        """Return whether the mark `name` was set in this graph, and remove it."""
+        """Remove the mark `name`, and return whether it was set in this graph."""
         place = vars(self).pop(name, None)
         return place is not None and place() is _graph()
 
@@ -86,7 +86,7 @@ class _DistributedKeras2(OptimizerOfKeras2):
         return self._is_marked("_reduced_in")
 
     def _applies_as_is(self, skip: bool) -> bool:
-        """Return whether to apply the gradients now, without adding up several passes first."""
+        """Return whether to apply gradients without accumulating passes. `skip` declares them reduced."""
         # With `skip` the caller says that the gradients are reduced, which can't be true for one pass of several.
         to_reduce = self._is_marked("_to_reduce_in")
         return self.distribution.settings.passes == 1 or (skip and not to_reduce)
@@ -95,7 +95,7 @@ class _DistributedKeras2(OptimizerOfKeras2):
         raise NotImplementedError
 
     def _after_passes(self, update: Callable[[list[Pair]], object], grads_and_vars: Iterable[Pair]) -> tf.Variable:
-        """Add gradients. In the last pass call `update` with the reduced sums. Return `iterations`."""
+        """Accumulate gradients. In the last pass call `update` with the reduced sums. Return `self.iterations`."""
         import tensorflow as tf
 
         pairs = list(grads_and_vars)

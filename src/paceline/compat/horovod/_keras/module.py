@@ -22,7 +22,7 @@ from paceline.compat.horovod.common.reduction import Compressor, NoneCompressor
 
 
 def names_for(library: ModuleType) -> dict[str, object]:
-    """Return the module's public objects for this Keras library, by name."""
+    """Return the public objects of `horovod.keras` for this Keras library, by name."""
     values = Values(library)
     own = {
         "Compression": side_of(settings.backend_of(library.__name__)).Compression,
@@ -54,7 +54,7 @@ def _submodule(name: str, values: Mapping[str, object]) -> ModuleType:
 
 
 def loader_for(library: ModuleType) -> Callable[..., Any]:
-    """Return `load_model` for this Keras library."""
+    """Return the function `load_model` for this Keras library."""
 
     def load_model(
         filepath: str | os.PathLike[str],
@@ -65,7 +65,7 @@ def loader_for(library: ModuleType) -> Callable[..., Any]:
     ) -> Any:
         """Load a model with its optimizer's state as a DistributedOptimizer.
 
-        The saved optimizer may be distributed or not. A model saved without an optimizer stays without.
+        The saved optimizer may be distributed or not. A model saved without an optimizer is loaded without one.
 
         Args:
             filepath: The model's file.
@@ -145,7 +145,7 @@ class Values:
     def reducescatter(
         self, value: object, name: str | None = None, op: int = Average, process_set: ProcessSet = global_process_set
     ) -> object:
-        """Return this rank's rows of the ranks' reduced values."""
+        """Return this rank's share of the reduced value's rows."""
         side = self._side()
         return side.reducescatter(side.tensor(value), name=name, op=op, process_set=process_set)
 

@@ -40,7 +40,7 @@ def DistributedOptimizer(  # noqa: N802
     original class. If `optimizer` is distributed already, it gets the new settings. A LossScaleOptimizer is returned itself,
     with its inner optimizer replaced.
 
-    `name` is a prefix of the gradients' names between ranks. The gradients of `backward_passes_per_step` passes are summed,
+    `name` prefixes the names that match gradients across ranks. The gradients of `backward_passes_per_step` passes are summed,
     or averaged with `average_aggregated_gradients`, before the reduction. `iterations` counts reductions, not passes.
     device_dense and device_sparse have no effect.
 

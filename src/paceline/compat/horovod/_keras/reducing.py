@@ -26,7 +26,7 @@ class Accumulator(Protocol):
     """A sum of each variable's gradients over several backward passes."""
 
     def step(self, grads: list[Any], variables: Sequence[Any], act: Callable[[list[Any]], object]) -> object:
-        """Add gradients. In the last backward pass call `act` with the sums."""
+        """Add gradients. Return whether `act` was called with the sums, after the last pass."""
 
 
 class Distributed(Protocol):
@@ -78,7 +78,7 @@ class Distribution:
 
 
 def accumulator_of(optimizer: Distributed, variables: Sequence[Variable]) -> Accumulator:
-    """Return the optimizer's accumulator for these variables, which the first call creates."""
+    """Return the optimizer's accumulator of these variables' gradients, created on first use."""
     # Bypass __setattr__, which would make Keras track the attribute.
     kept: dict[tuple[int, ...], Accumulator] = vars(optimizer).setdefault("_accumulators", {})
     key = tuple(key_of(variable) for variable in variables)

@@ -49,10 +49,10 @@ def key_of(variable: object) -> int:
 
 
 def shared_name(place: int, variable: Variable) -> str:
-    """Return a name of the variable's gradient that is equal on all ranks.
+    """Return a gradient's name, equal on all ranks, for the variable at `place`.
 
-    The name has the position among the optimizer's variables, and the last part of the path. The rest of the path may differ:
-    Keras numbers layers by those before them in the process, and a model from a file lacks outer names.
+    The name has `place`, the position among the optimizer's variables, and the last part of the variable's path. Other parts
+    of the path may differ: Keras numbers all layers of a process, and a model from a file lacks outer names.
     """
     name = str(getattr(variable, "path", None) or variable.name).removesuffix(":0").rsplit("/", 1)[-1]
     return f"{place}.{re.sub(r'_[0-9]+$', '', name)}"
@@ -75,7 +75,7 @@ def wants_keras_2() -> bool:
 
 
 def name_of(thing: object) -> str | None:
-    """Return an object's library, "keras" or "tf_keras", or None for other objects."""
+    """Return the library of an object's class, "keras" or "tf_keras", or None."""
     packages = {cls.__module__.partition(".")[0] for cls in type(thing).__mro__}
     return KERAS_2 if KERAS_2 in packages else KERAS_3 if KERAS_3 in packages else None
 

@@ -1,4 +1,4 @@
-"""Horovod's calls to start and stop, and for ranks, sizes and capabilities."""
+"""Horovod's functions to start and stop, and for ranks, sizes and capabilities."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def stop_timeline() -> None:
 
 
 def _place() -> str:
-    """Return a text of the launcher's variables that identify this process."""
+    """Return the launcher's variables that identify this process, joined by colons."""
     # If a rank starts another job by mpirun or torchrun, that job has other values of these variables, so it may call `init`.
     names = ("PMIX_NAMESPACE", "PMIX_RANK", "MASTER_ADDR", "MASTER_PORT", "RANK")
     return ":".join(os.environ.get(name, "") for name in names)

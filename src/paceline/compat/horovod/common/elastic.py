@@ -36,7 +36,7 @@ class Kept:
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Return to the saved values."""
+        """Restore the saved values."""
         raise NotImplementedError
 
     def sync(self) -> None:
@@ -349,7 +349,7 @@ class RankGroup:
         return any(new for new, _ in everyone)
 
     def enter(self, state: State) -> None:
-        """Tell the supervisor that this rank trains, and lost ranks may be replaced."""
+        """Tell the supervisor that this rank trains, so lost ranks may be replaced."""
         self.is_new = False
         kept = state.kept()
         # `kept` contains None for a user's handler that stores its value elsewhere. New ranks can't start from such a commit.
@@ -380,7 +380,7 @@ def _go_on(state: State, commits: KeptCommits) -> None:
 
 
 def _leave(state: State) -> None:
-    """Save the state and end this process, unless commits stay in memory."""
+    """If commits go to files, save the state and end this process."""
     if state._kept_commits is None:
         return
     # Save now: the script may have called check_host_updates, not commit, so the work since the last commit is not saved.

@@ -33,7 +33,7 @@ class HorovodVersionMismatchError(PacelineError, ImportError):
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Raise the engine's errors as Horovod's exceptions."""
+    """Convert engine errors in the block to Horovod's exceptions."""
     from paceline.collectives.errors import CollectivesError
 
     try:

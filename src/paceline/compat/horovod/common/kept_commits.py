@@ -89,7 +89,7 @@ class KeptCommits:
         write_file(self._base.with_name(f"{self._base.name}.of_{host}.safetensors"), header, dense, durable=False)
 
     def _plain(self, name: str, value: object) -> tuple[Any, dict[str, object]]:
-        """Return a part of the state as JSON and arrays, without unwritable values."""
+        """Return the state's part `name` as (JSON, {array name: array}), without unwritable values."""
         from paceline.checkpoint.api import encode_state
 
         def arrays_of(value: object, where: str) -> tuple[Any, dict[str, object]]:

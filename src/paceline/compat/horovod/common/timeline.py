@@ -29,7 +29,7 @@ _trace: _Trace | None = None
 
 
 def begin(engine: Engine) -> None:
-    """Start a trace if HOROVOD_TIMELINE names its file. `init` calls it."""
+    """Start a trace if HOROVOD_TIMELINE names its file. Called by `init`."""
     path = os.environ.get("HOROVOD_TIMELINE", "")
     if path and path != "DYNAMIC":
         start(path, engine, mark_cycles=os.environ.get("HOROVOD_TIMELINE_MARK_CYCLES", "0") not in ("", "0"))

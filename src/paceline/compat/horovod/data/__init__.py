@@ -32,7 +32,7 @@ class BaseDataLoader:
     """Base class of loaders, which define `_iterate`."""
 
     def __len__(self) -> int:
-        """Return the number of batches."""
+        """Raise TypeError; a subclass returns the number of batches."""
         # Raise TypeError, as for any object without a length: `list(loader)` calls `__len__` and ignores this error.
         raise TypeError(f"{type(self).__name__} has no __len__; define it to return the number of batches.")
 
@@ -46,12 +46,12 @@ class BaseDataLoader:
         )
 
     def _process_batch(self, batch: Any) -> Any:
-        """Return the batch for the script. The script's thread calls this method."""
+        """Return the unchanged batch. A subclass may convert it, in the script's thread."""
         return batch
 
 
 class AsyncDataLoaderMixin:
-    """A mixin that reads batches ahead. Name it before the loader among the bases.
+    """A mixin that reads batches ahead. Inherit from it before the loader.
 
     `async_loader_queue_size` is the maximum number of batches that are read ahead, or 0 to read none ahead. All other
     arguments go to the loader. Each epoch has its own thread, from the start of the loop until its end or until the script
@@ -152,7 +152,7 @@ class Prefetcher:
             self._put("end", None)
 
     def _put(self, kind: str, value: Any) -> bool:
-        """Put an item into the queue. Return False if `close` was called."""
+        """Put (`kind`, `value`) into the queue. Return False if `close` was called."""
         while not self._closed.is_set():
             try:
                 self._queue.put((kind, value), timeout=_TICK_S)

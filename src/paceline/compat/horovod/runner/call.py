@@ -50,8 +50,8 @@ def run(
     """Call `func(*args, **kwargs)` on ranks and return the results.
 
     Arguments and results travel by cloudpickle, so functions of the main program or a notebook work. The ranks' output has a
-    prefix. With min_num_proc or host_discovery_script the job is elastic, and the results are those of the last attempt's ranks.
-    hosts, output_filename and the like are those of `horovodrun`. network_interface and np are old names of network_interfaces
+    prefix. With min_num_proc or host_discovery_script the job is elastic, and the results come from the last attempt's ranks.
+    hosts, output_filename and the like are options of `horovodrun`. network_interface and np are old names of network_interfaces
     and num_proc. disable_cache has no effect: nothing is cached.
 
     Raises:

@@ -54,7 +54,7 @@ class ElasticLimits:
 class ElasticDriver:
     """A runner that repeats attempts until one succeeds or no further attempt can start.
 
-    `job` is a function that returns an attempt's job for the slots of its ranks.
+    `job(slots)` returns the job of an attempt whose ranks have these slots.
     """
 
     def __init__(

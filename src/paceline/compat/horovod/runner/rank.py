@@ -2,9 +2,9 @@
 
     python .../runner/rank.py [RANK]
 
-mpirun starts it, or `horovodrun` itself (with the rank as argument, and the address on standard input). When the connection
-breaks, `horovodrun` is gone, and this process kills all its descendants: so no process of a job stays on any host, however it
-ended.
+mpirun starts this process, or `horovodrun` itself (with the rank as argument, and the address on standard input). When the
+connection breaks, `horovodrun` is gone, and this process kills all its descendants: so no process of a job stays on any host,
+however the job ended.
 """
 
 import os

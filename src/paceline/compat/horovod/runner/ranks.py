@@ -100,7 +100,7 @@ def variables(slot: Slot, size: int, transport: str, master: tuple[str, int]) ->
 
 
 def threads(slots: Sequence[Slot], ranks: Sequence[RankEnd]) -> list[int]:
-    """Return the number of cores for each rank: an equal share of its host's."""
+    """Return each rank's number of cores: an equal share of its host's cores."""
     cores: dict[str, set[int]] = {}
     for slot, rank in zip(slots, ranks, strict=True):
         # Combine the cores of a host's ranks, because mpirun may have bound each rank to its own cores.

@@ -151,7 +151,7 @@ def variables(options: Namespace) -> dict[str, str]:
 
 
 def of_interfaces(names: str | None) -> dict[str, str]:
-    """Return the variables that restrict Gloo and NCCL to interfaces."""
+    """Return environment variables that restrict Gloo and NCCL to network interfaces."""
     return dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), names) if names else {}
 
 

@@ -130,7 +130,7 @@ def _with_mpi(job: RanksJob, contact: Mapping[str, object], scratch: str) -> Sta
 
 
 def exported(mpi_args: str | None) -> dict[str, str]:
-    """Return the variables that `-x NAME=value` for mpirun sets for the ranks."""
+    """Return {name: value} from the `-x NAME=value` options in mpirun's arguments."""
     words = _words("--mpi-args", mpi_args)
     # Skip `-x NAME` without a value: it names a variable of the shell, which the ranks get anyway.
     pairs = [value.partition("=") for word, value in pairwise(words) if word == "-x" and "=" in value]

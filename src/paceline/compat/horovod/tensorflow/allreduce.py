@@ -64,11 +64,11 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[tf.Tensor | tf.IndexedSlices]:
-    """Reduce tensors as one operation, once all of them are ready on all ranks.
+    """Reduce tensors as one operation, once all are ready on all ranks.
 
-    Their types may differ. Sparse tensors are reduced as in `allreduce`. An empty list returns an empty list.
+    The tensors' types may differ. Sparse tensors are reduced as in `allreduce`. An empty list returns an empty list.
 
-    It raises the errors of `allreduce`.
+    This function raises the errors of `allreduce`.
     """
     how = How(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     converted = _converted(tensors)

@@ -46,7 +46,7 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """Gather each tensor like `allgather`, as one operation. An empty list returns an empty list."""
+    """Gather each tensor like `allgather`, as one operation. Return [] for an empty list."""
     converted = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if not converted:
         return []

@@ -9,9 +9,9 @@ In a graph each collective is two operations: one that submits, and one that wai
 A submission runs as soon as its tensor is ready, in any order, and communication overlaps the rest of the backward pass. It
 returns at once, so it never blocks one of TensorFlow's few threads. A waiting operation starts when this rank has submitted all
 of its collectives, and waiting operations run one after the other, in program order. So no rank blocks another by waiting in a
-different order. TensorFlow 1 graphs have no such order; there each waits in a thread of its own.
+different order. TensorFlow 1 graphs have no such order; there each operation waits in a separate thread.
 
-Both operations are stateful, so that TensorFlow neither drops, merges nor precomputes them: all ranks must run the same ones.
+Both operations are stateful, so TensorFlow neither drops, merges nor precomputes them: all ranks must run the same operations.
 
 The ranks' errors are TensorFlow's as well:
 
@@ -75,7 +75,7 @@ class Piece:
 
 
 def run(pieces: Sequence[Piece]) -> list[list[tf.Tensor]]:
-    """Run the collectives and return the results of each. Gradients flow through."""
+    """Run the collectives and return each collective's results. Gradients flow through."""
     tensors = [tensor for piece in pieces for tensor in piece.tensors]
     if not tensors:
         results = _results(pieces, [])
@@ -236,7 +236,7 @@ def as_written(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def opened() -> list[tf.Operation]:
-    """Return the operations that must run before collectives that are added next."""
+    """Return the operations that must run before the graph's next collectives."""
     graph = ops.get_default_graph()
     line = _variable() if _is_ordered(graph) else None
     if line is None:
@@ -263,7 +263,7 @@ def run_beside(operation: tf.Operation) -> None:
 
 
 class _Stretch:
-    """A sequence of a graph's collectives, not interrupted by functions that run collectives."""
+    """Consecutive collectives of a graph, not separated by calls of functions with collectives."""
 
     def __init__(self, graph: tf.Graph, line: tf.Variable) -> None:
         self._graph, self._line = graph, line
@@ -340,7 +340,7 @@ _CLASSES: dict[str, type[_Error]] = {cls.__name__: cls for cls in (HorovodPrecon
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Raise the engine's errors as classes that are TensorFlow's errors too."""
+    """Convert engine errors in the block to classes that are TensorFlow's errors too."""
     try:
         yield
     except tf.errors.OpError:

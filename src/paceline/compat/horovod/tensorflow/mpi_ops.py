@@ -1,4 +1,4 @@
-"""The collectives of `horovod.tensorflow`, under the module name that scripts import, and operations on ranks."""
+"""The module that scripts import for the collectives of `horovod.tensorflow`, and for operations that return ranks and sizes."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def raw(variable: tf.Variable) -> tf.Variable:
 
 
 def key(variable: tf.Variable) -> int:
-    """Return a dictionary key that is equal for a Keras 3 variable and TensorFlow's."""
+    """Return a dictionary key, equal for a Keras 3 variable and its TensorFlow variable."""
     return id(raw(variable))
 
 

@@ -89,7 +89,7 @@ def _of_tensorflow_1(
 class _Distributed1:
     """A mixin that reduces gradients, for optimizer classes of tf.compat.v1.train.
 
-    Gradients are reduced when computed, so that a script can clip the reduced ones. Gradients of several passes are reduced
+    Gradients are reduced when computed, so that a script can clip reduced gradients. Gradients of several passes are reduced
     when the last pass applies them.
     """
 

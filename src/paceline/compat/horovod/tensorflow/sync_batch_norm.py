@@ -18,7 +18,7 @@ class SyncBatchNormalization(_Base):  # type: ignore[misc]
     """Batch normalization that uses all ranks' batches while training.
 
     A rank's batch may have another size than the others', but every rank has to take part in every step. In inference, and with
-    one rank, it is Keras's BatchNormalization. `fused` must be False.
+    one rank, the layer works like Keras's BatchNormalization. `fused` must be False.
 
     Raises:
         ValueError: `fused` is True.

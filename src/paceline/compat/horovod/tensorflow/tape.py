@@ -127,7 +127,7 @@ class _Distributed:
     def get_local_and_global_gradients(
         self, target: Nested, sources: Nested, output_gradients: Nested = None, use_generic_names: bool = False
     ) -> tuple[list[Pair], list[Pair]]:
-        """Return two lists of (source, gradient): local sources, and others with reduced gradients."""
+        """Return two lists of (source, gradient): one for local sources, one with reduced gradients."""
         # `gradient` uses up a tape that is not persistent, as TensorFlow's own method does.
         grads = self.gradient(target, sources, output_gradients, use_generic_names)
         own = self._local_keys()

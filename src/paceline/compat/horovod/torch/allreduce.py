@@ -95,9 +95,9 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """Reduce tensors as one operation, once all of them are ready on all ranks.
+    """Reduce tensors as one operation, once all are ready on all ranks.
 
-    Their types may differ.
+    The tensors' types may differ.
 
     Raises:
         ValueError: As for `allreduce`, or the list is empty.

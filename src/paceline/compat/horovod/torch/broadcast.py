@@ -38,7 +38,7 @@ def broadcast_async(
 def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Replace the tensor's values by those of `root_rank`, and return it."""
+    """Replace the tensor's values by `root_rank`'s values, and return the tensor."""
     return handles.synchronize(_submit(tensor, root_rank, name, process_set, in_place=True))  # type: ignore[no-any-return]
 
 

@@ -127,7 +127,7 @@ def _named(params: Parameters) -> list[tuple[str | None, object]]:
 
 
 def _without_tensors(value: object, tensors: list[torch.Tensor]) -> object:
-    """Replace tensors by placeholders, and append them to `tensors`."""
+    """Replace tensors by placeholders, and append the tensors to `tensors`."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return _Place(tuple(value.shape), value.dtype)
@@ -135,7 +135,7 @@ def _without_tensors(value: object, tensors: list[torch.Tensor]) -> object:
 
 
 def _receive(sent: object, root_rank: int, own: list[torch.Tensor]) -> Any:
-    """Replace placeholders in `sent` by the root's tensors, which the root has in `own`."""
+    """Return `sent` with placeholders replaced by the root's tensors (`own` on the root)."""
     under_way: list[int] = []
     is_root, left = basics.rank() == root_rank, iter(own)
 
@@ -163,7 +163,7 @@ def _rebuilt(value: object, change: Callable[[object], object]) -> object:
 
 
 def _beside(value: object, parameter: torch.Tensor) -> object:
-    """Return state with its tensors, except scalars, on the parameter's device."""
+    """Return optimizer state with its tensors, except scalars, on the parameter's device."""
     if isinstance(value, torch.Tensor):
         return value.to(parameter.device) if value.dim() else value
     return _rebuilt(value, lambda item: _beside(item, parameter))

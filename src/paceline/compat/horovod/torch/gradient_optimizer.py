@@ -43,7 +43,7 @@ class GradientReduction(Reduction):
         return lambda: self._put(p, dense, handles.synchronize(handle), ctx)
 
     def begin_group(self, members: list[torch.Tensor], name: str) -> Finish:
-        """Submit dense gradients as one operation, sparse ones alone. Return a function as `begin` does."""
+        """Submit dense gradients together and sparse gradients singly. Return a function as `begin` does."""
         finishes, dense = [], []
         for index, p in enumerate(members):
             assert p.grad is not None

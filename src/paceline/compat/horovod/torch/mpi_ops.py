@@ -62,7 +62,7 @@ def join(device: int = -1) -> int:
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Wait until every rank of the process set has called it."""
+    """Wait until every rank of the process set has called `barrier`."""
     checked_members(process_set)
     number = process_set.process_set_id
     assert number is not None

@@ -26,7 +26,7 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """Return this rank's rows of the reduced tensor.
+    """Return this rank's share of the reduced tensor's rows.
 
     If the rows do not divide evenly, each of the first ranks gets one more. The gradient is the concatenation of the ranks'
     gradients. For Sum it is multiplied by the number of ranks, as in Horovod.

@@ -18,7 +18,7 @@ class SyncBatchNorm(BatchNorm):
     """Batch normalization that uses all ranks' batches while training.
 
     The input is [N, C, *]. A rank's batch may have another size than the others' and may be empty. In evaluation, and with one
-    rank, it is torch.nn.BatchNorm.
+    rank, the layer works like torch.nn.BatchNorm.
     """
 
     def _check_input_dim(self, input: torch.Tensor) -> None:

@@ -52,7 +52,7 @@ def in_thread(
     daemon: bool = True,
     silent: bool = False,
 ) -> threading.Thread:
-    """Start and return a thread that runs `target(*args)`. `silent` drops its exceptions.
+    """Start and return a thread that runs `target(*args)`. `silent` drops `target`'s exceptions.
 
     Raises:
         ValueError: `args` is not a tuple.

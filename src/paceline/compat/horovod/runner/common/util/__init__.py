@@ -42,7 +42,7 @@ def compute_digest(key: bytes, message: bytes) -> bytes:
 
 
 def check_digest(key: bytes, message: bytes, digest: bytes) -> bool:
-    """Return whether the digest is the message's, in constant time."""
+    """Return whether `digest` belongs to the message, in constant time."""
     return hmac.compare_digest(compute_digest(key, message), digest)
 
 
