@@ -45,7 +45,7 @@ _submitted = 0
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionOptions:
-    """The options of `paceline.job`; `of_estimator` are the ones for `Estimator`."""
+    """Options of `paceline.job`. `of_estimator` has further options, passed to `Estimator`."""
 
     nodes: int = 1
     gpus: int = 0
@@ -219,10 +219,10 @@ def prepared(given_function: Callable[..., object], options: Mapping[str, object
 
 
 def _place_of(module: str, name: str) -> tuple[str, Path]:
-    """Return a module's importable name, and the folder to import it from.
+    """Return a module's importable name, and the folder to add to sys.path.
 
     Raises:
-        JobError: The module has no such name, or is installed.
+        JobError: Workers can't import the module, or it is installed. The message has `name`, the function's name.
     """
     found = sys.modules[module]
     file = finding.main_file() if module == "__main__" else getattr(found, "__file__", None)
@@ -252,7 +252,7 @@ def submit_call(
     args: Sequence[object],
     kwargs: Mapping[str, object],
 ) -> FunctionRun[_R]:
-    """Submit one call, as `FunctionJob.submit` describes it."""
+    """Submit one call and return its run. See `FunctionJob.submit`."""
     global _submitted
     known = prepared(given_function, options)
     run = known.run(new_run_id(known.experiment), known.call(args, kwargs))
@@ -278,7 +278,7 @@ def submit_map(
     at_once: int | None,
     runs: int | None,
 ) -> FunctionRuns[_R]:
-    """Submit many calls, as `FunctionJob.map` describes it."""
+    """Submit many calls and return their runs. See `FunctionJob.map`."""
     known = prepared(given_function, options)
     given = _calls(known, values)
     for name, value in (("at_once", at_once), ("runs", runs)):
@@ -342,7 +342,7 @@ def _calls(known: PreparedFunction, values: Sequence[Iterable[object]]) -> list[
 def _sized(
     known: PreparedFunction, is_here: bool, at_once: int | None, runs: int, number: int
 ) -> tuple[int, PreparedFunction]:
-    """Return a run's number of parallel calls, and the function with their resources."""
+    """Return the number of parallel calls per run, and `known` with resources for them."""
     if at_once is None and known.options.gpus:
         raise JobError(f"map() of {known.name} with gpus=1: write at_once=, the number of GPUs to use.")
     # 0 means: as many calls at a time as the node has cores.

@@ -1,6 +1,6 @@
 """Check the values of an `EnvironmentSpec`, with only the standard library.
 
-Workers load this module. The functions have the type `Any` for the specification, whose module imports this one.
+Workers load this module. The functions annotate the specification as `Any`, because its module imports this module.
 """
 
 from __future__ import annotations

@@ -105,8 +105,8 @@ class Job:
             call `torch.cuda.set_device(LOCAL_RANK)`.
         gpu_share: Each worker's share of its GPU, above 0 and up to 1. Other runs of the machine may use the rest.
         cores: Cores of this machine to reserve for each worker; 0 for none. Only on `local`.
-        priority: Position among waiting runs: "low", "normal", "high", or "urgent", which also asks running ones of a lower
-            priority to leave. Only on `local` and `ssh`.
+        priority: Position among waiting runs: "low", "normal", "high", or "urgent", which also preempts runs of a lower
+            priority. Only on `local` and `ssh`.
         environment: The script's interpreter and packages.
         environment_variables: Variables of every worker; they override Paceline's own. A `secret(...)` among them moves to
             `secrets`.
@@ -243,11 +243,11 @@ class Job:
 
     @property
     def size_text(self) -> str:
-        """The nodes and the processes on each, as in `-j`: "2x4", "2..4x2"."""
+        """The numbers of nodes and of processes per node, such as "2..4x2"."""
         return f"{range_text(*(self.node_range or (self.node_count,) * 2))}x{self.process_count_per_node}"
 
     def resized(self, node_count: int) -> Job:
-        """Return the job of one attempt with `node_count` nodes of its range."""
+        """Return the job for an attempt with exactly `node_count` nodes."""
         return self if node_count == self.node_count else replace(self, node_count=node_count)
 
     def at_most(self, node_count: int) -> Job:
@@ -286,7 +286,7 @@ class Job:
         return self.distributed_backend in ("ps", "tensorflow")
 
     def with_values(self, values: Mapping[str, str]) -> Job:
-        """Return the job with the values of its secrets. Never write it to a file."""
+        """Return the job with secret `values` as environment variables. Never write it to disk."""
         if not self.secrets:
             return self
         # Drop `secrets`, because a name must not have a value and a source. Leave out `notify`'s URLs, which are in `values` too.
@@ -610,7 +610,7 @@ def _check_variables(variables: object) -> None:
 
 
 def _check_own_variables(job: Job) -> None:
-    """Raise JobError if the job sets a variable that differs between workers."""
+    """Raise JobError if the job sets a variable that Paceline sets per worker."""
     for name in (*job.environment_variables, *job.secrets):
         if name in RUN_VARIABLES:
             raise JobError(f"environment_variables sets {name}, which Paceline sets for each worker. Remove it.")

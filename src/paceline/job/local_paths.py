@@ -46,7 +46,7 @@ class LocalPath:
         return f"{'-e ' if self.is_editable else ''}{self.path}{self.extras}{self.tail}"
 
     def line(self) -> str:
-        """Return a line for a requirements file that pip and uv read alike."""
+        """Return the requirement as a requirements-file line for pip and uv."""
         # Escape all other characters, such as spaces, because a space ends the path in a requirements file.
         if self.name or re.fullmatch(r"[\w./+~-]*", str(self.path), re.ASCII):
             return str(self)

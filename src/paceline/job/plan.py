@@ -41,7 +41,7 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSetup:
-    """The results of preparing a node, which its workers need.
+    """The results of preparing a node for its workers.
 
     Attributes:
         python: The script's interpreter.
@@ -100,8 +100,8 @@ class Starter:
     """An engine's program that starts MPI's workers instead of mpirun, such as srun.
 
     Attributes:
-        argv: Command line of the program, to which the worker's is appended. The program starts each worker on its node, in
-            order of rank, with PMIx.
+        argv: Command line of the program, to which a worker's command line is appended. The program starts each worker
+            on its node, in order of rank, with PMIx.
         environment: Variables for the program itself, not for its workers.
     """
 
@@ -130,7 +130,7 @@ class Launch:
         ends_at: Unix time at which the run's time limit ends, or None.
         secret: Hexadecimal key with which the ranks sign messages; empty for a preview.
         spare: Path prefix of a node's warm spare, a process that forks workers; `%` is the node's rank. Empty without spares.
-        states_key: Hexadecimal key with which states are copied to the memory of other nodes; empty without such copies.
+        states_key: Hexadecimal key for copying training states to other nodes' memory; empty without copies.
         source_dir: The folder with the run's copy of the source, or None if it is `work_dir`.
         original_dir: The user's source folder if the copy has links to it, otherwise None.
     """

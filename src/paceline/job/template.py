@@ -49,7 +49,7 @@ class Templates(NamedDocuments[Template]):
         self._documents = Documents(workspace_dir / "templates", _NAME)
 
     def save(self, name: str, path: str | os.PathLike[str], *, replace: bool = False) -> Template:
-        """Keep a copy of a job file under a name.
+        """Store a copy of a job file under a name.
 
         Args:
             name: Name of the template: a letter or digit, then letters, digits, `.`, `_` and `-`; at most 80 characters.

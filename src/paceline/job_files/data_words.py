@@ -15,12 +15,12 @@ _STORE = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*):(?!//)(.*)", re.DOTALL)
 
 
 def data_words(inputs: list[str] | None, outputs: list[str] | None) -> tuple[DataReference, ...]:
-    """Return the references to data that words such as `train=lab:mnist/train,partition=rank` describe."""
+    """Return the data references that words such as `train=lab:mnist/train,partition=rank` describe."""
     return tuple([_input(word) for word in inputs or ()] + [_output(word) for word in outputs or ()])
 
 
 def absolute_word(option: str, word: str, base: Path | None = None) -> str:
-    """Return an option's word with its local path made absolute, from the folder `base`."""
+    """Return the option value NAME=PATH with PATH made absolute, relative to `base`."""
     name, path, _ = _split(option, word)
     whole = os.path.join(base or Path.cwd(), os.path.expanduser(path))
     # A local file called `lab:x` has priority over the store lab, as in `_source`.

@@ -116,7 +116,7 @@ def whole(description: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def asked(description: Mapping[str, Any], workspace_dir: Path | None = None) -> Asked:
-    """Build the job of a description, with all facts that its submission needs.
+    """Build the job that a description describes, with the settings of its submission.
 
     `workspace_dir` is the workspace with the registered environments, by default the configured workspace.
     """

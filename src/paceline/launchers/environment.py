@@ -140,7 +140,7 @@ def _of_elastic(launch: Launch) -> dict[str, str]:
 
 
 def of_place(launch: Launch, place: RankSlot) -> dict[str, str]:
-    """Return the variables of a worker's node and its position on the node."""
+    """Return a worker's variables for its node: local ranks, GPUs, paths of inputs."""
     values: dict[str, str] = {}
     if launch.job.has_launcher:
         values = {
@@ -230,7 +230,7 @@ def with_paths(command: Command, launch: Launch, shell: Mapping[str, str]) -> Co
 def of_interpreter(
     prepared: NodeSetup, users: Mapping[str, str], library_dir: Path, shell: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the variables of the environment's interpreter. The user's variables `users` override them."""
+    """Return environment variables for the script's interpreter. The user's variables `users` override them."""
     own = users.get("PYTHONPATH", None if prepared.is_isolated else shell.get("PYTHONPATH"))
     path = os.pathsep.join([str(library_dir), own] if own else [str(library_dir)])
     values = {"PYTHONPATH": path, **{name: text for name, text in prepared.variables.items() if name not in users}}
@@ -242,7 +242,7 @@ def of_interpreter(
 
 
 def tf_config(launch: Launch, place: RankSlot) -> str:
-    """Return the `TF_CONFIG` of a TensorFlow process: all addresses, and its own role."""
+    """Return the `TF_CONFIG` of a TensorFlow process: all addresses, and the process's role."""
     cluster: dict[str, list[str]] = {}
     for other in launch.places:
         address = f"{launch.nodes[other.node_rank].address}:{launch.ports[2 + other.rank]}"

@@ -100,7 +100,7 @@ def _open_mpi(launch: Launch) -> OpenMpi:
 
 
 def _of_image(launch: Launch) -> OpenMpi:
-    """Return the image's Open MPI. Raise LauncherError if it is missing or too old."""
+    """Return the container image's Open MPI. Raise LauncherError if missing or too old."""
     found = launch.prepared[0].open_mpi
     if found is None or found[1] < (4, 0):
         what = f"has Open MPI {found[1][0]}.{found[1][1]}" if found else "has no mpirun of Open MPI"
@@ -142,7 +142,7 @@ def find_open_mpi(python: str) -> OpenMpi:
 
 
 def _of_library(first: OpenMpi, others: Iterator[OpenMpi], python: str) -> OpenMpi:
-    """Return the Open MPI with the version of mpi4py's library, otherwise `first`."""
+    """Return the Open MPI of the version that mpi4py loads, else `first`."""
     library = mpi4py_library(python)
     if library is None or library.version == first.version:
         return first
@@ -316,7 +316,7 @@ def starter_command(launch: Launch, starter: Starter, major: int, variables: Map
 
 
 def _place_words(launch: Launch) -> list[str]:
-    """Return all workers' variables as options of the worker program: `--for 0-1 --on NODE --set ...`."""
+    """Return workers' variables as options of the worker program: `--for 0-1 --on NODE ...`."""
     words: list[str] = []
     for node in launch.nodes:
         places = [place for place in launch.places if place.node_rank == node.node_rank]

@@ -146,7 +146,7 @@ def _of_head(head: bytes, ending: str) -> str:
 
 
 def is_pickle(head: bytes) -> bool:
-    """Return whether a file's first bytes are a pickle's of protocol 2 or later."""
+    """Return whether a file begins with a pickle of protocol 2 or later."""
     return (
         len(head) > 2
         and head[0] == 0x80

@@ -295,7 +295,7 @@ def _share(blob: Path, copy: Path, size: int) -> bool:
 
 
 def _names(blob: Path) -> list[Path]:
-    """Return a blob's possible paths: the common one and this user's own."""
+    """Return a blob's possible paths: for all users, and for this user."""
     return [blob, blob.with_name(f"{blob.name}-{os.geteuid()}")]
 
 

@@ -37,7 +37,7 @@ class PushedToMlflow:
 
 
 def push(workspace_dir: Path, record: ModelRecord, uri: str) -> PushedToMlflow:
-    """Add a version to MLflow's registry unless it has an equal one. Return its number there.
+    """Add a version to MLflow's registry unless the registry has it. Return MLflow's version number.
 
     Args:
         workspace_dir: Folder of the workspace.

@@ -306,7 +306,7 @@ class Model:
 
         Args:
             workspace: Workspace to register the version in.
-            place: The datastore, as `to` of `push`.
+            place: The datastore: "STORE", "STORE:PATH" or a URL, as for `push`.
             name: Name of the model.
             version: Version number.
 
@@ -350,7 +350,7 @@ class Model:
         tags_and_properties.add_properties(self._notes(), properties)
 
     def update(self, tags: Mapping[str, object] | None = None, description: str | None = None) -> None:
-        """Set tags of this version, and its description unless it is None."""
+        """Set tags of this version, and the description unless `description` is None."""
         if tags:
             self.add_tags(tags)
         if description is not None:

@@ -64,7 +64,7 @@ def push(
         workspace_dir: Folder of the workspace.
         record: The version.
         to: The destination.
-        progress: Called with the progress.
+        progress: Called with (bytes done, total bytes, files done, total files).
         verify: Read every stored byte, and store again files that have changed.
 
     Raises:

@@ -173,7 +173,7 @@ def load(workspace_dir: Path, name: str, version: int | None = None) -> ModelRec
 
 
 def records(workspace_dir: Path, name: str | None = None) -> Iterator[ModelRecord]:
-    """Yield the readable records of model versions by name, the latest version first."""
+    """Yield model versions' readable records, sorted by name, the latest version first."""
     versions = versions_of(workspace_dir)
     for each in versions.names() if name is None else [check_model_name(name)]:
         for version in reversed(versions.versions(each)):

@@ -32,7 +32,7 @@ _ABANDONED_S = 3600.0
 
 @contextlib.contextmanager
 def staged(parts: Path) -> Iterator[Path]:
-    """Yield the folder `files` of a new staging folder, removed after the block.
+    """Yield the folder `files` in a new staging folder. Remove the staging folder afterwards.
 
     The caller may rename the staging folder to a version before that.
     """

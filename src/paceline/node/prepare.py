@@ -118,7 +118,7 @@ def _environment(environment: EnvironmentSpec, folder: RunFolder, node_rank: int
 
 
 def _output(reference: DataReference, folder: RunFolder, node_rank: int, came: Arrived, *, apart: bool) -> Path:
-    """Make and return an output's folder. Without `apart` (see `prepare`), node 0 checks the store."""
+    """Create and return an output's folder. Without `apart`, node 0 also checks the datastore."""
     # Only node 0 checks, because it stores the outputs.
     if node_rank == 0 and not apart:
         check_outputs([reference], came)
@@ -244,7 +244,7 @@ def prepare_container(
 
 
 def _kept(environment: EnvironmentSpec, layer: Layer) -> dict[str, object]:
-    """Return the JSON record of an environment that an image's layer provides."""
+    """Return the JSON record of an environment in a container image's layer."""
     from paceline.containers import key_of
 
     return {

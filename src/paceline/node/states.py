@@ -30,7 +30,7 @@ _MOST_TOLD = 20
 
 
 class StateKeeper:
-    """The training states in a node's memory."""
+    """A holder of training states in a node's memory."""
 
     def __init__(self, key: bytes, folder: str) -> None:
         self._states, self._lock = kept_states.KeptStates(), threading.Lock()
@@ -62,7 +62,7 @@ class StateKeeper:
             self._states.keep(state, fd)
 
     def tell(self, text: str) -> None:
-        """Log a sentence, unless one of its kind was logged."""
+        """Log a sentence unless it was logged before, perhaps with other numbers."""
         # Log only the first of the messages that differ in numbers alone: a worker may send a state after each step.
         if (kind := re.sub(r"\d+", "0", text)) not in self._told and len(self._told) < _MOST_TOLD:
             self._told.add(kind)
@@ -71,7 +71,7 @@ class StateKeeper:
 
 
 def main(argv: list[str]) -> None:
-    """Keep states until the parent process has ended."""
+    """Hold training states until the parent process has ended."""
     if not sys.platform.startswith("linux"):
         return  # only on Linux can workers share memory with this process
     spare, host, folder, report = argv
@@ -94,7 +94,7 @@ def main(argv: list[str]) -> None:
 def rescue(job: Job, folder: RunFolder, node_rank: int, spare: str, lost: Collection[int]) -> dict[str, object]:
     """Write the newest states in this node's memory as checkpoints.
 
-    Write the states of this node's ranks, and of the node before it if that is lost.
+    Write the states of this node's ranks and, if the previous node is lost, of its ranks. Return {"steps": written steps}.
 
     lost: Node ranks of the lost nodes.
     """

@@ -92,7 +92,7 @@ class Goodput:
 
     @property
     def ettr(self) -> float:
-        """The effective training time ratio: the share of time, 0 to 1, in which training advanced."""
+        """The effective training time ratio: the fraction of time in which training advanced."""
         return sum(self.percent[name] for name in EFFECTIVE) / 100
 
     @property

@@ -42,7 +42,7 @@ _RECENT, _MOST, _OLD = 12, 240, 200
 
 
 def merged_samples(passed_s: float) -> int:
-    """Return how many samples to average into one after `passed_s` seconds."""
+    """Return how many samples to average into one, `passed_s` seconds into the attempt."""
     return max((count for after_s, count in THINNED if passed_s > after_s), default=1)
 
 
@@ -109,7 +109,7 @@ class LoadWatch:
         self._next = max(self._next, time.monotonic() + 10 * (time.monotonic() - now))
 
     def pace(self) -> RunPace:
-        """Return how the ranks have spent the attempt's time, and who is the straggler."""
+        """Return how the ranks have spent the attempt's time, and the straggler."""
         from paceline.observe.stragglers import pace_of
 
         return self._placed(pace_of(self._windows, self._names))

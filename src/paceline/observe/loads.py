@@ -124,7 +124,7 @@ def shown_columns(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[
 
 
 def pace_lines(sample: Mapping[str, Any], *, is_over: bool) -> list[str]:
-    """Return lines that say how each rank spent its time, and which ranks are stragglers."""
+    """Return lines on how each rank spent its time, and on stragglers."""
     return lines(RunPace.from_json(sample["pace"], is_over=is_over))
 
 

@@ -32,7 +32,7 @@ class FunctionTime:
 
     own: The share of the function itself.
     whole: The share of the function and of all functions that it calls.
-    by_rank: Rank -> own share.
+    by_rank: Rank -> the share `own` on this rank.
     """
 
     function: str
@@ -45,7 +45,7 @@ class FunctionTime:
 
 @dataclass(frozen=True)
 class RunProfile:
-    """The stacks sampled from a run's workers. `told` has them as plain JSON values."""
+    """The stacks sampled from a run's workers, in `told` as JSON values."""
 
     told: WorkersReport
 
@@ -203,7 +203,7 @@ _Shares = tuple[dict[tuple[str, str], float], dict[tuple[str, str], float], dict
 
 
 def _shares(one: WorkerFacts, *, below: bool) -> _Shares:
-    """Return each function's time share, without and with callees, and its busiest line."""
+    """Return functions' own shares, shares with callees, and busiest lines. `below`: in child processes."""
     own, whole, lines = Counter[tuple[str, str]](), Counter[tuple[str, str]](), Counter[tuple[tuple[str, str], int]]()
     total = 0
     for where, stack, count in _stacks(one):

@@ -42,7 +42,7 @@ class _Look:
 class Looks:
     """The requests for stack dumps and profiles of one attempt's workers.
 
-    shells: The environment of each node for its workers.
+    shells: The environment variables of each node's shell.
     about: Returns a rank's facts that only the supervisor knows, such as its node.
     command_of: Returns the command that runs a program in the environment of a rank's worker.
     """
@@ -69,7 +69,7 @@ class Looks:
     def begin_profile(
         self, done: Callable[[WorkersReport], None], *, seconds: float, rate: float, ranks: Sequence[int] | None = None
     ) -> None:
-        """Start to sample the stacks of these workers, by default of all."""
+        """Start to sample the stacks of `ranks`, by default of all workers."""
         every = [place.rank for place in self._launch.places]
         asked = {"seconds": seconds, "rate": rate}
         # A long limit suffices here, because the sampler program itself ends py-spy in time.

@@ -30,7 +30,7 @@ DATA_MORE = 0.2
 
 @dataclass(frozen=True)
 class Counted:
-    """A rank's steps in a window, its duration, and the seconds of waiting."""
+    """A rank's steps and seconds of waiting in a window, and the window's duration."""
 
     passed_s: float
     steps: float

@@ -100,7 +100,7 @@ class Average(_Follower):
     def full_state_dict(self) -> dict[str, Tensor]:
         """Return the whole averaged model on the CPU, on every rank.
 
-        The names are the model's, so `model.load_state_dict` takes it anywhere.
+        The names are the model's, so `load_state_dict` of the plain model accepts the result.
         """
         with self.applied():
             return full_state_dict(self._par)
@@ -166,7 +166,7 @@ class Twin(_Follower):
                 _follow(local(there), _cut(own, there), keep if is_averaged else 0.0)
 
     def _moved(self, own: Tensor | None, source: str) -> Tensor:
-        """Return the whole tensor `source`, which one pipeline stage has as `own`."""
+        """Return the whole tensor named `source`. Its pipeline stage passes it as `own`."""
         root = next(stage for stage, names in enumerate(self._stages) if source in names)
         shape, dtype = self._about[source]
         if own is not None and self._par.world.coordinate("pipe") == root:
@@ -204,7 +204,7 @@ def _is_averaged(tensor: Tensor) -> bool:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """Copy a tensor in float32 at least, because bf16 rounds decays to 1."""
+    """Copy a tensor as float32 or wider: bf16 rounds decays near 1 to 1."""
     is_narrow = tensor.is_floating_point() and tensor.dtype.itemsize < 4
     return tensor.clone().to(torch.float32) if is_narrow else tensor.clone()
 

@@ -328,14 +328,14 @@ class Places:
         self._slots = slots
 
     def take(self, whole: Tensor, dim: int) -> Tensor:
-        """Return this rank's positions of a whole tensor along `dim`.
+        """Return a tensor's values at this rank's positions along `dim`.
 
         The backward pass gives the other positions a gradient of 0.
         """
         return whole.index_select(dim, self._mine)
 
     def together(self, part: Tensor, dim: int) -> Tensor:
-        """Return the whole sequence along `dim`. The backward pass sums the ranks' gradients."""
+        """Return all ranks' parts joined along `dim`. The backward pass sums ranks' gradients."""
         whole: Tensor = apply_function(_Together, part, self, dim)
         return whole
 

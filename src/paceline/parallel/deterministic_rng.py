@@ -186,7 +186,7 @@ def drawing() -> Iterator[None]:
 
 
 def states(device: torch.device) -> tuple[Hashable, ...]:
-    """Return hashable states of torch's, Python's and numpy's generators, to detect draws."""
+    """Return hashable states of torch's, Python's and numpy's random generators."""
     cuda = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
     own = (hash(state.cpu().numpy().tobytes()) for state in (torch.get_rng_state(), *cuda))
     return (*own, *(state() for _, state in GENERATORS))

@@ -79,7 +79,7 @@ class Executor(Protocol):
         ...
 
     def begin_anew(self) -> None:
-        """Let the next step find the unused parameters again."""
+        """Let the next step find again which parameters get no gradient."""
         ...
 
 

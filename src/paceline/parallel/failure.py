@@ -337,7 +337,7 @@ class ErrorLine:
                 os._exit(1)
 
     def _read(self) -> None:
-        """Read another rank's error from the store, of the last three rounds."""
+        """Read another rank's error of the last three rounds from the store."""
         with self._reading:
             now = self._round
             # Ranks may be a call or two apart: a rank that has sent its part of a collective continues before others receive.

@@ -269,7 +269,7 @@ def _shaken(model: nn.Module, by: float) -> Iterator[None]:
 
 
 def _check_mean(loss: Tensor, of_more: Callable[[int], Tensor]) -> None:
-    """Raise DiffersError if the loss is a sum: it grows with repeated rows (`of_more`)."""
+    """Raise DiffersError if repeating rows n times, by `of_more(n)`, multiplies the loss by n."""
     try:
         with torch.no_grad():
             one = float(loss)

@@ -98,7 +98,7 @@ def _copied(value: _T) -> _T:
 
 @contextlib.contextmanager
 def _second(block: nn.Module, counting: AbstractContextManager[None]) -> Iterator[None]:
-    """Enter `counting`; on exit, undo the recomputed block's updates of buffers and counters."""
+    """Enter `counting` for a recomputation; on exit, restore the block's buffers and counters."""
     saved = [(buffer, buffer.detach().clone()) for buffer in block.buffers()]
     plain = [(module, dict(_numbers(module))) for module in block.modules()]
     try:

@@ -56,7 +56,7 @@ class Task:
         return torch.autocast(device.type, torch.bfloat16)
 
     def loss_of(self, output: object, target: object) -> Tensor:
-        """Call the loss, and raise ParallelError unless it returns one number."""
+        """Return the loss. Raise ParallelError unless the loss is one number."""
         loss: object = self.loss(output, target)
         if isinstance(loss, Tensor) and loss.dim() == 0:
             return loss

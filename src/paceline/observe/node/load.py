@@ -121,7 +121,7 @@ def _of_gpu(gpu: Gpu) -> dict[str, float]:
 
 
 def _packages() -> dict[str, int]:
-    """Return {processor package: energy in microjoules}, which often only root can read."""
+    """Return {processor package: energy counter in microjoules}, {} without permission to read."""
     found = {}
     with contextlib.suppress(OSError, ValueError):
         for name in os.listdir(_RAPL):

@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
 
 
 def answer(output: str, found: dict[str, WorkerFacts], notes: list[str]) -> None:
-    """Append the facts about all ranks to the file `output`, as one line of JSON."""
+    """Append facts about all ranks to the file `output` as a JSON line."""
     text = json.dumps({"time": time.time(), "ranks": found, "notes": sorted(set(notes))})
     file = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     with os.fdopen(file, "wb") as out:

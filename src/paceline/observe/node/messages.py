@@ -45,7 +45,7 @@ class Recorded(TypedDict):
 
 
 class ProcessFacts(TypedDict, total=False):
-    """Facts about a process: its state, and its stacks or the reason why they are missing."""
+    """A process's state, and its stacks or the reason why they are missing."""
 
     pid: int
     parent: int
@@ -100,7 +100,7 @@ class WorkersReport(NodeReport):
 
 
 class WatchedWorkers(TypedDict):
-    """The workers whose resource use a node measures; pid 0 is unknown."""
+    """The workers whose resource use a node measures; pid 0 means unknown."""
 
     folder: str
     run_id: str

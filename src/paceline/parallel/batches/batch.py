@@ -111,7 +111,7 @@ def piece_sizes(rows: int, microbatches: int, replicas: int) -> list[list[int]]:
 
 
 def own_rows(rows: int, microbatches: int, replicas: int, replica: int) -> list[range]:
-    """Return this replica's rows of the global batch: one range per microbatch."""
+    """Return a replica's row numbers in the global batch: one range per microbatch."""
     sizes = piece_sizes(rows, microbatches, replicas)
     return consecutive(size for of_micro in sizes for size in of_micro)[replica::replicas]
 

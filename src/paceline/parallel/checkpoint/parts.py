@@ -67,7 +67,7 @@ def corner_of(tensor: Tensor) -> tuple[int, ...]:
 def writers(boxes: Sequence[Sequence[Box]]) -> dict[Box, int]:
     """Choose the rank that writes each box, and balance the ranks' bytes.
 
-    `boxes` has a list for each rank of the boxes that the rank holds.
+    `boxes` has one list for each rank: the boxes that the rank holds.
     """
     holders: dict[Box, list[int]] = {}
     for rank, of_rank in enumerate(boxes):

@@ -156,7 +156,7 @@ def state_numbers(optimizer: torch.optim.Optimizer | None, device: torch.device)
 
 
 def tried_state_numbers(optimizer: torch.optim.Optimizer | None, device: torch.device) -> int | None:
-    """Return `state_numbers`, or None if a trial step fails."""
+    """Return the measured result of `state_numbers`, or None if the trial fails."""
     numbers = _tried(optimizer, device, 1024)
     return None if numbers is None else numbers[0]
 

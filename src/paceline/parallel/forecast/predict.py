@@ -248,7 +248,7 @@ def all_forecasts(
 
 
 def name_of_layout(layout: Layout) -> str:
-    """Return the key of this layout in `all_forecasts`."""
+    """Return a layout's key in `all_forecasts`, such as "DataParallel(2)"."""
     return shown(strategy_of(layout))
 
 

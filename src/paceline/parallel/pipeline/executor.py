@@ -217,7 +217,7 @@ class Pipelined:
             stage.begin(own, trains=finish is not None)
 
     def _turns(self, micro: Microbatch, finish: Callable[[object, Microbatch], Tensor] | None) -> list[Turn]:
-        """Prepare the pass of a microbatch through each of this rank's stages."""
+        """Prepare a microbatch's passes through this rank's stages. The last stage calls `finish`."""
         # Read the training mode each time, because a script may change it by `par.module.eval()`.
         training = self._module.training
         segments = self._programs.segments(micro, training, self.plan.marks)

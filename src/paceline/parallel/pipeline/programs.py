@@ -92,7 +92,7 @@ class Programs:
         return key_of(micro.args, micro.kwargs, self._mode if training is None else training)
 
     def refresh(self) -> None:
-        """Drop traces that depend on a value which has changed since.
+        """Drop traces for which a value read during tracing has changed.
 
         The next microbatch is then traced again, and cut at the same marks.
         """

@@ -60,7 +60,7 @@ def counting(micro: Microbatch) -> Iterator[None]:
 
 
 def counting_as_now() -> contextlib.AbstractContextManager[None]:
-    """Return a context manager that repeats the present treatment of padding later."""
+    """Return a context manager that later restores the present treatment of padding."""
     return _counting_as(_counts, _somewhere)
 
 
@@ -76,7 +76,7 @@ def _counting_as(counts: bool, somewhere: bool) -> Iterator[None]:
 
 
 class _Shared(SharedByCopies):
-    """A holder of a process group, which copies share and pickles omit."""
+    """A holder of a process group. Copies share the group; pickles omit it."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.group = group

@@ -178,7 +178,7 @@ def attributes_kept(model: nn.Module) -> Iterator[Callable[[], None]]:
 
 @contextlib.contextmanager
 def untouched(model: nn.Module, training: bool | None = None) -> Iterator[None]:
-    """After the block, restore buffers, modes and random generators.
+    """After the block, restore buffers, training modes and random generators.
 
     `training` selects the mode within the block. None keeps the model's mode.
     """

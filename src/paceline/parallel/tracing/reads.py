@@ -92,7 +92,7 @@ class Reads:
 
 @contextlib.contextmanager
 def noting(reads: Reads, is_outer: Callable[[], bool], name_of: Callable[[nn.Module], str | None]) -> Iterator[None]:
-    """Within the `with` block, record all reads of the user's functions.
+    """Within the block, record the variables and attributes that the user's functions read.
 
     Args:
         reads: The reads are added to this object.
@@ -137,7 +137,7 @@ def noting(reads: Reads, is_outer: Callable[[], bool], name_of: Callable[[nn.Mod
 
 
 def attribute_read(module: nn.Module, name: str, text: str) -> tuple[Hashable, Read]:
-    """Return an attribute's key, and a `Read` that returns its current value."""
+    """Return an attribute's key and `Read` object. `text` describes the attribute in messages."""
     return ("attribute", id(module), name), Read(
         text=text, look=lambda: _attribute(module, name), module=module, name=name
     )
@@ -173,7 +173,7 @@ def _note_attribute(reads: Reads, module: nn.Module, name: str, name_of: Callabl
 def _note_names(
     reads: Reads, own: dict[str, object], names: Iterable[str], attributes: tuple[str, ...], depth: int = 3
 ) -> None:
-    """Record reads of `names` in the globals `own`, and of `attributes` in their modules.
+    """Record the globals `names` in `own`. In modules among them, record the names `attributes`.
 
     `depth` limits how many levels of modules in modules are followed.
     """
