@@ -84,7 +84,7 @@ def rerun(
 ) -> RunFolder:
     """Resubmit a run's job with its source and package versions. Return the new run's folder.
 
-    `values` replace the values of secrets from the job's own sources.
+    `values` has values of the job's secrets by name, which replace the values from the secrets' sources.
 
     Raises:
         RunStateError: A program logged the run, or the run is a pipeline or a sweep.
@@ -129,14 +129,14 @@ def _job_of(old: RunRecord) -> Job:
 
 
 def _with_own_places(job: Job, old: RunRecord, run_id: str) -> Job:
-    """Return a step's job with `run_id` in the paths of its outputs."""
+    """Return a step's job with the new `run_id` in its outputs' paths."""
     if old.step is None:
         return job
     return in_places_of(job, run_id, old.step.get("reused_from") or old.run_id)
 
 
 def _with_locked_environment(job: Job, folder: RunFolder) -> Job:
-    """Return the job with the installed versions of its environment, if one was built."""
+    """Return the job with its built environment's exact versions; unchanged without a build."""
     built = read_json(folder.environment)
     if not built:
         return job
@@ -345,7 +345,7 @@ def _undeclared(name: str) -> DeclaredOption:
 
 
 def _meant(given: str, known: Declared, pieces: Sequence[_Piece]) -> tuple[str, DeclaredOption]:
-    """Return the option that `given` names, with or without dashes, and its declaration."""
+    """Return (name, declaration) of the option that `given` names, with or without dashes."""
     bare = given.lstrip("-")
     forms = [given, f"--{bare}", f"--{bare.replace('_', '-')}", f"--{bare.replace('-', '_')}", f"-{bare}"]
     options = _by_name(known)

@@ -262,7 +262,7 @@ class Parallel:
                 return evaluate(executor, loader, metric, weight, self.task, self.world)
 
     def check(self, batch: object, limit: float | None = None) -> Checked:
-        """Compare one step on this batch with the plain model; see `check.check`."""
+        """Compare a training step's results with the unparallelized model's; see `check.check`."""
         with self.watch.guard("check()"):
             from paceline.parallel.check import check
 
@@ -322,7 +322,7 @@ class Parallel:
         schedulers: Sequence[Resumable] = (),
         every: int | None = None,
     ) -> Path | None:
-        """Save a checkpoint. Return its path, or None without a save; see `checkpoint.save`."""
+        """Save a checkpoint. Return its path, or None if `every` skips it; see `checkpoint.save`."""
         with self.watch.guard("save()"), step_clock.counted(step_clock.SAVE):
             self._refuse_averaged("save()")
             from paceline.parallel.checkpoint import store
@@ -337,7 +337,7 @@ class Parallel:
             store.wait(self)
 
     def load(self, path: str | Path | None = None, *, schedulers: Sequence[Resumable] = ()) -> bool:
-        """Resume from a checkpoint. Return whether there was one; see `checkpoint.load`."""
+        """Resume from a checkpoint. Return False if none exists; see `checkpoint.load`."""
         with self.watch.guard("load()"):
             self._refuse_averaged("load()")
             from paceline.parallel.checkpoint import store
@@ -347,7 +347,7 @@ class Parallel:
     def full_state_dict(self) -> dict[str, Tensor]:
         """Return the whole model on the CPU, on every rank.
 
-        Names are those of the plain model, whose `load_state_dict` accepts the result.
+        Names are as in the plain model, whose `load_state_dict` accepts the result.
         """
         with self.watch.guard("full_state_dict()"):
             from paceline.parallel.checkpoint import store
@@ -456,6 +456,6 @@ class Parallel:
             broadcast(list(self.executor.module.buffers()), self.world.replica_group)
 
     def _place(self, batch: object) -> tuple[int, int, int]:
-        """Return the epoch, the samples consumed after this batch, and the finished steps."""
+        """Return the numbers (epoch, samples consumed after this batch, finished steps)."""
         known = batch if isinstance(batch, (OwnBatch, GlobalBatch)) else self._progress
         return known.epoch, known.consumed, self._progress.steps

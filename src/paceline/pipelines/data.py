@@ -63,7 +63,7 @@ class PipelineData:
         return str(self.as_reference())
 
     def as_reference(self) -> DataReference:
-        """Return the reference by which a job names this folder."""
+        """Return the data as a job's input, as `as_mount` does."""
         return self.as_mount()
 
     def as_mount(self) -> DataReference:
@@ -160,7 +160,7 @@ def check_parameters(known: dict[str, object], given: dict[str, object]) -> dict
     """Return the value of each parameter: the given value, or else the default.
 
     Raises:
-        PipelineError: No step has a given parameter.
+        PipelineError: A given parameter is in no step.
     """
     if unknown := sorted(set(given) - set(known)):
         there = f"it has {', '.join(sorted(known))}" if known else "it has none"

@@ -26,7 +26,7 @@ from paceline.sweeps.start import check_points
 
 
 class Pipeline:
-    """Steps that run in the order of their data.
+    """Steps, ordered by the data that one writes and another reads.
 
     `Experiment.submit` starts the pipeline.
 

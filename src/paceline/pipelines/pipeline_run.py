@@ -96,7 +96,7 @@ class PipelineRun(Run):
         return rows(self._folder, self.record())
 
     def output(self, name: str, step: str | None = None) -> DataReference:
-        """Return an output as an input for other runs.
+        """Return a step's output as an input for other runs.
 
         Args:
             name: Name of the output.

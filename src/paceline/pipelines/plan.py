@@ -96,7 +96,7 @@ def spec_of(
 
 
 def step_output(job: Job, name: str) -> DataReference:
-    """Return the output of a step's job with this name."""
+    """Return the output `name` of a step's job."""
     return next(reference for reference in job.inputs if reference.name == name and reference.is_output)
 
 

@@ -128,7 +128,7 @@ class Step:
         return defaults((word.name, word.default_value) for word in words if isinstance(word, PipelineParameter))
 
     def planned(self, run_id: str, default_store: str, parameters: Mapping[str, object]) -> Planned:
-        """Return the step's job and outputs for the id of its run.
+        """Return the step's job and outputs, with paths for the run `run_id`.
 
         Args:
             run_id: Id of the step's run.

@@ -101,12 +101,12 @@ def _but_the_last(families: Iterable[Family], count: int) -> list[Family]:
 
 
 def _is_kept(folders: Iterable[RunFolder], makers: Container[str]) -> bool:
-    """Return whether any run has the tag `keep` or made a model (`makers`)."""
+    """Return whether any run is tagged `keep` or is among the `makers` of models."""
     return any(folder.run_id in makers or KEEP_TAG in tags_and_properties.read(folder.notes).tags for folder in folders)
 
 
 def _excess(runs_dir: Path, there: list[Family], candidates: list[Family], max_bytes: int) -> list[Family]:
-    """Return the first `candidates` to remove, so that `there` keeps at most `max_bytes`."""
+    """Return the first candidates whose removal cuts the size of `there` to `max_bytes`."""
     sizes = {family.root.run_id: sum(tree_size(folder.path) for folder in family.folders(runs_dir)) for family in there}
     # Running and kept families count towards the limit, although they are not removed.
     total, going = sum(sizes.values()), []

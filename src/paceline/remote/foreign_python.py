@@ -54,7 +54,7 @@ def program(source: str, function: str, *given: Any, above: Sequence[str] = (), 
 
     source: The path of the file that defines `function`.
     given: The arguments of the function, which are sent as JSON.
-    above: Paths of files whose text precedes that of `source`.
+    above: Paths of files whose text precedes the text of `source`.
     ends_at_once: Exit without the exit handlers of libraries.
     """
     last = _LAST.format(function=function, given=json.dumps(given), mark=MARK, ends_at_once=ends_at_once)

@@ -73,7 +73,7 @@ def bug_report(folder: RunFolder | None, *, messages: bool = False) -> BugReport
 
 
 def versions() -> dict[str, str]:
-    """Return package -> version of the installed `PACKAGES`, without importing them."""
+    """Return {package: version} of installed packages such as torch, without importing them."""
     versions_by_package = {name: version_of(name) for name in PACKAGES}
     return {name: version for name, version in versions_by_package.items() if version is not None}
 

@@ -55,7 +55,7 @@ class ComparedFact:
     """One row of a table of runs: a fact and its values.
 
     Attributes:
-        kind: A key of `KINDS`.
+        kind: "parameters", "metrics", "topology", "settings", "code", "data" or "environment".
         part: The compared value of a metric: "last", "best", "min" or "max". "" for other facts.
         values: The value in each run, or None if the run does not have the fact.
     """

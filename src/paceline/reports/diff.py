@@ -97,7 +97,7 @@ class RunDiff:
 
     @property
     def parting(self) -> MetricChange | None:
-        """Return the metric that differs at the earliest step, or None if unknown."""
+        """Return the metric that differs at the earliest step, or None without one."""
         return next((change for change in self.metrics if change.step is not None), None)
 
     def to_json(self) -> dict[str, object]:

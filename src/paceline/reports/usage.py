@@ -87,7 +87,7 @@ class Usage:
 
 
 def summed(runs_dir: Path, by: str, *, since: dt.datetime | None = None) -> list[Usage]:
-    """Return the usage of runs, summed by a key of `KEYS`, such as "week".
+    """Return the usage of runs, summed by "user", "experiment", "target" or "week".
 
     since: Count only runs that were submitted after this time. A sweep counts through its trials.
     """

@@ -37,7 +37,7 @@ def text(one: Mapping[str, str]) -> str:
 
 
 def lines(record: RunRecord, limit: int = 5) -> list[str]:
-    """Return a line for each excluded file, and one with the number beyond `limit`."""
+    """Return lines for up to `limit` excluded files, and one that counts further files."""
     shown = [text(one) for one in record.left_out[:limit]]
     more = record.left_out_count - len(shown)
     return shown + ([f"and {more} more: paceline show {record.run_id} --json"] if more > 0 else [])
@@ -80,7 +80,7 @@ def _inside(found: list[Entry], at: int) -> Iterator[Entry]:
 
 
 def _replace(top: Path, link: Entry, inside: list[Entry]) -> None:
-    """Replace a link by a copy of its target; `inside` lists a folder's entries."""
+    """Replace a link by a copy of its target. `inside`: a target folder's entries."""
     beside = top / f"{link.name}.{os.urandom(4).hex()}"
     try:
         for entry in (link, *inside):

@@ -198,7 +198,7 @@ class Beside:
         self._channel.send({"size": [rows, columns]})
 
     def heard(self, wait_s: float = _LOOK_S, wait: Callable[[float], None] = time.sleep) -> list[tuple[str, bytes]]:
-        """Return new output as ("out" or "err", bytes), waiting for up to `wait_s` by `wait`.
+        """Return new output as ("out" or "err", bytes). Without output, call `wait(wait_s)` first.
 
         Raises:
             RunStateError: The command could not start, or ended with the run.

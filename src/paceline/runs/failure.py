@@ -126,7 +126,7 @@ class FailureReport:
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """Return a log's last non-empty line, or the text of a box drawn there."""
+    """Return a log's last non-empty line, or the text inside a box-drawing frame."""
     found = [line for line in lines if line.strip()]
     if not found:
         return ""

@@ -175,7 +175,7 @@ class RunFolder:
         return self.path / "prepared" / f"cleaned_{node_rank}.json"
 
     def rescued(self, node_rank: int) -> Path:
-        """Return the file with a node's result of writing kept states."""
+        """Return the file with a node's result of saving in-memory training states."""
         return self.path / "prepared" / f"rescued_{node_rank}.json"
 
     checkpoints = PathAttribute("checkpoints")
@@ -216,13 +216,13 @@ class RunFolder:
         return sorted(int(found[1]) for name in names if (found := _RANK_LOG.fullmatch(name)))
 
     def ranks(self, world_size: int) -> range:
-        """Return all ranks below `world_size`, or up to the last rank that logged."""
+        """Return the ranks below `world_size`, or up to a higher rank that logged."""
         attempts = self.path.glob("attempts/*")
         logs = (rank for path in attempts if path.name.isdecimal() for rank in self.ranks_with_log(int(path.name)))
         return range(1 + max((world_size - 1, *logs, *metric_logs(self.metrics))))
 
     def log_order(self, attempt: int) -> Path:
-        """Return the file with lines of time, rank and log size, for merging."""
+        """Return the file of (time, rank, log size) lines, for merging ranks' logs."""
         return self.attempt(attempt) / "log_order.txt"
 
     def worker_start(self, attempt: int, rank: int) -> Path:
@@ -234,11 +234,11 @@ class RunFolder:
         return self.attempt(attempt) / f"spare_{node_rank}.json"
 
     def keeper(self, attempt: int, node_rank: int) -> Path:
-        """Return the file with the port of a node's keeper."""
+        """Return the file with the port of a node's in-memory state keeper."""
         return self.attempt(attempt) / f"keeper_{node_rank}.json"
 
     def kept(self, attempt: int, rank: int | str) -> Path:
-        """Return a worker's mark that its node keeps its states."""
+        """Return the file that marks a worker's training states as kept in memory."""
         return self.attempt(attempt) / f"kept_{rank}.json"
 
     def worker_group(self, attempt: int, rank: int) -> Path:

@@ -112,7 +112,7 @@ def experiment_of(run_id: str) -> str | None:
 
 
 def is_trial(run_id: str) -> bool:
-    """Return whether a run id is that of a trial or pipeline step."""
+    """Return whether a run id belongs to a trial or pipeline step."""
     found = _AGE.search(run_id)
     return bool(found and found[3])
 

@@ -38,7 +38,7 @@ _TRACEBACK = "Traceback (most recent call last)"
 
 
 def level_of(text: str) -> int:
-    """Return the level of a line without colours, or 0.
+    """Return a log line's `logging` level, or 0. `text` has no colours.
 
     Example:
         >>> level_of("2026-11-28 10:00:00 WARNING disk is slow"), level_of("step 1")
@@ -61,7 +61,7 @@ class LevelFilter:
         self._open: set[object] = set()
 
     def lines(self, writer: object, block: str) -> Iterator[tuple[int, str]]:
-        """Yield (offset, line) of each line in the text of rank `writer` that passes."""
+        """Yield (offset in `block`, line) of the lines of rank `writer` that pass."""
         lower, at = block.lower(), 0
         # Searching for `_SERIOUS` is far quicker than testing each line, but needs equal offsets in `lower` and `block`.
         is_quick = self._least >= LEVELS["warning"] and len(lower) == len(block)

@@ -87,7 +87,7 @@ def moment_start(
 ) -> LogStart | None:
     """Return the position of the first line completed at `time_s` or later, or None.
 
-    attempts: Numbers of attempts in order. Attempts that ended before `time_s` are skipped. time_s: Seconds since 1970.
+    attempts: The attempts in order. Attempts that ended before `time_s` are skipped. time_s: Seconds since 1970.
     """
     for attempt in attempts:
         if attempt.ended_utc is not None and parse_utc(attempt.ended_utc).timestamp() < time_s:
@@ -191,7 +191,7 @@ class _Notes:
             self._file.close()
 
     def cut(self, ends: Mapping[int, int], rank: int, offset: int) -> dict[int, int]:
-        """Ignore the `log_order` lines after byte `offset` in the log of `rank`.
+        """Limit this reader to `log_order` lines before byte `offset` of `rank`'s log.
 
         Return the size that each rank's log had at that time. ends: For each rank, the present size of its log.
         """
@@ -239,7 +239,7 @@ class _Notes:
             end, want = begin, min(want * 8, _MOST_NOTES)
 
     def offsets(self, ranks: Sequence[int], end: int) -> dict[int, int]:
-        """Return each rank's log size at offset `end` of `log_order`, or 0."""
+        """Return {rank: log size noted before offset `end` of `log_order`, or 0}."""
         # Search for those ranks of which the cache has no note before `end`.
         missing = {rank for rank in ranks if rank not in self._seen or self._seen[rank][0] > end}
         at = end

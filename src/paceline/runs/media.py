@@ -278,7 +278,7 @@ _noted: set[tuple[str, str]] = set()
 
 
 def note(name: str, text: str) -> None:
-    """Print a remark on a metric to stderr, at most once per process."""
+    """Print a remark on a metric to stderr; the same remark only once."""
     if len(_noted) < 100 and (name, text) not in _noted:
         _noted.add((name, text))
         print(f"paceline: metric {name!r}: {text}", file=sys.stderr)

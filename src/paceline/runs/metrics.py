@@ -319,7 +319,7 @@ def _in_sequence(attempts: Mapping[int, dict[str, list[MetricEntry]]]) -> dict[s
 
 
 def _taken_up(before: list[MetricEntry], entries: list[MetricEntry], *, is_last: bool) -> list[MetricEntry]:
-    """Return a metric's earlier entries, continued by those of a later attempt.
+    """Return a metric's earlier entries, continued by a later attempt's `entries`.
 
     Steps that the later attempt logged again replace the earlier ones. Entries without a step stay.
 
@@ -341,7 +341,7 @@ def _step(entry: MetricEntry) -> float | None:
 
 
 def _sortable(series: list[MetricEntry]) -> list[MetricEntry]:
-    """Correct decreasing attempts and times of the entries in place. Return `series`."""
+    """Replace decreasing attempts and times by the preceding ones, in place. Return `series`."""
     attempt, time_s = 0, -math.inf
     for entry in series:
         if entry["attempt"] > attempt:

@@ -36,7 +36,7 @@ def is_here() -> bool:
 
 
 def show(html: Callable[[], str], is_over: Callable[[], bool]) -> threading.Thread:
-    """Display the HTML of `html`, updated in a thread until `is_over`. Return the thread.
+    """Display the HTML of `html()`, updated in a thread until `is_over()`. Return the thread.
 
     The thread ends with the run, or with the program.
     """

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def record(folder: RunFolder) -> RunRecord:
-    """Return the run's current record. Close the run first if abandoned.
+    """Return the run's current record. If the run is abandoned, record its end first.
 
     Raises:
         RunNotFoundError: No record can be read.

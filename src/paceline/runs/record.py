@@ -223,7 +223,7 @@ class RunRecord:
 
     @property
     def receivers(self) -> dict[str, set[str]]:
-        """The events that each notification receiver wants, including those of a pipeline's steps."""
+        """The events that each notification receiver of the run or its steps wants."""
         steps: Any = (self.pipeline or {}).get("steps") or ()
         jobs = [(step["job"].get("notify") or (), step["job"].get("notify_on") or DEFAULT_EVENTS) for step in steps]
         found: dict[str, set[str]] = {}

@@ -170,7 +170,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @classmethod
     def get_context(cls, allow_offline: bool = True) -> Self:
-        """Return the run of this process, or outside a run one that only prints.
+        """Return this process's run or, outside a run, an `OfflineRun` that only prints.
 
         If the environment was cleared, the environments of the parent processes count.
 
@@ -302,7 +302,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         return found
 
     def get_environment(self) -> dict[str, Any]:
-        """Return the requested environment, and the exact versions if one was built."""
+        """Return the requested environment, and a built environment's exact versions."""
         job = self.record().job
         built: dict[str, Any] | None = read_json(self._folder.environment)
         return built or {"environment": job.environment.to_json() if job else {}}
@@ -759,7 +759,7 @@ def _check_numbers(what: str, given: object, there: range, run_id: str) -> None:
 def _of_all_nodes(found: list[dict[str, Any]]) -> dict[str, Any]:
     """Return each input's facts by name, such as "files" and "bytes", over all nodes.
 
-    Numbers are sums over nodes that have partitions of the input, else those of one node. found: A dict per input and node.
+    Numbers are sums over the nodes if each has a part of the input, else one node's numbers. found: A dict per input and node.
     """
     together: dict[str, Any] = {}
     for one in found:

@@ -16,7 +16,7 @@ from paceline.system.files import read_json, write_json
 
 
 def link_inputs(job: Job, prepared: NodeSetup, work_dir: Path) -> None:
-    """Link inputs to their `path_on_compute` in the working directory.
+    """Create links to inputs at their `path_on_compute` in the working directory.
 
     Raises:
         DataError: The snapshot has a file of this path.

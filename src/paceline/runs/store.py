@@ -53,7 +53,7 @@ def create(
 
     secrets: Values of the job's secrets by variable.
     checkpoints: Folder that is copied into the run as its own checkpoints.
-    fill: Called with the folder before readers can find it, to add files such as those of an imported run.
+    fill: Called with the folder before readers can find it, to add files such as an imported run's files.
 
     Raises:
         WorkspaceError: The workspace cannot be written to, its disk is full, or the checkpoints cannot be copied.
@@ -206,8 +206,8 @@ def failed_by_hand(folder: RunFolder) -> dict[str, Any] | None:
 def find(runs_dir: Path, run_id: str) -> RunFolder:
     """Return the folder of the run with an id or name.
 
-    run_id: The run's id, a unique prefix of it, or the run's name. A sweep's id takes precedence over those of its trials,
-        which begin with it.
+    run_id: The run's id, a unique prefix of it, or the run's name. A sweep's id takes precedence over its trials'
+        ids, which begin with the sweep's id.
 
     Raises:
         FileNameError: `run_id` is neither a valid id nor the name of a run.
@@ -272,7 +272,7 @@ def shown(folder: RunFolder, record: RunRecord) -> RunRecord:
 
 
 def from_elsewhere(workspace_dir: Path) -> str:
-    """Return a text that says why an untrusted workspace's runs don't continue, and how to trust it."""
+    """Return why an untrusted workspace's runs don't continue, and how to trust it."""
     return f"you have not made its workspace on this machine; to let it go on: paceline trust {shlex.quote(str(workspace_dir))}"
 
 
@@ -310,7 +310,7 @@ def _rank_failure(folder: RunFolder) -> FailureReport | None:
 
 
 def mark_closing(folder: RunFolder) -> None:
-    """Tell readers that the run is over, while its last processes are being killed."""
+    """Mark the run as over, for readers, while its last processes are killed."""
     with contextlib.suppress(OSError):
         folder.closing.touch()
 

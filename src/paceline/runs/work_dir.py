@@ -175,7 +175,7 @@ def _link(folder: RunFolder, top: Path, at: Place) -> None:
 
 
 def _link_names(top: Path, name: str, results: frozenset[str]) -> None:
-    """Link the entries of `/name`, except `results`, into `top/name`."""
+    """Create links in `top/name` to the entries of `/name`, except `results`."""
     with contextlib.suppress(OSError), os.scandir(f"/{name}") as found:
         names = [entry.name for entry in islice(found, _NAMES)]
         # Create the links relative to the open folder, which takes a third less time than with whole paths.

@@ -35,7 +35,7 @@ class Schedule:
         file: The job file, read at each start, or None.
         template: The template, read at each start, or None.
         parameters: Values of the file's parameters.
-        arguments: Arguments of the script that replace those of the file, or None.
+        arguments: Arguments of the script that replace the file's arguments, or None.
         overlap: What is done while a run of the schedule is active: "queue" lets the next run wait, "skip" does not
             start it.
         missed: What is done after times at which the timer was off: "once" starts one run for all of them, "skip" none.
@@ -110,7 +110,7 @@ def since(schedule: Schedule, occurrences: Occurrences) -> dt.datetime:
 
 
 def time_occurrence(due: times.Due, now: dt.datetime, *, late_s: float) -> Occurrence:
-    """Return an occurrence for the latest due time (late after `late_s`), with the missed times."""
+    """Return the latest due time's occurrence (late after `late_s` seconds), with missed earlier times."""
     earlier = [one.isoformat() for one in due.earlier or ()]
     return Occurrence(
         key=f"{TIME}-{due.last:%Y%m%dT%H%M%SZ}",

@@ -70,15 +70,15 @@ class Schedules(NamedDocuments[Schedule]):
         Args:
             cron: Cron expression such as "0 3 * * *", or None.
             file: Job file, or None with `template`.
-            name: Name of the schedule; default: that of the file or template.
+            name: Name of the schedule; default: the name of the file or template.
             template: Name of a template.
             parameters: Values of the file's parameters.
-            arguments: Arguments of the script, in place of the file's.
+            arguments: Arguments of the script, which replace the file's arguments.
             on_dataset: Datasets whose new versions start a run.
             on_model: Models whose new versions start a run.
             after: Experiments or runs whose ends start a run.
             ended: "completed", "failed" or "any": how a run of `after` must have ended. Default: "completed".
-            time_zone: Time zone of `cron`; default: this machine's.
+            time_zone: Time zone of `cron`; default: this machine's time zone.
             overlap: "queue" or "skip" the next run while a run of the schedule is active.
             missed: "once" or "skip": how many runs start for times at which the timer was off.
             timer: The timer to install: "auto", "systemd", "cron" or "none".
@@ -224,7 +224,7 @@ class Schedules(NamedDocuments[Schedule]):
 
     @property
     def tick_path(self) -> Path:
-        """The file whose modification time is that of the timer's last call."""
+        """The file that each check of the schedules touches."""
         return self._folder / ".ticked"
 
     def _names(self) -> Iterable[str]:

@@ -130,7 +130,7 @@ def update(
 
 
 def rollback(folder: ServiceFolder, number: int | None = None) -> DesiredState:
-    """Request that the service changes back to a revision; None for the one served before.
+    """Request a change back to revision `number`, by default the previously served revision.
 
     Raises:
         ServiceError: The service has no such revision.
@@ -309,7 +309,7 @@ def _checked_tls(tls: tuple[str, str] | None) -> tuple[str | None, str | None]:
 
 
 def _check_target(workspace_dir: Path, target: str) -> bool:
-    """Return whether other machines reach the target. Raise ServiceError if it can't serve."""
+    """Raise ServiceError unless the target can serve. Return whether other machines reach its services."""
     config = configured.read(workspace_dir, target)
     if config.kind == configured.LOCAL:
         return False

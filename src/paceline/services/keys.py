@@ -47,7 +47,7 @@ def changed_ns(folder: ServiceFolder) -> int:
 
 
 def change(folder: ServiceFolder, which: str, value: str | None = None) -> str:
-    """Replace one of the two keys, and return the new key."""
+    """Replace the "primary" or "secondary" key, by default at random. Return the new key."""
     if not isinstance(which, str) or which.lower() not in NAMES:
         raise ServiceError(f"there is no key {which!r}. There are 'primary' and 'secondary'.")
     both = dict(zip(NAMES, read(folder), strict=True))

@@ -132,7 +132,7 @@ def _is_point(value: object) -> bool:
 
 
 class ServiceLoad:
-    """The recent request rates of a service that a user watches."""
+    """Recent request rates of a service, sampled while a user watches them."""
 
     def __init__(self, folder: ServiceFolder) -> None:
         self._folder = folder

@@ -51,7 +51,7 @@ class _Data:
 
 
 class ServingOptions(TypedDict, total=False):
-    """Settings of the server that callers pass by name, as in `ServerConfig`."""
+    """Server settings that callers pass by name, with the names of `ServerConfig`."""
 
     max_batch: int
     max_queue: int
@@ -118,7 +118,7 @@ class Revision(_Data):
 class DesiredState(_Data):
     """The state, revision and number of processes that users want for a service.
 
-    serial: A number that increases with each request. The service's record has that of the last completed request.
+    serial: A number that increases with each request. The service's record has the last completed request's serial.
     state: UP, DOWN (stopped) or GONE (deleted).
     workers: Number of model processes.
     """

@@ -208,7 +208,7 @@ class Server:
 class Heartbeat:
     """A pipe into which the server writes one byte each second (`paceline.serving.front.group`).
 
-    Missing bytes prove a hang. A request would not: a server whose queue is full may not answer it.
+    Missing bytes prove a hang. A missing answer to a request does not, since a server with a full queue may not answer.
 
     fd: The write end, which has the same number in the server.
     """

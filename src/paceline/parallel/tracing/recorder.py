@@ -87,8 +87,8 @@ class GraphRecorder(TorchFunctionMode):
         ran: Earlier results of blocks on fake tensors; new ones are added.
 
     The dict `meta` of a node has `shape`, `dtype`, `requires_grad` and `storage` of its tensor, if it is a tensor; the storages
-    that the call `touches` and `writes`, and in `state` those of buffers; and the call's `no_grad`, `random`, `module` (around
-    it) and `line`.
+    that the call `touches` and `writes`, and in `state` the storages of its buffers; and the call's `no_grad`, `random`, `line`
+    and surrounding `module`.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class GraphRecorder(TorchFunctionMode):
                 return self._record(func, name, args, kwargs)
 
     def call_module(self, original: Callable[..., object], module: nn.Module, args: _Args, kwargs: _Options) -> object:
-        """Run `module(*args, **kwargs)`, and record a block as a single call."""
+        """Run `module(*args, **kwargs)`. If it is a block, record a single call."""
         name = self._names.get(id(module))
         if self.inside is not None or name is None:
             return original(module, *args, **kwargs)
@@ -205,7 +205,7 @@ class GraphRecorder(TorchFunctionMode):
         args: _Args,
         kwargs: _Options,
     ) -> tuple[object, set[int]]:
-        """Run a block. Return its result, and the storages that it changes."""
+        """Run a block with the buffers `own`. Return (result, ids of changed storages)."""
         given = tensors_in((args, kwargs))
         key = None
         if self._ran is not None and _is_data((args, kwargs)):
@@ -360,7 +360,7 @@ class GraphRecorder(TorchFunctionMode):
         return node
 
     def _constant(self, value: object, tensor: Tensor | None = None) -> fx.Node:
-        """Add a node for a value that no recorded call has made."""
+        """Add a graph node for a constant and, if given, its fake `tensor`."""
         name = f"_paceline_constant_{len(self.constants)}"
         self.constants[name] = value
         node = self.graph.get_attr(name)

@@ -64,13 +64,13 @@ class Segment:
 
 
 def split(boundaries: Boundaries, places: Sequence[int]) -> tuple[Segment, ...]:
-    """Cut a traced model before the graph nodes with these increasing numbers."""
+    """Cut a traced model into segments, before the node numbers `places` (ascending)."""
     ends = [0, *places, len(boundaries.traced.order)]
     return tuple(_segment(boundaries, first, last) for first, last in pairwise(ends))
 
 
 def stage_module(model: nn.Module, names: Iterable[str], kind: type[_Module]) -> _Module:
-    """Return a module of class `kind` with only these modules and tensors."""
+    """Return a module of class `kind` with the model's submodules and tensors `names`."""
     return _filled(kind(), model, [(model, frozenset(names))])
 
 
@@ -133,7 +133,7 @@ def _segment(boundaries: Boundaries, first: int, last: int) -> Segment:
 
 
 def _emit(graph: fx.Graph, traced: Traced, made: dict[fx.Node, fx.Node], wanted: set[fx.Node], uses: list[str]) -> None:
-    """Copy the graph nodes in `wanted` to `graph`, within no_grad as traced.
+    """Copy the traced nodes `wanted` to `graph`, and keep their no_grad blocks.
 
     `made` maps traced nodes to copies. `uses` collects the names of modules and parameters.
     """
@@ -158,7 +158,7 @@ def _emit(graph: fx.Graph, traced: Traced, made: dict[fx.Node, fx.Node], wanted:
 
 
 def _closure(nodes: Iterable[fx.Node], recomputed: frozenset[fx.Node]) -> set[fx.Node]:
-    """Return all inputs of these nodes that each stage can compute itself."""
+    """Return the nodes' direct and indirect inputs that each stage can compute itself."""
     closure: set[fx.Node] = set()
     todo = list(nodes)
     while todo:

@@ -93,7 +93,7 @@ def find_line(run: Callable[[], object], probe: Callable[[], Hashable], is_outer
 
 @contextlib.contextmanager
 def unwatched() -> Iterator[None]:
-    """Within the block, disable the profile function, which slows fake tensors."""
+    """Within the `with` block, disable Python's profiler, which slows fake tensors."""
     before = sys.getprofile()
     sys.setprofile(None)
     try:
@@ -103,7 +103,7 @@ def unwatched() -> Iterator[None]:
 
 
 def put_back(profiler: Any) -> None:
-    """Set the profiler that `sys.getprofile` has returned as Python's profiler again."""
+    """Restore Python's profiler to `profiler`, an earlier result of `sys.getprofile`."""
     sys.setprofile(profiler if callable(profiler) else None)
     # Before Python 3.12 cProfile's profiler is not callable, so let the profiler enable itself.
     if not callable(profiler) and profiler is not None:

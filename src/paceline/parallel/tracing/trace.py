@@ -119,7 +119,7 @@ class Record(Protocol):
 class Tracer:
     """A tracer of a model, by means of a copy with fake tensors.
 
-    `opened` tells by a module's name whether its forward is traced too.
+    `opened(name)` returns whether to trace the forward of the module `name` too.
     """
 
     def __init__(self, model: nn.Module, opened: Callable[[str], bool], device: torch.device | None = None) -> None:
@@ -194,13 +194,13 @@ class Tracer:
             self._model.forward(*own_args, **own_kwargs)
 
     def _forget_blocks(self, changed: list[nn.Module]) -> None:
-        """Drop stored results of the blocks that contain one of these modules."""
+        """Drop stored results of the blocks that contain a module in `changed`."""
         names = {f"{self._names.get(id(module), '')}." for module in changed}
         for key in [key for key in self._ran if any(name.startswith(f"{key[0]}.") for name in names)]:
             del self._ran[key]
 
     def note_changed(self, text: str) -> None:
-        """Store a changed variable's name, for the error if tracing again fails."""
+        """Store a changed variable's name for the error message of later tracing."""
         self._changed = text
 
     def _without_values(self, failed: Exception) -> ParallelError:
@@ -303,9 +303,9 @@ class Tracer:
         return traced
 
     def _settles(self, model: nn.Module, key: tuple[int, str], traced: Traced, record: Record) -> bool:
-        """Return whether a second call of the model leaves an attribute unchanged.
+        """Return whether a second call changes no attribute and has the same trace.
 
-        `key` is (id of a module, the attribute's name).
+        `key` is (module's id, name) of an attribute that the first call changed. `traced` is the first call's trace.
         """
         owner = next(module for module in model.modules() if id(module) == key[0])
         value = vars(owner).get(key[1])
@@ -417,7 +417,7 @@ def key_of(args: tuple[object, ...], kwargs: dict[str, object], training: bool |
 
 
 def _check_hooks(model: nn.Module) -> None:
-    """Raise ParallelError if the whole model has hooks, which stages never call."""
+    """Raise ParallelError if the root module has hooks, which stages never call."""
     for table in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
         for hook in getattr(model, table).values():
             raise ParallelError(
@@ -427,7 +427,7 @@ def _check_hooks(model: nn.Module) -> None:
 
 
 def _not_collected(error: BaseException) -> str:
-    """Return the name of an output that transformers did not fill, or ""."""
+    """Return which of "hidden_states" and "attentions" transformers left empty, or ""."""
     values = (value for frame, _ in traceback.walk_tb(error.__traceback__) for value in frame.f_locals.values())
     # Look only at dataclasses, because reading an attribute of another object may run the object's code.
     outputs = ((value, name) for value in values if is_dataclass(value) for name in ("hidden_states", "attentions"))

@@ -65,7 +65,7 @@ def interfaces() -> dict[str, tuple[str, int]]:
 
 
 def free_ports(count: int, taken: Container[int] = ()) -> list[int]:
-    """Return up to `count` ports on which no process listens now, except `taken`."""
+    """Return up to `count` ports, not in `taken`, on which no process listens."""
     found: list[int] = []
     # Start at a random port, so that simultaneous or repeated calls get different ports.
     start = int.from_bytes(os.urandom(4), "big") % len(_PORTS)

@@ -63,7 +63,7 @@ class Ends:
 
     @classmethod
     def of_socket(cls, sock: socket.socket) -> Ends:
-        """Make a link of a socket to a program's standard input and output."""
+        """Return a link's end over a socket to a program's standard streams."""
         sock.setblocking(True)
         fd = sock.detach()
         return cls(fd, fd)

@@ -84,7 +84,7 @@ class Link(LinkFiles):
         library_dir: The folder that contains the package `paceline`.
         folder: The folder on the node for the library; `~` is the home folder there.
         shared_library: Whether to look for the library at `library_dir` on the node first.
-        env: Environment variables of the program; None for those of this process.
+        env: Environment variables of the program; None for this process's variables.
         silence_s: Seconds without a message after which each side counts the other as lost.
 
         Raises:
@@ -263,7 +263,7 @@ class Link(LinkFiles):
         self._connection.ask("kill_session", timeout_s=5.0, pid=pid)
 
     def adopt(self, run_id: str) -> None:
-        """Kill a run's leftover processes, and at the agent's end its later processes."""
+        """Kill a run's leftover processes now, and its later processes when the agent ends."""
         self._connection.ask("adopt", timeout_s=10.0, run_id=run_id)
 
     def end_run(self, run_id: str) -> int:

@@ -79,10 +79,10 @@ class LinkFiles:
         self._connection.ask("link", timeout_s=20.0, path=path, target=target)
 
     def make_scratch(self, path: str) -> str:
-        """Create a temporary folder on the node. Return the agent's socket in it.
+        """Create a temporary folder on the node. Return its socket file's path.
 
-        The folder is for sockets and shared memory, and the agent removes it at its end. The socket is that of
-        `rsh.py`.
+        The folder is for sockets and shared memory, and the agent removes it when it exits. On the socket, the
+        agent listens for requests of `rsh.py`.
         """
         header, _ = self._connection.ask("scratch", timeout_s=20.0, path=path)
         return str(header["socket"])
@@ -172,7 +172,7 @@ class LinkFiles:
         self.end_flush(self.begin_flush(is_last=is_last))
 
     def begin_flush(self, *, is_last: bool = False) -> Pending:
-        """Send the request of `flush` without waiting. Return it, for `end_flush`."""
+        """Start a `flush` without waiting. Return the request, for `end_flush`."""
         # `in_order`: the answer must not be delivered before all files that arrived earlier are stored on this machine.
         pending = self._connection.requests.new(in_order=True)
         self._trouble.clear()

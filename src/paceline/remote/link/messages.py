@@ -101,7 +101,7 @@ class Hello:
         env: Environment variables of the node's shell.
         time: The node's clock at this message, in seconds since the epoch.
         library: The folder on the node that contains the package `paceline`.
-        folder: Absolute path on the node of the argument `folder` of `Link.open`.
+        folder: The argument `folder` of `Link.open`, as an absolute path on the node.
     """
 
     host: str

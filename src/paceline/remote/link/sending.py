@@ -148,7 +148,7 @@ def send_run(link: Link, mark: str, folder: RunFolder, top: str, run_dir: str) -
 
 
 def home_of(folder: RunFolder) -> str:
-    """Return "host:runs folder", which marks copies of this workspace's runs on nodes."""
+    """Return "host:runs folder", which identifies this workspace's copies of runs on nodes."""
     return f"{socket.gethostname()}:{folder.path.parent}"
 
 
@@ -159,7 +159,7 @@ def send_left(link: Link, source: Path, path: str) -> None:
 
 
 def send_carried(link: Link, packed: Packed, top: str, run_dir: str) -> None:
-    """Send a node those local files of the job that the node lacks."""
+    """Send a node the job's local files that are missing there."""
     for tree, files in packed.files.items():
         target = f"{top}/{FOLDER}/{tree}"
         count, size = packed.size(tree)

@@ -36,7 +36,7 @@ class Replica:
 
     take_record: Stores the run's record, which a remote supervisor has sent. None if the run is supervised here, and
         its nodes send the changes. If two nodes send a file of one name, this copy keeps the newer file; of two
-        equally old files, that of the lower node rank.
+        equally old files, it keeps the file of the lower node rank.
     known: Name -> stamp of the files that have arrived, updated by `apply`. The sender derives changes from it.
     removed: Names of the user's files that were removed here because the sender has removed them, updated by `apply`.
     """
@@ -240,7 +240,7 @@ class Replica:
             raise ReplicaError(f"the name {name!r} is not one that the other side may send")
 
     def _path(self, name: str) -> str:
-        """Return a name's path in this copy of the run, and create its parent folders."""
+        """Return the path of the file `name` in this copy, and create its parent folders."""
         path, (*above, last) = str(self.top), name.split("/")
         for part in above:
             path = os.path.join(path, part)

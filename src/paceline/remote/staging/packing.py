@@ -107,7 +107,7 @@ def add_json(archive: tarfile.TarFile, name: str, value: Any) -> None:
 
 
 def add_tree(archive: tarfile.TarFile, tree: str, files: Mapping[str, Path]) -> None:
-    """Add the files of a tree to an archive, in the folder `FOLDER`/<tree>."""
+    """Add the files of a tree to an archive, in the folder carried/<tree>."""
     top = tarfile.TarInfo(f"{FOLDER}/{tree}")
     top.type, top.mode = tarfile.DIRTYPE, 0o755
     archive.addfile(top)

@@ -55,7 +55,7 @@ class Arrived:
     def environment(self, environment: EnvironmentSpec) -> EnvironmentSpec:
         """Return the environment with the paths of its packages on this machine.
 
-        Packages that were sent by a datastore are fetched first.
+        Packages that were sent through a datastore are fetched first.
         """
         from paceline.environments.key import moved
 
@@ -64,7 +64,7 @@ class Arrived:
     def linked(self) -> dict[str, Path | None]:
         """Return {path in the source folder: local path} of sent files outside the snapshot.
 
-        The local path of an empty folder is None. Files that were sent by a datastore are fetched first.
+        The local path of an empty folder is None. Files that were sent through a datastore are fetched first.
         """
         found: dict[str, Path | None] = {}
         for path, (tree, name) in self.manifest.linked.items():

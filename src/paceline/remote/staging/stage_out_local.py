@@ -60,7 +60,7 @@ def expect(folder: RunFolder, outputs: Sequence[str]) -> None:
 def take_record(folder: RunFolder, data: bytes) -> None:
     """Store the state of a run that its supervisor has sent.
 
-    Only the fields `_TAKEN` are accepted. If outputs must be stored first, a final state is only written to
+    Only fields that a supervisor may change are stored. If outputs must be stored first, a final state is only written to
     `home.json`.
 
     Raises:

@@ -138,7 +138,7 @@ def field_of(text: str, at: int = 0) -> RunField:
 
 
 def quoted(name: str) -> str:
-    """Return a name for a query, in quotes if ambiguous or with special characters."""
+    """Return a name as queries write it, quoted if ambiguous or with special characters."""
     if _BARE.fullmatch(name) and name.rpartition(".")[2] not in STATISTICS and name.lower() not in KEYWORDS:
         return name
     text = json.dumps(name, ensure_ascii=False)

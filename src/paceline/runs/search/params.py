@@ -51,7 +51,7 @@ def params_of(
 ) -> dict[str, ParamValue]:
     """Return a run's parameters by name, without leading dashes.
 
-    Values of later arguments replace those of earlier ones.
+    A parameter in a later argument of this function replaces the same parameter in an earlier argument.
 
     Args:
         arguments: Arguments of the script. A flag has the value "true", and `lr=0.1` is a parameter too.
@@ -99,9 +99,9 @@ _MOST_NAMES = 1_000_000
 
 
 class Names:
-    """A table of names that equally named `PackedMapping` objects share.
+    """A table of keys that `PackedMapping` objects with equal keys share.
 
-    `at` has the position of each name's value.
+    `at` has the position of each key's value.
     """
 
     __slots__ = ("at",)

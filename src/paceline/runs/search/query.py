@@ -461,7 +461,7 @@ def _seconds(value: str, at: int) -> float:
 
 
 def _times(field: RunField, value: str, now: float, at: int) -> tuple[float, float]:
-    """Return a query's time value as Unix times (start, end), which differ for a day."""
+    """Return Unix times (start, end) of a query's day, or one moment twice."""
     text = value.lower()
     try:
         today = dt.datetime.fromtimestamp(now).date()

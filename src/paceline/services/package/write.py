@@ -53,8 +53,8 @@ def package(
     """Write the folder of a packaged service, completely or not at all.
 
     spec: Models, script, environment and settings.
-    name: Name of the service; by default the first model's.
-    base: Base image; by default Python's, in the version of the run.
+    name: Name of the service; by default the first model's name.
+    base: Base image; by default `python:<the run's version>-slim`.
     overwrite: Replace the folder of an earlier package.
     elsewhere: Write the folder for a run whose node has Paceline and builds the environment.
 
