@@ -1,4 +1,4 @@
-"""The `Service` class: a handle with the Azure SDK's calls."""
+"""The `Service` class: a handle on a deployed service, with the Azure SDK's method names."""
 
 from __future__ import annotations
 
@@ -121,8 +121,8 @@ class Service:
             entry_script: Script with init() and run(), relative to source_directory. Without source_directory, the
                 script's own folder is its source. None serves a single model without a script.
             source_directory: Folder to copy for the script.
-            environment: Environment of the script. Default: that of the first model's run, in its exact versions;
-                without such a run, this interpreter.
+            environment: Environment of the script. Default: the environment of the first model's run, in its exact
+                versions; without such a run, this interpreter.
             environment_variables: Variables of the script.
             workers: Number of model processes.
             host: Address to listen at; "0.0.0.0" for all addresses of this machine.
@@ -323,7 +323,7 @@ class Service:
         wait: bool = True,
         **settings: Unpack[ServingOptions],
     ) -> ServiceRecord:
-        """Serve a new revision, while all requests are answered.
+        """Serve a new revision without interrupting requests.
 
         Omitted arguments keep their values.
 

@@ -103,7 +103,7 @@ def stored(folder: ServiceFolder) -> ServiceRecord:
 
 
 def change(folder: ServiceFolder, record: ServiceRecord, **changes: Any) -> ServiceRecord:
-    """Write the record with `changes`, and log a new state. The caller holds the lock."""
+    """Write and return the record with `changes`. Log a new state. The caller holds the lock."""
     now = utc_now()
     new = dataclasses.replace(record, **changes)
     if new == record:
@@ -187,7 +187,7 @@ def editing(folder: ServiceFolder) -> Iterator[None]:
 
 
 def set_desired(folder: ServiceFolder, **changes: Any) -> DesiredState:
-    """Write the desired state with `changes`. The caller holds the lock of `editing`."""
+    """Write and return the desired state with `changes`. The caller holds the lock of `editing`."""
     last = desired(folder)
     new = dataclasses.replace(
         last, serial=last.serial + 1, by=user_name(), time_utc=utc_now(), **{"why": "", **changes}
@@ -251,7 +251,7 @@ def start_supervisor(folder: ServiceFolder, lock_fd: int, python: str | None = N
     """Start the service's supervisor in the background, with the service's lock.
 
     lock_fd: File descriptor of the locked lock file, which the supervisor inherits.
-    python: The supervisor's interpreter; None for that of this process.
+    python: The supervisor's interpreter; None for this process's interpreter.
     """
     with open(folder.log, "ab") as log:
         detached_process.start(

@@ -17,7 +17,7 @@ _flag: mmap.mmap | None = None
 
 
 def watch_client(fd: int) -> None:
-    """Make `is_client_disconnected` read a file, whose byte is 1 after a disconnect."""
+    """Let `is_client_disconnected` read the file `fd`, whose byte is 1 after a disconnect."""
     global _flag
     _flag = mmap.mmap(fd, 1)
 

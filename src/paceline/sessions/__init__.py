@@ -1,4 +1,4 @@
-"""Sessions on a node, which are runs (`paceline dev`): the program of their worker, and the client's side."""
+"""Interactive sessions on a node, which `paceline dev` starts as runs: the worker's program and the client's side."""
 
 from __future__ import annotations
 

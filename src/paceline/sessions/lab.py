@@ -59,9 +59,9 @@ def check_iris_later() -> None:
 
 
 def find_version_without_node() -> None:
-    """Don't let the import of JupyterLab read Yarn's settings by Node.js.
+    """Prevent the import of JupyterLab from starting Node.js to read Yarn's settings.
 
-    The import makes an object for its version, and drops the object. Objects made later read the settings.
+    The import creates an object only to get JupyterLab's version. Objects that are created later read the settings.
     """
     put_back: list[Callable[[], None]] = []
 
@@ -131,7 +131,7 @@ def offer(warm: WarmKernel) -> None:
 
 
 def become_kernel() -> None:
-    """Import a kernel's modules, wait for the request of `WarmKernel.become` on standard input, and run the kernel.
+    """Import a kernel's modules, wait for a request on standard input, and run the kernel.
 
     Return if the server ends without a request.
     """

@@ -20,7 +20,7 @@ _PLACES = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/us
 
 
 def configuration(folder: Path, environment: dict[str, str]) -> str:
-    """Return the text of a file sshd_config, which gives shells the run's variables."""
+    """Return the text of an sshd_config that sets the run's variables in shells."""
     kept = {name: value for name, value in environment.items() if not set(value) & set('"\n\\') and name.isidentifier()}
     variables = " ".join(f'"{name}={value}"' for name, value in sorted(kept.items()))
     return "\n".join(

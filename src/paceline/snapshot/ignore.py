@@ -1,4 +1,4 @@
-"""Rules that exclude files from a snapshot: those of `.amlignore`, else of `.gitignore`, and a few fixed names.
+"""Rules that exclude files from a snapshot: patterns in `.amlignore` (if missing, in `.gitignore`) and a few fixed names.
 
 The syntax is git's, with ignore files in subfolders; pathspec parses it.
 """

@@ -98,7 +98,7 @@ def scan(
         opened: Paths that are copied despite the rules: the script, its folder, the working directory and their
             parents, relative to `source`. The run gets links to excluded files. None: the run can't have links, so a
             file that can't be copied is an error.
-        wanted: Folders with results of earlier runs to which the run gets links, relative to `source`.
+        wanted: Folders, relative to `source`, that the run gets links to because they hold earlier runs' results.
         is_whole: Whether to include files beyond the limits, and files that ignore files exclude.
 
     Raises:

@@ -210,7 +210,7 @@ def submit(
 
     `step` is a pipeline step's entry in the record, and `warnings` are the record's first warnings. `values` are
     secrets by name, which replace the values at the job's sources. Files in `leave_out` are not copied into the snapshot.
-    `checkpoints` and `fill` are those of `NewRun`.
+    `NewRun` describes `checkpoints` and `fill`.
 
     Raises:
         UserError: The run is known to fail before any process starts.
@@ -304,7 +304,7 @@ def being_started(
     tags: Mapping[str, object] | None = None,
     display_name: str | None = None,
 ) -> Iterator[None]:
-    """Fill a new run's folder (snapshot, tags). The `with` block starts its process.
+    """Fill a new run's folder (snapshot, tags). The caller's `with` block starts the run's process.
 
     After the block the run's lock is released.
 

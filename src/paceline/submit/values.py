@@ -69,7 +69,7 @@ def _check_length(what: str, text: str) -> None:
 
 
 def unrecorded(job: Job, values: Mapping[str, str]) -> tuple[Job, dict[str, str]]:
-    """Move likely secrets out of the job's variables. Return the job and all values.
+    """Turn variables that look secret into job secrets. Return the job and all secrets' values.
 
     So no record holds the value of such a variable. A rerun reads the value from the shell's variable of the same name.
     """

@@ -67,7 +67,7 @@ class ExecCommands:
 
     shells: The workers' environment on each node.
     is_running: Returns whether a rank's worker runs.
-    looks: Takes the requested stack dumps and profiles.
+    looks: The object that makes the requested stack dumps and profiles.
     """
 
     def __init__(

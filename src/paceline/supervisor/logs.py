@@ -49,7 +49,7 @@ def _link(target: str, beside: str, path: str) -> None:
 
 
 class NewFiles:
-    """A detector of new files in a folder, which lists only changed folders."""
+    """A detector of new files in a folder, without listing an unchanged folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = str(folder)

@@ -66,7 +66,7 @@ def on_nodes(
     stop: Polled for a reason to stop the run, such as "cancel".
     more: Further options of the command.
 
-    The first failed or lost node ends the processes on the others.
+    The first failed or lost node ends the processes on the other nodes.
     """
     folder, wake = run.folder, run.wake
     result, _ = _VERBS[verb]
@@ -167,14 +167,14 @@ def send_signals(nodes: Nodes, pids: Mapping[int, Sequence[int]], numbers: Seque
 
 
 def from_here(run: Supervision, verb: str) -> NodeOutcome:
-    """Check or store the outputs of remote nodes, by `paceline.node` on this machine."""
+    """Run the `paceline.node` command `verb` here, to check or store remote nodes' outputs."""
     nodes = ThisHost()
     seen = nodes.send(run.folder, library_dir(run.folder.path.parent.parent))
     return on_nodes(run, verb, [0], nodes, seen, run.cancel_reason)
 
 
 def _environment(folder: RunFolder, seen: RemotePaths, shell: Mapping[str, str] | None) -> dict[str, str]:
-    """Return environment variables that mark a process as one of the run's.
+    """Return environment variables that identify a process as part of the run.
 
     By the marks, processes that a killed supervisor left behind are found. SUPERVISOR_VARIABLE is removed, because
     processes with this variable are spared when the run's processes are killed.
@@ -223,7 +223,7 @@ def _report(verb: str, node_rank: int, code: int, result: Any, folder: RunFolder
 
 
 class ThisHost(LocalNodes):
-    """This machine, as the only node of a run whose other nodes are remote.
+    """This machine as a `Nodes` object with one node, for runs on remote nodes.
 
     `LocalNodes` reaps and kills every child of this process. Here that would include the ssh processes that connect to
     the run's nodes, and whose exit codes other threads wait for. So this class waits for single pids.

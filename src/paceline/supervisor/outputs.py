@@ -25,7 +25,7 @@ _RESCUE_S = 300.0
 
 
 def brought_home(run: Supervision, outcome: Outcome) -> Outcome:
-    """Fetch an attempt's files from the nodes. Return the outcome, or one with a failure to fetch them.
+    """Fetch an attempt's files from the nodes. Return the outcome, including a failure to fetch.
 
     If files could not be fetched, the failure and a property of the run name them and the machine that still has them.
     """
@@ -47,7 +47,7 @@ def brought_home(run: Supervision, outcome: Outcome) -> Outcome:
 
 
 def rescue_states(run: Supervision) -> None:
-    """Let the nodes write the states in their memory as checkpoints.
+    """Let the nodes write the training states in their memory as checkpoints.
 
     Failures are logged: the newest checkpoint on the disk then counts.
     """
@@ -82,7 +82,7 @@ def rescue_states(run: Supervision) -> None:
 
 
 def share_checkpoints(run: Supervision) -> None:
-    """Copy the run's checkpoints to all nodes, or release the nodes."""
+    """Copy the run's checkpoints to all nodes. Release the nodes if this fails."""
     share: Callable[[], None] | None = getattr(run.nodes, "share_checkpoints", None)
     if share is None:
         return
@@ -126,7 +126,7 @@ def _note_left_out(run: Supervision, found: Iterable[Mapping[str, str]]) -> None
 
 
 def with_outputs_stored(run: Supervision, outcome: Outcome) -> Outcome:
-    """Store the run's outputs. Return the outcome, or one with a failure to store them.
+    """Store the run's outputs. Return the outcome, including a failure to store.
 
     Nothing is stored if the run was canceled or interrupted.
     """

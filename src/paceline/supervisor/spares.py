@@ -40,7 +40,7 @@ class WarmSpares:
         self.path = ""
 
     def begin(self, launch: Launch, nodes: Nodes, shells: Sequence[Mapping[str, str]]) -> None:
-        """Prepare for a new attempt, and keep its nodes' idle processes."""
+        """Prepare for an attempt. On the same nodes, keep the idle processes."""
         if nodes is not self._nodes:
             self._nodes, self._pids, self._begun, self._told = nodes, {}, {}, {}
             self.keepers.forget()
@@ -73,7 +73,7 @@ class WarmSpares:
                 say(f"node {name}: {_text(report)}")
 
     def ended(self, ended: ProcessExit, launch: Launch) -> None:
-        """Log a crash, if the ended process is one of these idle processes."""
+        """Log a crash if `ended` is one of the idle processes."""
         self.keepers.ended(ended, launch)
         if self._pids.get(ended.node_rank) == ended.pid and ended.exit_code:
             del self._pids[ended.node_rank]

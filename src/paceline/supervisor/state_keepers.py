@@ -1,8 +1,8 @@
 """Start the processes that keep the last steps of a run on several machines in memory (`paceline.node.states`).
 
-The process of each node keeps the states of its own ranks, and copies of those of the node before it. After a loss the remaining
-nodes write them as checkpoints, and these reach all nodes of the next attempt as other checkpoints do. So all ranks find the same
-newest checkpoint.
+The process of each node keeps the states of its own ranks, and copies of the states of the preceding node. After a loss the
+remaining nodes write the states as checkpoints, and these reach all nodes of the next attempt as other checkpoints do. So all
+ranks find the same newest checkpoint.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from paceline.targets import Nodes
 
 
 class StateKeepers:
-    """The processes of one run that keep states in the memory of its nodes.
+    """The processes of one run that hold training states in its nodes' memory.
 
     key: The secret of the keepers and workers, as hexadecimal digits.
     """
@@ -39,7 +39,7 @@ class StateKeepers:
         self._pids, self._begun, self._ports = {}, {}, {}
 
     def look(self, folder: RunFolder, launch: Launch, nodes: Nodes, shells: Sequence[Mapping[str, str]]) -> None:
-        """Start missing keepers, and announce each one to the node before."""
+        """Start missing keepers, and send each keeper's address to the preceding node."""
         put: Callable[[int, str, bytes], None] | None = getattr(nodes, "put", None)
         if not launch.states_key or put is None:
             return
@@ -64,7 +64,7 @@ class StateKeepers:
                 say(f"node {launch.nodes[before].name} copies no states to node {node.name}: {error}")
 
     def ended(self, ended: ProcessExit, launch: Launch) -> None:
-        """Log a crash, if the ended process is one of these processes."""
+        """Log a crash if `ended` is one of the keepers."""
         if self._pids.get(ended.node_rank) == ended.pid and ended.exit_code:
             del self._pids[ended.node_rank]
             name = launch.nodes[ended.node_rank].name

@@ -81,7 +81,7 @@ def _outcome(run: Supervision) -> Outcome:
 
 
 def _attempts(run: Supervision) -> Outcome:
-    """Run attempts until one is the last. Return its outcome.
+    """Repeat attempts until none must follow. Return the last attempt's outcome.
 
     The run keeps its nodes between attempts if possible.
     """

@@ -106,7 +106,7 @@ class Supervision:
     # --- changes of the run's record
 
     def to(self, status: str, **changes: Any) -> None:
-        """Write the run's next state, with further changes of its record."""
+        """Write `status` as the run's state, with further `changes` to its record."""
         self.record = store.change(self.folder, self.record, status, **changes)
 
     def waiting(self, text: str) -> bool:

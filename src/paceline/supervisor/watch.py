@@ -363,7 +363,7 @@ class WorkerWatch:
         self._used_s = time.thread_time()
 
     def _take_report(self, kind: str, rank: int) -> bool:
-        """Read a worker's report, such as "end". Return False to read it again later."""
+        """Read a worker's report, such as "end". Return False if missing or incomplete."""
         attempt = self._launch.attempt
         if rank not in self._places:
             return True

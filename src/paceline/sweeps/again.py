@@ -39,10 +39,10 @@ def submit_again(
     Args:
         before: The earlier sweep, which may still run.
         workspace_dir: The workspace of both sweeps.
-        space: The search space. Default: that of the earlier sweep.
-        trials: Number of trials. Default: that of the earlier sweep.
-        concurrent: Number of trials at a time. Default: that of the earlier sweep.
-        sampler: A sampler's name. Default: that of the earlier sweep.
+        space: The search space. Default: the earlier sweep's space.
+        trials: Number of trials. Default: the earlier sweep's number.
+        concurrent: Number of trials at a time. Default: the earlier sweep's number.
+        sampler: A sampler's name. Default: the earlier sweep's sampler.
         learn: Give the sampler the results of the earlier sweep.
         display_name: Name of the new sweep. Default: one is made up.
 

@@ -87,7 +87,7 @@ class Declared:
 
 
 def declared(script: Path) -> Declared:
-    """Return the facts about a script's options that are certain from its source."""
+    """Return the facts about a script's options that its source proves."""
     nodes = nodes_of(script)
     try:
         return _of_decorators(nodes) or _Reader(nodes).read()
@@ -96,7 +96,7 @@ def declared(script: Path) -> Declared:
 
 
 def nodes_of(script: Path) -> list[ast.AST]:
-    """Return a script's syntax nodes; empty if it cannot be parsed."""
+    """Return a script's AST nodes; empty if it cannot be parsed."""
     try:
         with tokenize.open(script) as file:
             return list(ast.walk(ast.parse(file.read())))
@@ -162,7 +162,7 @@ class _NotKnownError(Exception):
 
 
 class _Reader:
-    """A reader that follows a script's parser through names, functions and groups."""
+    """An analyzer that follows a script's argparse parser through names, functions and groups."""
 
     def __init__(self, nodes: list[ast.AST]) -> None:
         self._nodes = nodes

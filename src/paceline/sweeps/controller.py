@@ -200,7 +200,7 @@ def write_end(sweep: SweepState) -> None:
 
 
 def best_text(sweep: SweepState) -> str:
-    """Return the best trial, or the first ones on the Pareto front, as text."""
+    """Return the best trial, or the first trials on the Pareto front, as text."""
     lines = []
     for trial in results.best_trials(sweep.trials, sweep.spec)[:_MOST_BEST]:
         leg = trial.best_leg(sweep.spec.goal)

@@ -26,7 +26,7 @@ class Series:
     steps: tuple[float | None, ...] = ()
 
     def before(self, steps: Sequence[float | None]) -> Series:
-        """Return the values whose steps are below the first of a later run's `steps`.
+        """Return the values with steps smaller than the smallest of a later run's `steps`.
 
         Values without a step stay. Attempts of one run are joined in the same way.
         """

@@ -194,7 +194,7 @@ class Dispatcher:
         return self._submission
 
     def _run(self, run_id: str, entry: TrialEntry, rung: int, former: RunFolder | None = None) -> NewRun:
-        """Return a trial's new run, which continues from the checkpoints of `former`, if given."""
+        """Return a trial's new run, resumed from `former`'s checkpoints if given."""
         sweep, spec = self._sweep, self._sweep.spec
         values = {**entry["values"], **budget(spec.stop, rung)}
         job = job_of(sweep.job, values, spec.pass_as, self._snapshot, spec.switches)
@@ -211,7 +211,7 @@ class Dispatcher:
 
 
 def _resumed(job: Job, former: RunFolder | None) -> Job:
-    """Return a trial's job, with the outputs of `former`, if given, as argument `--resume-from`."""
+    """Return a trial's job; if `former` is given, add its outputs as `--resume-from`."""
     if former is None:
         return job
     outputs = DataReference(name=MODEL_LOCATION, sources=(Source(path=str(former.outputs)),))

@@ -38,10 +38,10 @@ class Expression(Protocol):
         """Return the raw value, as samplers use it, at a quantile in [0, 1)."""
 
     def value(self, raw: Raw) -> object:
-        """Return the value that the script gets for a sampler's raw value."""
+        """Convert a sampler's raw value to the value that the script gets."""
 
     def raw(self, value: object) -> Raw:
-        """Return the sampler's raw value for a value of the script.
+        """Convert a value that the script gets to the sampler's raw value.
 
         Raises:
             SweepError: The expression does not have this value.
@@ -266,7 +266,7 @@ class Fixed:
 
 
 def choice(*options: object) -> Choice:
-    """Choose one of the options with equal probability: `choice(32, 64)`.
+    """Return a choice of options with equal probability: `choice(32, 64)`.
 
     A single list or range is unpacked: `choice([32, 64])`, `choice(range(5))`. Options that are mappings are spaces:
     `choice({"--momentum": uniform(0, 1)}, {})`.
@@ -283,7 +283,7 @@ def choice(*options: object) -> Choice:
 
 
 def uniform(low: float, high: float) -> Uniform:
-    """Draw a number from [low, high] uniformly.
+    """Return a uniform distribution over [low, high].
 
     Raises:
         SweepError: An argument is no number, or low is not below high. The functions of the other ranges raise it too.
@@ -295,7 +295,7 @@ def uniform(low: float, high: float) -> Uniform:
 
 
 def quniform(low: float, high: float, q: float) -> Uniform:
-    """Draw `round(uniform(low, high) / q) * q`.
+    """Return the distribution of `round(uniform(low, high) / q) * q`.
 
     Examples:
         >>> space = {"--dropout": pl.quniform(0, 0.5, 0.1)}  # 0.0, 0.1, ..., 0.5
@@ -304,7 +304,7 @@ def quniform(low: float, high: float, q: float) -> Uniform:
 
 
 def loguniform(low: float, high: float) -> Uniform:
-    """Draw a number from [low, high] whose logarithm is uniform.
+    """Return a log-uniform distribution over [low, high].
 
     Examples:
         >>> space = {"--lr": pl.loguniform(1e-5, 1e-1)}
@@ -313,7 +313,7 @@ def loguniform(low: float, high: float) -> Uniform:
 
 
 def qloguniform(low: float, high: float, q: float) -> Uniform:
-    """Draw `round(loguniform(low, high) / q) * q`.
+    """Return the distribution of `round(loguniform(low, high) / q) * q`.
 
     Examples:
         >>> space = {"--hidden": pl.qloguniform(8, 1024, 8)}
@@ -322,7 +322,7 @@ def qloguniform(low: float, high: float, q: float) -> Uniform:
 
 
 def normal(mu: float, sigma: float) -> Normal:
-    """Draw a number with mean mu and standard deviation sigma.
+    """Return a normal distribution with mean mu and standard deviation sigma.
 
     Examples:
         >>> space = {"--bias": pl.normal(0, 0.1)}
@@ -331,7 +331,7 @@ def normal(mu: float, sigma: float) -> Normal:
 
 
 def qnormal(mu: float, sigma: float, q: float) -> Normal:
-    """Draw `round(normal(mu, sigma) / q) * q`.
+    """Return the distribution of `round(normal(mu, sigma) / q) * q`.
 
     Examples:
         >>> space = {"--width": pl.qnormal(64, 16, 8)}
@@ -340,7 +340,7 @@ def qnormal(mu: float, sigma: float, q: float) -> Normal:
 
 
 def lognormal(mu: float, sigma: float) -> Normal:
-    """Draw `exp(normal(mu, sigma))`.
+    """Return the distribution of `exp(normal(mu, sigma))`.
 
     Examples:
         >>> space = {"--weight-decay": pl.lognormal(-7, 1)}
@@ -349,7 +349,7 @@ def lognormal(mu: float, sigma: float) -> Normal:
 
 
 def qlognormal(mu: float, sigma: float, q: float) -> Normal:
-    """Draw `round(lognormal(mu, sigma) / q) * q`.
+    """Return the distribution of `round(lognormal(mu, sigma) / q) * q`.
 
     Examples:
         >>> space = {"--warmup": pl.qlognormal(4, 1, 10)}
@@ -358,7 +358,7 @@ def qlognormal(mu: float, sigma: float, q: float) -> Normal:
 
 
 def randint(low: int, high: int | None = None) -> Integers:
-    """Draw an integer from [low, high - 1] or [0, low - 1].
+    """Return a uniform distribution of integers in [low, high - 1] or [0, low - 1].
 
     Examples:
         >>> space = {"--layers": pl.randint(1, 5)}  # 1, 2, 3 or 4

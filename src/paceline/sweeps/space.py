@@ -74,7 +74,7 @@ class Space:
         return chosen
 
     def values(self, chosen: Mapping[str, Raw]) -> dict[str, object]:
-        """Return the values that the script gets for this point, by name."""
+        """Convert a point's raw values to {name: value}, as the script gets them."""
         values: dict[str, object] = {}
 
         def choose(dimension: Dimension) -> Raw:
@@ -88,7 +88,7 @@ class Space:
         return values
 
     def chosen(self, values: Mapping[str, object]) -> dict[str, Raw]:
-        """Return {key: raw value} of the point for which the script gets `values`.
+        """Convert a script's hyperparameter `values` to {key: raw value}, the samplers' form.
 
         Raises:
             SweepError: A value is not in the space, or a name is missing or unknown.
@@ -120,7 +120,7 @@ class Space:
 
     @property
     def parameters(self) -> list[Dimension]:
-        """The dimensions of all branches that the script gets as hyperparameters."""
+        """The hyperparameters that the script may get, from all branches of choices."""
         return [dimension for dimension in every(self.dimensions) if not dimension.branches]
 
     @property
@@ -134,7 +134,7 @@ class Space:
         return _size(self.dimensions)
 
     def grid(self) -> Iterator[dict[str, Raw]]:
-        """Return all points of a finite space; the last name changes first.
+        """Return all points of a finite space; the last name changes fastest.
 
         Raises:
             SweepError: A name has infinitely many values.

@@ -154,7 +154,7 @@ class SweepSpec:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SweepSpec:
-        """Return the spec that `to_json` wrote, without fields of newer versions."""
+        """Convert JSON from `to_json` to a spec. Ignore fields of newer versions."""
         values = known_fields(cls, data)
         values["space"] = Space.from_json(data["space"])
         values["stop"] = policy_from_json(data["stop"]) if data.get("stop") else None

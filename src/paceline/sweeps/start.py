@@ -66,7 +66,7 @@ def submit_sweep(
 ) -> RunFolder:
     """Start a sweep of `job` and return its folder at once.
 
-    The other arguments are those of `paceline.submit.submit`.
+    `paceline.submit.submit` describes the other arguments.
 
     Raises:
         UserError: The sweep is known to fail before any process starts.

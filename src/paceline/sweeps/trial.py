@@ -221,7 +221,7 @@ def is_better(one: float, other: float, goal: Goal) -> bool:
 
 
 def ranked(trials: Sequence[Trial], goal: Goal) -> list[Trial]:
-    """Return the trials sorted by their best values, then by number."""
+    """Sort trials by best value, the best first, then by number."""
     return sorted(trials, key=lambda trial: (cost(trial.best(goal), goal), trial.number))
 
 

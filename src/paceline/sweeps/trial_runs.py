@@ -92,7 +92,7 @@ def _later(sweep: RunFolder, number: int) -> Iterator[RunRecord]:
 
 
 def trial_of(records: Sequence[RunRecord], runs_dir: Path, spec: SweepSpec) -> Trial:
-    """Return the trial whose runs have these records."""
+    """Build a trial from its runs' records."""
     earlier: list[Leg] = []
     series = Series()
     for record in records[:-1]:

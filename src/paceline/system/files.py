@@ -61,7 +61,7 @@ def write_whole(path: Path, text: str, *, sync: bool = False, mode: int = 0o666)
 
 @contextlib.contextmanager
 def replacing(path: Path, begins: str = ".new-") -> Iterator[Path]:
-    """Yield a temporary path beside `path`, and rename it to `path` on success."""
+    """Yield a temporary path (prefix `begins`) beside `path`, and rename it to `path` on success."""
     beside = path.with_name(f"{begins}{os.urandom(3).hex()}")
     try:
         yield beside
@@ -299,7 +299,7 @@ def _is_above(folder: str, path: str) -> bool:
 
 
 def make_own(path: Path) -> None:
-    """Create a folder in a public one such as /tmp, or accept this user's existing one.
+    """Create a folder in a public folder such as /tmp, or accept this user's existing folder.
 
     Raises:
         PermissionError: The path is a link or a file, belongs to another user, or others may write to it.

@@ -39,7 +39,7 @@ def is_tag(candidate: bytes, key: bytes, purpose: str, data: bytes) -> bool:
 
 
 def prove_as_client(sock: socket.socket, key: bytes) -> Connection:
-    """Authenticate with a server in both directions. Return a connection that owns the socket.
+    """Authenticate mutually with a server. Return a connection that owns the socket.
 
     Raises:
         ConnectionError: The server does not know the key, or is not a server of Paceline. The socket is closed.
@@ -56,7 +56,7 @@ def prove_as_client(sock: socket.socket, key: bytes) -> Connection:
 
 
 def prove_as_server(sock: socket.socket, key: bytes) -> Connection:
-    """Authenticate with a client in both directions. Return a connection that owns the socket.
+    """Authenticate mutually with a client. Return a connection that owns the socket.
 
     Raises:
         ConnectionError: The client does not know the key, or is not a process of Paceline. The socket is closed.

@@ -71,7 +71,7 @@ class KeptStates:
         connection.sendall(json.dumps({"dropped": dropped}).encode() + b"\n")
 
     def keep(self, new: State, fd: int) -> list[int]:
-        """Keep a new state, and its descriptor. Return the steps of this rank's states that it replaces."""
+        """Store a new state and its descriptor. Return the training steps of the rank's replaced states."""
         os.set_inheritable(fd, False)
         kept, dropped = [(new, fd)], []
         # Keep the last two steps of a state that is split over the ranks, because another rank may be a step behind.
@@ -89,17 +89,17 @@ class KeptStates:
         return dropped
 
     def close(self) -> None:
-        """Close all states' descriptors, in a fork of the spare that runs a worker."""
+        """Close all states' descriptors. A fork that becomes a worker calls this."""
         for _, fd in self._states:
             os.close(fd)
         self._states = []
 
 
 def checked(state: object) -> State:
-    """Return a received object as a State.
+    """Return a received object if it is a valid `State`.
 
     Raises:
-        ValueError: It is not a State.
+        ValueError: The object is not a State.
     """
     if not isinstance(state, dict) or state.keys() != _TYPES.keys():
         raise ValueError("a state has other fields")

@@ -82,7 +82,7 @@ class NotCopied:
 
 
 def lines(found: Sequence[NotCopied], top: str = "") -> list[str]:
-    """Return messages on which files outside the snapshot are linked or sent to the run.
+    """Return messages that list files outside the snapshot and how the run gets them.
 
     top: The source folder, relative to the user's working directory.
     """
@@ -122,7 +122,7 @@ def _names(found: Sequence[NotCopied]) -> str:
 
 
 def is_secret(name: str, *, is_folder: bool = False) -> bool:
-    """Return whether a name is that of a file or folder of secrets."""
+    """Return whether a file or folder with this name likely holds secrets."""
     return (not is_folder or name.startswith(".")) and re.fullmatch(_SECRET, name) is not None
 
 
@@ -174,7 +174,7 @@ def with_sent(source: Path, found: Iterable[NotCopied], send: Collection[str]) -
             smallest on, up to SEND_BYTES and 10,000 files in all.
 
     Returns:
-        The files of `found` and those of `send`, with `is_sent` and `kept_back`.
+        The files of `found` and `send`, with `is_sent` and `kept_back`.
     """
     known = list(found)
     # A file or folder inside an excluded folder may be sent.
@@ -274,7 +274,7 @@ def _is_environment(path: str) -> bool:
 
 
 def file_of(snapshot: Path, source: Path) -> Path:
-    """Return the path of the file list: files of `source` that `snapshot` lacks."""
+    """Return the path of the list of files in `source` but not in `snapshot`."""
     import hashlib  # imported here because a supervisor does not need it
 
     key = hashlib.sha256(os.fsencode(os.path.realpath(source))).hexdigest()[:16]

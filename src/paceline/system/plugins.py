@@ -1,4 +1,4 @@
-"""Find built-in targets and launchers, and those of plug-ins, by name."""
+"""Find targets and launchers, built-in or from plug-ins, by name."""
 
 from __future__ import annotations
 

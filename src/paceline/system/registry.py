@@ -169,7 +169,7 @@ class Versions:
         return self.of(name).read(str(version))
 
     def add(self, name: str, make: Callable[[int], Any]) -> int:
-        """Store a new version and return its number, in a block of `locked`.
+        """Store a new version and return its number. The caller holds `locked()`.
 
         make: Called with a version number; returns the document.
 
@@ -196,7 +196,7 @@ class Versions:
                 return version
 
     def remove(self, name: str) -> None:
-        """Remove a name with all its versions, in a block of `locked`."""
+        """Remove a name with all its versions. The caller holds `locked()`."""
         folder = self.of(name).folder
         for version in self.versions(name):  # remove documents first, so that no version exists without its other files
             self.of(name).remove(str(version))
@@ -218,7 +218,7 @@ class Versions:
 
 @dataclass(frozen=True)
 class VersionFolders(Versions):
-    """A registry whose versions are folders. document: the JSON file's name in each."""
+    """A registry whose versions are folders, each with a JSON file named `document`."""
 
     document: str = "version.json"
 
@@ -239,7 +239,7 @@ class VersionFolders(Versions):
         return read_json(self.path(name, version) / self.document)
 
     def add_folder(self, name: str, folder: Path, make: Callable[[int], Any]) -> int:
-        """Rename a folder to the next version, in a block of `locked`. Return the number.
+        """Rename a folder to the next version. Return the number. The caller holds `locked()`.
 
         folder: A folder on the same file system.
         make: Called with the version number; returns the document, which is then written into the folder.
@@ -250,7 +250,7 @@ class VersionFolders(Versions):
         return self._take_number(name, lambda version: self._put(name, version, folder, make(version)))
 
     def put_folder(self, name: str, version: int, folder: Path, document: Any) -> None:
-        """Rename a folder to a given version, in a block of `locked`.
+        """Rename a folder to a given version. The caller holds `locked()`.
 
         Versions that are added later get higher numbers.
 

@@ -44,12 +44,12 @@ def modules_of(path: str) -> str:
 
 
 def keeper_of(spare: str) -> str:
-    """Return the path of the node's keeper, given its spare's."""
+    """Return the path of a node's state keeper from its warm spare's path."""
     return f"{spare}_states"
 
 
 def address_file(spare: str) -> str:
-    """Return the path of the file with the next keeper's address."""
+    """Return the path of the file with the next node's keeper address."""
     return f"{keeper_of(spare)}.next"
 
 

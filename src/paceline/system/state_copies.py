@@ -45,7 +45,7 @@ _TOKEN = re.compile(r"[0-9a-f]{1,64}")
 
 
 class StateSender:
-    """A sender of this rank's states to the keeper on the next node.
+    """A sender of this rank's training states to the next node's keeper process.
 
     Attributes:
         seconds: How long the last copy took.
@@ -57,7 +57,7 @@ class StateSender:
         self._failures, self._next_s = 0, 0.0
 
     def send(self, spare: str, key: bytes, state: State, data: memoryview) -> bool:
-        """Copy a state to the next node. Return whether it was kept.
+        """Copy a training state to the next node. Return whether that node kept it.
 
         Failures are logged, and followed by a pause. Nothing is sent until the supervisor has stored the next keeper's address.
         """
@@ -125,7 +125,7 @@ def _purpose(header: str, offset: int) -> str:
 def receive_states(
     connected: socket.socket, key: bytes, folder: str, keep: Callable[[State, int], object], tell: Callable[[str], None]
 ) -> None:
-    """Receive a worker's states until it closes the connection.
+    """Receive a worker's training states until the worker closes the connection.
 
     Args:
         connected: The connection, from which nothing was read. It is closed.

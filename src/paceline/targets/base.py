@@ -81,7 +81,7 @@ class Nodes(Protocol):
         """
 
     def shell(self, node_rank: int) -> Mapping[str, str] | None:
-        """Return a node's environment variables; None means those of the submitting program."""
+        """Return a node's environment variables; None means the submitting program's variables."""
 
     def begin(self, attempt: int) -> None:
         """Create an attempt's folder on the nodes, and begin to mirror it here."""

@@ -149,7 +149,7 @@ def read(workspace_dir: Path, name: str) -> Configured:
 
 
 def names(workspace_dir: Path) -> list[str]:
-    """Return the names of all targets: `local`, then those of the workspace, sorted."""
+    """Return the names of all targets: `local`, then the workspace's targets, sorted."""
     return [LOCAL, *(name for name in _registry(workspace_dir).names() if name != LOCAL)]
 
 

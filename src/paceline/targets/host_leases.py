@@ -129,7 +129,7 @@ def describe(queue: Queue, answer: "LeaseAnswer") -> "SharesAnswer":
 
 
 def take(given: "Ticket", free_ports: "Callable[[int, Any], Sequence[int]] | None" = None) -> "LeaseAnswer":
-    """Grant the run its share if its turn has come and it fits.
+    """Grant the run its cores and GPUs if its turn has come and they are free.
 
     Return {"granted": {"gpus": [...]}}, or the tickets of the runs before it.
 
@@ -175,7 +175,7 @@ def give_back(given: "Ticket") -> "LeaseAnswer":
 
 
 def note(given: "Ticket") -> "LeaseAnswer":
-    """Record in a run's ticket the time since which it hangs, or None."""
+    """Record in a run's ticket since when the run hangs; None if not."""
     with locked():
         host_queue().mark(given["key"], hangs_since=given["hangs_since"])
     return {}

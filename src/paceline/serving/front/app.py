@@ -116,7 +116,7 @@ class App:
         return [base for path, version in paths for base in (path, f"{path}/versions/{version}")]
 
     def document(self, name: str) -> object:
-        """Return a JSON document of the model, such as "swagger3", or None."""
+        """Return a JSON document of the model, such as "swagger3", or None if missing."""
         return self._documents.get(name)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

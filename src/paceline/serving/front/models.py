@@ -72,9 +72,9 @@ def _stamp(fd: int) -> tuple[int, int, int, int]:
 
 
 def lay_out(config: ServerConfig, folder: Path) -> str | None:
-    """Link the models in the folder `azureml-models`. Return the value of AZUREML_MODEL_DIR.
+    """Create `azureml-models` with links to the models. Return the value of AZUREML_MODEL_DIR.
 
-    The layout is that of the Azure SDK. The result is None without models.
+    The folder has the Azure SDK's layout. The result is None without models.
     """
     if not config.models:
         return None

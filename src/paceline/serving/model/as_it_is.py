@@ -1,4 +1,4 @@
-"""A model served without a script: rows at /score, tensors at /v2/models/NAME/infer.
+"""Serve a model without a script: /score takes rows, /v2/models/NAME/infer takes tensors.
 
 /score   {"data": [[...], ...]}, or the list alone; {"NAME": [...], ...} for a model with several inputs. "method" or "outputs"
          selects outputs. The response is {"predict": [...]}, with a key for each output
@@ -80,7 +80,7 @@ class AsItIs:
         return [replies[at] for at in range(len(calls))]
 
     def _kind(self, request: _Request, at: int) -> Hashable:
-        """Return a key that is equal for requests of one batch, or `at` for a single request."""
+        """Return a key that requests of one batch share; `at` if the request can't be batched."""
         if not self.is_batched or request.rows < 0:
             return at
         shapes = [(name, value.dtype.str, value.shape[1:]) for name, value in request.inputs.items()]

@@ -65,7 +65,7 @@ class Script:
         return _answered(result, before)
 
     def _together(self, items: list[object]) -> list[Reply]:
-        """Call the batch function. If it fails, call the function again for each request alone."""
+        """Return the batch function's replies to all items. If it fails, call it per item."""
         if not items:
             return []
         before = time.perf_counter()

@@ -1,6 +1,6 @@
 """Find the worker that failed first, and the reason: pure functions from facts to the failure report.
 
-The first worker to exit is often not the first to fail. When a worker dies, the collectives of the others end with
+The first worker to exit is often not the first to fail. When a worker dies, the other workers' collectives end with
 "connection closed by peer", and they exit at once, while the failed worker may still be printing its traceback. So the
 first failure is the earliest exception that left a script; of a worker without an exception, the end of the process
 counts. Workers whose error says that they lost a peer come last.
@@ -110,7 +110,7 @@ class WorkerEnd:
 
 
 def script_exit_code(exit_code: int | None, error: ErrorFile | None) -> int | None:
-    """Return the exit code of the script's exception if a later signal, abort or `os._exit(0)` has hidden it."""
+    """Return `exit_code`, or the script exception's code if a signal or `os._exit(0)` hid it."""
     return error.get("exit_code", 1) if error is not None and (not exit_code or exit_code > 128) else exit_code
 
 
@@ -169,7 +169,7 @@ def worker_report(
 
 
 def gone_before(first: WorkerEnd, ends: Sequence[WorkerEnd]) -> str:
-    """Return a sentence, to append, on workers whose early end made `first` fail, or ""."""
+    """Return a sentence about workers that ended too early and made `first` fail, or ""."""
     if not first.is_victim:
         return ""
     if gone := [end.rank for end in ends if end.exit_code == 0 and not end.stopped]:

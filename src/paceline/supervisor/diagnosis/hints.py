@@ -227,7 +227,7 @@ def _of_source(report: FailureReport, job: Job) -> str | None:
 
 
 def edit_for(report: FailureReport) -> str | None:
-    """Return a sentence with the edit that makes an old script work, or None."""
+    """Return a sentence with the code change that an old script needs, or None."""
     said = report.exception or ""
     for pattern, edit in _COMPILED:
         if (match := pattern.search(said)) is not None:
@@ -289,7 +289,7 @@ def missing_text(
 
 
 def _users_own(name: str) -> str:
-    """Return the user's path for a path in a run's copy of the working directory."""
+    """Strip the run's working directory from a path; return other paths unchanged."""
     return re.sub(r"^.*/runs/[^/]+/work(?=/)", "", name)
 
 

@@ -1,4 +1,4 @@
-"""Pictures of any runs, drawn like those of a sweep.
+"""Pictures of any runs, drawn like a sweep's pictures.
 
 The runs stand for the trials of a sweep, and their arguments for its space.
 """

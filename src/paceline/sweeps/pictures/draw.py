@@ -47,7 +47,7 @@ def sketched(title: str, spec: SweepSpec, trials: Sequence[Trial], known: Shares
 
 
 def shares(spec: SweepSpec, trials: Sequence[Trial]) -> Shares:
-    """Return the importance of hyperparameters, which takes seconds for many trials."""
+    """Compute the importance of hyperparameters. This takes seconds for many trials."""
     importances_by_metric: list[tuple[str, tuple[Importance, ...]]] = []
     remarks: list[str] = []
     # Leave out failed trials, whose values are not reliable.

@@ -57,7 +57,7 @@ _NEEDS = {"Optuna": "optuna", "scikit-learn": "sklearn"}
 def importances(trials: Sequence[tuple[Trial, float]], space: Space) -> tuple[Importance, ...]:
     """Return the share of each hyperparameter, the largest first.
 
-    The result is empty for fewer than `LEAST` trials or equal values. `trials` are pairs of a trial and its value; a
+    The result is empty for fewer than 10 trials (`LEAST`) or equal values. `trials` are pairs of a trial and its value; a
     stopped trial has the value that it reached. A hyperparameter that belongs to one option of a choice is computed
     from the trials with this option.
     """

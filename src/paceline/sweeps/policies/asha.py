@@ -1,4 +1,4 @@
-"""Asynchronous successive halving (ASHA), and Hyperband's brackets of it.
+"""Asynchronous successive halving (ASHA), and Hyperband, which distributes trials among several ASHA brackets.
 
 Li et al., A System for Massively Parallel Hyperparameter Tuning, MLSys 2020; Li et al., Hyperband, JMLR 2018.
 """

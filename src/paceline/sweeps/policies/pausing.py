@@ -72,7 +72,7 @@ def pausing(policy: object) -> PausingPolicy | None:
 
 
 def budget(policy: object, rung: int = 0) -> dict[str, int]:
-    """Return the script argument that sets a run's length as {name: value}, or {}."""
+    """Return {script argument: value} that ends a run at the rung after `rung`, or {}."""
     pausing_policy = pausing(policy)
     argument = None if pausing_policy is None else pausing_policy.argument(rung)
     return {} if argument is None else {argument[0]: argument[1]}

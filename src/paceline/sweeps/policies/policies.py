@@ -20,7 +20,7 @@ POLICIES: dict[str, type[Any]] = {
 
 
 def policy_from_json(data: Mapping[str, Any]) -> Policy:
-    """Return the policy of a sweep that `to_json` wrote."""
+    """Convert JSON from `NamedPolicy.to_json` to a policy."""
     policy: Policy = POLICIES[data["name"]](**{name: value for name, value in data.items() if name != "name"})
     return policy
 

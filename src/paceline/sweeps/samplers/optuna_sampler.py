@@ -84,7 +84,7 @@ class OptunaSampler:
         self._told: dict[int, tuple[Trial, tuple[float, ...] | None]] = {}
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
-        """Return a new point, or None if the space has no other point."""
+        """Return a new point, or None if every point was tried."""
         # If the result of a known trial has changed, as after a pause, rebuild the study, which can't replace results.
         if any(self._has_changed(trial) for trial in trials):
             self._begin()
@@ -181,7 +181,7 @@ def tpe(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial] =
 
     The sampler avoids points of running trials. Its joint estimator covers all parameters. If the space has a choice, half of
     the trials, at random, use one estimator for each parameter instead, because the joint estimator hardly ever tries another
-    option than that of its best trials.
+    option than the option of its best trials.
     """
     optuna = _optuna()
     dimensions = list(every(space.dimensions))

@@ -34,7 +34,7 @@ _SETTLE_S = 2.0
 
 
 class PodGathering:
-    """The pods of a run that have connected to its supervisor, to become nodes."""
+    """A run's pods that have connected to its supervisor, to become nodes."""
 
     def __init__(self, ticket: PodTicket) -> None:
         self._ticket = ticket

@@ -335,7 +335,7 @@ def _client(title: str, context: KubeContext, proxy: str | None) -> tuple[httpx2
 
 
 class _Login(httpx2.Auth):
-    """A login program of a kubeconfig's user, as credentials for requests."""
+    """A request authenticator that runs a kubeconfig's login program."""
 
     def __init__(self, title: str, plugin: Manifest) -> None:
         self._title, self._plugin = title, plugin
@@ -343,7 +343,7 @@ class _Login(httpx2.Auth):
         self._status: dict[str, Json] = {}
 
     def certificate(self) -> dict[str, Json]:
-        """Return the login program's client certificate and key, as a kubeconfig has them."""
+        """Return the login program's client certificate and key in kubeconfig form."""
         self._ask()
         keys = {"client-certificate-data": "clientCertificateData", "client-key-data": "clientKeyData"}
         return {

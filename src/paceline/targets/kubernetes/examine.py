@@ -70,7 +70,7 @@ def role_text(namespace: str) -> str:
 
 
 def status_of(cluster: Cluster) -> Status:
-    """Return the status of the cluster's nodes, or of the whole namespace.
+    """Return the nodes' status, or one entry for the namespace if listing nodes is forbidden.
 
     Raises:
         TargetError: The user lacks rights; the message has these rights, and the Role to ask for.

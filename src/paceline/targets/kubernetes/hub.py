@@ -115,7 +115,7 @@ class Hub:
         threading.Thread(target=listening.accept_each, args=(local, self._serve_supervisor), daemon=True).start()
 
     def attempts(self, limit_s: float) -> tuple[int, int]:
-        """Return the run's numbers of attempts and preemptions, as other pods report them."""
+        """Return (attempts, preemptions) as other pods report; (0, 0) after `limit_s` without reports."""
         deadline = time.monotonic() + limit_s
         while not self._agents and time.monotonic() < deadline:
             time.sleep(_LOOK_S)

@@ -69,7 +69,7 @@ def clear(cluster: Cluster, workspace: str, runs_dir: Path, *, dry_run: bool) ->
 
 
 def remove_unused(cluster: Cluster, names: Collection[str], *, but: Collection[str]) -> None:
-    """Delete these Secrets unless a Job that is not in `but` uses them.
+    """Delete each Secret in `names` unless a Job outside `but` uses it.
 
     A submission may find a Secret here just before it is deleted, and create its Job afterwards. So the Jobs are listed again
     after the deletion, and a Secret that is now used is restored. The submission also checks its Secrets after it has created

@@ -97,7 +97,7 @@ def look(cluster: Cluster, folder: RunFolder, noted: Noted, note: Note) -> JobSt
 
 
 def _own(pods: Sequence[Pod], noted: Noted) -> Sequence[Pod]:
-    """Return a run's pods, among those of its Job."""
+    """Return only the run's own pods from its Job's `pods`."""
     return [pod for pod in pods if index_of(pod) == noted["index"]] if many.is_many(noted) else pods
 
 
@@ -217,7 +217,7 @@ def _update(cluster: Cluster, folder: RunFolder, pod: Pod, noted: Noted) -> None
 
 
 def cancel_in_pod(cluster: Cluster, folder: RunFolder, noted: Noted, request: Noted) -> bool:
-    """Write a cancel request into the run's pod. Return False if unreachable."""
+    """Send a cancel request to the run's pod. Return False if it is unreachable."""
     if not (noted.get("forwards") and noted.get("submitted")):
         return False
     try:

@@ -4,7 +4,7 @@ Job NAME            one pod for each node; index 0 has the supervisor. Owns the 
                     With many runs: a pod for each run, by index
 Service NAME        headless, so that pods find index 0 as NAME-0.NAME
 Secret NAME         the run's folder, the ticket, the first program. With many runs NAME-part-1, ... too
-Secret NAME-dropped with many runs: those that are canceled, though their pods can't be reached (`many`)
+Secret NAME-dropped with many runs: the canceled runs whose pods can't be reached (`many`)
 Secrets by content  parts of Paceline's library and of the source, named by a hash, which runs share
 """
 
@@ -61,7 +61,7 @@ class ObjectNames:
     """The names of a run's objects in the cluster.
 
     Attributes:
-        secrets: The Secret that holds each file of a pod. The files are packed parts of the library or the source.
+        secrets: File of a pod -> the Secret that holds the file. The files are packed parts of the library or the source.
         count: The number of runs of a Job with many runs, else 0. `run_id` is then the first run's id.
         at_once: How many of these runs may run at the same time.
         parts: Further Secrets with the folders of these runs.
@@ -92,7 +92,7 @@ def job_name(run_id: str) -> str:
 
 
 def many_name(run_ids: Sequence[str]) -> str:
-    """Return the name of the Job of many runs, whose ids end with consecutive numbers."""
+    """Return the name of a Job for many runs with consecutively numbered ids."""
     return job_name(f"{run_ids[0]}-{run_ids[-1].rpartition('_')[2]}")
 
 
@@ -102,7 +102,7 @@ def workspace_label(path: str) -> str:
 
 
 def port_of(run_id: str) -> int:
-    """Return the port of a run's pod 0, which differs between runs."""
+    """Return the port of a run's pod 0, picked by `run_id`'s hash."""
     return _PORTS[zlib.crc32(run_id.encode()) % len(_PORTS)]
 
 
@@ -161,7 +161,7 @@ def start_manifest(
     *,
     immutable: bool = True,
 ) -> Manifest:
-    """Return the manifest of a Secret of a Job, by default of the one with the ticket."""
+    """Return the manifest of a Job's Secret `name`; by default, the Secret with the ticket."""
     return {**_secret({**_owned(settings, names, owner), "name": name or names.job}, files), "immutable": immutable}
 
 

@@ -41,7 +41,7 @@ def runs_of(folder: RunFolder, noted: Noted) -> list[RunFolder]:
 
 
 def submitted(folder: RunFolder, noted: Noted) -> Noted | None:
-    """Return the `engine.json` of a run of the same Job that was submitted, or None.
+    """Return the `engine.json` content of a submitted run in this run's Job, or None.
 
     The submitting program may have been killed after the submission, before it noted all runs.
     """
@@ -82,7 +82,7 @@ def drop(cluster: Cluster, settings: KubernetesSettings, folder: RunFolder, note
 
 
 def is_job_needed(folder: RunFolder, noted: Noted) -> bool:
-    """Return whether another run of a run's Job has not ended, or its files are not here."""
+    """Return whether other runs in this run's Job are live or have uncopied files."""
     # Check the last runs first, because they probably end last.
     return any(not _is_over(run) for run in reversed(runs_of(folder, noted)) if run.run_id != folder.run_id)
 

@@ -52,7 +52,7 @@ class SklearnRunner:
         return TensorInfo("input", "FP64", (-1, int(getattr(self._model, "n_features_in_", -1))))
 
     def _output(self, name: str) -> TensorInfo:
-        """Find out the type and shape of an output by predicting one row of zeros."""
+        """Return an output's type and shape, found by predicting a row of zeros."""
         info = self.inputs[0]
         is_text = info.datatype == "BYTES"
         row = np.array([""], dtype=object) if is_text else np.zeros((1, max(1, (info.shape or (-1,))[-1])))
