@@ -93,7 +93,7 @@ __all__ = [
 
 
 class TorchError(PacelineError, ImportError):
-    """An unsupported torch release, or one that has moved a part that Paceline needs."""
+    """The error that a torch release is unsupported or has moved a needed part."""
 
 
 # Functions that check torch's release.
@@ -254,7 +254,7 @@ def is_torchs_attribute(name: str) -> bool:
 
 @contextlib.contextmanager
 def without_modes() -> Iterator[None]:
-    """Hide torch calls in this block from torch's function and dispatch modes."""
+    """Hide torch calls in a `with` block from function and dispatch modes."""
     import torch
     from torch.utils._python_dispatch import _disable_current_modes
 

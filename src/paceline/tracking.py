@@ -228,7 +228,7 @@ def _wait_for_rank_0(runs_dir: Path, launch: Path, launcher: str, rank: int) -> 
 
 
 def _note_failure(folder: RunFolder, rank: int, pid: int) -> None:
-    """Write this rank's failure to a file, because the launcher kills rank 0."""
+    """Write this rank's failure to a file, because rank 0 can't report it."""
     status, report = interactive.end_of_program()
     if status == states.FAILED and report is not None and os.getpid() == pid:
         with contextlib.suppress(OSError):

@@ -98,7 +98,7 @@ class Workspace:
             ) from error
 
     def _refuse_sources(self) -> None:
-        """Raise WorkspaceError if the folder has sources, which git would then ignore."""
+        """Raise WorkspaceError if the folder contains source files or `.git`."""
         names = sorted(os.listdir(self._path)) if self._path.is_dir() else []
         own = [name for name in names if name == ".git" or name.endswith((".py", ".ipynb"))]
         if own:
@@ -153,7 +153,7 @@ class Workspace:
 
     @property
     def views(self) -> SavedViews:
-        """The views that the page has saved, by name, such as lists of runs: `get_runs(workspace.views["best"].where)`."""
+        """Views saved on the web page, by name, such as lists of runs: `get_runs(workspace.views["best"].where)`."""
         from paceline.runs.search.saved_views import SavedViews
 
         return SavedViews(self._path)
@@ -197,7 +197,7 @@ class Workspace:
 
         Args:
             name: Name of the service.
-            models: One model or several: registered ones, references such as "digits:3", or paths.
+            models: One model or several: registered models, references such as "digits:3", or paths.
             options: As for `Service.deploy`.
         """
         from paceline.services.service import Service
@@ -391,7 +391,7 @@ class Workspace:
 
     @property
     def deleted_runs(self) -> list[DeletedRun]:
-        """Runs in the trash, which keeps them for 7 days, the last deleted first."""
+        """Runs in the trash (kept for 7 days), the most recently deleted first."""
         return trash.deleted(self._path)
 
     def restore(self, run_id: str) -> list[Run]:
@@ -664,7 +664,7 @@ class Experiment:
         Otherwise the run ends when the program ends; if the program is killed, the run is Failed.
 
         Args:
-            outputs: A folder of the working directory, created if missing. The run keeps its files and those of `./logs`.
+            outputs: A folder of the working directory, created if missing. The run keeps its files and the files of `./logs`.
                 Default: "outputs"; False keeps no folder.
             snapshot_directory: A folder to keep a snapshot of; None keeps no snapshot.
             display_name: Name of the run, for people.
@@ -700,7 +700,7 @@ class Experiment:
         archived: bool | None = False,
         where: str = "",
     ) -> Iterator[Run]:
-        """Return the experiment's runs, newest first, each as an object of its kind's class.
+        """Return the experiment's runs, newest first; sweeps and pipelines as subclasses of `Run`.
 
         Args:
             kind: "script", "interactive", "sweep" or "pipeline".

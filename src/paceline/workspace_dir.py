@@ -112,7 +112,7 @@ def _mark(path: Path, key: bytes) -> str:
 
 
 def _key(*, create: bool) -> bytes | None:
-    """Return this user's private key for the marks of workspaces, or None."""
+    """Return this user's private key for workspace marks; None if missing or unsafe."""
     file = state_folder() / "made.key"
     with contextlib.suppress(OSError):
         if create and not file.exists():

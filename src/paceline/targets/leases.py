@@ -415,7 +415,7 @@ class _Wait:
 
 
 def own_pids(tickets: "Sequence[Ticket]") -> "set[int]":
-    """Return the pids of Paceline's processes: this process, and those that tickets name."""
+    """Return the pids of this process and of the processes that tickets name."""
     return {one[name] for one in tickets for name in ("pid", "guardian") if isinstance(one.get(name), int)} | {
         os.getpid()
     }
@@ -445,7 +445,7 @@ def taken_ports(tickets: "Sequence[Ticket]") -> "set[int]":
 
 
 def gpus_named(ticket: "Ticket") -> "list[str]":
-    """Return the GPUs that a run holds, and those visible to it."""
+    """Return the GPUs that a ticket names as held or visible."""
     seen = ticket.get("all_gpus")
     named = [*held_gpus(ticket), *(seen if isinstance(seen, list) else ())]
     return [gpu for gpu in named[:_COUNT] if isinstance(gpu, str)]
@@ -506,7 +506,7 @@ def read_json(path: str, uid: "int | None") -> "tuple[Any, os.stat_result] | Non
 
 
 def read_use(path: str, uid: "int | None") -> "PastUse | None":
-    """Return a user's record of use, without rows of the future; None if invalid."""
+    """Return the past use recorded at `path`, ignoring future times; None if invalid."""
     found = read_json(path, uid)
     if found is None or not isinstance(found[0], dict) or not isinstance(found[0].get("hours"), list):
         return None

@@ -222,7 +222,7 @@ class ThisMachine(LocalTarget):
 
     @contextlib.contextmanager
     def examine(self, node_count: int | None = None) -> Iterator[list[Link]]:
-        """Connect to one node to examine, since all nodes are this machine."""
+        """Yield one link, because all `local` nodes are this machine."""
         import paceline
         from paceline.remote.foreign_python import bootstrap_words
         from paceline.remote.link.link import Link

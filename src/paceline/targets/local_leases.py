@@ -257,7 +257,7 @@ class LocalQueue(_MachineQueue):
         return self._queue.leave_reason(key, self._cores, self._gpus) if key is not None else ""
 
     def note_hang(self, run_dir: Path, since: str | None) -> None:
-        """Do nothing: waiting runs of the same user read this run's record."""
+        """Do nothing, because waiting runs find a hang in this run's record."""
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -350,7 +350,7 @@ def _asked(demand: LocalDemand) -> dict[str, int]:
 
 
 def _is_looked_after(ticket: Ticket) -> bool:
-    """Return whether a ticket's run lives, as a process holds its lock."""
+    """Return whether a process holds the lock of a ticket's run."""
     if not isinstance(ticket.get("run_dir"), str) or not ticket["key"].isdecimal():
         return False
     folder = RunFolder(Path(ticket["run_dir"]))

@@ -170,7 +170,7 @@ def parse_words(kind: str, options: Sequence[Option], words: Sequence[str]) -> t
 
 
 def help_lines(options: Sequence[Option]) -> list[tuple[str, str]]:
-    """Return (`--partition TEXT`, help) of each option, required ones first."""
+    """Return (`--partition TEXT`, help) of each option, required options first."""
     lines = []
     for option in sorted(options, key=lambda option: not option.is_required):
         word = option.word if option.type is bool else f"{option.word} {_metavar(option)}"

@@ -37,7 +37,7 @@ def doctor_path(workspace_dir: Path, name: str) -> Path:
 
 
 def answer(path: Path, ask: Callable[[], dict[str, Any]], clock: Callable[[], float] = time.time) -> dict[str, Any]:
-    """Return an engine's cached answer if fresh (`FRESH_S`), else call `ask`."""
+    """Return an engine's cached answer, renewed by `ask()` if older than `FRESH_S`."""
     found = kept(path)
     if not _is_fresh(found, clock):
         # Hold the lock during the query: other processes then wait for the answer instead of sending their own query.
@@ -116,8 +116,8 @@ class Lookout(Generic[Result]):
 def all_within(calls: Mapping[Name, Callable[[], Result]], limit_s: float) -> dict[Name, Result | Exception]:
     """Make all calls in parallel. Return {name: result, exception or TimeoutError}.
 
-    A call that takes longer continues in the background, but its result is lost. The threads are daemons, since those
-    of a pool would block the program's exit.
+    A call that takes longer continues in the background, but its result is lost. The threads are daemons, because
+    threads of a pool would block the program's exit.
     """
     answers: dict[Name, Result | Exception] = {}
 

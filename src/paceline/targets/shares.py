@@ -123,7 +123,7 @@ class Reservation:
             raise ValueError("when=%r ends before it starts" % when)
 
     def begins_in(self, now: float) -> float:
-        """Return the seconds until the reservation begins next: 0.0 during it, or infinity."""
+        """Return seconds until the reservation begins: 0.0 during it, infinity beyond a week."""
         here = dt.datetime.fromtimestamp(now, _zone())
         for days in range(8):
             day = here.date() + dt.timedelta(days)

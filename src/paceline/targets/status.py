@@ -155,7 +155,7 @@ def _wait_reason(ticket: Mapping[str, Any], before: int) -> str:
 
 
 def _remark(ticket: Mapping[str, Any]) -> str:
-    """Return a remark on a run that others await, such as "hangs", or ""."""
+    """Return "hangs since ..." or another remark on a ticket's run, else ""."""
     remarks = []
     if ticket.get("hangs_since"):
         remarks.append(f"hangs since {ticket['hangs_since']}")

@@ -66,7 +66,7 @@ def look(workspace_dir: Path, name: str, limit_s: float) -> TargetLook:
 
 
 def look_at_all(workspace_dir: Path, names: Iterable[str], limit_s: float) -> list[TargetLook]:
-    """Query all targets in parallel, each within `limit_s`, in this order."""
+    """Query targets in parallel, each within `limit_s`. Return results in the order of `names`."""
     described: dict[str, Configured | TargetError] = {}
     for name in names:
         try:

@@ -77,7 +77,7 @@ _OF_THE_PLACE = {
 
 
 def comparable(variables: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    """Return a worker's variables with addresses, ports, folders and ids replaced.
+    """Return the variables `names` with addresses, ports, folders and ids replaced.
 
     Variables of different runs then compare equal.
     """

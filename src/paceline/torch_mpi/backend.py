@@ -71,7 +71,7 @@ class ProcessGroupMPI:
 
     @staticmethod
     def create(ranks: Sequence[int]) -> MpiProcessGroup | None:
-        """Return the group of these ranks, or None on other ranks.
+        """Return the group of these ranks, or None on non-member ranks.
 
         An empty list means all ranks.
         """

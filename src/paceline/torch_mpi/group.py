@@ -42,7 +42,7 @@ class _Options(Protocol):
 
 
 def create(ranks: list[int], timeout_s: float) -> MpiProcessGroup | None:
-    """Create the group of these world ranks. Return None on other ranks."""
+    """Create the group of these world ranks. Return None on non-member ranks."""
     # As in torch, an empty list means all ranks. Every rank of the group has to call this function.
     world = mpi.world()
     # Install the hooks before the early return, because a rank outside the group may fail as well.

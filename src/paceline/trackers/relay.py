@@ -64,7 +64,7 @@ class SentValue(NamedTuple):
 
 
 class CutError(Exception):
-    """A server that did not answer; it may have processed the last request."""
+    """An error because a server did not answer; it may have processed the request."""
 
 
 class RelayServer(Protocol):

@@ -86,9 +86,9 @@ class Sink:
     def prefix(self, folder: str, tracker: str = "tensorboard") -> str:
         """Return the prefix for metrics of a log folder, such as "" or "fold1/validation/".
 
-        The first folder gets no prefix, and other folders the part of their path that differs from it. A folder below a known
-        folder gets that folder's prefix and its relative path. Names such as `train` always stay in the prefix. All processes
-        of a rank, and later attempts, use the same prefix for a folder.
+        The first folder gets no prefix, and every other folder the part of its path that differs from the first. A folder
+        below a known folder gets the known folder's prefix and its relative path. Names such as `train` always stay in the
+        prefix. All processes of a rank, and later attempts, use the same prefix for a folder.
         """
         path = os.path.abspath(folder)
         with self._lock:
@@ -119,7 +119,7 @@ class Sink:
 
 
 def prefix_among(path: str, known: Mapping[str, str], before: Mapping[str, str]) -> str:
-    """Return the prefix for a new log folder `path`, as `Sink.prefix` describes it.
+    """Return the metric prefix for a new log folder `path` (see `Sink.prefix`).
 
     known: Folder -> prefix in this attempt, in order of creation.
     before: Folder -> prefix in earlier attempts, in order of creation.
@@ -163,7 +163,7 @@ def _of_training(root: str, known: Mapping[str, str], before: Mapping[str, str])
 
 
 def _difference(root: str, others: Mapping[str, str]) -> str:
-    """Return a folder's unique prefix: the part of its path unlike the others'."""
+    """Return a unique prefix: the part of `root` not common with other folders."""
     first = next(other for other in (*(one for one in others if not others[one]), *others))
     rest = _behind_common(root.split(os.sep), first.split(os.sep))
     lasting = _behind_common(*(_lasting(one, _TIME).split(os.sep) for one in (root, first)))

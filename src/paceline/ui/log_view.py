@@ -1,4 +1,4 @@
-"""Log lines as a page requests them: the last ones, matches, or lines around a line.
+"""Log lines as a page requests them: the last lines, matches, or lines around a line.
 
 A search by regular expression runs in a process of its own, because some expressions take years.
 """
@@ -90,7 +90,7 @@ def find(folder: RunFolder, query: LogQuery, check_reader: Callable[[], None]) -
 
 
 def around(folder: RunFolder, place: str, rank: int | None, before: int) -> LogJson:
-    """Return the log lines around one line, such as that of a link.
+    """Return the log lines around one line, such as a linked line.
 
     Args:
         folder: The run's folder.

@@ -3,7 +3,7 @@
 The members file has a line for each name. Names may be in quotes.
 
     ann = admin    # may change everything
-    bob = own      # may start runs, and change those
+    bob = own      # may start runs, and change own runs
     * = view       # all others who can log in see everything, and change nothing
 """
 

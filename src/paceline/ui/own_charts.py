@@ -51,7 +51,7 @@ class OwnQuery:
 
 
 def own_chart(curves: RunCurves, query: OwnQuery) -> OwnChart:
-    """Return the data of a chart of a run's metrics."""
+    """Return the data of the chart that a user's query describes."""
     own = {key: curve for key, curve in curves.curves.items() if not key.is_node and len(curve.ys)}
     if query.kind == "bar":
         return _bars(own, query.y)

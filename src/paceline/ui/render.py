@@ -95,7 +95,7 @@ def text(request: Request, template: str, **values: Any) -> str:
 
 
 def part(template: str, **values: Any) -> str:
-    """Render a template without the values that `text` adds."""
+    """Render a template with only `values`, not `root` and `ui`."""
     return _templates().get_template(template).render(**values)
 
 

@@ -84,7 +84,7 @@ class CurveQuery:
         window: First and last visible x, or None for the whole axis.
         node_ranks: The nodes and the ranks whose CPU, GPU and memory load is drawn, or None for all.
         has_bands: Whether to draw many ranks as a band.
-        listed: The metrics to list: all, the first `LISTED`, or only those in `names` ("asked").
+        listed: The metrics to list: "all", "first" (at most `LISTED`) or "asked" (the metrics in `names`).
         first: Number of metrics to draw if `names` is empty.
     """
 
@@ -313,7 +313,7 @@ def _curve_json(curves: RunCurves, key: Key, query: CurveQuery, origin_s: float)
 
 
 def _bands(curves: RunCurves, keys: Sequence[Key], query: CurveQuery, origin_s: float) -> Iterator[BandJson]:
-    """Yield one metric's band over the ranks for each attempt; its `rank` is -1."""
+    """Yield a metric's band over all ranks for each attempt, with rank -1."""
     for attempt in sorted({key.attempt for key in keys}):
         mine = [key for key in keys if key.attempt == attempt and len(curves.curves[key].ys)]
         if not mine:

@@ -62,7 +62,7 @@ class Visitor:
         return self.origin == _ACCOUNT
 
     def may(self, rule: str) -> bool:
-        """Return whether the role permits a change. rule: least role, or `MINE` for own runs."""
+        """Return whether the visitor's role permits a change that needs `rule` (`rule_of`)."""
         return self.role == ADMIN or (self.role == OWN and rule in (OWN, MINE))
 
 
@@ -156,7 +156,7 @@ def _headers(scope: Scope, wanted: bytes) -> list[str]:
 
 
 def rule_of(path: str) -> str:
-    """Return the least role for a POST to this path; `MINE` for changes of own runs."""
+    """Return the lowest role that may POST to this path, or `MINE` for own runs."""
     return next((rule for pattern, rule in _RULES if pattern.match(path)), ADMIN)
 
 

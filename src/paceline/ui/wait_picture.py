@@ -1,7 +1,7 @@
 """A drawing of which ranks wait for which: groups of ranks as boxes, waits as arrows.
 
-layer 0     ranks for which no rank waits
-layer 1     ranks for which layer 0 waits, and so on: the cause is at the bottom
+layer 0     ranks that no other rank is waiting for
+layer 1     ranks that layer 0 is waiting for, and so on: the cause is at the bottom
 """
 
 from __future__ import annotations

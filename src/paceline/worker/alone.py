@@ -39,7 +39,7 @@ def note() -> None:
 
 
 def trained_alone(modules: dict[str, ModuleType]) -> str | None:
-    """Return the library that has trained a model in this process alone.
+    """Return the library that trained a model without communication with other workers.
 
     The result is "lightning", "torch", "tensorflow", "jax", or None if no library has or the case is doubtful.
     """

@@ -47,7 +47,7 @@ def note_alone(library: str) -> None:
 def failed(error: BaseException) -> None:
     """Write the exception that ended the script to the error file.
 
-    Path and format of the file are those of the `record` decorator of torchelastic.
+    The file has the path and format of torchelastic's `record` decorator.
     """
     line, last, text = _texts(error)
     now = time.time()

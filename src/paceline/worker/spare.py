@@ -122,8 +122,8 @@ class _Recorder:
 def hand_over(argv: list[str]) -> None:
     """Let the node's warm spare fork this worker. Exit when the forked worker ends.
 
-    mpirun has started this process, and takes its end for the worker's end. The function returns only in the fork, or if there
-    is no spare.
+    mpirun has started this process, and takes this process's end for the worker's end. The function returns only in the
+    fork, or if there is no spare.
     """
     path = path_here()
     if _is_fork or not path or not os.path.exists(socket_of(path)):

@@ -77,10 +77,10 @@ def main(path: str, library: str) -> int:
 
 
 def link_to_volume(top: str, volume: str) -> None:
-    """Link the folders of built environments and caches to the volume.
+    """Create folders for environments and caches on `volume`, with symlinks in `top`.
 
     Raises:
-        OSError: The pod's user can't write there.
+        OSError: The pod's user can't write to one of the folders.
     """
     for name in ("environments", "home/.cache"):
         os.makedirs(f"{volume}/{name}", exist_ok=True)
@@ -159,7 +159,7 @@ class PodLeader:
         return True
 
     def _dropped(self) -> Noted | None:
-        """Return the request to cancel this run, which the Job's owner stored in a Secret."""
+        """Return the request to cancel this run from the Job's Secret, or None."""
         found: Noted = read_json(Path(START) / messages.DROPPED) or {}
         return found.get(self._ticket.run_id)
 
@@ -188,9 +188,9 @@ class PodLeader:
         store.replace_state(self._folder, replace(record, warnings=(*record.warnings, text)))
 
     def _note_lost_attempts(self) -> None:
-        """Record the attempts of earlier pods of index 0, whose records were lost.
+        """Restore the lost attempts of index 0's earlier pods in the run's record.
 
-        Not every failed pod had an attempt, so the other pods, which outlive that pod, report how many there were.
+        A pod may fail before an attempt begins, so the pods of other indexes report the number of attempts.
         """
         failures, preempted = int(self._about[FAILURES_VARIABLE] or 0), 0
         if failures and self._ticket.node_count > 1:
@@ -241,7 +241,7 @@ class PodLeader:
             time.sleep(_TICK_S)
 
     def _print(self, frames: Iterable[bytes], most: float = math.inf) -> bool:
-        """Print changes of the run's folder, or return False above `most` bytes."""
+        """Print folder changes as log lines, or return False if above `most` bytes."""
         packing, packed, size = zlib.compressobj(1), [], 0
         for one in frames:
             packed.append(packing.compress(one))
@@ -284,7 +284,7 @@ class PodLeader:
 
 
 class PodFollower:
-    """The first process of any other pod, which serves pod 0's supervisor."""
+    """The first process of pods 1, 2, ..., which runs agents for pod 0's supervisor."""
 
     def __init__(self, ticket: PodTicket, index: int, address: str) -> None:
         self._ticket, self._index, self._address = ticket, index, address
@@ -381,7 +381,7 @@ class PodFollower:
 
 
 def serve_agents(ticket: PodTicket) -> int:
-    """Serve the doctor's connections as agents, until Kubernetes ends the pod."""
+    """Start an agent for each connection of `paceline compute doctor`. Return 0."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
     def serve(sock: socket.socket) -> None:

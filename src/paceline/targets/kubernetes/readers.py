@@ -95,12 +95,12 @@ def _from_pod(sock: socket.socket, opened: ClientConnection) -> None:
 
 
 def has_all(folder: RunFolder) -> bool:
-    """Return whether a run's final record has arrived, which comes after all other files."""
+    """Return whether the run's final record, the last file, has arrived."""
     return is_over(folder) or store.has_ended(folder)
 
 
 class PodMirror:
-    """A connection to a run's pod 0 that updates the local folder."""
+    """A connection to a run's pod 0, used to update the local run folder."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -153,7 +153,7 @@ def read_log(cluster: Cluster, folder: RunFolder, pod: Pod) -> None:
 
 @contextlib.contextmanager
 def _updating(folder: RunFolder) -> Iterator[dict[str, Any] | None]:
-    """Lock the run's folder, and yield `mirrored.json`; None if no update is due."""
+    """Lock the run's folder. Yield `mirrored.json` to modify, or None if up to date."""
     with locks.locked(folder.path / _LOCK):
         told: dict[str, Any] = read_json(folder.path / _STATE) or {"known": {}}
         if 0 <= time.time() - told.get("time", 0.0) < _FRESH_S or has_all(folder):
@@ -179,7 +179,7 @@ def _applying(folder: RunFolder, told: dict[str, Any]) -> Iterator[Replica]:
 
 
 def _apply(replica: Replica, header: Header, data: bytes) -> bool:
-    """Apply a pod's change to the local copy. Return True if it was the pod's last one."""
+    """Apply a pod's change to the local copy. Return whether it was the last change."""
     if header.get("over"):
         return True
     known = replica.known.get(header.get("file", ""))
@@ -192,7 +192,7 @@ def _apply(replica: Replica, header: Header, data: bytes) -> bool:
 
 
 def send_archive(connection: Connection, archive: Path) -> None:
-    """Send the run's archive to a pod, except the bytes that it has.
+    """Send the run's archive to a pod, without bytes that the pod already has.
 
     Raises:
         OSError, EOFError: The connection is broken; another call continues where this call stopped.
@@ -255,7 +255,7 @@ def kept_mirror(folder: RunFolder) -> PodMirror | None:
 
 
 def keep_mirror(folder: RunFolder, mirror: PodMirror | None) -> None:
-    """Keep a run's connection open for later reads; with None, close it."""
+    """Cache `mirror` as the run's connection (None: no connection). Close the previous connection."""
     with _guard:
         earlier = _mirrors.pop(os.fspath(folder.path), None)
         if mirror is not None:

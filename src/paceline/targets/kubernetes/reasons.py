@@ -59,7 +59,7 @@ def waits_for(
 
     events: Events of the Job, oldest first.
     queue: Message of Kueue's Workload.
-    is_one_of_many: Whether the Job has many runs. `pods` are then those of this run.
+    is_one_of_many: Whether the Job has many runs. `pods` are then this run's pods.
     """
     if job["metadata"].get("deletionTimestamp"):
         return "its Job is being deleted"
@@ -85,7 +85,7 @@ def waits_for(
 
 
 def refused(events: Sequence[ClusterEvent]) -> str | None:
-    """Return why Kubernetes creates no pods for a Job, or None."""
+    """Return why Kubernetes can't create pods for a Job, or None if it can."""
     for event in reversed(events):
         if event.get("reason") == "FailedCreate":
             text = " ".join(event.get("message", "").split())
@@ -192,7 +192,7 @@ def _pull_text(text: str) -> str:
 
 
 def last_digest(pods: Sequence[Pod]) -> str | None:
-    """Return the image's digest, such as "python@sha256:..."."""
+    """Return the digest of the pods' image ("python@sha256:..."), or None."""
     for pod in pods:
         for status in pod.get("status", {}).get("containerStatuses", []):
             if status.get("name") == CONTAINER and "sha256:" in status.get("imageID", ""):
@@ -201,12 +201,12 @@ def last_digest(pods: Sequence[Pod]) -> str | None:
 
 
 def running_pod(pods: Sequence[Pod], index: int) -> Pod | None:
-    """Return the newest running pod of an index that Kubernetes is not ending, or None."""
+    """Return the newest pod with this index, running and not being deleted, or None."""
     return _newest(pod for pod in _pods_of(pods, index, "running") if "deletionTimestamp" not in pod["metadata"])
 
 
 def ended_pod(pods: Sequence[Pod], index: int) -> Pod | None:
-    """Return the pod of an index that ended last, or None."""
+    """Return the newest ended pod with this index, or None."""
     return _newest(_pods_of(pods, index, "terminated"))
 
 
@@ -215,7 +215,7 @@ def _pods_of(pods: Sequence[Pod], index: int, state: str) -> Iterator[Pod]:
 
 
 def is_complete(job: BatchJob, index: int, *, is_one_of_many: bool) -> bool:
-    """Return whether a run's pod has succeeded, by the status of its Job."""
+    """Return whether the Job's status says that the run's pod has succeeded."""
     status = job.get("status", {})
     if not is_one_of_many:
         return condition_of(status.get("conditions", []), "Complete") is not None

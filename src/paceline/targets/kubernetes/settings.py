@@ -109,7 +109,7 @@ class KubernetesSettings:
 
 
 def read_settings(name: str, given: SettingValues) -> tuple[dict[str, object], KubernetesSettings]:
-    """Return the settings to store, and the checked settings.
+    """Check settings. Return them as a dict to store, and as `KubernetesSettings`.
 
     Raises:
         TargetError: A setting is unknown or wrong, or the kubeconfig has no such context.
@@ -265,7 +265,7 @@ def _entries(part: Mapping[str, Json], group: str) -> list[dict[str, Json]]:
 
 
 def _named(parts: list[Mapping[str, Json]], group: str, key: str, name: str) -> Mapping[str, Json] | None:
-    """Return a kubeconfig's first entry of this name, as kubectl does."""
+    """Return `key` of the kubeconfig's first `group` entry named `name`, or None."""
     for part in parts:
         for entry in _entries(part, group):
             inner = entry.get(key)

@@ -47,7 +47,7 @@ _RUN_BYTES = manifests.SECRET_BYTES - (32 << 10)
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
-    """The names and uid of a submitted Job's objects. `upload_bytes` are still to send."""
+    """The submitted Job's uid and object names, and the bytes still to upload."""
 
     names: manifests.ObjectNames
     uid: str
@@ -113,7 +113,7 @@ def submit(
 
 
 def check_many(title: str, job: Job) -> None:
-    """Raise TargetError unless runs of this job have one pod each."""
+    """Raise TargetError if each run of the job needs several nodes."""
     if job.node_count > 1:
         raise TargetError(
             f"{title}: one Kubernetes Job holds many runs of one pod each, and this job has {job.node_count} nodes. Submit the "
@@ -257,7 +257,7 @@ def preview(job: Job, settings: KubernetesSettings) -> list[Manifest]:
 def _stored_code(
     cluster: Cluster, settings: KubernetesSettings, folder: RunFolder, library: Path, workspace: str
 ) -> _Code:
-    """Create the Secrets of the library and of a run's source unless they exist."""
+    """Create missing Secrets of the library and a run's source. Return their names."""
     names = library_secrets(cluster, settings, library, workspace)
     snapshot = folder.snapshot.resolve() if folder.snapshot.exists() else None
     source = _source(cluster, settings, snapshot, workspace) if snapshot is not None else {}
@@ -305,7 +305,7 @@ def _ensured(
     most: int,
     anew: bool,
 ) -> dict[str, str] | None:
-    """Create Secrets for the parts of data. Return {file in the pod: Secret}.
+    """Store packed data in Secrets, in parts. Return {file in the pod: Secret}.
 
     Return None if there are more than `most` parts. `anew`: Whether to check each part, because some parts may be missing.
     """

@@ -253,14 +253,14 @@ class KubernetesTarget:
 
     @contextlib.contextmanager
     def examine(self, node_count: int | None = None) -> Iterator[list[Link]]:
-        """Start pods to examine, by default two, and connect to them."""
+        """Start `node_count` pods (default: two) for an examination, and yield links to them."""
         from paceline.targets.kubernetes.examine import examined
 
         with examined(self._cluster(), self._checked, node_count or 2, "doctor") as links:
             yield links
 
     def clear(self, runs_dir: Path, *, dry_run: bool = False) -> Iterator[LeftBehind]:
-        """Remove Secrets that no run needs, and Jobs of ended runs."""
+        """Yield unneeded Secrets and ended runs' Jobs, removing each unless `dry_run`."""
         from paceline.targets.kubernetes.leftovers import clear
 
         return clear(self._cluster(), _workspace(runs_dir.parent), runs_dir, dry_run=dry_run)
@@ -333,7 +333,7 @@ class KubernetesTarget:
         )
 
     def _remove(self, folder: RunFolder, noted: Noted, *, submitted: bool = True) -> None:
-        """Delete a run's Job, unless other runs of the Job need it."""
+        """Delete a run's Job and unused Secrets, unless other runs need the Job."""
         from paceline.targets.kubernetes import many, readers
         from paceline.targets.kubernetes.leftovers import remove_unused
 
@@ -346,7 +346,7 @@ class KubernetesTarget:
 
 
 def _noted(folder: RunFolder) -> Noted:
-    """Return the content of a run's `engine.json`, and the workspace's label."""
+    """Return a run's `engine.json` with the workspace's label as `workspace`."""
     return {"workspace": _workspace(folder.path.parent.parent), **engine(folder)}
 
 

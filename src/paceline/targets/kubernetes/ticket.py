@@ -55,7 +55,7 @@ class PodTicket:
         library: Digest of the library, whose parts are files `library.N`.
         source_parts: Number of files `source.N`, which together are a tar.gz of the source.
         upload_bytes: Size of the archive with the run's folder that a reader uploads; 0 if the file `run` is this archive.
-        volume: Name of the claim whose volume the pods have; "" without one.
+        volume: Name of the volume claim that the pods mount; "" without one.
         live: Whether the pod writes changes into its log during the run, for readers who may not forward ports.
         runs: The ids of a Job's runs by index, if the Job has many runs.
         archive: Name of the file with the run's folder.
@@ -82,7 +82,7 @@ class PodTicket:
 
     @classmethod
     def read(cls, path: str | Path) -> PodTicket:
-        """Return the ticket in a file. With many runs, it is that of the run of this pod's index."""
+        """Return the ticket in a file, for the run that this pod's index selects."""
         found = cls(**json.loads(Path(path).read_text(encoding="utf-8")))
         if not found.runs:
             return found
@@ -97,7 +97,7 @@ def pod_index() -> int:
 
 
 def archive_name(index: int) -> str:
-    """Return the name of the file with the folder of one of many runs."""
+    """Return the archive file name of a run's folder, given the run's index."""
     return f"run.{index}"
 
 

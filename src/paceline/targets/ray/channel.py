@@ -69,7 +69,7 @@ class Sealed:
         self.count += 1
 
     def get(self) -> list[ExecMessage] | None:
-        """Take the next object from the store; return its messages, or None without one.
+        """Read and remove the next stored object. Return its messages, or None without one.
 
         Raises:
             PacelineError: The store fails, or a writer without the key has created the object.

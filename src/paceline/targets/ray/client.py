@@ -154,7 +154,7 @@ class RayClient:
         return str(self._call("GET", "/api/version").get("ray_version"))
 
     def nodes(self, *, usage: bool = False) -> list[RayNode]:
-        """Return the cluster's nodes, also those that died recently.
+        """Return the cluster's nodes, including nodes that died recently.
 
         usage: Also query the used resources, which takes another request.
         """

@@ -91,7 +91,7 @@ def ends(part: bytes) -> bool:
 
 
 def replay(part: bytes, replica: Replica) -> bool:
-    """Apply a part's changes to a run's folder. Return whether it was the last.
+    """Apply a part's changes to a run's folder. Return whether it was the last part.
 
     Raises:
         ValueError: The part is invalid, or has a forbidden change.

@@ -59,7 +59,7 @@ class ClusterDemand:
 
 
 def demand_of(job: Job, settings: RaySettings) -> ClusterDemand:
-    """Return a job's resources on each node: CPUs, GPUs and those of the settings."""
+    """Return a job's resources on each node: CPUs, GPUs and the settings' resources."""
     bundles = []
     for size in node_sizes(job):
         bundle = {"CPU": round(size * settings.cpus_per_worker, 4)}

@@ -2,7 +2,7 @@
 
 Only this module loads Ray. It runs in the cluster's interpreter with the cluster's PYTHONPATH, is started by its path,
 and imports nothing else of Paceline. Standard input has a request as one line of JSON; standard output reports events as
-lines of JSON. It returns its nodes and ends when standard input ends or has another line, so it never outlives its
+lines of JSON. It releases its nodes and ends when standard input ends or has another line, so it never outlives its
 supervisor.
 
     {"bundles": [{"CPU": 2}, ...], "name": ..., "port": ..., "token": ...}   the request. "host": where nodes connect to,
@@ -44,7 +44,7 @@ _LOADED_ON_USE = ("requests", "jsonschema")
 
 
 def hold(host: str, port: int, token: str, rank: int) -> str:
-    """Run an agent in a node's Ray worker process. Return how it ended.
+    """Run an agent in a node's Ray worker process. Return how the agent ended.
 
     Ray sends this function by value, since the node has no Paceline.
     """

@@ -43,7 +43,7 @@ class DriverProcess:
             self.reads.flush()
 
     def end(self) -> None:
-        """Let the driver return its nodes and end, and wait for its end."""
+        """Let the driver release its nodes and exit, and wait for its exit."""
         # End the driver by a message. Closing this end of the pipe may not end it, because the job's script has the pipe open.
         self.tell(b"end")
         with contextlib.suppress(OSError):

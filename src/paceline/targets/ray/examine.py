@@ -32,7 +32,7 @@ _ASK_S = 1.0
 
 @contextlib.contextmanager
 def examined(client: RayClient, settings: RaySettings, bundles: list[dict[str, float]]) -> Iterator[list[Link]]:
-    """Connect to a node per bundle of resources, which a separate Ray job holds.
+    """Yield links to nodes, one per resource bundle, held by a separate Ray job.
 
     Raises:
         EngineError: Ray provides no nodes, or the nodes can't reach this machine.

@@ -258,7 +258,7 @@ class RayTarget:
         return len(nodes.nodes) + (self._held.spare() if self._held is not None else 0)
 
     def _settled(self, folder: RunFolder) -> bool:
-        """Store the outputs of an ended run from this machine. Return False if none wait."""
+        """Store an ended run's waiting outputs. Return False if no outputs wait."""
         from paceline.remote.staging.stage_out_local import settle
 
         return not self.settings.is_shared and settle(folder)
@@ -287,14 +287,14 @@ class RayTarget:
     # Methods for `paceline compute doctor`
 
     def script_python(self, links: Sequence[Any]) -> str | None:
-        """Return the interpreter for jobs that name no interpreter; None means Ray's."""
+        """Return the default interpreter of jobs; None means Ray's interpreter."""
         from paceline.remote.link import script_python
 
         return script_python(self.settings.python, sys.executable if self.settings.is_shared else None, links)
 
     @contextlib.contextmanager
     def examine(self, node_count: int | None = None) -> Iterator[list[Link]]:
-        """Connect to `node_count` nodes to examine, by default all that can run workers.
+        """Yield links to `node_count` nodes, by default all that can run workers.
 
         Raises:
             EngineError, TargetError: Ray provides no nodes, or the nodes can't reach this machine.

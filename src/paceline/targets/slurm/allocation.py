@@ -167,7 +167,7 @@ def open_nodes(
 
 
 def link_words(allocation: Allocation, node: str, *, python: str | None = None) -> list[str]:
-    """Return the command line that starts a node's agent, by srun on other nodes."""
+    """Return the command line that starts a node's agent, using srun unless local."""
     agent = [python or sys.executable, "-S", "-c", _AGENT]
     # On this node itself, start the agent as a child process, without a Slurm step.
     job_id = allocation.owners.get(node, allocation.job_id)
@@ -206,7 +206,7 @@ def step_environment(environment: Mapping[str, str]) -> dict[str, str]:
 def _open_all(
     names: Sequence[str], opened: Callable[[str], Link], waiting: Waiting, *, least: int
 ) -> list[Link] | None:
-    """Open links to all nodes in parallel; None, without links, once `waiting` returns True.
+    """Open links to all nodes in parallel. Return None once `waiting` returns True.
 
     least: Once so many links are open, wait only `AGAIN_S` for the other links.
     """
@@ -295,7 +295,7 @@ def _nodes(
 def common_addresses(
     names: Sequence[str], hellos: Sequence[Hello], interface: str | None
 ) -> list[tuple[str, str | None]]:
-    """Return (address, interface) of each node, by which the other nodes reach it.
+    """Return the (address, interface) at which each node is reachable for other nodes.
 
     Use the configured interface, else the address of the node's name, as Slurm's daemons do.
 

@@ -29,7 +29,7 @@ _OPEN_S = 60.0
 
 @contextlib.contextmanager
 def examined(scheduler: Scheduler, node_count: int) -> Iterator[list[Any]]:
-    """Allocate nodes for a `with` block, and open a link or `Unreachable` for each.
+    """Allocate nodes for a `with` block. Yield a link per node, `Unreachable` on failure.
 
     Raises:
         TargetError: Slurm provides no nodes within a minute, or refuses.

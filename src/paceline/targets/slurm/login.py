@@ -168,7 +168,7 @@ class Login:
                 raise
 
     def open(self, request: Header) -> tuple[subprocess.Popen[bytes], str]:
-        """Send a request to `login_helper`. Return the process, and the line before its answer."""
+        """Send a request to `login_helper`. Return the process, and the line preceding its output."""
         mark = f"PACELINE-{secrets.token_hex(8)}"
         main = f"main({mark!r}, sys.stdin.buffer, sys.stdout.buffer)"
         texts = (links, wire, changes, login_helper)

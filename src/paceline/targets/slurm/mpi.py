@@ -53,7 +53,7 @@ def check_srun(job: Job, scheduler: Scheduler) -> None:
 def plugins_in(listed: CommandResult) -> list[str]:
     """Return the plugins that the output of `srun --mpi=list` names.
 
-    Before Slurm 22.05 it is a list on standard error, since then on standard output, with the versions of pmix in a sentence.
+    Before Slurm 22.05 the output is a list on standard error, later on standard output, with pmix's versions in a sentence.
     """
     text = re.sub(r"(?m)^specific pmix plugin versions available:", "", f"{listed.stdout}\n{listed.stderr}")
     return list(dict.fromkeys(_PLUGIN.findall(text)))

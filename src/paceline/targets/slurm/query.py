@@ -177,7 +177,7 @@ class Query:
     def job_named(self, name: str, task: int | None = None) -> JobState | None:
         """Return the state of the newest Slurm job of this name, or None.
 
-        task: The number of a task, if the name is that of a job array.
+        task: The number of a task, if `name` is a job array's name.
 
         Raises:
             AwayError: The engine does not answer.
@@ -191,7 +191,7 @@ class Query:
         return JobState.from_json(found[-1]) if found else None
 
     def remember(self, *job_ids: str) -> None:
-        """Add jobs to those that each later query asks Slurm about."""
+        """Include these jobs in all later queries of Slurm."""
         with polling.locked(self._path):
             data = self._read()
             data["known"] = [*data["known"], *job_ids][-_KEPT:]

@@ -69,7 +69,7 @@ class Scheduler:
 
     @property
     def where(self) -> str:
-        """Return a text that identifies the cluster and names its cached answers' file."""
+        """A text that identifies the cluster, hashed into its cache file's name."""
         settings = self.settings
         return repr((settings.login, settings.ssh_config, settings.ssh_options, os.environ.get("SLURM_CONF", "")))
 

@@ -52,14 +52,14 @@ def extension_name(run_id: str) -> str:
 
 
 def job_name(run_id: str) -> str:
-    """Return a run's job name, which finds the job if its number is lost."""
+    """Return the name of a run's Slurm job, to find jobs with unknown ids."""
     return f"paceline-{run_id}"
 
 
 def sbatch_text(
     job: Job, settings: SlurmSettings, *, run_id: str, run_dir: PurePosixPath, library_dir: PurePosixPath, python: str
 ) -> str:
-    """Return a run's batch script. Paths and python are those on the nodes.
+    """Return a run's batch script. Paths and `python` are valid on the nodes.
 
     Raises:
         TargetError: A path can't be written in a line of sbatch.

@@ -84,7 +84,7 @@ _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmSettings:
-    """The settings of one target; the fields are those of `OPTIONS`."""
+    """The settings of a Slurm target, with a field for each of `OPTIONS`."""
 
     partition: str | None
     account: str | None
@@ -114,7 +114,7 @@ class SlurmSettings:
 
     @classmethod
     def of(cls, name: str, settings: SettingValues) -> SlurmSettings:
-        """Return the checked settings, with defaults for missing ones.
+        """Return the checked settings, with defaults for missing settings.
 
         Raises:
             TargetError: A setting is unknown, has a wrong type or form, or is an sbatch option with its own setting.
@@ -126,7 +126,7 @@ class SlurmSettings:
 
     @property
     def time_s(self) -> float | None:
-        """The time limit in seconds; None if the settings have none."""
+        """The time limit in seconds; None if no limit is set."""
         return None if self.time is None else time_s(self.time)
 
     @property

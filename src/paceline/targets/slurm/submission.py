@@ -51,8 +51,8 @@ _FORMAT = "%i|%T|%N"
 def try_out(scheduler: Scheduler, script: str, *, lacks_nodes: Callable[[], bool] = lambda: False) -> None:
     """Let Slurm check a batch script without submitting it.
 
-    lacks_nodes: Whether some nodes are down or reserved. Slurm's check then reports that nodes don't exist, but sbatch
-    accepts the job.
+    lacks_nodes: Returns whether some nodes are down or reserved. Slurm's check then reports missing nodes, although
+    sbatch would accept the job.
 
     Raises:
         TargetError: Slurm would refuse the job; the message has Slurm's error and the request.
@@ -143,7 +143,7 @@ def user_here() -> str:
 
 @dataclass
 class Extension:
-    """The second job of an elastic run, whose nodes the run's supervisor uses too.
+    """An elastic run's second job, which provides additional nodes to the run.
 
     Slurm can't give a running job more nodes, and requeuing with a larger request would lose the current ones for at least two
     minutes. So another job waits in the queue, and the run takes over its nodes at its next checkpoint.
@@ -182,7 +182,7 @@ class Extension:
         return len(more)
 
     def begin(self) -> None:
-        """Permit a second job again when an attempt begins."""
+        """Allow the second job again, as a new attempt begins."""
         self._began, self._gave_up = 0.0, False
 
     def current(self) -> tuple[str, ...]:

@@ -95,7 +95,7 @@ class SlurmTarget:
         library_dir: str = "/LIBRARY",
         python: str | None = None,
     ) -> str:
-        """Return the batch script for --dry-run, with capitals for unknown values."""
+        """Return the batch script for --dry-run, with placeholders in capitals."""
         return sbatch_text(
             job,
             self.settings,
@@ -110,7 +110,7 @@ class SlurmTarget:
         return self.settings.python or ("python3" if self.settings.login else submitting or sys.executable)
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
-        """Record that Slurm queues the run, whose job `start_supervisor` submits."""
+        """Record that Slurm queues the run. `start_supervisor` submits its job later."""
         self._job = job
         note_engine(RunFolder(run_dir), self.kind, user=submission.user_here(), submitting=time.time())
 
@@ -129,7 +129,7 @@ class SlurmTarget:
         return 0
 
     def check_alike(self, job: Job) -> None:
-        """Do nothing: a task of a job array can have any job that a run can have."""
+        """Do nothing, because a job array's tasks can run any job."""
 
     def start_supervisors(
         self, job: Job, run_dirs: Sequence[Path], library_dir: Path, python: str, at_once: int
@@ -380,7 +380,7 @@ class SlurmTarget:
 
     @contextlib.contextmanager
     def examine(self, node_count: int | None = None) -> Iterator[list[Any]]:
-        """Allocate nodes to examine, by default two, and connect to them."""
+        """Allocate `node_count` nodes (default: two) for an examination, and yield their links."""
         from paceline.targets.slurm.examine import examined
 
         if node_count is None:

@@ -213,7 +213,7 @@ class Gathering:
                 self._give_back([item for item in found if item not in held])
 
     def _least_wanted(self, members: Sequence[HostMember]) -> list[HostMember]:
-        """Return the needed number of hosts, those with the fewest tickets."""
+        """Return the needed hosts: the hosts with the fewest tickets."""
         if len(members) == self._demand.count:
             return list(members)
 
@@ -227,7 +227,7 @@ class Gathering:
         return sorted(members, key=tickets)[: self._demand.count]
 
     def _take(self, member: HostMember, *, at_once: bool) -> HeldHosts | LeaseAnswer | None:
-        """Request a share of a host. Return it, the tickets before it, or None after an error."""
+        """Request a share of a host. Return the held share, the answer if refused, None on errors."""
         hello = member.link.hello
         ticket = {
             "key": self._demand.key,

@@ -185,7 +185,7 @@ class Ssh:
         return [*words, *_words(*self.options)]
 
     def _sharing(self, host: SshHost, leave_open: bool, persist_s: int) -> list[str]:
-        """Return the ssh options for sharing a connection, left open if allowed."""
+        """Return the ssh options for connection sharing, persistent with `leave_open`."""
         if any(option.lower().startswith("controlpath") for option in self.options) or self._is_shared(host):
             return [] if leave_open else _words("ControlMaster=no")
         folder = sockets_dir()
@@ -202,7 +202,7 @@ class Ssh:
         return self.resolve(host).get("controlpath", "none") != "none"
 
     def resolve(self, host: SshHost) -> Mapping[str, str]:
-        """Return ssh's configuration for a host by lower-case names; {} if invalid."""
+        """Return ssh's configuration for a host as {lower-case option: value}; {} if invalid."""
         return _resolve(("ssh", "-G", *self._base(host), "--", host.name))
 
 
@@ -217,7 +217,7 @@ def _resolve(argv: tuple[str, ...]) -> Mapping[str, str]:
 
 
 def sockets_dir() -> Path | None:
-    """Return a private folder for sockets of shared connections, or None."""
+    """Return a private folder for shared connections' sockets, or None if impossible."""
     runtime = os.environ.get("XDG_RUNTIME_DIR") or ""
     for folder in (Path(runtime) / "paceline-ssh" if runtime else None, Path(f"/tmp/paceline-ssh-{os.getuid()}")):
         if folder is None or len(str(folder)) > _LONGEST_FOLDER:
@@ -274,6 +274,6 @@ def _forget(text: str, host: SshHost) -> str:
 
 
 def _said(text: str) -> str:
-    """Return the last line of ssh's output that has a letter."""
+    """Return the last line with a letter in ssh's output."""
     lines = [line.strip() for line in text.splitlines() if re.search(r"\w", line)]
     return lines[-1][:300].removeprefix("ssh: ").rstrip(".") if lines else ""

@@ -47,7 +47,7 @@ class SshHost:
 def read_hosts(items: Sequence[str]) -> tuple[SshHost, ...]:
     """Parse a setting that lists hosts, or files with hosts.
 
-    An item is a file if it has a slash, ends with '.txt', or such a file exists.
+    An item is a file if the item has a slash, ends with '.txt', or is the name of an existing file.
 
     Raises:
         TargetError: A file can't be read, or a host is invalid; the message has the file, the line and its number.
@@ -71,7 +71,7 @@ def read_hosts(items: Sequence[str]) -> tuple[SshHost, ...]:
 
 
 def check_user(user: str, where: str) -> str:
-    """Return a host's user name if it is valid for ssh.
+    """Return `user` if it is a valid user name for ssh.
 
     Raises:
         TargetError: ssh or a shell on the host could misread the name.

@@ -127,7 +127,7 @@ class Opening:
             return [host for host, asked in self._asked.items() if asked]
 
     def members(self, hosts: Sequence[SshHost]) -> list[HostMember]:
-        """Return the members for those `hosts` whose agents live, in the same order."""
+        """Return the members of the `hosts` with live agents, in the same order."""
         with self._changed:
             found = [self._members[host] for host in hosts if host in self._members]
             # Move hosts whose link has broken meanwhile to the failures.
@@ -137,7 +137,7 @@ class Opening:
             return [member for member in found if not member.link.lost]
 
     def close(self, but: Iterable[HostMember] = ()) -> None:
-        """End all agents, even while they start, except those of `but`."""
+        """End all agents, also starting agents, except the agents of members `but`."""
         kept = {member.host for member in but}
         with self._changed:
             self._closed = True

@@ -61,7 +61,7 @@ class HostProbe:
 
     @property
     def answer(self) -> LeaseAnswer:
-        """The host's report as input of `host_status`, with only the offered cores."""
+        """The host's report for `host_status`, limited to the offered cores."""
         return {
             "cores": self.offered,
             "gpus": list(self.gpus),
@@ -123,7 +123,7 @@ def look_at(
 
 
 def host_program(verb: str, given: Mapping[str, Any]) -> bytes:
-    """Return the text of the program that answers `verb` on a host."""
+    """Return the source of a program that answers the request `verb` on hosts."""
     above = [str(module.__file__) for module in (lock_holder, nvml, gpus, outside, shares, fair_share, leases)]
     return foreign_python.program(host_leases.__file__, "answer", verb, given, above=above)
 

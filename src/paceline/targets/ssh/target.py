@@ -122,7 +122,7 @@ class SshTarget:
     def load_supervisor(self, run_dir: Path, library_dir: Path, python: str) -> None:
         """Start to load a supervisor while the hosts are probed.
 
-        After `start_supervisor` it supervises the run. `release`, or the end of this program, ends it.
+        After `start_supervisor` the supervisor manages the run. Before, `release` or the end of this program ends the supervisor.
         """
         supervisors.load(run_dir, library_dir, python, _LOADED)
 
@@ -200,7 +200,7 @@ class SshTarget:
         return len(nodes.nodes) + self._lookout.found()
 
     def script_python(self, links: Sequence[Any]) -> str | None:
-        """Return the interpreter for jobs that name no interpreter; None means the agents'."""
+        """Return the default interpreter of jobs; None means the agents' interpreter."""
         from paceline.remote.link import script_python
 
         return script_python(self._set.python, sys.executable, links)
@@ -261,7 +261,7 @@ class SshTarget:
 
     @contextlib.contextmanager
     def examine(self, node_count: int | None = None) -> Iterator[list[Any]]:
-        """Connect to the first `node_count` available hosts to examine; None means all."""
+        """Yield links to the first `node_count` available hosts; None means all."""
         import paceline
         from paceline.targets.ssh.members import Opening
 

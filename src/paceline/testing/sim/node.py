@@ -150,7 +150,7 @@ class SimNode:
             self._sock.close()
 
     def _deliver(self, last: float, work: Callable[[], None]) -> float:
-        """Schedule `work` for the time when a message sent now arrives. Return this time."""
+        """Schedule `work` for a message's arrival, not before `last`. Return the time."""
         behavior = self._behavior
         delay_s = behavior.latency_s * (1 + self._chance.random() / 2)
         if behavior.resent and self._chance.random() < behavior.resent:

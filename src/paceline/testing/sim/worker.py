@@ -24,7 +24,7 @@ _TERM_S = 0.05
 
 
 class WorkersNode(Protocol):
-    """The methods of a simulated node that its processes call."""
+    """The interface of a simulated node for its processes."""
 
     name: str
     is_full: bool

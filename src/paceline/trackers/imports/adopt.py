@@ -141,7 +141,7 @@ class Adopter:
         return None
 
     def _by_digest(self, place: Path) -> dict[str, list[str]]:
-        """Return {digest of a run's key: names of runs} of a folder, cached."""
+        """Return {key digest: names of run folders} for the folder `place`, cached."""
         if place not in self._listed:
             found = self._listed[place] = dict[str, list[str]]()
             for name in names_in(place):
@@ -289,7 +289,7 @@ class _Ended(TypedDict):
 
 
 def _known(folder: RunFolder) -> _Known:
-    """Return a run's `import.json`, with empty values for missing or invalid ones."""
+    """Return a run's `import.json`, with empty values where missing or invalid."""
     empty = _Known(tracker="", key="", values=0, digest="", files={}, tags={}, texts={})
     found = read_json(folder.origin)
     if not isinstance(found, dict):

@@ -1,7 +1,7 @@
 """Read the output of Neptune's exporter (https://github.com/neptune-ai/neptune-exporter).
 
     data/<project>/<run>_part_<n>.parquet     a row for each attribute, or for each value of a series
-    files/...                                 files, at the paths in those rows
+    files/...                                 files, at the paths that the rows name
 
 The exporter's `model.SCHEMA` defines the columns.
 """

@@ -43,7 +43,7 @@ class _Clause(TypedDict):
 def search(
     runs_dir: Path, names: set[str], filter_text: str | None, order_by: Sequence[str] | None, stop: int
 ) -> list[Run]:
-    """Return the runs of these experiments that match, in MLflow's order.
+    """Return the matching runs of these experiments, in the order of `order_by`.
 
     Args:
         runs_dir: The workspace's folder of runs.

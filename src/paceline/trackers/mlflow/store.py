@@ -3,7 +3,7 @@
 Its URI is `paceline:///path/of/the/workspace`, or `paceline://` for the configured workspace.
 
 In a worker, all that a script logs goes into the worker's run, no matter which experiment it names, so all ranks share one run.
-If the script creates several MLflow runs, such as one for each fold, the metrics and parameters of later ones get the MLflow
+If the script creates several MLflow runs, such as one for each fold, the metrics and parameters of later runs get the MLflow
 run's name as a prefix. In other programs, a new MLflow run is a new run, as by `Experiment.start_logging`.
 
 Only MLflow loads this module, by the entry point `mlflow.tracking_store` (https://mlflow.org/docs/latest/plugins.html).
@@ -235,7 +235,7 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
         self._set_tags(to, {tag.key: tag.value for tag in tags})
 
     def _is_known(self, to: _Open, name: str, metric: Metric) -> bool:
-        """Return whether this value of a model's metric was logged already."""
+        """Return whether a model's metric value was logged before, and remember it."""
         if metric.model_id is not None and name not in to.known:
             to.known[name] = {_number(number) for number in view.history(to.folder, name)}
         if (known := to.known.get(name)) is None:

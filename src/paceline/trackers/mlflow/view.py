@@ -38,7 +38,7 @@ def experiment(name: str, runs_dir: Path, created_ms: int = 0) -> Experiment:
 
 
 def experiments(runs_dir: Path) -> list[Experiment]:
-    """Return MLflow's experiments that have runs, the last used first."""
+    """Return MLflow experiments with runs, most recently used first."""
     names: dict[str, str] = {}
     for run_id in store.ids(runs_dir):
         if (name := experiment_of(run_id)) is not None:
@@ -105,7 +105,7 @@ def _numbers(run_id: str, metric: series.MetricSeries) -> list[Metric]:
 
 
 def history(folder: RunFolder, name: str) -> list[Metric]:
-    """Return all values of a metric, of all ranks, as MLflow's metrics."""
+    """Return all ranks' values of a metric as MLflow `Metric` objects."""
     return [
         number
         for metric in series.read(folder.metrics, name=name).values()
@@ -114,7 +114,7 @@ def history(folder: RunFolder, name: str) -> list[Metric]:
 
 
 def last_metrics(folder: RunFolder) -> list[Metric]:
-    """Return each metric's last number, that with the greatest (step, time, value)."""
+    """Return each metric's number with the greatest (step, time, value)."""
     stamp = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in folder.metrics.glob("*"))
     kept = _last.get(folder.path)
     if kept is None or kept[0] != stamp:

@@ -211,7 +211,7 @@ async def form_of(request: Request) -> dict[str, str]:
 
 
 async def fields_of(request: Request) -> dict[str, list[str]]:
-    """Check that a form's sender may send it, and return field -> values.
+    """Check that the sender may send the form. Return {field: values}.
 
     Raises:
         HTTPException: The form comes from elsewhere, the server is read-only, or the member may not change this (403).

@@ -71,7 +71,7 @@ def _page(request: Request) -> Response:
 def differences(
     mine: tuple[RunFolder, RunRecord], theirs: tuple[RunFolder, RunRecord]
 ) -> dict[str, list[DifferenceRow]]:
-    """Return the differing facts of two runs, as title of a table -> its rows."""
+    """Return two runs' differing facts as {table title: rows}."""
     own, other = diff.sides(*mine), diff.sides(*theirs)
     found: dict[str, list[DifferenceRow]] = {}
     for kind, title in _TITLES.items():

@@ -310,7 +310,7 @@ async def _changes(
 
 
 def _selected_now(index: RunIndex, query: RunQuery) -> list[RunFacts]:
-    """Return the matching runs; the shown runs' tags and names are read again.
+    """Return the matching runs, after rereading tags and names of the page's runs.
 
     Raises:
         QueryError: The query's text is wrong.
@@ -365,7 +365,7 @@ def _more(group: RunGroup, by: RunField, query: RunQuery, link: Link) -> str:
 
 
 def _group_cell(group: RunGroup, name: str, field: RunField | None) -> list[tuple[str, str]]:
-    """Return (metric or "", text) pairs that summarize a field of a group's runs."""
+    """Summarize a field of a group's runs as pairs (metric name or "", text)."""
     if name == "latest":
         names = [metric for metric, _ in headline(group.runs[0].metrics, _NAMES)]
         spreads = ((metric, group.spread(field_of(f"metrics.{quoted(metric)}"))) for metric in names)

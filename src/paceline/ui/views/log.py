@@ -41,7 +41,7 @@ def _lines(request: Request) -> Response:
 
 
 def _text(request: Request) -> Response:
-    """Return the log, or that of one rank, attempt or source, as text."""
+    """Return the log lines that the query selects, as a text file."""
     folder = common.folder_of(request)
     headers = {"content-disposition": f'attachment; filename="{folder.run_id}.log"'}
     parts = log_view.text(folder, _query(request))

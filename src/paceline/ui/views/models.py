@@ -63,7 +63,7 @@ def routes() -> list[Route]:
 
 
 def listed(request: Request) -> render.TemplateValues:
-    """Return all models with their versions, newest first."""
+    """Return all models with their versions, the newest version first."""
     by_name: dict[str, list[dict[str, Any]]] = {}
     for row in _rows(request, None):
         by_name.setdefault(row["name"], []).append(row)
@@ -158,7 +158,7 @@ def _post(change: _Change) -> Callable[[Request], Any]:
 
 
 def _alias(model: Model, form: dict[str, str]) -> None:
-    """Point an alias at the model version (field `alias`), or remove one (field `remove`)."""
+    """Point an alias at the model version (field `alias`), or remove an alias (`remove`)."""
     if form.get("remove"):
         model.remove_alias(form["remove"])
     else:
@@ -186,7 +186,7 @@ def _delete(model: Model, form: dict[str, str]) -> str:
 
 
 def _deploy(model: Model, form: dict[str, str]) -> str:
-    """Deploy the model version as a new service. Return its page's URL."""
+    """Deploy a model version as a new service. Return the service page's URL."""
     name = form.get("service", "").strip()
     model.deploy(
         model.workspace,
@@ -200,7 +200,7 @@ def _deploy(model: Model, form: dict[str, str]) -> str:
 
 
 def _serve(model: Model, form: dict[str, str]) -> str:
-    """Let an existing service serve the model version. Return the URL of its page."""
+    """Let an existing service serve the model version. Return the service page's URL."""
     service = Service(model.workspace, form.get("service", ""))
     service.update(model.id, wait=False)
     return f"../../../services/{service.name}"

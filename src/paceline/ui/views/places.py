@@ -34,7 +34,7 @@ _Answer = Callable[[Request], Response]
 
 
 def routes() -> list[Route]:
-    """Return the routes of the pages, of their changes and of their forms."""
+    """Return the routes of model, service and compute pages, including event streams."""
     pages: list[tuple[str, str, _Find]] = [
         ("/models", "models", models.listed),
         ("/models/{name}/{version:int}", "model", models.version),

@@ -59,7 +59,7 @@ def head(request: Request) -> Response:
 
 
 async def head_live(request: Request) -> Response:
-    """Stream changes of the run's header on the page of a file."""
+    """Stream changes of the run's header to pages of its files."""
     return common.live(request, "files", None)
 
 

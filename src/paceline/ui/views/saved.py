@@ -27,7 +27,7 @@ def routes() -> list[Route]:
 
 
 def shown_on(request: Request, page_name: str) -> ShownViews:
-    """Return the saved views of a page, one of `saved_views.PAGES`."""
+    """Return the saved views of a page, for its template."""
     views = SavedViews(request.app.state.workspace_dir)
     return {"views_of": page_name, "saved_views": [view for view in views.values() if view.page == page_name]}
 

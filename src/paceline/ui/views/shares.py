@@ -41,7 +41,7 @@ def page(request: Request) -> Response:
 
 
 async def change(request: Request) -> Response:
-    """Create a share link (fields `run`, `days`, `origins`, `settings`), or remove one (`withdraw`)."""
+    """Create a share link (fields `run`, `days`, `origins`, `settings`), or remove a link (`withdraw`)."""
     form = await fields_of(request)
     shares = SharedLinks(request.app.state.workspace_dir)
     if gone := form.get("withdraw", [""])[-1]:

@@ -78,7 +78,7 @@ def _earlier(request: Request, folder: RunFolder) -> list[RunFacts]:
 
 
 def _options(folder: RunFolder, earlier: Sequence[RunFacts]) -> list[Parameter]:
-    """Return a run's script options, then other options of earlier runs, without values."""
+    """Return a run's script options, then earlier runs' other options without values."""
     found = {option.name: option for option in parameters(folder)}
     for facts in earlier[:_EARLIER_OPTIONS]:
         # Skip an earlier run that somebody has removed.
@@ -173,7 +173,7 @@ def _submit_again(request: Request, folder: RunFolder, form: Mapping[str, str]) 
 
 
 def _changed_options(options: list[Parameter], form: Mapping[str, str]) -> dict[str, str | None]:
-    """Return a form's changed options as name -> value, or None to remove one."""
+    """Return a form's changed options as {name: value}; None removes an option."""
     found: dict[str, str | None] = {}
     for option in options:
         # A field is missing if the form is from an older version of the page, which lacked this option.
