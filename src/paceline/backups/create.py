@@ -34,9 +34,9 @@ from paceline.system import locks
 from paceline.system.files import names_in, remove_tree, stamp_of
 from paceline.system.links import open_below, special
 
-#: Files of a run to which programs only append lines.
+#: Matches files of a run to which programs only append lines. While the run is live, a backup stores only their whole lines.
 _LOG = re.compile(r"runs/[^/]+/(?:(?:metrics|attempts|logs)/.*)?[^/]*\.(?:log|jsonl|txt)")
-#: Copy a smaller file before storing it, because it may be replaced at any time. Check a larger file after storing it.
+#: Files up to this size are copied before storing, because they may be replaced at any time. Larger files are checked afterwards.
 _SMALL_BYTES = 1 << 20
 #: Upload the temporary copies to the store once there are this many files or bytes.
 _BATCH_FILES, _BATCH_BYTES = 512, 256 << 20

@@ -19,7 +19,7 @@ from paceline.errors import DataError
 from paceline.system.serialization import known_fields, plain_fields
 
 VERSION = 1
-#: Folders of a workspace to back up -> pattern of the names in the folder that are left out.
+#: Folder of a workspace that is backed up -> pattern of names in this folder that the backup leaves out.
 KEPT = {
     "runs": r"\..*",
     "snapshots": r"\..*",

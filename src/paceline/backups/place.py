@@ -77,7 +77,7 @@ class Backups:
         found = found_below(self.store, self.source, f"{self.path}backups/")
         paths = {path_in_store(info) for info in found}
         ids = {path.rpartition("/")[2].removesuffix(".json") for path in paths}
-        # Ignore files in subfolders: they belong to the backups of another place.
+        # Ignore files in subfolders: they belong to other backups, whose folder in the store is a subfolder of this one.
         whole = [self._read(one) for one in ids if is_backup_id(one) and self._document(one) in paths]
         return sorted(whole, key=lambda backup: (backup.created_utc, backup.id))
 

@@ -210,7 +210,7 @@ def _build(entries: Sequence[BackupEntry], stage: Path) -> None:
             if entry.sha256 in used:
                 shutil.copyfile(stage / "contents" / entry.sha256, path)
             else:
-                # Hard-link the first file with this content to the fetched copy, which needs no second copy on the disk.
+                # For the first file with this content, hard-link the fetched copy, which avoids a second copy on the disk.
                 os.link(stage / "contents" / entry.sha256, path)
                 used.add(entry.sha256)
             os.chmod(path, entry.mode)

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 
 _log = logging.getLogger(__name__)
-#: Seconds without progress after which a write counts as hung: a limit for save(), and a limit for the end of the script.
+#: Seconds without progress until a write counts as hung: when save() waits for the write, and when wait(), latest() or exit does.
 SAVE_S, END_S = 30.0, 600.0
 
 

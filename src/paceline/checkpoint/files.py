@@ -32,7 +32,7 @@ _NAME = re.compile(r"checkpoint_(\d+)(?:\.part_(\d+)_of_(\d+)\.(\w+))?\.safetens
 _SAVING = re.compile(r"\..+\.safetensors\.saving-[0-9a-f]{8}")
 #: A writer locks its new file within this many seconds. An older file without a lock is left from a killed writer.
 LOCKED_WITHIN_S = 10.0
-#: Bytes of one write. For O_DIRECT, which bypasses the page cache: the alignment in bytes, and the bytes of the smallest file.
+#: Sizes in bytes: of one write; of the blocks that O_DIRECT (no page cache) requires; of the smallest file written by O_DIRECT.
 _PIECE, _BLOCK, _LEAST_DIRECT = 8 << 20, 4096, 64 << 20
 #: Key in the metadata of a safetensors header. The key's value is the state as JSON, without arrays.
 _STATE = "paceline.state"

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import torch
 
 _log = logging.getLogger(__name__)
-#: A forked child copies only a state of at least this many bytes, if the process's memory is at most this multiple of the state.
+#: A child is forked only to copy at least `_LEAST_FORKED` bytes, if the process's memory is at most `_MOST_TIMES` times as large.
 _LEAST_FORKED, _MOST_TIMES = 64 << 20, 16
 #: Assumed speed, in bytes per second, at which a forked child copies a state, until the first copy has been measured.
 _GUESSED_RATE = 1.5 * (1 << 30)
@@ -152,7 +152,7 @@ class Camera:
             memory.reserve(size + _HUGE)
             memory.populate()
         _enlarge_pages()
-        # If `take` has made an image meanwhile, that image has separate memory, which `give_back` frees.
+        # `take` may meanwhile have made an image in other memory. If `give_back` has stored that memory for reuse, keep it.
         self._memory = self._memory or memory
 
     def take(self, header: bytes, arrays: Sequence[DenseArray], step_s: float | None) -> StateImage:

@@ -26,15 +26,15 @@ from typing import Any, NoReturn
 from paceline.system import run_variables
 
 SIGNAL, RESIZE, LIMIT = "signal", "resize", "limit"
-#: Seconds that a rank which saves nothing waits for the saving rank to end: with torch's key-value store, and without this
-#: store. The third value: seconds that the saving rank waits for the other ranks. The values are guesses.
+#: Three time limits in seconds, all guesses. A rank that saves nothing waits for the end of the saving rank: up to the first
+#: limit if there is a key-value store of torch, else up to the second. The saving rank waits up to the third for other ranks.
 _WITH_STORE_S, _WITHOUT_STORE_S, _FOLLOW_S = 30.0, 5.0, 5.0
 #: Seconds to wait at exit for the thread of `follow`, which may be in a request to torch's key-value store.
 _STOP_S = 2.0
 _LEFT = "paceline_checkpoint_left"
 
 _is_asked = False
-#: Whether the thread of `_hear` has noticed SIGTERM. During a collective, the main thread can't run a signal handler.
+#: Whether the thread that runs `_hear` has noticed SIGTERM. In a collective, the main thread can't run a signal handler.
 _has_heard = False
 _is_listening = False
 _saves = True

@@ -46,7 +46,7 @@ class Neighbour:
         self._handing: threading.Thread | None = None
         self._next_s = self._cost_s = 0.0
         self._sender = StateSender()
-        #: CPU seconds that the thread of `_hand_over` took to keep the last state and to copy the state to another node.
+        #: CPU seconds of the last thread that ran `_hand_over`, which keeps a state on this node and copies it to another node.
         self._cpu_s = 0.0
         self._is_noted = False
         self._every = 1
@@ -82,7 +82,7 @@ class Neighbour:
         self._handing = threading.Thread(target=self._hand_over, args=(state, image), daemon=True)
         self._handing.start()
         cost_s = time.monotonic() - began
-        # Let the cost at most double from one state to the next, so that one slow call has little effect.
+        # Let the assumed cost of keeping a state at most double from state to state, so that one slow call has little effect.
         self._cost_s = min(cost_s, 2 * self._cost_s or cost_s)
         if step_s:
             # Keep every 2^n-th step, so that ranks with different costs have steps in common.
@@ -105,7 +105,7 @@ class Neighbour:
             if (free := self._images.pop(step, None)) is not None:
                 self._camera.give_back(free)
         self._images[state["step"]] = image
-        # Also free old images that are not in `dropped`: a restarted process that keeps states does not know them.
+        # Also free old images that `dropped` lacks: if the process that keeps states was restarted, it does not know them.
         for step in sorted(self._images)[:-2]:
             self._images.pop(step).memory.close()
         if KEY_VARIABLE in os.environ and path != path_here():
@@ -117,7 +117,7 @@ class Neighbour:
         """Tell the supervisor that the node keeps states of this attempt."""
         if not self._is_noted:
             name = ("attempts", os.environ["PACELINE_ATTEMPT"], f"kept_{rank}.json")
-            with contextlib.suppress(OSError):  # if the disk is full, the supervisor does not use the states
+            with contextlib.suppress(OSError):  # without this file, the supervisor does not use the states
                 write_json(Path(os.environ["PACELINE_RUN_DIR"]).joinpath(*name), {})
                 self._is_noted = True
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from paceline.system.kept_states import State
 
 _log = logging.getLogger(__name__)
-#: Prefixes of keys in torch's key-value store: rank 0 announces when all ranks end, and each rank that its part is written.
+#: Two key prefixes in torch's key-value store: rank 0 announces when all ranks end; each rank announces that its part is written.
 _SAID, _WHOLE = "paceline_checkpoint_said", "paceline_checkpoint_whole"
 #: Seconds that a rank, before its process ends, waits until all ranks have written their parts of the checkpoint.
 _PARTS_S = 600.0
@@ -47,7 +47,7 @@ _last: tuple[Path, files.CheckpointPart] | None = None
 _calls = 0
 _announced: tuple[int, str] | None = None
 _heeded = 0
-#: Folders that hold newer checkpoints than the one being saved. Each is warned about once.
+#: Folders that hold newer checkpoints than the one being saved. Only one warning is logged for each folder.
 _warned: set[Path] = set()
 
 
@@ -368,7 +368,7 @@ class Checkpoint:
                 f"a {type(objects).__name__} can't take the state of step {self.step}, a {type(state).__name__}. Give the dict "
                 "that save() was given, or take the values from `.state`."
             )
-        # Check that the checkpoint has all names before changing any object.
+        # Check that the checkpoint has an entry for each name in `objects` before changing any of these objects.
         if missing := [name for name in objects if name not in state]:
             raise UserError(
                 f"the checkpoint of step {self.step} has no {missing[0]!r}; it has {', '.join(map(repr, state))}. Leave it out, "

@@ -14,7 +14,7 @@ from paceline.runs.logs import LineAssembler, Tail
 from paceline.runs.record import RunRecord
 from paceline.system.files import read_json, stamp_of
 
-#: Seconds between two reads of an unchanged record, to detect that the child's supervisor is gone.
+#: A record is read again after this many seconds even if its file is unchanged, to detect that the child's supervisor is gone.
 _RECORD_S = 1.0
 _LOG_S = 0.1
 

@@ -32,8 +32,8 @@ from paceline.system.names import counted
 _TICK_S = 0.05
 #: Pause in seconds between two checks of children that are being canceled after the controller has failed.
 _GIVE_UP_S = 0.5
-#: Seconds to wait until the submitting program, or this job's process before a requeue, releases the lock. Afterwards, and on a
-#: file system without locks, the controller starts anyway and relies on the engine to start only one controller.
+#: Seconds to wait for the lock, which the submitting program or, after a requeue, this job's previous process may hold. After
+#: this time, or on a file system without locks, the controller starts without the lock, because the engine starts only one.
 _LOCK_S = 20.0
 
 

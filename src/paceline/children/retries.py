@@ -15,7 +15,7 @@ STOPPED = "stopped"
 _AGAIN_S = 5.0
 #: First and longest pause in seconds after an engine has refused a child. Each further refusal doubles the pause.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 300.0
-#: Seconds that an engine may refuse every child while no child of the run is live.
+#: Raise EngineError when an engine has refused every child for this many seconds while no child of the run was live.
 _PATIENCE_S = 3600.0
 
 

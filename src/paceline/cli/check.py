@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from paceline.cli.outputs import StepComparison
 
 STEPS, MOST_STEPS = 3, 1000
-#: Environment variables for the workers. `paceline.parallel.compared` reads them, but importing it would import torch.
+#: Copies of constants in `paceline.parallel.compared`, whose import would load torch: a variable, a folder and two files.
 VARIABLE, FOLDER, VALUES, OUTCOME = "PACELINE_CHECK", "check", "values.pt", "outcome.json"
 
 _TAKEN = ("script", "arguments", "module", "nodes", "backend", "source", "env", "env_file", "python", "isolated")

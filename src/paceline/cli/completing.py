@@ -104,7 +104,7 @@ def _environments(workspace: Workspace, *_: object) -> Iterable[str]:
 
 
 def _datastores(workspace: Workspace, *_: object) -> Iterable[str]:
-    # Read the names of files: opening a datastore would load `paceline.data` while the user waits.
+    # Take the datastores' names from file names: opening a datastore would load `paceline.data` while the user waits.
     folder = workspace.path / "datastores"
     names = sorted(path.stem for path in folder.glob("*.json")) if folder.is_dir() else []
     return dict.fromkeys(["default", *names])

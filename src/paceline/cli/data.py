@@ -242,7 +242,7 @@ def _options(words: list[str]) -> dict[str, object]:
 
 
 def _pair(option: str, word: str) -> tuple[str, str]:
-    # Don't repeat the word in the message: a user may have written a secret there by mistake.
+    # Don't quote the user's word in the error message, because the word may be a secret that was given by mistake.
     return key_value(word, DataError(f"{option} takes KEY=VALUE, but the given word has no '='."))
 
 

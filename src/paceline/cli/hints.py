@@ -188,7 +188,7 @@ def verb_hint(verb: str, known: Iterable[str], *, in_group: bool) -> str:
     return did_you_mean(verb, known, most=2).lstrip()
 
 
-#: Field -> name of its option, where the two names differ. The option may belong to any verb.
+#: Field of a Python class such as `Job` -> name of its command-line option, where the names differ. Any verb may have the option.
 _FIELDS = {
     **{option.key: option.name for option in RUN if option.key},
     "docker_image": "image",
@@ -236,7 +236,7 @@ def in_options(text: str, words: Sequence[str], options: Mapping[str, str]) -> s
         text = re.sub(rf"\b(?:[Ss]et )?{field}=False\b", f"Leave out {word}", text)
         text = re.sub(rf"\b[Ss]et {field}=True\b", f"Add {word}", text)
         text = re.sub(rf"\b{field}=True\b", word, text)
-        # Replace a list of one item by this item.
+        # Replace a list of one item by the option and the item, such as `field=['a']` by `--field 'a'`.
         text = re.sub(rf"(?<![\w-]){field}=\[('[^']*')\]", rf"{word} \1", text)
         text = re.sub(rf"(?<![\w-]){field}=", f"{word} ", text)
         if "_" in field:  # with an underscore, the word is surely a field's name, not an English word

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
-#: The time at the beginning of each line of the supervisor.
+#: Matches the time (UTC) at the beginning of each line of the supervisor's log.
 _STAMP = re.compile(rb"(\d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2})Z ")
 
 

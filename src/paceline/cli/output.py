@@ -52,7 +52,7 @@ class _Output(io.FileIO):
         try:
             return super().write(data)
         except BrokenPipeError:
-            # End by the signal itself, so that a shell with `pipefail` sees 141, as for other programs.
+            # End this process by SIGPIPE, so that a shell with `pipefail` gets exit code 141, as from other programs.
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGPIPE)
             raise

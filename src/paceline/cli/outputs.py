@@ -197,7 +197,7 @@ class DryRun(TypedDict, total=False):
 
 StoreRow = TypedDict("StoreRow", {"name": str, "kind": str, "url": str, "is_default": bool})
 DatasetRow = TypedDict("DatasetRow", {"name": str, "version": "int | None", "description": "str | None"})
-#: The datastores and datasets of a workspace: `data list`.
+#: Output of `data list`: the datastores and datasets of a workspace.
 Stores = TypedDict("Stores", {"datastores": list[StoreRow], "datasets": list[DatasetRow]})
 #: An environment whose packages are a layer on top of a container's image.
 ImageEnvironment = TypedDict("ImageEnvironment", {"key": str, "prefix": str, "pip": list[str]})
@@ -276,7 +276,7 @@ class UsageRow(TypedDict):
     lost_gpu_hours: float
 
 
-#: The sums of `usage`. by: "user", "experiment", "target" or "week".
+#: Output of `usage`: sums for each value of the field `by` ("user", "experiment", "target" or "week"), and for all runs.
 UsageReport = TypedDict("UsageReport", {"by": str, "rows": list[UsageRow], "all": UsageRow})
 
 
@@ -596,7 +596,7 @@ FrozenDataset = TypedDict("FrozenDataset", {"name": str, "version": int, "place"
 CheckedDataset = TypedDict(
     "CheckedDataset", {"dataset": str, "added": list[str], "removed": list[str], "changed": list[str]}
 )
-#: `backup list` (an array). left_out_count: number of files that are not in the backup.
+#: An item of the array that `backup list` prints. left_out_count: number of files that are not in the backup.
 BackupRow = TypedDict(
     "BackupRow",
     {

@@ -19,7 +19,7 @@ from paceline.cli.options import OPTIONS_OF
 from paceline.cli.output import print_version
 from paceline.cli.verbs import SECTIONS, SHOWING, VERBS
 
-#: Up to this many columns, help texts print an option's description below the option, not beside it.
+#: In a terminal of at most this many columns, help texts print an option's description below the option, not beside it.
 _NARROW = 58
 
 
@@ -59,7 +59,7 @@ class VerbCommand(_Command):
         """Write arguments, then options section by section."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         title = "Options"
-        # get_params appends the parameter --help, which `self.options` lacks. None takes the place of --help in the pairs.
+        # get_params appends the parameter --help. `self.options` has no entry for --help, so append None to get equal lengths.
         for parameter, option in zip(self.get_params(ctx), (*self.options, None), strict=True):
             title = option.section if option and option.section else title
             if row := parameter.get_help_record(ctx):
@@ -155,7 +155,7 @@ def call() -> int | None:
     if instruction := os.environ.get("_PACELINE_COMPLETE"):
         return shell_complete(app, {}, "paceline", "_PACELINE_COMPLETE", instruction)
     columns = shutil.get_terminal_size().columns
-    # Set the width, because click does not use less than 50 columns.
+    # In a narrow terminal pass the width to click, because click itself assumes at least 50 columns.
     width = max(30, columns - 2) if columns <= _NARROW else None
     # Don't call `app.main`, which prints an empty line after Ctrl-C.
     try:

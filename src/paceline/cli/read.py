@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from paceline.cli.outputs import GitState
 
 _SHOWN = 25
-#: Maximum number of values of a list that `show` prints, counted from the end.
+#: Maximum number of values of a list that `show` prints. Of a longer list, `show` prints only the last values.
 _LAST_VALUES = 5
 #: Maximum number of workers whose load `show` prints. `top` shows all workers.
 _RANKS = 16

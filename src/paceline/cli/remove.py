@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from paceline.remote.link.copies import LeftBehind
 
 
-#: Maximum number of runs that a question names.
+#: Maximum number of runs that are listed by name in the question before a removal, and in an error message.
 _NAMED = 5
 _DECLINED = 1
 

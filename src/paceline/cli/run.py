@@ -200,7 +200,7 @@ def _follow_with_interrupts(folder: RunFolder, view: RunView) -> tuple[RunRecord
                 return following.to_the_end(), canceled
             except KeyboardInterrupt:
                 record = read.record(folder)
-                # If the run has just ended, there is nothing to ask.
+                # If the run has just ended, don't ask whether to cancel the run.
                 if record.is_terminal:
                     return record, canceled
                 # An earlier interrupt has cancelled the run, so ignore this one.
@@ -229,7 +229,7 @@ class _Interrupts:
         self._through = False
 
     def __enter__(self) -> _Interrupts:
-        # Replace Python's own handler, which could raise anywhere, even in the middle of a cancel.
+        # Replace Python's own handler, which could raise KeyboardInterrupt anywhere, even in the middle of a cancel request.
         self._before = signal.signal(signal.SIGINT, self._handle)
         return self
 
@@ -249,7 +249,7 @@ def _ask(interrupts: _Interrupts) -> str:
     """Ask whether to detach or cancel. Return the answer's first letter, "c" after Ctrl-C."""
     question = "\nInterrupted. [d]etach and let the run go on, [c]ancel it, or Enter to keep following? "
     try:
-        # Let one more Ctrl-C interrupt the question: the Ctrl-C that led to it has used up the previous permission.
+        # Let Ctrl-C interrupt the question: the handler raises only once per call of this method, and has raised to get here.
         interrupts.let_one_through()
         print(question, end="", file=sys.stderr, flush=True)
         return sys.stdin.readline().strip().lower()[:1]

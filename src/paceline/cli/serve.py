@@ -90,8 +90,8 @@ def serve(**given: Any) -> int:
             write_json(path, config.to_json(), mode=PRIVATE)
             sys.stdout.flush()
             sys.stderr.flush()
-            # Replace this process by the server, to free the parser's memory. It starts in a folder without modules
-            # that could shadow those of the library.
+            # Replace this process by the server, to free the parser's memory. Start the server in a folder without modules
+            # that could shadow modules of Paceline's library.
             os.chdir(folder)
             os.execv(sys.executable, [sys.executable, "-m", "paceline.serving", str(path)])
     finally:

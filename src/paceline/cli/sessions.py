@@ -41,7 +41,7 @@ from paceline.workspace import Workspace
 _START_LOOK_S, _LOOK_S = 0.05, 0.5
 #: Seconds to wait for an attempt's end after its tunnel broke: the workers' grace period delays the end.
 _LOST_S = 60.0
-#: The shell of the user on the node.
+#: The command that starts the user's shell on the node.
 _SHELL = ["/bin/sh", "-c", 'exec "${SHELL:-/bin/sh}"']
 #: Options of `run` that a session does not take, because a session has one worker, and its own program and limits.
 _NOT_OF_SESSIONS = frozenset(

@@ -258,7 +258,7 @@ def _print_points(wanted: Asked, sweep: SweepSpec, *, as_json: bool) -> int:
     points: list[dict[str, Any]] = []
     trials: list[Trial] = []
     for number in range(min(_SHOWN, sweep.trials)):
-        # The sampler proposes without results, because no former trial has run.
+        # The sampler proposes points without results of earlier trials, because a dry run starts no trial.
         proposal = proposals.propose(number, trials)
         if proposal is None:
             break

@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 _SPIN_WAITING_S = 0.002
 #: The longest pause in seconds between two polls while a caller waits for a result.
 _WAITED_PAUSE_S = 0.001
-#: Seconds between two polls after a second or more without work, and seconds that an idle first rank sleeps.
+#: Seconds between two polls after a second or more without work, and maximum seconds for which an idle first rank sleeps.
 _LONG_PAUSE_S = 0.005
 _IDLE_PAUSE_S = 1.0
 _LEAVE_S = 30.0
@@ -144,8 +144,8 @@ class BackgroundLoop:
             task.handle._place = recorder.begin(self._texts.of(task.request))
             self._pending[key] = task
             self._news.append(task)
-            # Don't wake the loop while a caller holds _claim: this caller polls `_news` itself, releases _claim, and then checks
-            # for remaining work under _wake. So either it sees this task in that check, or _claim is free here.
+            # Don't wake the loop while a caller holds _claim: that caller polls `_news` itself, releases _claim, takes _wake, and
+            # then checks for remaining work. So either that check finds this task, or _claim is free here.
             if self._asleep and not self._claim.locked() and not waiting_at_once.waits_at_once:
                 self._wake.notify()
         return task.handle
@@ -183,7 +183,7 @@ class BackgroundLoop:
 
     def overdue(self, limit_s: float) -> str | None:
         """Describe an operation in flight for more than `limit_s`, or return None."""
-        # Add `_GRACE_S`: meanwhile the set's first rank ends the operation itself, with an error that names the missing ranks.
+        # Allow `_GRACE_S` more: in this time the set's first rank ends the operation, by an error that names the missing ranks.
         now_s = time.monotonic()
         doing = self.negotiation.doing
         if doing is not None and now_s - doing[0] > limit_s:

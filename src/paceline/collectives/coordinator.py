@@ -25,7 +25,7 @@ from paceline.collectives import numbers
 from paceline.collectives.numbers import Array
 from paceline.collectives.request import ALLREDUCE, JOIN, Agreement, CollectiveTask, Fields, Key, Request, agree
 
-#: Maximum size of an array that is sent within its request. 8 KiB is a guess; with 16 KiB rank 0 would receive too much.
+#: Maximum size of an array that is sent within its request. The value is a guess: rank 0 receives these arrays of all ranks.
 INLINE_LIMIT_BYTES = 8 << 10
 
 
@@ -103,7 +103,7 @@ class Coordinator:
         self._full = False
         self._end: str | None = None
         self._left = 0
-        #: Operation -> (rank, `time.monotonic`) of each request, if `notes_arrivals`. The reader removes the entries.
+        #: Operation -> (rank, `time.monotonic`) of each request, if `notes_arrivals`. `Negotiation` removes the entries.
         self.arrivals: dict[Key, list[tuple[int, float]]] = {}
         self.notes_arrivals = False
 

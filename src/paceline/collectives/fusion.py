@@ -65,7 +65,7 @@ class Fusion:
     def open(self) -> None:
         """Open memory that the ranks share, if possible."""
         # `open` is called at the first reduction, because shared memory takes space. All ranks begin the same operation then, so
-        # either all of them open it or none does.
+        # either all of them open the shared memory or none does.
         if not self._is_open:
             self._shared = self._transport.share_segments(SEGMENT_BYTES)
         self._is_open = True

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from paceline.collectives.transport import SharedSegments
 
 _LEAVE_S, _WHY_S = 5.0, 0.5
-#: Messages that are not the engine's: the sender has failed (its reason follows), or it has finished.
+#: Two messages of the transport itself: the sender has failed (the reason follows this byte), or the sender has finished.
 _FAILED, _BYE = b"!", b""
 #: For unequal numbers of rows, pad each rank's array to the longest, up to this total size. Above it, each rank broadcasts.
 _PADDED_BYTES = 1 << 16
@@ -264,8 +264,8 @@ class GlooTransport:
         self._let_go()
 
     def abandon(self, reason: str) -> None:
-        # The lock only decides which thread comes first, and is released before anything is sent. The reason is set
-        # before a connection closes, so a thread in the middle of an operation finds the reason (`_say_why`).
+        # The lock lets only the first thread send its reason, and is released before sending. The reason is set before
+        # a connection closes, so that `_say_why` finds the reason in a thread that is in the middle of an operation.
         with self._lock:
             first, self._reason = self._reason is None, self._reason or reason
         if first:

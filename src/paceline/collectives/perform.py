@@ -24,12 +24,12 @@ from paceline.collectives.transport import Transport
 Ready = tuple[CollectiveTask, Agreement]
 
 
-#: Size of one reduction. With 2 ranks on one machine 1 MiB was fastest, 2 MiB equal, 0.25 and 4 MiB 10 to 30 % slower.
+#: Bytes of one reduction. With 2 ranks on one machine 1 MiB was fastest, 2 MiB equal, 0.25 and 4 MiB 10 to 30 % slower.
 PIECE_BYTES = 1 << 20
-#: From these sizes on, MPI reduces an array directly, because a buffer would cost more: without shared memory each result is
-#: copied out of the buffer; with shared memory each rank reads the copies of all ranks. For arrays with a scale factor the limit
-#: is larger, because MPI needs one more pass. Two ranks with shared memory use buffers up to `fusion_bytes`: for 8 to 64 MiB this
-#: took 0.6 of the time of MPI's call, and equal time on cores without a common cache.
+#: From these sizes in bytes on (without and with shared memory), MPI reduces an array directly, because a buffer would cost more:
+#: a result is copied out of the buffer or, in shared memory, each rank reads the copies of all ranks. For arrays with a scale
+#: factor the limit is larger, because MPI needs one more pass. Two ranks with shared memory use buffers up to `fusion_bytes`: for
+#: 8 to 64 MiB this took 0.6 of the time of MPI's call, and equal time on cores without a common cache.
 DIRECT_BYTES = 1 << 20
 SHARED_DIRECT_BYTES = 8 << 20
 SHARED_DIRECT_MULTIPLIED_BYTES = 32 << 20

@@ -31,9 +31,9 @@ class ProcessSets:
     def __init__(self, joined: world.RankedWorld, settings: EngineSettings) -> None:
         self._world, self._settings = joined, settings
         self._rank, self._size = joined.transport.rank, joined.transport.size
-        #: The ranks of each process set.
+        #: Number of a process set -> its ranks.
         self.ranks: dict[int, tuple[int, ...]] = {0: tuple(range(self._size))}
-        #: The background loop of each process set that includes this rank.
+        #: Number of a process set that includes this rank -> its background loop.
         self.loops: dict[int, BackgroundLoop] = {}
         self._numbers = itertools.count(1)
         #: Callbacks that are called after each operation, and whether each wants arrival times.

@@ -33,8 +33,8 @@ _VARIABLES = {"RANK": "HOROVOD_RANK", "WORLD_SIZE": "HOROVOD_SIZE", "MASTER_ADDR
 #: Time limits in seconds, as torch's: until all ranks have joined, and for an operation that all ranks have begun.
 _START_S, _OPERATION_S = 300.0, 1800.0
 
-#: The process's client of each store (on rank 0 also the server), and Gloo's network devices. They stay open until exit, because
-#: the script's own process groups and the next engine use the same server.
+#: This process's client of each store (on rank 0 also the store's server), and Gloo's network devices. All stay open until exit,
+#: because the script's own process groups and the next engine use the same server.
 _stores: dict[tuple[str, int], Store] = {}
 _devices: dict[str, ProcessGroupGloo.Device] = {}
 

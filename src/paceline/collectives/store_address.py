@@ -62,7 +62,7 @@ def _patch(module: ModuleType, environ: Mapping[str, str]) -> None:
 
         def __init__(self, *args: Any, **options: Any) -> None:
             names = ("host_name", "port", "world_size", "is_master")
-            # Read the variable now: a script may set it after importing torch. Callers may pass the four `names` by position.
+            # Read MASTER_ADDR only now: a script may set it after importing torch. Callers may pass the four `names` by position.
             here = environ.get("MASTER_ADDR", "")
             named = {**dict(zip(names, args, strict=False)), **options}
             is_ours = named.get("is_master") and named.get("host_name") == here and len(args) <= len(names)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-#: The curated environments that `Environment.list` shows; other names of this form work as well.
+#: The curated environments that `Environment.list` shows. Other names that begin with "AzureML-" work too (`is_curated`).
 CURATED = (
     *(
         "AzureML-Minimal",

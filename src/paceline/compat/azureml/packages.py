@@ -203,7 +203,7 @@ def _packages(dependencies: CondaDependencies, notes: SubmissionNotes) -> tuple[
         )
         conda = []
     requested = [*dependencies.pip_packages]
-    # The SDK lists azureml-defaults in every environment. Alone it is not a request for packages, so ignore it.
+    # If azureml-defaults is the only package, ignore it: the SDK adds this package to every environment.
     for line in requested if requested != ["azureml-defaults"] else ():
         name = package_name(line)
         if name == "horovod":

@@ -18,7 +18,7 @@ class Strict:
 
         def __init__(self: Any, *arguments: object, **named: object) -> None:  # noqa: N807
             made(self, *arguments, **named)
-            # Base classes call their wrapped __init__ too. Only after that of the object's own class are all attributes set.
+            # A base class's __init__ is wrapped too, but all attributes are set only after __init__ of the object's own class.
             if type(self) is cls:
                 object.__setattr__(self, "_is_made", True)
 

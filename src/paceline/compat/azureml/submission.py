@@ -52,7 +52,7 @@ class Prepared:
     job: Job
     source_directory: Path
     notes: tuple[str, ...]
-    #: The notes that no earlier submission of this program has logged.
+    #: Those of `notes` that no earlier submission of this program has logged.
     said: tuple[str, ...]
 
 
@@ -80,7 +80,7 @@ def prepared(config: ScriptRunConfig, workspace: Workspace, *, run_id: str = "")
         references += more
     else:
         entry = _entry(run.script, words, directory)
-    # An argument overrides the configuration's data of the same name.
+    # A data reference in the arguments replaces a reference of the same name in the run configuration.
     named = {one.name for one in references}
     references += [one for one in _configured(run, workspace, run_id) if one.name not in named]
     target = resolve(run.target, workspace, notes)

@@ -40,7 +40,7 @@ def run(*args: Any, **kwargs: Any) -> list[Any]:
 
 def _show_engine_log(environ: Mapping[str, str]) -> None:
     """Print the engine's log messages of level HOROVOD_LOG_LEVEL and above."""
-    # The rank precedes each message, and the time unless HOROVOD_LOG_HIDE_TIME is set.
+    # Each line has the rank and, unless HOROVOD_LOG_HIDE_TIME is set, the time before the message.
     level = _LEVELS.get(environ.get("HOROVOD_LOG_LEVEL", "").upper())
     if level is None:
         return
@@ -57,7 +57,7 @@ def _show_engine_log(environ: Mapping[str, str]) -> None:
     logger.propagate = False
 
 
-# A script may use `horovod.tensorflow` and `horovod.torch`: TensorFlow must not be loaded before torch's Triton.
+# A script may use `horovod.tensorflow` and `horovod.torch`, but loading Triton (for torch) after TensorFlow kills the process.
 load_triton_before_tensorflow()
 
 # Install the handler at import, because the engine may log as early as in `init`.

@@ -91,7 +91,7 @@ def refusal(found: object) -> str | None:
         # Evaluate the function's `raise` expression, which creates the exception without raising it.
         return str(eval(compile(ast.Expression(kept[0].exc), "<refusal>", "eval"), function.__globals__))
     except NameError:
-        return (function.__doc__ or "").strip().partition("\n")[0]  # the exception's text has an argument of the call
+        return (function.__doc__ or "").strip().partition("\n")[0]  # the exception's text needs a call's arguments
 
 
 @functools.cache

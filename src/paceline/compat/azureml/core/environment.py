@@ -151,7 +151,7 @@ class Environment(Strict):
         self.inferencing_stack_version: str | None = None
         self.databricks: object = None
         self.asset_id: str | None = None
-        # If an estimator has made this environment: its framework's module, and a text such as "the estimator PyTorch".
+        # (framework's module, text such as "the estimator PyTorch") if an estimator made this environment, else empty strings.
         self._made_for = ("", "")
 
     # --- constructors of an environment

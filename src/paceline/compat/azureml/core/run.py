@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 #: Kind of a run in Paceline -> type of a run in the SDK.
 TYPES = {"script": "azureml.scriptrun", "sweep": "hyperdrive", "pipeline": "azureml.PipelineRun", "interactive": "run"}
-#: Pattern of the SDK's log names -> Paceline's log: per rank (two patterns), of the run's preparation, of the script.
+#: (pattern of the SDK's log names, Paceline's log) for the logs of ranks (two patterns), of the run's preparation, of the script.
 _LOGS = (
     (r"azureml-logs/70_driver_log_(?:worker_|rank_)?0*(\d+)\.txt", "logs/rank_{}.log"),
     (r"user_logs/std_log_process_0*(\d+)\.txt", "logs/rank_{}.log"),
@@ -138,7 +138,7 @@ class Run(SdkSpellings, runs.Run):
         """
         found: dict[str, object] = super().get_metrics(name, recursive, **others)
         if self.kind == "sweep" and not recursive:
-            # A sweep that the caller has opened by its id has this class, not HyperDriveRun: add the best child's metric here.
+            # A sweep opened by its id is an object of this class, not of HyperDriveRun: add the best child's metric here.
             found |= late("train.hyperdrive.run", "best_child_metric")(self, name)
         return found
 

@@ -87,7 +87,7 @@ class _DistributedKeras2(OptimizerOfKeras2):
 
     def _applies_as_is(self, skip: bool) -> bool:
         """Return whether to apply gradients without accumulating passes. `skip` declares them reduced."""
-        # With `skip` the caller says that the gradients are reduced, which can't be true for one pass of several.
+        # If `_computed` has marked the gradients as not yet reduced, ignore `skip`: they are the gradients of a single pass.
         to_reduce = self._is_marked("_to_reduce_in")
         return self.distribution.settings.passes == 1 or (skip and not to_reduce)
 

@@ -183,7 +183,7 @@ class DistributedKeras3(OptimizerOfKeras3):
             raise ValueError(f"{len(grads)} gradients were given for {len(variables)} variables: give one for each.")
         known = self._trainable_variables if variables is None and self.built else variables
         if known is None or len(known) != len(grads) or self.gradient_accumulation_steps:
-            # `_clip_gradients` reduces gradients if Keras accumulates them. Wrong arguments raise Keras's errors in `update`.
+            # If Keras accumulates gradients, `_clip_gradients` reduces them. For wrong arguments `update` raises Keras's errors.
             update(grads, variables)
         elif self.distribution.settings.passes > 1:
             self._apply_after_passes(update, grads, known)
@@ -199,7 +199,7 @@ class DistributedKeras3(OptimizerOfKeras3):
         super()._backend_apply_gradients(grads, trainable_variables)
 
     def _clip_gradients(self, grads: Iterable[object]) -> list[object]:
-        # If Keras accumulates gradients, it calls this only in the last pass of a step, so the ranks exchange only sums.
+        # If Keras accumulates gradients, Keras calls this method only in a step's last pass, so the ranks exchange only sums.
         if self.gradient_accumulation_steps:
             grads = self.distribution.reduce(list(grads), self.__dict__["_being_applied"])
         return super()._clip_gradients(grads)

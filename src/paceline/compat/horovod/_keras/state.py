@@ -20,7 +20,7 @@ def optimizer_variables(optimizer: Optimizer | None) -> list[Variable]:
     variables = optimizer.variables
     # `variables` is a property in Keras 3, and a method in older optimizers.
     tracked = list(variables() if callable(variables) else variables)
-    # tf_keras keeps some variables outside of this list: assignable settings, and the state of the loss scale.
+    # In tf_keras, `optimizer.variables` lacks some variables: assignable settings, and the state of the loss scale.
     own, scale = reducing.inner_of(optimizer) or optimizer, getattr(optimizer, "_loss_scale", None)
     settings = getattr(own, "_hyper", None) or {"learning_rate": getattr(own, "_learning_rate", None)}
     apart = [settings[name] for name in sorted(settings)]

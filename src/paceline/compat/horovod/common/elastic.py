@@ -55,7 +55,7 @@ class State(Kept):
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
         self._bcast_object, self._rank = bcast_object, get_rank
-        # Needs no lock: another thread may append in `on_hosts_updated`, but append and pop are atomic.
+        # This list needs no lock: another thread may append in `on_hosts_updated`, but append and pop are atomic.
         self._updates: list[tuple[float, int]] = []
         self._last_update: float = 0
         self._reset_callbacks: list[Callable[[], object]] = []

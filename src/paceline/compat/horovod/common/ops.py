@@ -25,7 +25,7 @@ def resolve_op(op: int | None, average: bool | None) -> int:
         warnings.warn(
             "Parameter `average` has been replaced with `op`: say op=hvd.Average or op=hvd.Sum.",
             DeprecationWarning,
-            # Attribute the warning to the script's line, which has called the caller of this function.
+            # Show the warning at the script's line, which has called the function that calls this one.
             stacklevel=3,
         )
         return Average if average else Sum

@@ -169,7 +169,7 @@ class _Registry:
 
     def _add(self, process_set: ProcessSet) -> None:
         engine = self.engine()
-        # The engine checks the ranks on all ranks together. An error on this rank only would leave the others waiting.
+        # Leave the check of `ranks` to the engine, which raises errors on all ranks: otherwise the other ranks would wait.
         with translated():
             # `add_process_set` is a collective of the whole world, so each rank registers every rank's sets in one order.
             for ranks in self._alike(process_set):

@@ -144,5 +144,5 @@ class Reduction:
     @cached_property
     def how(self) -> How:
         """Settings used to reduce dense gradients."""
-        # Divide by the factor before the sum and multiply by it afterwards: a smaller sum does not overflow in float16.
+        # Divide by gradient_predivide_factor before the sum and multiply afterwards: a smaller sum does not overflow in float16.
         return How(self.op, 1.0 / self.gradient_predivide_factor, self.gradient_predivide_factor, self.process_set)

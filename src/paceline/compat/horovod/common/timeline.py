@@ -57,7 +57,7 @@ def stop() -> None:
     with _lock:
         trace, _trace = _trace, None
     if trace is not None:
-        # First stop further calls of `observed`. A call that runs now writes to the open file, or nothing once it is closed.
+        # First make the engine stop calling `observed`. A call in progress writes to the file, or nothing if the file is closed.
         trace.engine.ignore(trace.observed)
         trace.close()
 

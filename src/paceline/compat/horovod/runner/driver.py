@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 #: Seconds to wait after the first report of a failure: another rank may have failed earlier, but report later.
 _SETTLE_S = 0.25
-#: Seconds until remaining ranks are killed: more than a rank gets between SIGTERM and SIGKILL.
+#: Seconds until the remaining ranks are killed: longer than the grace period between SIGTERM and SIGKILL for a rank's program.
 _GRACE_S = 8.0
 #: A signal handler only records its signal. The driver acts on the signal within this many seconds.
 _TICK_S = 0.1
@@ -168,7 +168,7 @@ class RanksDriver:
                 place = self._ranks[hello["rank"]]
                 place.connection, place.hello = connection, hello
                 # Refuse a rank on another host than planned: local and cross ranks follow from the given order of hosts, so two
-                # ranks there could have the same local rank.
+                # ranks on that host could have the same local rank.
                 if is_here(place.host) and hello["host"] != socket.gethostname():
                     return (
                         f"mpirun has started rank {hello['rank']} on {hello['host']}, but it belongs on {place.host}: it takes "
@@ -346,7 +346,7 @@ class RanksDriver:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(2.0)
             if process.poll() is None:
-                # List all processes before killing the first: orphans would no longer be found below it.
+                # List all descendants before killing any: once a parent is dead, its children are no longer below `process`.
                 for pid in [*processes.descendants(process.pid), process.pid]:
                     processes.send(pid, signal.SIGKILL)
                 process.wait()

@@ -19,7 +19,7 @@ from paceline.system.processes import kill_group
 
 #: Seconds between two calls of the discovery script.
 _LOOK_S = 1.0
-#: Seconds after which a discovery script is stopped, to be called again.
+#: Maximum run time of the discovery script in seconds. A script that takes longer is stopped, and called again later.
 _SCRIPT_S = 60.0
 
 

@@ -61,7 +61,7 @@ class Output:
         """Write the rank's last line, even if no line feed ends it."""
         for stream in ("stdout", "stderr"):
             if rest := self._parts.pop((rank, stream), b""):
-                # `write` has kept a final "\r" in case a "\n" follows. None followed, so it ends the line: don't print it.
+                # `write` has kept a final "\r" in case a "\n" followed. No "\n" came, so the "\r" is a line end: don't print it.
                 self._show(rank, stream, rest.rstrip(b"\r"))
 
     def last_lines(self, rank: int) -> tuple[str, ...]:

@@ -42,9 +42,9 @@ _GRACE_S = 5.0
 #: Prefix of the files in the rank's folder that hold commits of elastic state (`common.kept_commits`).
 _COMMIT = "commit"
 _LOCK = "lock"
-#: Seconds that pipes may stay open after the program's end, because its child processes may hold them.
+#: Seconds to wait for the end of the output after the program's end: child processes of the program may hold its pipes open.
 _PIPES_S = 1.0
-#: Variables that mpirun has set for this process override those that `horovodrun` sends.
+#: Prefixes of variables whose values in this process, set by mpirun, override the values that `horovodrun` sends.
 _LAUNCHERS = ("OMPI_", "PMIX_", "PRTE_", "OPAL_", "PMI_", "LD_LIBRARY_PATH")
 
 
@@ -56,8 +56,8 @@ def main(argv: list[str]) -> int:
     key = bytes.fromhex(contact["key"])
     # Orphaned descendants become this process's children, so `kill_descendants` finds them.
     processes.become_subreaper()
-    # Find a free port for torch's store, in case this is rank 0. It is not reserved, so another program may take it
-    # before the store does.
+    # Find a free port for torch's store, in case this is rank 0. The port is not reserved, so another program may take
+    # the port before the store does.
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
@@ -79,7 +79,7 @@ def main(argv: list[str]) -> int:
     except (OSError, EOFError) as error:
         print(f"rank {rank}: {error or 'horovodrun has gone'}", file=sys.stderr)
         return 1
-    # Create the folder below `horovodrun`'s own on its host: `horovodrun` removes it if this process is killed.
+    # On the host of `horovodrun`, use a subfolder of its folder, which `horovodrun` removes even if this process is killed.
     top = next(iter(start["scratch"]), None)
     _remove_left()
     scratch = tempfile.mkdtemp(prefix=f"horovodrun-rank-{rank}-", dir=top)

@@ -21,7 +21,7 @@ from paceline.errors import UserError
 #: Default start timeout, the same as in Horovod's own launcher.
 _START_TIMEOUT_S = 30.0
 
-#: Name of an option in the namespace -> variable that gets its value. `_SWITCHES` has the options without a value.
+#: Name of an option in the namespace -> environment variable for the option's value. `_SWITCHES` has the options without a value.
 _VARIABLES = {
     "cycle_time_ms": "HOROVOD_CYCLE_TIME",
     "cache_capacity": "HOROVOD_CACHE_CAPACITY",

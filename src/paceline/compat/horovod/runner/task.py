@@ -20,7 +20,7 @@ import traceback
 def main(scratch: str) -> None:
     with open(os.path.join(scratch, "call"), "rb") as file:
         request = pickle.load(file)
-    # Put the caller's sys.path behind this one: with another `executable`, it has another Python's standard library.
+    # Append the caller's sys.path behind this interpreter's standard library: `executable` may have selected another Python.
     sys.path += [place for place in request["path"] if place not in sys.path]
     try:
         import cloudpickle

@@ -32,16 +32,16 @@ from paceline.system.handshake import prove_as_client, prove_as_server
 if TYPE_CHECKING:
     from paceline.supervisor.diagnosis.diagnose import ErrorFile
 
-#: Variable with the addresses at which `horovodrun` listens, and the key, for processes that it starts.
+#: Environment variable of the processes that `horovodrun` starts: the addresses at which `horovodrun` listens, and the key.
 VARIABLE = "HOROVODRUN_CONNECT"
-#: Seconds for each address: behind a firewall that drops packets, a connection would take minutes to fail.
+#: Maximum seconds to try each address: behind a firewall that drops packets, a connection would take minutes to fail.
 _HANDSHAKE_S = 20.0
 _OF_HOST = frozenset(
     ("HOME", "HOSTNAME", "LOGNAME", "OLDPWD", "PWD", "SHELL", "TMPDIR", "USER", "DISPLAY", "XDG_RUNTIME_DIR")
 )
 #: Files in a rank's folder: the function that the rank calls, and the function's result.
 CALL, RESULT = "call", "result"
-#: Capacity of a Linux pipe, so one read empties it.
+#: Bytes to read at once: the capacity of a Linux pipe, so that one read empties the pipe.
 PIECE_BYTES = 1 << 16
 
 
@@ -79,7 +79,7 @@ class RankEndMessage(TypedDict):
 
 
 _TICK_S = 0.1
-#: Number of pieces of output that may wait to be printed. With more, the ranks have to wait.
+#: Maximum number of pieces of output that wait to be printed. While there are this many, the ranks have to wait.
 _PIECES = 1000
 
 
@@ -161,7 +161,7 @@ class RankListener:
         self.joined: queue.Queue[tuple[Connection, RankHello]] = queue.Queue()
         self.events: queue.Queue[tuple[int, bytes | None]] = queue.Queue(_PIECES)
         self._closed = False
-        # A backlog of 1024, because the ranks of a large job connect at the same moment.
+        # Use a backlog of 1024, because the ranks of a large job connect at the same moment.
         self._listeners = [socket.create_server((host, 0), backlog=1024) for host in hosts]
         self.addresses = [
             (host, int(listener.getsockname()[1])) for host, listener in zip(hosts, self._listeners, strict=True)
@@ -169,7 +169,7 @@ class RankListener:
 
     def __enter__(self) -> RankListener:
         for listener in self._listeners:
-            # Daemon threads: waiting for the answer of a foreign process must not keep this process from exiting.
+            # Use daemon threads: waiting for the answer of a foreign process must not keep this process from exiting.
             threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
         return self
 

@@ -12,12 +12,12 @@ import tensorflow as tf
 from paceline.collectives.numbers import Array, DType
 from paceline.compat.horovod.common.handles import plain
 
-#: A gradient; None for a variable that has none.
+#: The gradient of a variable, or None if the variable has no gradient.
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 
 #: TensorFlow copies memory whose address is no multiple of this number of bytes.
 _ALIGNMENT_BYTES = 64
-#: Arrays below this size are copied, which costs less than passing their memory to TensorFlow.
+#: Arrays of fewer bytes than this are copied, which costs less than passing their memory to TensorFlow.
 _SHARED_BYTES = 1 << 15
 
 

@@ -36,7 +36,7 @@ class TensorFlowState(VariablesState):
     def _spread(self) -> None:
         if self.session is None:
             broadcast_variables(self.variables, root_rank=0)
-        # Only the session can read these variables, so their values are broadcast as a pickled object.
+        # With a session, only the session can read the variables, so their values are broadcast as a pickled object.
         else:
             self._write(broadcast_object(self._read(), name="elastic_variables"))
 

@@ -21,7 +21,7 @@ class Accumulator:
             raise ValueError("backward_passes_per_step must be > 0")
         self.passes, self.average = passes, average
         self._count: tf.Variable | None = None
-        # Variable's key -> sum of its gradients, in a variable outside of any model or checkpoint.
+        # Key of a model's variable -> sum of its gradients: an extra variable, which belongs to no model or checkpoint.
         self._sums: dict[int, tf.Variable] = {}
 
     @property

@@ -47,8 +47,8 @@ from paceline.compat.horovod.common import handles
 from paceline.compat.horovod.common.exceptions import HorovodInternalError
 from paceline.compat.horovod.tensorflow.arrays import Gradient, checked, host, tensor_of
 
-#: Tensors from this size on are submitted one by one, when they are ready. Smaller ones share a call from TensorFlow to Python,
-#: which costs about 40 microseconds.
+#: Tensors of at least this many bytes are submitted one by one, when they are ready. Smaller tensors share a call from TensorFlow
+#: to Python, because each call costs about 40 microseconds.
 ALONE_BYTES = 1 << 18
 
 T = TypeVar("T")
@@ -155,7 +155,7 @@ def _in_graph(pieces: Sequence[Piece], tensors: Sequence[list[tf.Tensor]]) -> li
             tokens.append(token)
         kinds = [result for piece in pieces for result in piece.results]
         dtypes = [dtype for dtype, _ in kinds]
-        # With ordered operations (`before`) only one waits at a time, so at most one of TensorFlow's threads is blocked.
+        # If the operations are ordered (`before`), only one of them waits at a time, so it blocks one thread of TensorFlow.
         if before:
             results = tf.numpy_function(_waiter(order), tokens, dtypes, name="HorovodWait")
         else:
@@ -213,7 +213,7 @@ def _wait(submitted: Sequence[int]) -> list[Array]:
     """Wait for these handles. Return all results in order, or raise the first error."""
     arrays: list[Array] = []
     failure: BaseException | None = None
-    # Wait for all operations even after an error, because the engine still writes into the other arrays.
+    # Wait for all operations even if one fails, because the engine still writes into the arrays of the others.
     for handle in submitted:
         try:
             arrays += handles.synchronize(handle)

@@ -90,7 +90,7 @@ def sparse_pieces(
         [gathered], [indices] = results
         values = decompress(gathered)
         if how.op == Average:
-            # This division turns integers into floating-point numbers, as in Horovod. Dense integers are truncated.
+            # As in Horovod, this division turns integers into floats. Only averages of dense integer tensors are truncated.
             values = values / tf.cast(how.process_set.size(), values.dtype)
         return tf.IndexedSlices(values, indices, slices.dense_shape)
 

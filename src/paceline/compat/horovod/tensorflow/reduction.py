@@ -111,7 +111,7 @@ def _small(
     places: Sequence[int], grads: list[tf.Tensor], variables: Sequence[tf.Variable], names: Sequence[str]
 ) -> list[tuple[str, list[int]]]:
     """Return (name, positions) of each group of small gradients, one group per dtype."""
-    # Make one request per dtype. Its name has a checksum of the gradients, because all ranks must combine the same ones.
+    # Make one request per dtype, named by a checksum of its gradients, because all ranks must combine the same gradients.
     by_type: dict[tf.DType, list[int]] = {}
     for i in places:
         # Use the variable's shape, because a gradient's shape may be unknown while a graph is built.

@@ -204,7 +204,7 @@ def _submit_on_device(
         results = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in sources]
 
     def finish(let_wait: Callable[[], None]) -> object:
-        # Only torch's stream waits for NCCL now, and this thread goes on.
+        # Make only torch's CUDA stream wait for NCCL. This thread continues without waiting.
         let_wait()
         return results if grouped else results[0]
 

@@ -18,13 +18,13 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-#: Length in bytes of a secret key, and of a message's digest.
+#: Length in bytes of a secret key, and also of a message's digest.
 SECRET_LENGTH = DIGEST_LENGTH = 32
 #: The environment variable that carries the key to other processes.
 HOROVOD_SECRET_KEY = "_HOROVOD_SECRET_KEY"
 
 LOG_LEVEL_STR = ["FATAL", "ERROR", "WARNING", "INFO", "DEBUG", "TRACE"]
-#: Patterns of variables that are not exported to other machines.
+#: Patterns of environment variables that are not exported to other machines.
 IGNORE_REGEXES = {"BASH_FUNC_.*", "OLDPWD", ".*CUDA_VISIBLE_DEVICES", HOROVOD_SECRET_KEY}
 #: Path of the program with which Kubeflow's MPI operator starts remote commands, in place of ssh.
 KUBEFLOW_MPI_EXEC = "/etc/mpi/kubexec.sh"
