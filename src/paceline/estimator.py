@@ -251,7 +251,7 @@ class _Script:
     def _entry(self) -> dict[str, object]:
         words = argument_words(self.script_params, self.arguments)
         if self.command is None:
-            # Pass "" if there is no script: the job then asks for a script, unless there is a module.
+            # Pass "" if there is no script: the job's error then asks for a script, unless there is a module.
             script = _word(self.entry_script or "")
             return {"entry_script": script, "entry_module": self.entry_module, "arguments": words}
         if self.entry_script or self.entry_module or words:

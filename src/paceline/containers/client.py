@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from paceline.containers.engine import ContainerEngine
 from paceline.errors import LauncherError
 
-# Lines that are kept to find the reason of a failure. A pull prints a line for each step of each layer.
+# Maximum number of output lines to keep, to find a failure's cause. A pull prints a line for each step of each layer.
 _KEPT_LINES = 200
 
 _NO_PROGRAM = re.compile(r"executable file not found|executable file .* not found|no such file or directory", re.I)
@@ -68,7 +68,7 @@ def reason(lines: Sequence[str]) -> str:
     errors = [line for line in texts if line.lower().startswith(("error", "fatal", "docker: ", "unable to"))]
     # Return the last error, which ended the call. Progress and warnings precede it.
     last = (errors or texts or [""])[-1]
-    # The first prefix is in this list a second time, because docker may put it after `docker:`.
+    # This tuple has "Error response from daemon:" twice, because this prefix may stand before or after "docker:".
     for prefix in ("Error response from daemon:", "docker:", "Error:", "FATAL:", "Error response from daemon:"):
         last = last.removeprefix(prefix).strip()
     return last.rstrip(".")

@@ -125,7 +125,7 @@ def wrap(
     options = (
         ["--path", prepared.bin_dir] if prepared.bin_dir and "PATH" not in launch.job.environment_variables else []
     )
-    # Offer the image's /tmp as HOME if it is removed with the container. Apptainer's is the host's /tmp, and would keep HOME.
+    # Offer /tmp as HOME if /tmp is removed with the container. Apptainer's /tmp is the host's, where HOME's files would remain.
     for home in ("/tmp", "/var/tmp") if engine.keeps_containers else ():
         options += ["--home", home]
     # -I and -S: no code of the image's packages may run before the environment variables are set.
@@ -188,8 +188,8 @@ def run_argv(
         words += ["--nv"] if gpus else []
         # Pass no variables here: apptainer reads them from the client's environment, see `for_client`.
         return (*words, image, *command)
-    # No --init: the container shares the host's process ids. No log: the client's output is kept. No pull: registries
-    # don't know an id from `check_image`. No health check: the image's own would run beside the workers.
+    # No --init: the container shares the host's process ids. No log: Paceline keeps the client's output. No pull: a registry
+    # does not know the image's local id. No health check: the image's check would run beside the workers.
     words = [engine.path, "run", "--rm", "--pull=never", "--log-driver=none", "--no-healthcheck", "--name", name]
     words += ["--detach"] if detach else []
     words += ["--label", f"{RUN_LABEL}={run_id}", "--network=host", "--pid=host", *ipc]
@@ -264,7 +264,7 @@ def _variables(command: Command, launch: Launch, shell: Mapping[str, str], names
     values: dict[str, str] = {}
     for name, value in command.environment.items():
         if name == "PATH" and name not in users:
-            continue  # a PATH of the host; the container uses the image's
+            continue  # this is the host's PATH, but the container uses the image's PATH
         values[name if name.startswith("PACELINE_") else inside.SET + name] = value
     for name, value in {**names, **command.defaults}.items():
         if name not in command.environment:

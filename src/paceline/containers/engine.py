@@ -122,7 +122,7 @@ def _podman(path: str, version: str, variables: Mapping[str, str], to_start: boo
     if to_start:
         questions = [["info", "--format", "{{.Host.Security.Rootless}} {{.Host.ServiceIsRemote}}"]]
     else:
-        # `ps` fails if podman does not work, whereas `version` never does. Only a remote podman reports a server.
+        # `ps` fails if podman does not work, whereas `version` succeeds anyway. Only a remote podman reports a server.
         questions = [["ps", "--quiet"], ["version", "--format", "unknown {{if .Server}}true{{else}}false{{end}}"]]
     for question in questions:
         code, text = _output([path, *question], variables)

@@ -17,7 +17,7 @@ from paceline.errors import LauncherError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+-]*")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)(?:b|[kmgt](?:i?b)?)?", re.I)
-#: First part of an image's name if it is a registry and no folder of Docker Hub: it has a dot or port, or is localhost.
+#: Matches the first part of an image's name if this part has a dot or port, or is localhost. It then names a registry.
 _REGISTRY = re.compile(r"(localhost|[^/]*[.:][^/]*)/")
 
 # Lowest version of Python that Paceline supports.
@@ -58,7 +58,7 @@ def check_image(engine: ContainerEngine, image: str, say: Callable[[str], None])
     if image_id := _id(engine, image):
         return image_id
     if image.startswith("localhost/"):
-        # Podman puts the prefix "localhost/" before the names of locally built images, so no registry has such a name.
+        # Podman puts the prefix "localhost/" before the names of locally built images, so such an image can't be pulled.
         raise LauncherError(
             f"custom_docker_image={image!r}: {engine.kind} has no such image on this machine "
             f"({engine.kind} images shows those it has). Build or load it, or name one of a registry."
@@ -183,7 +183,7 @@ def _answer(lines: Sequence[str]) -> dict[str, Any] | None:
 
 def _why_not(engine: ContainerEngine, image: str, python: str, code: int, lines: Sequence[str]) -> str:
     text = "\n".join(lines)
-    # Python reports this if the script INSIDE is missing, which should be mounted from this machine.
+    # Python prints this message if the container lacks the script INSIDE, which Paceline mounts from this machine.
     if INSIDE in text and "No such file" in text:
         return (
             f"{engine.kind} does not see this machine's folders in its containers ({INSIDE!r} is not there): "

@@ -34,7 +34,7 @@ from paceline.system import locks
 from paceline.system.files import changed_at, gone_is_fine, read_json, write_json
 
 _SCRIPT = str(Path(layer_inside.__file__).resolve())
-#: Variables for pip's settings, the network and certificates.
+#: Prefix and names of the variables for pip in a container: pip's settings, network proxies and certificates.
 _PREFIX = "PIP_"
 _NAMES = (
     *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
@@ -46,7 +46,7 @@ _TOPS = frozenset(map(Path, ("/", "/etc", "/home", "/opt", "/root", "/tmp", "/va
 _KERNELS = ("/proc", "/sys", "/dev", "/run")
 # Mount only single files from these folders, such as certificates: a folder would replace part of the image's system.
 _IMAGES_OWN = ("/usr", "/lib", "/lib64", "/bin", "/sbin")
-# Bytes to read at once. Of a longer archive, only this many last bytes are hashed.
+# Number of bytes to read at once. If an archive is longer than this, only its last `_READ_BYTES` bytes are hashed.
 _READ_BYTES = 4 << 20
 _SETTINGS = (".config/pip/pip.conf", ".pip/pip.conf", ".netrc")
 

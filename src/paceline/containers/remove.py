@@ -45,7 +45,7 @@ def remove(engine: ContainerEngine, run_id: str, *, settle_s: float = SETTLE_S) 
         _output(
             [engine.path, "rm", "--force", "--volumes", *(["--time=0"] if engine.kind == "podman" else []), *containers]
         )
-        # podman may forget a container without telling its runtime, so delete it there. For others this has no effect.
+        # Delete each container by its runtime too, because podman may forget a container that the runtime still has.
         for runtime in runtimes:
             for container in containers:
                 _delete(runtime, container)

@@ -23,12 +23,12 @@ from paceline.remote.agent.boot import OLDEST
 from paceline.system.names import counted
 
 MODULES = ("torch", "mpi4py")
-#: Free bytes: below the first number the check fails, below the second number it warns. The numbers are estimates.
+#: Free bytes in a folder: the check fails below the first number, and warns below the second one. The numbers are estimates.
 _FOLDER_BYTES = (200_000_000, 5_000_000_000)
 _TMP_BYTES = (50_000_000, 1_000_000_000)
-#: 64 MB, the default of containers, is too small for segments of Open MPI and NCCL, and for data loaders.
+#: Bytes of /dev/shm (below: fail, warn). A container's 64 MB is too small for Open MPI's and NCCL's segments and data loaders.
 _SHM_BYTES = (16_000_000, 512_000_000)
-#: Limits for open files: a rank has a socket to each other rank, and data loaders pass tensors as descriptors.
+#: Limit of open files (below: fail, warn): a rank has a socket to each other rank, and data loaders pass file descriptors.
 _NOFILE = (256, 4096)
 
 

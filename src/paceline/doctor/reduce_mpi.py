@@ -73,7 +73,7 @@ def _reduced(
         for rank, patient in enumerate(patients)
     ]
     log, first = f"{scratch}/mpirun.log", patients[0]
-    # mpirun on the first node asks for its daemons over that node's link. The agents on the other nodes start the daemons.
+    # mpirun on the first node requests its daemons through that node's link. The other nodes' agent processes start them.
     RshCalls([patient.link for patient in patients], nodes, {}, log)
     words = [mpirun[0], *_options([places[patient.name] for patient in patients], mpirun[1], shell)]
     words += [examination.python_of(first), f"{scratch}/reduce.py"]

@@ -329,7 +329,7 @@ def of_uv(lines: Sequence[str]) -> str:
                 causes.append(cause[1] or cause[2] or "")
             elif text and not _NOISE.match(text):
                 causes[-1] = f"{causes[-1]} {text}".strip()
-        # After a failed resolution, uv's causes contain all that matters.
+        # After a failed resolution, leave out uv's first line, because the causes below it contain all that matters.
         reasons = [part.rstrip(". ") for part in (head, *causes) if part]
         return _short(
             ": ".join(reasons[1:] if len(reasons) > 1 and reasons[0].startswith("No solution found") else reasons)

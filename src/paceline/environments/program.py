@@ -54,8 +54,8 @@ def run(
             errors="replace",
             # The lock belongs to the open file, so it lasts while any program of the build has it open.
             pass_fds=() if lock_fd is None else (lock_fd,),
-            # The program must end with its parent, because an orphaned build would write into the next build's files. The child
-            # takes no lock before exec, so other threads do no harm. The calling thread stays until the program ends.
+            # End the program with its parent: an orphaned build would write into the next build's files. If there are threads, a
+            # preexec_fn can deadlock, but this one takes no lock. The calling thread outlives the program, as prctl requires.
             preexec_fn=processes.ends_with_parent(),  # noqa: PLW1509
         )
     except OSError as error:

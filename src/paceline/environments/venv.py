@@ -15,7 +15,7 @@ from paceline.job.secret_values import with_encoded_user
 #: The .pth file that adds the base's folders. It sorts last, so the environment's editable packages have priority over the base.
 LAYER_FILE = "zzz_paceline_base.pth"
 
-#: Variables that would add packages of the caller's shell to the build, or change its destination.
+#: Variables that a build does not get: they would add packages of the caller's shell, or change the build's destination.
 _LEFT_OUT = frozenset(
     {
         *("VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "__PYVENV_LAUNCHER__"),

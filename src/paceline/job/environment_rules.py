@@ -29,7 +29,7 @@ _LISTS = {
 
 #: Pattern of a token in the path of a conda channel.
 _CONDA_TOKEN = re.compile(r"/t/(?!\$\{)[^/\s]+/")
-# `python`, `python=3.11` and `conda-forge::python>=3.10`, but not `python-dateutil` or `python_abi`.
+# Matches `python`, `python=3.11` and `conda-forge::python>=3.10`, but not `python-dateutil` or `python_abi`.
 _CONDA_PYTHON = re.compile(r"(?:.*::)?python(?![\w.-])", re.IGNORECASE)
 
 

@@ -289,7 +289,7 @@ class Job:
         """Return the job with secret `values` as environment variables. Never write it to disk."""
         if not self.secrets:
             return self
-        # Drop `secrets`, because a name must not have a value and a source. Leave out `notify`'s URLs, which are in `values` too.
+        # Drop `secrets`: a name must not have both a value and a source. `values` also has `notify`'s URLs: leave them out.
         own = {name: value for name, value in values.items() if name in self.secrets}
         return replace(self, environment_variables={**self.environment_variables, **own}, secrets={})
 

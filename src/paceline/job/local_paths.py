@@ -13,9 +13,9 @@ from urllib.parse import quote, unquote, urlsplit
 
 ARCHIVES = (".whl", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip", ".tar")
 
-# `-e .`, `--editable=./pkg`, and without a space `-e./pkg`, as pip accepts them.
+# Matches the option in `-e .`, `--editable=./pkg` and `-e./pkg`, which pip accepts without a space.
 _EDITABLE = re.compile(r"(?:-e|--editable)(?:\s+|=|(?=[./~]))")
-# `pkg[extra] @ file:///path`, a direct reference of PEP 508.
+# Matches a direct reference of PEP 508, such as `pkg[extra] @ file:///path`.
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\s*(?P<extras>\[[^\]]*\])?\s*@\s*(?P<target>\S.*)")
 # pip expands variables with capitals, digits and underscores in braces, and no others.
 _VARIABLE = re.compile(r"\$\{[A-Z0-9_]+\}")

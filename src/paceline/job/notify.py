@@ -108,7 +108,7 @@ def place_of(one: str) -> str | None:
 
 def key_of(one: str) -> str:
     """Return the name that a notification's URL has among a run's secrets."""
-    return f"notify {one}"  # contains a space, so it never equals the name of a variable
+    return f"notify {one}"  # the key contains a space, so that it never equals a variable's name
 
 
 def _absolute(one: str) -> str:

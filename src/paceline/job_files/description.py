@@ -83,7 +83,7 @@ def combined(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, An
     for key in ("environment_variables", "secrets", "tags"):
         if key in below and key in above:
             found[key] = {**below[key], **above[key]}
-    # A name is a plain variable or a secret, never both: if `above` has the name as one kind, drop it as the other kind.
+    # A name is a plain variable or a secret, never both: if `above` has it as a secret, drop the variable, and vice versa.
     for key, other in (("environment_variables", "secrets"), ("secrets", "environment_variables")):
         if key in above and other in below:
             found[other] = {name: value for name, value in found[other].items() if name not in above[key]}

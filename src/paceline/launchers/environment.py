@@ -20,7 +20,7 @@ from paceline.runs.folder import RunFolder
 from paceline.system import run_variables
 from paceline.system.spare_client import KEY_VARIABLE, VARIABLE
 
-#: Prefixes of variables that a launcher (Slurm, mpirun, torchrun, Paceline) has set for the submitting process.
+#: Prefixes of variables of the submitting process that workers don't inherit, because a launcher such as Slurm has set them.
 _FOREIGN_PREFIXES = (
     "OMPI_",
     "PMIX_",
@@ -40,7 +40,7 @@ _FOREIGN = frozenset(
         *("HOROVOD_SIZE", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"),
     )
 )
-#: Variables with the prefixes above that are settings of the user.
+#: Variables with a launcher's prefix that workers inherit nevertheless, because they are settings of the user.
 _USERS_OWN = (
     *("OMPI_ALLOW_RUN_AS_ROOT", "PACELINE_MPIRUN", "PACELINE_GPUS", "PACELINE_LEASES", "PACELINE_SNAPSHOT_LIMIT"),
     *("PACELINE_CONTAINER_ENGINE", "PACELINE_DATA_CACHE", "PACELINE_STACKS_SIGNAL", "PACELINE_SCHEDULING"),
@@ -207,12 +207,12 @@ def defaults(launch: Launch, place: RankSlot) -> dict[str, str]:
         # faster.
         values["THP_MEM_ALLOC_ENABLE"] = "1"
         if not launch.remote_shell and launch.starter is None:
-            # On one machine, ranks communicate by shared memory. Open MPI's TCP would listen at all addresses, on a port per
-            # rank, and has no option against it.
+            # Turn off Open MPI's TCP, because ranks on one machine use shared memory. TCP would open a port for each rank at all
+            # addresses of the machine, and has no option against that.
             values["OMPI_MCA_btl"] = "^tcp"
     if interface := launch.nodes[place.node_rank].interface:
-        # Gloo and NCCL would use the interface of the host's name, which an offline laptop can't resolve, and which may be in
-        # another network on a cluster.
+        # Without these variables, Gloo and NCCL use the interface of the host's name. An offline laptop can't resolve this
+        # name, and on a cluster it may belong to another network.
         values |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
     return values
 

@@ -217,7 +217,7 @@ def _of_pickles(folder: Path, files: Sequence[ModelFile]) -> tuple[str | None, s
                     opened.seek(-_ONE_END, 2)
                 text += opened.read(_ONE_END)
             for module, framework in _MODULES:
-                # A module name such as "sklearn.linear_model" in a pickle.
+                # Search the pickle for the name of a module of this framework, such as "sklearn.linear_model".
                 if re.search(rb"[\x00-\x20]" + module + rb"[.\n\x94_]|c" + module + rb"[.\n]", text):
                     return framework, _sklearn_version(text) if framework == "sklearn" else None
     return None, None

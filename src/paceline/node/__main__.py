@@ -33,7 +33,7 @@ from paceline.runs.folder import RunFolder
 from paceline.system.files import write_json
 
 if __name__ == "__main__":
-    # Loaded modules stay until the end: keep the garbage collector from scanning them (`main` enables it).
+    # Loaded modules stay until the end: keep the garbage collector from scanning them. `main` enables the collector.
     gc.disable()
 
 
@@ -44,8 +44,8 @@ def main(argv: list[str]) -> int:
     record = store.stored(folder)
     assert record.job is not None, "only submitted runs have nodes"
     job = record.job
-    # Only these need the number of nodes. To check or store outputs, the supervisor calls this program for one node, and one
-    # node may be fewer than the job's range allows.
+    # Only `prepare` and `rescue` need the number of nodes. To check or store outputs, the supervisor calls this program for one
+    # node, and one node may be fewer than the job's minimum.
     if "--nodes" in argv and verb in ("prepare", "rescue"):
         job = job.resized(int(argv[argv.index("--nodes") + 1]))
     work: dict[str, tuple[Callable[[], dict[str, object]], Path]] = {

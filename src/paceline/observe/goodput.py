@@ -257,7 +257,7 @@ def _classified(start: float, sample: _Sample, cores: float, *, trains: bool) ->
     shares = {name: share / max(1.0, total) for name, share in shares.items()}
     rest = max(0.0, 1 - total)
     cpu, gpu = values.get("rank_cpu_percent"), values.get("rank_gpu_percent")
-    # A rank that counts steps uses its cores whenever its main thread doesn't wait. Of others only the CPU time is known.
+    # If a rank counts steps, assume that it uses its cores while its main thread doesn't wait. Otherwise use its CPU time.
     used = rest if trains else None if cpu is None else _share(cpu / max(cores, 1e-9))
     kernels = rest if gpu is None and trains else None if gpu is None else _share(gpu)
     return Interval(start, sample.at, _divided(shares, rest, used), _divided(shares, rest, kernels))

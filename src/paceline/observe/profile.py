@@ -14,7 +14,7 @@ from paceline.observe.node.messages import WorkerFacts, WorkersReport
 from paceline.observe.stacks import BETWEEN, LIMIT_S, ask
 from paceline.runs.folder import RunFolder
 
-#: A profile's seconds and samples per second: first the defaults, then the maxima.
+#: A profile's duration in seconds, and its samples per second: the defaults, and below them the maxima.
 SECONDS, RATE = 30.0, 100.0
 MOST_SECONDS, MOST_RATE = 600.0, 500.0
 #: Maximum number of functions that the text of a profile lists.

@@ -306,7 +306,7 @@ def _whereabouts(missing: Sequence[int], told: WorkersReport, inside: Mapping[in
 
 
 def _no_double(text: str) -> str:
-    # A text of `stands` may begin with "its", and a sentence puts "It" before the text: drop the "It".
+    # A sentence may put "It" or "each" before a text that begins with "its": drop the first word, to avoid "It its".
     return text.replace("It its ", "Its ").replace("it its ", "its ").replace("each its ", "its ")
 
 

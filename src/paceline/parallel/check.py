@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: A layout sums in another order than the plain model, so its results may differ by this many times the change that a
-#: rounding error in each parameter causes in the plain model.
+#: Maximum difference between a layout's results and the plain model's, because a layout sums in another order. The unit is the
+#: change that a rounding error in each parameter causes in the plain model.
 ROUNDINGS = 50
 #: Prefixes that mark buffers and a loss's state among the names of results; names of gradients have no prefix.
 _BUFFER, _KEPT = "buffer ", "kept "
@@ -191,8 +191,8 @@ def compare(
                 allowed = max(allowed, min(ROUNDINGS * _farthest(noise), 1.0))
                 # Give each value its own limit: a buffer that is 0 except for rounding must not raise the limit of gradients.
                 room = {name: ROUNDINGS * far for name, far in noise.items()}
-        # If the loss differs too, it may compare a batch's rows with each other. Then a plain model that gets each replica's rows
-        # separately has the layout's results. (If only gradients differ, a user's hook may change a part of a gradient.)
+        # If the loss differs too, it may compare a batch's rows with each other. To test this, run the plain model with each
+        # replica's rows separately. (If only gradients differ, a user's hook may change a part of a gradient.)
         if world.replicas > 1 and apart[""] > allowed:
             by_replica = plain.run(replicas=world.replicas)
             if _farthest(_distances(par, result, by_replica)) <= allowed:

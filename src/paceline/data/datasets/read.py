@@ -40,7 +40,7 @@ def format_of(files: Sequence[LocalFile]) -> str:
     Raises:
         DataError: The extensions are unknown or mixed.
     """
-    # "a.csv.gz" counts as .csv.
+    # Ignore a final ".gz": the extension of "a.csv.gz" is ".csv".
     endings = {"." + file.relative.removesuffix(".gz").rpartition(".")[2].lower() for file in files}
     formats = {_ENDINGS.get(ending) for ending in endings}
     if len(formats) != 1 or None in formats:
@@ -240,7 +240,7 @@ def path_parts(form: str, relative: str, path: Path) -> dict[str, str]:
     Raises:
         DataError: The path does not match the partition_format.
     """
-    # The form may begin with the dataset's own folder, which a worker's path lacks, so try it without this folder too.
+    # `form` may begin with the path of the dataset's folder, which a worker's path lacks. So also try `form` without it.
     short = form[form.rfind("/", 0, form.find("{")) :] if "/" in form.partition("{")[0] else form
     inside = f"/{relative}"
     for pattern, text in ((form, inside), (form, path.as_posix()), (form, path.resolve().as_posix()), (short, inside)):

@@ -48,7 +48,7 @@ def sources_of(path: object) -> Where:
 def workspace_dir_of(workspace: object) -> Path:
     """Return the folder of a workspace, or raise DataError for another object."""
     path = getattr(workspace, "path", None)
-    # Refuse paths too: an `os.DirEntry` has an attribute `path`, as a workspace has.
+    # Refuse path objects: an `os.DirEntry` has an attribute `path` like a workspace, but is not a workspace.
     if not isinstance(path, (str, os.PathLike)) or isinstance(workspace, os.PathLike):
         raise DataError(f"{workspace!r} is not a workspace. Give Workspace.from_config(), or Workspace(folder).")
     return Path(path)

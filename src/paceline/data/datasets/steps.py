@@ -48,7 +48,7 @@ def count_step(verb: str, count: Any) -> Step:
     Raises:
         DataError: The count is not an integer of 0 or more.
     """
-    # A bool is an int in Python. NumPy integers are not, but have `__index__`.
+    # Refuse a bool, although it is an int in Python. Accept a NumPy integer, which is not an int, but has `__index__`.
     if isinstance(count, bool) or not hasattr(count, "__index__") or count < 0:
         raise DataError(f"{verb}({count!r}): give a number of 0 or more.")
     return verb, int(count)

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 #: The longest order: the permutation works on two halves of at most 31 bits each.
 MAX_LENGTH = 1 << 62
 
-# Positions per chunk. numpy needs larger chunks, to outweigh the cost of its calls.
+# Number of positions per chunk, without and with numpy. numpy needs larger chunks, to outweigh the cost of its calls.
 _CHUNK, _NUMPY_CHUNK = 1 << 12, 1 << 16
 # For halves of at most this many bits, pure Python looks up the 8 rounds of the permutation in tables of up to 4096 numbers.
 _TABLE_BITS = 12
-# Least bits of the permutation network: a smaller network can't reach every order of a few samples equally often.
+# Minimum number of bits of the permutation network: a smaller network can't reach every order of a few samples equally often.
 _LEAST_BITS = 8
 
 
@@ -188,7 +188,7 @@ class _Network:
     def _rounds(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         import numpy as np
 
-        # 32 bits: the round function needs wrapping products, and a half has at most 31 bits.
+        # Use 32-bit integers: the round function needs products that wrap at 32 bits, and a half has at most 31 bits.
         left = (values >> self._right_bits).astype(np.uint32)
         right = (values & self._right_mask).astype(np.uint32)
         mixed, shifted = np.empty_like(left), np.empty_like(left)

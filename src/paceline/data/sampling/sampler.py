@@ -83,7 +83,7 @@ class DistributedSampler:
         self._iteration = object()
         # Samples that `advance` has reported in this iteration; None before its first call.
         self._used: int | None = None
-        # Iterator over the current chunk, and the number of samples handed out once the chunk is exhausted.
+        # The iterator over the current chunk. Once it is exhausted, `_drawn_after` samples have been handed out.
         self._drawing: Iterator[int] = iter(())
         self._drawn_after = 0
         self._done: int | None = None  # the finished epoch, if a state from the end of an epoch was loaded

@@ -88,7 +88,7 @@ def tensorflow_dataset(
         tf.data.experimental.assert_cardinality(sum(-(-len(positions) // batch_size) for _, positions in shares))
     )
     options = tf.data.Options()
-    # TensorFlow would shard this rank's part again, and most samples would never be used.
+    # Turn off TensorFlow's sharding: it would split this rank's part again, so that most samples would never be used.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return made.with_options(options)
 

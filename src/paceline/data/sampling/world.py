@@ -85,7 +85,7 @@ def _from_environment(environment: Mapping[str, str]) -> tuple[int, int]:
 
 def _launcher(environment: Mapping[str, str]) -> str | None:
     """Return the name of the launcher that started this process, or None."""
-    # In a worker of a run, only the script itself can have removed PACELINE_WORLD_SIZE.
+    # Paceline's launcher sets PACELINE_WORLD_SIZE in each worker of a run. If it is missing, the script has removed it.
     if environment.get("PACELINE_RUN_DIR") and not environment.get("PACELINE_WORLD_SIZE"):
         return f"Paceline's launcher (PACELINE_RUN_DIR={environment['PACELINE_RUN_DIR']})"
     for name, owner in _SIGNS:

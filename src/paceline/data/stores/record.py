@@ -157,7 +157,7 @@ def write_record(workspace_dir: Path, record: StoreRecord) -> None:
 
 def remove_record(workspace_dir: Path, name: str) -> None:
     """Remove the store's registration. The files stay in place."""
-    # Call `read_record` for its error if the store does not exist.
+    # Call `read_record` because it raises an error if the store does not exist.
     read_record(workspace_dir, name)
     # Remove the file `.default` first, so that it never names a missing store.
     if default_name(workspace_dir) == name:

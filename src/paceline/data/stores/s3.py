@@ -28,7 +28,7 @@ _KNOWN_CLIENT = frozenset({"endpoint_url", "region_name"})
 #: Variables with credentials. If they are not set, botocore searches roles, configuration files and profiles.
 _DIRECT = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
-#: Least size of a part of an upload. An interruption loses at most `_AT_ONCE` parts.
+#: Minimum size in bytes of a part of an upload. An interruption loses at most the `_AT_ONCE` parts in transfer.
 PART_BYTES = 16 << 20
 _MOST_PARTS = 9000
 _AT_ONCE = 4
@@ -103,7 +103,7 @@ def _botocore_chain(
         store.secrets.add("secret_access_key", frozen.secret_key)
         if frozen.token:
             store.secrets.add("token", frozen.token)
-        # Credentials of a role expire, and obstore then calls this again. Only this private attribute has the time of expiry.
+        # When a role's credentials expire, obstore calls `provide` again. Only this private attribute has the time of expiry.
         expiry = getattr(credentials, "_expiry_time", None)
         return {
             "access_key_id": frozen.access_key,

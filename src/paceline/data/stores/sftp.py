@@ -57,7 +57,7 @@ class KnownHostsSftp(SFTPFileSystem):  # type: ignore[misc]
 
 def open_sftp(record: StoreRecord, options: dict[str, Any]) -> KnownHostsSftp:
     """Open a store's SFTP file system. Options: `username`, `port`, `password`, `key_filename`, `known_hosts`."""
-    # This option is for fsspec's cache. Remove it, because paramiko's `connect` gets all others and would refuse it.
+    # Remove this option, which is for fsspec's cache: all other options go to paramiko's `connect`, which would refuse it.
     options.pop("skip_instance_cache", None)
     timeouts = dict.fromkeys(("timeout", "banner_timeout", "auth_timeout"), _CONNECT_TIMEOUT_S)
     settings = {**timeouts, **_from_url(record), **options}
@@ -65,7 +65,7 @@ def open_sftp(record: StoreRecord, options: dict[str, Any]) -> KnownHostsSftp:
         settings["key_filename"] = os.path.expanduser(settings["key_filename"])
     if "port" in settings:
         settings["port"] = int(settings["port"])
-    # With a password or key, try no others: a server disconnects after a few attempts.
+    # If a password or key is given, try no further keys, because a server disconnects after a few failed attempts.
     if "password" in settings or "key_filename" in settings:
         settings = {"allow_agent": False, "look_for_keys": False, **settings}
     return KnownHostsSftp(settings.pop("host"), **settings)

@@ -103,7 +103,7 @@ class DataCache:
             if not _is_untouched(status, size):
                 self.forget(key)
                 return False
-            # Record the use here: many disks are mounted without access times. The modification time keeps its fixed value.
+            # Set the access time explicitly: many disks are mounted with noatime. The modification time keeps its fixed value.
             os.utime(source, ns=(time.time_ns(), _STAMP_NS))
             _link_or_copy(source, target)
         except FileNotFoundError:

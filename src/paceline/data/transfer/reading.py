@@ -237,5 +237,5 @@ def version_of(info: dict[str, object]) -> str:
     """Return a file's version from fsspec's info, or ""."""
     # Take the etag, else GCS's generation, else the creation time, which is all that fsspec's memory store has.
     version = next((info[key] for key in ("ETag", "etag", "generation", "created") if info.get(key)), "")
-    # fsspec's memory store lists a number, but reports a datetime for one file.
+    # fsspec's memory store gives the creation time as a number in a listing, but as a datetime for a single file.
     return str(version.timestamp() if isinstance(version, dt.datetime) else version)

@@ -27,20 +27,20 @@ from paceline.data.transfer.progress import Meter, Progress, size_text
 from paceline.data.transfer.reading import ObjectReader, Reader, reader_of
 from paceline.errors import TransferError
 
-#: Files, and ranges of large files, to transfer at once: the fastest of the values tried with a local server on two cores.
+#: Number of files, and of ranges of large files, to transfer at once: the fastest values in tests with a server on two cores.
 _FILES_AT_ONCE = 16
 _RANGES_AT_ONCE = 8
 _RANGE_BYTES = 16 << 20
 #: Bytes after which progress is recorded: a kill loses at most this many bytes of each range.
 _MARK_BYTES = 4 << 20
-#: Maximum number of tries to read a range: consecutive tries that bring no bytes, and all tries.
+#: Maximum numbers of tries to read a range: first the consecutive tries that bring no bytes, then all tries.
 _TRIES = 5
 _ALL_TRIES = 50
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 5.0
 #: Maximum number of restarts for an object that changes while it is read.
 _CHANGES = 3
 
-#: Size above which files are streamed, and resumed after an interruption.
+#: Size in bytes above which a file is streamed, and resumed after an interruption.
 SMALL_BYTES = 1 << 20
 _AT_ONCE = 32
 
@@ -70,8 +70,8 @@ class _Work:
         self._fetched = 0
         #: Guards `_fetched`, and the creation of `_ranges`.
         self._guard = threading.Lock()
-        # A second pool: threads of the first wait for ranges, so ranges queued in the same pool could deadlock. A range submits
-        # nothing itself.
+        # Use a second pool for ranges: threads of the first pool wait for ranges, so ranges queued in the same pool could
+        # deadlock. A range submits no further work.
         self._ranges: ThreadPoolExecutor | None = None
 
     def run(self, jobs: Sequence[FileToFetch]) -> int:
@@ -212,7 +212,7 @@ class _Work:
                     self._meter.add(before - position)
                     position = marked = before
                 idle = 0 if position > before else idle + 1
-                # Random, so that many nodes that lost the same server do not return at once.
+                # Wait for a random time, so that many nodes that lost the same server do not return at the same time.
                 delay = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2**idle) * random.uniform(0.5, 1.5)
                 if idle >= _TRIES or self._stop.wait(delay):
                     raise

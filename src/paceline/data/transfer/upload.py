@@ -269,7 +269,7 @@ def _put_new_here(data: bytes, target: Path) -> bool:
     beside = target.with_name(f"{_MARK}-{secrets.token_hex(4)}")
     try:
         beside.write_bytes(data)
-        os.link(beside, target)  # a link never replaces a file, as a rename would
+        os.link(beside, target)  # unlike a rename, a link never replaces a file
         return True
     except FileExistsError:
         return False

@@ -18,7 +18,7 @@ _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _INET_DIAG_INFO, _ESTABLISHED = 2, 1 << 1
 _HEADER, _ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=HH")
 _MESSAGE_BYTES, _INODE_AT = 72, 68
-#: In tcp_info: bytes that the peer has acknowledged, and bytes received.
+#: Format and offset of two counters in tcp_info: the bytes that the peer has acknowledged, and the bytes received.
 _COUNTS, _COUNTS_AT = struct.Struct("=QQ"), 120
 #: Maximum share of a core for scanning processes' open files, and minimum seconds between two scans.
 _SHARE, _FILES_S = 0.0005, 10.0

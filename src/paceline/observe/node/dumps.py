@@ -18,7 +18,7 @@ _THREAD = re.compile(
     r"(?P<current>Current t|T)hread (?P<number>0x[0-9a-f]+)(?: \[(?P<name>.*)\])? \(most recent call first\):"
 )
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)')
-#: The end of a complete dump: the outermost frame of the main thread, or of a thread that Python started.
+#: Matches the end of a complete dump: the outermost frame of the main thread, or of a thread that Python started.
 _LAST = re.compile(
     r'(/paceline/worker/__main__\.py", line \d+ in <module>|/threading\.py", line \d+ in _bootstrap)\n\Z'
 )

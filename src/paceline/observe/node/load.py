@@ -34,7 +34,7 @@ from paceline.system.memory import memory
 _GIB, _MIB = 1 << 30, 1 << 20
 _SECTOR = 512
 _RAPL = "/sys/class/powercap"
-#: Name prefixes of block devices to skip: virtual devices, and devices on top of disks, which are counted already.
+#: Name prefixes of block devices to skip: virtual devices, and devices on top of disks, because the disks are counted.
 _NO_DISKS = ("loop", "ram", "zram", "dm-", "md", "sr", "fd")
 
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100

@@ -10,7 +10,7 @@ from paceline.system import processes
 
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _COMMAND_CHARS = 200
-#: tgkill(2), in the C library from glibc 2.30 on.
+#: Machine -> number of the system call tgkill(2), for which the C library has a function only from glibc 2.30 on.
 _TGKILL = {"x86_64": 234, "aarch64": 131, "ppc64le": 250}
 #: Prefixes of native threads' names.
 _NATIVE = ("pt_", "gloo", "nccl", "NCCL", "cuda", "omp", "iou-", "jemalloc", "grpc", "async-")

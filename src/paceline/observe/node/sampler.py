@@ -38,7 +38,7 @@ from paceline.system import processes
 
 #: Maximum samples per second if samples are taken by signals, because each sample takes a millisecond of the worker's time.
 _MOST_BY_SIGNAL = 20.0
-#: Extra seconds for py-spy after sampling, and the timeout of one sample.
+#: Timeouts in seconds: for py-spy to end after the time of sampling, and for one sample by signals.
 _EXTRA_S, _SAMPLE_S = 20.0, 0.5
 _LOOK_S = 0.001
 _MOST_CHILDREN = 4

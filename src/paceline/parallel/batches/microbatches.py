@@ -280,7 +280,7 @@ def agree_on_place(sums: Tensor, place: tuple[int, int, int], program: int, worl
     if len({tuple(of_rank[1:4]) for of_rank in places}) == 1:
         first = places[0][4]
         others = ", ".join(str(of_rank[0]) for of_rank in places if of_rank[4] != first)
-        # The hash of a text differs between processes with different PYTHONHASHSEED, whose sets also have different orders.
+        # The hash of a text differs between processes if PYTHONHASHSEED differs. Then their sets have different orders too.
         has_order = len({of_rank[5] for of_rank in places}) > 1
         cause = (
             " Or it goes through a set (`for kind in set(kinds)`), whose order is another one in each process: start all ranks "

@@ -71,7 +71,7 @@ def host(tensor: torch.Tensor) -> HostTensor:
     # Detach the tensor: torch makes no NumPy array from a tensor that requires a gradient.
     plain = tensor.detach() if tensor.requires_grad else tensor
     if not (plain.is_cpu and plain.is_contiguous()) or plain.is_conj() or plain.is_neg():
-        # Resolve a lazy conjugation or negation, which NumPy can't read. Such a tensor is contiguous nevertheless.
+        # Resolve a lazy conjugation or negation, because NumPy can't read it. `contiguous` alone would not resolve it.
         plain = plain.resolve_conj().resolve_neg().cpu().contiguous()
     try:
         array = (plain.view(torch.uint16) if plain.dtype == torch.bfloat16 else plain).numpy()

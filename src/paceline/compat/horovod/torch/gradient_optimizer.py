@@ -23,7 +23,7 @@ from paceline.compat.horovod.torch.gather import sparse_allreduce_async
 
 Finish = Callable[[], None]
 
-#: Parameter -> the hook of the newest optimizer that trains it. Older optimizers reduce only in `synchronize`.
+#: Parameter -> the hook of its newest optimizer, which reduces during backward. Older optimizers reduce in `synchronize`.
 _HOOKS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
@@ -38,7 +38,7 @@ class GradientReduction(Reduction):
             return self._begin_sparse(p, grad, name)
         dense = grad.to_dense() if grad.is_sparse else grad
         sent, ctx = self.compression.compress(dense)
-        # Reduce in place: without compression `sent` is the gradient itself.
+        # Reduce `sent` in place, to save memory. Without compression, `sent` is the gradient itself.
         handle = submit_allreduce([sent], name, self.how, in_place=True)
         return lambda: self._put(p, dense, handles.synchronize(handle), ctx)
 
@@ -211,7 +211,7 @@ class GradientOptimizer:
 
     def _reducing(self, closure: Callable[[], float]) -> Callable[[], float]:
         # The closure either just returns the loss, because the gradients exist already, or computes the gradients, perhaps
-        # several times. In both cases each rank reduces as often as the others, even if the rank has no gradient.
+        # several times. In both cases all ranks must reduce equally often, even ranks without a gradient.
         before = self._touched
         if before:
             self.synchronize()

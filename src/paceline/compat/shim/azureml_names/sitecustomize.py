@@ -8,7 +8,7 @@ if os.environ.get("PACELINE_RUN_DIR") and os.environ.get("PACELINE_RANK"):
         from paceline.worker import nested
 
         nested.begin_below()
-    except Exception:  # this Python is too old for Paceline, or has another release of it: start without Paceline
+    except Exception:  # this Python is too old, or has another release of Paceline: start without Paceline
         pass
 
 
