@@ -316,7 +316,7 @@ def _pieces(arguments: Sequence[str], known: Declared) -> list[_Piece]:
             found.append(_Piece(_name(options.get(given, _undeclared(given))), (word,), (value,)))
         else:
             option = options.get(given, _undeclared(given))
-            # A switch takes no words. Another option takes its number of the following words, but none from the next option on.
+            # A switch takes no following words. Any other option takes up to `count` words, but stops at the next option.
             count = 0 if option.is_switch else option.count
             taken = tuple(itertools.takewhile(lambda one: not _is_option(one), left))[:count]
             del left[: len(taken)]

@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from paceline.parallel.memory_plan import PlannedHandle
 
 
-#: Allowed differences, by precision. "own" (the script's dtype) limits only losses: AdamW amplifies a gradient's rounding errors.
+#: Precision -> largest relative difference allowed. With "own" (the script's dtype), only losses are compared, not parameters.
 LIMITS = {"float64": 1e-9, "own": 1e-4}
-#: A model that computes partly in a narrower dtype than float64 may differ by this many rounding errors of that dtype.
+#: If a model computes partly in a narrower dtype than float64, losses may differ by this many times that dtype's eps.
 ROUNDINGS = 50
 
 VARIABLE = "PACELINE_CHECK"
-#: The folder of `paceline check` in a run's outputs, and its files: the values of the plain run, and the comparison's result.
+#: In a run's outputs: the folder that `paceline check` writes, and there the files of the plain run's values and of the result.
 FOLDER, VALUES, OUTCOME = "check", "values.pt", "outcome.json"
 
 _NARROW = {torch.bfloat16, torch.float16, torch.float32}

@@ -160,7 +160,7 @@ def _part(tensor: Tensor, places: Places, dim: int) -> Tensor:
     """
     length, shape = places.length, tensor.shape
     if tensor.dim() >= 2 and shape[-1] == shape[-2] == length:
-        # A mask [..., queries, keys]: take this rank's queries and all keys.
+        # The mask has a row for each query and a column for each key, so take the rows of this rank's queries, and all columns.
         return places.take(tensor, tensor.dim() - 2)
     if tensor.dim() > dim and shape[dim] == length:
         return places.take(tensor, dim)
@@ -182,7 +182,7 @@ def _in_parts(kind: type[nn.Module], block: nn.Module, /, *args: object, **kwarg
 def attending_to_all(places: Places) -> Iterator[None]:
     """Within the `with` block, let torch's attention use keys of whole sequences."""
     was_fast = torch.backends.mha.get_fastpath_enabled()
-    # Disable the fused kernel of nn.MultiheadAttention in evaluation mode, which would see only this worker's keys.
+    # Disable the fused kernel that nn.MultiheadAttention uses in evaluation mode: this kernel would see only this worker's keys.
     torch.backends.mha.set_fastpath_enabled(False)
     mode = _Attending(places)
     _functional.scaled_dot_product_attention = mode.attend
@@ -237,7 +237,7 @@ def _attend(
 ) -> Tensor:
     options["dropout_p"] = dropout_p
     if key.shape[-2] != places.own:
-        # Every worker has all of these keys, because they are another sequence, such as the output of an encoder.
+        # The keys belong to another sequence, such as the output of an encoder, and every worker has all of that sequence.
         if is_causal:
             raise _refusal(f"is causal over {key.shape[-2]} keys, and this worker has {places.own}")
         return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
@@ -262,7 +262,7 @@ def _attend(
 def _causal(size: int, end: int, device: torch.device) -> Tensor:
     """Return the causal mask of the last `size` queries over `end` keys."""
     if device.type == "cuda":
-        # On a GPU this bias replaces the mask. Within a dispatch mode torch can't create the bias, so return the mask.
+        # On a GPU return torch's causal bias instead of a mask. Within a dispatch mode torch can't create it: return a mask then.
         with contextlib.suppress(RuntimeError):
             return causal_lower_right(size, end)
     return torch.arange(end - size, end, device=device)[:, None] >= torch.arange(end, device=device)
@@ -280,7 +280,7 @@ def _whole_mask(places: Places, mask: Tensor) -> Tensor:
     if mask.shape[-1] in (1, places.length):
         return mask
     if mask.shape[-1] == places.own and (mask.dim() < 2 or mask.shape[-2] == 1):
-        # This mask depends only on the key, so gather all workers' parts.
+        # The mask is the same for all queries, and each worker has the part for its keys. So gather the parts of all workers.
         return places.together(mask, -1) if mask.is_floating_point() else places.gather(mask.int(), -1).bool()
     raise _refusal(
         f"has a mask of the shape {list(mask.shape)} for {places.length} keys. Make it before the first block, for the whole "

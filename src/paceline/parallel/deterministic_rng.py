@@ -62,7 +62,7 @@ class Streams:
         if not self._active:
             yield
             return
-        # Each step starts a new stream of random numbers, so that a run resumed at a step draws what it would have drawn.
+        # Each step starts a new stream of random numbers. So a resumed run draws the same numbers as a run without a break.
         seed = derive(purpose, self.seed, number, self._replica, self._stage)
         with generators(seed, self._device):
             yield
@@ -154,7 +154,7 @@ class Steady(DispatchMode):  # type: ignore[no-untyped-call]
     a kernel draws internally, as cuDNN's recurrent layers do. To detect these, compare `states` before and after.
     """
 
-    #: Whether operations currently draw random numbers although this mode is active; see `drawing`.
+    #: If True, operations draw random numbers as usual, although this mode is active. The function `drawing` sets this flag.
     draws = False
 
     def __torch_dispatch__(
@@ -164,7 +164,7 @@ class Steady(DispatchMode):  # type: ignore[no-untyped-call]
         if Steady.draws:
             return func(*args, **kwargs)
         name, place = _known(func)
-        # torch calls this method for every kernel, so an operation that only draws random numbers is always replaced here.
+        # torch calls this method for every operation, so all operations that do nothing but draw numbers are replaced here.
         if name in _FIXED:
             return _FIXED[name](args, kwargs)
         # A fused kernel, such as attention, draws numbers internally. So set its argument for the dropout probability to 0.
@@ -228,7 +228,7 @@ def _fill(value: Callable[[_Args, _Options], float]) -> Callable[[_Args, _Option
 
 
 def _integers(args: _Args, kwargs: _Options) -> Tensor:
-    # aten::randint(high, size) and aten::randint.low(low, high, size)
+    # torch has two overloads: aten::randint(high, size), and aten::randint.low(low, high, size) with one more argument.
     low = int(args[0]) if len(args) > 2 else 0
     return _full(args[-1], low, kwargs | {"dtype": kwargs.get("dtype") or torch.int64})
 
@@ -244,7 +244,7 @@ def _chosen(args: _Args, kwargs: _Options) -> Tensor:
 def _normal(args: _Args, kwargs: _Options) -> object:
     mean, std = args[0], [*args[1:2], kwargs.get("std", 1.0)][0]
     middle = mean + 0.5 * std
-    # aten::normal(mean, std) of tensors, and aten::normal.float_float(mean, std, size)
+    # torch has overloads with tensors, as in aten::normal(mean, std), and with floats and a size: (mean, std, size).
     return middle if isinstance(middle, Tensor) else _full(args[2], middle, kwargs)
 
 

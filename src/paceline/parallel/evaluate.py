@@ -46,7 +46,7 @@ def evaluate(
     Raises:
         ParallelError: The metric is not a number, or the loader is empty.
     """
-    # Drop `loss_weight`, which is for the training loss. Then `cut` gives each row the weight 1, and padding the weight 0.
+    # Drop `loss_weight`, which is for the training loss. Without it, `cut` gives each row the weight 1, and padding the weight 0.
     counted = dataclasses.replace(task, loss_weight=None)
     means = _Means(
         metric,

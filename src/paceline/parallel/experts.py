@@ -29,10 +29,10 @@ from paceline.torch_private import keep_own_parts
 
 _T = TypeVar("_T")
 
-#: If this attribute of a transformers module is True, its kernels accept indices without a local expert, and zero those rows.
+#: Attribute of a transformers module. If it is True, the module returns zeros for indices of experts that it does not have.
 TOLD = "_is_expert_parallel"
 
-#: The attribute of a mixture that holds its list of experts, and forward's first parameters in transformers' fused experts.
+#: The attribute with the list of experts in a mixture's module, and the first parameters of forward in transformers' experts.
 LIST = "experts"
 FUSED = ("hidden_states", "top_k_index", "top_k_weights")
 
@@ -137,7 +137,7 @@ def _summed(kind: type[nn.Module], self: nn.Module, /, *args: object, **kwargs: 
     def together(tensor: Tensor) -> Tensor:
         if tensor is first:
             return _sum(tensor, copied, group)
-        # Each worker computes other outputs, such as a router's, in full, and the workers sum gradients. So scale the gradients.
+        # Each worker computes further outputs, such as a router's, in full. Scale their gradients, which the workers sum.
         count = dist.get_world_size(group)
         shared: Tensor = apply_function(_Shared, tensor, count) if tensor.requires_grad else tensor
         return shared

@@ -36,7 +36,7 @@ class Explanation(str):
 
     events: list[Event]
     workers: int
-    #: Name of a layout -> forecast for this layout. Empty before the model was measured. `chosen` is the layout in use.
+    #: Name of a layout -> the layout's forecast. Empty before the model was measured. `chosen` is the name of the layout in use.
     forecasts: dict[str, Forecast]
     chosen: str
 
@@ -227,7 +227,7 @@ def _events(executor: Pipelined, microbatches: int, layout: Layout) -> list[Even
     parts = executor.plan.plan.parts(executor.plan.blocks)
     forward = [sum(block.forward_s for block in part) for part in parts]
     backward = [sum(block.backward_s for block in part) for part in parts]
-    # Use 1.0 if all measured times are 0, as for blocks that take less than a tick of the clock.
+    # If all measured times are 0, because the blocks take less than a tick of the clock, use 1.0 to avoid a division by 0.
     unit = sum(forward) / len(forward) or 1.0
     return simulate(
         layout.schedule,

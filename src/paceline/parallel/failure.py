@@ -39,7 +39,7 @@ from paceline.parallel.mesh import World
 if TYPE_CHECKING:
     from paceline.torch_private import Store
 
-#: Texts of errors of the communication backends. An error of the script itself, such as "timed out", must not match.
+#: Matches error messages of the communication backends. An error of the script, such as a plain "timed out", must not match.
 _COMMUNICATION = re.compile(
     r"gloo/|nccl|connection (closed|reset|refused)|broken pipe|timed out waiting \d+ ?ms|application timeout|"
     r"tcpstore|watchdog|monitoredbarrier",
@@ -183,8 +183,8 @@ class ErrorLine:
         """
         with self._reading:
             self._own_failures.add(self._round)
-            # Drop another rank's error of this round, which the watcher may have read just before. If the caller handles this
-            # rank's error, `enter` must not raise the other one in the next round.
+            # Drop another rank's error of this round, which the watcher may have read just before. Otherwise `enter` would raise
+            # that error in the next round, even if the caller handles this rank's error.
             if self._root is not None and self._root_round in self._own_failures:
                 self._root = None
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
@@ -255,7 +255,7 @@ class ErrorLine:
         if self.rank == 0 and self._thread.is_alive():
             with contextlib.suppress(Exception):
                 self.store.set("end", "1")
-            # The store ends with this process, so wait until the other ranks' watchers have stopped.
+            # The store ends with rank 0's process, so rank 0 waits until the other ranks' watchers have stopped.
             self._wait_for_others("ended")
         self._over.set()
         self._thread.join(2 * POLL_S)
@@ -301,7 +301,7 @@ class ErrorLine:
                     self.store.set(f"ended/{self.rank}", "1")
                     return
             except Exception:
-                # Stop watching: rank 0 and its store have ended. If the main thread waits for rank 0, torch raises in it.
+                # Stop watching: rank 0 and its store have ended. A main thread that waits for rank 0 gets an error from torch.
                 return
             if self._root is None or not self.is_inside:
                 ends_at = None
@@ -321,8 +321,8 @@ class ErrorLine:
         own = dict(self._calls)
         self.store.set(f"in/{self.rank}", json.dumps(list(own.items())))
         for rank in (rank for rank in self._others if self.store.check([f"in/{rank}"])):
-            # A slow rank may have made fewer calls than a fast rank, which is no error. So compare the calls by number: if two
-            # ranks made different calls under one number, they can never meet.
+            # A slow rank may have made fewer calls than a fast rank, which is no error. So compare calls of equal number: if two
+            # ranks made different calls under one number, they wait for each other forever.
             for number, call in json.loads(self.store.get(f"in/{rank}")):
                 if own.get(number, call) == call:
                     continue

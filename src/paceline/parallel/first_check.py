@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: How many rows of each replica and microbatch the check uses without a pipeline: usually, and with batch normalisation.
+#: Without a pipeline, the rows per replica and microbatch that the check uses: for most models, and with batch normalisation.
 ROWS, ROWS_NORMALISED = 2, 4
 MICROBATCHES = 2
 #: The fraction of the free memory that the comparison may use.
@@ -88,7 +88,7 @@ def _compared(par: ParallelHandle, batch: object, micros: Sequence[Microbatch]) 
 def _refuse_large(par: ParallelHandle) -> None:
     """Raise CannotCompareError if any rank lacks memory for the plain model."""
     size, device = par.skeleton.bytes, par.device
-    # Bytes that the comparison needs. The host's memory has the whole state. A GPU has the model and its gradients in addition.
+    # Bytes of memory that the comparison needs. The host holds the whole state. A GPU holds the model and gradients in addition.
     on_host, on_device = (3 * size, 0) if device.type == "cpu" else (size, 2 * size)
     lacks = on_host > SHARE * available_bytes(torch.device("cpu"))
     lacks = lacks or on_device > SHARE * available_bytes(device)

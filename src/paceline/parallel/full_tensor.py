@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.tensor import DTensor
 
-#: torch's logger for the redistribution of DTensors. It warns that one message could replace two, which users can't change.
+#: torch's logger for changes of a DTensor's placement. It warns about extra messages, which Paceline's users can't avoid.
 _TORCHS = logging.getLogger("torch.distributed.tensor._redistribute")
 
 

@@ -20,7 +20,7 @@ class Hooks:
     """
 
     def __init__(self, *tensors: Tensor) -> None:
-        # Keep the tensors' tables of hooks, but not the tensors: they are the whole model, whose memory must become free.
+        # Keep only the tensors' dicts of hooks. References to the tensors would keep the whole model's memory from becoming free.
         tables = ((name, getattr(tensor, name, None)) for tensor in tensors for name in (_BEFORE, _AFTER))
         self._tables = [(name, table) for name, table in tables if table is not None]
         self._later: list[Tensor] = []

@@ -129,7 +129,7 @@ class Layers:
 
     def refuse_changed(self) -> None:
         """Raise ParallelError if a layer or parameter was added after `parallelize`."""
-        # FSDP2 exchanges whole parameters and their parts. In some modules (RNNs) this looks like a user's change: ignore it.
+        # FSDP2 swaps whole parameters and shards. In RNNs this looks like a user's change, so ignore such parameters.
         of_fsdp = {id(param) for pair in whole_parameters(self._held) for param in pair} if self._new else set()
         for its_owner, name, its_new in self._new:
             owner, new = its_owner(), its_new()

@@ -29,9 +29,9 @@ from paceline.torch_private import without_modes
 
 #: How many nodes of a loss's autograd graph are searched at most.
 MOST_NODES = 64
-#: When a loss is tested on two parts of a batch, the most rows, and the most numbers in the model's output, to use.
+#: Maximum number of rows, and of numbers in the model's output, with which a loss is tested on two parts of a batch.
 ROWS, NUMBERS = 8, 1 << 20
-#: The largest difference between a loss of all rows and of two parts: relative to the loss, and in outputs' rounding errors.
+#: A loss of all rows may differ from that of two parts by this fraction (per dtype), or by this many rounding errors (eps).
 LIMITS, ROUNDINGS = {torch.float64: 1e-7, torch.float32: 1e-4}, 50
 #: Names of autograd nodes whose function multiplies a single input by a constant, or leaves it unchanged.
 _SCALED = {
@@ -96,7 +96,7 @@ def _read(node: Any, left: list[int]) -> MeanOver:
                 return MeanOver(counts[0], is_sole and all(_close(counts[0], other) for other in counts))
             return MeanOver(is_hidden=any(term.is_hidden for term in terms))
         case _:
-            # Custom autograd functions, in C++ or Python, may hide the count. So may compiled graphs and custom operators.
+            # Custom autograd functions (C++ or Python), compiled graphs and custom operators may hide the number of targets.
             is_python = isinstance(node, torch.autograd.function.BackwardCFunction)
             return MeanOver(is_hidden=is_python or name.startswith("torch::autograd::Cpp"))
 
@@ -359,7 +359,7 @@ def no_mean(
         parts = [one for one in parts if one[-1] is not None]
     total = sum(weight for _, weight, *_ in parts)
     together = sum(value * weight for value, weight, *_ in parts if weight > 0) / total if total > 0 else math.nan
-    # If all targets of a part are ignored, the part's loss is nan. The code above omits such parts if torch's graph shows it.
+    # A part's loss is nan if all its targets are ignored. The code above omits such a part if the loss's graph has the count.
     is_only_part = any(over is not None and over.is_hidden for *_, over in parts) and math.isfinite(whole)
     if not math.isfinite(whole + together) and not (is_only_part and loss_weight is None):
         return ""

@@ -40,7 +40,7 @@ from paceline.torch_private import lost_arguments
 MANY = 1000
 #: The greatest number of objects that are searched for a loss's state.
 MOST = 20_000
-#: The most bytes to copy: of all tensors and arrays together, and of a single frozen parameter, such as a teacher's.
+#: The most bytes to copy: of all tensors and arrays together, and of each single frozen parameter, such as a teacher model's.
 COPIED_BYTES, SMALL_BYTES = 1 << 28, 1 << 16
 _TABLES = ("_parameters", "_buffers", "_modules")
 

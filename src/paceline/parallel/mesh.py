@@ -325,7 +325,7 @@ def _store_of_rank_0(place: WorldPlace) -> Store:
         name = "127.0.0.1" if host == socket.gethostname() else host
         client: Store = _torchs.TCPStore(name, port, is_master=False, wait_for_workers=False)
         return client
-    # A TCPStore accepts any client, so let it listen only at MASTER_ADDR, on the run's network. Without that, on loopback.
+    # A TCPStore accepts any client, so let it listen only at MASTER_ADDR, on the run's network. If that fails, use loopback.
     host = at = os.environ.get("MASTER_ADDR", "")
     options = {"master_listen_fd": store_listener(host, 0)}
     if options["master_listen_fd"] is None:
@@ -343,7 +343,7 @@ def _leave() -> None:
 
 def _let_gloo_finish() -> None:
     """Wait for Gloo's threads: one that holds a tensor at exit aborts the process."""
-    # Without the pause torch 2.13 may abort the process: https://github.com/pytorch/pytorch/pull/179291
+    # Without this sleep torch 2.13 may abort the process: https://github.com/pytorch/pytorch/pull/179291
     time.sleep(0.05)
 
 

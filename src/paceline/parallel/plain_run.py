@@ -273,7 +273,7 @@ def _check_mean(loss: Tensor, of_more: Callable[[int], Tensor]) -> None:
     try:
         with torch.no_grad():
             one = float(loss)
-            # Test tripled rows too: a contrastive loss (about log 2 for two rows, log 4 for four) can double, but is no sum.
+            # Test tripled rows too: a contrastive loss (about log 2 for two rows, log 4 for four) can double without being a sum.
             two, three = (float(of_more(times)) for times in (2, 3))
     except Exception:
         return  # no check: the loss accepts only this number of rows

@@ -65,7 +65,7 @@ class Container:
         with contextlib.suppress(TypeError):
             return self.kind(values)
         with contextlib.suppress(TypeError):
-            # A mapping that is also a dataclass takes its values as keyword arguments, such as the outputs of some libraries.
+            # A mapping that is also a dataclass, such as the outputs of some libraries, takes its values as keyword arguments.
             return self.kind(**values)
         # No constructor fits: return a plain dict, which at least has the values.
         return values

@@ -162,11 +162,11 @@ class Parallel:
                 work.wait()
                 if group is not None:
                     loss = sums[0].to(loss.dtype)
-                    # Only means that are not over rows need the sums. Otherwise don't read them: a GPU would stall the host.
+                    # On a GPU read the sums only for means that are not over rows, because the host has to wait for the sums.
                     if loss.device.type == "cpu" or not means.rows:
                         means.fill(sums[5:].tolist())
                 agree_on_place(sums[1:3], self._place(batch), executor.program, self.world)
-                # On a GPU compare in the first step only, because the host has to wait for the sums.
+                # On a GPU compare the written values in the first step only, because the host has to wait for the sums.
                 if group is not None and (sums.device.type == "cpu" or self._progress.steps == 0):
                     agree_on_written(sums[3:5], [*executor.written], self.world)
             if (factor := means.factor()) != 1.0:
@@ -176,7 +176,7 @@ class Parallel:
                 # Restore the script's random generators afterwards.
                 with generators(0, self.device), generators_kept(), self.task.autocast(self.device):
                     why = no_mean(self.task.loss, self.task.model, means.sample, self.task.loss_weight)
-                # Gather the reasons, so that all ranks raise together. Otherwise ranks that don't call the loss would continue.
+                # Gather the results of the check, so that all ranks raise an error. Otherwise some ranks would continue.
                 everyone = gather((why, means.has_hidden))
                 # If a loss hides how many targets count, check each later step: ignored targets may first occur in a later batch.
                 self._hides_count = any(hides for _, hides in everyone)

@@ -167,7 +167,7 @@ class _Dispatcher:
         if former is None:
             return False
         reuse.take_over(former, step.spec, step.folder.run_id, entry, self._pipeline.record, self._pipeline.runs_dir)
-        # Ignore an error: it only leaves the run without its display name.
+        # Ignore an error such as a full disk, whose only effect is that the run has no display name.
         with contextlib.suppress(OSError):
             tags_and_properties.set_name(step.folder.notes, "display_name", step.spec.name)
         step.status = states.COMPLETED

@@ -98,7 +98,7 @@ def take_over(
         source_directory=step.source_directory,
         snapshot_id=step.snapshot_id,
         git=step.git,
-        # The former run's job has the places of its outputs, so take this job over.
+        # Use the former run's job instead of this step's job, because the former run's job has the paths of the existing outputs.
         job=former.job,
         owner=store.owner(),
     )

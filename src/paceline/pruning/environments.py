@@ -50,7 +50,7 @@ def prune(
         if kept.key not in needed and kept.used_s <= latest:
             chosen[kept.key] = kept.size_bytes
             left -= kept.size_bytes
-    # Both functions lock an environment before they remove it, so runs on this machine keep the environments that they use.
+    # `store.prune` and `prune_layers` lock an environment before removing it, so they skip one that a run on this machine uses.
     gone = [built.key for built in store.prune(only=chosen, dry_run=dry_run)]
     gone += [layer.key for layer in prune_layers(images, only=chosen, dry_run=dry_run)]
     return [(key, chosen[key]) for key in gone]

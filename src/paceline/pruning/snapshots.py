@@ -13,7 +13,7 @@ from paceline.runs.folder import RunFolder
 from paceline.system import linked
 from paceline.system.files import age_s, gone_is_fine, names_in, read_json, remove_tree
 
-#: Seconds for which a snapshot is kept without a run. A submission needs less (a guess) from the snapshot to the run's record.
+#: Seconds for which a snapshot without a run is kept. A submission needs less (a guess) until its record names the snapshot.
 _FRESH_S = 600.0
 #: Age in seconds at which an unfinished copy is taken to be left by a killed submission.
 _ABANDONED_S = 86400.0
@@ -106,7 +106,7 @@ def _sizes(paths: list[Path]) -> list[int]:
 def prune(workspace_dir: Path, *, dry_run: bool = False) -> int:
     """Remove unused model files, and return the freed bytes."""
     parts, blobs = registry.parts_dir(workspace_dir), registry.blobs_dir(workspace_dir)
-    # Remove abandoned parts first, because they have other links to the files.
+    # Remove abandoned staging folders first, because their hard links to model files would keep those files from being unused.
     freed = sum(size for _, size in staging.abandoned(parts)) if dry_run else staging.sweep(parts)
     for path, size in [*keep.unneeded(blobs)]:
         freed += size if dry_run else keep.drop(path)

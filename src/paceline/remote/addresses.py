@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from paceline.errors import TargetError
 
-#: Name prefixes of interfaces whose network is inside one machine, such as Docker's. Two machines may use equal addresses in it.
+#: Name prefixes of interfaces to a network inside one machine, such as Docker's. Two machines may have equal addresses there.
 _OWN_PREFIXES = (
     "lo",
     "docker",

@@ -11,7 +11,7 @@ from paceline.errors import RunContextError
 from paceline.system import processes
 from paceline.system.run_variables import TRACKED_VARIABLE, launched_rank, nested_rank
 
-#: Variables with the rank: Paceline's, and those of launchers (Open MPI's mpirun, Slurm's srun). /proc shows them.
+#: Variables with a worker's rank: Paceline's, Open MPI's and Slurm's. They are read from the parent processes' /proc files.
 _RANKS = ("PACELINE_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 _SUPERVISOR = ["-m", "paceline.supervisor"]
 

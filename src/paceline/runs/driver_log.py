@@ -12,5 +12,5 @@ def say(text: str) -> None:
     try:
         print(f"{stamp}Z {text}", flush=True)
     except OSError:
-        # Replace the stream, because its buffer still has the line, and writing the line at exit would raise again.
+        # Replace sys.stdout: the old stream's buffer still has the line, and would raise again when Python flushes it at exit.
         sys.stdout = open("/dev/null", "w")  # noqa: SIM115

@@ -23,7 +23,7 @@ def find(folder: RunFolder) -> list[dict[str, str]]:
     Outputs, artifacts and checkpoints are scanned; remote nodes report the files that they did not send.
     """
     found = {str(line["name"]): str(line["why"]) for line in json_lines(folder.left_out)}
-    # Ignore a file that was reported as excluded but has arrived later.
+    # Leave out a file that a node reported as excluded, but that has arrived since.
     found = {name: why for name, why in found.items() if not os.path.lexists(folder.path / name)}
     for top in KEPT:
         found |= {entry.name: entry.why for entry in entries(os.fspath(folder.path), top) if entry.kind == "left"}

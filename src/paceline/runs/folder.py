@@ -103,7 +103,7 @@ class RunFolder:
         """Return the file with an exec command's output, kept while a client reads it."""
         return self.attempt(attempt) / f"exec_{name}.jsonl"
 
-    #: Receivers that were notified of the run's end, one JSON line each. A process that closes a killed run notifies the others.
+    #: Receivers that were notified of the run's end, one JSON line each. A process that closes the run later skips them.
     told = PathAttribute("told.jsonl")
     #: This file exists while a process closes an abandoned run. Then the lock is held, although the run is over.
     closing = PathAttribute("closing")
@@ -112,11 +112,11 @@ class RunFolder:
         """Return the temporary files that a killed supervisor left in the run's folder."""
         return [path for pattern in (".incoming", ".seen-*") for path in self.path.glob(pattern)]
 
-    #: Failure of another rank than rank 0, in a program that logs its run itself and that a launcher has started.
+    #: The failure of a rank other than 0, if a launcher started the ranks and the program itself logs the run.
     rank_failure = PathAttribute("rank_failure.json")
     #: The engine (such as Slurm) and its job's number, if the supervisor runs inside a job of the engine.
     engine = PathAttribute("engine.json")
-    #: The time of this file is when the engine first did not know the job any more although the record was not final.
+    #: An empty file. Its mtime is when the engine first did not know the job, although the run's record had no end.
     gone = PathAttribute("gone")
     #: Kind and settings of the compute target, as they were at the submission.
     target = PathAttribute("target.json")

@@ -16,7 +16,7 @@ from paceline.system.files import stamp_of
 
 #: Seconds after which an unchanged record is read again, to detect that the run was abandoned.
 _LOOK_S = 0.5
-#: Pause in seconds between two polls: fast after new lines, slow without new lines.
+#: Pauses in seconds between two polls: after new lines (fast), and without new lines (slow).
 _FAST_S = 0.01
 _SLOW_S = 0.15
 

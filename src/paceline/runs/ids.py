@@ -134,7 +134,7 @@ def take_name(workspace_dir: Path, experiment: str, run_id: str) -> str:
             file.write(f"{name}\n")
         return name
     except OSError:
-        # The list of names can't be locked: another user owns it, or the file system has no locks. Use a long number.
+        # The list of names can't be locked: another user owns it, or the file system has no locks. A long number avoids clashes.
         return f"{next(candidates).rpartition('-')[0]}-{zlib.crc32(run_id.encode())}"
 
 

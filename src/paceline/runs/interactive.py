@@ -116,7 +116,7 @@ def end(folder: RunFolder, status: str, details: object = None, code: str | None
         record,
         status,
         ended_utc=utc_now(),
-        # A child that never began starts now, so that its duration is 0 instead of unknown.
+        # For a child run that never began, use this time as its start, so that its duration is 0 instead of unknown.
         started_utc=record.started_utc or utc_now(),
         failure=report,
         exit_code={states.COMPLETED: 0, states.FAILED: 1}.get(status, EXIT_CANCELED),

@@ -180,7 +180,7 @@ class _Notes:
             self.size = self._file.seek(0, os.SEEK_END)
         except OSError:
             self._file, self.size = None, 0
-        #: Cache of `offsets`: rank -> (offset after the earliest note of this rank that was read, log size in this note).
+        #: Cache of `offsets`: rank -> (end offset in `log_order` of the rank's earliest note read so far, log size in this note).
         self._seen: dict[int, tuple[int, int]] = {}
 
     def __enter__(self) -> _Notes:

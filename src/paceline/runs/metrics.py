@@ -370,7 +370,7 @@ def _by_name(ranks: Mapping[int, Mapping[str, list[MetricEntry]]]) -> dict[str, 
 def _value(entries: list[MetricEntry]) -> Any:
     kinds = {entry.get("kind") for entry in entries}
     if kinds == {None, "list"}:
-        # Join the single values and the lists of values that were logged under one name into a single list, in order.
+        # The name was logged both as single values and as lists: return one list with all values, in order.
         return [item for entry in entries for item in (entry["value"] if entry.get("kind") else [entry["value"]])]
     # If a name was logged as several kinds of values, only values of the last kind count.
     kind = entries[-1].get("kind")

@@ -64,7 +64,7 @@ def tell(folder: RunFolder, record: RunRecord, event: str, digest: str = "") -> 
 
     def heard(one: str) -> None:
         if is_once:
-            with contextlib.suppress(OSError):  # on a full disk, another process may notify again
+            with contextlib.suppress(OSError):  # on a full disk, another process may repeat the notification
                 append_line(folder.told, _heard(one, record, event))
 
     # A run's secrets have a receiver's URL under `key_of(receiver)`. A pipeline's secrets have it under `place_of(receiver)`.

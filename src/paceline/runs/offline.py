@@ -80,7 +80,7 @@ class OfflineRun(LogsMetrics):
         self.status = "Canceled"
 
     def _write_scalar(self, name: str, value: object, step: int | None) -> None:
-        # Print as the Azure SDK does. Check the value, because in a submitted run its error would come only after the queue.
+        # Print as the Azure SDK does. Check the value already here: in a submitted run the error would come after the queue time.
         print(
             f"Attempted to log scalar metric {check_name(name)}:\n{value if value is None else plain_scalar(name, value)}"
         )

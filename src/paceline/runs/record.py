@@ -303,11 +303,11 @@ def duration_s(started_utc: str | None, ended_utc: str | None) -> float | None:
     if started_utc is None:
         return None
     end = parse_utc(ended_utc) if ended_utc else dt.datetime.now(dt.timezone.utc)
-    # The difference may be negative: a clock was set back, or the start is by another machine's clock.
+    # The difference is negative if a clock was set back, or if another machine's clock gave the start time.
     return max(0.0, (end - parse_utc(started_utc)).total_seconds())
 
 
-#: In the page's server: name of the member who sent the current request. "" stands for the process's own user.
+#: Name of the member whose request the web page's server is handling. "" stands for the user who runs this process.
 ACTS_FOR: ContextVar[str] = ContextVar("ACTS_FOR", default="")
 
 

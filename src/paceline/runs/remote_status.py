@@ -220,7 +220,7 @@ def _gone(folder: RunFolder, record: RunRecord, found: JobStatus, goes_on: GoesO
         if goes_on is not None and (after := goes_on(folder, record, found)) is not None:
             folder.gone.unlink(missing_ok=True)
             return after
-        # Use the current record, read under the lock, because it has the supervisor's last update.
+        # Use the record that was read under the lock, because it has the supervisor's last update.
         status, changes = _end(record, found)
         record = store.change(folder, record, status, **changes)
         folder.gone.unlink(missing_ok=True)

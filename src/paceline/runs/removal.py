@@ -25,7 +25,7 @@ from paceline.system import locks
 from paceline.system.files import OWNED, names_in, remove_tree, write_json
 
 GONE, NEW = ".gone-", ".new-"
-#: How many seconds to wait for a run's lock. Readers and an exiting supervisor release it within moments, an owner does not.
+#: Seconds to wait for a run's lock. A reader or an exiting supervisor holds it for moments, the run's owner for longer.
 _LOCK_S = 10.0
 #: Age in seconds from which an unfinished new folder counts as left by a killed submission. A submission takes seconds.
 _ABANDONED_S = 3600.0

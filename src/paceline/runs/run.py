@@ -96,7 +96,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     open_dataset: Callable[[DataReference, str], object]
     #: A function that registers a file or folder of a run as a model. `paceline.workspace` sets it.
     make_model: Callable[..., Model]
-    #: Warnings that were shown at the submission already, and are not shown again.
+    #: Warnings that the submission has shown already, so that the run's output does not show them again.
     _said: Collection[str] = ()
     #: A function that finds the models of a run. `paceline.workspace` sets it.
     models_of: Callable[[RunFolder], list[Model]]
@@ -338,7 +338,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             ModelError: The name is wrong, there is no such file, the folder has a file that the run does not keep, or the
                 process sees only a copy of the run's folder.
         """
-        # Call the function through the class. Through the instance, Python would pass the instance as the first argument.
+        # Call through the class, because through the instance Python would pass the instance as the first argument.
         return Run.make_model(
             self._folder,
             model_name,
@@ -393,7 +393,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         shutil.copytree(self._folder.snapshot.resolve(), target, symlinks=True)
         return str(target)
 
-    # --- metrics
+    # --- reading and logging metrics
 
     @reads
     def get_metrics(
@@ -457,7 +457,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     def _write_scalar(self, name: str, value: object, step: int | None) -> None:
         self._log().scalar(name, value, step)
-        # Ignore a value without a step, which may be a result at the end.
+        # A value without a step may be a result at the end of the script, so don't count it as a training step.
         if step is not None and (clock := step_clock.clock()) is not None:
             clock.tick(name)
 
@@ -650,7 +650,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         else:
             self.fail(error)
 
-    # --- child runs
+    # --- creating and finding child runs
 
     def child_run(self, name: str | None = None, run_id: str | None = None, outputs: str | None = None) -> Self:
         """Start a child run, which this process logs and ends.

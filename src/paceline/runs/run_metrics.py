@@ -49,7 +49,7 @@ class LogsMetrics(ABC):
             raise MetricError(f"metric {name!r}: log got no value. Write log({name!r}, value) or log({{name: value}}).")
         try:
             self._write_scalar(name, value, step)
-        # Catch the error instead of testing the type first: nearly all values are scalars.
+        # Try the value as a scalar first, because nearly all values are scalars and a test of the type would cost time.
         except MetricError:
             self._log_any(name, value, step)
 

@@ -30,7 +30,7 @@ from paceline.parallel.strategy import (
     strategy_of,
 )
 
-#: FSDP2's extra memory, in sizes of a block (measured: 5.4 to 5.8): the current and the next block, gradients, two messages.
+#: FSDP2's extra memory, as a multiple of a block's size (measured: 5.4 to 5.8): two blocks, their gradients, two messages.
 WHOLE_BLOCKS = 5.5
 
 
@@ -145,7 +145,7 @@ def forecast(measured: Measured, layout: Layout, microbatches: int, at_once: int
     sent = _replicas(measured, whole * part, layout, microbatches)
     live = microbatches * sum(block.live_bytes for block in blocks)
     sums = layout.tensor * layout.expert
-    # Add each block's messages, in sizes of its input: four sums (tensor, expert), or keys, values and their gradients (context).
+    # Add each block's messages, as multiples of its input's size: four sums (tensor, expert), or keys, values and gradients.
     sent += live * 4 * (2 * (sums - 1) / sums + (layout.context - 1) / layout.context)
     sent += 2 * (layout.context - 1) / layout.context * gradients
     return Forecast(

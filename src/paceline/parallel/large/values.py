@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from paceline.torch_private import Operation
 
-#: The most bytes of a parameter that keeps its initial values, such as those of `nn.Parameter(torch.zeros(...))`.
+#: A parameter with at most this many bytes keeps its initial values in memory, as for `nn.Parameter(torch.zeros(...))`.
 KEPT_BYTES = 16 * 2**20
 
 #: The name of the attribute by which a parameter without values refers to its recorder.

@@ -58,7 +58,7 @@ def measure(
     names = ["the start", *(str(mark) for mark, _ in marks)]
     first = first_names(model)
     blocks = []
-    # Similar blocks take the same time: time some of each kind, and use the shortest for all.
+    # Similar blocks take the same time. So time only some blocks of each kind, and use the shortest time for all of the kind.
     times_of: dict[Hashable, list[tuple[float, float]]] = {}
     received: tuple[Tensor, ...] = ()
     with untouched(model), attributes_kept(model):

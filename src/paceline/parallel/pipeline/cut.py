@@ -16,7 +16,7 @@ from paceline.parallel.pipeline.timeline import in_flight
 #: The assumed bandwidth between two workers in bytes per second: a guess that only decides between cuts of similar cost.
 BANDWIDTH_BYTES_S = 2e9
 
-#: The memory of training per parameter: the parameter, its gradient and Adam's two moments.
+#: Training needs this many times the memory of a parameter: for the parameter, its gradient and Adam's two moments.
 STATE_FACTOR = 4
 
 #: A tied parameter stays in one stage if a step then takes at most this many times as long as with copies in several stages.

@@ -34,7 +34,7 @@ from paceline.parallel.task import Task
 from paceline.parallel.tied_parameters import StageTies, first_names, owner_of
 from paceline.parallel.tracing.segments import joined, stage_module
 
-#: Graphs are compared by their digests modulo this number: so the sum of all ranks' squared digests is exact in float64.
+#: Graphs are compared by digests modulo this number, so that the sum of all ranks' squared digests is exact in float64.
 TAGS = 2**20
 
 
@@ -91,7 +91,7 @@ class Pipelined:
         self._used = [self._sharded(module) for module in self._modules] if world.layout.shard > 1 else []
         self._module: nn.Module = self._modules[0]
         if len(self._modules) > 1:
-            # Join the stages' modules in a module. Don't use the model: FullyShard replaces parameters only in stages.
+            # Join the stages in a new module. Don't use the model, because FullyShard replaces the parameters only in the stages.
             held = [plan.uses[index] for index in self._own]
             self._module = joined(task.model, zip(self._modules, held, strict=True))
         self.program = 0
@@ -159,7 +159,7 @@ class Pipelined:
         group = self._world.replica_group
         params = self.named_parameters()
         if self._world.layout.shard > 1:
-            # FSDP2 has summed the gradients of its shards in the last backward pass. Only whole parameters remain.
+            # FSDP2 has summed its shards' gradients in the last backward pass. Sum only the gradients of parameters left whole.
             for used in self._used:
                 used.finish()
             left = [param for module in self._modules for param in shard.left_whole(module)]
@@ -201,9 +201,9 @@ class Pipelined:
 
     def _sharded(self, module: nn.Module) -> Used:
         shard.shard_stage(module, self._world)
-        # `find_unused`: in any step a parameter may be unused, as is allowed in a pipeline without FullyShard too.
+        # Use `find_unused`, because any step may leave a parameter unused, as in a pipeline without FullyShard.
         used = Used(module, self._world, find_unused=True)
-        # `prepend`: `settle` frees values that FSDP2 gathered too early. Then FSDP2's hook gathers the present values.
+        # Prepend: `settle` frees parameters that FSDP2 gathered too early, so that FSDP2's hook gathers their present values.
         module.register_forward_pre_hook(lambda *_: used.settle(), prepend=True)
         module.register_forward_hook(lambda *_: used.watch())
         return used

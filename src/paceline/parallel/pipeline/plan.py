@@ -44,7 +44,7 @@ class StagePlan:
         return len(self.marks) + 1
 
 
-#: Rank 0's decision: marks where stages begin, blocks, plan, the loss's dtype, and names of model tensors that the loss reads.
+#: Rank 0's decision: the marks where stages begin, the blocks, the plan, the loss's dtype, and tensors that the loss reads.
 _Decision = tuple[tuple[Mark, ...], tuple[Block, ...], Plan, torch.dtype, list[str]]
 
 

@@ -22,7 +22,7 @@ _Value = TypeVar("_Value")
 
 _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
-#: The highest `level` of `opened_modules`: the number of nested lists of modules that are traced inside.
+#: The largest `level` that is tried for `opened_modules`: at how many levels of nested blocks the model may be cut inside.
 LEVELS = 4
 
 
@@ -49,10 +49,10 @@ class Programs:
         self._task = task
         self._device = device
         self._mode = task.model.training
-        # `_Latest` keeps the trace of the sample: a model that reads tensors' values can be traced only with the sample.
+        # `_Latest` never drops the sample's trace. A model that reads tensors' values can be traced only with the sample.
         self._traced: _Latest[Traced] = _Latest()
         self._known: _Latest[tuple[Segment, ...]] = _Latest()
-        #: A text about the last change of a value that the model's own forward reads, or "".
+        #: A text about the last change of a value that the code of the model's forward reads, or "" without such a change.
         self.changed = ""
         for level in range(LEVELS + 1):
             opened = opened_modules(task.model, level=level, cut=cut)

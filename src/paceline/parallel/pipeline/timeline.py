@@ -66,7 +66,7 @@ def order(schedule: str, worker: int, workers: int, microbatches: int, chunks: i
         yield from (StageCall("F", stage, micro) for stage in stages for micro in range(microbatches))
         yield from (StageCall("B", stage, micro) for stage in reversed(stages) for micro in range(microbatches))
     elif schedule == "forward":
-        # Each stage runs as many microbatches in a row as there are workers, so that no worker waits or stores values.
+        # Each stage runs as many microbatches in a row as there are workers, so that no worker has to wait or to store values.
         for first in range(0, microbatches, workers):
             group = range(first, min(first + workers, microbatches))
             yield from (

@@ -90,7 +90,7 @@ def _keep_recurrent_weights_apart(module: nn.Module) -> None:
     for part in recurrent:
         vars(part)["flatten_parameters"] = _leave_apart
     if recurrent:
-        # Hide torch's warning that cuDNN now has to flatten the weights in each call.
+        # Hide torch's warning that cuDNN has to flatten the weights in each call, because that follows from the lines above.
         warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
 
 

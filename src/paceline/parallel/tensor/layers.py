@@ -80,7 +80,7 @@ def cut_turned(module: nn.Module, mesh: DeviceMesh, placement: str, keeps: bool,
         kept = is_column and keeps
         return output.redistribute(placements=[Shard(-1) if kept else Replicate()]).to_local()
 
-    # Hide the functions' types: torch's type stubs require signatures that torch itself deprecates.
+    # Declare the functions as Any: torch's type stubs require signatures that torch itself deprecates.
     inward: Any = take
     outward: Any = give
     distribute_module(module, mesh, partition, inward, outward)

@@ -26,7 +26,7 @@ from paceline.parallel.tensor.layers import inputs, outputs, part_of
 
 #: (name of a module, name of its integer attribute), such as an attention's number of heads.
 Attribute = tuple[str, str]
-#: The most sets of attributes to try. A guess: an attention module has three or four numbers that may have to be divided.
+#: The most combinations of attributes to try (a guess). An attention module has three or four numbers that may be divided.
 _MOST_VARIANTS = 40
 
 

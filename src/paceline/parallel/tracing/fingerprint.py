@@ -128,7 +128,7 @@ class Fingerprint:
         return tuple((name, self.of(item)) for name, item in own.items())
 
     def _settings(self, kind: type) -> tuple[Hashable, ...]:
-        # If an attribute's value is a class, its attributes may be settings. Of a class in a container use only the name.
+        # A class that is an attribute's value may hold settings as class attributes. Of a class in a container use only the name.
         if len(self._inside) > 1 or is_library(kind) or issubclass(kind, nn.Module):
             return ()
         return tuple(

@@ -206,7 +206,7 @@ def _note_cells(reads: Reads, frame: types.FrameType) -> None:
         and not isinstance(local[name], (nn.Module, Tensor))
     ]
     if wanted and gc.get_freeze_count():
-        # `gc.freeze` hides objects from `gc.get_referrers`, so unfreeze. A later freeze would hide newer objects too.
+        # `gc.freeze` hides objects from `gc.get_referrers`, so unfreeze. Don't freeze again, which would hide newer objects too.
         gc.unfreeze()
     # Find the function for its closure and defaults: a frame refers only to the function's code.
     referrers = gc.get_referrers(code) if wanted else []

@@ -43,7 +43,7 @@ from paceline.parallel.tracing.recorder import CannotRecordError, GraphRecorder,
 from paceline.parallel.tracing.source import Line, error_line, find_line, shown
 from paceline.torch_private import VALUE_NEEDED, FakeTensorMode
 
-#: The most graphs of which a tracer remembers that a second run has confirmed their calls.
+#: The most lists of calls for which a tracer remembers that a second run of the model has repeated the calls.
 _REMEMBERED = 64
 
 
@@ -134,7 +134,7 @@ class Tracer:
         self._mirror = AttributeMirror(model, self._fake)
         self._names = names_by_module(self._fake)
         self._ran: Ran = {}
-        #: The lists of calls that a second run of the model has confirmed.
+        #: The lists of calls that a second run of the model has repeated. Later traces with these calls need no second run.
         self._repeated: set[tuple[Hashable, ...]] = set()
         self._changed = ""
 

@@ -79,7 +79,7 @@ class Agent:
                 if self._mirror is not None and self._mirror.has_failed:
                     return 1
                 if self._guardian.fileno() in ready:
-                    return 1  # the guardian is dead, the process that would clean up after this agent
+                    return 1  # the parent process, which cleans up after this agent, is dead
                 if read_fd in ready:
                     data = os.read(read_fd, 1 << 18)
                     if not data:

@@ -158,7 +158,7 @@ class _Reader(threading.Thread):
     def __init__(self, channel: CommandFiles, fd: int, name: str) -> None:
         super().__init__(daemon=True)
         self._channel, self._fd, self._name = channel, fd, name
-        # Held while output is read and forwarded, so that `drain` does not see an empty pipe before the output is sent.
+        # Hold this lock while output is read and forwarded. Otherwise `drain` could return before the last output is sent.
         self._at_it = threading.Lock()
         self._count = 0
 

@@ -24,7 +24,7 @@ def be_agent(read_fd: int, write_fd: int, settings: dict[str, object]) -> None:
     for name in processes.RUN_VARIABLES:
         os.environ.pop(name, None)
     os.environ.update(processes.with_home(os.environ))
-    # Let an engine's signals do nothing, since the agent ends only with its link. Commands would inherit SIG_IGN, but not this.
+    # Catch and drop an engine's signals: the agent ends only with its link. Don't use SIG_IGN, which commands would inherit.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     processes.become_subreaper()

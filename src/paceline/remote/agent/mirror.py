@@ -58,7 +58,7 @@ class Mirror(threading.Thread):
         self.top, self._out = run_dir, out
         self.attempt, self.takes_files = attempt, takes_files
         self._jobs: collections.deque[Header] = collections.deque()
-        # Guards `_jobs` and `_closed`, which the agent's thread changes too. `_again` needs no lock, as only this thread uses it.
+        # Guards `_jobs` and `_closed`, which the agent's thread changes too. Only this thread uses `_again`, so it needs no lock.
         self._changed = threading.Condition()
         self._closed = False
         self._changes = Changes(run_dir, have, shared=_SHARED)
@@ -196,7 +196,7 @@ class Mirror(threading.Thread):
             pass  # the disk may be full, and the supervisor reports this itself
 
     def _live_names(self, attempts: str) -> Iterator[str]:
-        # With `hidden=()` this includes the output of `paceline exec`, because the client reads the supervisor's copy of it.
+        # `hidden=()` includes the output of `paceline exec`: the command's client reads it from the supervisor's copy of the run.
         for name in small_names(self.top, (attempts, "metrics", "prepared", "logs"), NODE_FILES, hidden=()):
             if not name.startswith(LIVE_LOGS):
                 yield name

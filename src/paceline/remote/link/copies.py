@@ -34,7 +34,7 @@ from paceline.system.units import size_text
 #: Tolerance in ns for differences between nodes' clocks, and between the times at which a checkpoint's files were written.
 _CLOCKS_NS = 60 * 10**9
 
-#: How many missing bytes of an ended run the next run on the node fetches at most. `paceline prune` fetches larger rests.
+#: The most missing bytes of an ended run that the next run on a node fetches. `paceline prune` fetches larger amounts.
 _IN_PASSING_BYTES = 64 << 20
 
 _NOT_FETCHED = "checkpoints that only it has could not be fetched"
@@ -63,7 +63,7 @@ class Copies:
         self._replica = Replica(folder.path, removed=_REMOVED.setdefault(str(folder.path), set()))
         self._replica.close()  # remove incomplete files that a killed supervisor has left
         self._groups: dict[int, int] = {}
-        #: The attempt of the last call of `follow`, and {number of a group of nodes: rank of the node that sends its files}.
+        #: Attempt of the last call of `follow`, and {number of a group of nodes: rank of the node that sends the group's files}.
         self._followed: tuple[int, dict[int, int]] | None = None
         #: Groups of nodes on which processes have started since the last fetch, so that their files may be missing locally.
         self._unfetched: set[int] = set()
@@ -342,7 +342,7 @@ def _cleared(
         if wanted:
             _fetch(link, found.path, folder, there, wanted)
             note = {f"fetched_later_{link.name}": f"{found.path} of {link.name} was brought home and removed there."}
-            with contextlib.suppress(OSError, PacelineError):  # ignore an existing note, or a full disk
+            with contextlib.suppress(OSError, PacelineError):  # the note may exist already, or the disk may be full
                 tags_and_properties.add_properties(folder.notes, note)
         link.remove(found.path)
     except OSError as error:

@@ -54,7 +54,7 @@ class LinkFiles:
 
     def _put(self, frames: Iterable[Frame], path: str, how: str) -> None:
         pending = self._connection.requests.new()
-        # Frames keep their order only within a priority, so use the priority of the entries: this frame must arrive before them.
+        # This frame must precede the files. Only frames of equal priority keep their order, so use the files' priority.
         self._connection.out.put({"op": "tree", "id": pending.number, "path": path, "how": how}, kind=BULK)
         # A broken pipe means a lost link; `wait_for` below raises an error with the reason.
         with contextlib.suppress(BrokenPipeError):

@@ -45,7 +45,7 @@ class Requests:
     def new(self, *, in_order: bool = False) -> Pending:
         with self._lock:
             pending = Pending(next(self._count), in_order)
-            # `end` takes this lock too: either it has set `_over` already, or it runs later and finds this request in `_pending`.
+            # `end` takes this lock too: either `end` has set `_over` already, or `end` runs later and finds this request.
             if self._over:
                 pending.settle(None)
             else:

@@ -317,7 +317,7 @@ class AgentNodes:
             return
         self._closed = True
         try:
-            # End all processes, fetch the last files that they wrote, then remove the copies.
+            # End all processes, fetch the last files that the processes wrote, then remove the nodes' copies of the run's folder.
             self.kill_all()
             if self._copies is not None:
                 with contextlib.suppress(TargetError, EngineError):  # files that can't be fetched stay on the nodes

@@ -29,7 +29,7 @@ import stat
 import time
 from typing import Container, Iterator, List, Sequence  # noqa: UP035
 
-if "entries" not in globals():  # login hosts run this text after those modules' texts, without imports
+if "entries" not in globals():  # a login host runs this text after the text of these modules, in one program
     from paceline.remote.wire import CHUNK_BYTES, Frame, Header
     from paceline.system.links import Entry, entries, open_below, target_in
 
@@ -208,7 +208,7 @@ class Changes:
 
     def _gone(self, present: "set[str]", folders: "Sequence[str]") -> "Iterator[Frame]":
         if not os.path.isdir(os.path.join(self.top, "checkpoints")):
-            return  # the run's copy was removed after the end of the run, not the checkpoints by the script
+            return  # the whole copy of the run was removed after its end, so the script removed no checkpoints
         looked_at = [folder for folder in folders if folder in LARGE]
         for name in sorted(self.known, reverse=True):  # reversed, so that a folder's content comes before the folder
             if name.split("/", 1)[0] in looked_at and name not in present:
@@ -246,11 +246,11 @@ def next_data(fd: int, offset: int, size: int) -> int:
     try:
         return min(os.lseek(fd, offset, os.SEEK_DATA), size)
     except OSError as error:
-        return size if error.errno == 6 else offset  # ENXIO: no data follows; other errors: treat all bytes as data
+        return size if error.errno == 6 else offset  # 6 is ENXIO: no data follows; otherwise treat all bytes as data
     except AttributeError:
         return offset
 
 
 def _stamp(found: os.stat_result) -> Stamp:
-    # A constant stamp, so that a change inside a folder does not count as a change of the folder.
+    # For a folder return a constant, so that a change inside the folder does not count as a change of the folder itself.
     return [0, 0, 0] if stat.S_ISDIR(found.st_mode) else [found.st_size, found.st_mtime_ns, found.st_ino]

@@ -66,7 +66,7 @@ def pack(job: Job, folder: RunFolder, *, reached: str | None = None) -> Packed:
         TransferError: A file can't be read.
     """
     workspace = folder.path.parent.parent
-    # If this run itself was sent from another machine, the job's paths are valid only there: forward the trees that came along.
+    # If this run itself came from another machine, the job's paths are valid only there: forward the file trees sent with it.
     if (told := read_json(folder.carried)) is not None:
         manifest = Manifest.from_json(told)
         # Forward no file trees that are in a datastore, because the next nodes read these trees from the datastore.

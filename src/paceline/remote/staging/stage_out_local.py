@@ -34,7 +34,7 @@ from paceline.runs.record import RunRecord, parse_utc, utc_now
 from paceline.system import locks
 from paceline.system.files import json_lines, read_json, write_json, write_whole
 
-#: State fields that a remote supervisor may set; others determine what this machine runs, writes and removes.
+#: Fields of the run's record that a remote supervisor may set. Other fields determine what this machine runs or removes.
 _TAKEN = (
     *("status", "started_utc", "ended_utc", "waiting_for", "attempts", "size", "exit_code", "failure", "canceled_by"),
     *("warnings", "hang", "left_out", "left_out_count"),
@@ -125,7 +125,7 @@ def _fits(value: object, hint: Any) -> bool:
             return False
         return all(_fits(v, hints[k]) for k, v in value.items() if k in hints)
     if dataclasses.is_dataclass(hint):
-        # Accept mappings in `victims`: in JSON they are objects, and only `from_json` turns them into tuples.
+        # Describe `victims` as JSON has them, as objects. The class has tuples, because `from_json` converts the objects later.
         hints = {**get_type_hints(hint), "victims": tuple[Mapping[str, int | str], ...]}
         return isinstance(value, dict) and all(_fits(v, hints[k]) for k, v in value.items() if k in hints)
     return isinstance(value, hint) and not (isinstance(value, bool) and hint is int)
@@ -220,11 +220,11 @@ def _check_whole(folder: RunFolder, reference: DataReference) -> None:
     top, files = folder.uploads / reference.name, read_json(folder.left)[reference.name]
     for path in (folder.uploads, top):
         if path.is_symlink():
-            path.unlink()  # no run creates a link here, so remove it
+            path.unlink()  # remove the link: Paceline creates no links here
     top.mkdir(parents=True, exist_ok=True)  # an output without files is not sent
     for path in list(top.rglob("*")):
         if path.is_symlink() or (not path.is_dir() and str(path.relative_to(top)) not in files):
-            path.unlink()  # an incomplete file of a killed reader, or a link, which no run creates here
+            path.unlink()  # remove a killed reader's incomplete file, or a link: Paceline creates no links here
     missing = [name for name, size in files.items() if not _is_of_size(top / name, size)]
     if missing:
         raise TransferError(

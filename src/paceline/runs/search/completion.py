@@ -15,7 +15,7 @@ from paceline.runs.search.fields import GROUPS, MEANINGS, STATISTICS, RunField, 
 from paceline.runs.search.params import Names
 from paceline.runs.search.query import LIVE, OPERATORS, QueryToken, tokens
 
-#: Maximum number of suggestions to show, and of runs in which values for suggestions are searched.
+#: Maximum number of suggestions to show, and maximum number of runs whose values are searched for suggestions.
 MOST, _MOST_RUNS = 12, 20_000
 _TIMES = {"-1d": "since a day ago", "-7d": "since a week ago", "today": "", "yesterday": "", "now": ""}
 

@@ -75,7 +75,7 @@ class RunFacts:
     #: Hashes by which a change of a file is detected: of the run's record (None once it is final), and of the run's notes.
     record_stamp: int | None = None
     notes_stamp: int | None = None
-    #: Parameters from the run's arguments and the trial's values, without the parameters that the script has tracked.
+    #: Parameters given by the run's arguments and the trial's values. Parameters that the script itself has tracked are not here.
     given: Mapping[str, ParamValue] = field(default_factory=lambda: packed({}), repr=False)
 
     @property

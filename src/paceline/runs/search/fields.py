@@ -200,7 +200,7 @@ def sorted_runs(runs: Iterable[RunFacts], order: str) -> list[RunFacts]:
         ['brave-otter-12', 'calm-fox-3']
     """
     by = field_of(order.removeprefix("-"), at=len(order) - len(order.removeprefix("-")))
-    # If all values are numbers, use plain numbers as sort keys: tuples as keys would take twice the time.
+    # Use plain numbers as sort keys for fields with only numbers, because sorting by tuples takes twice the time.
     key: Callable[[FieldValue], object] = _number_key if by.kind in ("number", "time", "duration") else _key
     runs = list(runs)
     keys = [key(by.get(facts)) for facts in runs]
