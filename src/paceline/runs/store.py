@@ -66,11 +66,11 @@ def create(
         hidden.path.mkdir()
         fd = -1
         try:
-            # Take the lock while the folder is hidden: under its own name the run never looks abandoned.
+            # Take the lock while the folder is hidden, because a visible run without a lock would look abandoned.
             fd = _fill(hidden, record, secrets or {}, checkpoints)
             if fill is not None:
                 fill(hidden)
-            # Renaming onto a folder with content fails, so the second of two runs with one id stops here.
+            # Renaming onto a folder with content fails: if two processes create runs with the same id, the second stops here.
             os.rename(hidden.path, folder.path)
             _submitted(folder, record.job)
         except BaseException:
@@ -96,7 +96,7 @@ def _fill(folder: RunFolder, record: RunRecord, secrets: Mapping[str, str], chec
             raise WorkspaceError(
                 f"the checkpoints in {str(checkpoints)!r} can't be copied: {error}. See that they are there, and free some space."
             ) from error
-    # Write a file that only reserves disk space. It is removed if the last records do not fit on a full disk.
+    # Write a file that only reserves disk space. If the disk is full, its removal makes room for the last records.
     folder.ballast.write_bytes(b"\0" * _BALLAST_BYTES)
     if secrets:
         write_json(folder.secrets, dict(secrets), mode=PRIVATE)
@@ -344,7 +344,7 @@ def close_deserted(
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     changes = failure_changes(record, report, ended_utc or utc_now())
     record = change(folder, record, states.FAILED, **changes, scratch_dir=None)
-    # Remove `closing` last: while it exists, readers report the end that is being written.
+    # Remove the marker file `closing` last: while it exists, readers of the run report the end that is being written.
     folder.closing.unlink(missing_ok=True)
     return record
 
@@ -382,9 +382,9 @@ def set_right(folder: RunFolder) -> RunRecord:
         report = _rank_failure(folder) or deserted_report(record)
         mark_closing(folder)
         if record.kind == "script":
-            # Kill first: an ended run must have no processes. Without a supervisor, find them by environment.
+            # Kill the run's processes first: an ended run must have none. An environment variable identifies them.
             processes.kill_with_variable("PACELINE_RUN_DIR", str(folder.path))
-            processes.kill_writers(str(folder.path / "attempts"))  # writers that lack the variable
+            processes.kill_writers(str(folder.path / "attempts"))  # processes that write logs but lack the variable
             remove_containers(record.job, record.run_id)
         return close_deserted(folder, record, report)
     finally:
@@ -418,7 +418,7 @@ def stored(folder: RunFolder) -> RunRecord:
     raise RunNotFoundError(f"no readable record in {str(folder.path)!r}. `paceline list` shows the runs there are.")
 
 
-#: Cache, since followers read a record many times: path of a `job.json` -> (stamp of the file, record without a state).
+#: Cache: path of a `job.json` -> (the file's stamp, record without a state). Commands that follow a run often read its record.
 _known: dict[str, tuple[tuple[int, ...], RunRecord]] = {}
 #: Maximum number of records in this cache: more than the page that compares runs shows at once.
 _MOST_KNOWN = 256

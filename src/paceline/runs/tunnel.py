@@ -67,9 +67,9 @@ class Tunnel:
         except BaseException:
             self._listener.close()
             raise
-        #: Only `step` uses the channel, in one thread: two threads could give two messages the same number.
+        #: Data for `step`, the only function that sends to the channel: two threads could give two messages the same number.
         self._waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        #: Data that has ended a wait, for the next `step`.
+        #: Data whose arrival has ended a wait. The next call of `step` sends it.
         self._next = b""
         self._readers: set[threading.Thread] = set()
         self._connections = Connections(self._send)

@@ -97,7 +97,7 @@ def make(folder: RunFolder, *, is_shared: bool = True, sent: Mapping[str, Path |
     """
     source, target = folder.snapshot.resolve(strict=True), folder.work
     beside = target.with_name(f".{target.name}")
-    # Remove both folders if they exist: then an earlier supervisor of this run was killed in this function.
+    # Remove both folders, which an earlier supervisor of this run leaves if it is killed in this function.
     for old in (beside, target):
         shutil.rmtree(old, ignore_errors=True)
     record = read_json(folder.job)

@@ -59,7 +59,7 @@ class Schedule:
     created_utc: str = ""
     is_paused: bool = False
     search_path: str = ""
-    #: "model:digits" or "dataset:mnist" -> the latest version when the schedule was added.
+    #: "model:digits" or "dataset:mnist" -> its latest version at the time when the schedule was added.
     versions: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -108,7 +108,7 @@ class Schedules(NamedDocuments[Schedule]):
             search_path=os.environ.get("PATH", ""),
             versions=self._latest(on_dataset, on_model),
         )
-        # Imported here because the timer's check, each minute, needs no job.
+        # Import here, because the timer's check, which runs each minute, does not need this module.
         from paceline.schedules.start import check_job
 
         check_job(schedule, self.workspace_dir)

@@ -29,7 +29,7 @@ from paceline.system.files import gone_is_fine
 
 #: A function that submits an occurrence's run. It calls its third argument with the run's id first. It may raise PacelineError.
 Start = Callable[[Schedule, Occurrence, Callable[[str], None]], None]
-#: A time that is handled later than this was missed: timers tick each minute, and may be slow on a busy machine.
+#: Seconds after a planned time from which the time counts as missed: timers tick each minute, or later on a busy machine.
 LATE_S = 300.0
 #: Seconds for which a start is repeated if a scheduler, a host or a store does not answer.
 _PATIENCE_S = 3600.0

@@ -199,7 +199,7 @@ def wait(
 
 def end(folder: ServiceFolder, state: str) -> None:
     """Stop a service (DOWN) or delete it (GONE). Return once its processes have ended."""
-    # Open the lock file before its folder is deleted: its lock then still shows when the supervisor's last process has ended.
+    # Open the lock file before its folder is deleted: the lock becomes free when the last process of the supervisor has ended.
     fd = os.open(folder.lock, os.O_RDONLY | os.O_CLOEXEC)
     try:
         serial = request(folder, state=state).serial

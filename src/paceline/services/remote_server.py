@@ -243,7 +243,7 @@ class RemoteServer:
             package(self._folder.workspace_dir, spec, place, name=self._folder.name, workers=workers, elsewhere=True)
             run = submit(
                 self._job(record, revision, workers),
-                SourceCopy(directory=place, is_whole=True),  # the folder will be removed
+                SourceCopy(directory=place, is_whole=True),  # copy every file, because `place` is removed below
                 self._folder.workspace_dir,
                 f"service-{self._folder.name}",
                 tags={"service": self._folder.name, "revision": str(revision.number)},

@@ -44,7 +44,7 @@ _NAME = re.compile(r"[a-z](?:[-a-z0-9]{1,30}[a-z0-9])")
 _LOCK_S = 30.0
 
 _MODULE = "paceline.services"
-#: Starts in a row after which a service counts as failed, if each supervisor ended before it updated the record.
+#: Maximum number of starts in a row whose supervisor ends before it updates the record. Then the service counts as failed.
 _MOST_STARTS = 3
 
 

@@ -82,7 +82,7 @@ class Supervisor:
         self.serving: Preparation | None = None
         self.deaths = 0
         self.tags = 0
-        #: Tag that identifies the served configuration.
+        #: Tag of the served configuration: the revision's number, a dot and a counter.
         self.tag = ""
         self.ready_s: float | None = None
         self.next_start_s = 0.0
@@ -282,7 +282,7 @@ class Supervisor:
             threading.Thread(target=store.tell_down, args=(self.folder, self.record)).start()
 
     def _tidy(self) -> None:
-        # Reap only adopted orphans: objects that started children need the children's exit codes.
+        # Reap only adopted orphans. The server and the preparation reap the processes that they have started.
         own = {*self.server.pids, self.change.preparation.pid if self.change is not None else None}
         while (pid := processes.ended_child()) is not None and pid not in own:
             os.waitpid(pid, 0)

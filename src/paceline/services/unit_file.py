@@ -14,7 +14,7 @@ from paceline.system.detached_process import library_dir
 from paceline.system.names import is_one_line
 from paceline.system.systemd import plain, unit_path, word
 
-#: Seconds until systemd kills the service: more than `drain_s`, so that open requests are answered.
+#: Seconds after a stop request until systemd kills the service: more than `drain_s`, so that open requests are answered.
 _STOP_S = 120
 
 

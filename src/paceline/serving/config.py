@@ -22,7 +22,7 @@ from paceline.system.names import did_you_mean
 SOURCE_VARIABLE = "AZUREML_SOURCE_DIRECTORY"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
-# Names of models, which are parts of URLs, folders and log lines.
+# Pattern of a model's name, which becomes a part of URLs, paths and log lines.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -21,7 +21,7 @@ def git_state(source: Path) -> dict[str, object]:
 
     The result is {} without a repository, without git, or if git takes more than 5 seconds.
     """
-    # Testing the folders is cheaper than a git process that finds no repository. In a worktree `.git` is a file.
+    # Look for `.git` first, because starting git only to find no repository takes longer. In a worktree `.git` is a file.
     if not any((folder / ".git").exists() for folder in (source, *source.resolve().parents)):
         return {}
     # Get branch and status in one call, because starting a process takes most of the time.

@@ -24,13 +24,13 @@ from paceline.system.linked import RESULTS, SECRET, VALUES, VIRTUAL_ENVIRONMENT,
 MAX_BYTES = 300 * 1024 * 1024
 MAX_FILES = 2000
 _RESULTS = "results of earlier runs"
-#: Size from which an untracked file counts as data.
+#: Size in bytes from which an untracked file counts as data.
 _DATA_BYTES = 50 * 1024 * 1024
 #: Names of the variables that lift `MAX_BYTES` and `MAX_FILES` if they are "off". The second name is the Azure SDK's.
 LIMIT_VARIABLE = "PACELINE_SNAPSHOT_LIMIT"
 _AZURE_LIMIT_VARIABLE = "AML_SNAPSHOT_NO_FILE_LIMIT"
 
-#: Nanoseconds that are longer than the timestamp granularity of any file system in use.
+#: A time in nanoseconds that exceeds the timestamp granularity of any file system in use.
 _CLOCK_TICK_NS = 50_000_000
 
 #: Stamp of a file: size, mtime, ctime, inode, mode.
@@ -130,7 +130,7 @@ class _Scan:
         self._wanted = wanted
         self._is_git = (source / ".git").exists()
         self._tracked: frozenset[str] | None = None
-        #: How many more files the current folder may have before it is linked as a whole instead; None if it can't be linked.
+        #: How many more files the current folder may have. With more files it is linked, not copied. None if it can't be linked.
         self._left: int | None = None
         self._tree = Tree(source=source, scanned_ns=time.time_ns(), last_id=cache.get("id"))
         self._ignore = Ignore(source)
@@ -190,7 +190,7 @@ class _Scan:
             if self._files_out and not is_directory and os.path.realpath(entry.path) in self._files_out:
                 self._leave(path, VALUES)
                 continue
-            # Don't decide again on entries that the last scan included. The cache has no excluded entries, so decide on those.
+            # Don't test the ignore rules on entries that the last scan included. The cache has no excluded entries: test those.
             decided = trust and (path in self._known_directories if is_directory else path in known)
             why = None if decided else self._ignore.ignores(path, is_directory=is_directory)
             # A tracked entry belongs to the project, whatever the patterns say.

@@ -187,7 +187,7 @@ def _copy(tree: Tree, target: Path, meter: _Meter) -> None:
     meter.total += tree.size
     try:
         beside.mkdir()
-        # The scan lists each folder before its content.
+        # The scan lists each folder before its content, so the parent of each folder exists.
         for path in tree.directories:
             (beside / path).mkdir()
         for path, stamp in tree.files.items():

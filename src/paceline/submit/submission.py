@@ -221,7 +221,7 @@ def submit(
     # Read values before anything is made or copied: a missing value ends the submission.
     job, values = unrecorded(job, values or {})
     run = NewRun(
-        # A supervisor may already be loading for the folder of this id (`paceline.cli.quick`).
+        # `paceline.cli.quick` may have chosen this id, and started a supervisor that waits for this run.
         run_id=run_id or new_run_id(experiment),
         job=job,
         secrets=values_of(job, values),

@@ -14,7 +14,7 @@ from paceline.job.secret_values import looks_secret
 
 _log = logging.getLogger(__name__)
 
-#: MAX_ARG_STRLEN of Linux, 32 pages: bytes of one argument or one NAME=VALUE, the closing NUL included.
+#: Linux's MAX_ARG_STRLEN (32 pages): maximum number of bytes of one argument or one NAME=VALUE, with the closing NUL.
 _MOST_BYTES = 131_072
 
 

@@ -43,7 +43,7 @@ from paceline.system import locks, processes
 from paceline.targets import target_of_run
 
 _LOCK_S = 20.0
-#: Seconds for which a supervisor waits for any run, and the largest size of a path in bytes (PATH_MAX).
+#: Seconds for which a supervisor that was started in advance waits for a run; and maximum size of a path in bytes (PATH_MAX).
 _AHEAD_S, _LONGEST_PATH = 60.0, 4096
 
 
@@ -56,13 +56,13 @@ def main(argv: list[str]) -> int:
             if found is None:
                 return 0  # no run was created: the submitting program has ended
             folder, fd = found
-        # A lock of flock(2) is held while any process has the open file. The guardian and the supervisor have it by fork; a
-        # worker that inherited the file would hold the lock after both were killed.
+        # A lock of flock(2) is held while any process has the open file: this process and its forked child, the supervisor. A
+        # worker that inherited the file would hold the lock after these two processes were killed.
         os.set_inheritable(fd, False)
     else:
         _take_lock(folder)
-    # Become a subreaper before the fork, so that the guardian adopts every orphan of the supervisor. The child does not inherit
-    # this: the supervisor becomes one too (below), and adopts the orphans of its workers.
+    # Become a subreaper before the fork, so that this process adopts every orphan of the supervisor, its child. The child does
+    # not inherit this setting: it becomes a subreaper too (below), and adopts the orphans of its workers.
     processes.become_subreaper()
     # Let garbage collections skip the loaded objects: scanning them would copy memory pages that both processes share.
     gc.freeze()
@@ -86,9 +86,9 @@ def _wait_to_begin(folder: RunFolder, fd: int, modules: Sequence[str]) -> tuple[
         for name in modules[is_for_any:]:
             importlib.import_module(name)
         if is_for_any and not select.select([told], [], [], _AHEAD_S)[0]:
-            # From here on a run can't be sent any more. But one may have been sent just before: so read the socket below.
+            # After this call no run can be sent. But a run may have been sent just before the call, so read the socket below.
             told.shutdown(socket.SHUT_RD)
-        # The data is empty if the other end of the socket is closed: by `Early.drop`, or by the kernel after a kill.
+        # The data is empty if the submitting program has closed the socket (`Early.drop`), or was killed.
         data, fds, _, _ = socket.recv_fds(told, _LONGEST_PATH, 2)
     if not data:
         return None
@@ -116,7 +116,7 @@ def _guard(folder: RunFolder, supervisor: int) -> int:
     def forward(number: int, frame: object) -> None:
         processes.send(supervisor, number if number == signal.SIGUSR2 else signal.SIGTERM)
 
-    # Engines (such as Slurm) and `kill` signal the process that they know, this guardian: pass signals on to the supervisor.
+    # Pass signals on to the supervisor: engines (such as Slurm) and users send them to this process, the supervisor's parent.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, forward)
     # Reap every child: otherwise adopted orphans would stay as zombies.

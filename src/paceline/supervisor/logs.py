@@ -21,7 +21,7 @@ from paceline.runs.folder import RunFolder
 from paceline.system import gaps
 from paceline.system.files import write_whole
 
-#: A folder may change again within `_STEADY_S` seconds without a new time. It is listed every `_AGAIN_S` seconds in any case.
+#: Seconds in which a second change of a folder may leave its time equal; and maximum number of seconds between two listings.
 _STEADY_S, _AGAIN_S = 2.0, 5.0
 #: The pause after a check of the sizes of all logs lasts at least this many times as long as the check itself.
 _PAUSE = 9
@@ -121,7 +121,7 @@ class LogWatch:
             ranks = [rank for found in names if found and (rank := int(found[1])) in self._paths]
         lines = [line for rank in ranks if (line := self._grown_line(rank)) is not None]
         if lines:
-            with contextlib.suppress(OSError):  # the disk is full: readers merge these lines less exactly
+            with contextlib.suppress(OSError):  # the disk is full: readers merge these lines in a less exact order
                 self._order.write("".join(lines).encode())
         # The sizes of thousands of logs take a while: look at them less often.
         self._next_s = now_s + _PAUSE * (time.monotonic() - now_s)

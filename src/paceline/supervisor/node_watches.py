@@ -44,7 +44,7 @@ class ResizeWatch:
         self._launch, self._nodes, self._more, self._note = launch, nodes, more, note
         self._next = time.monotonic() + not_before_s
         self._most = launch.job.node_range[1] if launch.job.node_range else launch.job.node_count
-        #: Number of nodes in the last request to the workers to end for more nodes; 0 before this request.
+        #: Number of nodes in the last request that the workers end, to continue with more nodes; 0 before the first request.
         self.requested = 0
 
     def look(self) -> None:

@@ -29,14 +29,14 @@ class WarmSpares:
     def __init__(self) -> None:
         self._nodes: Nodes | None = None
         self._pids: dict[int, int] = {}
-        #: Node rank -> the attempt that started the spare; and node rank -> the spare's last report in the log.
+        #: Node rank -> number of the attempt that started the spare; and node rank -> the spare's last report that was logged.
         self._begun: dict[int, int] = {}
         self._told: dict[int, object] = {}
         self._wanted: dict[int, Command] = {}
         self._shells: Sequence[Mapping[str, str]] = ()
         self._at_s = 0.0
         self.keepers = StateKeepers()
-        #: The path of the spares, `%` for the node's rank, if states are copied between nodes; else "".
+        #: Path prefix of the spares' files, with `%` for the node's rank, if states are copied between nodes; else "".
         self.path = ""
 
     def begin(self, launch: Launch, nodes: Nodes, shells: Sequence[Mapping[str, str]]) -> None:
@@ -109,7 +109,7 @@ def _unsafe(prepared: Sequence[NodeSetup], seen: RemotePaths, *, is_python: bool
 def _command(launch: Launch, node_rank: int) -> Command:
     command = Command(
         argv=environment.worker_argv(launch, node_rank, "--spare"),
-        # Leave out variables of a rank: /proc shows the spare's environment for all of its forks.
+        # Leave out variables of a rank, because in /proc each worker that the spare forks has the spare's environment.
         environment=environment.of_run(launch)
         | dict(launch.job.environment_variables)
         | {VARIABLE: launch.spare.replace("%", str(node_rank)), "PACELINE_STACKS_SIGNAL": "0"},

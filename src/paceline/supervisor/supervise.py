@@ -86,7 +86,7 @@ def _attempts(run: Supervision) -> Outcome:
     The run keeps its nodes between attempts if possible.
     """
     run.note_engine_restart()
-    number = len(run.record.attempts)  # more than 0 if an engine (such as Slurm) has requeued the job
+    number = len(run.record.attempts)  # above 0 if an engine (such as Slurm) has requeued the job after an attempt
     tried, fruitless, failure = _tried(run.record), 0, None
     # Check this at the start: the engine restarts an interrupted job even if `max_restarts` allows no further attempt.
     if tried + _replaced(run.record) > run.job.max_restarts and number:

@@ -69,7 +69,7 @@ _LINGER_S = 3.0
 _LAUNCHER_S = 5.0
 #: Seconds to wait until the nodes have reported the exits of killed processes.
 _KILL_S = 10.0
-#: If a lost node may explain a failure, wait this many seconds longer than the time after which a silent node is lost.
+#: If a lost node may explain a failure, wait this many seconds longer than the time after which a silent node counts as lost.
 _NOTICE_S = 3.0
 #: Grace period in seconds of the other workers after an elastic run has lost a node: most of them only wait for that node.
 _LOST_GRACE_S = 10.0
@@ -118,9 +118,9 @@ class WorkerWatch:
         self._started: dict[tuple[int, int], StartedCommand] = {}
         self._has_launcher = False
         self._news = NewFiles(folder.attempt(launch.attempt))
-        #: Workers' reports that could not be read yet, and the ranks that have not started.
+        #: Workers' reports that could not be read yet: kind of report and rank.
         self._unread: set[tuple[str, int]] = set()
-        #: The CPU time of this thread at the start of the present look.
+        #: CPU time in seconds that this thread had used when the current check of the workers began.
         self._used_s = time.thread_time()
         self._starting = set(self._places)
         self._workers = [place.rank for place in launch.places if place.role == "worker"]
@@ -151,7 +151,7 @@ class WorkerWatch:
         self._driver_from = folder.driver_log.stat().st_size if folder.driver_log.exists() else 0
         self._ending_since: float | None = None
         self._load_at_s = time.monotonic() + _LOAD_S
-        #: The stacks that the report of an exceeded time limit shows.
+        #: The workers' stack dump that the report of an exceeded time limit shows.
         self._stood: str | None = None
 
     def run(self, commands: list[Command]) -> Outcome:
@@ -356,8 +356,8 @@ class WorkerWatch:
 
     def _pause(self, least_s: float, began_s: float) -> None:
         pause_s = min(_PAUSE * (time.monotonic() - began_s), _LONGEST_S)
-        # No exit of a worker ends the first sleep. So its length follows from the CPU time of the look: on a busy machine a look
-        # lasts longer without using more of the CPU.
+        # An exit of a worker does not end the first sleep, so keep it short: its length follows from the CPU time of the check,
+        # which on a busy machine takes longer, but uses no more CPU time.
         time.sleep(min(_PAUSE * (time.thread_time() - self._used_s), pause_s, 2 * _TICK_S) / 2)
         self._wake.sleep(max(least_s, pause_s))
         self._used_s = time.thread_time()
@@ -398,7 +398,7 @@ class WorkerWatch:
         if code == 0 and left_its_container(self._launch, self._folder, rank, partial(self._is_alive, rank)):
             code = 128 + signal.SIGTERM
         self._exit_codes[rank], self._ended_at[rank] = code, ended.time
-        if self._launch.prepared[0].container is None:  # else `peak_bytes` is that of the container's client
+        if self._launch.prepared[0].container is None:  # with a container, this is the memory of the engine's client
             self._peaks[rank] = ended.peak_bytes
 
     # --- end the workers

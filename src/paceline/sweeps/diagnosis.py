@@ -124,7 +124,7 @@ def _of_ranks(sweep: SweepState, trial: Trial, metric: str) -> str:
 
 def _of_direction(sweep: SweepState, metric: str, goal: Goal) -> str:
     place = sweep.spec.metrics.index(metric)
-    # If the goal is the wrong direction, the curves of the sweep's first trials get worse by it.
+    # If the goal has the wrong direction, the curves of the sweep's first trials get worse when judged by this goal.
     ended = [trial.curves[place] for trial in sweep.trials[:_LOOKED_AT] if trial.is_over and place < len(trial.curves)]
     curves = [[value for value in curve if math.isfinite(value)] for curve in ended]
     long = [curve for curve in curves if len(curve) >= _VALUES]

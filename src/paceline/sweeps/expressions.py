@@ -94,7 +94,7 @@ class Choice:
         raise SweepError(f"{value!r} is not one of the options {shown}. Give one of them.")
 
     def to_json(self) -> list[object]:
-        # The options are one list: `choice` unpacks a single list argument, so an option that is a list survives.
+        # Write the options as one list, which `choice` unpacks. Otherwise it would unpack a single option that is a list.
         return ["choice", [list(self.options)]]
 
 
@@ -177,7 +177,7 @@ class Normal(_Range):
     q: float | None = None
     is_log: bool = False
     KIND: ClassVar[str] = "normal"
-    #: Bounds of the raw value, a quantile.
+    #: Bounds of the raw value, which is a quantile.
     low: ClassVar[float] = _TAIL
     high: ClassVar[float] = 1 - _TAIL
     count: ClassVar[None] = None

@@ -21,7 +21,7 @@ from paceline.system.units import value_text
 
 #: File in the sweep's folder with a request for more trials.
 MORE = "more.json"
-#: Files in the sweep's outputs.
+#: Names of two files in the sweep's outputs: the table of trials, and the table of lineages.
 TABLE, LINEAGE = "trials.csv", "lineage.csv"
 #: Columns that only the table of lineages has. A hyperparameter of such a name gets another column name.
 _LINEAGE = ("from", "why", "best", "last")

@@ -21,7 +21,7 @@ from paceline.sweeps.trial import Trial
 from paceline.sweeps.trial_runs import all_runs, trial_of
 from paceline.system.files import read_json, write_json
 
-#: File in the sweep's folder that holds the former results.
+#: File in the sweep's folder with the results of earlier sweeps from which the sampler learns.
 _FILE = "prior.json"
 #: Samplers that do not learn from results.
 _UNTAUGHT = ("random", "grid")

@@ -155,7 +155,7 @@ def remove_tree(path: Path) -> None:
     def again(function: Callable[..., Any], name: str, error: Any) -> None:
         with contextlib.suppress(FileNotFoundError):
             try:
-                if Path(name) != path:  # leave the folder above the tree unchanged
+                if Path(name) != path:  # don't change the mode of the folder that contains the tree
                     os.chmod(os.path.dirname(name), stat.S_IRWXU)
                 if function in (os.open, os.scandir, os.listdir):
                     os.chmod(name, stat.S_IRWXU)
@@ -282,7 +282,7 @@ def walk_files(
             name = f"{inside}/{entry.name}" if inside else entry.name
             try:
                 is_folder, is_file = entry.is_dir(), entry.is_file()
-            except OSError:  # such as a link to itself
+            except OSError:  # for example, the entry is a link to itself
                 is_folder = is_file = False
             if not is_folder:
                 yield name, entry, is_file

@@ -75,7 +75,7 @@ def read(log: str) -> Gap | None:
     try:
         with open(path_of(log), encoding="utf-8") as file:
             told: dict[str, Any] = json.load(file)
-        # The stored size is that of the short file. While the log is larger, the short file has not replaced the log yet.
+        # The description stores the size of the short file. A log that is larger has not been replaced by the short file yet.
         is_closed = told.get("size") is not None and os.stat(log).st_size <= told["size"]
         return Gap(int(told["begin"]), int(told["end"]), int(told["limit"]), is_closed)
     except (OSError, ValueError, TypeError, KeyError):
@@ -188,7 +188,7 @@ def close(log: str) -> Gap | None:
             made.write(gap.mark())
             _copy(source.fileno(), made.fileno(), gap.end, os.fstat(source.fileno()).st_size)
             size = made.tell()
-        # First write the description, with the short file's size. Then replace the log: readers compare its size with it.
+        # Write the description with the short file's size before replacing the log, because readers compare the two sizes.
         _write(log, gap, size=size)
         os.replace(beside, log)
     except OSError:

@@ -32,7 +32,7 @@ def face(package: str, homes: Mapping[str, Iterable[str]]) -> Callable[[str], ob
     return __getattr__
 
 
-#: Name of a function -> the module of a higher layer that defines it (`hand_down`).
+#: Name of a function -> name of the higher layer's module that defines the function, as given to `hand_down`.
 _HANDED_DOWN: dict[str, str] = {}
 
 

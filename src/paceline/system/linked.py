@@ -27,7 +27,7 @@ VIRTUAL_ENVIRONMENT = "a virtual environment"
 VALUES = "its values are secrets"
 #: Maximum number of files to count in all, and in each folder; beyond that, the text says "at least" this many.
 _COUNTED, _LEAST_COUNTED = 10_000, 100
-#: Maximum number of names in a line.
+#: Maximum number of uncopied files and folders that a message names.
 _SHOWN = 4
 #: Maximum number of bytes to send unasked to machines without the user's folders: a minute or two at 100 Mbit/s.
 SEND_BYTES = 1_000_000_000

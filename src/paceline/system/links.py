@@ -19,7 +19,7 @@ from typing import Iterator, NamedTuple  # noqa: UP035
 
 #: Names of the folders in a run's folder that hold the user's files. Links in them may lead only to these folders.
 FOLDERS = ("outputs", "artifacts", "checkpoints", "uploads", "work")
-#: Folders that are transferred with the run and stay, so a link into them can stay a link.
+#: Folders that are transferred with the run and are kept after its end, so a link into them need not become a copy.
 KEPT = ("outputs", "artifacts", "checkpoints")
 _SPECIAL = (
     (stat.S_ISFIFO, "a pipe"),
@@ -149,7 +149,7 @@ def open_folder_below(top: str, name: str) -> int:
             inner = os.open(part, flags | os.O_NOFOLLOW, dir_fd=at)
         finally:
             os.close(at)
-        # Open each folder relative to the descriptor of its parent, so that no parent's name is resolved twice.
+        # Open each folder relative to its parent's descriptor, because a path could lead through a parent that has become a link.
         at = inner
     return at
 

@@ -76,8 +76,8 @@ def is_held(path: Path, *, here: bool = True) -> bool:
     except OSError:
         return False
     try:
-        # Use a shared lock, so that two readers don't take each other for a holder. `take` may fail meanwhile; callers that
-        # need the lock retry.
+        # Use a shared lock, so that two processes that test the lock at once don't mistake each other for its holder. `take` may
+        # fail meanwhile; callers that need the lock retry.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return False
     except OSError:

@@ -43,7 +43,7 @@ def groups() -> list[str]:
         if controllers and "memory" not in controllers.split(","):
             continue
         top = "/sys/fs/cgroup/memory" if controllers else "/sys/fs/cgroup"
-        # Seen from inside a container, the cgroup's path may lead above the container's root.
+        # Drop "..", because inside a container the cgroup's path may lead above the container's root.
         parts = [part for part in path.split("/") if part not in ("", "..")]
         places = ["/".join((top, *parts[:count])) for count in range(len(parts), -1, -1)]
         found += [place for place in places if os.path.isdir(place)]
@@ -67,7 +67,7 @@ def _meminfo() -> dict[str, int]:
 
 def _limit(group: str) -> int | None:
     text = _read(f"{group}/memory.max") or _read(f"{group}/memory.limit_in_bytes")
-    # If there is no limit, version 2 has the text "max" and version 1 a number above any machine's memory.
+    # If there is no limit, cgroups v2 have the text "max", and cgroups v1 a number above any machine's memory.
     return int(text) if text.strip().isdigit() else None
 
 

@@ -24,7 +24,7 @@ _EXEC_S = 0.5
 
 #: Environment variable with a supervisor's run id. A supervisor that a worker starts does not count as part of the worker's run.
 SUPERVISOR_VARIABLE = "PACELINE_SUPERVISOR"
-#: Variables that mark a process of a run: they identify orphans of a killed supervisor, and spare supervisors.
+#: Variables that mark a run's processes, so that orphans of a killed supervisor are found, and supervisors are not killed.
 RUN_VARIABLES = (SUPERVISOR_VARIABLE, "PACELINE_RUN_ID", "PACELINE_RUN_DIR")
 
 
@@ -409,7 +409,7 @@ def _family() -> tuple[dict[int, int], set[int]]:
     for _ in range(5):
         table = list(_table())
         parents = {child: parent for child, parent, _ in table}
-        # A missing parent may be outside this container, of another user, or dead since the read: read until none is new.
+        # A missing parent may be outside this container, hidden, or dead since the read: read until no other parent is missing.
         hidden = {(child, parent) for child, parent in parents.items() if parent and parent not in parents}
         if hidden <= known:
             break

@@ -22,7 +22,7 @@ OUTPUT_VARIABLE = "PACELINE_WORKER_OUTPUT"
 #: Variable with the folder of the run that `paceline.init` started in this process or in a parent process.
 TRACKED_VARIABLE = "PACELINE_TRACKED_RUN"
 
-#: Minimum and maximum number of nodes; only set in workers of elastic runs.
+#: Variables with the minimum and maximum number of nodes; only set in workers of elastic runs.
 MIN_NODES_VARIABLE = "PACELINE_ELASTIC_MIN_NODES"
 MAX_NODES_VARIABLE = "PACELINE_ELASTIC_MAX_NODES"
 #: Variable with the path of a file that exists once the supervisor wants to continue with more nodes.
@@ -30,7 +30,7 @@ REQUEST_VARIABLE = "PACELINE_ELASTIC_REQUEST"
 #: Exit code of a worker that has saved its checkpoint after a request to resize. Codes up to 78 are those of sysexits.h.
 EXIT_RESIZE = 79
 
-#: Number of the group that a worker joins first: 0, or more in a worker that replaces a lost one. Only with on_failure="replace".
+#: Variable with the number of a worker's first process group: 0, or more if it replaces a lost worker (on_failure="replace").
 GENERATION_VARIABLE = "PACELINE_GENERATION"
 
 
@@ -45,7 +45,7 @@ def nested_rank(environ: Mapping[str, str] = os.environ) -> tuple[int, int] | No
     """
     found = by_launcher(environ)
     if found is None:
-        # Only Paceline sets this variable, and never in one of the run's own workers.
+        # Only Paceline sets this variable, and never in a run's own workers, so this process is not one of those.
         rank, _, size = environ.get(VARIABLE, "").partition("/")
         if not size:
             return None

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, BinaryIO, TypedDict
 
-#: Maximum size of a header, as in the format's own library.
+#: Maximum size of a header in bytes, as in the format's own library.
 _MOST_BYTES = 100_000_000
 
 

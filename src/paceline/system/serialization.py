@@ -41,7 +41,7 @@ def _names(kind: Any) -> frozenset[str]:
 
 def plain_value(value: Any) -> Any:
     """Return a value as JSON data: by `to_json()` if possible, a path as text."""
-    # The most common types come first: the record of a pipeline has up to a thousand steps.
+    # Test for the most common types first, to save time: the record of a pipeline has up to a thousand steps.
     if value is None or isinstance(value, (str, int, float)):
         return value
     if hasattr(value, "to_json"):

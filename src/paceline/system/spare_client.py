@@ -24,12 +24,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-#: Variable with the path of a node's spare, without suffix. `%` stands for the node's rank.
+#: Variable with the path prefix of the files of a node's spare (a pre-started Python process). `%` stands for the node's rank.
 VARIABLE = "PACELINE_SPARE"
-#: Variable with the secret of a run's keepers and workers, as hexadecimal digits. Set in runs that copy states between nodes.
+#: Variable with the hexadecimal secret of a run's workers and of its processes that keep states copied between nodes.
 KEY_VARIABLE = "PACELINE_STATES_KEY"
 LENGTH = struct.Struct("!I")
-#: Seconds to wait until a spare is free (it may be importing a module), and for its answer. A fork takes some 20 ms.
+#: Seconds to wait until a spare is free, because it may be importing a module; and for its answer after a fork (some 20 ms).
 _FREE_S, _ANSWER_S = 1.0, 10.0
 
 

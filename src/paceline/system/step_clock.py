@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 #: Kinds of measured time in the main thread: waits for data, waits for other ranks, evaluations, writes of checkpoints. Each
 #: number is the offset in the record at which the start of the current period is stored; the total is stored before it.
 DATA, WAIT, EVAL, SAVE = 24, 40, 56, 72
-#: A record: steps of the optimizer, values of the most logged metric, then for each kind its total seconds, and the start of a
-#: current period, or 0.
+#: Layout of a record: number of optimizer steps, number of values of the most logged metric; then for each kind of time, the
+#: total seconds and the start of the current period (0 without one).
 _RECORD = struct.Struct("<qq8d")
 _STEPS, _TICKS = 0, 8
 #: Maximum number of optimizers and of metric names to count: a script may have any number of them.

@@ -83,7 +83,7 @@ def _of_clock(text: str) -> float | None:
         return None
     days, *rest, fraction = match.groups()
     fields = [int(field) for field in rest if field is not None]
-    # After days, the first field is hours; otherwise the last field is seconds.
+    # With days, as in 2-12:30, the first field after the days is hours. Without days, the last field is seconds.
     sizes = (3600, 60, 1) if days is not None else (3600, 60, 1)[3 - len(fields) :]
     if any(field > 59 for field in fields[1:]) or (days is not None and fields[0] > 23):
         return None

@@ -396,14 +396,14 @@ def _row(facts: RunFacts) -> list[object]:
     values: dict[str, object] = {name: getattr(facts, name) for name in _NAMES}
     values |= {name: dict(getattr(facts, name)) for name in _MAPPINGS}
     values["metrics"] = [facts.metrics.to_json(), facts.metrics.goals]
-    # Store None for `given` if it equals `params`, as in most runs (those without tracked parameters), to save space.
+    # To save space, store None for the command-line parameters (`given`) if they equal `params`, as in most runs.
     values["given"] = values["given"] if values["given"] != values["params"] else None
     return list(values.values())
 
 
 def _facts(row: object) -> RunFacts | None:
     try:
-        # Skip a line with wrong types. It needs no check for attacks, because only this user can write the file.
+        # Skip a line with wrong types. No check for malicious data is needed, because only this user can write the file.
         values: dict[str, Any] = dict(zip(_NAMES, cast("list[Any]", row), strict=True))
         values |= {name: sys.intern(values[name]) for name in _SHARED}
         values |= {name: packed(values[name]) for name in _MAPPINGS if values[name] is not None}

@@ -128,7 +128,7 @@ def names_of(names: tuple[str, ...]) -> Names:
     return found
 
 
-#: Values that runs share, such as the same learning rate or team.
+#: (type, value) -> the one object with this value that all runs share, such as the same learning rate or team.
 _shared: dict[tuple[type, object], Any] = {}
 _MOST_VALUES = 10_000
 

@@ -133,7 +133,7 @@ def is_json_type(mimetype: str) -> bool:
 
 def install() -> None:
     """Make the modules of Azure's server importable."""
-    # Use the folder's path instead of an import: a packaged service has `paceline.serving` without other packages.
+    # Get the folder from this file's path, because a packaged service has only `paceline.serving`, and can't import others.
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     shim = os.path.join(package, "compat", "shim", "azureml_names")
     if os.path.isdir(shim) and shim not in sys.path:

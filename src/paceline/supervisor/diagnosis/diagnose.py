@@ -29,7 +29,7 @@ LOST_PEER = re.compile(
 )
 
 
-#: Message of the collectives' engine about a rank whose script ended while others waited for it.
+#: Message of the engine for collective operations about a rank whose script ended while other ranks waited for the rank.
 _SHUT_DOWN = re.compile(r"\brank (\d+) has shut down")
 
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")

@@ -164,7 +164,7 @@ def report(found: Findings) -> FailureReport | None:
 
 def _with_own_paths(failed: FailureReport, found: Findings, at: work_dir.Place) -> FailureReport:
     work = f"{found.launch.run_dir}/work"
-    # Without a copy, `work` holds links to the user's folders: a path in it is `work` followed by the user's path.
+    # If `work` is not itself the copy of the source, a path in it is `work` followed by the user's absolute path.
     own = "" if at.copy else at.source
 
     def shown(text: str) -> str:

@@ -18,7 +18,7 @@ _GIB = 1 << 30
 _GROWN, _GROWN_S = 1.3, 20.0
 #: If the peak is more than this many times the last sample, the process reached it after that sample.
 _BEYOND = 1.05
-#: A rank with this many times the memory of the other ranks is named in the report.
+#: The report names another rank if its memory is more than this many times the memory of the rank that failed.
 _LARGER = 1.5
 #: If other programs use more than this share of a node's memory, the report mentions them.
 _OTHERS = 0.3

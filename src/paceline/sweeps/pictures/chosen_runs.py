@@ -40,7 +40,7 @@ def sketched(
     """
     columns: dict[str, tuple[Expression, list[object]]] = {}
     for name, values in parameters.items():
-        # Make names unique without blanks and leading dashes, as a space requires.
+        # A search space allows no blanks, `=` or leading dashes in names. Skip a name that becomes equal to an earlier one.
         plain = "_".join(name.replace("=", "_").replace("\0", "_").split()).lstrip("-")
         if plain and plain not in columns and len(columns) < _MOST:
             read = _read(values)
@@ -51,7 +51,7 @@ def sketched(
     try:
         spec = SweepSpec(space=Space({name: of for name, (of, _) in columns.items()}), metric=metric, goal=goal)
     except SweepError:
-        # Draw nothing: a parameter has a name that a space can't have, such as "=".
+        # Draw nothing, because a search space does not allow the name of a parameter.
         return None
     trials = []
     for number, (result, status) in enumerate(zip(numbers, statuses, strict=True)):

@@ -12,7 +12,7 @@ from paceline.sweeps.pictures.importance import Importance
 
 WIDTH = 960
 _HEIGHT = 320
-#: Margins of a figure, in which texts stand: left, right, top, bottom.
+#: Margins of a figure in pixels, with room for texts: left, right, top, bottom.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 90, 34, 44
 #: Distance in pixels from the axes down to the points of trials without a value.
 _NONE = 22

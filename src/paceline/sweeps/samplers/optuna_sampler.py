@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _TRIAL, _STUDY = "trial", "study"
 #: Random trials before the first model: Optuna's default.
 _STARTUP_TRIALS = 10
-#: From this number of trials on, always model all parameters jointly: separate models get slow, and choices are settled.
+#: From this number of trials on, always model all parameters jointly: separate models get slow, and the best choices are known.
 _ALONE_TRIALS = 300
 #: Minimum number of former results with which CMA-ES starts: it uses only the best tenth of them.
 _WARM_START_TRIALS = 10
