@@ -148,7 +148,7 @@ def _release() -> tuple[int, int]:
 
 # Access to names that torch does not document.
 
-# Hide this from type checkers, which otherwise would accept any misspelled name of this module.
+# Hide `__getattr__` from type checkers, which otherwise would accept any misspelled name of this module.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:

@@ -28,12 +28,12 @@ from paceline.system.files import state_folder
 WORKSPACE_VARIABLE = "PACELINE_WORKSPACE"
 CONFIG_FILE = "paceline.toml"
 DEFAULT_FOLDER = ".paceline"
-#: Names of folders and files in which the Azure SDK looks for its workspace, here and in each parent folder.
+#: Names of folders and files in which the Azure SDK looks for its workspace: in a folder and in each of its parent folders.
 _SDK_FOLDERS = (".azureml", "aml_config", "")
 _SDK_FILES = ("config.json", "project.json")
 MARK = ".made-here"
 
-#: Whether this process only displays a workspace. If so, it starts no programs from it, and need not trust the workspace.
+#: Whether this process only displays a workspace. Then it starts no programs from the workspace, and need not trust it.
 only_shows = False
 
 

@@ -80,7 +80,7 @@ if TYPE_CHECKING:
         python: list[Any]
 
 
-if "plan" not in globals():  # an SSH host runs one script with the texts of these modules and of this module
+if "plan" not in globals():  # false on an SSH host, which runs one script made of these modules and this one
     from paceline.observe.node.outside import used_cores
     from paceline.system.lock_holder import user_name
     from paceline.targets.fair_share import Room, plan
@@ -88,15 +88,15 @@ if "plan" not in globals():  # an SSH host runs one script with the texts of the
 
 #: The most seconds by which the submission time in a ticket may precede the change time of the ticket's file.
 _CLAIM_S = 60.0
-#: Limits: bytes of a ticket, tickets that are read per user, and number of GPUs in a ticket.
+#: Maximum number of bytes of a ticket, of tickets that are read per user, and of GPUs in a ticket.
 _TICKET_BYTES, _TICKETS, _COUNT = 1 << 16, 1000, 1 << 16
-#: Seconds after which later runs no longer wait for a run that has free resources but does not start.
+#: If a run does not start within this many seconds although resources are free for it, later runs no longer wait for it.
 _OFFER_S = 10.0
-#: A user's record of use: file name, most rows, age in seconds at which hourly rows are merged, age at which rows are dropped.
+#: A user's record of use: file name; maximum rows; ages in seconds at which hourly rows become daily ones, and rows are dropped.
 USE, _ROWS, _HOURLY_S, _KEPT_S = "use.json", 400, 8 * 86400.0, 80 * 86400.0
 #: Seconds between a waiting run's checks for changed files: at the front of the queue, added per queue position, and maximum.
 _LOOK_S, _PLACE_S, _SLOWEST_S = 0.2, 0.1, 3.0
-#: At the front of the queue: seconds between checks for dead runs, and between readings of all tickets. Maximum of the latter.
+#: Seconds between checks for dead runs, and between readings of all tickets, by the first waiting run; maximum of the latter.
 _ALIVE_S, _READ_S, _LONGEST_READ_S = 0.5, 30.0, 300.0
 #: Interval in seconds at which a run that holds a share records that it is still alive.
 BEAT_S = 60.0
@@ -143,7 +143,7 @@ class Queue:
         #: User id -> (ids of the user's running runs, time from which one more run could start, ids of the user's waiting runs).
         self._offered = {}  # type: dict[int, tuple[frozenset[TicketId], float, set[TicketId]]]
         self._waits = {}  # type: dict[str, _Wait]
-        #: The last result of `leave_reason`: a stamp of the files, the time at which to compute the reason again, and the reason.
+        #: The last result of `leave_reason`: stamp of the tickets and the shares file; time to compute the reason again; reason.
         self._left = None  # type: tuple[tuple[int, ...], float, str] | None
         self._beat_at = 0.0
         #: The reason why the shares file can't be used, or "" if it can.
@@ -235,7 +235,7 @@ class Queue:
         """
         if ticket["granted"] is None:
             stamp = self.stamp()
-            # A run without GPUs doesn't list the machine's GPUs. Take their names from tickets, to plan when earlier runs start.
+            # A run that needs no GPUs has not listed them. Take the names from tickets: `plan` needs them to place other runs.
             gpus = all_gpus or sorted({gpu for one in others for gpu in gpus_named(one)})
             policy, uses, now, mine = self.policy(), self.uses(), time.time(), ident(ticket)
             everyone = [*others, ticket]

@@ -286,7 +286,7 @@ class SharedQueue(_MachineQueue):
             "run_id": RunFolder(run_dir).run_id,
             "run_dir": str(run_dir),
             "pid": os.getpid(),
-            # If the supervisor dies, this parent process ends the workers. The lease is kept as long as the parent lives.
+            # The parent process ends the workers if the supervisor dies. The lease lasts as long as the parent process lives.
             "guardian": os.getppid(),
             "all_cores": self._cores,
             "all_gpus": list(self._gpus),
@@ -304,7 +304,7 @@ class SharedQueue(_MachineQueue):
             try:
                 found = host_leases.take(asked, machine.free_ports)
             except OSError as error:
-                # Another user's process may hold the lock. Return the error as the reason to wait, and the caller tries again.
+                # Another user's process may hold the lock. Report this as the reason why the run waits: the caller tries again.
                 return [{"why": f"this machine's queue can't be read: {error}"}]
             if "granted" in found:
                 return _lease(asked, found["granted"])

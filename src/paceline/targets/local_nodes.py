@@ -85,7 +85,7 @@ class LocalNodes:
         return processes.is_alive(pid)
 
     def ended(self) -> list[ProcessExit]:
-        # The supervisor becomes the parent of orphans (PR_SET_CHILD_SUBREAPER). It reaps them, but reports only ends of commands.
+        # The supervisor also reaps orphans, whose parent it becomes (PR_SET_CHILD_SUBREAPER). Report only the ends of commands.
         ends, _ = self._commands.reap()
         return [
             ProcessExit(

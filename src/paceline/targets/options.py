@@ -85,7 +85,7 @@ SILENCE = Option(
     SILENCE_S,
     least=LEAST_SILENCE_S,
 )
-#: Options of all kinds of target with settings. `paceline usage --goodput` and a run's page compute costs by these prices.
+#: Prices, which all kinds of target with settings accept. `paceline usage --goodput` and a run's page compute costs by them.
 PRICES = (
     Option("core_price", "price of a core-hour, in a currency of your own", float, least=0),
     Option("gpu_price", "price of a GPU-hour, in the same currency", float, least=0),

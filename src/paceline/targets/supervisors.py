@@ -14,15 +14,15 @@ from pathlib import Path
 
 from paceline.system import detached_process
 
-#: Modules that a supervisor imports before it is needed, if it will start workers on this machine.
+#: Modules that a supervisor imports in advance, before it has work, if its workers will run on this machine.
 FOR_THIS_MACHINE = ("paceline.targets.local", "paceline.launchers.processes", "ctypes")
 
 _MODULE = "paceline.supervisor"
-#: Argument in place of the first module's name: the supervisor has no run yet, and `Early.begin` sends the run's folder.
+#: Command-line argument of a supervisor that is started before its run exists. `Early.begin` later sends it the run's folder.
 _AHEAD = "--ahead"
-#: Run folder -> the supervisor process that was started for this run before it is needed.
+#: Folder of a run -> the supervisor process that was started in advance for this run.
 _loading: dict[Path, Early] = {}
-#: The supervisor loaded for this program's next run, whichever it is, and all that it has inherited.
+#: The supervisor process started in advance for this program's next run, and what it inherited: arguments, environment, limits.
 _ahead: tuple[Early, object] | None = None
 
 
@@ -36,11 +36,11 @@ def load_ahead(library_dir: Path, python: str, modules: Sequence[str]) -> None:
         return
     drop_ahead()
     with contextlib.suppress(OSError):
-        # No run has this name. It marks the process as a supervisor, like the name of a run.
+        # No run has this name. In the variable SUPERVISOR_VARIABLE it marks the process as a supervisor, as a run's name does.
         early = Early(
             library_dir / f"next-{os.getpid()}-{time.monotonic_ns()}", library_dir, python, (_AHEAD, *modules)
         )
-        # Close its socket before Python warns about it at exit.
+        # Close the supervisor's socket at exit, before Python warns about an unclosed socket.
         atexit.unregister(drop_ahead)
         atexit.register(drop_ahead)
         _ahead = early, (library_dir, python, tuple(modules), _inherited())
@@ -121,7 +121,7 @@ class Early:
 
     def __init__(self, run_dir: Path, library_dir: Path, python: str, modules: Sequence[str] = ()) -> None:
         self.run_dir = run_dir
-        #: Whether the supervisor learns only by `begin` which run is its own.
+        #: Whether the supervisor was started for any run, and learns its run's folder only from `begin`.
         self.is_for_any = False
         self._ours, theirs = socket.socketpair()
         with theirs:

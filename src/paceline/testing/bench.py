@@ -20,7 +20,7 @@ from paceline.workspace import Experiment, Workspace
 
 #: Seconds between SIGTERM and SIGKILL, in runs that the suite ends.
 GRACE_S = 3.0
-#: Seconds within which a run must start, or must end without a signal.
+#: Default time limit in seconds for a condition to become true, and for a run to end.
 _WAIT_S = 120.0
 
 ENTRY_SCRIPT = "some scripts/train it's $HOME.py"

@@ -19,7 +19,7 @@ from paceline.collectives.errors import CollectivesError
 #: A reduce operation as torch passes it: a member of the enumeration RedOpType, or a ReduceOp that wraps such a member.
 Operation = ReduceOp | ReduceOp.RedOpType
 MpiBuffer = tuple[MPI.buffer, MPI.Datatype]
-#: (buffer, (number of elements for each rank, offset of each rank's elements), datatype).
+#: mpi4py's form of a buffer with a part for each rank: (buffer, (numbers of elements, offsets of the parts), datatype).
 MpiPieces = tuple[MPI.buffer, tuple[list[int], list[int]], MPI.Datatype]
 
 #: torch's dtypes that MPI can reduce -> MPI's datatypes. Half precision is converted to float32 first.

@@ -228,7 +228,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def barrier(self, opts: _Options | None = None) -> MpiWork:
         return self._start(calls.barrier(), opts)
 
-    # Before torch 2.13 the same methods had these names.
+    # Aliases for torch releases before 2.13, which call these methods by other names.
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single
@@ -270,7 +270,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _start(self, call: Call, opts: _Options | None) -> MpiWork:
         if self._is_shut_down:
-            # If the communication `Lane` was broken off, raise its reason, which says more than "destroyed".
+            # If `break_off` has ended the group's `Lane`, raise the reason for that, which says more than "destroyed".
             self._lane.check()
             raise CollectivesError(f"{call.text}: the process group was destroyed.")
         timeout_s = _timeout_s(opts)
@@ -296,7 +296,7 @@ def _leave_well() -> None:
     atexit.register(_abandon_if_busy)
     before = sys.excepthook
 
-    # Abandon MPI in sys.excepthook, which runs before `atexit`: there MPI's finalization would wait for the other ranks.
+    # Abandon MPI in sys.excepthook, because later, at exit, MPI's finalization would wait for the other ranks.
     def report(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         mpi.abandon()
         before(kind, error, traceback)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
     from types import ModuleType
 
-#: Comma-separated trackers whose values become metrics, or "none". Default: all.
+#: Variable with the trackers whose values become metrics, separated by commas, or "none". Default: all trackers.
 VARIABLE = "PACELINE_TRACKERS"
 
 #: Tracker -> {module of the tracker: `module:function` of Paceline to call once a script has imported the tracker's module}.

@@ -163,7 +163,7 @@ class WandbServer:
         return facts
 
     def _description(self, facts: RunFacts) -> dict[str, object]:
-        # Let charts use the run's step as x axis: W&B's own steps number the lines. Keys are fields of W&B's MetricRecord.
+        # W&B's own step is a line's number, so let charts use the run's step as x axis. Keys are field numbers of MetricRecord.
         metrics = [{"1": "step"}, *({"1": name, "5": 1, "6": [1, 3]} for name in facts.metrics if name != "step")]
         values: dict[str, object] = {**facts.params, "_wandb": {"m": metrics, "t": {}}}
         tags = [key if value is None else f"{key}={value}" for key, value in facts.tags.items()]

@@ -14,7 +14,7 @@ from paceline.system.listening import is_loopback
 
 #: Default port of the server: 7223 is P-A-C-E on a telephone's keys. If it is taken, the server tries the next ports.
 PORT = 7223
-#: Marks the address of a client that connects by a Unix socket with members: ("unix", user id of the client's process).
+#: First item of the address of a client that connects through a Unix socket: ("unix", user id of the client's process).
 UNIX = "unix"
 #: Number of ports to try if the user has named no port.
 _TRIED = 40

@@ -132,7 +132,7 @@ class _Log:
         self._path, self._tail = path, LogTail(path)
         self._rank, self._attempt, self._is_node = rank, attempt, is_node
         self._patterns: dict[bytes, re.Pattern[bytes]] = {}
-        #: The curves of the attempt that the log is at, by metric name.
+        #: Name of a metric -> its curve, for the attempt whose lines are being read.
         self._curves: dict[bytes, Curve] = {}
 
     def read_on(self, into: RunCurves) -> bool:
@@ -223,7 +223,7 @@ class _Log:
     def _take_other(self, line: Any, start: int, size: int, into: RunCurves) -> None:
         if not isinstance(line, dict) or not isinstance(name := line.get("name"), str):
             if isinstance(line, dict) and type(attempt := line.get("attempt")) is int:
-                # Earlier versions of Paceline wrote all attempts into one file, where such a line begins the next attempt.
+                # Earlier versions of Paceline wrote all attempts into one file, where a line with "attempt" begins a new attempt.
                 self._attempt = attempt
                 self._curves = {}
             return

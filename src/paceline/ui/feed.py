@@ -66,7 +66,7 @@ class RunFeed:
         self._follower: LogFollower | None = None
         self._lines: deque[tuple[int, list[object]]] = deque(maxlen=TAIL)
         self._number = 0
-        #: Random text of this feed. Line numbers belong to this text, because a later feed of the run counts from 0 again.
+        #: Random id of this feed. Line numbers are valid only for this feed, because a later feed of the run counts from 0 again.
         self._epoch = os.urandom(4).hex()
         self._sent: dict[Key, int] = {}
         self._others = 0

@@ -59,7 +59,7 @@ _FRAME_POLICY = (
 )
 #: Content-Security-Policy of PDFs. It has no sandbox, which would block the browser's viewer. A PDF's scripts can't reach pages.
 _PDF_POLICY = "default-src 'none'; style-src 'unsafe-inline'; object-src 'self'; plugin-types application/pdf"
-#: Number of visible rows up to which the page opens folders, and maximum number of rows on the page.
+#: The page opens folders as long as at most this many rows are visible; maximum number of rows on the page.
 _OPEN_ROWS, _MOST_ROWS = 200, 2000
 #: A page shows the files in these folders of a run in addition to the run's artifacts.
 _OTHER_FOLDERS = ("checkpoints", "work")

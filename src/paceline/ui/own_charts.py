@@ -92,7 +92,7 @@ def _bars(curves: Mapping[Key, Curve], text: str) -> OwnChart:
     keys = sorted((key for key in curves if text in key.name), key=lambda key: (key.name, key.rank, key.attempt))
     names = list(dict.fromkeys(key.name for key in keys))
     ranks = {f"rank {key.rank}": curves[key].ys[-1] for key in keys}
-    # If there are several metrics, use the last attempt of the lowest rank that has logged the metric.
+    # If there are several metrics, show for each its last value in the last attempt of the lowest rank that logged it.
     lowest = {key.name: key.rank for key in reversed(keys)}
     metrics = {key.name: curves[key].ys[-1] for key in keys if key.rank == lowest[key.name]}
     bars = ranks if len(names) == 1 else metrics

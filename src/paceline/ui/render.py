@@ -33,7 +33,7 @@ from paceline.ui.visitors import may_change, shown_forms, visitor_of
 TemplateValues: TypeAlias = "dict[str, Any]"
 
 HERE = Path(__file__).parent
-#: Seconds to pause between compiling two templates.
+#: Pause in seconds after compiling a template in advance, so that other threads can run.
 _PAUSE_S = 0.02
 STATIC = HERE / "static"
 #: Name of a file that pages and pictures share, such as a script -> its path.

@@ -338,7 +338,7 @@ def _json_of(key: Key, count: int, has_steps: bool, xs: list[float | None], ys: 
     }
 
 
-#: Beginnings of names of metrics of nodes, such as CPU load, in the order in which pages show the metrics.
+#: Prefixes of the names of nodes' metrics, such as "cpu" for CPU load, in the order in which pages show the metrics.
 _NODE_ORDER = ("cpu", "gpu", "memory", "disk", "net", "rank")
 
 

@@ -21,7 +21,7 @@ from paceline.system.files import read_json
 #: Maximum number of boxes. If there are more groups of ranks, the last box shows all remaining ranks.
 _MOST = 12
 _MOST_RANGES = 5
-#: Size of a box, the gaps between boxes, and padding in pixels. Maximum characters of a line in a box.
+#: In pixels: width and height of a box, horizontal and vertical gap, padding. Maximum characters of a line in a box.
 _WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _PAD, _CHARS = 316, 78, 24, 40, 6, 46
 #: Distance in pixels by which an arrow that passes a row of boxes moves to the side.
 _ASIDE = 60

@@ -30,7 +30,7 @@ def begin_worker(environ: dict[str, str] | os._Environ[str] = os.environ) -> Non
     _worker_pid = os.getpid()
     environ[OUTPUT_VARIABLE] = _file(1)
     _be_live()
-    # Do this only in a run with one worker: if a process joins a process group, the script has started it as a rank.
+    # Do this only in a run with one worker. There a process joins a process group only if the script started it as a rank.
     if environ.get("PACELINE_WORLD_SIZE") == "1":
         _follow_torch()
 
@@ -117,7 +117,7 @@ def _take_log() -> None:
     for number in numbers:
         os.dup2(log, number)
     os.close(log)
-    # This variable tells child processes which log this is. They leave the log if they join a group with another rank.
+    # Tell child processes which file is this log. A child that joins a group with another rank then leaves the log.
     os.environ[OUTPUT_VARIABLE] = _file(numbers[0])
 
 

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from types import FrameType, ModuleType
     from typing import Any
 
-#: Name of a variable with JSON: {package that the spare process skips: reason}. `_start_over` sets it for the next one.
+#: Variable with JSON: {package not to load before this process forks into workers: reason}. Kept when the process restarts.
 _SKIP_VARIABLE = "PACELINE_SPARE_SKIP"
-#: A spare process never loads these modules: MPI connects while it loads, and each worker sets up Paceline's modules.
+#: Modules never to load before this process forks into workers: MPI connects on import, and each worker sets up Paceline's.
 _NEVER = (
     *("mpi4py.MPI", "paceline.collectives.mpi", "paceline.collectives.mpi_transport", "paceline.torch_mpi"),
     *("horovod", "azureml", "paceline.worker", "paceline.compat", "__main__"),
@@ -57,15 +57,15 @@ _OF_WORKER = frozenset(
 )
 #: Signals that this process forwards to its fork. mpirun and schedulers send them to the process that mpirun has started.
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
-#: Device files whose names begin so are opened by a process that initialises a GPU.
+#: Prefixes of the names of device files that a process opens when it initialises a GPU.
 _GPUS = ("/dev/nvidia-uvm", "/dev/kfd", "/dev/dri")
-#: If less memory is free, don't keep a spare process, because it could cause an out-of-memory kill.
+#: Minimum bytes of free memory. With less, this process does not wait to fork into workers: it could cause an OOM kill.
 _FREE_BYTES = 1 << 30
 #: Packages to load without a trial in a child process, because a trial takes as long as the import. The result is checked.
 _TRUSTED = ("numpy", "paceline", "sympy", "torch", "triton")
 #: Time limit in seconds of a package's trial import in a child, and the text with which the child reports success.
 _TRIAL_S, _FINE = 60.0, "fine"
-#: Load modules once workers have imported nothing new for so many seconds; seconds between polls; most packages to leave out.
+#: Seconds without new imports in workers before modules are loaded; seconds between polls; most packages to leave out.
 _STEADY_S, _LOOK_S, _MOST = 2.0, 0.25, 5
 #: Lowest number for this process's file descriptors. A script may close low numbers, or rely on the lowest free one.
 _FIRST_FD = 200
@@ -292,7 +292,7 @@ class _Library:
             reason = _load(name, origin)
         finally:
             sys.meta_path.remove(refuser)  # type: ignore[arg-type,unused-ignore]
-        # The package has tried to import a module that workers have and the spare must not load, so leave the package out.
+        # The package has tried to import MPI or a package that is left out, so leave this package out too.
         return f"imports {refuser.refused}" if refuser.refused else reason
 
 

@@ -34,7 +34,7 @@ from paceline.targets.kubernetes.ticket import HUB_SOCKET, Noted, PodTicket, mes
 _HELLO_S = 20
 _LOOK_S = 0.02
 _REQUEST_BYTES = 64 << 20
-#: The most bytes of data in one message to a reader.
+#: Maximum bytes of data in one message to a reader, a program on a user's machine that fetches the run's files.
 _MESSAGE_BYTES = 1 << 20
 
 
@@ -84,7 +84,7 @@ class Hub:
     def __init__(self, ticket: PodTicket, folder: RunFolder) -> None:
         self._ticket, self._folder = ticket, folder
         self._key = bytes.fromhex(ticket.key)
-        #: This pod's start time. Other pods ignore a replaced pod of index 0 that is still running: its start time is smaller.
+        #: This pod's start time. If a replaced pod of index 0 still runs, other pods ignore it, since its start time is smaller.
         self._incarnation = time.time_ns()
         self._guard = threading.Lock()
         #: Rank -> connection and description of a pod that waits until the supervisor takes it.

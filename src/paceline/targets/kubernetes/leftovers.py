@@ -41,7 +41,7 @@ def clear(cluster: Cluster, workspace: str, runs_dir: Path, *, dry_run: bool) ->
         first = RunFolder(runs_dir / run_id)
         found = LeftBehind(host=where, run_id=run_id, path=f"job/{name}")
         try:
-            # Skip live runs: after the end of a run, the next status query fetches its files and removes its Kubernetes objects.
+            # Keep the objects of live runs: the first status query after a run's end fetches its files and removes its objects.
             runs = many.runs_of(first, {"index": 0, "count": count}) if count else [first]
             if not all(read.record(run).is_terminal for run in runs):
                 continue

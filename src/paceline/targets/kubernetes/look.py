@@ -28,7 +28,7 @@ Note = Callable[..., None]
 _WAITING = (states.NOT_STARTED, states.QUEUED)
 #: Prefix of the reason that the supervisor records for a preempted attempt.
 _PREEMPTED = "preempted: "
-#: Seconds for which the reason why a run waits is reused: for a new run, and for a run submitted more than `_FRESH_S` s ago.
+#: Seconds for which the reason why a run waits is cached: `_NEW_S` in the first `_FRESH_S` s after submission, later `_FRESH_S`.
 _NEW_S, _FRESH_S = 3.0, 60.0
 
 
@@ -92,7 +92,7 @@ def look(cluster: Cluster, folder: RunFolder, noted: Noted, note: Note) -> JobSt
         if pod is None and away is None:
             return JobStatus(state=GONE, cause="canceled", by=request.get("by"))
         if stored(folder).status in _WAITING:
-            cancel_in_pod(cluster, folder, noted, request)  # the pod began before the Secret had the request
+            cancel_in_pod(cluster, folder, noted, request)  # the pod began before the Secret had the cancel request
     return _status(cluster, folder, job, all_pods, away, noted)
 
 

@@ -25,9 +25,9 @@ from paceline.targets.kubernetes.settings import Json, KubernetesSettings, Manif
 CONTAINER = "paceline"
 #: Folders in a pod: for the run and its workspace, for the volume, for the run's Secret, and for the Secrets with code.
 TOP, VOLUME, START, CODE = "/paceline", "/paceline/volume", "/etc/paceline/start", "/etc/paceline/code"
-#: Seconds after the workers' grace period that the supervisor has to write the end of the run.
+#: Seconds that the supervisor has after the workers' grace period to record the run's end.
 END_S = 30
-#: The most bytes of data in a Secret. The limit of the API is 1 MiB, but names count too.
+#: The most bytes of data in a Secret. The API's limit of 1 MiB includes the names of the entries.
 SECRET_BYTES = 900 << 10
 #: Labels: a run's workspace, a Secret's kind. Annotations: a run's id, its Secrets' names, the number of Secrets of one archive.
 WORKSPACE_LABEL, KIND_LABEL = "paceline/workspace", "paceline/kind"
@@ -118,7 +118,7 @@ def job_manifest(job: Job, settings: KubernetesSettings, names: ObjectNames) -> 
     if settings.queue:
         labels["kueue.x-k8s.io/queue-name"] = settings.queue
         if names.count and at_once > 1:
-            # Let Kueue start some of the runs before there is room for all.
+            # Let Kueue start the Job as soon as there is room for one of its runs, and not only once there is room for all.
             annotations["kueue.x-k8s.io/job-min-parallelism"] = "1"
     return {
         "apiVersion": "batch/v1",

@@ -46,20 +46,20 @@ from paceline.targets.kubernetes.ticket import Noted, PodTicket
 
 _TICK_S = 0.1
 _LIVE_S = 1.0
-#: Seconds to wait at the end: for messages to readers and other pods, and for a reader that fetches files too large for the log.
+#: Maximum seconds that a pod waits at its end: to send its last messages, and for a reader to fetch files too large for the log.
 _LAST_S, _LINGER_S = 5.0, 1800.0
 _PAUSE_S = 0.3
 #: Seconds after which a pod of `paceline compute doctor` ends, if it was not deleted.
 _EXAMINED_S = 900.0
 #: Seconds that a restarted pod of index 0 waits for the first connection from another pod.
 _MEET_S = 20.0
-#: A pod that can't reach the pod of index 0 waits this many seconds longer than `gang_wait_s`. Then it exits to free its node.
+#: If the pod of index 0 can't be reached, each other pod exits this many seconds after `gang_wait_s`, to free its node.
 _LONELY_S = 60.0
 
 
 def main(path: str, library: str) -> int:
     ticket, index = PodTicket.read(path), messages.pod_index()
-    # Remove these variables, so that workers don't inherit them with this process's environment.
+    # Remove these variables from os.environ, because workers inherit this process's environment.
     about = {name: os.environ.pop(name, "") for name in (ADDRESS_VARIABLE, FAILURES_VARIABLE)}
     processes.become_subreaper()
     os.makedirs(f"{TOP}/home", exist_ok=True)
@@ -99,7 +99,7 @@ class PodLeader:
         self._supervisor: int | None = None
         self._told_to_end = False
         self._part = 0
-        #: Folder on the volume for a copy of the user's files, or None; and whether the files of this pod are in that folder.
+        #: The folder on the volume to which the user's files are copied, or None; whether this pod's files have been copied.
         self._kept = Path(VOLUME) / "runs" / ticket.run_id if ticket.volume else None
         self._is_kept = False
 
@@ -292,7 +292,7 @@ class PodFollower:
         self._told_to_end = False
         #: The latest start time of a pod of index 0: this pod ignores an older pod of index 0 that is still running.
         self._incarnation = 0
-        #: Number of attempts for which this pod has run workers; and the attempts that ended because index 0 was preempted.
+        #: Number of attempts for which this pod has run workers; numbers of the attempts that a preemption of index 0 ended.
         self._attempts, self._preempted = 0, set[int]()
 
     def run(self) -> int:
@@ -372,7 +372,7 @@ class PodFollower:
     def _leave(self, number: int, frame: object) -> None:
         self._told_to_end = True
         if self._agent is not None:
-            # After this message the supervisor lets the workers write a checkpoint, and then disconnects this pod's agent.
+            # Report that this pod leaves. Then the supervisor lets workers write a checkpoint, and disconnects this pod's agent.
             threading.Thread(target=self._tell_leaving, daemon=True).start()
 
     def _tell_leaving(self) -> None:

@@ -108,7 +108,7 @@ def submit(
     uid = create(cluster, job, settings, names, {"boot.py": program, "run": run}, ticket)
     cluster.create("services", manifests.service_manifest(settings, names, uid))
     _restore_code(cluster, settings, code, library, workspace)
-    folder.secrets.unlink(missing_ok=True)  # the archive for the pod has the user's secrets
+    folder.secrets.unlink(missing_ok=True)  # not needed any more: the archive for the pod has the secrets
     return Sent(names=names, uid=uid, upload_bytes=ticket.upload_bytes)
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from paceline.targets.kubernetes.api import Cluster
     from paceline.targets.status import Status
 
-#: Seconds to wait for an API server that can't be reached: during a submission, and during the checks before a submission.
+#: Seconds for which requests to an unreachable API server are repeated: in a submission, and in the checks before a submission.
 _PATIENCE_S, _CHECK_S = 120.0, 20.0
 #: Seconds for which Paceline reuses the API's answer to the question whether the user may forward ports.
 _RIGHTS_S = 3600.0
@@ -52,7 +52,7 @@ class KubernetesTarget:
 
     def __init__(self, name: str = "kubernetes", settings: SettingValues | None = None) -> None:
         self.name = name
-        # `paceline compute add` stores `self.settings`. They include the kubeconfig's current context if the user has given none.
+        # `paceline compute add` stores `self.settings`. If the user names no context, they have the kubeconfig's current context.
         self.settings, self._checked = read_settings(name, settings or {})
         self._gathering: PodGathering | None = None
 
@@ -199,10 +199,10 @@ class KubernetesTarget:
             found = look.look(cluster, folder, noted, lambda **values: note_engine(folder, self.kind, **values))
             dropped = many.dropped(folder)
             if many.is_many(noted) and (found.state == GONE or dropped is not None) and not noted.get("dropped"):
-                # After GONE, cancel the run in the Job: otherwise Kubernetes may restart its pod while other runs go on.
+                # If the run is GONE, cancel it within the Job: otherwise Kubernetes may restart its pod while other runs go on.
                 many.drop(cluster, self._checked, folder, noted, dropped or {})
             if found.state == GONE:
-                # Record the answer, because later calls of `look` find no Job.
+                # Record why the run is GONE, because later calls of `look` find no Job.
                 gone = {"cause": found.cause, "message": found.message, "by": found.by}
                 note_engine(folder, self.kind, gone=gone)
         if (has_all(folder) or found.state == GONE) and not noted.get("removed"):
@@ -304,7 +304,7 @@ class KubernetesTarget:
         try:
             claim = cluster.patiently(lambda: cluster.get("persistentvolumeclaims", name), _CHECK_S)
         except TargetError:
-            return  # the smallest Role has no right to read volume claims
+            return  # the user's Role need not allow reading volume claims
         if not isinstance(claim, dict):
             raise TargetError(
                 f"{self._checked.title}: the namespace {self._checked.namespace!r} has no PersistentVolumeClaim {name!r}. "

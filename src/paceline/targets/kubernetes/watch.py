@@ -15,7 +15,7 @@ from paceline.targets.kubernetes.objects import BatchJob, Pod
 
 if TYPE_CHECKING:
     from paceline.targets.kubernetes.api import Cluster
-#: Seconds between two list requests: until the first watch runs, and after a watch that broke.
+#: Minimum seconds between two list requests: before the first watch has started, and after a watch has broken.
 _NEW_S, _FRESH_S = 0.3, 3.0
 #: If no caller has read a watch's data for this many seconds, the watch is not renewed when it ends.
 _IDLE_S = 60.0

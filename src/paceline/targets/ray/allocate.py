@@ -137,7 +137,7 @@ def _nodes(
                 gpus=tuple(told["gpus"]),
             )
         )
-    # Nodes call `on_close` only after closing their links, because it ends Ray's tasks: Ray kills them without a grace period.
+    # Nodes call `on_close` only after closing their links, because `on_close` ends Ray's tasks without a grace period.
     on_close: Callable[[], None] = holding.close
     python = script_python(asked.python, asked.submitter, links) or str(taken[0].told["python"])
     found = RayNodes(links, tuple(nodes), port_count, folder=asked.folder, python=python, on_close=on_close)

@@ -33,7 +33,7 @@ from paceline.runs.remote_status import ExecMessage, ExecRequest
 from paceline.targets.ray.object_sync import run_prefix
 from paceline.targets.ray.store_objects import can_encrypt, decrypted, encrypted, exists, get, put, remove
 
-#: Seconds between polls for new commands by the process on the cluster. A bucket's provider charges for each request.
+#: Seconds between two polls of the store for new commands, by the process on the cluster. Bucket providers charge per request.
 _KNOCK_S = 2.0
 #: Seconds between two polls of the store by each side of the channel while a command runs.
 _LOOK_S = 0.15
@@ -55,7 +55,7 @@ class Sealed:
     def __init__(self, store: Store, run_id: str, key: str, name: str, way: str) -> None:
         self._store, self._run_id, self._key, self._way = store, run_id, bytes.fromhex(key), way
         self._top = f"{run_prefix(run_id)}/exec/{name}"
-        #: Number of objects that this object has written or read. It is the name of the next one.
+        #: Number of objects in the store that this object has written or read. The next stored object's name has this number.
         self.count = 0
 
     def put(self, messages: Sequence[ExecRequest | ExecMessage]) -> None:
@@ -104,7 +104,7 @@ class Sealed:
         return f"{self._top}/{self._way}_{number:06d}"
 
 
-#: If the cluster refuses a command: seconds to wait until the cluster's side has closed the command's channel.
+#: Maximum seconds to wait until the cluster's side has closed the channel of a command that it refuses.
 _REFUSED_S = 5.0
 
 
@@ -171,7 +171,7 @@ class StoreChannel:
         self._is_closed = True
         deadline = time.monotonic() + _REFUSED_S
         while self._is_refused and not self.is_over and time.monotonic() < deadline:
-            # Give the cluster's side time to close the channel: after that it would not remove the message {"gone"}.
+            # Wait for the cluster's side to close the channel: it would not remove a message {"gone"} that comes later.
             self.receive()
             time.sleep(0.02)
         # Send {"gone"} only while the run lives, because after the run's end no process reads the message.

@@ -108,7 +108,7 @@ class RayClient:
     def address(self) -> str:
         return self._settings.address
 
-    # Requests about jobs
+    # Methods that send requests about jobs
 
     def submit(
         self, entrypoint: str, submission_id: str, runtime_env: Mapping[str, Any], metadata: Mapping[str, str]
@@ -148,7 +148,7 @@ class RayClient:
         except _AnswerError:
             return ""
 
-    # Requests about the cluster and its nodes
+    # Methods that send requests about the cluster and its nodes
 
     def version(self) -> str:
         return str(self._call("GET", "/api/version").get("ray_version"))
@@ -186,7 +186,7 @@ class RayClient:
         except (_AnswerError, KeyError, TypeError):
             return {}  # without a monitor process the cluster has no report of its load
 
-    # Requests about packages in the cluster's package cache
+    # Methods that send requests about packages in the cluster's package cache
 
     def has_package(self, name: str) -> bool:
         """Return whether the cluster caches a package (`_ray_pkg_<hash>.zip`)."""
@@ -196,7 +196,7 @@ class RayClient:
         """Upload a package, whose URI is then `gcs://<name>`."""
         self._call("PUT", f"/api/packages/gcs/{quote(name, safe='')}", data)
 
-    # Sending HTTP requests
+    # Methods that send HTTP requests
 
     def _known(self, method: str, path: str) -> Any:
         try:

@@ -27,7 +27,7 @@ class DeltaRecorder:
     def __init__(self, top: Path, part_bytes: int = 16 << 20) -> None:
         self._top, self._part_bytes = os.fspath(top), part_bytes
         self._changes = Changes(self._top, {})
-        #: The current pass, which reads all of the user's files in one or more parts; whether it began after the last change.
+        #: The current pass over all of the user's files, which may fill several parts; whether it began after the last change.
         self._pass: Iterator[Frame | None] | None = None
         self._pass_is_final = False
 
@@ -62,7 +62,7 @@ class DeltaRecorder:
         size = sum(map(len, pieces))
         while True:
             if self._pass is None:
-                # At the end record the script's working directory too, because the run's folder on the cluster is then removed.
+                # At the run's end record the script's working directory too, since the run's folder is removed afterwards.
                 folders = (*LARGE, WORK) if is_final else LARGE
                 self._pass, self._pass_is_final = self._changes.large(is_final, folders), is_final
             for found in self._pass:

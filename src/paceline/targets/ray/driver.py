@@ -37,7 +37,7 @@ _WAIT_S = 1.0
 _SETTLE_S = 3.0
 #: Seconds after which a chosen node counts as lost, or as used by other programs, if Ray has not placed its bundle there.
 _PLACE_S = 5.0
-#: Seconds for which Ray may list a lost node as alive, since its health checks take a minute.
+#: Seconds for which Ray may list a lost node as alive, since Ray's health checks take a minute.
 _AVOID_S = 90.0
 #: Modules that `import ray` loads although this program does not use them. Loading them takes a quarter of its time.
 _LOADED_ON_USE = ("requests", "jsonschema")
@@ -67,7 +67,7 @@ def hold(host: str, port: int, token: str, rank: int) -> str:
         found = dict(word.split("=", 1) for word in words if "=" in word)
         environment = found or environment
     if "LD_PRELOAD" not in os.environ:
-        environment.pop("LD_PRELOAD", None)  # this library is the raylet's memory allocator; workers must not load it
+        environment.pop("LD_PRELOAD", None)  # names the raylet's memory allocator, which workers must not load
     environment = {name: value for name, value in environment.items() if not name.startswith(("RAY_", "__RAY"))}
     devices = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
     told = {
@@ -83,7 +83,7 @@ def hold(host: str, port: int, token: str, rank: int) -> str:
         link = socket.create_connection((host, port), timeout=20)
         link.settimeout(None)
         link.sendall(json.dumps(told).encode() + b"\n")
-        # If Ray kills this process, for example for lack of memory, the kernel kills the child process, and the agent then ends.
+        # If Ray kills this process, for example for lack of memory, the kernel (prctl) kills the child, which ends the agent.
         die_with_ray = f"import ctypes,os;ctypes.CDLL(None).prctl(1,9,0,0,0);os.getppid()=={os.getpid()} or os._exit(1)"
         words = [
             *(sys.executable, "-S", "-c"),

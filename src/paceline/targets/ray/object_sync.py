@@ -49,7 +49,7 @@ from paceline.targets.ray.store_objects import decrypted, encrypted, exists, get
 #: Files of a run's folder that `start.tar.gz` leaves out: the cluster does not need them, or gets them in another way.
 _NOT_SENT = frozenset({"lock", "ballast", "snapshot", "home.json", "secrets.json", "exec_key", "session"})
 _LOOK_S = 1.0
-#: Seconds that a reader of the final record waits for the last part of the changes. An ended run is not fetched again.
+#: Seconds that a reader of the final record waits for the last part of the changes, because an ended run is not fetched again.
 _END_S = 2.0
 
 
@@ -259,7 +259,7 @@ def fetch_run(settings: RaySettings, folder: RunFolder) -> bool:
         with Store(store_record(settings, folder.path.parent.parent)) as store:
             while (signed := _next_part(store, folder, told)) is not None:
                 part = _unsigned(store, folder, told["next"], signed)
-                # If the final record is present, this part is either the last one, or was applied before this process was killed.
+                # Don't apply the part if the final record is present: it is the last part, or a killed process has applied it.
                 told["ended"] = delta.ends(part) if _has_end(folder) else replay(part)
                 # Apply the part, then record its number, then remove it. After a kill in between, the part is applied again.
                 told["next"] += 1

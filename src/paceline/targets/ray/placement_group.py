@@ -22,7 +22,7 @@ from paceline.targets.ray.demand import ClusterDemand, NodeResources, too_large,
 from paceline.targets.ray.driver_process import DriverProcess, driver_process
 from paceline.targets.ray.listener import Reception, Taken
 
-#: Seconds for Ray to start a task's process, which takes seconds on a busy machine.
+#: Maximum seconds for Ray to start a task's process, which takes several seconds on a busy machine.
 _TASK_S = 90.0
 _TICK_S = 0.05
 
@@ -141,7 +141,7 @@ class Holding:
         if self._closed:
             return
         self._closed = True
-        # Close the port before ending the driver, because no code would use a task that connects from now on.
+        # Close the port before ending the driver, so that no further task connects.
         self._reception.close()
         self._driver.end()
 

@@ -68,7 +68,7 @@ def unpack(data: bytes, folder: Path) -> None:
     Raises:
         TargetError: A name or a link leads outside, or an entry is not a file, folder or link.
     """
-    # Check the entries in this loop, because filter="data" is missing in early Python 3.10, and would drop permissions.
+    # Check the entries in this loop: the filter "data" is missing in early releases of Python 3.10, and drops permissions.
     options: dict[str, Any] = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
     linked = []
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _PREFIX = "paceline-"
 #: The name recorded in place of the user who has stopped the Ray job: Ray does not report the user.
 _BY_RAY = "Ray (ray job stop)"
-#: Seconds for which Ray may list a lost node as alive, since its health checks take a minute.
+#: Seconds for which Ray may list a lost node as alive, since Ray's health checks take a minute.
 _AVOID_S = 90.0
 #: Seconds from the end of the workers' grace period until Ray kills a stopped job.
 _STOP_S = 20
@@ -68,7 +68,7 @@ class RayTarget:
         self._held: RayNodes | None = None
         self._avoided: dict[str, float] = {}
 
-    # Methods for the submitting machine
+    # Methods that the submitting program calls
 
     def check(self, job: Job) -> None:
         alive = [node for node in self._client.nodes() if node.is_alive]

@@ -81,7 +81,7 @@ class Allocation:
     def extended(self, names: Sequence[str], job_id: str, cores: int) -> Allocation:
         """Return this allocation with the nodes of another Slurm job added."""
         more = [name for name in names if name not in self.nodes]
-        # Add only new names: the second job may have a node that this job had and lost, and that is still in the list.
+        # Add only new names: the other job may have got a node that this job has lost, and that is still in `self.nodes`.
         return replace(
             self,
             nodes=(*self.nodes, *more),
@@ -211,7 +211,7 @@ def _open_all(
     least: Once so many links are open, wait only `AGAIN_S` for the other links.
     """
     found: dict[str, Link] = {}
-    # Lock `deciding` to use `found` and `is_over`. After `is_over` is set, each thread closes the link that it opens.
+    # Hold `deciding` while using `found` or `is_over`. Once `is_over` is set, each thread closes the link that it opens.
     is_over, deciding = threading.Event(), threading.Lock()
     errors: dict[str, PacelineError] = {}
 
@@ -248,7 +248,7 @@ def _open_all(
         with deciding:
             is_over.set()
         return [found[name] for name in names if name in found]
-    # If a node is missing, close all links. Don't wait for a thread that is still opening a link, which ends with this process.
+    # If a node is missing, close all links. Don't wait for threads that are still opening links: they end with this process.
     if gives_up or errors:
         for thread in threads:
             thread.join(1.0)

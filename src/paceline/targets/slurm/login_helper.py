@@ -26,7 +26,7 @@ import threading
 import time
 from typing import IO
 
-if "Changes" not in globals():  # a login host runs one script with the texts of these modules and of this module
+if "Changes" not in globals():  # false on a login host, which runs one script made of these modules and this one
     from paceline.remote.replica.changes import LARGE, WORK, Changes, small_names
     from paceline.remote.wire import Header, frame
 
@@ -68,7 +68,7 @@ def push(request: "Header", stdin: IO[bytes], stdout: IO[bytes]) -> "Header":
                 if item.name.startswith("/") or ".." in parts:
                     raise OSError("the archive has a name that leaves its folder: " + item.name)
                 archive.extract(item, beside)
-        # Rename complete folders, so that a kill leaves no incomplete one. The run's folder is last, because it has links.
+        # Move folders by renaming, so that a kill leaves none incomplete. The run's folder is last: it links to the others.
         for name in PARTS:
             if not os.path.isdir(os.path.join(beside, name)):
                 continue
@@ -123,7 +123,7 @@ def execute(request: "Header", stdin: IO[bytes], stdout: IO[bytes]) -> None:
         threading.Thread(target=passing.pass_on, args=(stdin,), daemon=True).start()
         give_back(request["run_dir"], folder, passing, stdout)
     finally:
-        # When the request's folder disappears, the supervisor ends the command.
+        # Remove the request's folder: the supervisor then ends the command.
         shutil.rmtree(hidden, ignore_errors=True)
         shutil.rmtree(folder, ignore_errors=True)
         try:

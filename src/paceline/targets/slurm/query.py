@@ -99,7 +99,7 @@ _HELD = {
     "job requeued in held state": "held: it was requeued so; `scontrol release {job_id}` lets it go",
 }
 
-#: Names of limits in Slurm, over a hundred, are made of these parts: whose limit, kind, resource, minutes, and scope.
+#: Pattern of the name of a limit in Slurm (there are over a hundred): whose limit, kind, resource, minutes, and scope.
 _LIMIT = re.compile(
     r"(?P<whose>QOS|Assoc|)(?P<kind>Max|Grp|Min)"
     r"(?P<of>Cpu|CPU|Node|GRES|Memory|Mem|SubmitJobs?|Jobs|WallDuration|Wall|License|BB|Billing|Energy)"

@@ -75,7 +75,7 @@ MANAGED: Mapping[str, str | None] = {
         )
     ),
 }
-#: sbatch options whose complete name begins the name of an option in `MANAGED`. They are no abbreviations of that option.
+#: sbatch options whose name is the beginning of an option's name in `MANAGED`, but which are not abbreviations of that option.
 _OWN_NAMES = frozenset({"mem-per-cpu", "mem-per-gpu", "gpus", "time-min"})
 _OPTION = re.compile(r"--([a-z][a-z0-9-]*)(=.*)?")
 _MPI = re.compile(r"mpirun|pmix(_v[0-9]+)?")

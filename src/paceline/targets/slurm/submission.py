@@ -62,7 +62,7 @@ def try_out(scheduler: Scheduler, script: str, *, lacks_nodes: Callable[[], bool
         done = scheduler.call(argv, input=script, environment=environment(os.environ, scheduler.settings))
     except AwayError:
         return  # skip this test, because the submission itself waits for the controller
-    # Ignore an error about missing nodes if the controller was down, because it does not know its nodes right after a restart.
+    # Ignore an error about missing nodes if the controller was down: right after a restart it does not know its nodes.
     was_away = time.monotonic() - begun > _SLOW_S
     if done.returncode == 0 or was_away or _NOT_NOW.search(done.stderr):
         return

@@ -258,7 +258,7 @@ class SlurmTarget:
             self._login().put(f"{noted['run_dir']}/cancel.json", read_json(folder.cancel_request) or {})
         if noted.get("job_id"):
             if "task" in noted:
-                # Hold the task first: this separates it from its array, of which scancel --state would cancel all pending tasks.
+                # First hold the task, to separate it from its array: otherwise scancel --state cancels all pending tasks.
                 self._scheduler.call(["scontrol", "hold", str(noted["job_id"])])
             # Cancel the job if it is pending. A running job is not affected, since its supervisor ends it.
             done = self._scheduler.call(["scancel", "--state=PENDING", str(noted["job_id"])])

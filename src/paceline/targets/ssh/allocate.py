@@ -25,7 +25,7 @@ from paceline.targets.ssh.members import HostMember, Opening
 if TYPE_CHECKING:
     from paceline.targets.leases import LeaseAnswer
 
-#: Seconds to wait for further hosts after the first host has answered, and seconds to wait for hosts in all.
+#: Maximum seconds to wait for hosts: after the first host has answered, and in all.
 _TOGETHER_S = 1.5
 _LONGEST_S = 4.0
 _POLL_S = 0.1

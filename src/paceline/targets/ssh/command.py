@@ -33,7 +33,7 @@ PERSIST_ASKED_S = 60
 CONNECT_S = 8
 #: After this many unanswered keep-alive messages ssh ends the connection.
 _ALIVE_COUNT = 3
-#: Maximum length of the folder's path. A socket's path may have 104 characters, of which ssh temporarily needs 17.
+#: Maximum length of the path of the sockets' folder. A socket's path has at most 104 characters; ssh appends up to 17.
 _LONGEST_FOLDER = 45
 
 #: Parts of ssh's error messages for problems that a person can fix by logging in once.

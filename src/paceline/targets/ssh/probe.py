@@ -27,7 +27,7 @@ from paceline.targets.ssh.settings import SshSettings
 if TYPE_CHECKING:
     from paceline.targets.leases import LeaseAnswer, SharesAnswer, Ticket
 
-#: Seconds that a host has to answer, and more seconds if it queries GPUs: nvidia-smi is slow if each call loads the driver.
+#: Seconds for a host to answer, and seconds added if it queries its GPUs: nvidia-smi is slow if each call loads the driver.
 TIMEOUT_S = 15.0
 GPUS_S = 25.0
 _AGAIN_S = 1.0
@@ -142,7 +142,7 @@ def _ask(ssh: Ssh, host: SshHost, python: str, with_gpus: bool, timeout_s: float
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         stdin.write(host_program("look", {"with_gpus": with_gpus}))
         stdin.seek(0)
-        # The ssh connection may outlive this process. If a worker starts it, it must not count as a leftover of the worker's run.
+        # Drop the run's variables: the ssh connection may outlive this process, and must not count as a leftover of a run.
         environment = processes.of_no_run(os.environ)
         process = subprocess.Popen(
             command, stdin=stdin, stdout=out, stderr=err, start_new_session=True, env=environment

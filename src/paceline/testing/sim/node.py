@@ -84,7 +84,7 @@ class SimNode:
         self._chance = random.Random(f"{seed} {number}")
         self._on_want = on_want
         self._unsent = bytearray()
-        #: Frames of the message that is being collected; arrival times of the last message to the supervisor, and from it.
+        #: Frames of the message that is being collected; arrival times of the last messages to and from the supervisor.
         self._outgoing: list[bytes] = []
         self._last_out = self._last_in = 0.0
         self._heard = self._sent = loop.now()

@@ -28,7 +28,7 @@ def runs(path: Path) -> Iterator[OldRun | BrokenRun]:
         from aim.sdk.index_manager import RepoIndexManager  # type: ignore[import-not-found,unused-ignore]
     except ImportError as error:
         raise UserError("Aim's repositories need aim, on Python 3.12 or older: pip install aim.") from error
-    # Each yielded run has to refer to this temporary copy, because its values are read after this generator has ended.
+    # Each yielded run must keep this temporary copy alive, because the run's values are read after this generator has ended.
     copy = tempfile.TemporaryDirectory(prefix="paceline-aim-")
     shutil.copytree(old, os.path.join(copy.name, ".aim"), symlinks=True)
     repo = Repo.from_path(copy.name)

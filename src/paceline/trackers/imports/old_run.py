@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from paceline.runs import states
 
-#: The state of a run that its store shows as running: the store cannot tell whether it still runs.
+#: State of a run that is still running according to the tracker's store. The run may have been killed in the meantime.
 UNFINISHED = "Unfinished"
 
 

@@ -129,7 +129,7 @@ def _param_test(name: str, value: str) -> Predicate:
     test = Compare(field_of(f"params.{quoted(name)}"), "=", (value,)).test(0)
 
     def passes(facts: RunFacts) -> bool:
-        # In `facts.params` a sweep's value or an argument lr=0.1 replaces --lr, which MLflow shows. Let MLflow test such runs.
+        # If a sweep's value or an argument lr=0.1 replaces --lr in `facts.params`, MLflow shows --lr. Let MLflow test such runs.
         is_replaced = facts.is_child or f"{name}=" in facts.arguments or len(facts.arguments) >= LONG
         return is_replaced or name not in facts.params or test(facts)
 

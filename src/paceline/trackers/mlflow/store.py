@@ -72,7 +72,7 @@ class _Open:
     known: dict[str, set[tuple[int, int, str]]] = field(default_factory=dict)
 
 
-#: Open runs by id. All stores of this process share them, because MLflow creates several stores.
+#: Id of a run -> the open run. All stores of this process share this dictionary, because MLflow creates several stores.
 _open: dict[str, _Open] = {}
 
 
@@ -230,7 +230,7 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
                     to.log.scalar(name, metric.value, metric.step, time_s)
                 except MetricError as error:
                     raise MlflowException(str(error), INVALID_PARAMETER_VALUE) from error
-        if params:  # metrics without parameters need no read of the run's notes
+        if params:  # if there are no parameters, don't read the run's notes
             _add_parameters(to, {f"{to.prefix}{param.key}": str(param.value) for param in params})
         self._set_tags(to, {tag.key: tag.value for tag in tags})
 

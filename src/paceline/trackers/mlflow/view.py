@@ -21,7 +21,7 @@ _STATUS = {
     states.CANCELED: RunStatus.KILLED,
     **dict.fromkeys((states.NOT_STARTED, states.QUEUED, states.PREPARING, states.STARTING), RunStatus.SCHEDULED),
 }
-#: Metric files -> each metric's last value. A cache, because most of 10,000 runs have ended and no longer change.
+#: Cache: run's folder -> (name, size and time of each metric file; last value of each metric). Most runs no longer change.
 _last: dict[Path, tuple[list[tuple[str, int, int]], list[Metric]]] = {}
 
 

@@ -13,7 +13,7 @@ from typing import Literal, TypedDict
 
 from paceline.ui.children import output_of
 
-#: CPU seconds and bytes of memory of the process that reads a file. The limit on CPU seconds also ends an orphaned process.
+#: Maximum CPU seconds and memory in bytes of the process that reads a file. The CPU limit also ends an orphaned process.
 LIMIT_S, LIMIT_BYTES = 15, 4 << 30
 #: Maximum number of bytes to read of a text file, and of a file of which a part would be useless.
 TEXT_BYTES, WHOLE_BYTES = 1 << 18, 1 << 24

@@ -44,7 +44,7 @@ _MOST = 2000
 #: Maximum number of metrics that a row of the list shows.
 _NAMES = 3
 
-#: Columns after the first, in their usual order: name -> heading. Each shows the field of that name, except _NO_FIELDS.
+#: Columns after the first, in their usual order: name -> heading. A column shows the field of its name, except for _NO_FIELDS.
 _HEADINGS = {
     "state": "State",
     "experiment": "Experiment",
