@@ -78,7 +78,7 @@ class GlooTransport:
             link = self._links[rank]
             link.send(data)
             # The first rank sends the whole response before it starts the operation, because in the operation it waits for ranks
-            # that may still lack a part of the response. Other ranks send the rest of a message while they poll.
+            # that may still lack a part of the response. Other ranks send the remaining bytes in `receive`.
             while self.rank == 0 and not link.flush():
                 links.wait([link], 1.0)
         except OSError as error:

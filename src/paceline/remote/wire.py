@@ -25,7 +25,7 @@ _MOST_BYTES = 256 << 20
 
 #: Default of the setting `silence_s`: after this many seconds without a message, the other end of a link counts as lost.
 SILENCE_S = 15.0
-#: The lowest allowed `silence_s`, because a process on a busy machine may be delayed for longer than a smaller value.
+#: The lowest allowed `silence_s`. A busy machine may delay a process for most of a second, which must not end a link.
 LEAST_SILENCE_S = 1.0
 
 

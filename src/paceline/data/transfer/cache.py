@@ -38,9 +38,9 @@ DEFAULT_LIMIT_BYTES = 100 * 10**9
 _STAMP_NS = 10**18
 #: Seconds after which a partial file is removed if no fetch has resumed it.
 _ABANDONED_S = 7 * 86400
-#: Seconds to keep a run's view if its supervisor is on another machine, even if no process of the run exists on this machine.
+#: Seconds to keep a run's folder of links into the cache if its supervisor is on another machine and no process of it is here.
 _UNHELD_S = 86400.0
-#: Longest time in seconds that the removal of a dead run's view may hold the view's lock.
+#: Maximum seconds for which the removal of a dead run's folder of links may hold the folder's lock.
 _MOMENT_S = 0.03
 
 

@@ -248,7 +248,7 @@ class Copies:
         found: dict[int, int] = {}
         for rank, link in enumerate(self._links):
             if link.lost is None:
-                # Before `send` has compared the mark files, each node counts as a separate group.
+                # Nodes that see the same folder are a group. Until `send` has found these nodes, each node is a group of one.
                 found.setdefault(self._groups.get(rank, rank), rank)
         return found
 

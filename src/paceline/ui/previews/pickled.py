@@ -130,7 +130,7 @@ def _take(op: pickletools.OpcodeInfo, value: object, stack: list[object]) -> Non
     elif "TUPLE" in name:
         stack.append((*before, *inputs))
     elif before or inputs or value is None:
-        # Push an object for an empty collection, or for an object that is needed only because its parts may be tensors.
+        # An empty collection, or an operation without a rule here: keep its parts, because some of them may be tensors.
         stack.append(_Made(args=(*before,), entries=[*enumerate(inputs)]))
     else:
         stack.append(value)
