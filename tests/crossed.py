@@ -40,7 +40,7 @@ _KEPT = {
     # Files of S3 that fsspec reads go the way of those of other stores.
     "test_fetch_raises_and_leaves_no_input_folder_if_one_file_cannot_be_downloaded": ("obstore",),
     "test_partial_file_of_an_old_version_is_discarded": ("obstore",),
-    "test_large_file_resumes_with_missing_ranges": ("obstore",),
+    "test_resumed_download_of_a_large_file_fetches_only_its_missing_byte_ranges": ("obstore",),
     "test_permanently_broken_connection_raises_and_leaves_no_partial_file": ("obstore",),
     "test_fingerprint_changes_with_the_content_of_an_s3_object": ("obstore",),
     # uv and pip are given the same words; pip takes seconds for what uv does at once.
@@ -50,7 +50,7 @@ _KEPT = {
     "test_newer_version_in_a_layered_environment_overrides_the_base": ("uv",),
     # podman and docker get the same command line; the tests of containers that stay run each of them.
     "test_killing_a_container_start_at_any_moment_leaves_no_container_and_no_process": ("podman",),
-    "test_packages_added_to_an_image_are_importable_beside_those_of_the_image": ("podman",),
+    "test_script_imports_packages_added_to_an_image_and_packages_of_the_image": ("podman",),
     "test_container_of_a_killed_podman_or_docker_client_keeps_running_until_it_is_removed": ("docker",),
     "test_background_process_left_by_a_script_is_killed_when_its_container_is_removed": ("docker",),
 }

@@ -95,7 +95,7 @@ def test_default_compute_target_is_local():
 @pytest.mark.parametrize(
     ("kind", "framework"), [(Estimator, None), (PyTorch, "pytorch"), (TensorFlow, "tensorflow"), (SKLearn, "sklearn")]
 )
-def test_job_has_the_estimators_framework(kind, framework):
+def test_job_has_the_framework_of_its_estimator(kind, framework):
     assert kind(entry_script="train.py").job().framework == framework
 
 
@@ -292,7 +292,7 @@ def test_packages_of_an_estimator_are_stored_in_its_job():
 @pytest.mark.parametrize(
     ("kind", "layered"), [(Estimator, False), (PyTorch, True), (TensorFlow, True), (SKLearn, True)]
 )
-def test_framework_estimators_add_packages_to_the_base_interpreter_by_default(kind, layered):
+def test_only_framework_estimators_add_packages_to_those_of_the_interpreter_by_default(kind, layered):
     assert kind(entry_script="train.py", pip_packages=["einops"]).job().environment.layered is layered
     other = kind(entry_script="train.py", pip_packages=["einops"], layered=not layered)
     assert other.job().environment.layered is not layered
@@ -384,7 +384,7 @@ def test_paths_of_the_script_and_the_interpreter_may_be_path_objects():
 @pytest.mark.parametrize(
     ("python", "said"), [("no-such-python", "no such program"), ("", "not a path"), (3.11, "not a path")]
 )
-def test_an_interpreter_that_is_nowhere_is_refused(python, said):
+def test_interpreter_that_is_not_found_or_not_a_path_is_refused(python, said):
     with pytest.raises(JobError, match=f"python={python!r} .*{said}"):
         PyTorch(entry_script="train.py", python=python)
 

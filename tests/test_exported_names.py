@@ -33,7 +33,7 @@ def test_every_parallel_strategy_is_exported_by_the_paceline_package():
 
 
 @pytest.mark.parametrize("name", azureml.__all__)
-def test_azureml_classes_extend_the_public_ones(name):
+def test_each_azureml_class_is_a_subclass_of_the_paceline_class_with_the_same_name(name):
     assert issubclass(getattr(azureml, name), getattr(paceline, name))
 
 
@@ -60,7 +60,7 @@ def third_party(modules: set[str]) -> set[str]:
 
 
 @pytest.mark.promise("importing-paceline-loads-third-party")
-def test_importing_paceline_loads_no_other_modules():
+def test_importing_paceline_loads_no_third_party_modules_and_few_modules_of_paceline():
     loaded = loaded_by("import paceline")
     assert third_party(loaded) == set()
     assert not loaded & {"json", "dataclasses", "inspect", "subprocess", "tempfile", "asyncio", "importlib.metadata"}

@@ -131,7 +131,7 @@ def test_traceback_of_a_forked_script_has_its_own_frames_only(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("options", [(), ("-u",)])
-def test_output_buffering_of_a_forked_script_equals_a_separately_started_script(
+def test_output_of_a_forked_script_is_buffered_as_in_a_separately_started_script(
     options: tuple[str, ...], tmp_path: Path
 ) -> None:
     script = "import os, sys\nprint('said')\nsys.stdout.buffer.write(b'and ')\nos.write(1, b'written\\n')\n"

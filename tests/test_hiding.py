@@ -38,7 +38,7 @@ print(package.later.begin(), package.later.__loader__.path == package.later.__fi
 """
 
 
-def test_preloaded_module_hidden_from_sys_modules_returns_at_its_import_with_import_hooks_applied(
+def test_import_of_a_hidden_preloaded_module_restores_the_module_and_runs_import_hooks(
     tmp_path: Path,
 ) -> None:
     write_tree(tmp_path, FILES)

@@ -323,7 +323,7 @@ def test_every_part_of_the_package_has_a_layer():
 
 
 @pytest.mark.promise("worker-needs-python-3-10")
-def test_every_file_is_python_3_10():
+def test_every_source_file_has_valid_python_3_10_syntax():
     wrong = []
     for path in FILES:
         try:

@@ -55,6 +55,6 @@ def test_class_names_are_unique() -> None:
     assert {name for name, _ in twice} == OF_BOTH, twice
 
 
-def test_class_names_shared_by_paceline_and_its_azure_sdk_package_are_the_listed_ones() -> None:
+def test_only_the_listed_class_names_occur_both_in_paceline_and_in_its_azure_sdk_replacement() -> None:
     classes = public_classes()
     assert {name for name, is_sdk in classes if is_sdk and (name, False) in classes} == TAKEN_FROM_THE_SDK

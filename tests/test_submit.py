@@ -95,7 +95,7 @@ def test_source_that_is_no_folder_is_refused(tmp_path):
         submit(make_job(), SourceCopy(directory=tmp_path / "nowhere"), tmp_path / "ws", "digits")
 
 
-def test_a_snapshot_that_is_gone_is_refused(tmp_path):
+def test_submitting_a_snapshot_that_no_longer_exists_is_refused(tmp_path):
     error = refused(tmp_path, make_job(), snapshot_id="0" * 64)
     assert isinstance(error, JobError)
     assert "is no longer in" in str(error)
@@ -104,7 +104,7 @@ def test_a_snapshot_that_is_gone_is_refused(tmp_path):
 # --- the interpreter
 
 
-def test_an_interpreter_that_is_not_there_is_refused(tmp_path):
+def test_interpreter_path_that_does_not_exist_is_refused(tmp_path):
     with pytest.raises(JobError, match=r"python='/no/such/python' can't be run"):
         check(make_job(environment=Environment(python="/no/such/python")), tmp_path)
 
@@ -148,7 +148,7 @@ class Asked:
         self.told.append(f"release {run_dir.parent.name}/{run_dir.name.partition('_')[0]}")
 
 
-def test_supervisor_started_before_the_check_is_released_if_the_job_is_refused(tmp_path, monkeypatch):
+def test_release_method_of_the_target_is_called_if_a_job_with_a_loaded_supervisor_is_refused(tmp_path, monkeypatch):
     target = Asked()
     monkeypatch.setattr("paceline.targets.configured.Configured.make", lambda self: target)
     refused(tmp_path, make_job())
@@ -172,7 +172,7 @@ def test_run_placeholder_in_an_output_path_is_replaced_by_the_run_id() -> None:
     ],
     ids=["argument", "variable", "secret"],
 )
-def test_too_long_argument_or_variable_is_refused_by_name(values, what):
+def test_error_for_a_too_long_argument_or_variable_says_which_one(values, what):
     # The story: the run ended with "Argument list too long", after its submission and without a name.
     with pytest.raises(JobError, match="at most 131,071") as caught:
         values_of(make_job(**values), {"TOKEN": "x" * 200_000})

@@ -160,7 +160,7 @@ def test_masks_of_two_embeddings_are_distinct_dict_keys_even_if_they_compare_equ
 # The releases.
 
 
-def test_supported_torch_versions_equal_the_requirement():
+def test_supported_torch_versions_equal_the_torch_requirement_in_pyproject_toml():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     found = [name for name in project["optional-dependencies"]["torch"] if name.startswith("torch")]
     assert found == [torch_private.requirement()]

@@ -72,7 +72,7 @@ def test_traceback_of_a_failed_program_is_stored_in_its_failure() -> None:
     assert (failure.traceback or "").startswith("Traceback")
 
 
-def test_forked_and_started_processes_log_to_the_run() -> None:
+def test_forked_children_and_subprocesses_log_to_the_run_of_their_program() -> None:
     child = """
 if os.fork() == 0:
     paceline.log("forked", 2)
@@ -135,7 +135,7 @@ def test_exception_of_another_rank_is_reported_as_the_failure_of_the_run() -> No
     assert (failure.rank, failure.message) == (1, "ValueError: bad batch")
 
 
-def test_rank_whose_rank_0_never_calls_init_raises_an_error_with_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_rank_raises_run_state_error_if_rank_0_never_calls_init(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**TORCHRUN, "RANK": "1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("paceline.tracking._PATIENCE_S", 0.0)

@@ -65,7 +65,7 @@ def test_killed_fork_server_is_replaced(tmp_path: Path, capfd: pytest.CaptureFix
     assert "has ended: exit code -9" in capfd.readouterr().err
 
 
-def test_shared_fork_server_serves_all_pytest_processes_and_ends_with_the_first(
+def test_shared_fork_server_serves_several_processes_and_ends_when_its_owner_closes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(KINDS, NUMPY, KINDS[NUMPY]._replace(is_shared=True))

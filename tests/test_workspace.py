@@ -14,7 +14,7 @@ from tests.helpers import make_job, write_tree
 
 
 @pytest.mark.promise("workspace-found-variable-configuration-folder")
-def test_workspace_is_beside_the_program_by_default(tmp_path):
+def test_workspace_is_in_the_working_directory_by_default(tmp_path):
     assert Workspace.from_config().path == tmp_path / ".paceline"
 
 
@@ -53,7 +53,7 @@ def test_tilde_in_the_workspace_variable_is_the_home(tmp_path, monkeypatch):
         ("[other]\nx = 1\n", ".paceline"),
     ],
 )
-def test_workspace_path_is_relative_to_its_configuration(tmp_path, monkeypatch, toml, path):
+def test_workspace_path_is_relative_to_the_folder_of_the_configuration_file(tmp_path, monkeypatch, toml, path):
     write_tree(tmp_path, {"a/paceline.toml": toml, "a/b/c/x": "", "paceline.toml": '[workspace]\npath = "far"\n'})
     monkeypatch.chdir(tmp_path / "a/b/c")
     assert Workspace.from_config().path == Path(f"{tmp_path}/a/{path}").resolve()
@@ -92,7 +92,7 @@ def test_invalid_configuration_file_is_named_in_the_error(tmp_path, toml, said):
     assert "paceline.toml" in str(refused.value)
 
 
-def test_a_folder_that_can_not_be_made_is_refused(tmp_path):
+def test_workspace_folder_that_cannot_be_created_is_refused(tmp_path):
     write_tree(tmp_path, {"file": ""})
     with pytest.raises(WorkspaceError, match=r"file.*can't be made.*PACELINE_WORKSPACE"):
         Workspace(tmp_path / "file")

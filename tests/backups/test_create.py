@@ -177,7 +177,7 @@ def test_large_file_that_changes_while_it_is_sent_is_never_stored_under_a_wrong_
     assert (tmp_path / f"back/runs/{RUN}/outputs/model.pt").read_bytes() == large.read_bytes()
 
 
-def test_backup_skips_and_reports_pipes_and_symlinks_to_files_that_it_does_not_store(filled, tmp_path):
+def test_backup_skips_and_reports_pipes_and_symlinks_to_secrets_or_out_of_the_workspace(filled, tmp_path):
     outputs = filled.path / f"runs/{RUN}/outputs"
     (outputs / "passwords").symlink_to("/etc/passwd")
     (outputs / "page").symlink_to("../../../ui/token")

@@ -78,7 +78,7 @@ def test_url_as_checkpoint_folder_is_refused():
         checkpoint.latest("s3://bucket/checkpoints")
 
 
-def test_each_rank_loads_its_own_part_unless_the_world_size_changed(tmp_path, monkeypatch):
+def test_each_rank_loads_its_own_part_but_loading_at_another_world_size_raises_checkpoint_error(tmp_path, monkeypatch):
     for rank in range(2):
         monkeypatch.setenv("RANK", str(rank))
         monkeypatch.setenv("WORLD_SIZE", "2")

@@ -57,7 +57,7 @@ def bytes_of(taken):
     return bytes(taken.bytes())
 
 
-def test_checkpoint_copied_by_a_forked_child_has_the_state_at_the_time_of_the_call(forks, monkeypatch):
+def test_checkpoint_copied_by_a_forked_child_excludes_array_changes_made_after_the_fork(forks, monkeypatch):
     array, camera = np.arange(100_000.0), Camera()
     expected = b"head" + array.tobytes()
     with stopped_child(monkeypatch):
@@ -128,7 +128,7 @@ def test_checkpoint_is_copied_by_a_fork_unless_a_step_is_shorter_than_the_copy(f
     assert taken.way == way
 
 
-def test_shared_but_not_private_memory_is_found_in_the_memory_mappings_of_a_process():
+def test_only_shared_memory_mappings_of_a_process_are_listed_as_shared():
     shared = mmap.mmap(-1, 4096)
     private = mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE)
     found = image._mappings()

@@ -74,7 +74,7 @@ while True:
     assert checkpoint.latest(tmp_path) is None
 
 
-def test_own_signal_handler_of_the_script_is_kept(tmp_path, start):
+def test_sigterm_calls_the_scripts_own_signal_handler_and_saves_no_checkpoint(tmp_path, start):
     process = start("signal.signal(signal.SIGTERM, lambda *_: os._exit(7))")
     process.terminate()
     assert process.wait(60) == 7

@@ -141,7 +141,7 @@ def test_training_continues_if_the_process_that_keeps_states_in_memory_has_ended
     assert checkpoint.latest(tmp_path) is None
 
 
-def test_one_warm_process_of_several_machines_does_not_hold_the_states_of_all_ranks():
+def test_ranks_share_a_process_that_holds_their_states_unless_each_machine_has_its_own_process():
     several = {"PACELINE_SPARE": "/x/spare_%", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
     assert not neighbour.has_shared_spare(several)
     assert neighbour.has_shared_spare(several | {"LOCAL_WORLD_SIZE": "2"})
@@ -182,7 +182,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return [spare_client.keeper_of(path) for path in paths]
 
 
-def test_state_on_one_of_two_machines_is_written_from_either_machines_memory(nodes, tmp_path):
+def test_state_copied_to_a_second_machine_can_be_written_to_disk_from_either_machines_memory(nodes, tmp_path):
     array = np.arange(100_000.0)
     for step in (1, 2, 3):
         array += 1
@@ -209,21 +209,21 @@ def test_older_states_in_memory_are_not_written_beside_a_newer_checkpoint(nodes,
     assert write_kept(nodes[1], tmp_path / "saved", [0]) == []
 
 
-def test_states_of_another_folder_are_not_kept_on_other_machines(nodes, tmp_path):
+def test_two_machine_run_keeps_states_of_its_checkpoint_folder_but_not_of_other_folders_in_memory(nodes, tmp_path):
     save({"n": 1}, 1, None)
     save({"n": 2}, 2, tmp_path / "own")
     assert write_kept(nodes[0], tmp_path / "own", [0]) == []
     assert write_kept(nodes[0], tmp_path / "saved", [0]) == [1]
 
 
-def test_state_is_kept_on_its_own_machine_while_the_next_one_is_unknown(nodes, tmp_path):
+def test_state_is_kept_on_its_own_machine_if_the_address_of_the_next_machine_is_unknown(nodes, tmp_path):
     Path(spare_client.address_file(str(tmp_path / "spare_0"))).unlink()
     save({"n": 1}, 1, None)
     assert write_kept(nodes[1], tmp_path / "saved", [0]) == []
     assert write_kept(nodes[0], tmp_path / "saved", [0]) == [1]
 
 
-def test_memory_that_holds_no_checkpoint_is_not_written(nodes, tmp_path, capsys):
+def test_invalid_checkpoint_in_memory_is_reported_and_not_written_to_disk(nodes, tmp_path, capsys):
     state = {"folder": str(tmp_path / "saved"), "step": 1, "rank": 0, "of": 1, "token": "aa"}
     kept_states.keep(nodes[0], state, memory(b"no checkpoint"))
     assert write_kept(nodes[0], tmp_path / "saved", [0]) == []
@@ -242,7 +242,7 @@ def test_parts_in_the_memory_of_two_machines_form_a_checkpoint(nodes, tmp_path):
     assert [part["rank"] for part in found.parts] == [0, 1]
 
 
-def test_invalid_request_to_a_keeper_is_refused_with_one_sentence_of_each_kind(nodes, capfd):
+def test_invalid_requests_to_the_process_that_keeps_states_get_no_answer_and_one_report_per_kind(nodes, capfd):
     for request in ({"state": "keep", "of": {}}, {"state": "give"}, {}):
         for _ in range(2):
             with connect(nodes[0]) as connection:
@@ -252,7 +252,7 @@ def test_invalid_request_to_a_keeper_is_refused_with_one_sentence_of_each_kind(n
     assert capfd.readouterr().out.count("states in memory: a request is refused: ") == 3
 
 
-def test_keeper_keeps_its_own_nodes_states_where_it_cannot_listen(tmp_path):
+def test_process_that_keeps_states_serves_its_own_node_if_it_cannot_listen_for_other_nodes(tmp_path):
     path, report = str(tmp_path / "spare_0"), tmp_path / "report.json"
     argv = [sys.executable, "-m", "paceline.node.states", path, "192.0.2.1", str(tmp_path / "saved"), str(report)]
     environment = {**os.environ, spare_client.KEY_VARIABLE: "ab" * 32}

@@ -98,7 +98,9 @@ def test_checkpoint_save_refuses_an_invalid_value_of_step_every_or_keep(tmp_path
     assert os.listdir(tmp_path) == []
 
 
-def test_checkpoint_wait_raises_the_error_of_a_background_save_and_the_older_file_stays(tmp_path, monkeypatch, caplog):
+def test_checkpoint_wait_raises_the_error_of_a_failed_background_save_and_keeps_the_older_file(
+    tmp_path, monkeypatch, caplog
+):
     checkpoint.save(1, 1, folder=tmp_path)
     checkpoint.wait()
     with monkeypatch.context() as patch:
@@ -252,7 +254,7 @@ assert not {{"torch", "numpy"}} & set(sys.modules)
 
 
 @pytest.mark.promise("sigterm-before-time-limit-more")
-def test_checkpoint_before_the_time_limit_is_saved_once(tmp_path, monkeypatch):
+def test_first_save_shortly_before_the_time_limit_ignores_every_but_later_saves_do_not(tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_END_TIME", "10")
     done = [checkpoint.save(1, step, every=1000, folder=tmp_path) for step in (1, 2)]
     assert done == [True, False]

@@ -61,7 +61,7 @@ def test_models_and_optimizers_are_saved_by_their_state_dict():
     ("state", "place"),
     [({"a": [1, object()]}, r"state\['a'\]\['1'\] is a builtins.object"), ({object(): 1}, "has the key")],
 )
-def test_unsupported_value_is_refused_with_its_path(state, place):
+def test_encoding_an_unsupported_value_raises_an_error_that_names_its_position_in_the_state(state, place):
     with pytest.raises(UserError, match=place):
         encode_state(state)
 

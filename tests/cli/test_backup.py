@@ -47,7 +47,9 @@ def test_lost_workspace_is_restored_from_its_backup_by_the_command_line(cli: Cli
     assert not list((cli.folder / "near/backups/contents").iterdir())
 
 
-def test_backup_create_and_restore_name_a_missing_workspace_or_backup(cli: Cli, tmp_path: Path) -> None:
+def test_backup_command_fails_if_the_workspace_or_backup_is_missing_or_the_destination_is_invalid(
+    cli: Cli, tmp_path: Path
+) -> None:
     assert "there is nothing to back up" in cli("backup", "create", str(tmp_path / "near"), code=2).stderr
     assert "There is none" in cli("backup", "restore", str(tmp_path / "near"), code=2).stderr
     assert "is not a place of backups" in cli("backup", "list", "a b", code=2).stderr

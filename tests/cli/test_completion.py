@@ -113,7 +113,9 @@ def test_shell_completion_imports_no_third_party_library_that_the_command_line_d
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_installing_shell_completion_twice_adds_one_line_to_the_start_file(cli: Cli, shell: str) -> None:
+def test_installing_shell_completion_twice_adds_only_one_line_to_the_startup_file_of_the_shell(
+    cli: Cli, shell: str
+) -> None:
     variables = {"SHELL": f"/usr/bin/{shell}"}
     assert cli("--install-completion", env=variables).stdout.startswith(f"Completion for {shell} is set up in ")
     start_file = cli.folder / f".{shell}rc"

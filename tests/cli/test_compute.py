@@ -36,7 +36,7 @@ def compute(cli):
     return call
 
 
-def test_target_setting_that_slurm_refuses_changes_no_compute_target(compute, cli):
+def test_compute_add_with_a_setting_that_slurm_refuses_neither_adds_nor_changes_a_target(compute, cli):
     sinfo = "#!/bin/sh\n[ \"$1\" = -p ] || printf 'main\\nshort\\n'\n"
     cli.environment["PATH"] = f"{write_program(cli.folder / 'bin' / 'sinfo', sinfo).parent}:{os.environ['PATH']}"
     words = ("add", "cluster", "--kind", "slurm", "--partition", "mian")
@@ -128,7 +128,7 @@ def test_compute_add_warns_about_each_node_that_is_down_with_the_reason(compute)
 
 
 @pytest.mark.promise("target-does-answer-holds-up")
-def test_unresponsive_target_is_added_with_a_warning_and_does_not_delay_others(compute, cli):
+def test_unresponsive_target_is_added_with_a_warning_and_does_not_delay_listing_other_targets(compute, cli):
     done = compute("add", "off", "--kind", "toy", "--label", "x", "--broken", "status")
     assert "warning: off is kept, but can't be reached: the toy's engine is switched off." in done.stderr
     compute("add", "hung", "--kind", "toy", "--label", "x", "--broken", "hangs", "--no-check")

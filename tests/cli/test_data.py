@@ -62,7 +62,7 @@ def test_data_add_refuses_a_secret_on_the_command_line_and_does_not_print_it(dat
     assert "planted" not in done.stdout + done.stderr
 
 
-def test_files_are_uploaded_listed_and_downloaded(data, cli):
+def test_data_commands_upload_list_and_download_files_of_a_datastore(data, cli):
     write_tree(cli.folder, {"src/a.csv": "1", "src/sub dir/ü.csv": "22"})
     data("upload", "src", "default:train")
     data("upload", "src/a.csv", "default:one")

@@ -56,7 +56,7 @@ def test_paceline_run_with_m_executes_a_module_in_the_same_way_as_python_m(
     assert "-m pkg.train --a b" in cli("show", ids[0]).stdout
 
 
-def test_run_with_m_starts_an_installed_module_and_names_a_missing_one(cli: Cli) -> None:
+def test_run_with_m_starts_an_installed_module_and_the_error_names_a_missing_one(cli: Cli) -> None:
     assert cli("run", "-q", "-m", "platform").stdout.startswith("Linux")
     failed = cli("run", "-q", "-m", "nowhere.at_all", code=1)
     assert "ModuleNotFoundError: no module 'nowhere.at_all' in the source folder or in the environment" in failed.stderr
@@ -96,7 +96,7 @@ def test_shell_script_gets_its_rank_and_its_exit_code_is_reported(
     assert "killed by SIGKILL" in cli(*words, "x", "kill", code=137).stderr
 
 
-def test_run_starts_a_binary_and_names_the_missing_interpreter_of_a_script(cli: Cli) -> None:
+def test_run_starts_a_binary_and_the_error_names_a_missing_interpreter_of_a_script(cli: Cli) -> None:
     (cli.folder / "src").mkdir()
     shutil.copy(str(shutil.which("echo")), cli.folder / "src" / "tool")
     assert cli("run", "-q", "src/tool", "--", "hello").stdout == "hello\n"

@@ -54,7 +54,9 @@ def test_invalid_files_or_download_call_is_refused(gallery: Gallery, words: list
     assert complaint in gallery(*(word.format(run=gallery.good) for word in words), code=2).stderr
 
 
-def test_file_removed_during_the_copy_is_not_listed(gallery, tmp_path, monkeypatch, capsys):
+def test_download_with_json_does_not_list_a_file_that_was_removed_before_it_was_copied(
+    gallery, tmp_path, monkeypatch, capsys
+):
     """Story: --json listed the path of a copy that was never made."""
     folder = RunFolder(gallery.run_folder(gallery.good))
     chosen = downloads.files(folder)

@@ -94,7 +94,7 @@ def test_logs_follow_shows_all_attempts_from_the_start(cli: Cli) -> None:
     assert "has 2 so far" in cli("logs", run_id, "--attempt", "3", code=2).stderr
 
 
-def test_logs_follow_shows_one_rank(cli: Cli) -> None:
+def test_logs_follow_with_rank_shows_only_the_output_of_that_rank(cli: Cli) -> None:
     run_id = cli.submit("import os; print('rank', os.environ['PACELINE_RANK'])\n", "-j", "2", "--backend", "gloo")
 
     assert cli("logs", "-f", "--rank", "1", run_id).stdout == "rank 1\n"

@@ -89,7 +89,7 @@ def test_model_update_changes_tags_and_model_diff_compares_two_versions(made: Cl
     assert "one version is named, 'digits:1'" in made("model", "diff", "digits:1", code=2).stderr
 
 
-def test_registered_model_records_the_run_that_made_it_and_show_lists_the_models_of_the_run(
+def test_registered_model_records_its_run_and_the_show_command_of_the_run_lists_the_model(
     cli: Cli, run_id: str
 ) -> None:
     model = cli.json("model", "register", "digits", "outputs/model", "--run", run_id)

@@ -38,7 +38,7 @@ def test_given_template_parameters_replace_defaults_and_are_not_substituted_agai
     assert read(tmp_path, FILE, data="${lr}")["tags"] == {"data": "${lr}"}, "a value is not searched for parameters"
 
 
-def test_template_parameter_in_another_section_gets_its_yaml_type_unless_quoted(tmp_path: Path) -> None:
+def test_template_parameter_in_the_sweep_section_of_a_job_file_gets_its_yaml_type_unless_quoted(tmp_path: Path) -> None:
     text = "entry_script: a.py\nsweep: {trials: 3, seed: 0}\n".replace("3", '"${n:3}"')
     plain = "entry_script: a.py\nsweep:\n  trials: ${n:3}\n  name: ${name:}\n"
 
@@ -86,7 +86,7 @@ def test_name_equals_value_after_a_job_file_sets_a_parameter_but_after_two_dashe
 
 
 @pytest.mark.promise("templates")
-def test_template_runs_from_any_folder_even_after_its_file_was_removed(cli: Cli) -> None:
+def test_added_template_runs_from_any_folder_even_after_its_job_file_was_deleted(cli: Cli) -> None:
     cli.script(PRINT)
     cli.script(FILE, "job.yaml")
     told = cli("template", "add", "digits", "job.yaml").stdout

@@ -107,7 +107,7 @@ def test_pipeline_run_executes_the_steps_of_a_file_and_pipeline_show_lists_their
     ],
     ids=["list", "takes", "after", "leaves", "key", "twice", "script", "word", "parameter", "word for a step"],
 )
-def test_invalid_pipeline_file_is_refused_before_it_starts(cli: Any, text: str, words: Any, said: str) -> None:
+def test_invalid_pipeline_file_is_refused_and_no_run_is_created(cli: Any, text: str, words: Any, said: str) -> None:
     write_tree(cli.folder, {"a.py": "", "p.yaml": text})
     assert said in cli("pipeline", "run", "p.yaml", *words, code=2).stderr
     assert not list((cli.folder / ".paceline").glob("runs/*"))

@@ -293,7 +293,7 @@ def test_list_shows_parameters_that_differ_between_runs_and_their_validation_met
     assert (found[1]["main_metric"], found[1]["params"]) == ("val_loss", {"rate": 0.1, "depth": 18})
 
 
-def test_list_keeps_the_metric_of_an_earlier_attempt(cli: Cli) -> None:
+def test_list_shows_the_metric_of_an_earlier_attempt_if_the_latest_attempt_has_not_logged_it(cli: Cli) -> None:
     folder, fd = make_run(cli.folder / ".paceline" / "runs", status=states.COMPLETED)
     os.close(fd)
     _log(folder, ("val_acc", 0.9), ("loss", 1))

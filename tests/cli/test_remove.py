@@ -102,7 +102,7 @@ def test_note_and_tag_commands_change_the_output_of_show(cli: Cli, runs: list[st
     assert "tag '=x' is not KEY or KEY=VALUE" in cli("tag", runs[0], "=x", code=2).stderr
 
 
-def test_rm_refuses_a_running_run_and_removes_nothing_else(cli: Cli, runs: list[str]) -> None:
+def test_rm_with_a_running_run_among_its_arguments_fails_and_removes_none_of_them(cli: Cli, runs: list[str]) -> None:
     living = cli.submit("import time; time.sleep(600)")
     cli.wait(living, "Running")
     done = cli("rm", "--yes", runs[0], living, code=1)

@@ -35,7 +35,7 @@ def test_run_prints_the_scripts_output_and_nothing_else_on_standard_output(cli: 
     assert lines[-1].startswith("Completed in ")
 
 
-def test_first_line_of_a_run_shows_the_name_given_to_it(cli: Cli) -> None:
+def test_first_line_printed_by_the_run_command_shows_the_given_run_name(cli: Cli) -> None:
     done = cli("run", "--name", "warm\x1b start", cli.script(""))
 
     (run_id,) = cli.run_ids()
@@ -183,7 +183,7 @@ def test_run_with_json_prints_json_alone_on_standard_output(cli: Cli) -> None:
     assert "out\n" in done.stderr
 
 
-def test_submit_returns_at_once_with_the_run_id_and_the_next_commands(cli: Cli) -> None:
+def test_submit_prints_the_run_id_and_the_logs_status_and_cancel_commands_without_waiting(cli: Cli) -> None:
     done = cli("submit", cli.script("import time; time.sleep(600)"))
 
     (run_id,) = cli.run_ids()
@@ -204,7 +204,7 @@ def test_submit_with_json_has_the_id_and_the_state(cli: Cli) -> None:
     assert cli.wait(found["run_id"]) == "Completed"
 
 
-def test_run_options_env_tag_experiment_and_source_set_variables_tags_name_and_source_folder(cli: Cli) -> None:
+def test_run_command_applies_its_options_env_tag_experiment_and_source(cli: Cli) -> None:
     script = cli.script(
         "import os, pathlib; print(os.environ['A'], os.environ['B'], os.getcwd(), pathlib.Path('data').exists())"
     )

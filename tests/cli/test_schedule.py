@@ -86,7 +86,7 @@ def test_schedule_is_paused_resumed_run_by_hand_and_removed(lab: Cli) -> None:
     assert "there is no schedule 'one'" in lab("schedule", "pause", "one", code=2).stderr
 
 
-def test_schedule_run_command_starts_the_run_and_passes_by_hand_as_its_trigger(lab: Cli) -> None:
+def test_run_started_by_the_schedule_run_command_gets_the_text_by_hand_as_its_trigger(lab: Cli) -> None:
     add(lab, "@daily", "job.yaml")
     started = lab("schedule", "run", "job").stdout.strip()
     assert lab.wait(started) == "Completed"

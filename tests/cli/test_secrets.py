@@ -114,7 +114,7 @@ def test_env_file_is_parsed_like_dotenv_and_excluded_from_snapshots(cli: Cli) ->
     assert holders(cli.folder) == [".env"]
 
 
-def test_rerun_reads_secret_values_again_and_names_missing_ones(cli: Cli) -> None:
+def test_rerun_reads_secret_values_again_and_its_error_names_missing_secrets(cli: Cli) -> None:
     script = cli.script("import os; print(os.environ['A_TOKEN'] + os.environ['B_TOKEN'])")
     words = ["run", "-q", script, "--env", "A_TOKEN", "--env", "B_TOKEN"]
     assert cli(*words, env={"A_TOKEN": "x1", "B_TOKEN": "y2"}).stdout == "x1y2\n"
@@ -468,7 +468,7 @@ def test_secret_of_a_service_is_stored_only_in_private_files(cli: Cli) -> None:
 
 @pytest.mark.promise("password-without-scheme-refused-would")
 @pytest.mark.parametrize("secret", [PLANTED, "s3cr3t"], ids=["all characters", "one word"])
-def test_url_password_without_a_url_scheme_is_refused_and_not_shown(cli: Cli, secret: str) -> None:
+def test_password_in_a_url_that_lacks_a_scheme_is_refused_and_not_shown(cli: Cli, secret: str) -> None:
     """The story: `compute add lab --hosts me:password@host` was registered, and the error of `--image` showed it."""
     script, one = cli.script("print(1)"), f"me:{secret}@host"
     (cli.folder / "hosts.txt").write_text(f"gpu1 slots=4\n{one}\n")

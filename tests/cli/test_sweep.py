@@ -32,7 +32,7 @@ SPACE = ("--param", "x=choice(-2, 1, 3)", "--metric", "loss", "--minimize", "--s
 
 
 @pytest.mark.promise("sweep-tries-points-runs-their")
-def test_sweep_run_show_and_best_report_the_trials_listed_by_dry_run(cli: Any) -> None:
+def test_sweep_commands_run_show_and_best_report_the_same_trials_as_the_dry_run(cli: Any) -> None:
     write_tree(cli.folder, {"train.py": SCRIPT})
     shown = cli("sweep", "run", "train.py", *SPACE, "--dry-run")
     assert shown.stdout.splitlines() == ["train.py --x -2", "train.py --x 1", "train.py --x 3"]

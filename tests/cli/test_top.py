@@ -89,7 +89,7 @@ def test_top_reports_that_a_short_run_was_never_sampled(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(("nodes", "workers"), [(1000, 8), (2, 300), (1000, 0), (3, 1)])
-def test_slow_ranks_of_a_large_run_fit_on_the_screen(
+def test_top_command_limits_a_large_run_to_the_screen_height_but_shows_its_slow_ranks(
     nodes: int, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = nodes * workers - 2

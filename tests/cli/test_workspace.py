@@ -119,7 +119,9 @@ ACTING = [
 
 
 @pytest.mark.promise("workspace-came-archive-clone-copy")
-def test_unpacked_workspace_of_another_machine_is_shown_but_starts_no_program(cli: Cli, planted: Path) -> None:
+def test_runs_of_a_copied_workspace_are_shown_without_starting_programs_named_in_its_records(
+    cli: Cli, planted: Path
+) -> None:
     # Story: records of an unpacked workspace named an interpreter and a ProxyCommand, and `paceline list` ran both.
     shutil.copytree(planted, cli.folder / "unpacked", symlinks=True)
     for words in SHOWING:
@@ -138,7 +140,9 @@ def test_unpacked_workspace_of_another_machine_is_shown_but_starts_no_program(cl
 
 @pytest.mark.promise("workspace-came-archive-clone-copy")
 @pytest.mark.parametrize("moved", ["another/name", "renamed"])
-def test_workspace_of_a_moved_project_is_still_trusted(cli: Cli, moved: str) -> None:
+def test_runs_start_in_the_workspace_of_a_moved_project_but_rm_is_refused_in_a_copied_workspace(
+    cli: Cli, moved: str
+) -> None:
     (cli.folder / "project").mkdir()
     cli("run", "-q", cli.folder / cli.script(""), cwd=cli.folder / "project")
     (cli.folder / moved).parent.mkdir(exist_ok=True)
@@ -152,7 +156,7 @@ def test_workspace_of_a_moved_project_is_still_trusted(cli: Cli, moved: str) -> 
     cli("run", "-q", cli.folder / "src/train.py", cwd=cli.folder / "copy", env={"PACELINE_WORKSPACE": ".paceline"})
 
 
-def test_run_in_a_workspace_created_under_another_home_requires_the_variable_paceline_workspace(cli: Cli) -> None:
+def test_run_in_a_workspace_missing_from_the_users_state_folder_requires_paceline_workspace(cli: Cli) -> None:
     cli("run", "-q", cli.script(""))
     fresh = {"XDG_STATE_HOME": str(cli.folder / "fresh")}
     assert "PACELINE_WORKSPACE" in cli("run", "src/train.py", env=fresh, code=2).stderr
@@ -169,7 +173,9 @@ def test_run_succeeds_without_a_writable_state_folder_in_a_new_workspace_or_one_
 
 @pytest.mark.promise("looking-group-s-workspace-starts")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files to another user")
-def test_run_records_of_another_user_are_shown_but_start_no_program(cli: Cli, planted: Path) -> None:
+def test_run_records_of_another_user_are_shown_without_starting_the_programs_that_they_name(
+    cli: Cli, planted: Path
+) -> None:
     # Story: in a group's workspace a member stored a record with his interpreter, and each user who listed runs started it.
     records = [
         *planted.rglob("job.json"),

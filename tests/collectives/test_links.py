@@ -83,7 +83,7 @@ def test_concurrent_sends_on_one_link_keep_messages_whole(pair):
         assert [message for message in came if message[:1] == letter] == [letter * n * 40 for n in range(1, 400)]
 
 
-def test_closed_peer_raises_after_its_last_message_was_read(pair):
+def test_receiving_from_a_closed_peer_raises_eof_error_after_its_last_message_was_read(pair):
     one, other = pair
     one.send(b"last")
     one.close()

@@ -26,7 +26,7 @@ def test_operation_that_all_ranks_have_requested_twice_is_requested_again_by_its
     assert [asked.name for asked in message.requests] == ["b"]
 
 
-def test_old_cache_slot_of_an_operation_is_forgotten_once_the_cache_is_renumbered():
+def test_operation_is_not_requested_by_its_old_cache_slot_after_the_cache_was_renumbered():
     """It was kept, so that "a" was later asked for under the number that "b" had got in the new epoch."""
     coordinator, member = Coordinator(1, 1), ResponseCache()
     for name in ("a", "a", "b", "b"):

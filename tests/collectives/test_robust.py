@@ -43,7 +43,7 @@ def test_begin_and_end_of_a_stalled_operation_are_written_to_the_stall_file(tran
 
 @pytest.mark.promise("stall-names-ranks-missing")
 @pytest.mark.parametrize("transport", ["mpi", "gloo"])
-def test_stall_at_its_limit_fails_on_every_rank_and_names_the_missing_rank(transport, tmp_path):
+def test_operation_stalled_for_the_time_limit_fails_on_every_rank_and_names_the_missing_rank(transport, tmp_path):
     printed = "".join(run(transport, 3, tmp_path, "a_stall_is_ended_at_the_limit"))
     told = [line for line in printed.splitlines() if line.startswith("told:")]
     assert len(told) == 3
@@ -64,7 +64,7 @@ def test_engine_failure_on_one_rank_is_reported_to_the_others_over_gloo(tmp_path
         assert "communication has failed (TypeError" in output
 
 
-def test_survivors_form_a_new_gloo_world_with_another_rendezvous(tmp_path):
+def test_surviving_ranks_can_allreduce_in_a_new_gloo_world_after_a_second_rendezvous(tmp_path):
     outputs = run_survivors(tmp_path)
     assert all("together again: 2.0" in output for output in outputs), outputs
 

@@ -92,7 +92,7 @@ def test_shared_memory_is_not_used_if_a_rank_cannot_open_all_segments(tmp_path: 
     os.close(opened)
 
 
-def test_shared_memory_of_another_world_is_refused() -> None:
+def test_shared_memory_segment_without_the_token_sent_by_its_rank_is_refused() -> None:
     def tell(value: Any) -> Any:
         return (b"\0" * 16, *value[1:]) if isinstance(value, tuple) else value
 
@@ -104,7 +104,7 @@ def test_shared_memory_is_not_used_if_there_are_more_ranks_than_cpu_cores(monkey
     assert on_ranks(2, lambda _, segments: segments) == [None, None]
 
 
-def test_shared_memory_is_not_used_if_there_are_more_ranks_than_its_limit() -> None:
+def test_shared_memory_is_not_used_if_the_number_of_ranks_exceeds_the_shared_memory_limit() -> None:
     assert share_segments(0, MOST_RANKS + 1, lambda value: [value], lambda: None, 4096) is None
 
 

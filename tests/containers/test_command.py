@@ -113,7 +113,7 @@ def test_container_command_uses_python_and_programs_of_the_isolated_environment(
     assert argv[argv.index("--path") + 1] == "/env/bin"
 
 
-def test_container_options_select_host_shared_memory_or_a_given_size_or_that_of_another_container():
+def test_container_uses_shared_memory_of_the_host_unless_a_size_or_another_container_is_given():
     assert "--ipc=host" in wrapped().argv
     sized = wrapped(options={"shm_size": "8g"}).argv
     assert "--shm-size=8g" in sized

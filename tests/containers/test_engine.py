@@ -19,7 +19,7 @@ def find(bin_dir, **variables):
     return find_engine({"PATH": f"{bin_dir}:/nowhere", **variables})
 
 
-def test_podman_comes_before_docker_and_docker_before_apptainer(bin_dir):
+def test_podman_is_preferred_to_docker_and_docker_to_apptainer(bin_dir):
     fakes.program(bin_dir, "apptainer", fakes.APPTAINER)
     assert find(bin_dir).kind == "apptainer"
     fakes.program(bin_dir, "docker", fakes.DOCKER)

@@ -29,7 +29,7 @@ def run(*options, command=None, **environment):
     return (done.returncode, done.stderr) if done.returncode else json.loads(done.stdout)
 
 
-def test_paceline_prefix_of_variables_is_removed_inside_the_container():
+def test_variables_with_the_paceline_set_prefix_are_set_without_it_inside_the_container():
     arguments, found = run(
         _PACELINE_SET_HOME="/mine",
         _PACELINE_SET_TOKEN="a\n'b'",

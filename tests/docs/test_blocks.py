@@ -145,7 +145,7 @@ def test_tests_that_pages_refer_to_exist() -> None:
     assert set(SCENES) <= {page.stem for page in READ}
 
 
-def test_each_documentation_command_that_only_make_proof_runs_occurs_on_its_page() -> None:
+def test_console_commands_that_only_make_proof_runs_occur_on_their_documentation_pages() -> None:
     for page in READ:
         commands = [command for block in blocks(page, "console") for command, _ in typed(block)]
         for beginning in LATER.get(page.stem, ()):

@@ -383,7 +383,7 @@ def under_open_mpi(launch: Launch) -> set[str]:
     return set(values) - set(given)
 
 
-def test_documented_refused_rank_variables_equal_those_of_the_code() -> None:
+def test_documentation_lists_exactly_the_rank_variables_that_the_code_refuses() -> None:
     refused = re.search(r"are refused \((.*?)\)", section(VARIABLES, "Precedence"), re.DOTALL)
     assert refused
     assert sorted(code_words(refused[1])) == sorted(RANK_VARIABLES)
@@ -525,7 +525,7 @@ def test_page_and_help_have_each_parameter_of_the_estimators() -> None:
         assert {field.name for field in fields(cls)} <= set(explained), cls
 
 
-def test_parameter_that_some_estimators_lack_is_documented_with_these_estimators() -> None:
+def test_documentation_of_an_estimator_parameter_says_which_estimators_accept_it() -> None:
     for names, meaning in tables(parameters())[0]:
         for name in code_words(names):
             lacking = [cls for cls in ESTIMATORS if name not in {field.name for field in fields(cls)}]

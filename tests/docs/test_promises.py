@@ -127,7 +127,7 @@ def test_every_benchmark_result_is_listed_on_the_promises_page():
     assert wrong == []
 
 
-def test_make_proof_runs_every_test_that_make_test_runs_with_reduced_repeats():
+def test_make_proof_runs_all_repeats_of_tests_that_make_test_runs_with_fewer_repeats():
     makefile = (ROOT / "Makefile").read_text()
     assert re.search(r"^proof:.*\bchaos\b", makefile, re.MULTILINE), "make proof does what make chaos does"
     assert re.search(r"^\tPACELINE_PROOF=1 .* -m proof$", makefile, re.MULTILINE), "it runs the tests marked so"

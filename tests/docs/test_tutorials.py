@@ -42,7 +42,7 @@ def test_there_are_four_tutorials() -> None:
 
 @pytest.mark.promise("tutorials-notebooks-made-their-pages")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_notebook_equals_the_one_generated_from_the_page(page: Path) -> None:
+def test_tutorial_notebook_equals_the_notebook_generated_from_its_page(page: Path) -> None:
     made = MAKER["notebook"](page.read_text())
     assert page.with_suffix(".ipynb").read_text() == made, "run python .ci/notebooks.py"
 

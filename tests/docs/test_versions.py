@@ -162,7 +162,7 @@ def test_new_version_matrix_row_replaces_only_the_row_of_the_same_version(compat
     ]
 
 
-def test_missing_python_of_the_matrix_is_named_and_skipped(compat):
+def test_version_matrix_skips_and_reports_a_python_version_that_is_not_installed(compat):
     here = "{}.{}".format(*sys.version_info[:2])
     cells, absent = compat.chosen([f"2.15.0@{here}", "2.14.1@3.99"])
     assert [(cell.torch, cell.python) for cell, _ in cells] == [("2.15.0", here)]

@@ -66,7 +66,7 @@ def test_doctor_reports_the_target_status_and_down_nodes_before_reachable_nodes(
     assert findings[1].seen == "1 of 2 nodes up, 3 jobs waiting"
 
 
-def test_doctor_fails_the_status_of_an_unresponsive_target_and_still_checks_its_nodes(
+def test_doctor_reports_an_unresponsive_target_as_failed_and_still_checks_its_nodes(
     two, tmp_path, no_checks, monkeypatch
 ):
     monkeypatch.setattr(doctor, "STATUS_S", 0.1)
@@ -93,7 +93,7 @@ def test_doctor_allocates_and_releases_the_requested_number_of_nodes(two, tmp_pa
 
 
 @pytest.mark.promise("doctor-names-node-do-gives")
-def test_nodes_are_released_when_the_caller_stops_reading(two, tmp_path, no_checks):
+def test_doctor_releases_its_nodes_if_the_caller_closes_the_findings_generator_early(two, tmp_path, no_checks):
     opened = []
     findings: Any = examine(target_of(*two, opened=opened), tmp_path)
     next(findings)

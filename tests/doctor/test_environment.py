@@ -44,7 +44,7 @@ def test_different_minor_versions_of_torch_fail_and_different_patch_versions_war
     assert seen == f"differs: 2.13.0 (CUDA 12.8) on node0; {version} (CUDA 12.8) on node1"
 
 
-def test_package_check_fails_if_a_package_is_missing_on_some_nodes_and_is_skipped_if_on_all(judged, examination):
+def test_package_check_fails_if_some_nodes_lack_a_package_and_is_skipped_if_all_nodes_lack_it(judged, examination):
     without = {"modules": {"torch": MISSING, "mpi4py": MPI}}
     assert judged(without, without)["torch"][0][1] == "skipped"
     found = judged({}, without)["torch"]

@@ -60,7 +60,7 @@ def test_last_error_line_of_a_program_without_an_answer_is_quoted(stderr, messag
         answer_in(b"nothing of ours", stderr, 3)
 
 
-def test_exception_of_a_node_check_is_returned_for_its_node(two):
+def test_exception_raised_by_a_check_on_one_node_is_returned_as_the_result_of_that_node(two):
     found = everywhere([Patient(link) for link in two], lambda patient: {}["x"], 1.0)
     assert str(found["node1"]) == "KeyError: 'x'"
 
@@ -102,7 +102,7 @@ def test_local_bridge_is_no_common_network(bridge):
     assert common_network(nodes) is None
 
 
-def test_node_names_are_one_machine_only_if_their_addresses_are_equal():
+def test_two_node_names_are_one_machine_if_they_share_an_address_other_than_bridge_or_loopback():
     bridge = {"docker0": ("172.17.0.1", 16)}
     a, b = {"eth0": ("10.0.0.1", 24)}, {"eth0": ("10.1.0.1", 24)}
     assert same_machine({"one": {**a, **bridge}, "two": {**b, **bridge}, "three": {**a}}) == ["one", "three"]
@@ -110,7 +110,7 @@ def test_node_names_are_one_machine_only_if_their_addresses_are_equal():
     assert same_machine({"one": {**LO, **bridge}, "two": {**LO, **bridge}}) == []
 
 
-def test_requested_interface_selects_the_network():
+def test_common_network_uses_the_requested_interface_and_is_none_if_no_node_has_it():
     nodes = {
         name: {"eth0": (f"10.0.0.{number}", 16), "ib0": (f"10.9.0.{number}", 24)}
         for number, name in enumerate(("a", "b"), start=1)

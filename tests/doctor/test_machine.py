@@ -69,7 +69,7 @@ def test_doctor_collects_python_version_free_space_limits_packages_and_open_mpi_
         assert {finding.level for finding in check(examination)} <= {"ok", "warn"}
 
 
-def test_node_that_reports_no_facts_fails_and_is_excluded_from_later_checks(two, examination):
+def test_doctor_fails_a_node_whose_check_prints_no_result_and_excludes_it_from_later_checks(two, examination):
     two[0].wrong = lambda argv: answers("PACELINE-ANSWERS {}")
     two[1].wrong = lambda argv: answers("no marked line")
     (failed,) = learn_facts(examination)
@@ -151,7 +151,7 @@ def test_gpu_check_fails_if_nvidia_smi_hangs_and_is_skipped_without_gpus(judged)
     assert levels(found) == [("node0", "fail"), ("node1", "skipped")]
 
 
-def test_report_of_differing_nodes_names_three_and_counts_further_ones():
+def test_report_of_versions_that_differ_between_nodes_names_three_nodes_and_counts_the_rest():
     values = {f"n{number}": "2.1" for number in range(9)} | {"odd": "2.0"}
     assert differing_nodes(values) == "2.1 on n0, n1, n2 and 6 more nodes; 2.0 on odd"
 

@@ -54,7 +54,7 @@ def test_doctor_reports_mpi_processes_that_form_separate_worlds(known, monkeypat
 
 
 @pytest.mark.parametrize("check", [check_gloo, check_mpi], ids=["gloo", "mpi"])
-def test_all_reduce_check_is_skipped_without_a_common_network_or_package(known, check):
+def test_all_reduce_check_is_skipped_without_a_common_network_or_torch_or_mpi4py_on_all_nodes(known, check):
     known.places = None
     assert [(level, seen) for _, _, level, seen in told(check(known))] == [("skipped", "no common network to try")]
     known.facts["node1"] = {}

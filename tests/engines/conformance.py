@@ -60,7 +60,7 @@ _OF_ATTEMPTS = (
 _OF_WORKERS = ("test_a_run_is_canceled_while_it_runs", *_OF_LOST_SUPERVISORS, *_OF_ATTEMPTS)
 #: Checks of one plain run with each backend. On Slurm and Ray, Gloo's workers are compared with this machine's by
 #: test_workers_on_slurm_get_the_same_ranks_and_world_size_variables_as_on_this_machine and
-#: test_two_ray_nodes_train_together_without_ray_variables.
+#: test_workers_on_two_ray_nodes_train_together_and_inherit_no_environment_variable_of_ray.
 _OF_PLAIN_RUNS = (
     "test_a_run_goes_through_its_states_in_order",
     "test_workers_logs_outputs_and_metrics_arrive_in_the_run_folder",

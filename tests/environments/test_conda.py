@@ -41,7 +41,7 @@ def output(*command, **options):
 
 
 @pytest.mark.promise("conda-packages-need-conda")
-def test_conda_package_is_installed_with_its_dependencies_and_knows_its_prefix(solve):
+def test_conda_package_is_installed_with_its_dependencies_and_its_files_contain_the_install_prefix(solve):
     built, said = solve(conda_packages=["app"])
     assert built.conda == ("app=2.0=0", "hello=1.1=0")
     assert output(built.bin_dir / "hello") == f"hello again from {built.prefix}\n"
@@ -123,7 +123,9 @@ def test_package_with_a_wrong_hash_is_refused(solve, store, base_python, channel
     assert store.all() == []
 
 
-def test_a_truncated_package_is_refused_by_name(store, base_python, tmp_path, monkeypatch):
+def test_truncated_conda_package_is_refused_and_the_error_names_its_archive_file(
+    store, base_python, tmp_path, monkeypatch
+):
     monkeypatch.setenv("RATTLER_CACHE_DIR", str(tmp_path / "empty cache"))
     channel = make_channel(tmp_path / "channel")
     archive = channel.path("app", "2.0")
@@ -166,7 +168,7 @@ def test_first_conda_channel_has_priority(ensure, channel, tmp_path):
     assert ensure(conda_packages=["hello"], conda_channels=[channel.url, older.url])[0].conda == ("hello=1.1=0",)
 
 
-def test_missing_channel_folder_is_refused_at_once(store, base_python, tmp_path):
+def test_missing_channel_folder_is_refused_before_the_build_starts(store, base_python, tmp_path):
     asked = Environment(conda_packages=["app"], conda_channels=[(tmp_path / "nowhere").as_uri()])
     with pytest.raises(EnvironmentSpecError, match=r"there is no folder '.*nowhere'"):
         store.ensure(asked, base_python, print)

@@ -142,7 +142,7 @@ def test_conda_packages_with_names_like_python_dateutil_do_not_provide_python():
         {"locked_pip": ["x @ https://me:hunter2@host/x.whl"]},
     ],
 )
-def test_a_password_in_a_url_is_refused_and_not_repeated(values):
+def test_password_or_token_in_a_url_is_refused_and_does_not_appear_in_the_error_message(values):
     with pytest.raises(EnvironmentSpecError, match="password or a token") as caught:
         Environment(**values)
     assert "hunter2" not in str(caught.value)
@@ -179,7 +179,7 @@ def test_environment_with_packages_needs_a_build(values, needs):
     assert Environment(**values).needs_build is needs
 
 
-def test_environment_spec_needs_only_the_standard_library():
+def test_creating_an_environment_spec_imports_only_paceline_and_the_standard_library():
     loaded = run_python(
         "import sys; from paceline.job.environment import EnvironmentSpec; EnvironmentSpec(pip_packages=['a', './b']);"
         "assert 'paceline.environments' not in sys.modules;"

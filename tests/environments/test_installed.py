@@ -78,7 +78,7 @@ def test_search_for_missing_requirements_terminates_on_circular_dependencies(tmp
     assert Visible([tmp_path / "site"], base()).missing([Requirement("x")]) == []
 
 
-def test_url_requirement_named_directly_and_by_a_dependency_is_missing_once(folder):
+def test_url_requirement_given_by_the_user_and_by_a_dependency_is_listed_once_as_missing(folder):
     unpack(make_wheel(folder.parent / "wheels", "f", "1", ["b @ https://host/b.whl"]), folder)
     asked = [Requirement("f"), Requirement("b @ https://host/b.whl")]
     for order in (asked, asked[::-1]):

@@ -187,7 +187,7 @@ def test_environment_on_a_venv_with_system_site_packages_sees_user_site_packages
     assert versions(built, "heavy", "small") == {"heavy": "2.0", "small": "1.0"}
 
 
-def test_constraint_applies_to_base_packages(ensure, installer):
+def test_base_package_that_violates_a_constraint_is_replaced_in_a_layered_environment(ensure, installer):
     built, _ = ensure(pip_packages=["small"], pip_constraints=["small>=1.1"], layered=True)
     assert built.pip == ("small==1.1",)
 

@@ -135,7 +135,7 @@ def test_pip_is_not_started_without_a_configuration(monkeypatch, tmp_path):
     assert pip_settings.read({"HOME": str(tmp_path)}) == PipSettings()
 
 
-def test_pip_variables_are_read_without_starting_pip(monkeypatch):
+def test_pip_environment_variables_give_the_settings_of_pip_config_list_without_starting_pip(monkeypatch):
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
     for name, value in {
@@ -153,7 +153,7 @@ def test_pip_variables_are_read_without_starting_pip(monkeypatch):
     assert values["extra-index-url"] == ["https://b", "https://c"]
 
 
-def test_variables_that_redirect_installs_are_removed(monkeypatch):
+def test_environment_variables_such_as_pip_target_and_pythonpath_are_removed_for_builds(monkeypatch):
     for name in ("PIP_TARGET", "PIP_USER", "UV_PYTHON", "UV_SYSTEM_PYTHON", "VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME"):
         monkeypatch.setenv(name, "x")
         assert name not in build_environment()

@@ -24,7 +24,7 @@ def test_stdout_and_stderr_of_a_build_program_are_returned_by_line_without_color
     assert run(code) == (3, ["red", "", "err"], ["red", "err"])
 
 
-def test_build_programs_run_in_the_root_directory():
+def test_working_directory_of_a_build_program_is_the_file_system_root():
     assert run("import os; print(os.getcwd())")[1] == ["/"]
 
 

@@ -116,7 +116,7 @@ def test_invalid_requirement_is_refused_with_file_line_and_reason(tmp_path, text
         read(tmp_path, main=text)
 
 
-def test_a_folder_without_a_project_is_refused(tmp_path):
+def test_requirement_on_a_folder_without_pyproject_toml_or_setup_py_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(EnvironmentSpecError, match=r"has neither pyproject\.toml nor setup\.py"):
         read(tmp_path, main="./empty\n")

@@ -17,7 +17,7 @@ from paceline.job.environment import EnvironmentSpec
         "azureml-train;python_version>'3'",
     ],
 )
-def test_sdk_packages_are_removed_from_pip_lists_and_requirements(name):
+def test_azureml_packages_are_removed_from_pip_lists_and_requirements(name):
     given = EnvironmentSpec(
         pip_packages=(name, "einops"), pip_requirements=f"--pre\n{name}\ntqdm\n", conda_packages=("python=3.11",)
     )
@@ -29,7 +29,7 @@ def test_sdk_packages_are_removed_from_pip_lists_and_requirements(name):
     assert name.strip() in said[0]
 
 
-def test_sdk_packages_are_removed_from_conda_packages():
+def test_azureml_packages_are_removed_from_conda_packages():
     kept, said = without_sdk_packages(
         EnvironmentSpec(conda_packages=("python=3.11", "conda-forge::azureml-sdk=1.2", "pip"))
     )
@@ -37,7 +37,7 @@ def test_sdk_packages_are_removed_from_conda_packages():
     assert len(said) == 1
 
 
-def test_dependencies_of_removed_sdk_packages_are_installed():
+def test_dependencies_of_removed_azureml_packages_are_installed_in_their_place():
     kept, said = without_sdk_packages(
         EnvironmentSpec(pip_packages=("azureml-mlflow", "azureml-dataset-runtime[pandas,fuse]==1.0"))
     )
@@ -46,7 +46,7 @@ def test_dependencies_of_removed_sdk_packages_are_installed():
 
 
 @pytest.mark.parametrize("name", ["inference-schema[numpy-support]", "my-azureml-tools", "azuremlx", "./azureml-core"])
-def test_packages_unrelated_to_the_sdk_are_kept(name):
+def test_packages_with_names_similar_to_azureml_packages_are_kept(name):
     given = EnvironmentSpec(pip_packages=(name,))
     kept, said = without_sdk_packages(given)
     assert kept is given

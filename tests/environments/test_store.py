@@ -165,7 +165,7 @@ def killed_builds(store, base_python, environment):
 
 
 @pytest.mark.promise("build-killed-counts-nothing-done")
-def test_build_killed_at_any_moment_is_repeated_by_the_next(store, base_python):
+def test_environment_build_killed_at_any_moment_succeeds_when_it_is_repeated(store, base_python):
     asked = Environment(pip_packages=["chained"])
     for _ in killed_builds(store, base_python, asked):
         said: list[str] = []
@@ -246,7 +246,7 @@ def test_an_environment_in_use_is_not_pruned(store, base_python):
     assert [each.key for each in store.prune()] == [built.key]
 
 
-def test_locking_a_pruned_environment_is_refused(store, base_python):
+def test_taking_a_lock_on_a_pruned_environment_raises_environment_build_error(store, base_python):
     built = store.ensure(SMALL, base_python, print)
     store.prune()
     with pytest.raises(EnvironmentBuildError, match="has just been pruned"), store.hold(built):
@@ -332,7 +332,7 @@ def test_disk_filled_during_install_raises_environment_build_error(small_disk, b
     assert store.all() == []
 
 
-def test_environment_that_cannot_be_built_is_refused_before_the_build(store, base_python):
+def test_old_python_missing_interpreter_or_user_managed_environment_is_refused_before_the_build(store, base_python):
     with pytest.raises(EnvironmentSpecError, match=r"python_version='3\.7'"):
         store.ensure(Environment(pip_packages=["small"], python_version="3.7"), base_python, print)
     with pytest.raises(EnvironmentSpecError, match="there is no interpreter '/nowhere/python'"):

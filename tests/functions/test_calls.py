@@ -40,7 +40,7 @@ def test_long_call_or_tuple_argument_is_not_put_on_the_command_line():
 
 
 @pytest.mark.parametrize("words", [["--lr"], ["lr", "1"]])
-def test_command_line_words_that_are_no_name_value_pairs_are_refused(words):
+def test_call_arguments_on_the_command_line_that_are_not_name_value_pairs_are_refused(words):
     with pytest.raises(JobError, match="write each as --name value"):
         calls.call_of(words)
 

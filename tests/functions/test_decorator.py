@@ -37,7 +37,7 @@ def test_options_method_returns_a_changed_copy_and_leaves_the_decorated_function
 @pytest.mark.parametrize(
     "statement", ["import paceline", "import paceline, paceline.job.job", "from paceline import Job; import paceline"]
 )
-def test_paceline_job_is_the_decorator_even_after_importing_its_subpackage(statement):
+def test_paceline_job_remains_the_decorator_after_the_subpackage_paceline_job_is_imported(statement):
     code = f"{statement}\ntry:\n    paceline.job(lambda: 1)\nexcept ValueError as error:\n    print(error)"
     assert "on a lambda" in run_python(code)
 

@@ -53,7 +53,7 @@ def test_failed_calls_of_a_map_do_not_affect_other_calls(tmp_path):
     assert found[0]["error"]["traceback"].splitlines()[1].endswith("in behave")
 
 
-def test_next_attempt_repeats_only_failed_calls(tmp_path):
+def test_restarted_map_repeats_only_calls_that_failed_in_the_previous_attempt(tmp_path):
     lines(tmp_path, ["raise", "fine"])
     made = tmp_path / "made"
 

@@ -36,7 +36,7 @@ def test_submitted_function_returns_its_result(tmp_path, monkeypatch):
     assert run.experiment.name == "train"
 
 
-def test_third_call_of_a_program_begins_in_a_supervisor_that_was_loaded_ahead(tmp_path, monkeypatch):
+def test_third_submitted_call_uses_a_supervisor_process_that_was_started_in_advance(tmp_path, monkeypatch):
     begun = []
     start = supervisors.start
     monkeypatch.setattr(supervisors, "start", lambda *words: begun.append(start(*words)) or begun[-1])
@@ -168,7 +168,7 @@ def test_submitting_a_function_with_wrong_arguments_or_options_is_refused_withou
     assert not (tmp_path / "ws" / "runs").exists() or os.listdir(tmp_path / "ws" / "runs") == []
 
 
-def test_function_bound_to_another_name_is_refused(tmp_path, monkeypatch):
+def test_submitting_a_function_whose_own_name_is_bound_to_another_object_is_refused(tmp_path, monkeypatch):
     module = module_of(TRAIN + "other = train\ntrain = None\n", tmp_path, monkeypatch)
     refused(module.other, "has another 'train'", 1)
 

@@ -272,7 +272,7 @@ def test_json_of_a_job_has_every_field_and_a_version():
     assert make_job().to_json()["version"] == JOB_VERSION
 
 
-def test_job_json_of_version_1_is_read_without_its_packages_and_inputs():
+def test_job_json_of_version_1_is_read_and_its_packages_and_inputs_are_ignored():
     old = {
         "version": 1,
         "entry_script": "train.py",
@@ -297,7 +297,7 @@ def test_job_json_without_a_version_is_refused():
         Job.from_json(data)
 
 
-def test_unknown_job_field_is_refused_with_the_known_ones():
+def test_unknown_field_in_job_json_is_refused_and_the_error_lists_the_known_fields():
     with pytest.raises(JobError, match=r"unknown job fields \['flavour'\]; known are .*'node_count'"):
         Job.from_json({**make_job().to_json(), "flavour": "mint"})
 

@@ -75,7 +75,7 @@ def test_invalid_notification_event_is_refused_with_a_hint_at_valid_ones(given: 
     assert rule in str(error.value)
 
 
-def test_job_record_has_secret_references_but_workers_get_no_notification_address() -> None:
+def test_job_record_has_references_to_notification_secrets_and_workers_do_not_get_their_values() -> None:
     job = make_job(notify=["slack:env:HOOK", "mail:a@b.c"], notify_on=["failure"], secrets={"TOKEN": "env:TOKEN"})
     assert Job.from_json(job.to_json()) == job
     assert [place_of(one) for one in job.notify] == ["env:HOOK", None]

@@ -43,7 +43,7 @@ def test_kubernetes_allows_each_user_only_the_permissions_of_the_assigned_role(
     assert answer.strip() == ("yes" if is_allowed else "no")
 
 
-def test_pod_with_gpu_runs_this_python_and_finds_another_pod_by_name(cluster: Cluster) -> None:
+def test_two_gpu_pods_on_different_nodes_import_torch_and_resolve_the_name_of_the_first_pod(cluster: Cluster) -> None:
     cluster.apply(*_job(cluster, "pair", "import socket, torch; print(socket.gethostbyname('pair-0.pair'))"))
     try:
         cluster.kubectl("wait", "--for=condition=Complete", "job/pair", "--timeout=300s", timeout=320)

@@ -114,7 +114,7 @@ def test_run_restarts_after_its_supervisor_pod_is_evicted(cluster: Cluster, lab:
     assert causes(run) == ["preempted", None]
 
 
-def test_eviction_of_a_run_with_one_pod_spends_a_restart(cluster: Cluster, lab: KubeLab) -> None:
+def test_evicted_run_with_one_pod_restarts_and_uses_up_one_of_its_max_restarts(cluster: Cluster, lab: KubeLab) -> None:
     run = lab.submit(COUNTS, arguments=["50", "2"], max_restarts=1)
     wait_for_attempt(run, 1, ranks=1)
 
@@ -162,7 +162,7 @@ def test_run_continues_while_a_kubelet_is_down(cluster: Cluster, lab: KubeLab) -
     assert causes(run)[-1] is None
 
 
-def test_ended_run_whose_log_can_not_be_read_is_not_lost(
+def test_ended_run_with_an_unreadable_log_is_not_responding_until_its_kubelet_is_back(
     cluster: Cluster, lab: KubeLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = lab.submit("print('done')")
@@ -266,7 +266,7 @@ def test_kubernetes_api_outage_of_a_minute_fails_no_run(cluster: Cluster, lab: K
     assert wait_for_end(waits) == "Canceled"
 
 
-def test_compacted_etcd_disturbs_no_run(cluster: Cluster, lab: KubeLab) -> None:
+def test_run_completes_although_etcd_is_compacted_every_second(cluster: Cluster, lab: KubeLab) -> None:
     run = lab.submit(COUNTS, **SHORT)
 
     while not run.record().is_terminal:

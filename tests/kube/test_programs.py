@@ -32,7 +32,7 @@ def test_check_of_make_kube_names_a_missing_kernel_feature_and_its_error(monkeyp
     assert (programs.missing() or "").startswith("overlay mounts (no overlay): use a machine")
 
 
-def test_machine_that_can_not_run_make_kube_gets_its_own_exit_code(
+def test_check_of_make_kube_returns_a_special_exit_code_if_a_requirement_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(programs, "missing", lambda: "root")

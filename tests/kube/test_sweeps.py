@@ -61,7 +61,7 @@ def jobs(runs: list[pl.Run]) -> list[list[int]]:
     return list(found.values())
 
 
-def test_trials_run_as_indexes_of_consecutive_jobs(lab: KubeLab) -> None:
+def test_seven_trials_run_as_indexes_of_two_kubernetes_jobs_if_array_size_is_four(lab: KubeLab) -> None:
     run = submit(lab, {"x": pl.choice(*range(7))}, sampler="grid", trials=7, concurrent=2, array_size=4)
 
     assert wait_for_end(run) == states.COMPLETED
@@ -76,7 +76,7 @@ def test_trials_run_as_indexes_of_consecutive_jobs(lab: KubeLab) -> None:
 
 
 @pytest.mark.parametrize("forwards", [True, False], ids=["port-forward", "log"])
-def test_ending_one_trial_ends_only_its_index(lab: KubeLab, forwards: bool) -> None:
+def test_ending_one_trial_ends_only_its_index_of_the_kubernetes_job(lab: KubeLab, forwards: bool) -> None:
     context = configured.read(lab.workspace_dir, "k8s").make()._checked.context
     keep(
         answers_dir(lab.workspace_dir) / "k8s.rights.json",

@@ -14,7 +14,7 @@ def test_every_backend_is_mapped_to_an_existing_launcher():
         assert callable(get_launcher(name).commands)
 
 
-def test_unknown_launcher_is_refused_with_the_known_ones():
+def test_unknown_launcher_is_refused_and_the_error_lists_the_known_launchers():
     with pytest.raises(LauncherError, match=r"no launcher 'rocket'; there are .*mpi, processes"):
         get_launcher("rocket")
 

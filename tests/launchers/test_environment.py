@@ -43,13 +43,13 @@ def test_rank_variables_of_the_submitting_process_are_dropped(name):
         *("PACELINE_SCHEDULING", "PACELINE_TRACKERS", "PACELINE_SEPARATE_WORKERS", "PACELINE_STACKS_SIGNAL"),
     ],
 )
-def test_variables_set_by_the_user_are_inherited_from_the_submitting_shell(name):
+def test_settings_such_as_path_and_nccl_debug_are_inherited_from_the_submitting_shell(name):
     assert environment.inherited({name: "1"}) == {name: "1"}
     assert environment.inherited({name: "1", "OMPI_COMM_WORLD_RANK": "0"}) == {name: "1"}
 
 
 @pytest.mark.parametrize("name", ["OMPI_MCA_btl", "PRTE_MCA_plm", "PMIX_MCA_gds"])
-def test_open_mpi_settings_are_dropped_only_below_an_mpirun(name):
+def test_open_mpi_settings_of_the_shell_are_inherited_unless_the_shell_runs_under_mpirun(name):
     assert environment.inherited({name: "1"}) == {name: "1"}
     assert environment.inherited({name: "1", "OMPI_COMM_WORLD_RANK": "0"}) == {}
 
@@ -113,7 +113,7 @@ def test_job_with_a_single_process_sets_only_paceline_variables():
     assert (found["PACELINE_RANK"], found["PACELINE_WORLD_SIZE"]) == ("0", "1")
 
 
-def test_single_remote_process_uses_its_granted_cores():
+def test_omp_num_threads_of_a_single_remote_process_is_the_number_of_its_granted_cores():
     launch = make_launch(make_job(compute_target="cluster"), cores=4)
     assert environment.defaults(launch, launch.places[0]) == {"OMP_NUM_THREADS": "4"}
 

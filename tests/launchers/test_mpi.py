@@ -55,7 +55,7 @@ def text(command) -> str:
 # --- the command line
 
 
-def test_open_mpi_5_command_line_for_four_workers_on_one_node_has_the_expected_options(mpirun):
+def test_open_mpi_5_command_oversubscribes_slots_without_binding_and_passes_worker_variables(mpirun):
     program = mpirun("5.0.8")
     command = command_of(make_job(distributed_backend="mpi", process_count_per_node=4, arguments=("--epochs", "5")))
     assert text(command) == (
@@ -66,7 +66,7 @@ def test_open_mpi_5_command_line_for_four_workers_on_one_node_has_the_expected_o
     )
 
 
-def test_open_mpi_4_command_line_for_two_workers_on_one_node_has_the_expected_options(mpirun):
+def test_open_mpi_4_command_oversubscribes_slots_without_binding(mpirun):
     program = mpirun("4.1.6")
     command = command_of(make_job(distributed_backend="mpi", process_count_per_node=2))
     assert text(command).startswith(
@@ -386,7 +386,7 @@ def test_open_mpi_tcp_traffic_is_restricted_to_the_network_of_the_nodes_by_defau
 @pytest.mark.parametrize(
     ("version", "kept"), [((5, 0), []), ((4, 1), ["SLURM_NODELIST", "SLURM_STEP_ID", "SLURM_JOBID"])]
 )
-def test_open_mpi_4_workers_keep_the_slurm_variables_that_it_needs(version, kept):
+def test_open_mpi_4_keeps_three_slurm_variables_for_workers_and_open_mpi_5_keeps_none(version, kept):
     made = command(open_mpi=("/env/bin/mpirun", version))
     assert [value for option, value in itertools.pairwise(made.argv) if option == "--keep"] == kept
 

@@ -56,7 +56,7 @@ def test_each_worker_starts_on_its_host_with_its_variables():
     assert not any("LOCAL_RANK=" in word for word in command.argv)  # Open MPI knows
 
 
-def test_mpirun_forwards_run_path_and_user_variables_but_no_interface_variable():
+def test_mpirun_forwards_paceline_and_user_variables_to_other_hosts_but_not_gloo_socket_ifname():
     (command,) = MpiLauncher().commands(launch())
     forwarded = {value for word, value in pairs(command.argv) if word == "-x"}
     assert {
@@ -71,7 +71,7 @@ def test_mpirun_forwards_run_path_and_user_variables_but_no_interface_variable()
     assert "GLOO_SOCKET_IFNAME" not in forwarded
 
 
-def test_nodes_with_different_open_mpis_are_refused_by_name():
+def test_nodes_with_different_open_mpi_versions_are_refused_and_the_error_names_each_version():
     prepared = (
         NodeSetup(python="/env/bin/python", open_mpi=MPI),
         NodeSetup(python="/env/bin/python", open_mpi=("/usr/bin/mpirun", (4, 1))),
@@ -102,7 +102,7 @@ def test_open_mpi_daemon_in_a_container_stays_in_the_foreground(version, setting
     assert "--leave-session-attached" not in outside.argv
 
 
-def test_nodes_with_different_images_are_refused_by_name():
+def test_nodes_with_different_images_are_refused_and_the_error_names_the_image_of_each_node():
     # Docker has a word in front of the id that podman leaves out.
     MpiLauncher().commands(launch(**in_images("sha256:" + "ab" * 32, "ab" * 32)))
     with pytest.raises(

@@ -186,7 +186,7 @@ def test_tensors_of_a_safetensors_file_are_read_from_its_header(tmp_path):
     ],
     ids=range(11),
 )
-def test_invalid_or_truncated_safetensors_has_no_header(tmp_path, content):
+def test_header_of_an_invalid_or_truncated_safetensors_file_is_none(tmp_path, content):
     assert header(written(tmp_path, "m.safetensors", content)) is None
 
 

@@ -45,7 +45,7 @@ def finished(tmp_path, monkeypatch):
 
 
 @pytest.mark.promise("model-says-run-snapshot-packages")
-def test_lineage_is_recorded_during_and_after_the_run(finished):
+def test_model_registered_during_or_after_a_run_records_status_arguments_and_metrics_of_the_run(finished):
     workspace, run = finished
     inside = pl.Model(workspace, "inside")
     after = run.register_model("after", "outputs/model")
@@ -98,7 +98,9 @@ def test_lineage_has_dataset_fingerprints_and_node_count(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["on a node that has a copy of the folder", "in a container, which has the folder"])
-def test_registering_from_a_process_without_the_workspace_is_refused(tmp_path, monkeypatch, where):
+def test_register_model_is_refused_in_a_container_and_on_a_node_that_has_a_copy_of_the_run_folder(
+    tmp_path, monkeypatch, where
+):
     job = make_job(environment=EnvironmentSpec(docker_image="python:3.11")) if "container" in where else make_job()
     folder, fd = make_run(tmp_path / "ws/runs", status=states.RUNNING, job=job)
     os.close(fd)

@@ -94,7 +94,9 @@ def test_model_without_version_or_alias_is_the_latest(workspace, tmp_path):
         ({"name": "digits:1@production"}, "names no model"),
     ],
 )
-def test_unknown_model_version_alias_or_name_is_refused_with_the_existing_ones(workspace, tmp_path, values, said):
+def test_unknown_model_name_version_or_alias_is_refused_and_the_error_lists_existing_values(
+    workspace, tmp_path, values, said
+):
     register(workspace, tmp_path).set_alias("production")
     with pytest.raises(ModelError, match=said) as error:
         pl.Model(workspace, **values)
@@ -102,7 +104,7 @@ def test_unknown_model_version_alias_or_name_is_refused_with_the_existing_ones(w
 
 
 @pytest.mark.promise("model-changed-disk-refused-changed")
-def test_model_changed_on_disk_is_refused(workspace, tmp_path):
+def test_model_path_raises_if_a_file_changed_and_verify_finds_changes_that_kept_size_and_time(workspace, tmp_path):
     model = register(workspace, tmp_path)
     path = model.artifact / "model.bin"
     path.chmod(0o644)
@@ -193,7 +195,7 @@ def test_removing_an_alias_through_a_model_version_that_does_not_have_it_raises(
 
 
 @pytest.mark.parametrize("datasets", [["digits"], [("training",)], [3]])
-def test_registering_a_model_with_datasets_that_are_not_purpose_dataset_pairs_is_refused(workspace, tmp_path, datasets):
+def test_register_refuses_datasets_that_are_not_given_as_pairs_of_purpose_and_dataset(workspace, tmp_path, datasets):
     with pytest.raises(ModelError, match=r"is not \(purpose, dataset\)"):
         register(workspace, tmp_path, datasets=datasets)
     assert pl.Model.list(workspace) == []
@@ -227,7 +229,7 @@ def test_changed_missing_or_added_file_of_a_version_is_detected(workspace, tmp_p
         model.path  # noqa: B018
 
 
-def test_model_in_a_copy_without_file_times_is_verified_by_content(workspace, tmp_path):
+def test_model_copied_without_its_file_times_is_verified_by_reading_its_content(workspace, tmp_path):
     shutil.copytree(register(workspace, tmp_path).workspace.path, tmp_path / "copy", copy_function=shutil.copyfile)
     model = pl.Model(pl.Workspace(tmp_path / "copy"), "digits")
     assert model.path

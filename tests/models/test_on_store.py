@@ -313,7 +313,9 @@ def test_tampered_record_in_store_is_refused(near, model, workspace, other, spoi
     assert not [*tmp_path.rglob("evil")]
 
 
-def test_missing_model_in_store_is_reported_with_the_existing_ones(near, model, workspace, other):
+def test_pull_of_a_missing_model_version_raises_and_the_error_lists_the_existing_versions(
+    near, model, workspace, other
+):
     with pytest.raises(ModelNotFoundError, match=r"there is no model digits:1 in .*\. There are: none\."):
         on_store.pull(other.path, LAB, "digits", 1)
     on_store.push(workspace.path, model.record, LAB)

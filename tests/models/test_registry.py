@@ -110,7 +110,7 @@ def test_killed_model_registration_leaves_no_version_and_no_files(workspace, tmp
     assert tree_size(workspace / "models") < 10_000
 
 
-def test_files_of_a_running_registration_are_not_removed(workspace, monkeypatch):
+def test_cleanup_does_not_remove_staging_files_of_a_running_model_registration(workspace, monkeypatch):
     monkeypatch.setattr(staging, "_FRESH_S", -1.0)
     parts = registry.parts_dir(workspace)
     with staging.staged(parts) as files:

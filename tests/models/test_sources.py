@@ -73,7 +73,9 @@ def unix_socket(path):
     ],
     ids=["pipe", "socket", "dead-link", "circle", "own-circle"],
 )
-def test_model_folder_with_a_pipe_socket_or_broken_link_is_refused_by_name(made, tmp_path, monkeypatch, spoil, said):
+def test_model_folder_with_a_pipe_socket_or_broken_link_is_refused_and_the_error_names_the_path(
+    made, tmp_path, monkeypatch, spoil, said
+):
     monkeypatch.chdir(made)  # a socket's path may have 107 characters
     spoil(type(made)("sub/odd"))
     with pytest.raises(ModelError, match=said):

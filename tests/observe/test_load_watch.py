@@ -97,7 +97,7 @@ def test_each_node_has_its_own_load_log(tmp_path: Path, clock: Clock) -> None:
     assert read_loads.whole(folder, read_loads.last(folder))["nodes"]["0"]["cpu_percent"] == 55.0
 
 
-def test_load_is_not_recorded_for_short_runs_nodes_without_counters_or_sample_seconds_0(
+def test_load_is_not_recorded_for_short_runs_or_without_load_counters_or_if_sampling_is_disabled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, _ = make_run(tmp_path / "runs")

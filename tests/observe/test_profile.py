@@ -49,7 +49,7 @@ def slow():
     )
 
 
-def test_profile_lists_the_longest_functions_and_their_differences_between_ranks():
+def test_profile_lists_the_functions_that_take_the_most_time_and_their_percentage_on_each_rank():
     lines = str(told(even(), even(), even(), slow())).splitlines()
     assert lines == [
         "   own    whole  function",

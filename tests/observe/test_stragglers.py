@@ -54,13 +54,13 @@ def test_slow_ranks_of_a_node_are_named_together():
     assert alone.text().startswith("Rank 1 is 2.0 times as slow as the others: it takes")
 
 
-def test_straggler_waiting_for_data_is_explained():
+def test_straggler_report_names_waiting_for_data_as_the_cause_if_the_slow_rank_waits_for_data():
     found = straggler_of(windows({0: 0.2, 1: 0.2, 2: 0.2, 3: 0.5}, step_s=0, data={3: 0.6}), NODES)
     assert (found.ranks, found.why) == ((3,), "data")
     assert found.text().endswith("Most of it is waiting for data.")
 
 
-def test_straggler_on_gpus_is_found_by_its_wait_for_data():
+def test_rank_that_waits_for_data_is_found_as_straggler_if_no_rank_waits_in_a_collective():
     # As on GPUs: the main thread waits in no collective.
     found = [{rank: Counted(5.0, 20, 5.0 * (0.45 if rank == 3 else 0.02), 0.0) for rank in NODES} for _ in range(8)]
     slow = straggler_of(found, NODES)
@@ -113,7 +113,7 @@ def test_intervals_without_a_training_step_are_ignored():
     assert pace_of(evaluates, NODES).ranks == {}
 
 
-def test_straggler_is_reported_at_the_end_if_significant():
+def test_straggler_is_reported_at_the_end_of_a_long_run_but_not_of_a_short_run():
     own = {0: 0.24, 1: 0.24, 2: 0.24, 3: 0.43}
     short = RunPace.from_json(pace_of(windows(own, step_s=0, count=8), NODES).to_json(), is_over=True)
     assert short.straggler is not None

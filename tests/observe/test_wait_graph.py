@@ -86,7 +86,7 @@ def test_rank_missing_from_a_collective_is_named():
         (rank(entry("broadcast", 3, channel="torch 1", age=5)), "It waits in broadcast 3 itself, train.py:20, `step`."),
     ],
 )
-def test_wait_report_describes_where_the_missing_rank_is(missing, said):
+def test_wait_report_says_if_the_missing_rank_ended_or_stopped_or_at_which_code_line_it_is_blocked(missing, said):
     found = wait_graph.sentences(told(rank(entry("allreduce")), missing))
     assert said in found[0], found
     assert found[0].startswith("Rank 1 has not come to allreduce 512, for which rank 0 has been waiting for 310 s. ")
@@ -143,7 +143,7 @@ def test_more_than_a_few_ranks_are_shown_as_a_count_and_a_range():
     assert wait_graph.ranks_words(range(20)) == "20 ranks (0 to 19)"
 
 
-def test_long_list_of_ranks_is_printed_as_spans_with_a_limit():
+def test_printed_list_of_ranks_joins_consecutive_ranks_and_shows_at_most_eight_spans():
     assert wait_graph.ranks_text([0, 1, 2]) == "0, 1, 2"
     assert wait_graph.ranks_text([*range(32), 64, *range(96, 128)]) == "0 to 31, 64, 96 to 127"
     assert wait_graph.ranks_text(range(0, 40, 2)) == "0, 2, 4, 6, 8, 10, 12, 14 and 12 more spans"

@@ -114,7 +114,7 @@ def test_wheel_contains_the_type_marker_man_page_and_shell_completions(built: Bu
     assert built.wheel.stat().st_size < 3_175_000
 
 
-def test_wheel_built_from_a_tree_with_runs_has_all_source_files(tmp_path: Path) -> None:
+def test_source_archive_of_a_tree_with_a_workspace_has_the_sources_but_not_the_workspace(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     shutil.copytree(ROOT / "src", tree / "src", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore", ".ci/package_page.py"):

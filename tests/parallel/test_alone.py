@@ -54,7 +54,7 @@ def test_microbatches_on_one_process_equal_gradient_accumulation() -> None:
         assert torch.allclose(many.buffers[key].double(), value.double(), atol=1e-14), key
 
 
-def test_recomputing_blocks_that_share_a_growing_input_list_does_not_change_the_training_result() -> None:
+def test_training_with_recomputed_blocks_is_unchanged_if_the_model_extends_their_input_list() -> None:
     """As DenseNet's blocks hand on one list of features."""
 
     class Dense(nn.Module):  # type: ignore[misc, name-defined]

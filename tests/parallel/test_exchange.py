@@ -65,7 +65,7 @@ def _assert_comes_as_it_was(value: Any) -> None:
     assert type(found) is type(value)
 
 
-def test_infinities_and_nan_are_kept_and_numpy_numbers_decoded_as_python_numbers() -> None:
+def test_infinities_and_nan_survive_encoding_and_numpy_numbers_become_python_numbers() -> None:
     numpy = pytest.importorskip("numpy")
     found = unpacked(packed([math.inf, -math.inf, math.nan, numpy.int64(3), numpy.float32(0.5)]))
     assert found[:2] == [math.inf, -math.inf]
@@ -98,14 +98,16 @@ def test_dataclass_is_encoded_and_decoded_only_if_its_class_is_expected() -> Non
     ("make", "kind"),
     [
         (object, "object"),
-        (lambda: test_value_of_an_unsupported_type_is_refused_by_its_type_name, "function"),
+        (lambda: test_encoding_a_value_of_an_unsupported_type_raises_and_the_error_names_the_type, "function"),
         (lambda: Other("x"), "Other"),
         (lambda: torch.ones(2).to_sparse(), "Tensor"),
         (lambda: [{"a": {1: object}}], "type"),
     ],
     ids=["object", "function", "dataclass", "sparse tensor", "type inside"],
 )
-def test_value_of_an_unsupported_type_is_refused_by_its_type_name(make: Callable[[], Any], kind: str) -> None:
+def test_encoding_a_value_of_an_unsupported_type_raises_and_the_error_names_the_type(
+    make: Callable[[], Any], kind: str
+) -> None:
     with pytest.raises(TypeError, match=kind):
         packed(make())
 
@@ -150,7 +152,7 @@ class Pair(NamedTuple):
     right: Any
 
 
-def test_received_batch_rows_take_values_that_cannot_be_sent_from_the_local_batch() -> None:
+def test_values_that_cannot_be_sent_are_taken_from_the_local_batch_by_the_receiving_rank() -> None:
     own = object()
 
     def piece(rows: int, text: str) -> Parts:

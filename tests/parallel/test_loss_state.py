@@ -142,7 +142,7 @@ def test_items_of_a_large_dict_used_by_a_loss_are_not_inspected_or_converted_to_
         assert (len(table), len(named), len(state.numbers)) == (size, 1, size == 1)
 
 
-def test_iterator_used_by_a_loss_function_is_listed_by_its_variable_name() -> None:
+def test_loss_state_lists_an_iterator_used_by_the_loss_function_by_the_name_of_its_variable() -> None:
     weights = iter([1.0])
     state = loss_state.LossState(lambda output, target: output * next(weights), nn.Linear(1, 1))
     assert [name.split(" of ")[0] for name in state.iterators] == ["weights"]

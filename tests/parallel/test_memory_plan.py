@@ -55,7 +55,7 @@ def test_training_that_needs_more_than_the_free_memory_is_refused_with_both_amou
         trained(memory_bytes=15 * MIB)
 
 
-def test_memory_shortage_with_swap_is_a_warning(machine) -> None:
+def test_memory_shortage_is_only_a_warning_if_swap_is_free_and_no_control_group_limit_applies(machine) -> None:
     machine(11 * MIB, swap=2 * MIB)
     with pytest.warns(
         UserWarning, match=r"will take about 12.0 MiB .* has 11.0 MiB and 2.0 MiB of swap free .* may run out"

@@ -37,7 +37,7 @@ LAUNCHED = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_
         ({"SLURM_STEP_NUM_TASKS": "1"}, False, None),
     ],
 )
-def test_backend_depends_on_launcher_and_machine(
+def test_backend_is_none_without_launcher_mpi_under_mpirun_and_gloo_or_nccl_under_torchrun(
     environment: dict[str, str], has_cuda: bool, backend: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mesh, "_has_mpi4py", lambda: True)

@@ -90,7 +90,7 @@ def test_free_memory_of_this_machine_is_positive() -> None:
     assert available_bytes(torch.device("cpu")) > 0
 
 
-def test_blocks_of_module_lists_are_the_fsdp_sharding_units() -> None:
+def test_fsdp_sharding_units_are_blocks_of_containers_or_modules_that_match_given_patterns() -> None:
     assert find_units(models.Transformer(tied=True)) == ["blocks.0", "blocks.1", "blocks.2", "blocks.3"]
     assert find_units(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))) == ["0", "2"]
     assert find_units(models.Cnn("batch"), ("blocks.*.0",)) == ["blocks.0.0", "blocks.1.0", "blocks.2.0"]
@@ -116,7 +116,7 @@ def test_ties_are_found_among_parameters_and_buffers() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:.*not a leaf Tensor:UserWarning")
-def test_meta_copy_of_a_model_with_a_scripted_block_is_filled_with_values() -> None:
+def test_model_with_a_scripted_block_is_rebuilt_from_a_meta_copy_and_saved_values() -> None:
     model = nn.Sequential(nn.Linear(2, 2), torch.jit.script(nn.BatchNorm1d(2)))
     values = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     filled = Skeleton(model).filled(values, torch.device("cpu"))

@@ -113,7 +113,7 @@ def test_tensor_in_a_nested_value_is_found_by_its_path() -> None:
     assert [shown(path) for path, _ in tensors_at(Pair(ONE, 0))] == ["left"]
 
 
-def test_mapped_dicts_keep_key_order_and_default_factory() -> None:
+def test_dicts_keep_key_order_and_default_factory_when_their_tensors_are_mapped() -> None:
     again = map_tensors(VALUES["default"](), lambda tensor: tensor + 1)
     assert list(again) == ["b", "a"]
     assert again["new"] == []

@@ -98,7 +98,7 @@ def test_matmul_of_a_strategy_and_a_number_raises_type_error() -> None:
         DataParallel(2) @ 2  # type: ignore[operator]
 
 
-def test_layout_resolved_from_a_strategy_has_its_schedule_cut_chunks_plan_and_units() -> None:
+def test_resolved_layout_keeps_schedule_cut_chunks_plan_and_units_given_to_the_strategy() -> None:
     layout = resolve(DataParallel(2) @ PipelineParallel(2, schedule="interleaved", cut=["a", "b", "c"], chunks=2), 4)  # type: ignore[arg-type]
     assert (layout.schedule, layout.cut, layout.chunks) == ("interleaved", ("a", "b", "c"), 2)
     # Chunks are for the interleaved schedule alone.
@@ -114,7 +114,7 @@ def test_strategies_with_equal_arguments_compare_equal() -> None:
     assert len({TensorParallel(2, plan={"a": "colwise"}), TensorParallel(2, plan={"a": "colwise"})}) == 1
 
 
-def test_strategies_are_constructed_without_torch() -> None:
+def test_constructing_a_strategy_does_not_import_torch() -> None:
     code = (
         "import sys, paceline.parallel as p; p.DataParallel(2) @ p.PipelineParallel(2); print('torch' in sys.modules)"
     )

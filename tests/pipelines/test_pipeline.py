@@ -108,7 +108,9 @@ def test_independent_pipeline_steps_run_concurrently_and_use_parameter_values_gi
 
 
 @pytest.mark.promise("failed-step-ends-pipeline-cause")
-def test_failed_step_ends_the_pipeline_and_independent_steps_continue(place: Place, submit: Submit) -> None:
+def test_failed_step_cancels_independent_steps_unless_continue_on_step_failure_is_set(
+    place: Place, submit: Submit
+) -> None:
     never = place.top / "never"
     bad, slow = place.step("bad", "fail"), place.step("slow", f"wait={never}")
     after = place.step("after", after=[bad])

@@ -60,7 +60,7 @@ def gone(pruned: Pruned) -> list[str]:
 
 
 @pytest.mark.promise("pruning-never-takes-run-lives")
-def test_prune_removes_old_runs_but_not_live_or_kept_ones(tmp_path):
+def test_prune_removes_old_runs_except_queued_runs_and_runs_with_the_tag_keep(tmp_path):
     old, new = make(tmp_path, 1, days=40), make(tmp_path, 2, days=20)
     queued = make(tmp_path, 3, days=50, status=states.QUEUED)
     kept = make(tmp_path, 4, days=60)
@@ -164,7 +164,7 @@ def test_snapshot_is_removed_with_its_last_run_and_listed_in_a_dry_run(tmp_path)
     assert not path.exists()
 
 
-def test_size_of_files_shared_by_snapshots_is_assigned_to_the_last_removed_one(tmp_path):
+def test_size_of_removed_snapshots_excludes_files_hard_linked_in_a_kept_snapshot(tmp_path):
     for name in ("a", "b", "c"):
         snapshot(tmp_path, name, name.encode())
     for name in ("b", "c"):
@@ -214,7 +214,7 @@ def keys(found: Pruned) -> list[str]:
     return sorted(one.name for one in found.environments)
 
 
-def test_prune_removes_environments_by_age_and_size_but_not_needed_ones(tmp_path, layers):
+def test_prune_removes_environments_by_age_or_size_except_the_environment_of_a_running_run(tmp_path, layers):
     def dry(**values) -> list[str]:
         return keys(prune(tmp_path, PrunePolicy(**values), ["environments"], dry_run=True))
 
@@ -257,7 +257,7 @@ def test_package_layers_are_pruned_only_by_age_or_size(tmp_path, layers):
 # --- data
 
 
-def test_prune_removes_cached_files_by_age_and_size_but_not_used_ones(tmp_path, monkeypatch):
+def test_prune_removes_cached_files_by_age_or_size_except_files_in_use(tmp_path, monkeypatch):
     cache = DataCache(tmp_path / "cache")
     monkeypatch.setenv("PACELINE_DATA_CACHE", str(cache.folder))
     for key, days in (("aa1", 40), ("bb2", 20), ("cc3", 1), ("dd4", 50)):
@@ -299,7 +299,7 @@ def registered(workspace: Path, content: str, run_id: str | None = None) -> Mode
 
 
 @pytest.mark.promise("pruning-never-takes-version-nor")
-def test_run_that_made_a_model_is_kept_with_its_snapshot(tmp_path):
+def test_run_and_snapshot_of_a_registered_model_are_pruned_only_after_the_model_is_removed(tmp_path):
     maker, other = make(tmp_path, 1, days=40), make(tmp_path, 2, days=40)
     for name in ("a" * 64, "b" * 64):
         write_tree(tmp_path / "snapshots" / name, {"train.py": "x"})

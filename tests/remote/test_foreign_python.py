@@ -75,7 +75,7 @@ def test_answer_is_none_if_the_program_output_has_no_line_with_the_answer_marker
     assert foreign_python.answer_in(output) is None
 
 
-def test_stdin_after_the_sent_program_is_passed_on_through_a_shell(source, tmp_path):
+def test_program_sent_to_stdin_through_a_shell_can_read_the_bytes_that_follow_it(source, tmp_path):
     (tmp_path / "second.py").write_text("def twice(text):\n    return text * 2\n")
     last = "import sys; print(json.dumps(add('\u00e4', twice(sys.stdin.readline()))))"
     (tmp_path / "first.py").write_text("import json\n")
@@ -135,7 +135,7 @@ def test_digest_of_recently_changed_files_is_not_cached(folder):
     assert [path.name for path in folder.iterdir()] == ["paceline"]
 
 
-def test_no_digest_cache_is_written_into_an_installation(folder, monkeypatch):
+def test_digest_cache_is_not_written_into_the_library_folder(folder, monkeypatch):
     monkeypatch.setattr(boot, "_STEADY_S", -60.0)
     library_digest(folder)
     assert [path.name for path in folder.iterdir()] == ["paceline"]

@@ -100,7 +100,7 @@ def test_upload_of_a_path_that_is_no_regular_file_is_refused(folder, source):
         artifacts.put(folder, "a", source)
 
 
-def test_file_name_equal_to_a_folder_is_refused(folder):
+def test_upload_under_the_name_of_an_existing_folder_is_refused(folder):
     artifacts.put(folder, "d/a", io.BytesIO(b"x"))
     with pytest.raises(RunStateError, match="another file 'd'"):
         artifacts.put(folder, "d", io.BytesIO(b"x"))
@@ -155,7 +155,9 @@ def test_file_names_of_outputs_logs_and_uploads_are_sorted_together(folder):
         ("new/", "new/model.pt"),
     ],
 )
-def test_download_target_is_the_file_path_unless_it_is_a_folder_or_ends_with_a_slash(folder, tmp_path, target, written):
+def test_file_is_downloaded_into_a_target_folder_under_its_name_or_else_to_the_target_path(
+    folder, tmp_path, target, written
+):
     artifacts.put(folder, "outputs/model.pt", io.BytesIO(b"x"))
     (tmp_path / "there").mkdir()
     assert artifacts.get(folder, "outputs/model.pt", target) == written
@@ -190,7 +192,7 @@ def test_upload_over_a_symlink_is_refused(folder, tmp_path, target):
     assert (tmp_path / "out").read_text() == "x"
 
 
-def test_symlink_inside_the_run_is_followed(folder, tmp_path):
+def test_upload_download_and_file_list_follow_symlinks_inside_the_run(folder, tmp_path):
     write_tree(folder.path, {"outputs/step/a": "1", "checkpoints/9.pt": "nine"})
     (folder.outputs / "latest").symlink_to("step")
     (folder.outputs / "best.pt").symlink_to(folder.checkpoints / "9.pt")

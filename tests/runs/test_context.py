@@ -70,7 +70,7 @@ def test_get_context_outside_a_run_raises_without_allow_offline():
         Run.get_context(allow_offline=False)
 
 
-def test_get_context_raises_with_a_broken_environment(tmp_path, monkeypatch):
+def test_get_context_raises_an_error_if_a_worker_has_no_rank_variable(tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_RUN_DIR", str(tmp_path))
     with pytest.raises(RunContextError, match="PACELINE_RANK=''"):
         Run.get_context()

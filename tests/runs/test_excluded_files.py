@@ -66,7 +66,7 @@ def test_output_symlinks_to_files_in_the_working_folder_are_replaced_by_copies(f
     assert sorted(path.name for path in folder.outputs.iterdir()) == ["a", "best", "d", "w"]
 
 
-def test_output_symlink_through_the_working_folder_still_works_after_that_folder_is_removed(folder):
+def test_output_symlink_through_the_work_dir_still_resolves_after_the_work_dir_is_removed(folder):
     # What `os.symlink(os.path.abspath("outputs/step"), "outputs/latest")` of a script makes.
     write_tree(folder.outputs, {"step/b": "2"})
     (folder.outputs / "latest").symlink_to(folder.work / "outputs/step")

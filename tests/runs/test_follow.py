@@ -26,7 +26,7 @@ from tests.helpers import RUN_ID, make_job, make_record, make_run, write_tree
         (100_000, "27 h 46 min"),
     ],
 )
-def test_duration_in_seconds_is_formatted_with_the_units_of_its_size(seconds, text):
+def test_duration_is_formatted_as_seconds_as_minutes_and_seconds_or_as_hours_and_minutes(seconds, text):
     assert duration_text(seconds) == text
 
 
@@ -66,7 +66,7 @@ def test_watch_detects_a_run_that_loses_its_supervisor(tmp_path, monkeypatch):
     assert watch.look().status == states.FAILED
 
 
-def test_followed_run_shows_states_and_log_lines_in_their_order(tmp_path):
+def test_followed_run_shows_states_and_log_lines_in_chronological_order(tmp_path):
     job = make_job(distributed_backend="gloo", node_count=2)
     folder, fd = make_run(tmp_path / "runs", job=job)
     record = store.stored(folder)

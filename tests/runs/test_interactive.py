@@ -138,7 +138,7 @@ def test_child_run_id_outside_the_workspace_is_refused(experiment, run_id):
         parent.child_run(run_id=run_id)
 
 
-def test_the_files_of_many_runs_do_not_stay_open(experiment):
+def test_leaving_start_logging_blocks_closes_all_files_of_their_runs(experiment):
     if not sys.platform.startswith("linux"):
         pytest.skip("needs Linux's /proc")
     before = len(list(Path("/proc/self/fd").iterdir()))

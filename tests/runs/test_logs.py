@@ -119,7 +119,7 @@ def test_unfinished_line_is_shown_after_a_delay(monkeypatch):
     assert list(lines.feed(b"y\nnext\n")) == ["y", "next"]
 
 
-def test_progress_bar_is_shown_periodically_and_not_twice(monkeypatch):
+def test_changing_progress_bar_is_shown_at_intervals_and_no_state_is_shown_twice(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(logs.time, "monotonic", lambda: now[0])
     lines, shown = LineAssembler(), []

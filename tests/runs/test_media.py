@@ -38,7 +38,7 @@ def content(run: Run, name: str) -> bytes:
     return Path(run.download_file(run.get_metrics()[name], "copy")).read_bytes()
 
 
-def test_dict_of_numbers_and_media_is_logged_with_its_step(run: Run) -> None:
+def test_log_of_a_dict_stores_each_number_and_media_value_at_the_given_step(run: Run) -> None:
     pandas = pytest.importorskip("pandas")
     figure, image = pytest.importorskip("matplotlib.figure"), pytest.importorskip("PIL.Image")
     values = {

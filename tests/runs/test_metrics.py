@@ -496,7 +496,7 @@ def test_later_attempt_replaces_metric_values_from_its_first_step_onwards(folder
     assert read(folder) == {"loss": [1.0, 1.001, 1.002, 2.003, 2.004, 2.005]}
 
 
-def test_later_attempt_supersedes_steps_it_does_not_log(folder):
+def test_first_step_of_a_later_attempt_supersedes_all_higher_steps_of_earlier_attempts(folder):
     attempt_of(folder, 1, 0, 10, 20, 30, 40)
     attempt_of(folder, 2, 15)
     assert read(folder) == {"loss": [1.0, 1.01, 2.015]}
@@ -545,7 +545,7 @@ def test_metric_values_without_a_step_are_kept_from_all_attempts(folder):
     assert read(folder, name="m") == {"m": [1, 2]}
 
 
-def test_a_metric_logged_once_under_a_step_in_each_attempt_is_a_scalar(folder):
+def test_metric_logged_by_each_attempt_at_the_same_step_is_read_as_a_scalar(folder):
     for attempt in (1, 2):
         attempt_of(folder, attempt, 0)
     assert read(folder) == {"loss": 2.0}
@@ -568,7 +568,7 @@ def test_partial_line_of_a_killed_attempt_loses_no_value_of_the_next(folder):
     assert read(folder) == {"loss": [1.0, 2.001, 2.002]}
 
 
-def test_later_attempt_replaces_values_of_an_earlier_one_in_a_single_file_of_an_older_version(folder):
+def test_later_attempt_replaces_steps_of_an_earlier_attempt_in_the_same_metric_file(folder):
     lines(
         folder,
         0,

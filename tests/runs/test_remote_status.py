@@ -107,7 +107,7 @@ def test_run_with_a_missing_engine_job_is_not_failed_before_a_timeout(engine, fo
         ("node_lost", states.FAILED, 1),
     ],
 )
-def test_end_reported_only_by_the_engine_is_recorded_once(engine, folder, cause, status, exit_code):
+def test_run_end_known_only_from_the_engine_job_status_is_recorded_once(engine, folder, cause, status, exit_code):
     run = folder(attempts=(Attempt(number=1, started_utc=utc_now(), nodes=("n1",)),))
     engine.says = JobStatus(state="gone", cause=cause, message="The job was ended.", by="root")
     gone_for(run, 60)
@@ -385,7 +385,7 @@ def test_reading_a_run_whose_engine_is_unreachable_returns_the_local_data(engine
     assert (handle.get_metrics(), handle.get_file_names()) == ({}, [])
 
 
-def test_reading_a_run_of_the_local_folder_sends_no_request_to_an_engine(monkeypatch, folder, tmp_path):
+def test_reading_a_local_run_sends_no_request_to_an_engine(monkeypatch, folder, tmp_path):
     run = folder()
     monkeypatch.setattr(remote_status, "teller", None)
     # With the SDK's spellings too: they read what Paceline's own names read.

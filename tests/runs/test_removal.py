@@ -117,7 +117,7 @@ def test_run_whose_engine_does_not_answer_is_removed_only_by_force(tmp_path, mon
 
 
 @pytest.mark.promise("removal-killed-leaves-nothing-half")
-def test_killed_removal_is_completed_by_the_next(tmp_path):
+def test_killed_removal_of_a_run_is_completed_by_the_next_cleanup_of_the_runs_folder(tmp_path):
     runs_dir = tmp_path / "runs"
     folder = ended(runs_dir)
     code = """

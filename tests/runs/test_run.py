@@ -68,7 +68,7 @@ def test_runs_are_numbered_in_the_order_they_were_made(experiment):
         run.complete()
 
 
-def test_run_number_does_not_count_runs_of_an_experiment_whose_name_begins_the_same(experiment):
+def test_run_number_in_experiment_digits_does_not_count_runs_of_experiment_digits_big(experiment):
     # The story: runs of "digits_big" were counted as runs of "digits".
     with Experiment(experiment.workspace, "digits_big").start_logging(), experiment.start_logging() as run:
         assert run.number == 1

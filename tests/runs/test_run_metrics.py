@@ -91,7 +91,7 @@ def test_logged_plot_is_stored_as_png(run):
     assert all(Path(run.download_file(name, "copy")).read_bytes() == PNG for name in names)
 
 
-def test_dict_of_metrics_is_logged_value_by_value_with_its_step(run):
+def test_log_of_a_dict_stores_each_metric_at_the_given_step(run):
     # The story: a dict ended the training with a TypeError that named an internal class.
     run.log({"loss": 1.0, "acc": 2.0}, step=1)
     run.log({"loss": 0.5}, step=2)

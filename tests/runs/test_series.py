@@ -175,7 +175,7 @@ def test_to_pandas_without_pandas_names_the_install_command(monkeypatch):
         ({"attempt": 2}, "attempt=2"),
     ],
 )
-def test_a_rank_or_attempt_that_the_run_does_not_have_is_refused(tmp_path, given, said):
+def test_run_metrics_refuses_a_rank_or_attempt_that_does_not_exist(tmp_path, given, said):
     folder, fd = make_run(tmp_path / "ws/runs")
     os.close(fd)
     run = Run(Experiment(Workspace(tmp_path / "ws"), "digits"), folder.run_id)

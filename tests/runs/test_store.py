@@ -53,7 +53,7 @@ def test_run_id_outside_the_workspace_is_refused(runs_dir, run_id):
         store.create(runs_dir, make_record(run_id))
 
 
-def test_a_workspace_that_can_not_be_written_to_is_refused(tmp_path):
+def test_run_creation_in_an_unwritable_workspace_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(WorkspaceError, match="PACELINE_WORKSPACE"):
         store.create(tmp_path / "file/runs", make_record())
@@ -69,7 +69,7 @@ def test_failed_run_creation_leaves_no_files(runs_dir, monkeypatch):
     assert os.listdir(runs_dir) == []
 
 
-def test_run_being_created_by_another_program_is_not_disturbed(runs_dir):
+def test_create_fails_and_keeps_the_files_of_a_program_that_is_creating_the_same_run_id(runs_dir):
     # Only ids that are given by hand can meet.
     half_made = runs_dir / f".new-{RUN_ID}"
     half_made.mkdir(parents=True)
@@ -161,7 +161,7 @@ def test_ended_run_releases_its_reserved_disk_space(runs_dir):
 # --- finding and listing
 
 
-def test_a_run_is_found_by_its_id_or_by_its_beginning(runs_dir):
+def test_find_accepts_a_run_id_or_its_first_characters(runs_dir):
     folder, fd = make_run(runs_dir, "digits_1700000000_aaaa0000")
     os.close(fd)
     for run_id in ("digits_1700000000_aaaa0000", "digits_17", "d"):
@@ -200,7 +200,7 @@ def test_finding_an_unknown_run_raises_an_error_that_suggests_paceline_list(runs
 
 
 @pytest.mark.parametrize("run_id", ["../x", "..", "/etc", ".hidden", ""])
-def test_find_refuses_a_run_id_that_is_a_path_hidden_or_empty(runs_dir, run_id):
+def test_find_refuses_an_empty_or_hidden_run_id_and_a_path(runs_dir, run_id):
     with pytest.raises(FileNameError):
         store.find(runs_dir, run_id)
 
@@ -248,7 +248,7 @@ def test_run_record_of_a_newer_version_does_not_hide_other_runs(runs_dir):
     assert other.run_id in [record.run_id for record in read.all_records(runs_dir)]
 
 
-def test_job_file_is_not_rewritten_by_a_state_change_and_validated_once_per_process(runs_dir, monkeypatch):
+def test_state_change_does_not_rewrite_the_job_file_and_a_process_validates_the_job_once(runs_dir, monkeypatch):
     folder, fd = make_run(runs_dir, job=make_job())
     before = os.stat(folder.job)
     monkeypatch.setattr(Job, "__post_init__", None)
@@ -454,7 +454,7 @@ def test_running_run_with_a_cancel_request_has_the_state_cancel_requested(runs_d
 
 
 @pytest.mark.parametrize("status", [states.FINALIZING, *sorted(states.TERMINAL)])
-def test_ending_run_with_a_cancel_request_keeps_its_state(runs_dir, status):
+def test_finalizing_or_ended_run_with_a_cancel_request_keeps_its_state(runs_dir, status):
     folder, fd = make_run(runs_dir, status=status)
     read.request_cancel(folder, by="me")
     assert read.record(folder).status == status
@@ -546,7 +546,7 @@ def test_creating_a_run_with_missing_checkpoints_raises_an_error_and_leaves_no_f
     assert os.listdir(runs_dir) == []
 
 
-def test_experiment_and_end_of_a_run_are_read_without_parsing_its_job(runs_dir, monkeypatch):
+def test_experiment_name_and_ended_status_of_a_run_are_read_without_parsing_its_job(runs_dir, monkeypatch):
     folder, fd = make_run(runs_dir, job=make_job())
     store._known.clear()
     monkeypatch.setattr(Job, "__post_init__", None)

@@ -56,7 +56,7 @@ def test_deleted_run_is_restored_with_all_its_files_and_its_state(tmp_path: Path
     assert trash.deleted(tmp_path) == []
 
 
-def test_deleting_and_restoring_a_sweep_moves_its_trials(tmp_path: Path) -> None:
+def test_restoring_a_sweep_restores_only_the_trials_that_were_deleted_with_it(tmp_path: Path) -> None:
     sweep = ended(tmp_path)
     for trial in TRIALS:
         ended(tmp_path, trial, parent_run_id=RUN_ID)
@@ -120,7 +120,7 @@ def test_run_with_a_damaged_deletion_time_is_kept_in_the_trash(tmp_path: Path, t
     assert len(trash.restore(tmp_path, RUN_ID)) == 1
 
 
-def test_symlinked_run_folder_can_not_be_deleted_and_is_not_found_in_the_trash(tmp_path: Path) -> None:
+def test_delete_refuses_a_symlinked_run_folder_and_the_trash_ignores_symlinks(tmp_path: Path) -> None:
     elsewhere = ended(tmp_path / "other")
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / RUN_ID).symlink_to(elsewhere.path)
@@ -133,7 +133,7 @@ def test_symlinked_run_folder_can_not_be_deleted_and_is_not_found_in_the_trash(t
     assert elsewhere.path.is_dir()
 
 
-def test_snapshot_of_a_deleted_run_is_still_used(tmp_path: Path) -> None:
+def test_snapshot_of_a_deleted_run_is_listed_as_unused_only_after_the_run_is_purged(tmp_path: Path) -> None:
     snapshot = tmp_path / "snapshots" / ("ab" * 32)
     snapshot.mkdir(parents=True)
     os.utime(snapshot, (1, 1))

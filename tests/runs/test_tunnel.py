@@ -157,7 +157,9 @@ def test_tunnel_reaches_a_port_of_the_worker_and_ends_with_the_run(serving_run) 
         Tunnel(run.folder, port)
 
 
-def test_data_of_a_connection_ends_the_wait_of_a_tunnel_and_is_sent_in_order(serving_run, monkeypatch) -> None:
+def test_waiting_tunnel_wakes_up_when_a_connection_has_data_and_sends_the_data_in_order(
+    serving_run, monkeypatch
+) -> None:
     run, port = serving_run
     sent: list[bytes] = []
     with Tunnel(run.folder, port) as tunnel:

@@ -84,7 +84,7 @@ def test_colors_of_one_rank_do_not_leak_to_other_lines():
     assert lines.line(0, "x") == f"\x1b[0;32mx{RESET}"
 
 
-def test_accumulated_colour_codes_stay_bounded():
+def test_color_codes_repeated_on_the_next_line_stay_below_1000_characters():
     lines = TerminalLines()
     for _ in range(1000):
         found = lines.line(0, "\x1b[38;2;1;2;3mx")

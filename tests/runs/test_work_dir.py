@@ -160,7 +160,7 @@ def test_cleaning_keeps_a_file_that_replaced_the_outputs_folder(folder):
     assert (work / "outputs").read_text() == "not a folder"
 
 
-def test_cleaning_ignores_files_that_the_script_has_removed(folder):
+def test_cleaning_removes_a_work_dir_in_which_the_script_deleted_files(folder):
     work = work_dir.make(folder)
     (work / "train.py").unlink()
     shutil.rmtree(work / "d")

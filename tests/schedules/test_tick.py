@@ -147,7 +147,7 @@ def test_each_new_model_or_dataset_version_starts_a_run_and_earlier_versions_sta
     assert found == ["digits:3", "digits:4"]
 
 
-def test_ended_run_of_a_watched_experiment_starts_a_run_unless_started_by_a_schedule(lab: Lab) -> None:
+def test_schedule_starts_a_run_after_each_completed_run_of_an_experiment_except_its_own_runs(lab: Lab) -> None:
     ids = [f"train_170000000{number}_00000000" for number in range(5)]
     for run_id in [*ids, "other_1700000000_00000000", f"{ids[0]}_1"]:
         lab.run(run_id, tags={ticking.TAG: "job"} if run_id == ids[3] else {})
@@ -165,7 +165,7 @@ def test_ended_run_of_a_watched_experiment_starts_a_run_unless_started_by_a_sche
     assert not any(ids[4] == what for _, what, _ in lab.states())
 
 
-def test_schedule_triggered_by_an_already_ended_run_starts_once(lab: Lab) -> None:
+def test_schedule_created_after_its_trigger_run_has_ended_starts_one_run(lab: Lab) -> None:
     lab.run("train_1700000000_00000000")
     lab.end("train_1700000000_00000000", states.FAILED)
     lab.add(after=("train_1700000000_00000000",), ended="failed")
@@ -255,7 +255,7 @@ def test_new_schedule_has_no_history_of_a_removed_schedule_of_the_same_name(lab:
     assert lab.tick() == ["2026-01-10T12:00:00+00:00"]
 
 
-def test_records_of_old_due_times_are_removed_and_no_time_starts_twice(
+def test_records_of_old_due_times_are_deleted_and_no_due_time_starts_a_second_run(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("paceline.schedules.occurrences.KEPT", 3)

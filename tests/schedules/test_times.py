@@ -29,7 +29,7 @@ def test_cron_expression_is_evaluated_in_its_time_zone() -> None:
     assert times.check(" */15  8-18 * * mon-fri", "UTC") == "*/15 8-18 * * mon-fri"
 
 
-def test_skipped_daylight_saving_time_runs_after_the_gap_and_a_repeated_one_once() -> None:
+def test_cron_time_skipped_by_daylight_saving_runs_after_the_gap_and_a_repeated_time_runs_once() -> None:
     # In Berlin the clock goes from 02:00 to 03:00 on 29 March 2026, and from 03:00 back to 02:00 on 25 October.
     assert first("30 2 * * *", "Europe/Berlin", utc(2026, 3, 28, 12), 2) == ["03-29 01:00", "03-30 00:30"]
     assert first("30 2 * * *", "Europe/Berlin", utc(2026, 10, 24, 12), 2) == ["10-25 00:30", "10-26 01:30"]

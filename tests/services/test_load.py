@@ -59,7 +59,7 @@ def test_service_without_an_address_reports_why_it_has_no_load(tmp_path: Path) -
     assert watched.error == "service 'digits' is Stopped and has no address yet."
 
 
-def test_load_history_is_stored_in_coarser_points_and_its_size_is_limited(
+def test_load_history_stores_a_point_every_30_seconds_and_its_file_size_is_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, counts = ServiceFolder(tmp_path), iter(range(0, 10**6, 60))
@@ -103,7 +103,7 @@ def test_load_history_is_stored_in_coarser_points_and_its_size_is_limited(
     assert len(load.read_history(folder)) > 4
 
 
-def test_replicas_are_read_from_the_state_of_the_server(tmp_path: Path) -> None:
+def test_replicas_are_read_from_the_server_state_file_without_its_invalid_entries(tmp_path: Path) -> None:
     folder = ServiceFolder(tmp_path)
     assert load.replicas(folder, None) == []
     folder.server.mkdir()

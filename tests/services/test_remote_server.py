@@ -14,7 +14,7 @@ from paceline.runs.folder import RunFolder
 from paceline.services.remote_server import RemoteServer, _Served
 
 
-def test_log_of_a_remote_server_is_printed_by_attempt_and_a_full_disk_raises_no_error(
+def test_remote_server_log_is_printed_attempt_by_attempt_and_an_output_error_is_ignored(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, served = object.__new__(RemoteServer), _Served("1.1", RunFolder(tmp_path / "e_1"), 0)

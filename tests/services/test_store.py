@@ -21,7 +21,7 @@ from tests.helpers import wait_until
 from tests.services.conftest import deployed, supervisors
 
 
-def test_service_of_another_machine_is_not_restarted_here(workspace: Workspace, source: Path) -> None:
+def test_service_that_runs_on_another_machine_is_reported_as_not_responding(workspace: Workspace, source: Path) -> None:
     service = deployed(workspace, source)
     folder = service._folder
     for pid in supervisors(service):
@@ -57,7 +57,9 @@ def test_service_deleted_between_two_reads_is_not_found(
         store.record(folder)
 
 
-def test_supervisor_that_fails_to_start_is_not_restarted_by_every_read(workspace: Workspace, source: Path) -> None:
+def test_service_whose_supervisor_died_three_times_at_start_is_failed_until_a_manual_start(
+    workspace: Workspace, source: Path
+) -> None:
     service = deployed(workspace, source)
     folder = service._folder
     for pid in supervisors(service):

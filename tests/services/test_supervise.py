@@ -95,7 +95,7 @@ def test_hanging_server_is_killed_and_restarted(workspace: Workspace, source: Pa
         assert guardian.wait(timeout=120) == 0
 
 
-def test_supervisor_records_load_history_without_watchers(workspace: Workspace, source: Path) -> None:
+def test_load_history_of_a_service_is_recorded_even_if_no_page_shows_it(workspace: Workspace, source: Path) -> None:
     service = deployed(workspace, source)
     with _impatient_guardian(service) as guardian:
 

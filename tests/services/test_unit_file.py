@@ -21,7 +21,7 @@ from tests.services.conftest import deployed, looking_after
 
 
 @pytest.mark.promise("systemd-unit-keeps-service-alive")
-def test_systemd_unit_takes_over_an_unsupervised_service(workspace: Workspace, source: Path) -> None:
+def test_systemd_unit_takes_over_a_service_when_its_supervisor_has_ended(workspace: Workspace, source: Path) -> None:
     service = deployed(workspace, source)
     folder = service._folder
     lines = dict(line.partition("=")[::2] for line in unit_file.text(folder).splitlines() if "=" in line)

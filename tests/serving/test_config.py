@@ -63,7 +63,7 @@ def test_binding_all_addresses_needs_api_keys():
     assert ServerConfig.from_json({**SCRIPT, "host": "0.0.0.0", "keys_file": "k"}).host == "0.0.0.0"
 
 
-def test_config_file_that_is_no_json_is_named(tmp_path):
+def test_missing_or_invalid_config_file_raises_serving_error(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ServingError, match="can't be read"):
         read_config(tmp_path / "config.json")

@@ -63,7 +63,7 @@ print(start([*command, "x"]))
 """
 
 
-def test_first_kernel_is_the_warm_process_with_the_variables_and_folder_of_the_request(tmp_path: Path) -> None:
+def test_first_kernel_reuses_the_prestarted_process_with_the_requested_variables_and_folder(tmp_path: Path) -> None:
     *cold, warm, second = run(tmp_path, KERNELS, PACKAGES).stdout.splitlines()
     # Another interpreter, other variables and further options need a new process, and so does a second kernel.
     assert cold == ["cold"] * 3
@@ -80,7 +80,7 @@ def test_first_kernel_is_the_warm_process_with_the_variables_and_folder_of_the_r
     assert (told["stdin"], told["main"]) == ("", "__main__")
 
 
-def test_warm_kernel_ends_with_a_killed_server(tmp_path: Path) -> None:
+def test_prestarted_kernel_process_ends_when_its_server_is_killed(tmp_path: Path) -> None:
     program = """
 import os, signal
 from paceline.sessions import lab
@@ -100,7 +100,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     wait_until(lambda: not processes.is_alive(int(out)), "the warm kernel has ended")
 
 
-def test_kernel_starts_cold_if_the_warm_process_cannot_import_it(tmp_path: Path) -> None:
+def test_new_kernel_process_starts_if_the_prestarted_process_failed_to_import_ipykernel(tmp_path: Path) -> None:
     program = """
 import sys
 from paceline.sessions import lab
@@ -115,7 +115,7 @@ print(local_provisioner.launch_kernel([sys.executable, "-m", "ipykernel_launcher
     assert run(tmp_path, program, broken).stdout == "cold\n"
 
 
-def test_iris_are_checked_by_the_real_module_which_is_imported_at_the_first_check(tmp_path: Path) -> None:
+def test_module_that_validates_iris_is_imported_at_the_first_validation_and_not_before(tmp_path: Path) -> None:
     program = """
 import sys
 from paceline.sessions import lab
@@ -134,7 +134,7 @@ print(rfc3987_syntax.parse)
     assert run(tmp_path / "without", "from paceline.sessions import lab; lab.check_iris_later()", {}).stderr == ""
 
 
-def test_only_the_import_of_jupyterlab_skips_the_settings_of_yarn(tmp_path: Path) -> None:
+def test_yarn_settings_are_skipped_while_jupyterlab_is_imported_and_read_afterwards(tmp_path: Path) -> None:
     program = """
 from paceline.sessions import lab
 

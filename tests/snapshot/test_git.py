@@ -90,7 +90,7 @@ def test_git_state_of_a_broken_repository_is_empty(tmp_path):
     assert git_state(write_tree(tmp_path / "code", {".git/HEAD": "nonsense"})) == {}
 
 
-def test_git_state_without_git_is_empty(tmp_path, monkeypatch):
+def test_git_state_is_empty_if_the_git_command_is_not_installed(tmp_path, monkeypatch):
     top = repository(tmp_path / "code")
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     assert git_state(top) == {}
@@ -118,7 +118,7 @@ def test_hanging_git_times_out(tmp_path, monkeypatch):
         ("/srv/git/a@b", "/srv/git/a@b"),
     ],
 )
-def test_no_password_of_the_remote_is_kept(tmp_path, url, kept):
+def test_password_is_removed_from_the_recorded_url_of_the_git_remote(tmp_path, url, kept):
     top = repository(tmp_path / "code")
     git(top, "remote", "add", "origin", url)
     assert git_state(top)["repository_uri"] == kept

@@ -101,7 +101,7 @@ def test_large_files_and_folders_of_many_files_are_not_copied_into_a_snapshot(
 
 
 @pytest.mark.promise("run-does-copy-linked-place")
-def test_tracked_files_are_copied_beyond_the_limits_and_the_largest_others_linked(
+def test_tracked_files_are_copied_beyond_the_limits_and_large_untracked_folders_are_linked(
     top: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scanning, "MAX_FILES", 3)
@@ -112,7 +112,7 @@ def test_tracked_files_are_copied_beyond_the_limits_and_the_largest_others_linke
     assert left(top) == {}
 
 
-def test_hidden_folders_outside_a_repository_are_linked(top: Path) -> None:
+def test_hidden_folder_is_linked_only_if_the_source_is_in_no_git_repository(top: Path) -> None:
     (top / ".cache").mkdir()
     assert left(top)[".cache"] == "a hidden folder"
     git(top, "init", "-q")
@@ -285,7 +285,7 @@ def test_size_of_an_ignored_symlink_to_a_folder_counts_the_files_of_the_folder(t
     assert (one.is_folder, one.files, one.size) == (True, 1, 3)
 
 
-def test_files_of_a_folder_are_counted_even_if_an_earlier_folder_exceeds_the_count_limit(
+def test_exceeding_the_file_count_limit_in_one_folder_does_not_stop_the_count_in_the_next(
     top: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(linked, "_COUNTED", 2)

@@ -112,13 +112,13 @@ def test_ignored_pipe_is_accepted(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["venv", ".venv", "deep/env"])
-def test_a_virtual_environment_is_left_out(tmp_path, name):
+def test_virtual_environment_in_the_source_is_excluded_from_the_scan(tmp_path, name):
     top = write_tree(tmp_path / "code", {f"{name}/pyvenv.cfg": "", f"{name}/lib/a.py": "", "a.py": ""})
     assert set(scanned(top).files) == {"a.py"}
 
 
 @pytest.mark.parametrize("place", ["workspace", "deep/workspace"])
-def test_a_workspace_inside_the_source_is_left_out(tmp_path, place):
+def test_workspace_inside_the_source_is_excluded_from_the_scan(tmp_path, place):
     top = write_tree(tmp_path / "code", {f"{place}/runs/a": "", "workspaces/a": ""})
     (tmp_path / "link").symlink_to(top / place)
     tree = scan(top, tmp_path / "cache.json", tmp_path / "link")

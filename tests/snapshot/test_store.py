@@ -203,7 +203,7 @@ def test_damaged_file_of_the_previous_snapshot_is_copied_again_instead_of_shared
     assert (snap(top).path / "large").read_bytes() == b"0" * 1000
 
 
-def test_removed_snapshot_is_copied_again(tmp_path):
+def test_snapshot_deleted_from_the_store_is_created_again_with_the_same_id(tmp_path):
     top = write_tree(tmp_path / "code", {"a": "1"})
     settle()
     first = snap(top)

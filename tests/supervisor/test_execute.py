@@ -117,7 +117,7 @@ def test_request_that_another_user_could_have_made_is_refused(
     assert not list(tmp_path.rglob("answer.json")), "no answer is written behind a link"
 
 
-def test_supervisor_looks_more_often_after_a_message_to_a_node(folder: RunFolder) -> None:
+def test_supervisor_polls_more_often_after_it_sent_an_exec_message_to_a_node(folder: RunFolder) -> None:
     sent: list[bytes] = []
     nodes: Any = SimpleNamespace(put=lambda node_rank, path, data: sent.append(data))
     launch: Any = SimpleNamespace(run_dir=folder.path)

@@ -29,7 +29,7 @@ def prepared(number: int) -> NodeSetup:
     return NodeSetup(python=f"/layer{number}/bin/python", is_isolated=True, container=container)
 
 
-def test_each_node_uses_its_own_engine_image_and_user() -> None:
+def test_each_node_uses_its_own_container_engine_image_and_user() -> None:
     # Story: what the first node had found was used for all, and the others had neither that image nor those packages.
     job = make_job(node_count=2, distributed_backend="gloo")
     launch = replace(

@@ -28,7 +28,7 @@ def watch(tmp_path: Path, found: int, put: bool = False, not_before_s: float = 0
     return SimpleNamespace(watch=made, path=resize_request(launch), sent=sent, notes=notes)
 
 
-def test_resize_request_file_is_written_once_more_nodes_are_available(tmp_path: Path) -> None:
+def test_resize_request_file_is_written_when_more_nodes_become_available(tmp_path: Path) -> None:
     # Four are there, and the job takes three at most.
     made = watch(tmp_path, found=4)
     made.watch.look()

@@ -75,7 +75,7 @@ def prepare(tmp_path):
     return run
 
 
-def test_failure_on_a_nodes_own_disk_names_the_node(prepare):
+def test_failure_on_a_disk_that_the_nodes_do_not_share_names_the_node(prepare):
     # Story: "All that was printed is in '/tmp/...log'" of one host among several, without the host's name.
     failure = prepare(is_shared=False, lost={})
     assert (failure.cause, failure.node) == ("environment", "node-1")

@@ -129,7 +129,7 @@ def test_each_notification_service_receives_its_message_in_its_own_format(
 
 @pytest.mark.promise("whoever-wants-know-told-run")
 @pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning")  # a module that apprise imports
-def test_apprise_sends_to_further_services_and_shows_no_url(
+def test_apprise_urls_receive_notifications_and_delivery_warnings_show_no_url(
     tmp_path: Path, hooks: Hooks, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("apprise")

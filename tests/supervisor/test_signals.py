@@ -33,7 +33,7 @@ def test_supervisor_sleep_ends_on_a_signal_and_remembers_it(name):
     assert answer(code) == "True True True"
 
 
-def test_supervisor_sleep_survives_many_signals():
+def test_supervisor_sleep_still_works_after_100000_signals():
     code = "for _ in range(100_000): os.kill(os.getpid(), signal.SIGCHLD)\nprint(slept(5) < 4, slept(0.05) >= 0.05)"
     assert answer(code) == "True True"
 

@@ -36,7 +36,7 @@ def launch(tmp_path: Path) -> Launch:
     return make_launch(job, run_dir=tmp_path / "run", spare="/scratch/spare_%", states_key="ab" * 32)
 
 
-def test_each_node_learns_the_address_of_the_next_nodes_keeper(launch: Launch, capsys: Any) -> None:
+def test_each_node_receives_the_address_to_which_it_copies_its_training_states(launch: Launch, capsys: Any) -> None:
     keepers, nodes, folder = StateKeepers(), FakeNodes(), RunFolder(launch.run_dir)
     shells: list[dict[str, str]] = [{}, {}, {}]
     folder.attempt(1).mkdir(parents=True)
@@ -66,7 +66,7 @@ def test_each_node_learns_the_address_of_the_next_nodes_keeper(launch: Launch, c
         assert not any(launch.states_key in word for word in command.argv)
 
 
-def test_run_on_one_machine_starts_no_keeper(launch: Launch) -> None:
+def test_run_on_one_machine_starts_no_process_that_keeps_training_states(launch: Launch) -> None:
     keepers, nodes = StateKeepers(), FakeNodes()
     keepers.look(RunFolder(launch.run_dir), replace(launch, states_key=""), nodes, [{}, {}, {}])  # type: ignore[arg-type]
     assert (nodes.started, nodes.files) == ([], [])

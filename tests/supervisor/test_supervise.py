@@ -117,7 +117,7 @@ time.sleep(600)
 """
 
 
-def test_stopped_worker_is_continued_so_that_it_can_save_before_the_cancellation(tmp_path):
+def test_suspended_worker_is_resumed_on_cancellation_so_that_it_can_save_before_it_ends(tmp_path):
     # It waited out the whole grace period, and was killed without having saved anything.
     stage = Stage(tmp_path, STOPPED, grace_period_seconds=600)
     process = stage.start(A)
@@ -222,7 +222,7 @@ def test_a_killed_worker_is_started_again_on_the_same_nodes(tmp_path):
 
 
 @pytest.mark.parametrize("plan", [A, {"breaks": "a slip"}], ids=["completed", "failed internally"])
-def test_run_has_ended_before_its_resources_are_released(tmp_path, plan):
+def test_end_of_a_run_is_recorded_before_its_resources_are_released(tmp_path, plan):
     # Story: a run that waited for another's cores seemed to have started before the other's end.
     stage = Stage(tmp_path, "")
     stage.start(plan).wait(60)
@@ -262,7 +262,7 @@ def test_run_on_a_preempted_node_continues_on_another_node_without_using_a_resta
     assert stage.told() == ["gave a", "took a", "gave b", "took b", "released"]
 
 
-def test_node_lost_after_its_announced_end_is_a_preemption(tmp_path):
+def test_loss_of_a_node_that_is_being_drained_counts_as_a_preemption(tmp_path):
     record = Stage(tmp_path, LOSES, max_restarts=0).see_through({**LOST, **TAKEN}, B)
     assert attempts(record) == [(1, "preempted", ("a",)), (2, None, ("b",))]
 
@@ -274,7 +274,7 @@ def test_run_ends_after_ten_preemptions_before_its_workers_started(tmp_path):
     assert "the node is drained" in record.failure.message
 
 
-def test_attempt_interrupted_by_the_engine_before_its_supervisor_is_killed_is_preempted(tmp_path):
+def test_attempt_is_preempted_if_the_engine_interrupts_it_before_its_supervisor_is_killed(tmp_path):
     stage = Stage(tmp_path, IGNORES, is_of_engine=True, max_restarts=0, grace_period_seconds=600)
     process = stage.start(A)
     worker = stage.worker()
@@ -338,7 +338,7 @@ KEEPS = {"name": "a", "keeps": "outputs/model.pt is still in a:/tmp/paceline-me/
     ("script", "cause", "begins"),
     [("", "data", ""), ("raise ValueError('wrong')", "exception", "The worker failed: ValueError: wrong ")],
 )
-def test_failure_names_the_place_of_unfetched_files(tmp_path, script, cause, begins):
+def test_failure_message_names_the_node_and_folder_of_files_that_were_not_fetched(tmp_path, script, cause, begins):
     stage = Stage(tmp_path, script)
     record = stage.see_through(KEEPS)
     assert (record.status, record.failure.cause) == (states.FAILED, cause)
@@ -356,7 +356,7 @@ def test_elastic_run_continues_without_files_of_a_lost_node(tmp_path):
     assert KEEPS["keeps"] in stage.folder.driver_log.read_text()
 
 
-def test_canceled_run_stores_the_place_of_unfetched_files_in_a_property(tmp_path):
+def test_canceled_run_stores_the_node_and_folder_of_unfetched_files_in_a_property(tmp_path):
     stage = Stage(tmp_path, WAITS)
     record = stage.interrupt(signal.SIGTERM, KEEPS)
     assert (record.status, record.canceled_by) == (states.CANCELED, "SIGTERM")
@@ -386,7 +386,7 @@ def report(cause: str, exception: str | None = None, traceback: str = "") -> Fai
     return FailureReport(cause=cause, message="Rank 0 failed.", exception=exception, traceback=traceback)
 
 
-def test_external_failures_are_retried_and_exceptions_only_on_request():
+def test_lost_nodes_and_killed_workers_are_retried_and_exceptions_only_on_request():
     assert {cause for cause in CAUSES if is_retried(report(cause), NOT_ASKED)} == RETRIED
     assert {cause for cause in CAUSES if is_retried(report(cause), ASKED)} == RETRIED | RETRIED_IF_ASKED
     assert {"node_lost", "preempted", "port", "killed", "launcher"} == RETRIED

@@ -66,7 +66,7 @@ def test_invalid_space_text_is_refused(text: str, message: str) -> None:
     assert message in str(error.value)
 
 
-def test_changes_of_a_space_replace_add_and_remove_parameters() -> None:
+def test_parameters_of_a_search_space_can_be_replaced_added_and_removed() -> None:
     found = changed(SPACE, {"lr": 0.5, "new": 1}, without=["--batch", "opt"]).parts()
     assert found["--lr"] == expressions.fixed(0.5)
     assert {"batch", "opt"}.isdisjoint(found)

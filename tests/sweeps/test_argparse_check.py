@@ -186,7 +186,9 @@ def complaint(
 
 
 @pytest.mark.promise("space-script-s-argparse-will")
-def test_mismatched_argument_is_reported_with_name_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parameter_that_the_argparse_script_would_reject_is_reported_with_name_and_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = tmp_path / "train.py"
     script.write_text(PLAIN)
     for said, space in REFUSED.items():
@@ -386,7 +388,7 @@ def found(tmp_path: Path, script: str, space: dict[str, Any], pass_as: str = "ar
 
 @pytest.mark.promise("sweep-gives-script-values-form")
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_sweep_values_are_passed_as_arguments_in_the_form_that_the_scripts_parser_accepts(
+def test_sweep_values_become_arguments_in_the_form_that_the_parser_of_the_script_accepts(
     tmp_path: Path, name: str
 ) -> None:
     script, words = SCRIPTS[name]
@@ -460,7 +462,9 @@ LISTS = {
 
 
 @pytest.mark.parametrize("name", LISTS)
-def test_list_and_boolean_values_are_passed_in_the_form_of_each_argument_parser(tmp_path: Path, name: str) -> None:
+def test_list_and_boolean_values_are_passed_in_the_form_of_the_argument_library_of_the_script(
+    tmp_path: Path, name: str
+) -> None:
     script, words = LISTS[name]
     space = {"size": pl.choice([[1, 2]]), "shout": pl.choice(True), "amp": pl.choice(False)}
     assert found(tmp_path, script, space) == words

@@ -52,7 +52,7 @@ def test_errors_of_trials_that_differ_only_in_numbers_share_a_cause(
 
 
 @pytest.mark.promise("metric-never-comes-common-cause")
-def test_exit_code_failure_quotes_the_last_line(tmp_path: Path) -> None:
+def test_common_failure_by_exit_code_quotes_the_last_log_line(tmp_path: Path) -> None:
     """As argparse does, which raises no exception with a message."""
     lines = ("usage: train.py [-h]", "train.py: error: the following arguments are required: --data", "")
     left = FailureReport(cause="exception", message=LEFT, last_lines=lines, see="paceline logs s_0")
@@ -113,7 +113,9 @@ NAN, INF = math.nan, math.inf
         ([[1, 2, 3]] * 4, {}, "'loss' rises from its first value on, and the sweep is to minimize it"),
     ],
 )
-def test_unusual_metric_curves_of_a_sweep_give_one_warning(curves: Any, values: Any, said: str, tmp_path: Path) -> None:
+def test_missing_nonfinite_or_worsening_metric_values_of_trials_give_one_warning(
+    curves: Any, values: Any, said: str, tmp_path: Path
+) -> None:
     warnings = told(tmp_path, curves, **values)
     assert len(warnings) == 1
     assert said in warnings[0]

@@ -139,7 +139,9 @@ def test_accepted_trial_submission_resets_the_backoff(tmp_path: Path, monkeypatc
             engine.pass_time(handing, 20_000, 30_000)
 
 
-def test_interrupted_submission_is_resumed_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_submission_of_trials_is_repeated_with_the_same_parameter_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     again: list[str] = []
     monkeypatch.setattr(dispatch, "submit_again", lambda folder, values: again.append(folder.run_id))
     with sweep_on_disk(tmp_path, space={"x": pl.choice(*range(100))}, seed=1, trials=2) as folder:
@@ -160,7 +162,9 @@ def test_interrupted_submission_is_resumed_unchanged(tmp_path: Path, monkeypatch
         assert not sweep.live
 
 
-def test_trials_are_submitted_in_consecutive_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trials_are_submitted_as_job_arrays_of_consecutive_trial_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken: list[list[int]] = []
     is_up = True
 

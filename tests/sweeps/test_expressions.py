@@ -29,7 +29,7 @@ EVERY = [
 
 
 @pytest.mark.parametrize("expression", EVERY, ids=lambda one: str(one.to_json()))
-def test_expression_and_its_values_are_equal_after_conversion_to_json_and_raw_values_and_back(expression: Any) -> None:
+def test_expression_is_equal_after_json_and_each_of_its_values_after_raw_conversion(expression: Any) -> None:
     assert from_json(expression.to_json()) == expression
     source = random.Random(3)
     for _ in range(200):
@@ -39,7 +39,7 @@ def test_expression_and_its_values_are_equal_after_conversion_to_json_and_raw_va
         assert expression.value(expression.raw(value)) == value or isinstance(value, float)
 
 
-def test_quantiles_match_the_distributions() -> None:
+def test_value_at_a_quantile_matches_the_distribution_of_the_expression() -> None:
     def at(expression: Any, quantile: float) -> Any:
         return expression.value(expression.raw_at(quantile))
 
@@ -78,7 +78,7 @@ def test_command_line_text_is_parsed_as_an_expression(text: str, expression: Any
     assert parse(text) == expression
 
 
-def test_invalid_expressions_are_refused_with_the_rule() -> None:
+def test_invalid_expression_raises_an_error_that_names_the_violated_rule() -> None:
     wrong = {
         "no options": pl.choice,
         "is not below": lambda: pl.uniform(1, 1),

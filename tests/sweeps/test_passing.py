@@ -36,7 +36,7 @@ paceline.Run.get_context().log("score", x + layers)
 @pytest.mark.parametrize(
     ("way", "xs"), [("environment", [0.5]), ("cfg/parameters.json", [0.5, 1.5]), ("assignments", [0.5])]
 )
-def test_script_reads_its_parameter_values_in_each_pass_as_form(
+def test_script_receives_its_parameter_values_for_each_setting_of_pass_as(
     way: str, xs: list[float], tmp_path: Path, monkeypatch: Any
 ) -> None:
     hide_matplotlib(tmp_path / ".paceline")
@@ -55,7 +55,7 @@ def test_script_reads_its_parameter_values_in_each_pass_as_form(
     assert not (run.best_child().folder.work).exists()
 
 
-def test_sweep_whose_pass_as_form_can_not_carry_its_values_is_refused(tmp_path: Path) -> None:
+def test_sweep_is_refused_if_pass_as_is_unknown_or_names_a_file_that_can_not_hold_the_values(tmp_path: Path) -> None:
     write_tree(tmp_path / "source", {"train.py": SCRIPT, "p.json": "[]"})
     estimator = pl.Estimator(tmp_path / "source", entry_script="train.py")
     with pytest.raises(SweepError, match="pass_as='env'"):

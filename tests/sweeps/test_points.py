@@ -17,7 +17,7 @@ from paceline.sweeps.space import Space
 NESTED = {"--lr": 0.1, "model.layers": 2, "model.kind": None, "sizes": [1, 2], "fast": True}
 
 
-def test_sampled_values_replace_the_jobs_own_arguments() -> None:
+def test_sampled_values_replace_the_arguments_given_in_the_job() -> None:
     job = Job(entry_script="train.py", arguments=("--lr", "-0.5", "--epochs", "3", "--batch=4", "--fast", "data"))
     found = job_of(job, {"--lr": 0.1, "batch": 8})
     assert found.arguments == ("--epochs", "3", "--fast", "data", "--lr", "0.1", "--batch", "8")
@@ -84,7 +84,7 @@ def test_parameter_values_are_merged_into_a_file_of_the_source(tmp_path: Path) -
         assert said in str(caught.value)
 
 
-def test_invalid_pass_as_and_unpassable_names_are_refused() -> None:
+def test_invalid_pass_as_value_or_a_parameter_name_that_it_can_not_pass_is_refused() -> None:
     wrong: list[tuple[Any, dict[str, Any], str]] = [
         (
             "yaml",

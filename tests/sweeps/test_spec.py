@@ -7,7 +7,7 @@ from paceline.sweeps.spec import SweepSpec
 from tests.helpers import run_python
 
 
-def test_sweep_with_an_optuna_sampler_is_read_without_optuna() -> None:
+def test_sweep_with_an_optuna_sampler_can_be_read_if_optuna_is_not_installed() -> None:
     """`sweep show` and `sweep best` read a sweep on any machine."""
     spec = SweepSpec(space=Space({"x": 1}), metric="score", sampler="tpe")
     code = (

@@ -14,7 +14,9 @@ from paceline.sweeps.start import submit_sweep
 from tests.helpers import make_job, write_tree
 
 
-def test_git_commit_of_a_sweep_is_that_of_its_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_records_the_git_commit_at_which_its_snapshot_was_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of a sweep that is a step of a pipeline it was that of the folder when the step began, hours later maybe."""
     monkeypatch.setattr(controllers, "start", lambda folder, fd: None)
     source = SourceCopy(directory=write_tree(tmp_path / "code", {"train.py": "import sys; print(sys.argv)"}))

@@ -208,7 +208,7 @@ def test_sweep_warm_starts_from_another_sweep(submit: Any, tmp_path: Path) -> No
 
 
 @pytest.mark.promise("two-sweeps-one-workspace-do")
-def test_two_sweeps_in_one_workspace_are_independent(submit: Any) -> None:
+def test_concurrent_sweeps_in_one_workspace_run_only_their_own_trials(submit: Any) -> None:
     one = submit({"x": pl.choice(1, 2)}, sampler="grid", concurrent=2)
     other = submit({"x": pl.choice(3)}, sampler="grid", concurrent=2)
     for run, values in ((other, [3]), (one, [1, 2])):

@@ -21,7 +21,7 @@ SPEC = SweepSpec(space=Space({"x": pl.uniform(0, 1)}), metric="loss", goal="mini
 ENDED_SPEC = SweepSpec(space=Space({"x": pl.choice([1, 2], None, "c")}), metric="loss", goal="minimize")
 
 
-def test_trial_run_ids_follow_the_sdk_with_a_suffix_for_later_runs() -> None:
+def test_run_id_of_a_trial_has_the_trial_number_and_from_the_second_run_on_the_run_number() -> None:
     assert [child_id("s", 3), child_id("s", 3, 2)] == ["s_3", "s_3_2"]
 
 
@@ -88,7 +88,7 @@ def test_cached_trials_equal_those_read_from_their_runs(tmp_path: Path, monkeypa
 
 
 @pytest.mark.promise("read-ended-trials-kept-would")
-def test_changed_child_run_is_read_again(tmp_path: Path) -> None:
+def test_cached_trial_is_read_again_after_its_run_has_changed(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, ENDED_SPEC)
     child = add_trial(sweep, 0, {"x": "c"}, (3.0,))
     keep(sweep, trials(sweep, ENDED_SPEC)[0])

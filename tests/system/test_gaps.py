@@ -67,7 +67,7 @@ def test_log_over_its_limit_keeps_its_first_and_last_lines(log):
 
 
 @pytest.mark.promise("long-log-first-last-part")
-def test_closing_a_log_with_a_gap_removes_the_gap_from_the_file_and_its_lines_read_the_same(log):
+def test_closing_a_truncated_log_removes_its_gap_and_leaves_its_lines_unchanged(log):
     keeper = gaps.Keeper(str(log), LIMIT)
     append(log, lines(0, 20_000))
     keeper.look()
@@ -80,7 +80,7 @@ def test_closing_a_log_with_a_gap_removes_the_gap_from_the_file_and_its_lines_re
     assert sorted(path.name for path in log.parent.iterdir()) == ["gap_3.json", "rank_3.log"]
 
 
-def test_lines_appended_during_reading_are_kept(log):
+def test_reader_of_a_log_that_is_truncated_during_reading_still_gets_its_last_line(log):
     append(log, lines(0, 200_000))
     reader = gaps.pieces(str(log))
     first = next(reader)

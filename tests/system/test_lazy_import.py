@@ -21,7 +21,7 @@ SOURCE = Path(__file__).parents[2] / "src"
 HOOK = "from paceline.system.lazy_import import load_triton_before_tensorflow as hook\nhook()\nhook()\n"
 
 
-def test_lazy_import_loads_on_first_attribute():
+def test_lazily_imported_module_is_loaded_at_the_first_attribute_access():
     code = """
 import dataclasses
 @dataclasses.dataclass
@@ -67,7 +67,9 @@ def imported(folder: Path, triton: str | None, script: str) -> list[str]:
     ],
     ids=["installed", "broken", "absent"],
 )
-def test_triton_is_imported_before_tensorflow(tmp_path: Path, triton: str | None, printed: list[str]) -> None:
+def test_import_of_tensorflow_imports_triton_first_if_triton_can_be_imported(
+    tmp_path: Path, triton: str | None, printed: list[str]
+) -> None:
     assert imported(tmp_path, triton, f"{HOOK}import other\nimport tensorflow\nimport tensorflow") == printed
 
 

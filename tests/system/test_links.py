@@ -78,7 +78,7 @@ LEFT = {
 @pytest.mark.promise("link-counts-leads-none-leads")
 @pytest.mark.parametrize("target", LEFT)
 @pytest.mark.parametrize("follow", [False, True])
-def test_outside_and_broken_symlinks_are_excluded(top: Path, target: str, follow: bool) -> None:
+def test_symlinks_that_are_broken_or_lead_out_of_the_run_are_excluded(top: Path, target: str, follow: bool) -> None:
     os.mkfifo(top / "outputs/pipe")
     link(top, "outputs/x", target)
     found = told(top, "outputs", follow=follow)
@@ -161,7 +161,7 @@ def test_chain_of_received_symlinks_resolves_to_a_path_inside_the_run(top: Path)
     assert real == os.path.realpath(top) + "/outputs/outputs/x"
 
 
-def test_find_resolves_a_file_behind_an_inside_link_and_excludes_outside_links(top: Path) -> None:
+def test_find_follows_symlinks_inside_the_run_and_excludes_symlinks_out_of_the_run(top: Path) -> None:
     link(top, "outputs/latest", "step")
     link(top, "outputs/esc", "/etc")
     assert find(str(top), "outputs/latest/a") == Entry("outputs/latest/a", "file", real="outputs/step/a")

@@ -39,7 +39,7 @@ def test_silent_client_does_not_block_other_clients_or_closing_the_listener():
     assert not accepting.is_alive()
 
 
-def test_aborted_connection_does_not_end_accepting():
+def test_listener_accepts_further_connections_after_an_aborted_connection():
     """Story: after it, the rank that distributes mini-batches accepted no connection, and the other ranks waited for ever."""
 
     class Breaking:

@@ -17,7 +17,7 @@ def machine(monkeypatch, files):
     monkeypatch.setattr(module.os.path, "isdir", lambda path: path in folders)
 
 
-def test_memory_without_a_cgroup_limit_is_that_of_the_machine(monkeypatch):
+def test_memory_size_is_read_from_the_machine_if_the_cgroup_has_no_limit(monkeypatch):
     files = {"/proc/meminfo": MEMINFO, "/proc/self/cgroup": "0::/user\n", "/sys/fs/cgroup/user/memory.max": "max\n"}
     machine(monkeypatch, files)
     assert memory() == Memory(64 * GIB, 40 * GIB, "the machine's memory")

@@ -176,7 +176,7 @@ print(processes.kill_descendants(os.getpid()) >= 10, processes.descendants(os.ge
 
 
 @linux
-def test_processes_are_found_by_a_variable_and_its_whole_value():
+def test_processes_are_found_only_by_the_complete_name_and_value_of_a_variable():
     values = ("/runs/a", "/runs/ab", "/runs/a")
     started = [subprocess.Popen(["sleep", "60"], env={**os.environ, "PL_TEST": value}) for value in values[:2]]
     started.append(subprocess.Popen(["sleep", "60"], env={"PL_TEST": values[2], **os.environ}))
@@ -241,7 +241,7 @@ def test_killing_by_a_variable_spares_other_processes():
 
 
 @linux
-def test_killing_leftovers_spares_supervisors_of_submitted_runs():
+def test_killing_the_processes_of_a_run_spares_the_supervisor_of_a_run_that_it_submitted():
     # The story: a script of run a submits run b. b's supervisor has a's PACELINE_RUN_DIR in its environment, and was
     # killed with what a had left behind.
     environment = {**os.environ, "PACELINE_RUN_DIR": "/runs/a", processes.SUPERVISOR_VARIABLE: "b_1_0"}

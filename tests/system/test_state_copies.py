@@ -76,7 +76,7 @@ def test_copied_state_has_the_bytes_of_the_original(receiver: Receiver, small_pi
     assert receiver.told == []
 
 
-def test_nothing_is_copied_before_the_next_nodes_address_is_known(tmp_path: Path) -> None:
+def test_state_is_not_sent_before_the_address_of_the_receiving_node_is_known(tmp_path: Path) -> None:
     assert not StateSender().send(str(tmp_path / "spare_0"), KEY, STATE, memoryview(b"x"))
 
 
@@ -107,7 +107,9 @@ def test_state_from_a_worker_with_another_secret_is_refused(receiver: Receiver) 
         ({"of": STATE | {"more": 1}, "size": 5}, "a state has other fields"),
     ],
 )
-def test_invalid_state_is_refused_before_its_bytes(receiver: Receiver, header: object, reason: str) -> None:
+def test_state_with_an_invalid_header_is_refused_before_its_bytes_are_sent(
+    receiver: Receiver, header: object, reason: str
+) -> None:
     with prove_as_client(socket.create_connection(receiver.address), KEY) as connection:
         connection.send_bytes(json.dumps(header).encode())
         assert reason in connection.recv_bytes().decode()
@@ -148,7 +150,7 @@ def test_bytes_that_the_worker_has_not_signed_are_refused(receiver: Receiver, me
     assert receiver.told[0].startswith("a copy of a state is refused: ")
 
 
-def test_half_a_state_of_a_killed_worker_is_dropped(receiver: Receiver, small_pieces: None) -> None:
+def test_incomplete_state_of_a_worker_killed_while_sending_is_dropped(receiver: Receiver, small_pieces: None) -> None:
     before = len(os.listdir("/proc/self/fd"))
     _send(receiver, _tag(b"x" * 1000, size=1500), b"x" * 1000, size=1500)
     assert (receiver.kept, receiver.told) == ([], [])

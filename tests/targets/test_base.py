@@ -38,7 +38,7 @@ def test_each_target_kind_implements_its_protocols(kind: str) -> None:
             assert found[: len(wanted)] == wanted, f"{kind}.{name}"
 
 
-def test_target_that_lacks_methods_of_a_protocol_does_not_implement_it_and_they_are_reported() -> None:
+def test_protocol_methods_that_a_target_lacks_are_listed_and_isinstance_returns_false() -> None:
     class Half(ToyTarget):
         def look(self, folder, record):
             return None

@@ -120,7 +120,7 @@ def test_error_for_an_invalid_target_description_names_the_file(tmp_path, text):
     assert configured.names(tmp_path) == ["local", "lab"]
 
 
-def test_run_keeps_its_targets_settings_after_changes(tmp_path):
+def test_run_keeps_its_copy_of_the_target_settings_after_the_target_is_removed(tmp_path):
     run_dir = tmp_path / "runs" / "exp_1_00000000"
     run_dir.mkdir(parents=True)
     configured.add(tmp_path, lab(nodes=3))

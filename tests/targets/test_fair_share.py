@@ -296,7 +296,7 @@ def test_error_for_a_wrong_value_in_the_fair_share_file_names_the_value(given: A
         SharePolicy(given)
 
 
-def test_reservation_times_use_the_machines_time_zone_instead_of_the_users_tz_variable(
+def test_reservation_times_use_the_time_zone_of_the_machine_and_ignore_the_tz_variable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(os.environ, "TZ", "Pacific/Auckland")  # a user's zone, which counts for nothing

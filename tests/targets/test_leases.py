@@ -148,7 +148,9 @@ def test_lease_files_are_readable_by_all_and_writable_by_the_owner(
 # --- other users of the machine
 
 
-def test_foreign_files_in_the_lease_folder_are_refused_untouched(ask: Ask, agents: Any, tmp_path: Path) -> None:
+def test_unsafe_files_in_the_lease_folder_are_refused_and_the_target_of_a_symlink_is_unchanged(
+    ask: Ask, agents: Any, tmp_path: Path
+) -> None:
     # It was: a link beside the guard's made a file of the victim's readable for everybody.
     victim, top = tmp_path / "victim", tmp_path / "leases"
     victim.write_text("mine")
@@ -280,7 +282,7 @@ def test_queue_ticket_can_claim_at_most_a_minute_of_waiting_time(claimed: str, p
     assert leases.since(claimed, 100.0) == place
 
 
-def test_repeated_lease_request_does_not_rewrite_the_waiting_queue_ticket(
+def test_repeated_lease_request_does_not_rewrite_the_queue_ticket_of_a_waiting_run(
     ask: Ask, agents: Any, tmp_path: Path
 ) -> None:
     ask("take", **ticket("1", agents(), cores=4))

@@ -203,7 +203,7 @@ def test_run_that_needs_no_cores_starts_on_a_full_machine(target, run):
     assert target.wait_for_nodes(none, light, pytest.fail) is not None
 
 
-def test_a_run_that_reserves_several_cores_for_each_worker_waits_for_them(target, run):
+def test_run_waits_if_the_cores_that_it_reserves_for_each_worker_are_not_free(target, run):
     first, second = run("first"), run("second")
     target.enqueue(make_job(cores=5), first)
     target.enqueue(make_job(cores=4), second)

@@ -336,7 +336,7 @@ def test_leases_are_in_the_state_folder_under_the_host_name(monkeypatch, tmp_pat
     assert leases_dir() == tmp_path / "state/paceline/leases" / socket.gethostname()
 
 
-def test_leases_are_in_tmp_without_a_home(monkeypatch, tmp_path):
+def test_leases_are_in_tmp_if_the_state_folder_cannot_be_created(monkeypatch, tmp_path):
     monkeypatch.delenv(LEASES_VARIABLE)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))

@@ -202,7 +202,7 @@ def test_hostile_user_can_not_jump_or_block_the_queue(machine: Path, runs: Any) 
     assert waits.communicate(timeout=60)[0].endswith("done\n")
 
 
-def test_stopped_process_of_another_user_holds_the_queue_up_for_seconds_only(
+def test_stopped_process_of_another_user_delays_other_waiting_runs_only_for_seconds(
     machine: Path, runs: Any, monkeypatch: Any
 ) -> None:
     holders = [runs(USERS[0], f"held{number}", 600) for number in range(3)]

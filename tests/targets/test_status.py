@@ -27,7 +27,7 @@ def test_unknown_core_count_of_a_target_is_none():
 @pytest.mark.parametrize(
     ("ups", "state"), [((True, True), "up"), ((True, False), "degraded"), ((False, False), "down"), ((), "down")]
 )
-def test_target_state_depends_on_the_number_of_nodes_that_are_up(ups, state):
+def test_target_is_up_degraded_or_down_if_all_some_or_none_of_its_nodes_are_up(ups, state):
     assert Status(nodes=tuple(node(str(index), is_up=up) for index, up in enumerate(ups))).state == state
 
 

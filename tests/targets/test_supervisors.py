@@ -68,7 +68,7 @@ def test_starting_a_run_with_a_killed_prestarted_supervisor_returns_none(tmp_pat
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_run_is_started_by_its_prestarted_supervisor_or_by_a_new_one_if_that_was_killed(
+def test_run_begins_in_its_prestarted_supervisor_or_in_a_new_one_if_the_first_was_killed(
     tmp_path: Path, is_killed: bool
 ) -> None:
     """By another one where that has died meanwhile."""
@@ -105,7 +105,7 @@ def _leases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("is_changed", [False, True])
-def test_run_begins_in_the_supervisor_loaded_ahead_unless_variables_changed_since(
+def test_run_uses_the_prestarted_supervisor_of_its_program_unless_environment_variables_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_changed: bool
 ) -> None:
     library = library_dir(tmp_path / "ws")
@@ -128,7 +128,7 @@ def test_run_begins_in_the_supervisor_loaded_ahead_unless_variables_changed_sinc
     assert ahead.wait(30) == 0
 
 
-def test_supervisor_loaded_ahead_ends_after_its_limit_without_a_run() -> None:
+def test_prestarted_supervisor_ends_if_it_receives_no_run_within_its_time_limit() -> None:
     code = """
 import socket
 from paceline.supervisor import __main__ as supervisor
@@ -143,7 +143,7 @@ except BrokenPipeError:
     assert run_python(code).split() == ["None", "refused"]
 
 
-def test_run_sent_at_the_limit_of_a_supervisor_loaded_ahead_is_not_lost(tmp_path: Path) -> None:
+def test_run_sent_just_as_a_prestarted_supervisor_times_out_is_not_lost(tmp_path: Path) -> None:
     code = f"""
 import os, socket, types
 from paceline.supervisor import __main__ as supervisor

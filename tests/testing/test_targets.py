@@ -26,7 +26,7 @@ FAULTS = {
 }
 
 
-def test_documented_target_has_at_most_60_lines() -> None:
+def test_example_target_in_the_documentation_has_at_most_60_lines() -> None:
     lines = [line for line in TARGET.splitlines() if line.strip()]
     assert len(lines) <= 60
 

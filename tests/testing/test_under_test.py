@@ -61,7 +61,7 @@ def test_target_under_test_is_added_to_its_workspace(tmp_path: Path, monkeypatch
     assert Local(tmp_path).name == "local"
 
 
-def test_job_for_the_slow_preparation_check_has_a_local_package_only_if_nodes_share_a_folder(tmp_path: Path) -> None:
+def test_job_with_a_slow_package_build_is_available_only_if_nodes_share_a_folder(tmp_path: Path) -> None:
     slow = Local(tmp_path).slow_preparation()
     assert slow is not None
     (package,) = Job(entry_script="train.py", **slow).environment.pip_packages

@@ -70,7 +70,7 @@ def test_one_element_tensor_in_an_event_file_is_a_scalar(tensor: bytes, value: f
     assert tensor_scalar(tensor) == value
 
 
-def test_growing_event_file_is_read_once_up_to_its_last_whole_record(tmp_path: Path) -> None:
+def test_each_complete_record_of_a_growing_event_file_is_read_once(tmp_path: Path) -> None:
     path = tmp_path / "events.out.tfevents.1"
     first, second = record(event(1, plain("loss", 1.0))), record(event(2, plain("loss", 2.0)))
     path.write_bytes(first + second[:20])

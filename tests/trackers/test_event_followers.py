@@ -33,7 +33,7 @@ def taken_up(folder: RunFolder, attempt: int) -> dict[str, object]:
 
 
 @pytest.mark.promise("program-without-python-keeps-metrics")
-def test_event_files_of_programs_other_than_python_become_metrics_in_each_attempt(folder: RunFolder) -> None:
+def test_event_files_of_a_non_python_program_become_metrics_in_every_attempt(folder: RunFolder) -> None:
     # The story: names of the first attempt were taken for the program's own, so later attempts lost theirs.
     written(folder, range(3), at_s=100.0)
     assert taken_up(folder, 1) == {"loss": [0.0, 0.5, 1.0]}

@@ -40,7 +40,7 @@ def environ(tmp_path: Path, **more: str) -> dict[str, str]:
     return {"PACELINE_RUN_DIR": str(tmp_path / "my ws" / "runs" / "r"), "PYTHONPATH": "/lib"} | more
 
 
-def test_values_logged_with_a_tracker_become_metrics_once_its_import_has_installed_a_hook(
+def test_import_hook_of_a_tracker_records_values_logged_with_the_tracker_as_metrics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: Sink, capsys: pytest.CaptureFixture[str]
 ) -> None:
     package = tmp_path / "library_of_the_test"
@@ -130,7 +130,7 @@ def test_import_of_an_unsupported_tracker_prints_a_warning(
 
 
 @pytest.mark.promise("tracker-whose-values-kept-named")
-def test_trackio_values_become_metrics_with_trackios_steps(to: Sink) -> None:
+def test_values_logged_with_trackio_become_metrics_with_the_step_numbers_of_trackio(to: Sink) -> None:
     class Run:
         name, _next_step = "fold", 0
 

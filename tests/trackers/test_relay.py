@@ -257,7 +257,7 @@ def test_relay_waits_for_the_end_of_a_partly_written_line(server: Server, run: t
     assert sorted(server.values()) == [("loss", 0, "1.0"), ("loss", 1, "2.0")]
 
 
-def test_value_refused_by_the_server_ends_the_relay_with_its_message(
+def test_value_refused_by_the_server_stops_the_relay_with_the_error_message_of_the_server(
     server: Server, run: tuple[RunFolder, MetricLog]
 ) -> None:
     folder, log = run

@@ -298,7 +298,7 @@ def test_relay_to_a_deleted_wandb_run_is_refused(server: Server, run: tuple[RunF
         ((200, []), "refuses run"),
     ],
 )
-def test_refusal_of_the_server_ends_the_relay_with_its_message(
+def test_refusal_by_the_wandb_server_stops_the_relay_with_the_error_message_of_the_server(
     server: Server, run: tuple[RunFolder, MetricLog], refusal: tuple[int, object], message: str
 ) -> None:
     server.refusal = refusal

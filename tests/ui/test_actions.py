@@ -141,7 +141,7 @@ def test_read_only_server_has_no_forms_and_refuses_posts(place: Place) -> None:
     assert not folder.cancel_request.exists()
 
 
-def test_a_run_without_its_source_is_not_submitted_again(place: Place) -> None:
+def test_rerun_of_a_run_whose_snapshot_is_missing_is_refused(place: Place) -> None:
     folder = place.run()
     form = {"form_key": Token(place.path).form_key()}
     answer = place.client().post(f"/runs/{folder.run_id}/rerun", data=form)
@@ -174,7 +174,7 @@ def test_page_of_a_deleted_run_offers_to_restore_it(place: Place) -> None:
     assert "The trash is empty." in client.get("/trash").text
 
 
-def test_open_page_of_a_deleted_run_offers_to_restore_it(place: Place) -> None:
+def test_page_that_is_open_when_its_run_is_deleted_offers_to_restore_the_run(place: Place) -> None:
     folder = place.run()
     client = place.client()
     assert client.get(f"/runs/{folder.run_id}/gone").status_code == 204
@@ -297,7 +297,7 @@ def test_csrf_token_of_another_workspace_is_refused(place: Place, tmp_path: Path
     assert folder.path.is_dir()
 
 
-def test_large_trash_has_pages_and_is_read_once_for_a_restore_of_many(
+def test_large_trash_is_split_into_pages_and_restoring_many_runs_reads_no_notes_files(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(actions, "_TRASH_ROWS", 2)
@@ -369,7 +369,7 @@ def test_concurrent_renames_leave_one_of_the_given_names(place: Place) -> None:
         assert noted[-1] in clients[0].get(path).text
 
 
-def test_requests_for_a_run_deleted_meanwhile_get_no_server_error(
+def test_request_whose_run_is_deleted_while_it_is_handled_returns_no_server_error(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run is deleted, or purged, after the view has found it."""

@@ -273,7 +273,7 @@ def test_static_files_of_the_page_are_cacheable(place: Place) -> None:
     assert client.get("/static/x/..%2f..%2fapp.py").status_code == 404
 
 
-def test_unknown_page_shows_not_found_and_unknown_run_returns_an_error_with_its_name(place: Place) -> None:
+def test_unknown_page_shows_not_found_and_the_error_for_an_unknown_run_has_the_run_id(place: Place) -> None:
     client = place.client()
     assert "Not found" in client.get("/nothing", headers=PAGE).text
     assert json.loads(client.get("/runs/nope/curves").text)["error"].startswith("no run 'nope'")

@@ -47,7 +47,7 @@ def test_wait_picture_shows_ranks_in_different_collectives_waiting_for_each_othe
     assert not any(box.is_cause for box in picture.boxes)
 
 
-def test_wait_picture_places_the_cause_of_a_chain_at_the_bottom() -> None:
+def test_wait_picture_places_the_rank_that_causes_a_chain_of_waits_at_the_bottom() -> None:
     first = entry("all_reduce", 7, channel="a", ranks="0,1")
     second = entry("broadcast", 3, channel="b", ranks="1,2")
     look = told(rank(first), rank(second), rank(at="data.py:41 load"))
@@ -122,7 +122,7 @@ def test_run_page_names_the_straggler_its_node_and_the_start_time(place: Place) 
 @pytest.mark.parametrize(
     "sample", [[], {"pace": 3}, {"pace": {"straggler": {"ranks": 5}}}, {"pace": {"straggler": {"ranks": ["x"]}}}]
 )
-def test_no_slow_rank_is_reported_if_the_load_sample_is_damaged(place: Place, sample: object) -> None:
+def test_no_slow_rank_is_reported_if_the_recorded_load_of_the_ranks_is_damaged(place: Place, sample: object) -> None:
     folder = place.run(status=states.RUNNING, job=make_job(process_count_per_node=4, distributed_backend="gloo"))
     write_json(folder.load(1), sample)
     assert slow_ranks(folder, store.stored(folder)) is None

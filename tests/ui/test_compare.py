@@ -56,7 +56,7 @@ def test_comparison_table_lists_parameters_that_differ_before_equal_ones(place: 
     assert counts == sorted(counts, reverse=True)
 
 
-def test_compared_last_value_of_a_metric_is_that_of_the_lowest_rank(place: Place) -> None:
+def test_comparison_shows_the_last_metric_value_of_the_lowest_rank(place: Place) -> None:
     folder = place.run()
     log_values(folder, "loss", [1.0, 2.0])
     log_values(folder, "loss", [7.0], rank=1)
@@ -107,7 +107,7 @@ def test_run_is_added_to_the_comparison_by_its_name(place: Place) -> None:
     assert client.get("/compare/names", params={"q": "heron >"}).json() == []
 
 
-def test_first_response_has_the_curves_of_the_first_metrics(place: Place) -> None:
+def test_first_response_of_the_compare_page_has_the_curves_of_the_first_metrics_only(place: Place) -> None:
     runs = _runs(place, 3)
     for folder in runs:
         for name in ("acc", "late"):
@@ -126,7 +126,7 @@ def test_first_response_has_the_curves_of_the_first_metrics(place: Place) -> Non
     assert "more" not in late
 
 
-def test_runs_without_metrics_or_params_are_compared(place: Place) -> None:
+def test_compare_page_loads_for_runs_without_metrics_or_parameters(place: Place) -> None:
     query = _query([place.run(job=None), place.run("b_1700000002_00000001", states.FAILED, job=None)])
     client = place.client()
     assert client.get(f"/compare?{query}").status_code == 200

@@ -137,7 +137,7 @@ def test_malformed_link_to_a_log_line_is_refused(place: Place, line: str) -> Non
     assert "is not a line of a log" in ask(place, place.run(), f"line={line}", 400)["error"]
 
 
-def test_link_to_a_line_of_a_missing_log_shows_nothing_and_past_the_end_shows_the_last_line(place: Place) -> None:
+def test_link_to_a_missing_log_shows_nothing_and_link_past_the_end_of_a_log_shows_the_last_line(place: Place) -> None:
     folder = place.run()
     assert ask(place, folder, "line=7.3.10") == {"lines": [], "more": False, "at": -1}
     say(folder, "only\n")

@@ -225,7 +225,7 @@ def test_cookie_token_or_header_can_not_change_the_user_name(place: Place, file:
     assert client.get("/").status_code == 401
 
 
-def test_proxy_names_the_user_in_its_header(place: Place, file: Path) -> None:
+def test_user_name_is_taken_from_the_configured_header_of_the_proxy(place: Place, file: Path) -> None:
     file.write_text("ann@example.org = own\n* = view\n")
     client = visit(place, PROXY, user_header="X-Forwarded-User", proxy_user=str(PROXY))
     page = client.get("/", headers={"X-Forwarded-User": "ann@example.org"})

@@ -46,7 +46,7 @@ def test_media_panel_shows_one_step_and_the_number_of_steps(folder: RunFolder) -
     }
 
 
-def test_media_logged_without_a_step_is_numbered_by_call(folder: RunFolder) -> None:
+def test_media_logged_without_a_step_is_labeled_with_the_number_of_its_log_call(folder: RunFolder) -> None:
     logged(folder, ("table", "t", {"x": [1]}, None), ("table", "t", {"x": [2, 3]}, None))
     assert (panel(folder, "t", 0)["label"], panel(folder, "t")["label"]) == ("call 1", "call 2")
     assert panel(folder, "t")["items"][0]["rows"] == [[2], [3]]
@@ -72,7 +72,7 @@ def test_media_panel_uses_the_last_kind_logged_under_a_name(folder: RunFolder) -
     assert (panel(folder, "x")["kind"], panel(folder, "x")["count"]) == ("html", 1)
 
 
-def test_azure_url_of_a_logged_image_is_mapped_to_its_file(folder: RunFolder) -> None:
+def test_azureml_artifact_url_of_a_logged_image_is_mapped_to_the_image_file(folder: RunFolder) -> None:
     logged(folder, ("image", "x", "aml://artifactId/ExperimentRun/dcid.digits_1_2/images/a.png", 1))
     assert panel(folder, "x")["items"] == [{"rank": 0, "file": "images/a.png"}]
 
@@ -121,7 +121,7 @@ def test_panel_of_a_removed_log_shows_an_empty_value(folder: RunFolder) -> None:
     assert panel_of(curves, "t")["items"][0]["text"] == "null"
 
 
-def test_long_tables_and_texts_are_cut(folder: RunFolder) -> None:
+def test_long_tables_and_texts_are_truncated_in_a_panel(folder: RunFolder) -> None:
     logged(folder, ("table", "t", {"x": [*range(500)]}, 1), ("text", "long", "x" * 30_000, 1))
     item, long = panel(folder, "t")["items"][0], panel(folder, "long")["items"][0]
     assert (len(item["rows"]), item["more"]) == (200, 300)

@@ -244,7 +244,7 @@ def test_service_forms_call_the_same_functions_as_the_command_line(
     assert client.post("/services/none/stop", data=form(place)).status_code == 404
 
 
-def test_call_of_a_service_shows_answers_and_errors_without_the_key(
+def test_service_call_on_the_page_shows_answers_and_errors_but_not_the_service_key(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = add_service(place)
@@ -384,7 +384,7 @@ def test_empty_model_service_and_compute_pages_show_the_next_command(place: Plac
     assert "paceline submit --compute local" in compute(place, client)
 
 
-def test_page_of_a_healthy_service_loads_even_if_the_service_does_not_answer(
+def test_page_of_a_service_recorded_as_healthy_loads_even_if_the_service_does_not_answer(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = add_service(place, state=HEALTHY, port=1)

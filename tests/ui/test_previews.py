@@ -341,7 +341,7 @@ def test_parquet_with_a_huge_footer_is_not_read() -> None:
     assert "footer of at most" in found["notes"][0]
 
 
-def test_parquet_with_many_columns_shows_the_first(place: Place) -> None:
+def test_preview_of_a_parquet_file_with_many_columns_shows_only_the_first_columns(place: Place) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -352,7 +352,9 @@ def test_parquet_with_many_columns_shows_the_first(place: Place) -> None:
     assert "column 20000" not in page
 
 
-def test_modules_in_the_current_folder_are_not_loaded(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preview_does_not_load_python_modules_from_the_working_directory(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = place.run()
     (place.path / "csv.py").write_text("raise SystemExit('owned')")
     monkeypatch.chdir(place.path)

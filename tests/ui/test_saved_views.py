@@ -116,7 +116,7 @@ def test_query_of_a_saved_view_includes_all_its_filters() -> None:
     assert SavedView(name="a", query="q=loss").where == "loss"
 
 
-def test_command_line_and_python_list_the_runs_of_a_view(cli: Cli) -> None:
+def test_command_line_and_python_api_list_the_runs_that_match_a_saved_view(cli: Cli) -> None:
     place = Place(Path(cli.folder))
     place.run("a_1700000001_00000001", states.FAILED, display_name="bad-one")
     place.run("a_1700000002_00000001", display_name="good-one")

@@ -55,7 +55,9 @@ def test_rerun_form_has_the_script_options_with_the_values_of_the_run(place: Pla
     assert ids <= set(re.findall(r'<label[^>]* for="([^"]+)"', text))
 
 
-def test_form_offers_options_and_values_of_earlier_runs(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rerun_form_suggests_options_and_values_from_earlier_runs_of_the_script(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = "import sys\nprint(sys.argv)\n"
     for number, words in enumerate((("--lr", "0.3"), ("--lr", "0.1", "--depth", HOSTILE), ("--lr", "0.3"))):
         with_source(place, script, run_id=f"digits_170000000{number}_00000001", job=make_job(arguments=words))
@@ -171,7 +173,7 @@ def test_invalid_job_file_in_the_new_run_form_is_explained_and_no_run_starts(
     assert store.ids(place.runs_dir) == []
 
 
-def test_job_files_of_the_project_are_offered(place: Place) -> None:
+def test_new_run_form_offers_the_job_files_of_the_project(place: Place) -> None:
     project = place.path.parent
     (project / "jobs").mkdir()
     (project / "jobs" / "a.yaml").write_text("entry_script: train.py\n")

@@ -113,7 +113,7 @@ def module(**attributes) -> ModuleType:
     ],
     ids=["alone", "joined", "left"],
 )
-def test_jax_state_shows_whether_it_joined_a_group(state, expected):
+def test_jax_worker_counts_as_training_alone_unless_it_has_joined_a_process_group(state, expected):
     modules = {"jax": module(), "optax": module(), "jax._src.distributed": module(global_state=state)}
     assert alone.trained_alone(modules) == expected
 

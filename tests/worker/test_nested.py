@@ -70,7 +70,7 @@ def test_ranks_started_by_the_scripts_of_two_workers_have_separate_logs(tmp_path
         assert said(tmp_path, LINES, **torchrun, **place) == {log: PRINTED}
 
 
-def test_output_of_a_process_without_a_rank_stays_in_the_workers_log(tmp_path):
+def test_output_of_a_process_without_a_rank_stays_in_the_log_of_its_worker(tmp_path):
     assert said(tmp_path, LINES) == {"rank_0": PRINTED}
 
 

@@ -46,7 +46,7 @@ def test_variables_in_script_arguments_are_expanded_for_each_worker(tmp_path):
     assert arguments == ["--rank", "1", "1x", "/data/a", "$NOT_THERE", "100$", "1"]
 
 
-def test_azureml_input_variable_is_set_under_its_plain_name_unless_already_set(tmp_path):
+def test_azureml_input_path_is_set_in_the_variable_named_like_the_input_unless_already_set(tmp_path):
     _, environment = found(
         tmp_path,
         *("--", "train.py"),
@@ -59,7 +59,7 @@ def test_azureml_input_variable_is_set_under_its_plain_name_unless_already_set(t
     assert "gone" not in environment
 
 
-def test_shell_command_expands_variables_and_finds_the_jobs_python(tmp_path):
+def test_shell_command_expands_its_own_variables_and_finds_the_python_of_the_job(tmp_path):
     own = Path(sys.executable).parent / "python"
     line = f"for RANK in a b; do echo $RANK; done; python train.py '$RANK'; test $(command -v python) = {own}"
     arguments, environment = found(tmp_path, "--kind", "program", "--", "bash", "-c", line)

@@ -101,7 +101,7 @@ def test_exception_with_a_broken_str_is_reported(attempt):
         (SystemExit("no data"), 1),
     ],
 )
-def test_reported_exit_code_is_that_of_plain_python(attempt, error, code):
+def test_reported_exit_code_equals_the_exit_code_of_plain_python(attempt, error, code):
     report.failed(error)
     assert read(attempt / "error_5.json")["exit_code"] == code
 

@@ -90,7 +90,7 @@ def test_dunder_doc_is_the_docstring_of_the_script(work):
     same(work, '"""What it does."""\nprint(__doc__)\n')
 
 
-def test_modules_beside_the_script_come_first(work):
+def test_script_can_import_modules_from_its_own_folder(work):
     write_tree(work, {"sub/train.py": "import helper, os; print(helper.x, os.getcwd())", "sub/helper.py": "x = 1"})
     expected, found = plain(work, "sub/train.py"), worker(work, "sub/train.py")
     assert (found.out, found.err) == (expected.out, expected.err)

@@ -108,7 +108,9 @@ def test_worker_forked_from_a_preloaded_process_has_its_own_rank_folder_and_argu
     assert spare.report()["memory_bytes"] > 0
 
 
-def test_packages_that_are_not_safe_to_fork_are_left_out_with_the_reason(tmp_path: Path, spares: list[Spare]) -> None:
+def test_packages_that_are_not_safe_to_fork_are_not_preloaded_and_the_reason_is_reported(
+    tmp_path: Path, spares: list[Spare]
+) -> None:
     packages = {
         "threaded": "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
         "ranked": "import os; rank = os.environ.get('RANK')",

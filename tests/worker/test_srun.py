@@ -36,7 +36,7 @@ def test_srun_worker_has_mpirun_variables_and_no_slurm_ones():
     }
 
 
-def test_srun_worker_gets_the_variables_set_for_all_workers_for_its_node_and_for_its_rank():
+def test_srun_worker_gets_the_variables_given_for_all_workers_for_its_node_or_for_its_rank():
     options = ("--set", "SLURM_MINE=1", *PLACES, "--for", "3-3", "--set", "GPU=7", "--for", "2-2", "--set", "GPU=6")
     assert take_place(dict(GIVEN), options) == ["--set", "SLURM_MINE=1", "--set", "A=1", "--set", "GPU=7"]
     other = GIVEN | {"PMIX_RANK": "0", "SLURM_PROCID": "0", "SLURMD_NODENAME": "n0"}
@@ -82,7 +82,7 @@ def test_mpi_world_of_all_workers_is_accepted():
     check(mpi(1, initialized=False), 4)
 
 
-def test_mpi_world_with_only_one_rank_is_refused_with_the_library_and_next_step():
+def test_error_for_an_mpi_world_of_one_rank_names_the_mpi_library_and_the_next_step():
     with pytest.raises(
         RunContextError, match=r"started 4 workers, but MPI's world has 1: Open MPI v4.1.4 does not .*mpi='mpirun'"
     ):

@@ -63,7 +63,7 @@ def test_paceline_modules_are_imported_as_azureml_if_the_alias_folder_is_on_pyth
 
 @pytest.mark.promise("paceline-s-names-come-before")
 @pytest.mark.parametrize("first", ["import paceline.azureml", "import azureml"], ids=["driver", "worker"])
-def test_alias_package_precedes_the_real_sdk(real, first):
+def test_azureml_core_is_imported_from_the_alias_package_even_if_the_real_sdk_is_on_the_path(real, first):
     done = python(
         f"{first}\nimport azureml.core, azureml.mlflow.store\n"
         "assert azureml.mlflow.IS_REAL == 'mlflow' and azureml.mlflow.store.IS_REAL == 'mlflow/store'\n"
@@ -170,7 +170,7 @@ def test_python_m_paceline_azureml_with_m_runs_a_module_from_the_working_directo
         assert (refused.returncode, said in refused.stderr, "Traceback" in refused.stderr) == (2, True, False), refused
 
 
-def test_dunder_file_of_a_driver_is_absolute_as_under_plain_python(tmp_path):
+def test_dunder_file_of_a_script_run_by_python_m_paceline_azureml_is_an_absolute_path(tmp_path):
     """`Path(__file__).parent.parent` was the working directory, not the folder above the driver's."""
     (tmp_path / "driver.py").write_text("print(__file__)\n")
     words = [sys.executable, "-m", "paceline.azureml", "driver.py"]

@@ -279,7 +279,7 @@ def parameters(function: object) -> list[inspect.Parameter]:
 
 @pytest.mark.promise("parameters-members-sdk-s-drivers")
 @pytest.mark.parametrize("module", SIGNATURES)
-def test_calls_have_the_sdks_parameters_and_defaults(module: str) -> None:
+def test_functions_and_methods_of_the_azureml_modules_have_the_sdks_parameters_and_defaults(module: str) -> None:
     there = importlib.import_module(f"paceline.compat.azureml.{RENAMED.get(module, module)}")
     for call, text in SIGNATURES[module].items():
         target = there

@@ -101,7 +101,7 @@ IMPORT_ALL = IMPORT_EACH.format(names=MODULES, merged=MERGED) + (
 )
 
 
-def test_every_module_is_identical_under_both_names():
+def test_every_module_imported_as_horovod_is_the_same_object_as_in_paceline_compat_horovod():
     require_module("torch")
     assert (
         run_with_torch("import paceline.compat as c; c.install('horovod'); c.install('horovod')\n" + IMPORT_ALL) == "ok"
@@ -136,7 +136,7 @@ def test_loaded_real_horovod_is_not_replaced_without_force(real):
     assert "the real horovod is installed" in run(code, check=False)
 
 
-def test_shim_folder_precedes_a_real_horovod(real):
+def test_alias_is_imported_instead_of_the_real_horovod_if_the_alias_folder_is_first_on_pythonpath(real):
     assert run("import horovod; print(horovod.__name__)", paceline.compat.shim_dir(), real) == "paceline.compat.horovod"
 
 

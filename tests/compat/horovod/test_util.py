@@ -16,14 +16,14 @@ def test_horovod_version_check_compares_2_9_and_2_10_as_numbers():
         util.is_version_greater_equal_than("2.13.0", "2.9")
 
 
-def test_environment_variables_are_restored_after_the_block(monkeypatch):
+def test_environment_variables_changed_by_util_env_are_restored_when_its_with_block_ends(monkeypatch):
     monkeypatch.setenv("KEPT", "before")
     with util.env(KEPT=None, NEW="1"):
         assert ("KEPT" in os.environ, os.environ["NEW"]) == (False, "1")
     assert (os.environ["KEPT"], "NEW" in os.environ) == ("before", False)
 
 
-def test_checks_such_as_mpi_built_follow_the_installed_packages(monkeypatch):
+def test_horovod_checks_such_as_gloo_built_return_true_only_if_the_needed_package_is_installed(monkeypatch):
     assert util.gloo_built() is True  # with torch, whether or not the script has loaded it
     monkeypatch.setitem(sys.modules, "torch", None)
     assert util.gloo_built() is False

@@ -159,7 +159,7 @@ def test_input_with_equal_file_names_or_no_files_is_refused(tmp_path):
         (DataReference(name="out", sources=(Source(datastore="default", path="x"),), mode="upload"), "is an output"),
     ],
 )
-def test_dataset_path_without_files_is_refused_at_once(data, path, message):
+def test_creating_a_dataset_from_a_path_without_files_raises_data_error(data, path, message):
     with pytest.raises(DataError, match=message):
         Dataset.File.from_files(path)
 
@@ -334,7 +334,7 @@ def test_random_split_is_reproducible_and_covers_every_row_once(tmp_path):
         (lambda table: table.drop_columns([1]), "drop_columns"),
     ],
 )
-def test_invalid_selection_steps_are_refused_at_once(data, act, message):
+def test_calling_a_selection_step_with_invalid_arguments_raises_data_error(data, act, message):
     with pytest.raises(DataError, match=message):
         act(Dataset.Tabular.from_delimited_files("data"))
 
@@ -384,7 +384,7 @@ def test_uploaded_folder_becomes_a_dataset(workspace, tmp_path):
     assert dataset.register(workspace, "up").version == 1
 
 
-def test_selection_of_a_registered_dataset_keeps_its_name_and_fingerprint(workspace, tmp_path):
+def test_input_made_from_a_selection_of_a_registered_dataset_records_the_name_of_that_dataset(workspace, tmp_path):
     # The story: a run with the training part of a split said nothing of the dataset that it came from.
     write_tree(tmp_path / "store", {f"{n}.csv": f"a\n{n}\n" for n in range(4)})
     store = Datastore.register(workspace, "split", tmp_path / "store")

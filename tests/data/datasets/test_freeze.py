@@ -98,7 +98,7 @@ def test_frozen_table_has_the_rows_of_its_registered_version(workspace, tmp_path
     assert frozen.skip(2).to_pandas_dataframe()["x"].tolist() == [1, 10]
 
 
-def test_files_that_have_changed_since_the_registration_are_not_frozen(workspace, source, digits):
+def test_freeze_raises_data_error_if_files_have_changed_since_the_registration(workspace, source, digits):
     (source / "a.csv").write_text("x\n9\n")
     with pytest.raises(DataError, match=r"no longer has the content that was registered: 1 changed .*a\.csv"):
         digits.freeze()
@@ -146,9 +146,7 @@ def test_interrupted_freeze_is_completed_by_the_next_one(workspace, digits, lab,
     assert digits.freeze("lab").check()
 
 
-def test_of_two_processes_that_freeze_the_same_files_at_once_the_second_uses_the_files_of_the_first(
-    digits, tmp_path, monkeypatch
-):
+def test_freeze_uses_the_files_that_a_concurrent_freeze_of_the_same_dataset_stored_first(digits, tmp_path, monkeypatch):
     real = os.rename
 
     def second(source, target):
@@ -171,7 +169,7 @@ def test_of_two_processes_that_freeze_the_same_files_at_once_the_second_uses_the
         ("https://h/x", "nothing can be stored"),
     ],
 )
-def test_invalid_target_of_a_freeze_is_refused(digits, where, why):
+def test_freeze_refuses_an_invalid_unknown_or_read_only_destination(digits, where, why):
     with pytest.raises(DataError, match=why):
         digits.freeze(where)
 

@@ -124,7 +124,7 @@ def test_only_a_registered_dataset_can_be_checked(files, workspace):
         files.register(workspace, "d").take(1).check()
 
 
-def test_unknown_dataset_name_or_version_is_refused_with_the_existing_ones(workspace, files):
+def test_error_for_an_unknown_dataset_name_or_version_lists_the_existing_names_or_versions(workspace, files):
     with pytest.raises(DataError, match="There are: none at all"):
         Dataset.get_by_name(workspace, "digits")
     files.register(workspace, "digits")
@@ -170,14 +170,14 @@ def test_register_refuses_an_object_that_is_no_workspace(files, tmp_path):
             files.register(wrong, "d")
 
 
-def test_dataset_of_another_workspaces_store_is_refused(workspace, tmp_path):
+def test_registering_a_dataset_in_a_workspace_other_than_that_of_its_datastore_is_refused(workspace, tmp_path):
     write_tree(workspace.path / "data", {"a": "1"})
     dataset = Dataset.File.from_files(("default", ""), workspace=workspace)
     with pytest.raises(DataError, match=r"datastores of this dataset are of the workspace .*ws', not of .*other"):
         dataset.register(Workspace(tmp_path / "other"), "d")
 
 
-def test_record_of_a_newer_paceline_is_named_in_the_error(workspace, files):
+def test_reading_a_dataset_record_with_unknown_fields_or_steps_raises_data_error(workspace, files):
     files.register(workspace, "d")
     path = workspace.path / "datasets/d/1.json"
     for wrong in ({**json.loads(path.read_text()), "lens": 1}, [], {"steps": [["fold", 3]], "sources": []}):
@@ -186,7 +186,7 @@ def test_record_of_a_newer_paceline_is_named_in_the_error(workspace, files):
             Dataset.get_by_name(workspace, "d")
 
 
-def test_full_disk_raises_and_leaves_no_version(small_disk, files):
+def test_registering_a_dataset_on_a_full_disk_raises_and_stores_no_version(small_disk, files):
     workspace = Workspace(small_disk / "ws")
     (workspace.path / "datasets").mkdir()
     fill_disk(small_disk)

@@ -165,5 +165,5 @@ def test_invalid_length_seed_or_epoch_is_refused(arguments, message):
         GlobalOrder(*arguments)
 
 
-def test_numpy_integers_are_accepted():
+def test_global_order_accepts_numpy_integers_as_length_seed_and_epoch():
     assert list(GlobalOrder(np.int64(10), np.int32(0), np.uint8(0))) == FROZEN_10

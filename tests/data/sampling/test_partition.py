@@ -130,7 +130,7 @@ def test_unordered_or_unsized_items_are_refused(items, message):
         (True, 2, "rank=True must be an integer"),
     ],
 )
-def test_a_rank_outside_its_world_is_refused(rank, world_size, message):
+def test_partition_refuses_a_rank_outside_the_world_size_or_of_a_wrong_type(rank, world_size, message):
     with pytest.raises(DataError, match=message):
         partition([1, 2, 3], rank, world_size)
 
@@ -164,7 +164,7 @@ def test_missing_rank_variables_under_a_launcher_raise(variable, value):
 
 
 @pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"])
-def test_own_rank_under_a_launcher_with_one_process_is_0_of_1(variable):
+def test_process_started_alone_by_a_launcher_gets_rank_0_and_world_size_1(variable):
     assert own_rank(environment={variable: "1"}) == (0, 1)
 
 
@@ -181,7 +181,7 @@ def test_own_rank_under_a_launcher_with_one_process_is_0_of_1(variable):
         {"RANK": "0", "WORLD_SIZE": "0"},
     ],
 )
-def test_invalid_rank_variables_raise_an_error_that_names_both(environment):
+def test_invalid_rank_or_world_size_variable_raises_an_error_that_names_both_variables(environment):
     with pytest.raises(RunContextError, match=r"RANK=.*WORLD_SIZE="):
         own_rank(environment=environment)
 

@@ -126,7 +126,9 @@ def test_samplers_resumed_on_another_worker_count_continue_the_same_global_order
 
 
 @given(st.integers(1, 60), st.integers(1, 60), WORLDS, st.integers(0, 60))
-def test_sampler_state_for_given_consumed_samples_equals_that_after_advance(length, other, world_size, used):
+def test_sampler_state_dict_with_consumed_equals_the_state_after_advance_by_the_same_count(
+    length, other, world_size, used
+):
     told, counted = samplers(length, world_size)[0], samplers(length, world_size)[0]
     used = min(used, len(told))
     list(told), list(counted)
@@ -300,7 +302,7 @@ class Numbers:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_data_loader_gives_the_samples_in_order_and_resumes_them(workers):
+def test_data_loader_yields_the_ranks_samples_in_order_and_continues_from_a_loaded_sampler_state(workers):
     data = pytest.importorskip("torch.utils.data")
     dataset = Numbers(50)
     sampler = DistributedSampler(dataset, 1, 2, seed=5)

@@ -97,6 +97,6 @@ def test_tf_distribute_strategy_trains_on_the_dataset():
         ((10, 4, 0, 1), {"seed": 1.5}, r"seed=1\.5"),
     ],
 )
-def test_invalid_arguments_of_tensorflow_dataset_are_refused_at_once(arguments, options, message):
+def test_calling_tensorflow_dataset_with_invalid_arguments_raises_data_error(arguments, options, message):
     with pytest.raises(DataError, match=message):
         tensorflow_dataset(*arguments, **options)

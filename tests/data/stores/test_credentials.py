@@ -54,7 +54,7 @@ def test_missing_keyring_package_is_reported_with_its_extra(monkeypatch):
 
 
 @pytest.mark.parametrize("place", ["env:NO_SUCH", "file:/no/such/file", "file:/"])
-def test_empty_secret_reference_is_refused_by_name(place):
+def test_error_names_a_secret_reference_whose_variable_or_file_cannot_be_read(place):
     with pytest.raises(DataError, match=place):
         resolve({"key": place}, "lab")
 

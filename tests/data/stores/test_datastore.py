@@ -102,7 +102,7 @@ def test_damaged_datastore_record_is_named_in_the_error(workspace):
         Datastore.get(workspace, "lab")
 
 
-def test_datastore_refuses_non_workspaces():
+def test_datastore_refuses_a_workspace_argument_that_is_no_workspace():
     with pytest.raises(DataError, match="is not a workspace"):
         Datastore(7, "lab")
 
@@ -187,7 +187,7 @@ def test_download_does_not_follow_symlinks_in_its_target(workspace, tmp_path):
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-def test_a_full_disk_stops_a_download_and_leaves_no_file_of_that_name(workspace, small_disk):
+def test_datastore_download_to_a_full_disk_raises_and_leaves_no_truncated_file(workspace, small_disk):
     write_tree(workspace.path, {"data/a": b"x" * 100_000})
     fill_disk(small_disk)
     with pytest.raises(TransferError, match=r"no room|No space"):

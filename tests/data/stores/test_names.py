@@ -56,7 +56,7 @@ def test_base_of_a_pattern_is_its_deepest_folder_without_a_wildcard():
     assert [pattern_base(pattern) for pattern in ("a/b/*.csv", "*", "a*/b", "a/**/c")] == ["a/b", "", "", "a"]
 
 
-def test_a_name_that_is_a_file_and_a_folder_is_refused():
+def test_file_list_with_a_name_that_is_both_a_file_and_a_folder_is_refused():
     check_tree(["a/b", "a/c", "ab"], "the store")
     with pytest.raises(DataError, match="'a' in the store is both a file and a folder, which has 'a/b/c'"):
         check_tree(["a", "a/b/c"], "the store")

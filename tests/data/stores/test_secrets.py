@@ -140,7 +140,9 @@ def test_sftp_password_does_not_appear_in_messages_logs_or_files(
     assert not seen_in(everything(caught.value, workspace, cache, logged))
 
 
-def test_web_token_does_not_appear_after_a_successful_download(workspace, take, cache, logged, monkeypatch, tmp_path):
+def test_web_token_does_not_appear_in_logs_or_files_after_a_successful_download(
+    workspace, take, cache, logged, monkeypatch, tmp_path
+):
     from tests.data.servers import http_server
 
     monkeypatch.setenv("WEB_TOKEN", "planted-token")

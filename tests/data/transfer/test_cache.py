@@ -119,7 +119,7 @@ def test_cached_input_folders_of_remote_supervisors_stay_until_their_run_ends(ca
     assert list((cache.views / ".held").iterdir()) == []
 
 
-def test_cached_input_folder_of_a_killed_supervisor_is_removed_at_once(cache):
+def test_cached_input_folder_is_removed_by_the_first_cleanup_after_its_supervisor_was_killed(cache):
     held = cache.hold_view("here")
     assert not cache.is_unheld("here")
     cache.view_dir("here", 0).mkdir(parents=True)

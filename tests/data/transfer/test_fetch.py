@@ -92,7 +92,7 @@ def test_each_node_fetches_only_its_own_part(far, take, tmp_path, by):
     assert (seen, came) == (ALL, 28000)
 
 
-def test_ranks_without_a_file_of_the_partition_get_an_empty_folder(near, take):
+def test_rank_whose_part_of_the_partition_has_no_file_gets_an_empty_folder(near, take):
     fetched = take(near.path("train/part 3.bin").as_partition("rank"))
     assert sorted(entry.name for entry in fetched.path.iterdir()) == ["rank_0", "rank_1"]
 
@@ -150,7 +150,7 @@ def test_fetch_from_an_empty_store_raises(workspace, s3, bucket, take):
         take(s3_store(workspace, s3.url, bucket).path().as_download())
 
 
-def test_name_that_is_both_file_and_folder_raises(workspace, s3, bucket, take):
+def test_fetch_raises_if_an_object_name_is_also_a_folder_of_other_objects(workspace, s3, bucket, take):
     s3.bucket(bucket, {"a": b"1", "a/b": b"2"})
     with pytest.raises(DataError, match=r"'a' .* is both a file and a folder, which has 'a/b'"):
         take(s3_store(workspace, s3.url, bucket).path().as_download())

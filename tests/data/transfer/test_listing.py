@@ -59,7 +59,7 @@ def test_whole_store_is_listed_sorted_by_path(store):
 
 
 @pytest.mark.parametrize("path", ["train", "train/", "/train", "./train"])
-def test_listing_excludes_names_with_the_same_prefix(store, path):
+def test_listing_of_a_folder_excludes_siblings_whose_names_begin_with_the_folder_name(store, path):
     assert set(names(store.files(path))) == {"a.csv", "sub folder/ü é.csv", "sub folder/q?#%41*[1].bin", "empty"}
 
 
@@ -114,7 +114,7 @@ def test_an_absolute_path_and_a_file_url_need_no_datastore(workspace, tmp_path):
 
 
 @pytest.mark.parametrize("path", ["relative/path", "ftp://host/file", ""])
-def test_listing_a_source_path_that_is_not_absolute_is_refused(workspace, path):
+def test_source_without_a_datastore_is_refused_unless_its_path_is_absolute_or_a_file_url(workspace, path):
     with pytest.raises(DataError, match="absolute path"):
         list_files([Source(path=path)], workspace.path)
 
@@ -149,7 +149,7 @@ def test_fingerprint_changes_with_the_content_of_an_s3_object(workspace, s3, buc
 
 @pytest.mark.promise("name-would-leave-folder-refused")
 @pytest.mark.parametrize("key", ["../up", "x/../../y", "d//e", "./z"])
-def test_object_name_that_leaves_the_folder_is_named_in_the_error(workspace, s3, bucket, key):
+def test_error_names_an_s3_object_whose_name_has_dot_or_empty_path_parts(workspace, s3, bucket, key):
     s3.bucket(bucket, {"fine": b"1", key: b"2"})
     with pytest.raises(DataError, match=r"Rename it there") as caught:
         s3_store(workspace, s3.url, bucket).files()
@@ -196,7 +196,7 @@ def test_listing_of_an_empty_store_is_empty(workspace, s3, bucket):
     assert s3_store(workspace, s3.url, bucket).files() == []
 
 
-def test_symlink_that_cannot_be_resolved_raises(workspace, tmp_path):
+def test_listing_raises_for_a_symlink_with_a_too_long_target_but_skips_a_circular_symlink(workspace, tmp_path):
     """Story: it counted as no file: a run would have begun without the data behind a link that it may not follow."""
     (tmp_path / "files").mkdir()
     # Root may follow all links but such.
@@ -209,7 +209,7 @@ def test_symlink_that_cannot_be_resolved_raises(workspace, tmp_path):
     assert store.files() == []
 
 
-def test_symlinks_in_a_local_folder_are_followed_except_in_circles(workspace, tmp_path):
+def test_listing_follows_symlinks_in_a_local_folder_except_circular_ones(workspace, tmp_path):
     write_tree(tmp_path, {"files/own/a": "1", "else/where/b": "2"})
     (tmp_path / "files/linked").symlink_to(tmp_path / "else")
     (tmp_path / "files/own/up").symlink_to(tmp_path / "files")
@@ -223,7 +223,7 @@ def test_symlinks_in_a_local_folder_are_followed_except_in_circles(workspace, tm
     assert [info.path for info in store.files()] == ["linked/where/b", "own/a"]
 
 
-def test_unreadable_symlink_target_raises_and_a_broken_symlink_is_skipped(workspace, tmp_path):
+def test_listing_skips_broken_and_circular_symlinks_but_raises_if_a_symlink_target_is_too_long(workspace, tmp_path):
     write_tree(tmp_path, {"files/a": "1"})
     for name, target in {"nowhere": tmp_path / "no", "itself": "itself", "through a file": "a/b"}.items():
         (tmp_path / "files" / name).symlink_to(target)

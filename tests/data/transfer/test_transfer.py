@@ -116,7 +116,9 @@ def test_partial_file_of_an_old_version_is_discarded(workspace, s3, bucket, prox
     assert (take(store.path().as_download()).path / "x.bin").read_bytes() == BODY[::-1] * 12
 
 
-def test_large_file_resumes_with_missing_ranges(workspace, s3, bucket, proxied, take, monkeypatch):
+def test_resumed_download_of_a_large_file_fetches_only_its_missing_byte_ranges(
+    workspace, s3, bucket, proxied, take, monkeypatch
+):
     monkeypatch.setattr("paceline.data.transfer.partial.SINGLE_BYTES", 1 << 20)
     monkeypatch.setattr(module, "SINGLE_BYTES", 1 << 20)
     monkeypatch.setattr(module, "_RANGE_BYTES", 1 << 20)
@@ -222,7 +224,9 @@ def test_fetch_from_an_unreachable_host_raises(workspace, s3, take, url):
         take(s3_store(workspace, url, "bucket").path().as_download())
 
 
-def test_full_disk_raises_and_names_the_folder(workspace, s3, bucket, take, small_disk):
+def test_download_to_a_full_cache_disk_raises_an_error_that_names_the_cache_variable(
+    workspace, s3, bucket, take, small_disk
+):
     from paceline.data.transfer.cache import DataCache
 
     s3.bucket(bucket, {"x.bin": BODY * 4, "y.bin": BODY * 4})

@@ -70,7 +70,7 @@ def test_run_is_refused_if_its_output_files_exist_already(store, folder, workspa
     assert stored(store) == SIZES
 
 
-def test_upload_replaces_a_file_that_another_program_has_stored_meanwhile_only_with_overwrite(store, folder, workspace):
+def test_upload_replaces_a_file_stored_by_another_program_since_the_check_only_with_overwrite(store, folder, workspace):
     reference = store.path("run 1").as_upload()
     check_upload(reference, workspace.path)
     upload(reference, write_tree(folder.parent / "other", {"model.pt": b"theirs"}), workspace_dir=workspace.path)

@@ -384,7 +384,7 @@ def test_container_of_a_killed_podman_or_docker_client_keeps_running_until_it_is
 
 
 @only_podman
-def test_killing_all_descendants_of_the_process_that_started_a_container_kills_its_processes(runs):
+def test_background_process_in_a_container_is_killed_when_the_supervisor_kills_its_descendants(runs):
     """A supervisor or its guardian that kills its descendants kills them, with processes that the script left."""
     launch = runs.launch(
         """\
@@ -452,7 +452,7 @@ def test_image_without_python_is_refused_with_the_image_name_in_the_error(engine
 
 
 @only_podman
-def test_an_image_with_an_old_python_is_refused_with_its_version(engine, machine):
+def test_image_with_python_3_8_is_refused_and_the_error_names_that_version(engine, machine):
     with pytest.raises(LauncherError, match=r"old:1': its 'python3' is Python 3\.8\.18, and workers need 3\.10"):
         probe(engine, machine, OLD_PYTHON)
 
@@ -533,7 +533,7 @@ def layer(engine: ContainerEngine, machine: Machine, tmp_path: Path) -> Callable
     return make
 
 
-def test_packages_added_to_an_image_are_importable_beside_those_of_the_image(layer, runs, tmp_path):
+def test_script_imports_packages_added_to_an_image_and_packages_of_the_image(layer, runs, tmp_path):
     wheel(tmp_path / "index", "other")
     wheel(tmp_path / "index", requires="Requires-Dist: other\nRequires-Dist: pytest\n")
     made = layer("tiny")
@@ -642,7 +642,7 @@ def test_workers_run_in_the_image_of_the_run(own_podman, lab):
 
 
 @only_podman
-def test_container_run_writes_its_secret_to_no_file_and_does_not_copy_files_behind_outside_symlinks(
+def test_secret_of_a_container_run_is_in_no_file_and_output_symlinks_to_host_files_are_excluded(
     own_podman, lab, tmp_path, monkeypatch
 ):
     """A link to what only the host has must not make the host read it; the engine shows the secret in the container's variables

@@ -158,7 +158,7 @@ def test_submission_is_refused_before_files_are_sent_if_an_input_is_missing_or_a
             there.lab.submit("", inputs=[own.path("nowhere", "data")], **TWO)
 
 
-def test_output_conflict_is_reported_before_the_workers_start(
+def test_upload_to_an_existing_path_without_overwrite_fails_the_run_before_its_workers_start(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with place("ssh", request, tmp_path, monkeypatch) as there:

@@ -38,7 +38,7 @@ def test_each_worker_sees_all_gpus_of_its_node_if_gpu_visibility_is_node(lab: La
 
 
 @pytest.mark.promise("runs-ask-share-gpu-same")
-def test_runs_with_gpu_share_below_1_use_one_gpu_at_the_same_time_as_far_as_the_shares_fit(
+def test_runs_use_one_gpu_at_the_same_time_while_their_gpu_share_values_sum_to_at_most_1(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(GPUS_VARIABLE, "GPU-5f")

@@ -139,7 +139,9 @@ def test_workspace_path_may_contain_special_characters_under_every_launcher(lab:
 
 
 @pytest.mark.parametrize("name", ["", "-x", "a b", "../x", "a/b", ".hidden", "x" * 201, "ünï", "a\n"])
-def test_experiment_name_that_could_leave_its_folder_is_refused(lab: Lab, name: str) -> None:
+def test_experiment_name_that_is_empty_too_long_or_has_a_slash_or_special_character_is_refused(
+    lab: Lab, name: str
+) -> None:
     with pytest.raises(pl.errors.WorkspaceError, match="experiment name"):
         pl.Experiment(pl.Workspace(lab.workspace_dir), name)
 

@@ -60,7 +60,7 @@ def test_output_is_readable_while_the_script_runs(lab: Lab, parent: dict[str, An
 
 
 @pytest.mark.promise("worker-prints-much-disturbs-other")
-def test_worker_that_prints_100_megabytes_loses_nothing_and_does_not_slow_another(lab: Lab) -> None:
+def test_line_of_100_megabytes_from_one_worker_is_kept_and_the_log_of_the_other_worker_is_complete(lab: Lab) -> None:
     script = """
         import os, sys
         if os.environ["PACELINE_RANK"] == "0":

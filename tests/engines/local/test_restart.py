@@ -229,7 +229,9 @@ if last == 60 and os.environ["PACELINE_RANK"] == "0":
 """
 
 
-def test_goodput_counts_repeated_steps_of_a_restarted_run(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_goodput_reports_time_of_steps_repeated_after_a_restart_in_a_separate_category(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PACELINE_SAMPLE_SECONDS", "1")
     run = lab.submit(REPEATS, max_restarts=1, process_count_per_node=2, distributed_backend="gloo")
     run.wait_for_completion()

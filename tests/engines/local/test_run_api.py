@@ -173,7 +173,7 @@ def test_child_run_of_a_killed_worker_has_failed(lab: Lab) -> None:
     assert child.failure.cause == "not_completed"
 
 
-def test_a_run_submitted_by_a_worker_is_its_child(lab: Lab) -> None:
+def test_run_submitted_with_submit_child_in_a_worker_has_the_submitting_run_as_its_parent(lab: Lab) -> None:
     # As long as there is a core left for it.
     script = """
         import os, sys, paceline as pl

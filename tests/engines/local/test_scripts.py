@@ -147,7 +147,9 @@ def test_a_failure_after_the_output_was_closed_is_reported(lab: Lab, parent: dic
     assert run.failure.exception == "ValueError: nobody hears me"
 
 
-def test_child_processes_that_keep_the_output_open_do_not_delay_the_end(lab: Lab, parent: dict[str, Any]) -> None:
+def test_run_completes_without_waiting_for_a_forked_child_that_keeps_its_standard_output_open(
+    lab: Lab, parent: dict[str, Any]
+) -> None:
     script = """
         import os, time
         if os.fork() == 0:

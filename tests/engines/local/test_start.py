@@ -60,7 +60,7 @@ def test_mpirun_gives_each_worker_its_rank_and_local_rank(lab: Lab, mpirun: str,
 
 
 @pytest.mark.parametrize("engine", ["gloo", WHEEL, SYSTEM], ids=["gloo", "mpi-wheel", "mpi-system"])
-def test_worker_environment_has_the_variables_of_each_framework(
+def test_worker_environment_has_the_rank_and_size_variables_of_torch_jax_and_horovod(
     lab: Lab, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if engine != "gloo":

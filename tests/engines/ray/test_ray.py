@@ -96,7 +96,9 @@ def hosts_of(run: pl.Run, attempt: int = 1) -> tuple[str, ...]:
 
 
 @pytest.mark.promise("run-slurm-ray-goes-machine")
-def test_two_ray_nodes_train_together_without_ray_variables(cluster: RayLab, lab: Lab) -> None:
+def test_workers_on_two_ray_nodes_train_together_and_inherit_no_environment_variable_of_ray(
+    cluster: RayLab, lab: Lab
+) -> None:
     run = lab.complete(
         KEEP
         + "import socket, torch, torch.distributed as dist\n"

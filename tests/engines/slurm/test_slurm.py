@@ -201,7 +201,7 @@ def test_names_with_shell_characters_reach_slurm_unchanged(slurm: SlurmLab, tmp_
 
 
 @pytest.mark.promise("cluster-can-never-hold-refused")
-def test_job_that_slurm_refuses_raises_the_refused_option_before_a_run_exists(slurm: SlurmLab, lab: Lab):
+def test_error_names_the_option_that_slurm_refuses_and_no_run_is_created(slurm: SlurmLab, lab: Lab):
     add(lab, "wrong", partition="no such; $(partition)")
     with pytest.raises(
         TargetError, match=r"Slurm refuses the job: invalid partition specified: no such.*--partition=no such"
@@ -355,7 +355,7 @@ def test_pmix_library_that_srun_can_not_load_is_named_with_its_package(slurm: Sl
 
 
 @pytest.mark.promise("however-many-runs-wait-slurm")
-def test_waiting_runs_report_reasons_with_one_query_and_end_immediately_when_canceled(
+def test_three_waiting_runs_read_their_reasons_by_one_squeue_call_and_their_jobs_can_be_canceled(
     slurm: SlurmLab, lab: Lab, monkeypatch: pytest.MonkeyPatch
 ):
     add(lab, "later", options=["--begin=now+1hour"])
@@ -613,7 +613,7 @@ def accounts() -> Iterator[SlurmLab]:
 
 
 @pytest.mark.proof
-def test_sacct_names_the_user_who_canceled_a_finished_job(
+def test_user_who_canceled_a_slurm_job_is_read_from_sacct_after_squeue_has_dropped_the_job(
     accounts: SlurmLab, lab: Lab, monkeypatch: pytest.MonkeyPatch
 ):
     for name, value in accounts.environment.items():

@@ -72,7 +72,7 @@ def arrays(run: SweepRun) -> dict[str, list[str]]:
 
 
 @pytest.mark.promise("slurm-many-trials-one-job")
-def test_trials_run_as_tasks_of_consecutive_arrays(slurm: SlurmLab, lab: Lab) -> None:
+def test_seven_trials_run_as_tasks_of_two_slurm_job_arrays_if_array_size_is_four(slurm: SlurmLab, lab: Lab) -> None:
     run = submit(lab, {"x": pl.choice(*range(7))}, sampler="grid", trials=7, concurrent=2, array_size=4)
     assert wait_for_end(run) == states.COMPLETED
     assert [(row["status"], row["score"]) for row in run.trial_rows()] == [(states.COMPLETED, x) for x in range(7)]

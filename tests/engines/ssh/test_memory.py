@@ -195,7 +195,7 @@ def test_all_ranks_resume_from_the_last_step_in_memory_after_a_killed_worker(
     assert_same(training.losses(), undisturbed)
 
 
-def test_newest_checkpoint_on_the_disk_counts_if_both_hosts_are_lost(
+def test_run_resumes_from_the_newest_checkpoint_on_disk_if_both_hosts_are_lost(
     ssh_lab: Lab, ssh_network: Hosts, marks: Path, undisturbed: dict[int, float]
 ) -> None:
     training = Training(ssh_lab, marks)

@@ -141,7 +141,7 @@ def test_hang_on_two_ssh_hosts_is_detected_and_its_missing_rank_named(ssh_lab: L
 
 
 @pytest.mark.proof
-def test_waiting_run_reports_that_the_run_it_waits_for_hangs_and_since_when(
+def test_queued_run_reports_that_the_run_occupying_its_hosts_hangs_and_since_when(
     ssh_lab: Lab, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     other = Lab(tmp_path / "other")

@@ -52,7 +52,7 @@ def test_load_of_a_worker_includes_children_and_counts_shared_memory_once(tmp_pa
         process.stdout.close()
 
 
-def test_load_sample_has_step_rate_and_time_shares_from_the_step_counters_of_a_rank(tmp_path, monkeypatch):
+def test_load_sample_has_steps_per_second_and_percent_of_time_for_data_waiting_and_evaluation(tmp_path, monkeypatch):
     now = [50.0]
     monkeypatch.setattr(load.time, "monotonic", lambda: now[0])
     counted = StepClock(str(tmp_path / "steps_4"))

@@ -15,7 +15,7 @@ from tests.helpers import wait_until
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
 
 
-def test_stopped_process_has_state_t_and_a_dead_one_has_none():
+def test_process_state_is_t_for_a_stopped_process_and_none_for_a_dead_process():
     with subprocess.Popen(["sleep", "1000"]) as process:
         os.kill(process.pid, signal.SIGSTOP)
         wait_until(lambda: (process_state.state_of(process.pid) or {}).get("state") == "T", "it is stopped")
@@ -42,7 +42,7 @@ def test_process_blocked_writing_to_a_full_pipe_is_reported_with_the_process_tha
             os.close(read)
 
 
-def test_signal_handler_and_open_file_of_a_process_are_detected(tmp_path):
+def test_functions_tell_whether_a_process_handles_a_signal_and_has_a_file_open(tmp_path):
     path = tmp_path / "stacks"
     with open(path, "w") as file:
         assert process_state.has_open(os.getpid(), file.fileno(), str(path))

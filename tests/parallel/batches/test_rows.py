@@ -87,7 +87,7 @@ def test_joined_batch_rows_are_in_containers_of_the_same_classes_as_the_batch() 
     assert joined["x"].tolist() == [0, 1, 2, 3]
 
 
-def test_values_wrapped_in_whole_are_moved_to_the_device_but_not_split() -> None:
+def test_values_wrapped_in_the_class_whole_move_to_the_device_but_are_not_split_into_rows() -> None:
     value = Parts((torch.zeros(2, 3), Whole({"mask": torch.ones(5)})), {}, torch.zeros(2))
     there = unwrap(move(Rows(value).take(0, 1), torch.device("meta")))
     assert there.args[1]["mask"].shape == (5,)

@@ -67,7 +67,7 @@ def distances(
 @pytest.mark.promise("checkpoint-layout-loads-into-other")
 @pytest.mark.timeout(1900)
 @pytest.mark.parametrize(("of", "to"), PAIRS)
-def test_checkpoint_of_one_layout_resumes_on_another(
+def test_training_resumed_from_a_checkpoint_on_another_layout_has_the_same_losses(
     of: str, to: str, distances: Callable[[str], dict[str, float]]
 ) -> None:
     apart = distances(f"{of} -> {to}")

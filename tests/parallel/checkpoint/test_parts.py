@@ -58,7 +58,7 @@ def test_dtypes_unsupported_by_safetensors_keep_their_bits(tmp_path: Path, name:
     assert torch.equal(target.view(torch.uint8), whole.view(torch.uint8))
 
 
-def test_torchs_safetensors_reader_reads_checkpoint_parts(tmp_path: Path) -> None:
+def test_safetensors_reader_of_torch_reads_checkpoint_parts(tmp_path: Path) -> None:
     pytest.importorskip("safetensors")
     storage = pytest.importorskip("torch.distributed.checkpoint.hf_storage")
     loader = pytest.importorskip("torch.distributed.checkpoint.state_dict_loader")

@@ -44,7 +44,7 @@ def test_rank_killed_during_a_save_leaves_the_previous_checkpoint(tmp_path: Path
 
 
 @pytest.mark.promise("loss-three-changes-size-without")
-def test_training_with_three_changes_of_worker_count_has_the_same_losses(tmp_path: Path) -> None:
+def test_training_with_three_changes_of_worker_count_has_the_losses_of_one_worker(tmp_path: Path) -> None:
     """DataParallel, FullyShard and a pipeline, over the ends of epochs; in float64, with AdamW."""
     losses = []
     for name, attempts in (("changing", ((2, 3), (4, 5), (1, 2), (2, 5))), ("steady", ((1, 15),))):

@@ -305,7 +305,7 @@ par.step((x, y))
     assert "called full_state_dict() where rank 1 called step()" in said, said
 
 
-def test_rank_waiting_for_an_ended_rank_is_reported(tmp_path: Path) -> None:
+def test_failure_report_names_the_rank_that_ended_while_another_rank_waits_for_it_in_save(tmp_path: Path) -> None:
     code = """
 par = spread(nn.Linear(3, 2))
 par.step((x, y))

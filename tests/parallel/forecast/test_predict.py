@@ -72,7 +72,7 @@ def test_layout_that_cannot_run_is_forecast_with_the_reason() -> None:
     assert forecast(measured(), eight, 8, 8).reason == "the model has 4 blocks to cut between"
 
 
-def test_three_axis_layout_in_use_with_context_parallelism_is_among_the_forecasts() -> None:
+def test_forecasts_include_the_current_layout_if_it_combines_three_parallelism_strategies() -> None:
     """`explain` raised for it, for the third axis was left out and the others are fewer workers."""
     used = resolve(DataParallel(2) @ FullyShard(2) @ ContextParallel(2), 8)
     found = all_forecasts(measured(), 8, 4, 4, used)

@@ -87,7 +87,7 @@ def test_reading_values_of_an_empty_model_raises(kind: str, message: str) -> Non
         getattr(models, kind)()
 
 
-def test_uninitialized_parameter_is_refused_by_name() -> None:
+def test_initialization_raises_and_names_a_parameter_without_values() -> None:
     with parallel.empty():
         model = models.Never()
     with pytest.raises(ParallelError, match="rows has no values, and Never does not say"):

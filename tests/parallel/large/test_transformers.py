@@ -14,7 +14,7 @@ from tests.late import late
 torch = late("torch")
 
 
-def test_gpt2_built_empty_is_initialized_as_by_transformers_which_loads_its_saved_weights(tmp_path: Path) -> None:
+def test_gpt2_built_empty_is_initialized_as_by_transformers_and_each_loads_weights_of_the_other(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_embd=64, n_layer=4, n_head=4, vocab_size=200, n_positions=32)
     with parallel.empty():

@@ -82,7 +82,7 @@ def test_stage_boundaries_with_less_traffic_win_a_tie() -> None:
     assert find_cuts(row, 2, bandwidth_bytes_s=1e30).starts == (1,)
 
 
-def test_unequal_layers_are_balanced_as_measured() -> None:
+def test_layers_of_unequal_cost_are_divided_into_two_stages_of_almost_equal_time() -> None:
     # Eight linears of unequal width; an equal number of layers would give 1.66 times the mean.
     row = blocks([8.0, 1.0, 1.0, 2.0, 1.0, 4.0, 2.0, 3.0])
     plan = find_cuts(row, 2, bandwidth_bytes_s=1e30)

@@ -113,7 +113,7 @@ def test_gpipe_worker_with_two_stages_runs_backwards_in_microbatch_order() -> No
     ]
 
 
-def test_interleaved_forward_only_schedule_equals_the_expected_drawing() -> None:
+def test_interleaved_forward_schedule_of_three_microbatches_has_the_expected_order() -> None:
     assert drawn("forward", 2, 3, 2) == [
         "0:F0 0:F1 2:F0 2:F1 0:F2 ..   2:F2 ..",
         "..   1:F0 1:F1 3:F0 3:F1 1:F2 ..   3:F2",

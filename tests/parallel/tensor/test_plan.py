@@ -56,7 +56,7 @@ def test_attention_is_split_by_heads_independently_of_module_names(split: str, d
     assert all(module == "inner" for module, _ in plan.divided)
 
 
-def test_grouped_query_attention_is_split_with_its_keys() -> None:
+def test_grouped_query_attention_with_two_key_value_heads_is_split_like_other_attention() -> None:
     assert inner(plan_of(own.Tokens(own.Attention("width", kv_heads=2)))) == ATTENTION
 
 
@@ -108,14 +108,14 @@ def test_gated_mlp_is_split_by_columns_then_by_rows() -> None:
     "between",
     ["LayerNorm(32)", "LayerNorm(32, elementwise_affine=False)", "Softmax(-1)", "PReLU()"],
 )
-def test_linear_pair_with_a_module_between_that_learns_or_mixes_features_is_not_split(between: str) -> None:
+def test_linear_pair_is_not_split_around_a_layer_norm_softmax_or_prelu(between: str) -> None:
     """A number that learns would get a part of its gradient on each rank, without a word."""
     hidden = 32
     plan = plan_of(own.Tokens(own.Pair(eval(f"nn.{between}"), hidden)))
     assert "inner.down" not in {group.row for group in plan.groups}
 
 
-def test_glu_layer_is_split_within_gate_and_value() -> None:
+def test_linear_layer_before_a_glu_is_split_into_equal_parts_of_gate_and_value() -> None:
     pair = own.Pair(nn.GLU())
     pair.down = nn.Linear(16, WIDTH)
     plan = plan_of(own.Tokens(pair))
@@ -241,12 +241,14 @@ def test_planning_leaves_the_model_unchanged() -> None:
         ({"blocks": "rowwise"}, r"matches only modules without weights of their own"),
     ],
 )
-def test_invalid_plan_table_is_refused(table: dict[str, str], message: str) -> None:
+def test_plan_table_with_an_unknown_or_unsplittable_module_is_refused_and_the_error_names_it(
+    table: dict[str, str], message: str
+) -> None:
     with pytest.raises(ParallelError, match=message):
         plan_from_table(models.Transformer(tied=False), table, None, 2)
 
 
-def test_a_convolution_in_a_table_is_refused_by_name() -> None:
+def test_plan_table_that_names_a_convolution_is_refused_and_the_error_names_the_module() -> None:
     with pytest.raises(ParallelError, match=r"'first' 'colwise', but that is a Conv2d"):
         plan_from_table(models.Cnn("group"), {"first": "colwise"}, None, 2)
 

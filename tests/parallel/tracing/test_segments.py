@@ -31,7 +31,7 @@ def cut(model: nn.Module, names: list[str], *args: Tensor) -> tuple:  # type: ig
     return split(boundaries, [boundaries.find(Mark(name=name)) for name in names])
 
 
-def test_stages_hold_the_models_own_parameter_objects_under_the_models_names() -> None:
+def test_stages_have_the_same_parameter_objects_and_names_as_the_model() -> None:
     model = models.Transformer(tied=True)
     segments = cut(model, ["blocks.2"], torch.zeros(2, 8, dtype=torch.long))
     first, second = (stage_module(model, segment.uses, nn.Module) for segment in segments)
@@ -56,7 +56,7 @@ def test_stage_parameters_keep_the_models_order() -> None:
     assert len(orders) == 1
 
 
-def test_joining_stages_that_share_a_weight_restores_the_original_module_that_owns_it() -> None:
+def test_joining_stages_that_share_a_weight_restores_the_module_to_which_the_weight_belongs() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -83,7 +83,7 @@ def test_train_and_eval_reach_the_blocks_of_a_stage() -> None:
     assert all(module.training for module in model.blocks.modules() if isinstance(module, nn.BatchNorm2d))
 
 
-def test_non_persistent_buffers_of_a_model_are_absent_from_the_state_dict_of_its_stages() -> None:
+def test_state_dict_of_a_stage_excludes_non_persistent_buffers_of_the_model() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -283,7 +283,7 @@ def test_block_that_reads_tensor_values_runs_with_real_values(x: Tensor) -> None
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_tracing_a_second_shape_refuses_blocks_that_read_values(x: Tensor) -> None:
+def test_block_that_reads_tensor_values_is_refused_when_a_second_input_shape_is_traced(x: Tensor) -> None:
     class Looks(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x * 2 if x.sum() > 0 else x
@@ -369,7 +369,7 @@ def test_model_that_replaces_a_buffer_in_forward_is_refused(x: Tensor) -> None:
         parts.traced(Model(), x)
 
 
-def test_graph_for_a_new_row_count_is_traced_only_once(x: Tensor) -> None:
+def test_forward_is_traced_once_for_a_new_row_count_if_it_makes_the_same_calls_as_before(x: Tensor) -> None:
     """Story: every graph was made twice, to see whether a second call does the same, also where its calls were those of an
     earlier graph; so each number of rows took twice as long as it had to."""
     # An iterator's place is nothing that a graph is known to read.
@@ -575,7 +575,7 @@ def test_forward_hook_on_a_block_is_run_and_forward_hook_on_the_whole_model_is_r
         parts.traced(model, x)
 
 
-def test_model_that_returns_hidden_states_of_its_blocks_is_refused_with_that_reason() -> None:
+def test_model_that_reads_hidden_states_of_its_layers_is_refused_and_the_error_names_hidden_states() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.SegformerConfig(
         num_encoder_blocks=2,

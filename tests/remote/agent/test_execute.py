@@ -106,7 +106,7 @@ def test_output_buffered_when_the_command_ends_is_still_sent():
 
 
 @pytest.mark.parametrize(("program", "code"), [("no-such-program", 127), ("/", 126)])
-def test_unstartable_command_has_the_shells_exit_code(serve, program, code):
+def test_exec_of_a_missing_program_exits_with_127_and_of_a_folder_with_126(serve, program, code):
     channel = serve(program)
     assert channel.exit_code() == code
     assert channel.said("err").startswith(f"paceline exec: '{program}': ".encode())
@@ -140,7 +140,7 @@ def test_disconnected_client_ends_the_command_and_its_children(serve, how):
     assert not processes.is_alive(child)
 
 
-def test_unread_output_is_bounded_on_disk(serve, tmp_path):
+def test_command_blocks_while_too_much_of_its_output_is_unread_and_continues_after_a_read(serve, tmp_path):
     channel = serve("sh", "-c", "yes")
     wait_until(lambda: channel.output.exists() and channel.output.stat().st_size > execute._AHEAD_BYTES, "it is full")
     size = channel.output.stat().st_size

@@ -87,7 +87,7 @@ def test_oom_kills_are_counted_for_machine_and_control_group(system, files, coun
     assert machine.oom_kills() == count
 
 
-def test_oom_kill_count_never_raises():
+def test_oom_kill_count_of_this_machine_is_not_negative():
     assert machine.oom_kills() >= 0
     assert isinstance(machine._group_files(), list)
     assert all(isinstance(path, str) for path in machine._group_files())

@@ -101,7 +101,7 @@ def test_file_changed_during_reading_is_sent_again(top, start):
     assert b"".join(last) == b"1" * (3 * CHUNK_BYTES)
 
 
-def test_growing_file_is_sent_by_new_bytes_and_whole_after_shrinking(top, start):
+def test_appended_bytes_of_a_log_are_sent_alone_and_a_truncated_log_is_sent_whole(top, start):
     sent, log = Sent(), top / "attempts/1/rank_0.log"
     start(top, sent)
     wait_until(lambda: sent.of("attempts/1/rank_0.log"), "the empty log")
@@ -141,7 +141,7 @@ def test_temporary_files_are_not_sent_and_worker_exit_files_are_sent_last(top, s
     assert not [name for name in before if (name.endswith(".held") or "/." in name)]
 
 
-def test_script_files_in_logs_are_sent_but_supervisor_files_are_not(top, start):
+def test_files_that_a_script_writes_to_logs_are_sent_but_supervisor_files_are_not(top, start):
     sent = Sent()
     write_tree(
         top, {"logs/plots/a.txt": "mine", "logs/rank_0.log": "x", "events.jsonl": "x", "attempts/1/exec_0a.jsonl": "x"}

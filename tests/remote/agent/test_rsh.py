@@ -30,7 +30,7 @@ def answer(listener: socket.socket, text: bytes, heard: list[bytes]) -> threadin
     return thread
 
 
-def test_rsh_program_exits_with_the_exit_code_and_prints_the_error_text_of_the_agents_answer(agent, capsys):
+def test_rsh_program_prints_the_text_and_exits_with_the_code_that_the_agent_answers(agent, capsys):
     heard: list[bytes] = []
     thread = answer(agent, b'{"code": 7, "text": "no such host"}\n', heard)
     assert rsh.main(["host", "echo", "a b;"]) == 7
@@ -49,7 +49,9 @@ def test_remote_shell_exits_with_255_when_its_agent_is_gone(agent, capsys):
 @pytest.mark.parametrize(
     ("argv", "path", "said"), [(["host"], "/x", "usage"), (["h", "c"], "", "not set"), (["h", "c"], "/x", "can't be")]
 )
-def test_invalid_remote_shell_call_explains_the_error(argv, path, said, monkeypatch, capsys):
+def test_remote_shell_without_a_command_or_a_working_socket_prints_the_cause_and_exits_with_255(
+    argv, path, said, monkeypatch, capsys
+):
     monkeypatch.setenv(rsh.SOCKET_VARIABLE, path)
     assert rsh.main(argv) == 255
     assert said in capsys.readouterr().err

@@ -146,7 +146,9 @@ def test_node_link_over_a_socket_runs_commands_and_ends_the_agent_on_close(libra
     assert process.wait(10) == 0
 
 
-def test_agent_reports_its_machine(open_link, tmp_path, monkeypatch):
+def test_agent_reports_host_name_python_cores_gpus_and_network_interfaces_of_its_machine(
+    open_link, tmp_path, monkeypatch
+):
     monkeypatch.setenv("PACELINE_GPUS", "0,2")
     monkeypatch.setenv("PACELINE_SUPERVISOR", "somebody's")
     hello = open_link().hello

@@ -31,7 +31,7 @@ def test_node_link_run_returns_exit_code_stdout_and_stderr_of_the_command(link):
     assert (done.returncode, done.stdout, done.stderr) == (3, b"\0in", f"{os.environ['HOME']}\n".encode())
 
 
-def test_function_called_over_the_link_runs_in_the_agent_process(link):
+def test_function_called_over_the_link_returns_its_result_and_a_missing_function_raises_os_error(link):
     assert link.call("json:loads", '{"a": [1]}') == {"a": [1]}
     with pytest.raises(OSError, match="has no attribute 'no_such'"):
         link.call("json:no_such", {})
@@ -123,7 +123,7 @@ def start_beside(run_id: str) -> subprocess.Popen[str]:
     return subprocess.Popen(["sh", "-c", script], env=environment, text=True, **pipes)
 
 
-def test_agent_can_signal_processes_started_by_an_engine_after_adopting_them(link):
+def test_adopting_a_run_kills_its_old_processes_and_lets_the_agent_signal_its_new_processes(link):
     before, of_another = start_beside("adopted"), start_beside("another")
     after: list[subprocess.Popen[str]] = []
     try:
@@ -213,7 +213,7 @@ def ask(link, op: str, **values):
     return link.answer(link.send(op, values), op, 10.0)["found"]
 
 
-def test_scratch_folder_is_removed_with_the_agent(open_link, short_path):
+def test_scratch_folder_is_removed_when_the_link_to_the_agent_closes(open_link, short_path):
     link, path = open_link(), short_path / "scratch"
     link.make_scratch(str(path))
     assert os.stat(path).st_mode & 0o777 == 0o700

@@ -381,7 +381,9 @@ def test_files_of_a_node_lost_during_fetch_come_from_a_node_with_the_same_folder
     assert (run_folder.outputs / "x").read_text() == "x\n"
 
 
-def test_full_remote_disk_is_named_at_the_start(make_nodes, run_folder, library, small_disk):
+def test_sending_a_run_to_a_node_with_a_full_disk_raises_and_the_error_names_the_node(
+    make_nodes, run_folder, library, small_disk
+):
     (run_folder.snapshot.resolve() / "large").write_bytes(b"x" * (2 << 20))
     nodes = make_nodes(folder=str(small_disk / "node"))
     with pytest.raises(TargetError, match=r"node-0: the run could not be sent to .*: No space left"):
@@ -515,7 +517,7 @@ def test_large_leftovers_are_named_by_the_next_run_and_fetched_by_prune(
     assert (run_folder.outputs / "model").read_text() == "xxx"
 
 
-def test_leftovers_of_removed_runs_are_deleted_but_not_of_other_workspaces(
+def test_leftovers_of_removed_runs_are_deleted_but_leftovers_of_other_workspaces_are_kept(
     make_nodes, open_link, run_folder, library, tmp_path
 ):
     left = left_behind(make_nodes(), run_folder, library)
@@ -655,7 +657,7 @@ def test_unresponsive_node_delays_only_the_first_of_many_process_checks(make_nod
     wait_until(lambda: not link.is_stuck, "a sign of life")
 
 
-def test_oom_kill_count_of_nodes_starts_at_0_and_ignores_kills_before_the_first_query(make_nodes, monkeypatch):
+def test_oom_kill_count_is_the_sum_over_nodes_since_the_first_query(make_nodes, monkeypatch):
     nodes = make_nodes(2)
     for link, counts in zip(nodes._links, ([7, 8, 8], [5, LinkError("no answer"), 5]), strict=True):
         monkeypatch.setattr(link, "answer", partial(_answered, _each(counts)))
@@ -730,7 +732,9 @@ def test_data_outside_the_snapshot_is_sent_to_a_node_again_only_if_changed(make_
     assert len(third) == 2
 
 
-def test_commands_of_all_nodes_start_by_one_request_to_each(make_nodes, run_folder, library, tmp_path):
+def test_start_all_starts_commands_on_all_nodes_and_returns_an_error_for_each_missing_program(
+    make_nodes, run_folder, library, tmp_path
+):
     nodes = make_nodes(2)
     seen = nodes.send(run_folder, library)
     log = seen.run_dir / "logs/rank_0.log"

@@ -84,7 +84,7 @@ def test_partial_files_are_removed_when_the_link_of_their_node_closes(here):
         ((0, 6), (0, 5), b"0!"),
     ],
 )
-def test_newer_file_or_lower_rank_wins_if_two_nodes_send_the_same_file_name(here, first, second, left):
+def test_file_sent_by_two_nodes_keeps_the_newer_version_and_at_equal_times_the_lower_rank(here, first, second, left):
     for count, (rank, mtime) in enumerate((first, second)):
         text = str(rank) + "!" * (count and first[0] == second[0])
         here.apply(*part("outputs/o", text.encode(), mtime=mtime), rank=rank)
@@ -171,7 +171,7 @@ def left_out(replica):
         ("d/../../../../x", None),
     ],
 )
-def test_received_symlink_that_leads_out_of_the_run_is_excluded_or_refused(here, copy, target, made):
+def test_received_symlink_that_leads_out_of_the_run_is_not_created(here, copy, target, made):
     here.apply(link("outputs/a", target))
     path = here.top / "outputs/a"
     assert (os.readlink(path) if path.is_symlink() else None) == made
@@ -195,7 +195,7 @@ def test_file_that_replaces_a_symlink_does_not_follow_it(here, copy):
         assert (replica.top / "outputs/latest/9.pt").read_text() == "other"
 
 
-def test_received_file_is_not_written_through_a_foreign_link(copy, tmp_path):
+def test_received_file_is_not_written_through_a_symlink_out_of_the_run_folder(copy, tmp_path):
     (tmp_path / "outside").mkdir()
     (copy.top / "logs").symlink_to(tmp_path / "outside")
     with pytest.raises(ReplicaError, match="has a link in it"):

@@ -108,7 +108,7 @@ def test_file_sync_restarted_with_the_contents_of_the_replica_sends_only_changed
     assert two.text("attempts/1/rank_0.log") == "quite another\n"
 
 
-def test_notes_files_of_both_sides_are_merged_without_duplicates(two: Two) -> None:
+def test_lines_added_to_the_notes_files_of_both_machines_are_merged_without_duplicates(two: Two) -> None:
     for top in (two.there, two.here):
         write_tree(top, {"notes.jsonl": "both\n", "events.jsonl": "first\n"})
     two.changes.skip(["notes.jsonl", "events.jsonl", "data.json"])
@@ -160,7 +160,7 @@ def test_files_links_and_folders_are_copied_completely(two: Two) -> None:
     assert two.sync(final=True) == [], "it is told once"
 
 
-def test_local_only_files_are_not_sent(two: Two) -> None:
+def test_lock_secrets_records_and_hidden_files_of_a_run_are_not_sent(two: Two) -> None:
     names = (
         "lock",
         "ballast",

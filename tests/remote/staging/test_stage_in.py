@@ -114,7 +114,7 @@ def test_packages_are_installed_from_their_copies_and_recorded_by_their_original
 
 @pytest.mark.promise("list-linked-names-somebody-else")
 @pytest.mark.parametrize("forge", [None, "other text", "one file more", "one file less"])
-def test_tampered_tree_in_a_datastore_is_refused(tmp_path: Path, forge: str | None) -> None:
+def test_transferred_package_with_changed_added_or_removed_files_is_refused(tmp_path: Path, forge: str | None) -> None:
     """Its files are imported, installed or unpickled by the submitter's run."""
     source = write_tree(tmp_path / "pkg", {"setup.py": "", "spam.py": "x = 1", "tool.sh": "#!/bin/sh"})
     (source / "tool.sh").chmod(0o755)

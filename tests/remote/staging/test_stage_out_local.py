@@ -140,7 +140,9 @@ def test_outputs_are_not_stored_while_another_process_holds_the_run_lock(trip: T
 
 
 @pytest.mark.parametrize("files", [0, 1])
-def test_killed_output_upload_is_repeated_by_the_next_reader_without_duplicates(trip: Trip, files: int) -> None:
+def test_killed_output_upload_is_completed_without_duplicates_when_outputs_are_stored_again(
+    trip: Trip, files: int
+) -> None:
     trip.come_back()
     process = start_python(KILLED, trip.folder.path, files, stderr=subprocess.PIPE)
     _, said = process.communicate(timeout=180)
@@ -200,7 +202,7 @@ def test_outputs_of_a_failed_run_are_stored_and_the_run_keeps_its_failure_report
 
 
 @pytest.mark.parametrize(("status", "left"), [(states.CANCELED, None), (states.FAILED, {})])
-def test_remote_run_that_returns_without_outputs_uploads_nothing(trip: Trip, status: str, left: Any) -> None:
+def test_ended_remote_run_without_outputs_uploads_nothing(trip: Trip, status: str, left: Any) -> None:
     trip.come_back(status, left)
     assert trip.record.status == status
     assert not settle(trip.folder)
@@ -267,7 +269,7 @@ def test_only_the_submitting_user_stores_outputs(trip: Trip, monkeypatch: pytest
     assert (trip.record.status, trip.record.waiting_for) == (states.COMPLETED, None)
 
 
-def test_output_conflict_is_refused_at_submission(tmp_path: Path) -> None:
+def test_nonempty_output_folder_is_refused_at_submission_unless_overwrite_is_set(tmp_path: Path) -> None:
     write_tree(tmp_path / "store" / "m", {"old.pt": ""})
     with pytest.raises(DataError, match="there are 1 files already"):
         Trip(tmp_path)
@@ -320,7 +322,7 @@ def test_forged_remote_record_can_change_only_the_outcome_of_the_run(trip: Trip,
     ],
     ids=str,
 )
-def test_record_with_value_that_no_supervisor_writes_is_refused(trip: Trip, values: dict[str, Any]) -> None:
+def test_remote_run_record_with_an_invalid_field_value_is_refused(trip: Trip, values: dict[str, Any]) -> None:
     before = trip.folder.state.read_text()
     with pytest.raises(ReplicaError, match=r"in the run's record|the run's record is not one"):
         trip.come_back(**values)

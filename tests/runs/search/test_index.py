@@ -147,7 +147,7 @@ def test_each_index_refresh_reads_metrics_for_a_limited_time(place: Place, reads
         assert index.unread == 3 - known
 
 
-def test_ended_run_is_found_from_the_cache_without_reading_its_record_but_with_changed_tags(
+def test_ended_run_is_found_with_its_current_tags_without_reading_its_record_again(
     place: Place, reads: list[str]
 ) -> None:
     done = place.run("a_1700000001_00000001", tags={"team": "vision"})
@@ -246,7 +246,7 @@ def test_trials_of_an_archived_sweep_are_archived(place: Place) -> None:
     assert trial.run_id in client.get("/", params={"parent": sweep.run_id}).text
 
 
-def test_runs_below_the_sweep_of_an_archived_pipeline_are_archived(place: Place) -> None:
+def test_archiving_a_pipeline_archives_its_steps_and_their_trials(place: Place) -> None:
     pipeline = place.run("p_1700000001_00000001")
     step = place.run(f"{pipeline.run_id}_0", parent_run_id=pipeline.run_id)
     trial = place.run(f"{step.run_id}_1", parent_run_id=step.run_id)

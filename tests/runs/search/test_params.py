@@ -22,7 +22,7 @@ def test_script_arguments_are_parsed_into_option_values() -> None:
     }
 
 
-def test_arguments_are_overridden_by_sweep_values_and_these_by_logged_parameters() -> None:
+def test_sweep_values_override_arguments_and_logged_parameters_override_sweep_values() -> None:
     found = params_of(
         ["data", "--lr", "0.1", "--amp", "--note="], {"lr": 0.2, "layers": [1, 2]}, {"layers": "7", "m": None}
     )

@@ -74,7 +74,7 @@ def test_metric_summaries_read_only_appended_lines_and_skip_broken_ones(tmp_path
     assert reader.look()["x"] == MetricFacts(-1.0, -1.0, math.inf, 5)
 
 
-def test_number_of_summarized_metrics_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_beyond_the_maximum_number_have_no_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(summaries, "MOST_METRICS", 3)
     for rank in range(2):
         for number in range(3):
@@ -96,7 +96,7 @@ def test_metric_goal_is_inferred_from_words_in_its_name(name: str, goal: str | N
     assert goal_of(name) == goal
 
 
-def test_each_of_12000_metrics_has_a_summary(tmp_path: Path) -> None:
+def test_run_with_12000_metrics_has_a_summary_of_each_metric(tmp_path: Path) -> None:
     log = MetricLog(tmp_path / "rank_0.jsonl", attempt=1)
     for number in range(12_000):
         log.scalar(f"layer{number // 100}/weight_{number}", float(number), 0)

@@ -7,7 +7,7 @@ from paceline.services.package.versions import PackageVersions, merged, of_envir
 from tests.helpers import write_tree
 
 
-def test_packages_of_a_model_package_without_an_environment_are_those_that_its_scripts_import(tmp_path: Path) -> None:
+def test_package_without_an_environment_requires_the_packages_that_its_scripts_import(tmp_path: Path) -> None:
     source = write_tree(
         tmp_path,
         {"score.py": "import json, numpy\nfrom sklearn import svm\nfrom . import own\n", "no.py": "not Python"},

@@ -137,7 +137,9 @@ def test_scoring_script_that_imports_azureml_runs_in_a_service_package(
         server.communicate(timeout=60)
 
 
-def test_package_has_the_runs_package_versions(workspace: Workspace, source: Path, tmp_path: Path) -> None:
+def test_service_package_pins_the_package_versions_of_its_environment(
+    workspace: Workspace, source: Path, tmp_path: Path
+) -> None:
     # As a run in an environment that was built for it is remembered.
     environment = Environment(locked_pip=["scikit-learn==1.4.2", "numpy==1.26.4"], pip_packages=["scikit-learn"])  # type: ignore[arg-type]
     folder = workspace.package(
@@ -206,7 +208,7 @@ def test_base_image_name_that_injects_a_dockerfile_line_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_package_name_of_several_lines_in_a_runs_record_is_refused() -> None:
+def test_package_requirement_with_a_line_break_is_refused() -> None:
     found = versions.PackageVersions(("a==1\n--index-url http://x",), ())
     with pytest.raises(ServiceError, match="more than one line"):
         write._check_lines(found)

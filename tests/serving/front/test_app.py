@@ -93,7 +93,7 @@ def test_body_of_a_gigabyte_is_not_kept_in_memory(server):
     assert resident(server) - before < 32 << 20
 
 
-def test_a_body_without_a_length_is_refused_at_the_limit(server):
+def test_body_without_a_content_length_is_refused_with_413_over_the_size_limit(server):
     def pieces():
         for _ in range(100):
             yield b"1" * (LIMIT // 10)

@@ -176,7 +176,7 @@ def test_sigterm_under_load_loses_no_accepted_request(tmp_path, round):
         assert server.state["state"] == "stopped"
 
 
-def test_running_request_is_answered_after_sigterm_within_the_limit(tmp_path):
+def test_sigterm_lets_a_running_request_finish_within_the_drain_time_and_else_fails_it(tmp_path):
     script = """
     import json, time
     def init(): pass
@@ -241,7 +241,7 @@ def test_listening_socket_is_passed_to_another_server_without_a_lost_request(tmp
 
 
 @pytest.mark.promise("model-changed-after-registration-loaded")
-def test_model_with_changed_files_is_not_loaded(tmp_path):
+def test_model_whose_files_changed_since_its_registration_is_not_loaded(tmp_path):
     import hashlib
 
     made = model(tmp_path, "1", "the model")

@@ -61,7 +61,7 @@ def test_killed_model_process_loses_only_its_running_request(tmp_path):
     assert "SIGKILL" in server.log
 
 
-def test_process_with_a_closed_socket_gets_no_requests():
+def test_model_process_with_a_closing_socket_does_not_count_as_idle():
     # Story: a request that came in this moment was answered with 500, once in some ten thousand beside kills.
     class Socket:
         is_closed = False

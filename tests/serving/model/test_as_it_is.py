@@ -35,7 +35,7 @@ def classifier(tmp_path_factory):
         yield server
 
 
-def test_served_classifier_returns_one_result_per_row_under_the_method_name(classifier):
+def test_served_classifier_returns_a_result_per_row_keyed_by_the_name_of_the_called_method(classifier):
     assert classifier.score({"data": [[0, 0], [1, 1]]}).json() == {"predict": ["no", "yes"]}
     assert classifier.score([[1, 1]]).json() == {"predict": ["yes"]}
     found = classifier.score({"data": [[1, 1]], "method": "predict_proba"}).json()
@@ -48,7 +48,7 @@ def test_served_classifier_returns_one_result_per_row_under_the_method_name(clas
 
 
 @pytest.mark.promise("pickle-loaded-said")
-def test_pickle_model_is_logged_with_a_warning(classifier):
+def test_serving_a_pickle_model_logs_a_warning(classifier):
     assert "runs what is in it, for it is a pickle" in classifier.log
 
 

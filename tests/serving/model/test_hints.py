@@ -160,7 +160,7 @@ def test_type_hint_without_a_json_form_is_refused_by_name():
             Hints().of(hint)
 
 
-def test_schemas_of_named_types_are_shared_and_may_be_recursive():
+def test_json_schema_of_a_named_type_is_referenced_by_its_name_and_may_be_recursive():
     hints = Hints()
     assert hints.of(list[Point]).schema == {"type": "array", "items": {"$ref": "#/components/schemas/Point"}}
     assert hints.schemas["Point"] == {

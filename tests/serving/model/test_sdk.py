@@ -85,7 +85,7 @@ def test_exception_text_is_in_the_log_only(echo):
     assert "RuntimeError: a secret of the script" in echo.log
 
 
-def test_nan_in_a_result_returns_500_with_its_place(echo):
+def test_nan_in_a_result_returns_500_and_the_message_names_its_key_and_index(echo):
     answer = echo.score(json.dumps("nan"))
     assert (answer.status_code, answer.json()) == (500, {"message": "the result['a'][1] is nan, which JSON has not."})
 
@@ -243,7 +243,7 @@ def run(data):
 LAID_OUT = {"data/x.json": "1", "data/y.py": "", "other/z.py": "", "scoring/inner.txt": ""}
 
 
-def test_scoring_script_opens_files_relative_to_its_source_folder_or_to_the_parent_folder(tmp_path):
+def test_scoring_script_opens_its_files_with_or_without_the_source_folder_in_the_path(tmp_path):
     """In the SDK a service works in the folder above its source, and scripts open `./<source folder>/file`."""
     write_tree(tmp_path / "src", LAID_OUT)
     with serving(tmp_path, LAYOUT, environment={"AZUREML_SOURCE_DIRECTORY": "scoring"}) as server:

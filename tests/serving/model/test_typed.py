@@ -64,7 +64,7 @@ def test_request_values_are_passed_by_parameter_name(typed):
     ],
     ids=range(12),
 )
-def test_invalid_input_returns_400_with_one_line(typed, body, said):
+def test_invalid_input_returns_400_with_a_message_of_one_line(typed, body, said):
     answer = typed.score(body)
     assert answer.status_code == 400
     message = answer.json()["message"]

@@ -117,7 +117,7 @@ def test_crashed_worker_whose_last_log_lines_show_a_lost_peer_is_not_blamed(text
 
 
 @pytest.mark.parametrize("code", [137, 139])
-def test_killed_or_crashed_worker_is_blamed_despite_its_log(code):
+def test_killed_or_crashed_worker_is_blamed_even_if_its_log_shows_a_connection_error(code):
     blamed = exited(1, code, 5.0, "ConnectionResetError: retrying")
     assert first_failure([raised(0, LOST[0], at=3), blamed]) is blamed
 
@@ -160,7 +160,7 @@ def test_error_shared_by_all_workers_is_reported_once():
     assert report.victims == ((1, "failed after it with the same error."),)
 
 
-def test_worker_terminated_while_waiting_after_its_script_ended_is_not_blamed():
+def test_worker_that_ended_its_script_and_was_then_terminated_is_not_blamed():
     lost = "HorovodInternalError: allreduce.x: rank 1 has shut down."
     victim, waiting = raised(0, lost, at=3), exited(1, 143, 4.0)
     assert first_failure([victim, waiting]) is victim
@@ -227,7 +227,7 @@ def test_segfault_during_an_oom_kill_has_cause_killed():
         (exited(0, 137), True, "killed"),
     ],
 )
-def test_full_disk_is_named_if_it_may_be_the_cause(end, full, cause):
+def test_full_disk_is_the_cause_of_a_disk_error_or_of_a_failure_without_an_exception(end, full, cause):
     report = reported(end, disk_full=full)
     assert report.cause == cause
     assert ("free some space" in report.message) is (cause == "disk")

@@ -81,7 +81,7 @@ def test_log_without_a_crash_has_no_crash_stack():
     assert crash_stack(["step 1", "Current thread 0x1 (most recent call first):", '  File "a.py", line 1 in f']) is None
 
 
-def test_truncated_crash_is_reported_as_far_as_it_goes():
+def test_crash_without_stack_lines_is_reported_by_its_error_line():
     assert crash_stack(["Fatal Python error: Aborted"]) == "Fatal Python error: Aborted"
 
 
@@ -280,7 +280,7 @@ def test_occupied_port_of_the_run_is_named_with_its_process(error, log, port):
     ],
     ids=["its own port", "a longer number", "a port that is free", "no port", "no exception"],
 )
-def test_occupied_port_outside_the_run_is_not_reported_as_a_port_clash(end):
+def test_port_error_without_an_occupied_port_of_the_run_is_not_reported_as_a_port_clash(end):
     assert clash(end, log=("retried: port 29500: address already in use",) if end.error is None else ()) is None
 
 

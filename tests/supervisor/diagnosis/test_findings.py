@@ -93,7 +93,7 @@ def test_lost_node_is_blamed_even_if_a_peer_failed_first_and_mpirun_succeeded(fo
     assert told.message == "Node node-1 was lost, with rank 1: ssh: nothing heard for 15 s."
 
 
-def test_workers_own_exception_outranks_a_lost_node(found):
+def test_exception_of_a_worker_is_the_reported_cause_even_if_a_node_was_lost(found):
     told = report(found(errors={0: WRONG}, lost={1: "gone"}))
     assert (told.cause, told.rank) == ("exception", 0)
 

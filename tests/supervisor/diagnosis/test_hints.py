@@ -50,7 +50,7 @@ def test_device_side_assert_hints_at_cuda_launch_blocking():
     assert "LAUNCH_BLOCKING" not in with_hints(failed, blocking).message
 
 
-def test_fit_under_keras_3_hints_at_alternatives():
+def test_tf_distribute_error_under_keras_3_gets_a_hint_at_tf_use_legacy_keras():
     told = with_hints(report("ValueError: Attempt to convert a value (PerReplica:{"), make_job())
     assert told.message.startswith("Rank 1 failed. Under tf.distribute's strategies")
     assert "TF_USE_LEGACY_KERAS" in told.message
@@ -165,7 +165,7 @@ def test_crash_while_importing_triton_gets_a_hint_with_the_working_import_order(
         ("ImportError: cannot import name 'Mapping' from 'collections' (x)", "collections.abc import Mapping"),
     ],
 )
-def test_error_from_a_removed_api_gets_a_hint_with_the_edit(exception, edit):
+def test_error_from_a_removed_api_gets_a_hint_with_the_replacement(exception, edit):
     told = with_hints(FailureReport(cause="exception", message="Rank 0 failed.", exception=exception), make_job())
     assert told.message.startswith("Rank 0 failed. ")
     assert edit in told.message
@@ -241,7 +241,7 @@ def test_missing_file_in_a_linked_data_folder_gets_no_hint_if_the_run_sees_the_f
 
 
 @pytest.mark.promise("report-missing-file-says-option")
-def test_hint_for_a_file_above_the_source_of_an_estimator_has_the_source_directory_to_give() -> None:
+def test_missing_file_above_the_source_directory_gets_a_hint_with_the_source_directory_to_set() -> None:
     exception = "FileNotFoundError: [Errno 2] No such file or directory: '../conf/a.yaml'"
     text = told(exception, cwd=None)
     assert text is not None

@@ -31,7 +31,7 @@ def samples(of_0: list[float], of_1: float = 3.0, *, used: float = 60.0, **more:
 
 
 @pytest.mark.promise("worker-ran-out-memory-told")
-def test_memory_report_has_the_memory_growth_of_the_rank_and_the_planned_memory():
+def test_memory_report_has_the_growth_of_the_rank_and_the_memory_planned_by_parallelize():
     held = [2.0, 14.0, 16.0, *(20.0 + 3 * number for number in range(12))]
     assert memory_text(0, samples(held), NODES, PLAN, now_s=1003.0) == (
         "Rank 0 held 53.0 GiB, with the 4 processes below it, when it was last seen, 3 s ago; "
@@ -61,7 +61,7 @@ def test_memory_rise_at_the_start_is_not_reported_as_growth():
     assert "grown" not in memory_text(0, samples(held), NODES, None, now_s=1001.0)
 
 
-def test_memory_text_has_gpu_memory_and_small_sizes_in_mib():
+def test_memory_text_has_gpu_memory_in_gib_and_sizes_below_one_gib_in_mib():
     text = memory_text(0, samples([0.25] * 8, gpu_memory_gib=79.0), NODES, {"parameters": GIB // 2}, now_s=1000.0)
     assert text.startswith(
         "Rank 0 held 256 MiB, with the 4 processes below it, and 79.0 GiB of GPUs, when it was last seen, 0 s"
@@ -97,6 +97,6 @@ def test_memory_growth_before_the_first_step_is_not_called_growth_per_step():
     assert "from step to step" not in text
 
 
-def test_out_of_memory_with_free_memory_suggests_a_process_limit():
+def test_out_of_memory_on_a_node_with_free_memory_suggests_a_ulimit_of_the_process():
     text = memory_text(0, samples([5.0] * 8, used=20.0), NODES, None, now_s=1001.0, by_kernel=False)
     assert "So there was room: a limit of its own (ulimit), or one very large request" in text

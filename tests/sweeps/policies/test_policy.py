@@ -168,7 +168,7 @@ def test_bandit_bounds_equal_the_documented_example() -> None:
     assert list(Bandit(slack_amount=0.2).stops(trials((0.8,), (0.59,), (0.61,)), "maximize")) == [1]
 
 
-def test_bandit_stops_larger_values_when_minimizing() -> None:
+def test_bandit_stops_trials_with_values_above_the_slack_bound_when_minimizing() -> None:
     assert list(Bandit(slack_factor=0.2).stops(trials((0.5,), (0.59,), (0.61,)), "minimize")) == [2]
     assert list(Bandit(slack_amount=0.2).stops(trials((0.5,), (0.69,), (0.71,)), "minimize")) == [2]
 
@@ -236,7 +236,7 @@ def test_invalid_policy_parameters_are_refused(wrong: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-def test_bandit_stops_only_trials_below_a_bound_computed_by_hand(
+def test_bandit_stops_only_the_trial_beyond_the_slack_bound_for_each_goal_and_kind_of_slack(
     slack: Any, goal: Any, best: float, stopped: float, stays: float
 ) -> None:
     assert list(Bandit(**slack).stops(trials((best,), (stopped,), (stays,)), goal)) == [1]

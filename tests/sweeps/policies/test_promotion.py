@@ -82,7 +82,7 @@ def test_failed_canceled_and_nan_trials_are_not_promoted() -> None:
 
 
 @pytest.mark.promise("trial-paused-rung-goes-checkpoints")
-def test_remaining_best_trials_are_promoted_once_a_rung_is_final() -> None:
+def test_next_best_paused_trials_are_promoted_once_no_further_trial_can_reach_the_rung() -> None:
     # Trial 0 took the place of rung 3 when it was the best of three; trial 3 came later.
     there = paused((0.5,) * 9, (0.1,) * 3, (0.2,) * 3, (0.9,) * 3, (0.3,) * 3)
     assert following(there) is None
@@ -91,7 +91,7 @@ def test_remaining_best_trials_are_promoted_once_a_rung_is_final() -> None:
     assert following(there, is_last=True) is None
 
 
-def test_best_of_too_few_trials_is_resumed_until_its_script_ends() -> None:
+def test_best_paused_trial_is_resumed_to_its_end_if_too_few_trials_exist_for_a_promotion() -> None:
     there = paused((0.5,) * 3, (0.9,) * 3)
     found = following(there, is_last=True)
     assert (found.number, found.rung) == (1, TO_ITS_END)

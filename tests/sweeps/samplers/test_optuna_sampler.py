@@ -221,7 +221,7 @@ def test_cmaes_proposes_points_of_a_space_of_numbers() -> None:
         make_sampler("cmaes", MIXED, 1, ("minimize",))
 
 
-def test_users_sampler_is_imported_from_the_source_folder(tmp_path: Any) -> None:
+def test_sampler_defined_by_the_user_is_imported_from_the_source_folder(tmp_path: Any) -> None:
     (tmp_path / "own_sampler_of_mine.py").write_text(
         "import optuna\ndef make(seed):\n    return optuna.samplers.NSGAIISampler(seed=seed)\n"
     )
@@ -256,7 +256,7 @@ def test_unknown_sampler_names_are_refused() -> None:
     assert isinstance(make_sampler("random", BRANIN, 0, ("minimize",)), RandomSampler)
 
 
-def test_resumed_trial_is_reported_to_a_new_study() -> None:
+def test_existing_study_proposes_the_same_point_after_a_resumed_trial_as_a_new_study() -> None:
     """A study can't get a result twice: one that lives on has to propose the same as a new one."""
     space = Space({"x": pl.uniform(0, 1)})
 

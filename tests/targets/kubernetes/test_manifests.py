@@ -111,7 +111,7 @@ def test_labels_and_annotations_of_the_target_are_on_every_object():
     assert all(one["labels"]["team"] == "vision" and one["annotations"]["cost"] == "7" for one in metadata)
 
 
-def test_pod_template_of_the_user_is_merged_into_the_pod_and_keeps_its_other_fields():
+def test_pod_template_of_the_user_is_merged_into_the_pod_and_generated_fields_are_kept():
     template = {
         "spec": {
             "containers": [

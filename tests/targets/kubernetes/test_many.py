@@ -102,7 +102,7 @@ def test_kueue_may_start_some_of_many_runs_before_there_is_room_for_all(at_once:
     assert manifest["metadata"]["annotations"].get("kueue.x-k8s.io/job-min-parallelism") == least
 
 
-def test_runs_of_several_nodes_are_refused_with_the_next_step() -> None:
+def test_submitting_many_runs_in_one_job_is_refused_if_each_run_needs_several_nodes() -> None:
     submission.check_many("k8s", Job(entry_script="train.py"))
 
     with pytest.raises(TargetError, match=r"this job has 2 nodes\. Submit the runs one by one"):
@@ -136,7 +136,7 @@ def described(tmp_path: Path, runs: list[RunFolder]) -> Path:
     return path
 
 
-def test_pod_reads_the_ticket_of_the_run_of_its_index(
+def test_pod_uses_its_job_completion_index_to_find_its_run_id_archive_and_port(
     tmp_path: Path, runs: list[RunFolder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "2")
@@ -146,7 +146,7 @@ def test_pod_reads_the_ticket_of_the_run_of_its_index(
     assert (found.run_id, found.archive, found.port) == (runs[2].run_id, "run.2", port_of(runs[2].run_id))
 
 
-def test_pod_of_a_run_that_was_canceled_before_ends_at_once_with_success(
+def test_pod_of_a_run_that_was_canceled_before_the_pod_started_exits_with_0_and_runs_nothing(
     tmp_path: Path, runs: list[RunFolder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pod, "START", str(tmp_path))
@@ -160,7 +160,7 @@ def test_pod_of_a_run_that_was_canceled_before_ends_at_once_with_success(
     assert not (tmp_path / "top").exists()
 
 
-def test_running_pod_cancels_its_run_once_the_file_names_it(
+def test_running_pod_cancels_its_run_once_the_list_of_canceled_runs_includes_that_run(
     tmp_path: Path, runs: list[RunFolder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pod, "START", str(tmp_path))
@@ -191,7 +191,7 @@ def test_running_pod_cancels_its_run_once_the_file_names_it(
 # --- readers
 
 
-def test_secret_has_the_requests_of_all_canceled_runs(runs: list[RunFolder]) -> None:
+def test_secret_for_canceled_runs_has_the_cancel_request_of_each_canceled_run(runs: list[RunFolder]) -> None:
     cluster = Objects()
     for folder in (runs[0], runs[2]):
         drop(cluster, folder, {"by": folder.run_id[-1]})
@@ -226,7 +226,7 @@ def looked(target: KubernetesTarget, folder: RunFolder) -> JobStatus:
     return target.look(folder, store.stored(folder))
 
 
-def test_canceled_run_without_a_pod_is_gone_and_the_others_still_wait(
+def test_canceled_run_without_a_pod_is_reported_as_gone_and_other_runs_of_its_job_as_queued(
     target: tuple[KubernetesTarget, Objects, list[Any]], runs: list[RunFolder]
 ) -> None:
     made, cluster, _ = target
@@ -241,7 +241,7 @@ def test_canceled_run_without_a_pod_is_gone_and_the_others_still_wait(
     assert "deleted" not in cluster.objects
 
 
-def test_job_is_deleted_with_the_last_of_its_runs(
+def test_job_of_many_runs_is_deleted_only_after_its_last_run_is_canceled(
     target: tuple[KubernetesTarget, Objects, list[Any]], runs: list[RunFolder]
 ) -> None:
     made, cluster, _ = target
@@ -271,7 +271,7 @@ def test_run_whose_pod_cannot_begin_fails_alone_and_keeps_its_reason(
     assert looked(made, runs[0]) == found
 
 
-def test_request_that_did_not_reach_the_api_is_repeated_by_the_next_look(
+def test_cancel_request_that_did_not_reach_the_api_is_sent_again_at_the_next_status_read(
     target: tuple[KubernetesTarget, Objects, list[Any]], runs: list[RunFolder]
 ) -> None:
     made, cluster, _ = target
@@ -282,7 +282,7 @@ def test_request_that_did_not_reach_the_api_is_repeated_by_the_next_look(
     assert dropped_in(cluster) == {runs[0].run_id: {"by": "me"}}
 
 
-def test_run_that_the_killed_submission_did_not_note_is_found_by_another_run_of_its_job(
+def test_incomplete_submission_record_of_a_run_is_completed_from_another_run_of_the_same_job(
     target: tuple[KubernetesTarget, Objects, list[Any]], runs: list[RunFolder]
 ) -> None:
     made, cluster, _ = target

@@ -51,7 +51,7 @@ def test_new_first_pod_is_told_by_another_pod_whether_its_predecessor_was_preemp
         assert new.attempts(LIMIT_S) == remembered
 
 
-def test_reason_reported_by_kubernetes_replaces_the_generic_one_of_the_attempt_after_a_preemption(
+def test_preempted_attempt_gets_the_reason_reported_by_kubernetes_instead_of_a_generic_reason(
     tmp_path: Path,
 ) -> None:
     times = {"started_utc": "2026-11-29T05:00:00.000Z", "ended_utc": "2026-11-29T05:01:00.000Z"}

@@ -108,7 +108,7 @@ def test_kubernetes_quantities_are_parsed():
     assert [bytes_of(text, "x") for text in ("4Gi", "512Mi", "2G", "1", "500m")] == [4 << 30, 512 << 20, 2e9, 1, 0.5]
 
 
-def test_data_parts_are_read_from_a_pod_log_and_truncated_parts_are_skipped():
+def test_compressed_data_parts_in_a_pod_log_are_decoded_and_truncated_parts_are_skipped():
     data = bytes(range(256)) * 1000
     lines = [*log_lines(0, zlib.compress(data)), "a line of somebody else", *log_lines(1, zlib.compress(b"more"))]
 

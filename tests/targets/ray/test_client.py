@@ -110,7 +110,7 @@ def test_ray_token_moves_to_another_header_if_a_proxy_needs_the_authorization_he
     assert (sent["authorization"], sent["x-ray-authorization"], sent["x-team"]) == ("Basic abc", "Bearer right", "a")
 
 
-def test_error_has_rays_message_without_the_traceback(cluster: FakeCluster) -> None:
+def test_error_for_a_failed_ray_request_has_the_message_without_the_traceback(cluster: FakeCluster) -> None:
     cluster.answer = lambda *_: (500, "Traceback (most recent call last):\n  ...\nRuntimeError: no agent")  # type: ignore[method-assign]
     with pytest.raises(
         EngineError, match=r"could not answer GET /api/jobs/: HTTP 500: RuntimeError: no agent\. Try again"

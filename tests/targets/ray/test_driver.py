@@ -13,7 +13,7 @@ from paceline.targets.ray import driver
 from tests.helpers import run_python, write_tree
 
 
-def test_ray_driver_loads_the_requests_package_only_when_it_is_first_used(tmp_path: Path) -> None:
+def test_ray_driver_imports_the_requests_library_only_when_code_first_uses_that_library(tmp_path: Path) -> None:
     write_tree(tmp_path, {"requests/__init__.py": "print('loaded'); x = 7"})
     code = (
         f"import importlib.util, sys; sys.path.insert(0, {str(tmp_path)!r})\n"

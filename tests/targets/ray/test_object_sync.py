@@ -332,7 +332,7 @@ def test_secret_that_was_changed_in_the_store_is_refused(trip: Trip, tmp_path: P
     assert "was changed by somebody without the run's key. Submit the run again" in done.stdout
 
 
-def test_unfetched_secrets_are_removed_from_the_store(trip: Trip) -> None:
+def test_secrets_that_the_cluster_never_fetched_can_be_removed_from_the_store(trip: Trip) -> None:
     write_json(trip.folder.secrets, {"A": "hush-hush"}, mode=0o600)
     trip.send()
     remove_sealed(trip.settings, trip.folder)
@@ -397,7 +397,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.
         ([member("device", tarfile.CHRTYPE)], "is of no file"),
     ],
 )
-def test_malicious_archive_is_refused_and_writes_nothing_outside(
+def test_malicious_archive_is_refused_and_writes_nothing_outside_the_destination_folder(
     tmp_path: Path, members: list[tarfile.TarInfo], why: str
 ) -> None:
     (tmp_path / "outside").mkdir()

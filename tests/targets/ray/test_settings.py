@@ -59,7 +59,7 @@ def test_ray_resource_name_may_have_any_characters() -> None:
     assert settings(resources=["fast disk;$(x)=0.5", "a=b=2"]).resources == {"fast disk;$(x)": 0.5, "a=b": 2.0}
 
 
-def test_ray_target_without_a_shared_folder_or_a_datastore_is_refused() -> None:
+def test_ray_target_with_neither_a_shared_folder_nor_a_datastore_is_refused() -> None:
     with pytest.raises(TargetError, match="needs a datastore"):
         settings(shared="no")
     assert settings().is_shared

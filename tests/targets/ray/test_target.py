@@ -145,7 +145,7 @@ def test_run_whose_job_ray_does_not_know_is_reported_as_gone_after_a_delay(
     assert "knows no job of this run" in found.message
 
 
-def test_cancel_and_release_stop_the_ray_job(cluster: FakeCluster, folder: RunFolder) -> None:
+def test_canceling_a_run_or_releasing_its_nodes_stops_its_ray_job(cluster: FakeCluster, folder: RunFolder) -> None:
     job = start(cluster, folder)
     target(cluster).cancel(folder, make_record(folder.run_id))
     assert job["status"] == "STOPPED"
@@ -154,7 +154,7 @@ def test_cancel_and_release_stop_the_ray_job(cluster: FakeCluster, folder: RunFo
     assert job["status"] == "STOPPED"
 
 
-def test_release_from_inside_a_ray_job_does_not_stop_that_job(
+def test_releasing_nodes_from_inside_a_ray_job_does_not_stop_that_job(
     cluster: FakeCluster, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = start(cluster, folder)
@@ -219,7 +219,7 @@ def test_run_unknown_to_ray_is_reported_as_running_while_another_process_fetches
     ],
     ids=["set", "there", "not there", "through a datastore"],
 )
-def test_script_uses_the_configured_python_or_else_that_of_the_submitter_if_nodes_have_it(
+def test_script_uses_the_configured_python_or_the_python_of_the_submitter_if_all_nodes_have_it(
     cluster: FakeCluster, settings: dict[str, str], is_there: bool, python: str | None
 ) -> None:
     links = [SimpleNamespace(exists=lambda path: True), SimpleNamespace(exists=lambda path: is_there)]

@@ -67,7 +67,7 @@ def test_connections_to_slurm_nodes_time_out_after_the_silence_limit_of_the_targ
     assert asked == [6, 6]
 
 
-def test_first_slurm_node_needs_no_srun_step_and_steps_on_other_nodes_overlap():
+def test_first_slurm_node_needs_no_srun_step_and_steps_on_other_nodes_get_the_overlap_option():
     allocation = Allocation.of(ENVIRONMENT)
     assert link_words(allocation, "n1")[0] == sys.executable
     words = link_words(allocation, "n2")

@@ -297,7 +297,9 @@ def test_push_to_a_login_host_without_the_configured_python_is_reported(tmp_path
         make_login(python="/nowhere/python3").push(folder, library(tmp_path))
 
 
-def test_pulled_symlinks_become_files_and_outside_links_are_skipped(tmp_path: Path, home: Path):
+def test_symlinks_to_outputs_and_checkpoints_are_pulled_and_symlinks_out_of_the_run_are_skipped(
+    tmp_path: Path, home: Path
+):
     folder, login = submitted(tmp_path), make_login()
     there = login.push(folder, library(tmp_path))
     far = RunFolder(Path(there.run_dir))

@@ -47,7 +47,7 @@ def test_mpi_plugins_are_not_checked_for_jobs_without_mpi_or_targets_without_the
     assert slurm.count("srun") == 0
 
 
-def test_srun_with_containers_is_refused(slurm: FakeSlurm):
+def test_srun_launch_of_a_job_in_a_container_is_refused(slurm: FakeSlurm):
     job = make_job(distributed_backend="mpi", environment=Environment(docker_image="pytorch"))
     with pytest.raises(TargetError, match=r"custom_docker_image='pytorch'.*mpi='mpirun'"):
         SlurmTarget("cluster", {"mpi": "pmix"}).check(job)

@@ -101,7 +101,9 @@ def test_sacct_is_called_once_for_all_finished_jobs(slurm: FakeSlurm, tmp_path: 
     ]
 
 
-def test_state_of_each_array_task_canceled_with_its_array_is_returned(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
+def test_tasks_that_squeue_lists_only_as_one_canceled_array_are_each_reported_as_canceled(
+    slurm: FakeSlurm, tmp_path: Path, clock: Clock
+):
     # As Slurm 22.05 lists an array of which the last two tasks were canceled while they waited.
     slurm.say("squeue", "7|CANCELLED|Priority||paceline-r_0-3\n7_1|RUNNING|None|n1|paceline-r_0-3\n")
     slurm.say("sacct", err=NO_ACCOUNTING, code=1)
@@ -163,7 +165,7 @@ def test_canceling_user_id_is_resolved_on_the_cluster(slurm: FakeSlurm, tmp_path
     assert [call for call in slurm.calls if call.startswith("id ")] == ["id -nu 1001", "id -nu 9"]
 
 
-def test_last_state_of_squeue_is_kept_without_accounting(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
+def test_last_job_state_from_squeue_is_kept_if_slurm_has_no_accounting(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
     slurm.say("sacct", err=NO_ACCOUNTING, code=1)
     slurm.say("squeue", "1|FAILED|NonZeroExitCode|n1|paceline-r\n")
     slurm.say("scontrol", "JobId=1 JobState=FAILED Reason=NonZeroExitCode ExitCode=127:0 NodeList=n1\n")
@@ -332,7 +334,7 @@ def test_job_that_can_never_start_is_reported(reason: str, words: str):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_recorded_waiting_reason_is_explained(version: str):
+def test_every_waiting_reason_in_the_recorded_squeue_output_is_explained(version: str):
     waiting = [found for found in parse_squeue(recorded(f"squeue-{version}.txt")) if found.state == "PENDING"]
     assert len({found.reason for found in waiting}) > 10
     for found in waiting:

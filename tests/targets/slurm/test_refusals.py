@@ -44,7 +44,7 @@ def test_refusal_of_sbatch_is_reported_before_submission(slurm: FakeSlurm, versi
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_job_accepted_by_the_queue_passes_the_check(slurm: FakeSlurm, version: str):
+def test_check_before_submission_accepts_a_job_that_the_slurm_queue_would_accept(slurm: FakeSlurm, version: str):
     look_at(slurm, version, "time")
     # Of nodes that are drained, or reserved for an hour later and busy until then, --test-only speaks as of nodes that
     # there are not.
@@ -53,7 +53,7 @@ def test_job_accepted_by_the_queue_passes_the_check(slurm: FakeSlurm, version: s
         look_at(slurm, version, request, lacks_nodes=True)
 
 
-def test_nodes_with_a_later_reservation_are_counted_as_part_of_the_partition(slurm: FakeSlurm):
+def test_check_before_submission_accepts_a_job_for_nodes_that_have_a_later_reservation(slurm: FakeSlurm):
     said = failure("22.05", "sbatch --test-only: busy")
     slurm.say("sbatch", err=said.stderr, code=said.returncode)
     slurm.say(

@@ -121,7 +121,7 @@ def test_parameter_servers_are_included_in_the_tasks_per_node():
     assert "--ntasks-per-node=3" in options(job)
 
 
-def test_warning_before_the_time_limit_covers_the_grace_period_but_at_most_a_third_of_the_limit():
+def test_lead_time_of_the_slurm_warning_covers_the_grace_period_up_to_a_third_of_the_time_limit():
     assert warning_s(make_job(grace_period_seconds=90.5), SlurmSettings.of("c", {"time": "2:00:00"})) == 121
     assert warning_s(make_job(grace_period_seconds=30), SlurmSettings.of("c", {"time": "2"})) == 40
     assert warning_s(make_job(grace_period_seconds=1e6), SlurmSettings.of("c", {})) == 65535

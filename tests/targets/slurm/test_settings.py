@@ -78,7 +78,7 @@ def test_a_line_break_in_a_setting_is_refused(values: dict[str, object]):
 
 
 @pytest.mark.parametrize("value", ["mpirun", "pmix", "pmix_v4"])
-def test_mpi_setting_takes_sruns_plugin_names(value: str):
+def test_mpi_setting_accepts_mpirun_and_the_plugin_names_of_srun(value: str):
     assert settings(mpi=value).mpi == value
 
 

@@ -137,7 +137,9 @@ def test_additional_slurm_job_is_submitted_once_and_provides_nodes_when_running(
     assert slurm.calls[-1] == "scancel 8"
 
 
-def test_recovered_node_of_the_jobs_own_allocation_is_reported_as_available(slurm: FakeSlurm, more: Extension) -> None:
+def test_recovered_node_of_the_current_slurm_allocation_is_reported_as_available(
+    slurm: FakeSlurm, more: Extension
+) -> None:
     """Its agent was killed, or it was cut off for less long than Slurm takes to notice."""
     slurm.say("squeue", "7|RUNNING|n[1-3]\n")
     slurm.say("sinfo", "n2|mixed\nn3|down*\n")
@@ -163,7 +165,7 @@ def test_additional_slurm_job_is_canceled_if_the_run_leaves_its_nodes_unused(
     assert slurm.count("sbatch") == 2
 
 
-def test_additional_slurm_job_is_resubmitted_after_it_ended_and_a_squeue_error_is_raised(
+def test_ended_additional_slurm_job_is_submitted_again_and_a_squeue_error_raises_engine_error(
     slurm: FakeSlurm, more: Extension
 ) -> None:
     slurm.say("squeue", "7|RUNNING|n1\n")

@@ -122,7 +122,7 @@ def test_cancel_ends_only_pending_jobs(tmp_path: Path, slurm: FakeSlurm):
     assert slurm.calls[-1] == "scancel --state=PENDING 7"
 
 
-def test_release_cancels_the_slurm_job_of_a_run_except_from_inside_that_job(
+def test_releasing_the_nodes_of_a_run_cancels_its_slurm_job_except_from_inside_that_job(
     tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ):
     target, folder = submitted(tmp_path, slurm)
@@ -215,7 +215,7 @@ def test_slurm_preview_lists_every_node(slurm: FakeSlurm):
 
 
 @pytest.mark.parametrize(("state", "pulls"), [("PENDING", []), ("RUNNING", ["far/run"])])
-def test_queued_run_behind_a_login_host_is_not_fetched(
+def test_files_of_a_run_are_pulled_from_the_login_host_only_after_its_job_has_left_the_queue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, pulls: list[str]
 ):
     folder, fd = make_run(tmp_path / "ws" / "runs")

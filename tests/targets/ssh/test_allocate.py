@@ -249,7 +249,7 @@ def test_concurrent_runs_with_overlapping_host_lists_all_start_and_share_no_core
     assert sorted(done) == [f"{number:02}" for number in range(16)]
 
 
-def test_waiting_message_names_the_runs_on_the_host_their_users_and_since_when_one_hangs() -> None:
+def test_waiting_message_names_the_runs_on_the_host_their_users_and_the_start_of_a_hang() -> None:
     holders = [
         {"run_id": "a_1", "uid": 7, "user": "ann", "hangs_since": None},
         {"run_id": "b_2", "uid": 8, "user": "bob", "hangs_since": "2026-11-23 06:12:03 UTC"},

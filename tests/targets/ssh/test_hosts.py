@@ -18,7 +18,7 @@ LISTS = {
 
 
 @pytest.mark.parametrize("text", LISTS)
-def test_host_files_of_common_programs_are_parsed(text: str, tmp_path: Path) -> None:
+def test_host_files_with_slot_counts_comments_users_and_ip_addresses_are_parsed(text: str, tmp_path: Path) -> None:
     (tmp_path / "my hosts").write_text(text)
 
     found = read_hosts([str(tmp_path / "my hosts")])

@@ -161,7 +161,7 @@ def test_simulation_loop_polls_connections_while_work_is_overdue(clock):
     assert len(done) == 10
 
 
-def test_delayed_node_reads_pending_messages_before_it_gives_up_the_supervisor(make_bench):
+def test_delayed_node_reads_pending_messages_before_it_treats_the_supervisor_as_lost(make_bench):
     bench = make_bench()
     bench.heard()
     bench.ours.send(frame({"op": "ping"}))

@@ -213,7 +213,9 @@ def content(ws: Path) -> dict[str, object]:
     return found
 
 
-def test_damaged_runs_and_links_of_a_store_are_reported_and_others_imported(tmp_path: Path, ws: Path) -> None:
+def test_damaged_runs_and_symlinks_in_an_mlflow_store_are_reported_and_other_runs_are_imported(
+    tmp_path: Path, ws: Path
+) -> None:
     old = tmp_path / "mlruns"
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "key").write_text("secret")

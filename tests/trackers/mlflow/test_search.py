@@ -121,6 +121,6 @@ def test_search_finds_a_run_by_a_value_changed_just_before(runs_dir: Path) -> No
     assert _ids(search_module.search(runs_dir, NAMES, "tags.seen = 'yes'", None, 100)) == [folder.run_id]
 
 
-def test_invalid_search_filter_raises_mlflows_exception(runs_dir: Path) -> None:
+def test_invalid_search_filter_raises_the_exception_class_of_mlflow(runs_dir: Path) -> None:
     with pytest.raises(late("mlflow.exceptions").MlflowException, match="Invalid"):
         search_module.search(runs_dir, NAMES, "speed ~ 3", None, 100)

@@ -15,7 +15,7 @@ from paceline.compat.azureml.policy import SubmissionNotes
 from paceline.targets import configured
 
 
-def test_missing_azureml_target_raises_and_can_then_be_created(ws):
+def test_looking_up_a_missing_azureml_compute_target_raises_until_it_is_created(ws):
     with pytest.raises(ComputeTargetException, match=r"^ComputeTargetNotFound"):
         ComputeTarget(workspace=ws, name="cluster")
     config = AmlCompute.provisioning_configuration(vm_size="STANDARD_NC6", max_nodes=4)
@@ -56,7 +56,7 @@ def test_job_for_an_azure_cluster_created_by_the_sdk_runs_on_the_local_machine_w
     assert "cluster (STANDARD_NC6) is this machine" in notes.all()[0]
 
 
-def test_configured_compute_target_of_the_same_name_is_used(ws):
+def test_azureml_target_uses_the_configured_paceline_target_of_the_same_name(ws):
     configured.add(ws.path, configured.Configured(name="lab", kind="ssh", settings={"hosts": ["me@lab0"]}))
     assert ComputeTarget(ws, "lab").type == "VirtualMachine"
     made = ComputeTarget.create(ws, "lab", AmlCompute.provisioning_configuration())

@@ -61,7 +61,7 @@ def test_default_conda_dependencies_equal_those_of_the_sdk():
     assert [*CondaDependencies().pip_packages] == ["azureml-defaults"]
 
 
-def test_missing_conda_file_is_a_user_error(tmp_path):
+def test_missing_conda_file_raises_user_error_exception_with_its_name(tmp_path):
     with pytest.raises(UserErrorException, match=r"nowhere\.yml"):
         CondaDependencies(str(tmp_path / "nowhere.yml"))
 

@@ -58,7 +58,7 @@ def test_key_of_a_registered_blob_container_is_never_shown(ws, monkeypatch):
 
 
 @pytest.mark.promise("can-t-had-replaced-sentence")
-def test_configured_datastore_of_the_same_name_is_used(ws, tmp_path):
+def test_azureml_datastore_registration_uses_the_paceline_datastore_of_the_same_name_if_configured(ws, tmp_path):
     share = {"datastore_name": "team", "file_share_name": "share", "account_name": "a", "account_key": "k3y"}
     with pytest.raises(UserErrorException, match=r"'share'.*paceline data add team"):
         Datastore.register_azure_file_share(ws, **share)

@@ -90,7 +90,7 @@ def test_get_detailed_status_contains_the_reason_why_a_run_waits(experiment):
     os.close(fd)
 
 
-def test_details_with_logs_have_the_last_mib_of_each_log(submitted):
+def test_get_details_with_logs_returns_the_last_mib_of_each_log(submitted):
     write_tree(submitted.folder.logs, {"rank_0.log": b"step 1\n\xff\n", "driver.log": "x" * 2_000_000})
     assert set(submitted.get_details()["logFiles"]) == {"logs/rank_0.log", "logs/driver.log"}
     logs = submitted.get_details_with_logs()["logFiles"]

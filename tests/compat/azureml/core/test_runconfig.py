@@ -65,7 +65,7 @@ def test_yaml_numbers_and_bools_in_names_and_variables_become_text(tmp_path):
     assert RunConfiguration.load(str(tmp_path), "cpu").environment.environment_variables == {"A": "1"}
 
 
-def test_invalid_yaml_is_a_user_error(tmp_path):
+def test_loading_invalid_yaml_raises_user_error_exception(tmp_path):
     """Story: YAML's own exception is no ValueError, and reached the user unchanged."""
     for name in ("bad.runconfig", "bad.yml"):
         (tmp_path / name).write_text("script: [train.py\n")

@@ -69,7 +69,9 @@ def test_webservice_is_deployed_called_updated_and_deleted(ws, config):
 
 
 @pytest.mark.parametrize("source", ["./source_dir", "."])
-def test_scoring_script_runs_in_the_parent_of_its_source_folder(ws, config, monkeypatch, source):
+def test_scoring_script_opens_files_relative_to_its_source_folder_or_the_parent_of_that_folder(
+    ws, config, monkeypatch, source
+):
     """Scripts open `./source_dir/file`, as Microsoft's notebooks have it; those for Paceline's services open `./file`."""
     folder = Path("source_dir/deep")
     folder.mkdir(parents=True)

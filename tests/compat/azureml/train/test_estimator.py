@@ -86,7 +86,7 @@ def test_estimator_refuses_invalid_options(ws, kind, options, said):
         kind("src", **{"compute_target": "local", "entry_script": "train.py", **options})
 
 
-def test_unknown_parameter_raises_type_error():
+def test_estimator_with_an_unknown_parameter_raises_type_error():
     with pytest.raises(TypeError, match="'epochs'"):
         PyTorch("src", compute_target="local", epochs=3)
 

@@ -75,7 +75,7 @@ def test_tf_keras_model_takes_callbacks_and_optimizers_of_horovod_keras():
     assert run(code, TENSORFLOW) == "True 0.25"
 
 
-def test_unsupported_keras_backend_is_refused_with_the_supported_ones():
+def test_error_for_an_unsupported_keras_backend_names_the_supported_backends():
     require_module("keras")
     require_module("torch")
     # As it would be with jax, which needs more to be installed.

@@ -135,7 +135,7 @@ def test_host_change_is_detected_if_more_ranks_fit_or_a_host_is_gone():
     assert not made._have_changed(slots), "there would be nobody to go on with"
 
 
-def test_host_of_a_failed_rank_is_excluded_if_lost_or_not_needed():
+def test_host_of_a_failed_rank_is_excluded_if_it_is_lost_or_the_other_hosts_suffice():
     def outcome(**lost):
         bad = RankEnd(host="b", exit_code=1, ended_at=1.0, connection=object(), **lost)
         return RankOutcome([RankEnd(host="a", exit_code=143, ended_at=2.0, stopped=True, connection=object()), bad])

@@ -103,7 +103,7 @@ def test_shell_command_ends_although_the_caller_blocks_sigchld():
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def test_set_event_ends_the_shell_command_and_its_children():
+def test_setting_the_event_ends_the_shell_command_and_its_children():
     out, event = io.StringIO(), threading.Event()
     done: list[int] = []
     thread = in_thread(lambda: done.append(safe_shell_exec.execute(_LONG, stdout=out, events=[event])))
@@ -168,7 +168,7 @@ def test_rank_and_size_are_read_from_the_launchers_variables(monkeypatch):
     ]
 
 
-def test_host_assignments_are_those_of_horovod(tmp_path):
+def test_hosts_and_slots_are_parsed_and_assigned_to_ranks_as_in_horovod(tmp_path):
     (tmp_path / "hosts").write_text("a slots=2\nb slots=1\n")
     assert hosts.parse_host_files(str(tmp_path / "hosts")) == "a:2,b:1"
     assert hosts.parse_hosts_and_slots("a:2,b:1") == (["a", "b"], {"a": 2, "b": 1})

@@ -100,7 +100,7 @@ def test_unresolvable_host_name_is_refused():
         hosts.is_here("nowhere.invalid")
 
 
-def test_discovery_script_prints_hosts_with_or_without_slots(tmp_path):
+def test_host_without_slots_in_the_discovery_scripts_output_gets_the_default_slot_count(tmp_path):
     script = write_program(tmp_path / "d.sh", "#!/bin/sh\nprintf 'a:2\\n\\n b\\n'\n")
     assert from_script(str(script), 3)() == [Host(name="a", slots=2), Host(name="b", slots=3)]
     assert from_script(str(script), None)()[1] == Host(name="b", slots=1)

@@ -136,7 +136,7 @@ def test_elastic_job_continues_without_a_lost_host(tmp_path):
     assert "is gone" in done.stderr
 
 
-def test_refusing_host_is_reported_with_the_ssh_error(tmp_path):
+def test_host_that_refuses_the_ssh_connection_is_reported_with_the_ssh_error(tmp_path):
     done = on_two_hosts(tmp_path, "-p", "9", "--gloo", "-np", "2", "-H", "localhost:1,10.78.0.2:1", "true")
     assert done.returncode == 1
     assert "rank 1 on 10.78.0.2 could not be started: ssh ended with exit code 255" in done.stderr

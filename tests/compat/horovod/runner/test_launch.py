@@ -63,7 +63,7 @@ def lines(done: subprocess.CompletedProcess[str], rank: int, stream: str = "stdo
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="the kernel is not Linux")
-def test_ranks_have_batch_scheduling_unless_a_variable_says_normal(tmp_path, monkeypatch):
+def test_ranks_use_batch_scheduling_unless_the_variable_paceline_scheduling_is_normal(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     text = "import os; print(os.sched_getscheduler(0))"
     path = script(tmp_path, text)
@@ -176,7 +176,7 @@ def test_horovod_is_importable_in_scripts_modules_and_their_child_processes(tmp_
     assert lines(done, 0) == ["paceline.compat.horovod"], done.stderr
 
 
-def test_installed_real_horovod_takes_precedence(tmp_path, monkeypatch):
+def test_script_imports_the_real_horovod_instead_of_the_alias_if_it_is_installed(tmp_path, monkeypatch):
     (tmp_path / "site" / "horovod").mkdir(parents=True)
     (tmp_path / "site" / "horovod" / "__init__.py").write_text("WHOSE = __name__ + ', real'\n")
     (tmp_path / "site" / "horovod" / "torch.py").write_text("import horovod\n")

@@ -102,7 +102,7 @@ def test_options_set_the_engines_environment_variables():
     }
 
 
-def test_network_interface_options_are_merged():
+def test_values_of_repeated_network_interface_options_are_joined_into_one_list():
     found = parse("--network-interface", "a", "--network-interface", "b", "--network-interfaces", "c,d")
     assert found.network_interfaces == "a,b,c,d"
 

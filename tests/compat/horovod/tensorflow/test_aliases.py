@@ -20,7 +20,7 @@ KERAS = (
 )
 
 
-def test_tensorflow_and_keras_modules_are_identical_under_both_names(tmp_path):
+def test_horovod_tensorflow_and_keras_modules_are_the_same_objects_as_in_paceline_compat_horovod(tmp_path):
     require_module("tensorflow")
     script = tmp_path / "script.py"
     script.write_text(

@@ -71,7 +71,7 @@ def test_torch_gloo_all_reduce_works_on_two_workers_of_mpirun(lab: Lab, any_mpir
     assert [log_text(run, rank).splitlines()[-1] for rank in range(2)] == ["rank 0 of 2: 11", "rank 1 of 2: 11"]
 
 
-def test_failure_report_names_the_rank_that_left_a_torch_collective_and_not_the_rank_cut_off_by_it(
+def test_failure_report_names_the_rank_that_raised_and_not_the_rank_whose_torch_collective_failed(
     lab: Lab, torch_at_hand: None
 ) -> None:
     run = lab.finish(MEAN_OF_GRADIENTS_AND_BREAK, estimator=pl.PyTorch, node_count=2, distributed_backend="gloo")

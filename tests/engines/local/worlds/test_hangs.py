@@ -266,7 +266,7 @@ def _ranks(run: pl.Run) -> list[dict]:
     return list(json.loads(path.read_text())["ranks"].values()) if path.exists() else []
 
 
-def test_status_list_and_driver_log_report_a_hang_and_hung_run_is_restarted_if_on_hang_is_restart(lab: Lab) -> None:
+def test_hang_is_shown_by_paceline_status_and_list_and_the_run_restarts_if_on_hang_is_restart(lab: Lab) -> None:
     run = submitted(lab, NEVER)
     found = hang_of(run)
     environment = {**os.environ, "PACELINE_WORKSPACE": str(lab.workspace_dir)}

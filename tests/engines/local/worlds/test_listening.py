@@ -78,7 +78,7 @@ def open_to_others(pids: list[int]) -> dict[str, set[str]]:
     }
 
 
-def test_listening_returns_all_listening_addresses_and_open_to_others_omits_loopback_addresses() -> None:
+def test_function_open_to_others_omits_loopback_addresses_that_function_listening_returns() -> None:
     with socket.create_server(("", 0)), socket.create_server(("127.0.0.1", 0)):
         assert listening([os.getpid()]).keys() >= {"0.0.0.0", "127.0.0.1"}
         assert open_to_others([os.getpid()]).keys() == {"0.0.0.0"}

@@ -266,7 +266,7 @@ def test_invalid_step_raises_a_user_error_before_submission(ws, source):
 
 
 @pytest.mark.parametrize("name", ["AutoMLStep", "DatabricksStep", "DataTransferStep", "RScriptStep", "ModuleStep"])
-def test_unsupported_steps_name_the_alternative(name):
+def test_unsupported_pipeline_step_raises_an_error_that_names_the_alternative(name):
     with pytest.raises(ScenarioNotSupportedException, match=f"{name} is not supported. .*Step"):
         getattr(steps, name)(name="a")
 
