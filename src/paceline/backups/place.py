@@ -4,7 +4,7 @@
     <path>/backups/<id>.json       a backup; written last, so that only complete backups have this file
     <path>/lock.json               the process that makes or removes a backup now
 
-When a backup is removed, contents that no other backup needs are deleted. The lock prevents this while another process
+When a backup is removed, contents that no other backup needs are deleted. The lock prevents a removal while another process
 makes a backup, which may rely on these contents.
 """
 
@@ -92,7 +92,7 @@ class Backups:
         raise DataError(f"there is no backup {backup_id or ''}".rstrip() + f" in {self.where}. {there}")
 
     def blobs(self) -> Blobs:
-        """Return the store of file contents, which all backups share."""
+        """Return the store of file contents, used by all backups."""
         return Blobs(self.store, self.source, f"{self.path}contents")
 
     def entries(self, backup: Backup) -> list[BackupEntry]:

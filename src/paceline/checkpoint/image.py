@@ -53,11 +53,11 @@ _HANDLES_FORKS = ("grpc", "cygrpc")
 
 
 class SharedMemory:
-    """Anonymous shared memory, freed with its last process.
+    """Anonymous shared memory, freed when its last user process ends.
 
     Attributes:
         fd: The file descriptor of the memory.
-        size: The number of bytes, at least that of the largest image so far.
+        size: The number of bytes, enough for the largest image so far.
     """
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class StateImage:
 
 
 class Camera:
-    """A maker of copies of states in shared memory, which it reuses."""
+    """A maker of in-memory copies of states, which reuses its shared memory."""
 
     def __init__(self) -> None:
         self._memory: SharedMemory | None = None

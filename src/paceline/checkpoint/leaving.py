@@ -4,7 +4,7 @@
     PACELINE_ELASTIC_REQUEST   the supervisor wants to continue with more nodes (docs/decisions/0018-elastic.md)
 
 Between two calls of save() a step is half done, so the state cannot be saved. Therefore the first SIGTERM only sets a flag. A
-second SIGTERM ends the process at once.
+second SIGTERM ends the process immediately.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def asked() -> str | None:
 def leave(why: str, *, followers: int = 0) -> NoReturn:
     """End this process: with exit code EXIT_RESIZE if `why` is "resize", else by SIGTERM.
 
-    `followers` is the number of other ranks that end together with this rank (see `follow`), and may wait for it in a collective.
+    `followers` is the number of other ranks that end together with this rank by `follow`. Wait for them, with a timeout.
     """
     if followers:
         # First tell the other ranks to end: when this rank's connections close, collectives on the other ranks raise errors.
@@ -120,7 +120,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 
 def follow() -> None:
-    """End this process in a thread, once the rank that saves has left.
+    """Start a thread that ends this process once the saving rank ends.
 
     The saving rank may need this rank's collectives for its last step, so this rank must not exit first. The main thread may be
     blocked in a collective.
@@ -220,7 +220,7 @@ def _flush() -> None:
 class TimeLimit:
     """A clock that requests one save shortly before the run's time limit.
 
-    It expects the next call of save() after the longest interval so far, and a save to take as long as the longest so far. For
+    Its estimates are the longest interval between two calls of save() so far, and the duration of the longest save so far. For
     safety it doubles both times.
     """
 

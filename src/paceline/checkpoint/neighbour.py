@@ -1,10 +1,10 @@
 """Keep the newest states in the memory of a process that outlives the attempt, so that the next attempt loses fewer steps.
 
-    a run on one machine        the process that forks workers (`paceline.worker.spare`) keeps the states, for `newest`
+    a run on one machine        the process that forks workers (`paceline.worker.spare`) keeps the states; `newest` reads them
     a run on several machines   each node's process `paceline.node.states` keeps the node's states, and a copy of another node's
                                 states. After the loss of a node, the other nodes write these states as checkpoints
 
-Calls of save() that write no file send an image of the state, as often as that takes at most 1 % of the training's time.
+Calls of save() that write no file send an image of the state, but only so often that it takes at most 1 % of the time.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Neighbour:
 
 
 def _keeper(folder: Path) -> str:
-    """Return the path of the process that keeps states of this folder's checkpoints, or ""."""
+    """Return the socket path, without ".socket", of this folder's state keeper, or ""."""
     if has_shared_spare(os.environ):
         return path_here()
     is_of_run = KEY_VARIABLE in os.environ and str(folder) == os.environ.get(files.DIR_VARIABLE)
@@ -172,7 +172,7 @@ def write_kept(path: str, folder: Path, ranks: Collection[int]) -> list[int]:
 
     Only states of `ranks` are written, and only if they are newer than every complete checkpoint in the folder.
 
-    path: The path of the process that keeps the states in its memory.
+    path: The socket path, without ".socket", of the process that keeps the states in its memory.
 
     Raises:
         OSError: A file can't be written.

@@ -74,8 +74,8 @@ def save(
             numpy arrays, numbers, strings, and lists, tuples, sets and dicts of these. Or one such value, or a function without
             arguments that returns one and is called only when a checkpoint is written. `save` reads the state only before it
             returns.
-        step: The number of finished steps or epochs, an integer. The newest checkpoint has the largest. An existing
-            checkpoint of this step is replaced, or kept with `parts`.
+        step: The number of finished steps or epochs, an integer. The newest checkpoint has the largest. A save
+            replaces an existing checkpoint of the same step, except with `parts`.
         every: Save only if this divides `step`, and in the cases above. None saves in each call.
         keep: How many of the newest checkpoints to keep. Older ones are removed once a newer one is complete.
         asynchronous: Write while training continues: from a copy of the state or, if it is large, from a forked process in
@@ -273,8 +273,8 @@ def _token() -> str:
 def _agreed(asked: str | None, rank: int) -> str | None:
     """Return the reason to end on which all ranks have agreed, or None.
 
-    Rank 0 announces the reason for its next call of save(), because another rank may be one call ahead. Without a key-value
-    store each rank decides alone. Some ranks may then save one step more, but such an incomplete checkpoint does not count.
+    Rank 0 announces the reason and the number of its next call of save(), at which all ranks end: another rank may be one call
+    ahead. Without a key-value store each rank decides alone. An extra step that only some ranks save then does not count.
     """
     global _announced, _heeded
     store = leaving.default_store()
@@ -357,7 +357,7 @@ class Checkpoint:
         dict are overwritten in place, and other values replaced.
 
         Raises:
-            UserError: The checkpoint lacks one of the names, or a value cannot be restored.
+            UserError: The checkpoint lacks a key of the dict `objects`, or a value cannot be restored.
         """
         state = self.state
         if callable(getattr(objects, "load_state_dict", None)):

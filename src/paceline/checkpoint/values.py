@@ -255,7 +255,7 @@ class DenseArray:
 
     @cached_property
     def address(self) -> int:
-        """The bytes' address in CPU memory, to which GPU tensors are copied."""
+        """The bytes' address in CPU memory. Reading this copies GPU tensors."""
         if hasattr(self, "tensor"):
             self._on_cpu = self.tensor.cpu()
             return self._on_cpu.data_ptr()

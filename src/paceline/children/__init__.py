@@ -1,1 +1,1 @@
-"""Code that controllers of sweeps and pipelines share: engine, child records, retried requests."""
+"""Common code of the controllers of sweeps and pipelines: engine, child records, retried requests."""

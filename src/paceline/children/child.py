@@ -1,4 +1,4 @@
-"""Read a child run for its controller: its record, log and whether it began."""
+"""Read a child run for its controller: its record, its log, and whether an attempt has begun."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def never_began(record: RunRecord) -> bool:
 
 
 def is_cut_off(folder: RunFolder) -> bool:
-    """Return whether a failed child's submission was interrupted and not canceled."""
+    """Return whether a child failed because its submission was interrupted, not canceled."""
     with contextlib.suppress(PacelineError):
         return not folder.cancel_request.exists() and never_began(store.stored(folder))
     return False

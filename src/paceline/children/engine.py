@@ -174,7 +174,7 @@ class ParentController(abc.ABC, Generic[State]):
 
     @staticmethod
     def reopens(folder: RunFolder) -> bool:
-        """Return whether an ended run must continue, such as with more trials."""
+        """Return whether an ended run must continue, for example because trials were added."""
         return False
 
 

@@ -34,7 +34,7 @@ class Canceling:
     def ask(self, child: RunFolder, reason: str, tag: str = STOPPED) -> bool:
         """Cancel a child. Return False if this was requested before.
 
-        The child's tag named `tag` gets the reason.
+        Store the reason as the child's tag `tag`.
         """
         if child.run_id in self._requested:
             return False
@@ -97,7 +97,7 @@ class Refusals:
         """Extend the backoff after the engine refused a child. Return the backoff in seconds.
 
         `what` is the kind of the child, such as "trial". `others_run` tells whether other children are live: their end may
-        free resources, so the time limit starts again. `advice` is the last sentence of the error.
+        free resources, so the hour starts again. `advice` is the last sentence of the error.
 
         Raises:
             EngineError: The engine has accepted nothing for an hour.

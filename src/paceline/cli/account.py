@@ -1,4 +1,4 @@
-"""account add, list, remove, log: service accounts of the web page, and the log of its members' changes."""
+"""account add, list, remove, log: service accounts of the web page, and a log of the changes that members make on the page."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def columns(lines: Sequence[Sequence[str]], left: Container[str] = ()) -> list[s
 
 
 def print_fields(fields: Iterable[tuple[str, str | Sequence[str]]], *, width: int = 13, **colours: int | None) -> None:
-    """Print a line for each name with its text. Names without a text are skipped.
+    """Print "name: text" for each field. Fields with an empty text are skipped.
 
     A sequence prints several lines. `colours` maps a name to the colour of the first word of its text.
     """

@@ -1,6 +1,6 @@
 """The words with which a shell completes an unfinished word, and the shell's completion script.
 
-The user waits at a key, so this module reads little but names of files, loads no library, and never raises.
+The user waits after pressing Tab, so this module reads little but names of files, loads no library, and never raises.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""export, tensorboard, relay, import: runs for other trackers, and out of them."""
+"""export, tensorboard, relay, import: copy runs to other trackers, and from other trackers."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def option_message(option: str, text: str, argv: Sequence[str]) -> str:
 
 
 def _shape(words: Sequence[str]) -> str | None:
-    """Return "-j 2x4" for torchrun's `--nnodes=2 --nproc_per_node=4`, or None without these."""
+    """Return "-j 2x4" for torchrun's `--nnodes=2 --nproc_per_node=4`, or None without these options."""
     given = {}
     for number, word in enumerate(words):
         name, _, value = word.partition("=")
@@ -175,7 +175,7 @@ def _shape(words: Sequence[str]) -> str | None:
 
 
 def verb_hint(verb: str, known: Iterable[str], *, in_group: bool) -> str:
-    """Return a hint for an unknown verb: its counterpart here, or verbs with similar names.
+    """Return a hint for an unknown verb: Paceline's counterpart, or verbs with similar names.
 
     `in_group` is True for a verb below `compute` or the like.
     """
@@ -215,7 +215,7 @@ _STEPS = {
 def in_options(text: str, words: Sequence[str], options: Mapping[str, str]) -> str:
     """Return the message with options in place of Python parameters: "--gpu" for "use_gpu=True".
 
-    `words` is the command line: a message about a job file keeps the parameters' names. `options` maps the verb's parameters to
+    `words` is the command line. If it has a job file, return the message unchanged. `options` maps the verb's parameters to
     their options: {"gpu": "--gpu", "rank": "--rank"}.
     """
     if _names_job_file(words):

@@ -158,7 +158,7 @@ class _Argument(click.Argument):
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
     """A duration such as 90s or 1h30m, whose value is a number of seconds.
 
-    `unit` (w, d, h, m or s) is the unit of a number without one. Durations shorter than `least` seconds are refused.
+    `unit` (w, d, h, m or s) is the default unit, as for "90". Durations shorter than `least` seconds are refused.
     """
 
     name = "duration"

@@ -72,7 +72,7 @@ class _Load(TypedDict):
 class LoadSample(_Load, total=False):
     """The latest use of processors, memory and GPUs by a run.
 
-    `pace` is how ranks spend time. `every_s` (seconds between samples) and `attempt` are missing before the first sample.
+    `pace` has each rank's training times. `every_s` (seconds between samples) and `attempt` are missing before the first sample.
     """
 
     every_s: float
@@ -87,7 +87,7 @@ class RunLoad(LoadSample):
 
 
 class ShownRun(_Run):
-    """The JSON of `show`: all facts about a run."""
+    """The JSON of `show`: a run with all details."""
 
     failure: dict[str, object] | None
     properties: dict[str, str]
@@ -320,7 +320,7 @@ class ProfileJson(WorkersReport):
 class SweepDetails(RunSummary, total=False):
     """The JSON of `sweep show` and `sweep run`, with the best trial first.
 
-    `runs` is present only for sweeps that pause trials.
+    `runs`, a row for each run of each trial, is present only for sweeps that pause trials.
     """
 
     sweep: dict[str, object]
@@ -366,7 +366,7 @@ class ModelRow(TypedDict):
 
 
 class ModelDetails(ModelRow):
-    """The JSON of `model show`: all facts about a version of a model."""
+    """The JSON of `model show`: a model's version with all details."""
 
     top: str
     is_folder: bool
@@ -492,7 +492,7 @@ class TargetCounts(_TargetStatus):
 
 
 class JobRow(TypedDict):
-    """A run's cores and GPUs on a node. `starts_in_s` is its likely wait."""
+    """A run's cores and GPUs on a node. `starts_in_s` estimates the run's wait."""
 
     run_id: str
     user: str
@@ -657,7 +657,7 @@ MemberChange = TypedDict(
 
 
 class AddedAccount(AccountRow):
-    """A new service account with its token, which is stored nowhere: `account add`."""
+    """The JSON of `account add`: a service account with its token, which isn't stored."""
 
     token: str
 
@@ -677,7 +677,7 @@ class TemplateDetails(TemplateRow):
 
 
 class MissedTimes(TypedDict):
-    """Missed times of a schedule, which started no runs of their own."""
+    """A schedule's missed times, for which Paceline started no separate runs."""
 
     count: int
     first_utc: str

@@ -24,7 +24,7 @@ _NARROW = 58
 
 
 class _Command(click.Command):
-    """A verb or group of verbs, whose name appears in errors about options."""
+    """A verb or verb group. Errors about its options contain its name."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:

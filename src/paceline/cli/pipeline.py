@@ -172,7 +172,7 @@ def _pair(word: str) -> tuple[str, str]:
 class PipelineFile:
     """The content of a pipeline file.
 
-    `values` maps the names of all steps' secrets from dotenv files to the secrets. `leave_out` lists files that contain
+    `values` has the secrets of all steps that come from dotenv files: name -> secret. `leave_out` lists files that contain
     secrets, which snapshots leave out.
     """
 

@@ -55,7 +55,7 @@ def _begin(given: Given, *, follow: bool) -> int:
 
 
 def load_supervisor(description: dict[str, Any]) -> str | None:
-    """Start the supervisor process of a coming run, and return the run's id.
+    """Start the supervisor process of a future run, and return the run's id.
 
     Return None without starting anything for a remote run, or if the workspace does not exist yet.
     """

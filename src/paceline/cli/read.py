@@ -214,7 +214,7 @@ def list_runs(
 
 
 def _find(runs_dir: Path, where: str | None, sort: str | None, *, trials: bool) -> dict[str, RunFacts]:
-    """Return run id -> `RunFacts` of the runs that match `where`, sorted by `sort`."""
+    """Return the runs that match `where`, sorted by `sort`, as id -> `RunFacts`."""
     for text, check in ((where or "", parse), ((sort or "").removeprefix("-"), field_of)):
         try:
             check(text) if text else None
@@ -231,7 +231,7 @@ def _listed(option: str, names: str | None) -> list[RunField]:
 
 
 def _summary(folder: RunFolder, record: RunRecord, facts: RunFacts | None) -> dict[str, object]:
-    """Return the run's summary with `facts`, which are null for an unreadable run."""
+    """Return the run's summary with values of `facts`, or null without `facts`."""
     found = summary(folder, record)
     facts_json: dict[str, object] = dict.fromkeys(("script", "params", "main_metric", "metric_summaries", "resources"))
     if facts is not None:
@@ -252,7 +252,7 @@ def _summary(folder: RunFolder, record: RunRecord, facts: RunFacts | None) -> di
 
 
 def _differing(runs: Sequence[RunFacts]) -> list[str]:
-    """Return at most `_PARAMS` names of differing parameters, the most frequent parameters first."""
+    """Return up to `_PARAMS` names of differing parameters, parameters of most runs first."""
     counts = Counter(name for facts in runs for name in facts.params)
     differ = [name for name, _ in counts.most_common() if len({facts.params.get(name) for facts in runs}) > 1]
     return differ[:_PARAMS]

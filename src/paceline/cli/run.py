@@ -222,7 +222,7 @@ def _follow_with_interrupts(folder: RunFolder, view: RunView) -> tuple[RunRecord
 class _Interrupts:
     """A handler of Ctrl-C that raises KeyboardInterrupt once after each `let_one_through`.
 
-    It ignores every other Ctrl-C, so that a second one can't interrupt the reaction to the first.
+    It ignores every other Ctrl-C, so that a second Ctrl-C can't interrupt the code that handles the first one.
     """
 
     def __init__(self) -> None:

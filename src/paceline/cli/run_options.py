@@ -401,7 +401,7 @@ def _for_file(file: str, source: Path | None, words: list[str]) -> dict[str, Any
 
 
 def values_and_arguments(file: str, words: list[str]) -> tuple[dict[str, str], list[str]]:
-    """Split the words behind a job file into values of its parameters and script arguments."""
+    """Split the words after a job file into values of its parameters and script arguments."""
     # The parser drops the `--`, so only the command line tells which words came after it.
     behind = len(sys.argv) - sys.argv.index("--") - 1 if "--" in sys.argv else 0
     count = max(0, len(words) - behind)
@@ -448,7 +448,7 @@ def _file_name(name: str) -> str:
 
 
 def _command(first: Path, further: int) -> list[str] | None:
-    """Return the words behind `--` if no script precedes them, else None.
+    """Return the words after `--` if no script precedes them, else None.
 
     `first` is the word that the parser took for the script, and `further` the number of words after it.
     """

@@ -180,7 +180,7 @@ def tls(given: Given) -> tuple[str, str] | None:
 
 
 def environment_of(given: Given, source_directory: Path) -> EnvironmentSpec:
-    """Return the environment that package options describe. Relative paths start from `source_directory`."""
+    """Return the environment that options such as `--pip` describe. Relative paths start from `source_directory`."""
     return described(
         definition=None,
         source_directory=source_directory,

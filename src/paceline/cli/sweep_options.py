@@ -1,4 +1,4 @@
-"""Options of `sweep run`, and the sweep that they and a file's section describe."""
+"""Options of `sweep run`, and the conversion of options and a file's section to a sweep."""
 
 from __future__ import annotations
 

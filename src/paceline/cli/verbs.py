@@ -1,6 +1,6 @@
 """The verbs of the command line, with their modules and help.
 
-A verb's module is imported only when the verb is called, so the table repeats the first sentence of its help, as a test checks.
+A verb's module is imported only when the verb is called, so this table repeats each help's first sentence. A test compares them.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ _GRACE_S = 3.0
 
 
 class _Caller(threading.local):
-    """A context manager for threads that wait for each operation right after its submission."""
+    """A context manager that marks the thread as waiting for operations right after submission."""
 
     waits_at_once = False
 

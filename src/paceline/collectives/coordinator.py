@@ -1,6 +1,6 @@
 """The negotiation of one process set: which operations all its ranks have requested. It knows no transport.
 
-Every rank sends its requests to the first rank of the set at once. The first rank sends back one list of the operations that
+Every rank sends its requests to the first rank of the set immediately. The first rank sends back one list of the operations that
 every rank has requested, and all ranks perform them in that order. When all ranks have requested a name for the second time,
 the name gets a number, its slot. From then on a rank that repeats exactly the same request sends and receives only that number.
 
@@ -145,7 +145,7 @@ class Coordinator:
 
     @property
     def is_left_by_all(self) -> bool:
-        """Whether all other ranks have left, and send no more messages."""
+        """Whether all other ranks have shut down and send nothing more."""
         # Bit 0 is the first rank, which runs this code and asks only about the others.
         return self._left | 1 == self._all
 
@@ -224,7 +224,7 @@ class Coordinator:
         self._check(key, requests)
 
     def _to_open(self, key: Key, requests: dict[int, Request]) -> None:
-        """Add full requests to `requests` for ranks that have sent a slot number."""
+        """Expand slot numbers that ranks have sent to full requests, in `requests`."""
         slot = self._slot_of.get(key, -1)
         if slot >= 0 and self._requested[slot]:
             mask, self._requested[slot] = self._requested[slot], 0

@@ -201,7 +201,7 @@ class Engine:
         return self._submit(ALLTOALL, name, [array], process_set, splits=splits)
 
     def barrier(self, process_set: int = 0) -> Handle:
-        """Start a barrier. Between two joins, every rank must call it equally often."""
+        """Start a barrier. Between two calls of `join`, every rank must start equally many barriers."""
         number = next(self._barriers.setdefault(process_set, itertools.count()))
         name = f"barrier.{self.counted(process_set, number)}"
         return self._submit(BARRIER, name, [], process_set, finish=lambda _: None)

@@ -17,7 +17,7 @@ class MismatchError(CollectivesError):
 
 
 class ShutDownError(CollectivesError):
-    """A rank died or left while others needed it. All further operations fail."""
+    """A rank died or shut down while other ranks needed it. All further operations fail."""
 
 
 class LostRankError(ShutDownError):

@@ -41,7 +41,7 @@ class _Piece(NamedTuple):
     """The range of an array that is in the fusion buffer.
 
     `is_scaled`: the values in the buffer are already multiplied by the result's factor. `is_there`: the output array is the
-    input array, so it has these values too.
+    input array, so it already has the values that are in the buffer.
     """
 
     part: Part
@@ -53,7 +53,7 @@ class _Piece(NamedTuple):
 
 
 class Fusion:
-    """Reductions of several arrays at once, in buffers of `limit_bytes`."""
+    """Joint reductions of several arrays, in buffers of `limit_bytes`."""
 
     def __init__(self, transport: Transport, limit_bytes: int) -> None:
         self._transport = transport
@@ -126,7 +126,7 @@ class Fusion:
             self._flush(buffer[:filled], pieces, op, dtype)
 
     def _factor(self, part: Part, op: str, kind: DType) -> tuple[float, bool]:
-        """Return the inputs' scale factor, and whether it includes the outputs' factor."""
+        """Return the scale factor for inputs, and whether it includes the factor for outputs."""
         after = part.postscale / part.divisor
         # If the outputs' factor is a power of two, scale the inputs by it: this saves a pass over the memory, and changes no
         # result (except denormal numbers). frexp returns the fraction 0.5 only for powers of two.

@@ -278,7 +278,7 @@ class GlooTransport:
                 link.send(data)
 
     def _hear(self, end_s: float) -> None:
-        """Wait until each rank has left or disconnected, at most until `end_s`."""
+        """Wait until `end_s`, or until each rank has shut down or disconnected."""
         waiting = dict(self._links)
         while True:
             for rank, link in list(waiting.items()):

@@ -45,7 +45,7 @@ class PeerLink:
         return self._socket.fileno()
 
     def send(self, data: bytes) -> None:
-        """Queue a message, and send as much as the kernel accepts at once."""
+        """Queue a message, and send as much as the kernel accepts without blocking."""
         with self._sending:
             self._out += frame(data)
             self._flush()

@@ -141,7 +141,7 @@ class PeerWatch:
 class StallWatch:
     """A watch for stalled operations, on the first rank of a process set.
 
-    `ranks` has the set's world ranks. A time of 0 s disables the warning or the shutdown.
+    `ranks` has the set's world ranks. `warning_s=0` disables the warning, and `shutdown_s=0` the shutdown.
     """
 
     def __init__(self, number: int, ranks: Sequence[int], warning_s: float, shutdown_s: float) -> None:

@@ -39,7 +39,7 @@ _ENDED = (
 class Negotiation:
     """The requests, agreements and operations of one process set.
 
-    `pending` has this rank's submitted tasks. `fail` makes all of them fail once a rank has left, and `has_failed` tells
+    `pending` has this rank's submitted tasks. `fail` makes all of them fail once a rank has shut down, and `has_failed` tells
     whether that has happened.
     """
 

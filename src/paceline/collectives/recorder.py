@@ -1,6 +1,6 @@
-"""Records of this process's running collectives, and answers from torch's flight recorder for Gloo and NCCL.
+"""Records of this process's running collectives, and JSON of torch's flight recorder for Gloo and NCCL on request.
 
-A thread reads the named pipe <folder>/ask_<rank>. Each line names the file to which it writes the flight recorder's JSON. The
+A thread reads the named pipe <folder>/ask_<rank>. Each line is a request: the file to which to write the recorder's JSON. The
 thread starts with the first `init_process_group`. It can run while a collective waits, because torch then releases the
 interpreter lock.
 """
@@ -27,7 +27,7 @@ _is_made = False
 
 
 def answer_recorder_requests(path: str) -> None:
-    """Answer requests from this named pipe, once a process group exists."""
+    """Serve requests for the flight recorder's JSON from pipe `path`, once a process group exists."""
     from paceline.system.lazy_import import when_loaded
 
     when_loaded(_MODULE, lambda module: _follow(module, path))
@@ -128,7 +128,7 @@ def board(environ: Mapping[str, str] = os.environ) -> RankBoard | None:
 
 
 def begin(text: str, number: int = 0) -> int:
-    """Record the start of a collective. Return the argument of `end`. number: As in `BoardEntry`."""
+    """Record a collective's start and position `number`, 0 without order. Return the argument of `end`."""
     present = _board if _is_made else board()
     return -1 if present is None else present.begin(text, number)
 

@@ -239,7 +239,7 @@ def _store(
 class SignedStore:
     """A part of the key-value store that signs its JSON values.
 
-    A tag over key and value reveals values that another process has written or copied from another key. Without a secret
+    A tag over key and value detects values that another process has written or copied from another key. Without a secret
     (torchrun gives none) values are plain JSON: a forged value can be wrong, but runs no code.
 
     `store` is torch's store, and `prefix` precedes all names. `where` names the store in error messages. A `key` of None signs

@@ -34,8 +34,8 @@ class Request(NamedTuple):
     """One operation that a rank requests.
 
     `shapes` and `dtypes` have one entry per array. Only a `grouped` request has several arrays. `root` is the rank in the
-    process set. `splits` has the number of rows for each rank (alltoall), or the ranks of a process set to add or remove, as
-    `op` says.
+    process set. For an alltoall, `splits` has the number of rows for each rank. In a request to add or remove a process set
+    (see `op`), it has the set's ranks.
     """
 
     kind: str
@@ -76,7 +76,7 @@ class Agreement(NamedTuple):
     Attributes:
         request: The first rank's request.
         slot: The number that stands for a repetition of the request, or -1.
-        rows: For allgather, each array's first dimension on each rank; for alltoall, the rows that each rank sends to each.
+        rows: For allgather, each array's first dimension on each rank; for alltoall, how many rows each rank sends to each rank.
         joined: For a join, the rank that called it last.
     """
 
@@ -88,7 +88,7 @@ class Agreement(NamedTuple):
 
 
 def agree(requests: Mapping[int, Request], joined: bool = False) -> Agreement:
-    """Return the ranks' agreement, with an error if requests differ or exclude a `joined` rank."""
+    """Return the agreement, with an error if requests differ or a `joined` rank can't take part."""
     # Compare all requests with that of the lowest rank, so that the message does not depend on the order of arrival.
     first_rank = min(requests)
     first = requests[first_rank]

@@ -105,7 +105,7 @@ def _follow_replicas(module: ModuleType) -> None:
 
 
 def _ask_replicas(clock: StepClock) -> None:
-    """Add the time that DistributedDataParallel models waited for other ranks."""
+    """Add to `clock` how long DistributedDataParallel models waited for other ranks."""
     import time
 
     from paceline import torch_private

@@ -134,7 +134,7 @@ class Alone:
 
 
 class SharedSegments:
-    """Two segments of shared memory per rank, used in turn.
+    """Two segments of shared memory per rank, used alternately.
 
         rank 0   fill A0 | meet | read A0 A1, fill B0 | meet | read B0 B1, fill A0 | meet
         rank 1   fill A1 | meet | read A0 A1, fill B1 | meet | read B0 B1, fill A1 | meet

@@ -18,8 +18,8 @@ class AliasFinder:
     Args:
         name: The aliased package, such as "horovod".
         own: Paceline's package with its modules, such as "paceline.compat.horovod".
-        absent: Module that Paceline lacks, such as "spark" for `horovod.spark` -> why, and what to use instead. It covers
-            the submodules too.
+        absent: Module that Paceline lacks, such as "spark" for `horovod.spark` -> why, and what to use instead. The
+            submodules of such a module are absent too.
         hidden: Modules directly below `own` that `name` must not have, such as "aliases".
         renamed: Module of `name` -> its name in `own`.
         beside: Function that returns the spec of a module that another distribution adds to the package `name`, or None.
@@ -60,7 +60,7 @@ class AliasFinder:
         return ModuleSpec(fullname, loader, origin=own.origin, is_package=bool(own.submodule_search_locations))
 
     def absent(self, rest: str) -> str | None:
-        """Return why Paceline lacks a submodule, with its replacement, or None if it exists."""
+        """Return why Paceline lacks a submodule, with its replacement; None for other submodules."""
         return next((why for name, why in self._absent.items() if f"{rest}.".startswith(f"{name}.")), None)
 
     def install(self) -> None:

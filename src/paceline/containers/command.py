@@ -49,7 +49,7 @@ class Mount:
 
 @dataclass(frozen=True, kw_only=True)
 class HostFiles:
-    """Facts about the host of a container, which that machine collects itself.
+    """A container's paths and options that depend on the host, collected on the host.
 
     Attributes:
         inside: The path of `inside.py`.
@@ -65,7 +65,7 @@ class HostFiles:
 
     @classmethod
     def here(cls, engine: ContainerEngine, library_dir: Path) -> HostFiles:
-        """Collect the facts about this machine."""
+        """Return the HostFiles of this machine."""
         library = tuple(str(path) for path in _library(library_dir))
         return cls(inside=INSIDE, library=library, user=tuple(_user(engine)), names=_who())
 
@@ -258,7 +258,7 @@ def _mount_word(mount: Mount) -> str:
 def _variables(command: Command, launch: Launch, shell: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
     """Return the container's variables, with a prefix that `inside.py` removes.
 
-    Paceline's variables have no prefix, because they mark the run's processes, also for programs outside of the container.
+    Paceline's variables have no prefix: programs outside of the container recognize the run's processes by these variables.
     """
     users = launch.job.environment_variables
     values: dict[str, str] = {}

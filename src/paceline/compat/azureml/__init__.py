@@ -1,7 +1,7 @@
 """The Azure Machine Learning SDK v1 (`azureml`) on Paceline.
 
-Drivers (programs that submit runs) and training scripts find the SDK's names and exceptions here. In a worker, `import
-azureml.core` finds this package without further setup. In a driver it finds the package after `import paceline.azureml`, or
+This package has the SDK's names and exceptions, for drivers (programs that submit runs) and for training scripts. In a worker,
+`import azureml.core` finds it without further setup. In a driver, only after `import paceline.azureml`, or
 under `python -m paceline.azureml driver.py`. docs/from-azureml.md lists every name.
 https://learn.microsoft.com/python/api/overview/azure/ml
 """

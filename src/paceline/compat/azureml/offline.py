@@ -1,4 +1,4 @@
-"""The object that `Run.get_context` returns outside a run, and the methods of all runs."""
+"""The object that `Run.get_context` returns outside a run, and its SDK methods that class `Run` has too."""
 
 from __future__ import annotations
 

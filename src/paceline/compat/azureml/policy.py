@@ -1,6 +1,6 @@
-"""The policy for Azure features that other machines lack (docs/from-azureml.md).
+"""The policy for Azure features that exist only in Azure (docs/from-azureml.md).
 
-Paceline uses a replacement if the job's result stays of the same kind. A note reports each replacement. The submission shows
+Paceline replaces a feature if the job still produces the same kind of result. Each replacement adds a note. The submission shows
 the note once, and the run's `warnings` have it. With PACELINE_AZUREML=strict each note is an error.
 """
 

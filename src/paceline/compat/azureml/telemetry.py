@@ -18,7 +18,7 @@ def set_diagnostics_collection(send_diagnostics: bool = True, *arguments: object
 
 
 def get_diagnostics_collection_info(*arguments: object, **named: object) -> tuple[bool, str]:
-    """Return False: nothing is collected."""
+    """Return (False, ""): nothing is collected."""
     return False, ""
 
 

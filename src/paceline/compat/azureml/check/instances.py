@@ -52,7 +52,7 @@ _OF_AUTOML = (
 
 
 def missing(classes: tuple[type, ...], name: str) -> str | None:
-    """Return why all `classes` lack or refuse the attribute, None if one has it."""
+    """Return why all `classes` lack or refuse attribute `name`, None if a class has it."""
     whys = [_missing(one, name) for one in classes]
     # Prefer the message of a method that always raises: it names the alternative.
     return min(whys, key=lambda why: " has no " in str(why)) if all(whys) else None

@@ -27,7 +27,7 @@ def by_module() -> dict[str, list[str]]:
 def table() -> str:
     """Return the table of supported SDK names as Markdown.
 
-    Modules that are only aliases come last, with one row for all aliases of a module.
+    Modules that only repeat the names of another module come last: one row for each such other module.
     """
     rows = [f"| {_code(module)} | {_code(*names)} |" for module, names in by_module().items()]
     for own in sorted(set(aliases.RENAMED.values())):

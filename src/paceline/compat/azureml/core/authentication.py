@@ -82,7 +82,7 @@ class AzureMLTokenAuthentication(AbstractAuthentication):
 
 
 class Audience(enum.Enum):
-    """The services for which the function of a TokenAuthentication returns tokens."""
+    """The services for which a TokenAuthentication may request tokens."""
 
     ARM = arm = "ARM"
     AZUREML = aml = "AZUREML"

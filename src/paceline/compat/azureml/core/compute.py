@@ -160,7 +160,7 @@ class ComputeTarget:
     def wait_for_completion(
         self, show_output: bool = False, is_delete_operation: bool = False, **others: object
     ) -> None:
-        """Return at once: there is nothing to provision."""
+        """Return immediately: there is nothing to provision."""
         if show_output:
             print(
                 "Succeeded\nAmlCompute wait for completion finished\n\nMinimum number of nodes requested have been provisioned"
@@ -182,7 +182,7 @@ class ComputeTarget:
         max_nodes: int | None = None,
         idle_seconds_before_scaledown: int | None = None,
     ) -> None:
-        """Record other node counts, without a change of this machine."""
+        """Record new node counts, which do not change this machine."""
         counts = {
             "min_nodes": min_nodes,
             "max_nodes": max_nodes,
@@ -320,7 +320,7 @@ class AmlCompute(ComputeTarget):
         is_delete_operation: bool = False,
         **others: object,
     ) -> None:
-        """Return at once: there is nothing to provision."""
+        """Return immediately: there is nothing to provision."""
         super().wait_for_completion(show_output)
 
 

@@ -209,7 +209,7 @@ def _without(lines: list[str], package: str) -> list[str]:
 
 
 def package_name(line: str) -> str:
-    """Return a package's normalized name, or the line itself if it is not a name."""
+    """Return the normalized name of the package in `line`, or `line` without a name."""
     match = _NAME.match(line.strip())
     return re.sub(r"[-_.]+", "-", match[1]).lower() if match else line
 

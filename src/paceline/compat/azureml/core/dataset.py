@@ -173,7 +173,7 @@ class Dataset:
     """
 
     class Scenario:
-        """The purposes for which a model used a dataset."""
+        """The purposes of a model's dataset, such as training."""
 
         TRAINING = "training"
         VALIDATION = "validation"

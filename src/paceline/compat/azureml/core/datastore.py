@@ -128,7 +128,7 @@ class Datastore(paceline.Datastore):
         """Register a container of Azure's blob storage (`abfs://`), and return the store.
 
         Paceline stores a key with its credentials and never reveals it. If the user has added a store under this name, such
-        as a folder with the container's files, Paceline uses that.
+        as a folder with the container's files, return the user's store instead.
 
         Raises:
             UserErrorException: A value is wrong, or the store exists and overwrite=False.
@@ -156,7 +156,7 @@ class Datastore(paceline.Datastore):
         *others: object,
         **named: object,
     ) -> Datastore:
-        """Return the store that the user has added under this name for the share.
+        """Return the user's store of this name, which replaces the file share.
 
         Raises:
             UserErrorException: The user has added no store of this name.
@@ -167,7 +167,7 @@ class Datastore(paceline.Datastore):
     def register_azure_data_lake(
         workspace: Workspace, datastore_name: str, *others: object, **named: object
     ) -> Datastore:
-        """Return the store that the user has added for a retired Data Lake."""
+        """Return the user's store of this name, which replaces a Data Lake."""
         return _added(workspace, datastore_name, "a Data Lake of the first generation")
 
     @staticmethod
@@ -200,7 +200,7 @@ class Datastore(paceline.Datastore):
     ) -> Datastore:
         """Register a file system of Azure's data lake (`abfs://`), and return the store.
 
-        If the user has added a store under this name, Paceline uses that.
+        If the user has added a store under this name, return the user's store instead.
         """
         if (added := _elsewhere(workspace, datastore_name)) is not None:
             return added

@@ -208,7 +208,7 @@ class Model(paceline.Model):
     ) -> object:
         """Serve models under a name.
 
-        The call returns at once. `wait_for_deployment` blocks until the service answers.
+        The call does not wait for the service. `wait_for_deployment` blocks until the service answers.
 
         Raises:
             WebserviceException: The name is taken or not valid, or the script does not exist.

@@ -1,4 +1,4 @@
-"""Models and a script as a container build folder (`Model.package`).
+"""A folder from which to build a container image with models and a script (`Model.package`).
 
 https://learn.microsoft.com/python/api/azureml-core/azureml.core.model.modelpackage
 """
@@ -38,7 +38,7 @@ class ModelPackage:
         self._folder, self.location = folder, str(folder)
 
     def wait_for_creation(self, show_output: bool = False) -> None:
-        """Return at once: the folder is complete."""
+        """Return immediately: the folder is complete."""
         if show_output:
             print(f"Succeeded\nPackage creation Succeeded: {self._folder}")
 

@@ -203,7 +203,7 @@ class Run(SdkSpellings, runs.Run):
         timeout_seconds: float | None = None,
         **others: object,
     ) -> None:
-        """Copy files whose names begin with `prefix`. append_prefix=False removes it from the names."""
+        """Copy files whose names begin with `prefix`. append_prefix=False removes the prefix from the copies' names."""
         names = [name for name in self.get_file_names() if name.startswith(prefix or "")]
         for number, name in enumerate(names):
             inside = name if append_prefix or not prefix else name[len(prefix) :].lstrip("/")
@@ -355,7 +355,7 @@ class Run(SdkSpellings, runs.Run):
         return TYPES.get(self.kind, self.kind)
 
     def get_detailed_status(self) -> dict[str, str]:
-        """Return the status, and as details the reason why the run waits or failed."""
+        """Return a dict: "status", and "details" with the reason why the run waits or failed."""
         record = self.record()
         why = record.waiting_for or (record.failure.message if record.failure else "")
         return {"status": record.status, "details": why}

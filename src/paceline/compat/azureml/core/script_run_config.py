@@ -33,7 +33,7 @@ class ScriptRunConfig:
     Args:
         source_directory: Folder that is copied; the script runs in the copy.
         script, arguments: The script and its arguments. Give either these or `command`, which a shell runs.
-        run_config: Base configuration. It overrides all other arguments except script, arguments and command.
+        run_config: Settings that replace all other arguments except source_directory, script, arguments and command.
         compute_target: A target or its name.
         max_run_duration_seconds: Default 30 days.
 

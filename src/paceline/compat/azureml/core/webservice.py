@@ -86,7 +86,7 @@ class Webservice:
         deployment_target: object = None,
         overwrite: bool = False,
     ) -> Webservice:
-        """Return a new service of models and a ContainerImage's configuration (SDK of 2018)."""
+        """Deploy models with a ContainerImage's configuration (SDK of 2018). Return the service."""
         return deploy(workspace, name, models, image_config.inference_config(), deployment_config, overwrite=overwrite)
 
     @staticmethod
@@ -98,7 +98,7 @@ class Webservice:
         deployment_target: object = None,
         overwrite: bool = False,
     ) -> Webservice:
-        """Return a new service of an image's models (SDK of 2018)."""
+        """Deploy an image's models (SDK of 2018). Return the service."""
         config = image.image_config.inference_config()
         return deploy(workspace, name, image.models, config, deployment_config, overwrite=overwrite)
 
@@ -375,7 +375,7 @@ def deploy(
     *,
     overwrite: bool,
 ) -> Webservice:
-    """Return a new service of models, with a script and a configuration."""
+    """Deploy models with a script and configuration. Return the service."""
     from paceline import Service
 
     notes = SubmissionNotes()

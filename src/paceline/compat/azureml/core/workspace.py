@@ -42,7 +42,7 @@ _LOCAL = "local"
 class Workspace(paceline.Workspace):
     """A workspace created on this machine, or named by a local `config.json`.
 
-    All workspaces of a project share one folder: the workspace configured for Paceline (`PACELINE_WORKSPACE`,
+    Workspaces of different names use the same folder: the workspace configured for Paceline (`PACELINE_WORKSPACE`,
     paceline.toml, else `.paceline` beside config.json).
 
     Raises:
@@ -333,7 +333,7 @@ class Workspace(paceline.Workspace):
         return f"paceline://{quote(str(self.path.absolute()))}"
 
     def delete(self, delete_dependent_resources: bool = False, no_wait: bool = False) -> None:
-        """Remove the workspace's names, and with delete_dependent_resources=True its folder."""
+        """Unregister the workspace's name. delete_dependent_resources=True also removes its folder."""
         if records.RULE.fullmatch(self.name):
             records.documents(self, "workspaces").remove(self.name)
         if delete_dependent_resources:
@@ -363,7 +363,7 @@ def names_near(folder: Path) -> tuple[str, str, str] | None:
 
 
 def _folder_for(start: Path) -> Path:
-    """Return the workspace's folder, as the command line finds it."""
+    """Return the workspace folder that a command in `start` uses."""
     return configured(None if os.environ.get(WORKSPACE_VARIABLE) else start)
 
 

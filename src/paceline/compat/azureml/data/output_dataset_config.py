@@ -34,7 +34,7 @@ class Registration(TypedDict):
 
 
 class Origin:
-    """An object that all copies of a step's output share. `producer` is the step."""
+    """The common origin of all copies of a step's output. `producer` is the step."""
 
     def __init__(self) -> None:
         self.producer: Any = None

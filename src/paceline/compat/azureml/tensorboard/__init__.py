@@ -99,7 +99,7 @@ class Tensorboard:
 def export_to_tensorboard(
     run_data: Run | list[Run] | tuple[Run, ...], logsdir: str, logger: object = None, recursive: bool = True
 ) -> None:
-    """Write the numbers that runs have logged, in a folder for each run.
+    """Write numbers that runs have logged to event files, one folder per run.
 
     `recursive` includes the runs' children.
 

@@ -238,7 +238,7 @@ class MMLBaseEstimator(ScriptRunConfig):
         `script_params` extend and `inputs` replace the values of the estimator. source_directory_data_store has no effect.
 
         Raises:
-            UserErrorException: Another parameter is present.
+            UserErrorException: `overrides` has any other parameter.
         """
         made = copy.copy(self)
         made.script_params = {**self.script_params, **(script_params or {})}
@@ -286,7 +286,7 @@ class MMLBaseEstimator(ScriptRunConfig):
 
 
 class Estimator(MMLBaseEstimator):
-    """An estimator for any script, with mpi and the frameworks' backends."""
+    """An estimator for any script, with any distributed backend."""
 
 
 class PyTorch(MMLBaseEstimator):

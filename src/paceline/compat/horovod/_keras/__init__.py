@@ -2,8 +2,8 @@
 
     settings         settings of a DistributedOptimizer, and the Keras of a script: Keras 3 or tf_keras
     reducing         gradients over the ranks, on TensorFlow or on torch, and hooks into Keras 3
-    optimizer        DistributedOptimizer, and its class for Keras 3
-    keras2           its classes for tf_keras
+    optimizer        DistributedOptimizer, and its mixin for Keras 3's optimizer classes
+    keras2           the mixins of DistributedOptimizer for tf_keras's optimizer classes
     callbacks, elastic, module, state   the rest of the interface
 
 Nothing here loads TensorFlow, torch or Keras before the script does.

@@ -4,7 +4,7 @@
     compute_gradients   returns reduced gradients, as in Horovod, so that a script can clip them
     apply_gradients     reduces gradients from elsewhere (tape.gradient), before Keras clips them
 
-`apply_gradients` does not reduce gradients again that `compute_gradients` has reduced in the same graph, or eagerly. A
+If `compute_gradients` has reduced gradients, in the same graph or eagerly, `apply_gradients` does not reduce them again. A
 LossScaleOptimizer around the optimizer calls the same methods.
 """
 
@@ -86,7 +86,7 @@ class _DistributedKeras2(OptimizerOfKeras2):
         return self._is_marked("_reduced_in")
 
     def _applies_as_is(self, skip: bool) -> bool:
-        """Return whether to apply gradients without accumulating passes. `skip` declares them reduced."""
+        """Return whether to apply, not accumulate, gradients. `skip`: the caller has reduced them."""
         # If `_computed` has marked the gradients as not yet reduced, ignore `skip`: they are the gradients of a single pass.
         to_reduce = self._is_marked("_to_reduce_in")
         return self.distribution.settings.passes == 1 or (skip and not to_reduce)

@@ -52,7 +52,7 @@ def shared_name(place: int, variable: Variable) -> str:
     """Return a gradient's name, equal on all ranks, for the variable at `place`.
 
     The name has `place`, the position among the optimizer's variables, and the last part of the variable's path. Other parts
-    of the path may differ: Keras numbers all layers of a process, and a model from a file lacks outer names.
+    of the path may differ: Keras numbers all layers of a process, and a model from a file lacks its first parts.
     """
     name = str(getattr(variable, "path", None) or variable.name).removesuffix(":0").rsplit("/", 1)[-1]
     return f"{place}.{re.sub(r'_[0-9]+$', '', name)}"

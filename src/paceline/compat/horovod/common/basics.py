@@ -1,4 +1,4 @@
-"""Horovod's functions to start and stop, and for ranks, sizes and capabilities."""
+"""Horovod's functions that start and stop it, or return ranks, sizes and capabilities."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def init(comm: RanksOrComm | None = None, process_sets: Sequence[ProcessSet] | s
 
     Args:
         comm: All ranks, as a list or an mpi4py communicator. None also means all ranks.
-        process_sets: Sets to create at once, the same on every rank. "dynamic" lets `add_process_set` create them later.
+        process_sets: Sets to create in this call, the same on every rank. "dynamic" lets `add_process_set` create them later.
 
     Raises:
         ValueError: `comm` leaves ranks out, or a process set has ranks outside the world.
@@ -256,7 +256,7 @@ def _check_comm(comm: RanksOrComm | None, world_size: int) -> None:
 class HorovodBasics:
     """A class with this module's functions as static methods.
 
-    The arguments, which describe Horovod's compiled library, are ignored.
+    The constructor ignores its arguments, which describe Horovod's compiled library.
     """
 
     Average, Sum, Adasum = ops.Average, ops.Sum, ops.Adasum

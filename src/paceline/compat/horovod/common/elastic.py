@@ -330,7 +330,7 @@ class RankGroup:
         A new first rank adopts the last commit of another rank, because `sync` starts from the first rank.
 
         Raises:
-            CollectivesError: A reset callback has used a collective, which the new ranks have not.
+            CollectivesError: A reset callback has called a collective, in which new ranks take no part.
         """
         if basics.engine().is_used:
             raise CollectivesError("a callback of the state's reset communicates, which a new rank does not repeat.")

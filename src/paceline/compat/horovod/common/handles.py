@@ -41,7 +41,7 @@ def submit(
     kind in this process set meets the n-th of the other ranks. In the world the counters restart at 0 after each join,
     because ranks that have joined submit fewer.
 
-    `kind` is the engine's method, unless `method` names it. `arrays` is an array or a list of arrays, and `how` has further
+    `method` names the engine's method, by default `kind`. `arrays` is an array or a list of arrays, and `how` has further
     arguments of the method. `finish` converts the engine's result to the script's result.
     """
     checked_members(process_set)
@@ -95,7 +95,7 @@ def _next_unnamed(kind: str, process_set: int) -> str:
 
 
 def poll(handle: int) -> bool:
-    """Return whether `synchronize(handle)` would return at once.
+    """Return whether `synchronize(handle)` would return immediately.
 
     Raises:
         ValueError: The handle is unknown, or was synchronized.
@@ -149,7 +149,7 @@ def as_type(array: Array, like: Array) -> Array:
 def broadcast_async_(
     array: Array, root_rank: int, name: str | None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Start a broadcast into the array itself, and return its handle."""
+    """Start a broadcast into `array`, and return its handle."""
     return submit("broadcast", name, process_set, lambda _: array, array, {"root": root_rank, "out": array})
 
 

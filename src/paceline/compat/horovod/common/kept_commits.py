@@ -2,7 +2,7 @@
 
     <base>_<n>.of_<host>.safetensors      the n-th state of the script; the first rank of each host writes a file
 
-`horovodrun` chooses <base>, and its process beside each rank copies the file to the next attempt. In a restartable run of
+`horovodrun` chooses <base>, and carries the files of an ended attempt to the next attempt. In a restartable run of
 Paceline, <base> is in the folder of checkpoints. Elsewhere no file is written, and a commit is a copy in memory, as in
 Horovod.
 

@@ -217,7 +217,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     Every rank of the world has to call this function, in the same order.
 
     Raises:
-        ValueError: Sets are not dynamic, a set of these ranks exists already, or a rank is not in the world.
+        ValueError: Sets are fixed after `init` (not "dynamic"), a set of these ranks exists, or a rank is not in the world.
         HorovodInternalError: The ranks have named different sets. Every rank raises this error.
     """
     made = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
@@ -231,7 +231,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     The result is False for the world and for an unregistered set. Every rank has to call this function.
 
     Raises:
-        ValueError: Sets are not dynamic.
+        ValueError: Sets are fixed after `init` (not "dynamic").
     """
     return registry.remove(process_set)
 

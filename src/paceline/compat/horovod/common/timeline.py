@@ -1,7 +1,7 @@
 """A trace of the collectives that rank 0 writes for chrome://tracing and Perfetto.
 
-Each tensor has a row (`pid`), as in Horovod: NEGOTIATE_ALLREDUCE from the first rank's request to the last one's, with an
-event, named by the rank, at the arrival of each request; then ALLREDUCE until its result.
+Each tensor has a row (`pid`), as in Horovod: NEGOTIATE_ALLREDUCE from the ranks' earliest request to the latest, with
+an event, named by the rank, at the arrival of each request; then ALLREDUCE until the result.
 
     NEGOTIATE_ALLREDUCE |0------1---2|  ALLREDUCE |------|
 

@@ -141,7 +141,7 @@ def _host(text: str, name: str, slots_text: str, *, of: str) -> Host:
 def from_script(command: str, slots: int | None) -> Callable[[], list[Host]]:
     """Return a function that runs a discovery command.
 
-    The command prints a line `host:slots` or `host` for each host. `slots` is the number for hosts without one, by default 1. The
+    The command prints a line `host:slots` or `host` for each host. `slots` is the number for a `host` line, by default 1. The
     function raises UserError if the command cannot run, fails, takes too long, or prints an invalid line.
     """
     line = shlex.quote(os.path.abspath(command)) if os.path.exists(command) else command

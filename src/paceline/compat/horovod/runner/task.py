@@ -2,8 +2,8 @@
 
     main_script.py task.py <scratch folder>
 
-In that folder, `call` comes from the caller. `result` is a pickle of {failed, value, traceback}, where value is a pickle of the
-result or the exception. An exception also reaches `main_script`, which ends the process as for a script; the caller shows it.
+The folder's file `call` has the function and its arguments. `result` is a pickle of {failed, value, traceback}, where value is a
+pickle of the result or exception. `main_script` also gets an exception, and ends the process like a script; the caller shows it.
 """
 
 import os

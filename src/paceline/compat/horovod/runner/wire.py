@@ -9,7 +9,7 @@ Both sides first prove that they know the key (`system.handshake`). Then:
                                                    next attempt
     rank      E<RankEndMessage>                    the last message
     driver    {"hosts": true}                      the hosts have changed: end the program at its next commit
-    driver    {"end": true} or {"interrupt": true} at any time; a closed connection means "end" at once
+    driver    {"end": true} or {"interrupt": true} at any time; a closed connection means "end"
 """
 
 from __future__ import annotations

@@ -7,13 +7,13 @@ In a graph each collective is two operations: one that submits, and one that wai
                        gradient 7  ->  submit 7  --'
 
 A submission runs as soon as its tensor is ready, in any order, and communication overlaps the rest of the backward pass. It
-returns at once, so it never blocks one of TensorFlow's few threads. A waiting operation starts when this rank has submitted all
+does not wait, so it never blocks one of TensorFlow's few threads. A waiting operation starts when this rank has submitted all
 of its collectives, and waiting operations run one after the other, in program order. So no rank blocks another by waiting in a
 different order. TensorFlow 1 graphs have no such order; there each operation waits in a separate thread.
 
 Both operations are stateful, so TensorFlow neither drops, merges nor precomputes them: all ranks must run the same operations.
 
-The ranks' errors are TensorFlow's as well:
+Each error is an instance of two classes:
 
     the ranks disagree, or one has joined      tf.errors.FailedPreconditionError, HorovodInternalError
     a rank is gone                             tf.errors.UnknownError, HorovodInternalError
@@ -173,7 +173,7 @@ def _wait_beside(
     """Call `wait` in its own thread, within a TensorFlow 1 graph.
 
     Return its results as tensors. Without the thread, two waiting operations could block both threads of a session on a
-    machine with two cores, and other ranks likewise: a deadlock.
+    machine with two cores. If other ranks block in the same way, they all deadlock.
     """
     waited = tf.data.Dataset.from_tensors(tuple(tokens)).map(
         lambda *inputs: tuple(tf.numpy_function(wait, inputs, dtypes))
@@ -236,7 +236,7 @@ def as_written(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def opened() -> list[tf.Operation]:
-    """Return the operations that must run before the graph's next collectives."""
+    """Return the operations that must run before collectives added to the graph now."""
     graph = ops.get_default_graph()
     line = _variable() if _is_ordered(graph) else None
     if line is None:

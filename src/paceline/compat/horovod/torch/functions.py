@@ -48,8 +48,8 @@ def broadcast_optimizer_state(
     """Set every rank's optimizer to the state of `root_rank`'s optimizer.
 
     The state includes options such as the learning rate. No step is taken: state that a rank lacks is created from the
-    root's state, and extra state is removed. If there was no state, parameters without a gradient get a zero gradient, as in
-    Horovod. This gradient is sparse for SparseAdam, and for sparse embeddings of `model`.
+    root's state, and extra state is removed. If this rank's optimizer had no state, parameters without a gradient get a zero
+    gradient, as in Horovod. This gradient is sparse for SparseAdam, and for sparse embeddings of `model`.
 
     Raises:
         ValueError: The optimizer is LBFGS, whose state is not stored by parameter; or the ranks' parameter groups differ.

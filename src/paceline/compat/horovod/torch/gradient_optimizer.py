@@ -195,7 +195,7 @@ class GradientOptimizer:
         return super().step(self._reducing(closure))  # type: ignore[misc]
 
     def zero_grad(self, *args: object, **kwargs: object) -> None:
-        """Call the wrapped optimizer's method with its arguments (`set_to_none`)."""
+        """Call the wrapped optimizer's `zero_grad` with these arguments (`set_to_none`)."""
         if self._touched:
             raise AssertionError(
                 "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "

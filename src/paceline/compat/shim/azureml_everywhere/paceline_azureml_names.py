@@ -1,4 +1,4 @@
-"""An import hook: in every program of this environment, `import azureml` loads Paceline's package.
+"""An import hook: in every program of a Python environment, `import azureml` loads Paceline's package.
 
 `paceline azureml install` copies this file and the .pth file that loads it. `paceline azureml uninstall` removes both.
 """

@@ -37,7 +37,7 @@ __all__ = ["PipelineData", "PipelineStep", "StepSequence"]
 class PipelineData(paceline.PipelineData):
     """The output of a step, and input of later steps.
 
-    In arguments it is a path in an existing folder: the script creates a folder or file there.
+    In arguments it becomes a path in an existing folder. The script creates a folder or file at this path.
 
     Args:
         datastore: Store of the files. Default: the workspace's default store.
@@ -90,7 +90,7 @@ class PipelineData(paceline.PipelineData):
         return self._found(input_name, "mount", None)
 
     def as_dataset(self) -> PipelineData:
-        """Return the data itself: the next step receives its files."""
+        """Return the data itself: a later step receives its files."""
         return self
 
     def as_named_input(self, name: str) -> DataReference:

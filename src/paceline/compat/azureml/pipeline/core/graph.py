@@ -172,7 +172,7 @@ class PortDataReference:
         return Datastore.get(self._workspace, self.datastore_name)
 
     def download(self, local_path: str, overwrite: bool | None = None, show_progress: bool | None = None) -> int:
-        """Copy the files under their paths in the store, and return their number."""
+        """Copy the files to `local_path`, keeping the store's paths. Return their number."""
         count: int = self.datastore.download(
             local_path, self.path_on_datastore, bool(overwrite), show_progress is not False
         )

@@ -63,7 +63,7 @@ class Pipeline:
         return {name: value for step in self.steps for name, value in step.parameters().items()}
 
     def validate(self) -> list[str]:
-        """Check the pipeline, and return an empty list of problems.
+        """Check the pipeline. Return an empty list if it is valid.
 
         Raises:
             AzureMLException: The pipeline can't be submitted.

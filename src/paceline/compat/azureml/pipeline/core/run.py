@@ -66,7 +66,7 @@ class PipelineRun(Run, paceline.PipelineRun):
                 yield self._handle(self.experiment, record)
 
     def find_step_run(self, name: str) -> list[runs.Run]:
-        """Return the started runs of the steps of this name, usually one."""
+        """Return the runs of all started steps with this name, usually one."""
         return [step for step in self.get_steps() if (step.record().step or {}).get("name") == name]
 
     def get_pipeline_output(self, pipeline_output_name: str) -> PortDataReference:
@@ -192,7 +192,7 @@ class StepRun(_Step, ScriptRun):
         return self._text_of("rank_0.log")
 
     def get_stderr_log(self) -> str:
-        """Return the output of the first worker: one log holds both streams."""
+        """Return the first worker's log, which has standard output and errors."""
         return self._text_of("rank_0.log")
 
     def _text_of(self, name: str) -> str:

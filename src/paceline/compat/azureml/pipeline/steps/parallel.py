@@ -98,11 +98,11 @@ class ParallelRunConfig:
 
 @sdk_class
 class ParallelRunStep(PipelineStep):
-    """A step that shares mini-batches among the workers of a run.
+    """A step that distributes mini-batches among the workers of a run.
 
     Args:
         inputs: Datasets or other steps' outputs; either all files or all tables.
-        output: Receives the rows; it may also be in arguments.
+        output: The output to which the results are written. `arguments` may have it too.
         side_inputs: Data for the script's arguments, not split into mini-batches.
         arguments: Arguments of the script.
 

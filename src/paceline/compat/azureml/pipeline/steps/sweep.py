@@ -40,7 +40,7 @@ class HyperDriveStep(PipelineStep):
         outputs: PipelineData, each with a TrainingOutput that selects a part of the results.
 
     Raises:
-        UserErrorException: The HyperDriveConfig is missing, or every trial would write an output.
+        UserErrorException: The HyperDriveConfig is missing, or an item of `outputs` has no TrainingOutput.
     """
 
     def __init__(

@@ -170,7 +170,7 @@ class HyperDriveConfig:
     ) -> tuple[Prepared, SweepSpec]:
         """Return the trials' job (`submission.Prepared`) and the `SweepSpec`.
 
-        `change` converts the script's configuration first: a pipeline step fills in its values.
+        `change` is first applied to the script's configuration. A pipeline step uses it to fill in values.
         """
         from paceline.compat.azureml.submission import prepared
         from paceline.sweeps import Space, SweepSpec, check_sampler

@@ -138,10 +138,10 @@ class NoTerminationPolicy(EarlyTerminationPolicy):
 
 
 class BanditPolicy(EarlyTerminationPolicy):
-    """A policy that stops trials behind the best by more than the slack.
+    """A policy that stops trials worse than the best by more than the slack.
 
     Raises:
-        HyperDriveConfigException: Both slacks or none are present, or an interval is not valid.
+        HyperDriveConfigException: Both or neither of slack_factor and slack_amount are present, or an interval is not valid.
     """
 
     @sdk_errors

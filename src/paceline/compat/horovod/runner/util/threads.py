@@ -17,7 +17,7 @@ def execute_function_multithreaded(
 ) -> dict[int, Any] | None:
     """Call `fn(*args)` in threads. Return the results by position in `args_list`.
 
-    Without `block_until_all_done`, return None at once.
+    Without `block_until_all_done`, return None without waiting.
 
     Raises:
         RuntimeError: A call has raised; its exception is the cause.

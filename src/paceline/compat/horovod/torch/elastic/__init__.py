@@ -1,6 +1,6 @@
 """`hvd.elastic`: training that continues after a failed collective.
 
-Here are the state of models, optimizers and samplers, and a sampler that shares the rest of an epoch among the ranks. Scripts
+This module has the state of models, optimizers and samplers, and a sampler that divides the rest of an epoch. Scripts
 import this module as `horovod.torch.elastic.state` and `.sampler` as well (`aliases`).
 """
 
@@ -60,7 +60,7 @@ class ElasticSampler(Sampler[int]):
         self.reset()
 
     def reset(self) -> None:
-        """Share the samples that are left in the epoch among the present ranks."""
+        """Divide the epoch's remaining samples among the present ranks."""
         self.num_replicas, self.rank = basics.size(), basics.rank()
         left = list(range(len(self.dataset)))
         if self.shuffle:

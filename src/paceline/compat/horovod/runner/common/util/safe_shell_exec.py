@@ -1,4 +1,4 @@
-"""A shell command whose processes end with this process, however it ends."""
+"""A shell command that is killed with its descendants when this process ends for any reason."""
 
 from __future__ import annotations
 
