@@ -99,7 +99,7 @@ class PacelineError(Exception):
 
 # The class is also a ValueError, so that `except ValueError` works without knowledge of Paceline.
 class UserError(PacelineError, ValueError):
-    """An error of the caller's values; nothing has been started."""
+    """An error in the caller's values; nothing has been started."""
 
 
 class JobError(UserError):

@@ -1,6 +1,6 @@
 """Estimators, with the names and defaults of the Azure Machine Learning SDK.
 
-An estimator describes a `Job`. Its constructor makes the job, so wrong values are refused there. Submission takes that job.
+An estimator describes a `Job`. Its constructor makes the job and refuses wrong values. `Experiment.submit` submits the job.
 """
 
 from __future__ import annotations
@@ -488,7 +488,7 @@ def _as_reference(value: Any) -> Any:
 
 
 def sent_names(given: Any, source: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Return the paths of `send` relative to the source folder. Links themselves are not resolved.
+    """Return the `given` paths relative to the source folder. Don't resolve a path that is a link.
 
     Raises:
         JobError: `given` is a text instead of a list, or a path is outside the source folder.
@@ -546,7 +546,7 @@ def is_estimator(config: object) -> bool:
 
 
 def with_overrides(estimator: _Script, overrides: Mapping[str, Any]) -> _Script:
-    """Return the estimator with overrides: arguments, inputs and single script_params, as in the SDK.
+    """Return the estimator with `overrides`: arguments, inputs or single script_params.
 
     Raises:
         JobError: Another value is overridden.

@@ -5,8 +5,8 @@
 PREFIX: path of the environment. PIP: folder of a pip package, which the image may lack. RESULT: JSON file for the installed
 names and versions.
 
-A `.pth` file makes the environment see the packages of the image's Python. The venv option for that would skip an interpreter
-that is itself in a venv, as in many images, and use that venv's base interpreter.
+A `.pth` file makes the environment see the packages of the image's Python. The venv option `system_site_packages` is no
+substitute: if the image's Python is itself in a venv, the option shows the packages of its base interpreter instead.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Share one /dev/shm of a given size between a node's workers in several containers.
 
-An engine that gets a size gives each container its own /dev/shm, so NCCL finds no shared memory between workers and uses the
-network. Therefore one more, idle container owns the memory, and the workers' containers join it. The first worker's container
-can't own it: that worker may end before the last one starts.
+With `--shm-size`, an engine gives each container a separate /dev/shm, so NCCL finds no shared memory between workers and uses
+the network. Therefore an additional, idle container owns the memory, and the workers' containers join it. The first worker's
+container can't own the memory: that worker may end before the last one starts.
 """
 
 from __future__ import annotations

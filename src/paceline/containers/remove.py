@@ -76,9 +76,9 @@ def _containers(engine: ContainerEngine, run_id: str) -> list[str]:
 def _runtimes(engine: ContainerEngine, containers: Sequence[str]) -> list[list[str]]:
     """Return the OCI runtime programs of podman's containers, such as crun.
 
-    A podman that was killed between the runtime's first step and its own record later removes the container without telling the
-    runtime. The runtime's state and the control group would then stay until the next boot. Docker's daemon does not have this
-    problem.
+    If podman is killed after it has called the runtime, but before it has recorded this, it later removes the container without
+    calling the runtime. The runtime's state and the control group would then stay until the next boot. Docker's daemon does not
+    have this problem.
     """
     if engine.kind != "podman":
         return []

@@ -139,7 +139,7 @@ def examine(
 ) -> Iterator[Finding]:
     """Examine a compute target. Yield each finding as soon as it is known.
 
-    A target without the methods of `Examined` is reported as skipped.
+    A target of a kind that can't be examined gives one finding, "skipped".
 
     node_count: Number of nodes to examine; None for the default of the target's kind.
     nodes_s: Time limit in seconds for getting the nodes.
@@ -226,7 +226,7 @@ def _open(
 ) -> tuple[list[Link], str | None, Callable[[], None]]:
     """Return links to the target's nodes, an error text or None, and a closing function.
 
-    The closing function releases the nodes. If the nodes arrive after the timeout, they are released at once.
+    The closing function releases the nodes. If the nodes arrive after the timeout, they are released immediately.
     """
     # Either this thread or the one that waits for nodes closes the stack. The lock `decided` guards these threads' flags.
     stack, decided = contextlib.ExitStack(), threading.Lock()

@@ -82,7 +82,7 @@ class StackFacts(TypedDict):
 
 
 class Facts(TypedDict, total=False):
-    """The facts about a node that `on_node.facts` reports.
+    """A node's properties, as `on_node.facts` reports them.
 
     `modules` and `open_mpi` are missing if the interpreter does not work.
     """
@@ -250,13 +250,13 @@ class Patient:
 
 
 def program_of(program: str, mode: str, asked: Mapping[str, object], *, ends_at_once: bool = True) -> bytes:
-    """Return Python source that calls `mode(asked)` of a doctor's program, to run on a node."""
+    """Return source code for a node: the doctor's program `program`, and a call `mode(asked)`."""
     path = Path(__file__).with_name(f"{program}.py")
     return foreign_python.program(str(path), mode, asked, ends_at_once=ends_at_once)
 
 
 def answer_in(stdout: bytes, stderr: bytes, returncode: int) -> dict[str, object]:
-    """Return the value in the output of a doctor's program. Raise NoAnswerError without one."""
+    """Parse the answer in a program's output. Raise NoAnswerError if there is no answer."""
     answer = foreign_python.answer_in(stdout)
     if answer is not None:
         return answer
@@ -314,7 +314,7 @@ def common_network(nodes: Mapping[str, Interfaces], wanted: str | None = None) -
 
 
 def same_machine(nodes: Mapping[str, Interfaces]) -> list[str]:
-    """Return names of nodes with equal addresses, which are one machine, or []."""
+    """Return the names of nodes that are one machine (equal addresses), or []."""
     alike: dict[frozenset[str], list[str]] = {}
     for name, interfaces in nodes.items():
         alike.setdefault(addresses_of(interfaces), []).append(name)

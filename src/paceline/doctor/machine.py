@@ -198,7 +198,7 @@ def check_gpus(examination: Examination) -> Iterator[Finding]:
 
 
 def differing_nodes(values: dict[str, str]) -> str:
-    """Return a text that names the nodes with each value; "" if all values are equal."""
+    """Return a text that lists each value's nodes; "" if all values are equal."""
     by_value: dict[str, list[str]] = {}
     for name, value in values.items():
         by_value.setdefault(value, []).append(name)

@@ -61,7 +61,7 @@ sys.stdout.write("\nPACELINE-MODULES " + json.dumps(found) + "\n")
 
 
 def facts(asked: Asked) -> Answer:
-    """Return the facts about this node: Python, disk space, modules."""
+    """Return this node's Python, disk space and modules."""
     python = asked["python"]
     timeout_s = float(asked["timeout_s"])
     known: Answer = {
@@ -153,7 +153,7 @@ def listen(asked: Asked) -> Answer:
 
 
 def connect(asked: Asked) -> Answer:
-    """Connect to all peers at once. Return {node: {"ms", "host"} or {"error"}}."""
+    """Connect to all peers in parallel. Return {node: {"ms", "host"} or {"error"}}."""
     results: Answer = {}
     # Connect in parallel: if a firewall drops packets, all connections run into the time limit at the same time.
     threads = [threading.Thread(target=_connect, args=(asked, *peer, results), daemon=True) for peer in asked["peers"]]
@@ -212,7 +212,7 @@ def output(argv: list[str], timeout_s: float, environment: dict[str, str] | None
 
 
 def marked(text: str, error: str) -> Answer:
-    """Return the JSON value after the prefix `_MARK` in an output, or an error."""
+    """Parse the last line with the prefix `_MARK`. Return its JSON value, or {"error"}."""
     if error:
         return {"error": error}
     lines = [line for line in text.splitlines() if line.startswith(_MARK)]
@@ -222,8 +222,8 @@ def marked(text: str, error: str) -> Answer:
 def stacks(python: str) -> Answer:
     """Return whether py-spy may read processes on this node, and its path.
 
-    The value "refused" is py-spy's error message for a process that it has not started, such as a worker; "" if py-spy
-    can read the process, or is not installed.
+    The result's "refused" is py-spy's error message when it tried to read a process that py-spy had not started, such as a
+    worker; "" if py-spy could read the process, or is not installed.
     """
     spy = shutil.which("py-spy", path=os.pathsep.join((os.path.dirname(python), os.environ.get("PATH", ""))))
     return {

@@ -81,7 +81,7 @@ class Base:
     def installed(self) -> list[str]:
         """List the installed distributions by the names of their metadata folders.
 
-        An editable package has its time of modification added, because its folder's name stays when its requirements change.
+        An editable package's name includes its modification time: a change of requirements does not rename its folder.
         """
         distributions = []
         for folder in self.folders:

@@ -97,9 +97,9 @@ class Installer:
         return Visible([site_packages(self.prefix)], self.base)
 
     def locks(self, own: Visible, versions: Sequence[str]) -> tuple[str, ...]:
-        """Return a lock: requirements that install exactly these versions of `own`'s distributions again.
+        """Return requirements that install exactly these versions again (a lock).
 
-        Variables in a requested URL, whose values are secret, stay variables.
+        own: The environment's distributions, without the base's. A `${NAME}` in a URL stays, because its value is secret.
         """
         requested_urls = {
             canonical(line.requirement.name): line.value

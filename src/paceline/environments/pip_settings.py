@@ -159,7 +159,7 @@ class PipSettings:
 
 
 def read(environment: Mapping[str, str]) -> PipSettings:
-    """Read the settings that `pip install` with this interpreter uses."""
+    """Read the settings that pip uses with this process's interpreter."""
     # Run `pip config list`, which takes 0.3 s, only if configuration files exist. Otherwise pip's variables are enough.
     if not _has_files(environment):
         return PipSettings(values=_merged({":env:": _variables(environment)}))

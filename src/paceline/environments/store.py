@@ -3,8 +3,8 @@
 <folder>/<key>/                      the environment, complete with its paceline-environment.json
 <folder>/<key>.lock                  held exclusively by a build, shared by a run; its modification time is the last use
 <folder>/<key>.log                   output of the last failed build
-<folder>/aliases/<key>               for the <key> of a lock (exact versions): the key of the environment that has them
-<folder>/bases/                      cached facts about other interpreters
+<folder>/aliases/<key>               <key>: of an environment locked to exact versions; content: key of the folder to use
+<folder>/bases/                      cached properties of base interpreters
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class FunctionJob(Generic[_P, _R]):
         return FunctionJob(self.function, {**self._options, **options})
 
     def submit(self, *args: _P.args, **kwargs: _P.kwargs) -> FunctionRun[_R]:
-        """Submit a call of the function, and return its run at once.
+        """Submit a call of the function, and return its run without waiting.
 
         Args:
             args: Arguments of the function.

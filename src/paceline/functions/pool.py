@@ -44,7 +44,7 @@ class ResultLine(TypedDict, total=False):
 
 
 def read_lines(folder: Path) -> dict[int, ResultLine]:
-    """Return {call number: result line} of all calls that have ended."""
+    """Return {call number: result} of all calls that have ended."""
     found: dict[int, ResultLine] = {}
     for path in sorted(folder.glob("*.jsonl")):
         for line in json_lines(path):

@@ -108,7 +108,7 @@ class PreparedFunction:
     function: str
 
     def call(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Call:
-        """Return a call of the function with its arguments by name.
+        """Return the call to store: the arguments, by name if possible.
 
         Raises:
             JobError: The function does not take these arguments, or one can't be sent.
@@ -129,7 +129,7 @@ class PreparedFunction:
         return by_place, by_name
 
     def run(self, run_id: str, given: Call | list[Call], at_once: int = 0) -> NewRun:
-        """Return the `NewRun` to submit for a call or a list of calls.
+        """Return the run to submit for a call or a list of calls.
 
         at_once: How many calls of a list to make at the same time; 0 for the node's cores.
         """
@@ -342,7 +342,7 @@ def _calls(known: PreparedFunction, values: Sequence[Iterable[object]]) -> list[
 def _sized(
     known: PreparedFunction, is_here: bool, at_once: int | None, runs: int, number: int
 ) -> tuple[int, PreparedFunction]:
-    """Return the number of parallel calls per run, and `known` with resources for them."""
+    """Return how many calls a run makes in parallel, and `known` with cores or GPUs for them."""
     if at_once is None and known.options.gpus:
         raise JobError(f"map() of {known.name} with gpus=1: write at_once=, the number of GPUs to use.")
     # 0 means: as many calls at a time as the node has cores.

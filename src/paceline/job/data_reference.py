@@ -99,7 +99,7 @@ class DataReference:
             raise DataError(f"as_upload() of {self.name!r} takes one folder of one datastore, unpartitioned.")
 
     def __str__(self) -> str:
-        """Return a placeholder for script arguments. Each worker replaces it by its data's path."""
+        """Return a placeholder for script arguments, which each worker replaces by the data's path."""
         return f"${PATH_VARIABLES[0]}{self.name}"
 
     @property

@@ -95,7 +95,7 @@ class Job:
         compute_target: Name of the compute target.
         process_count_per_node: Number of workers on each node.
         node_count: Number of nodes. For an elastic run, its minimum and maximum: (2, 4) or "2..4". These become
-            `node_range`, and `node_count` becomes the maximum, or in the job of one attempt its number of nodes.
+            `node_range`, and `node_count` becomes the maximum. An attempt's job has the attempt's number of nodes instead.
         node_range: Set from `node_count`.
         elastic_seconds: Minimum seconds between two restarts of an elastic run for more nodes.
         worker_count: Number of workers; only with "ps".
@@ -286,7 +286,7 @@ class Job:
         return self.distributed_backend in ("ps", "tensorflow")
 
     def with_values(self, values: Mapping[str, str]) -> Job:
-        """Return the job with secret `values` as environment variables. Never write it to disk."""
+        """Return the job with secret `values` as environment variables, never to be written to disk."""
         if not self.secrets:
             return self
         # Drop `secrets`: a name must not have both a value and a source. `values` also has `notify`'s URLs: leave them out.
@@ -294,7 +294,7 @@ class Job:
         return replace(self, environment_variables={**self.environment_variables, **own}, secrets={})
 
     def shown(self) -> dict[str, Any]:
-        """Return `to_json` with likely secrets hidden."""
+        """Return the result of `to_json` with likely secrets hidden."""
         return {**self.to_json(), "environment_variables": shown(self.environment_variables)}
 
     def to_json(self) -> dict[str, Any]:

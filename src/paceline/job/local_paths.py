@@ -1,6 +1,6 @@
 """Handle requirements that name a folder or archive on this machine: `./pkg`, `-e .`, `dist/pkg-1.0-py3-none-any.whl`.
 
-Paths become absolute at once, because the process that builds the environment runs in another folder.
+Paths are made absolute immediately, because the process that builds the environment runs in another folder.
 """
 
 from __future__ import annotations

@@ -81,12 +81,12 @@ def check_no_conditions(notify_on: Sequence[str], kind: str) -> None:
 
 
 def check_programs(notify: Sequence[str], *, is_here: bool) -> None:
-    """Check that the package and the commands that send the notifications are installed.
+    """Check that the programs that send these notifications are installed.
 
-    `is_here` tells whether the supervisor runs on this machine. Only then commands are checked.
+    The package apprise is always checked, commands only if `is_here`: the supervisor runs on this machine.
 
     Raises:
-        JobError: The package is missing, or a command is missing or cannot be run.
+        JobError: apprise is missing, or a command is missing or cannot be run.
     """
     import importlib.util
 
@@ -107,7 +107,7 @@ def place_of(one: str) -> str | None:
 
 
 def key_of(one: str) -> str:
-    """Return the name that a notification's URL has among a run's secrets."""
+    """Return the key of a notification's URL in a run's secrets."""
     return f"notify {one}"  # the key contains a space, so that it never equals a variable's name
 
 

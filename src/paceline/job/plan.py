@@ -115,7 +115,7 @@ class Starter:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """All facts on one attempt that a launcher needs.
+    """The data on one attempt that a launcher needs.
 
     Attributes:
         run_dir: The run's folder on the nodes.
@@ -239,7 +239,7 @@ def preview_ports(job: Job) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class StartedCommand:
-    """A running command. cold: why no preloaded process (warm spare) forked it, or ""."""
+    """A running command. cold: why a preloaded process (warm spare) did not fork it, or ""."""
 
     command: Command
     pid: int

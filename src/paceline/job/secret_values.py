@@ -143,7 +143,7 @@ def hidden(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def credentials_in(value: str) -> list[str]:
-    """Return the users and passwords of URLs in a variable's whole value.
+    """Return the users and passwords in a variable that contains only URLs.
 
     For "https://me:pw@host" and "me:pw@host" these are ["me:pw", "pw"]. The value may be a comma-separated list.
     """
@@ -155,7 +155,7 @@ def credentials_in(value: str) -> list[str]:
 
 
 def forms(secret: str) -> set[str]:
-    """Return the encodings of a secret in programs' output, such as in JSON or URLs."""
+    """Return the forms that a secret may have in output, such as JSON-encoded."""
     if not secret:
         return set()
     lines = {line.strip() for line in secret.splitlines()}

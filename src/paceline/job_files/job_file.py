@@ -1,6 +1,6 @@
 """Job files: `paceline run job.yaml`, and `--dry-run --yaml`, which writes one.
 
-The key decides how its value is read, not YAML: `3.10` is a version, and `no` is a text. `node_count` takes a
+The key, not YAML, decides how its value is read: `3.10` is a version, and `no` is a text. `node_count` takes a
 number, `use_gpu` true or false, a duration takes the same words as `--max-duration`.
 """
 

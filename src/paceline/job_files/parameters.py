@@ -1,7 +1,7 @@
 """Parameters of job files: `lr: ${lr:0.1}` in the file, `lr=0.2` on the command line.
 
 ${lr:0.1}    the value of lr, by default 0.1
-${lr}        the value of lr, which has to be given, here or as a default elsewhere in the file
+${lr}        the value of lr, which has to be given, on the command line or as a default elsewhere in the file
 $${lr}       the text ${lr}
 ${RANK}      stays: a name in upper case is a variable of the worker
 """

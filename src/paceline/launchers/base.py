@@ -14,7 +14,7 @@ class Launcher(Protocol):
     """An object that turns an attempt (`Launch`) into command lines."""
 
     def check(self, job: Job) -> None:
-        """Refuse a job that can't be launched from this machine, before anything starts.
+        """Refuse a job that this machine can't launch.
 
         Raises:
             LauncherError: A part is missing; the message names it and how to install it.

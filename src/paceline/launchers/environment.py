@@ -230,7 +230,7 @@ def with_paths(command: Command, launch: Launch, shell: Mapping[str, str]) -> Co
 def of_interpreter(
     prepared: NodeSetup, users: Mapping[str, str], library_dir: Path, shell: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return environment variables for the script's interpreter. The user's variables `users` override them."""
+    """Return variables for the script's interpreter. `users`: the user's variables, which override them."""
     own = users.get("PYTHONPATH", None if prepared.is_isolated else shell.get("PYTHONPATH"))
     path = os.pathsep.join([str(library_dir), own] if own else [str(library_dir)])
     values = {"PYTHONPATH": path, **{name: text for name, text in prepared.variables.items() if name not in users}}
@@ -252,7 +252,7 @@ def tf_config(launch: Launch, place: RankSlot) -> str:
 
 
 def worker_argv(launch: Launch, node_rank: int, *options: str) -> tuple[str, ...]:
-    """Return the command line of a worker: interpreter, Paceline's worker program, script and arguments.
+    """Return a worker's command line: interpreter, Paceline's worker program, script and arguments.
 
     The worker program is given by path: `-m` would put the working directory, with the user's modules, before the standard
     library while Paceline loads.

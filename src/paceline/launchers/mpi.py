@@ -1,8 +1,8 @@
 """Start workers by Open MPI: with one mpirun, or a starter such as Slurm's srun.
 
 Each worker's output goes to its own file, and the process that waits for the worker reports its end (`paceline.worker`).
-Neither mpirun's forwarding of output nor its exit code is used: Open MPI 5 exits with 0 when it loses a host, and any exit of
-a worker makes it kill the others within half a second, even during a checkpoint or before their error reports.
+Neither mpirun's forwarding of output nor its exit code is used: Open MPI 5 exits with 0 when it loses a host. After the exit
+of any worker it kills the other workers within half a second, even during a checkpoint or before their error reports.
 
 A starter takes one command line for all workers, so the line has the values of all workers, and each worker picks
 its own by its rank (`paceline.worker.ranks`).

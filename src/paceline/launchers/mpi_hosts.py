@@ -1,7 +1,7 @@
 """Return the options of mpirun for nodes that are separate machines.
 
 Open MPI's daemons are started through the run's own remote shell, so nodes need no logins to each other. The daemons
-communicate by the nodes' chosen addresses, not the first found. Keepalive detects a broken link soon, instead of in hours.
+communicate by the addresses that Paceline has chosen. Keepalive detects a broken link soon, instead of in hours.
 """
 
 from __future__ import annotations

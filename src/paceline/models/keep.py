@@ -91,7 +91,7 @@ def unneeded(blobs: Path) -> Iterator[tuple[Path, int]]:
 def drop(blob: Path) -> int:
     """Remove an unused stored file, and return the freed bytes.
 
-    A concurrent registration that found the file has a link of its own, so it keeps the content.
+    A concurrent registration that uses the file has a separate hard link, so the content stays on the disk.
     """
     freed = 0
     for name in _names(blob):
@@ -177,7 +177,7 @@ def _hash(fd: int, on_read: Callable[[int], object]) -> str:
 
 
 def _hash_both(fd: int, blob: Path, on_read: Callable[[int], object]) -> tuple[str, Path | None]:
-    """Return an open file's hash, and `blob` if its content is equal, else None."""
+    """Return an open file's hash, and `blob` if it has equal content, else None."""
     kept: list[str] = []
 
     def hash_kept() -> None:

@@ -37,7 +37,7 @@ class PushedToMlflow:
 
 
 def push(workspace_dir: Path, record: ModelRecord, uri: str) -> PushedToMlflow:
-    """Add a version to MLflow's registry unless the registry has it. Return MLflow's version number.
+    """Add a version to MLflow's registry if missing. Return MLflow's version number.
 
     Args:
         workspace_dir: Folder of the workspace.

@@ -166,7 +166,7 @@ def _check_same(record: ModelRecord, content: bytes, store: Store) -> None:
 
 
 def _read(content: bytes, store: Store) -> tuple[ModelRecord, dict[str, dict[str, object]]]:
-    """Check and return a stored model.json's record, and its notes such as tags."""
+    """Check a stored model.json. Return its record, and notes such as tags."""
     try:
         data = json.loads(content)
         record = ModelRecord.from_json(data)

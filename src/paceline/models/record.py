@@ -93,7 +93,7 @@ class ModelFile:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRecord:
-    """The unchangeable facts of a model version, without tags, properties and description.
+    """The unchangeable data of a model version, without tags, properties and description.
 
     Attributes:
         top: Name of the registered file or folder, the first part of each file's name.

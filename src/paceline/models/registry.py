@@ -240,7 +240,7 @@ def _check_outside(source: ModelSource, workspace_dir: Path) -> None:
 
 
 def listed(found: Sequence[object]) -> str:
-    """Return a text with the first items and the number of others, or "none"."""
+    """Return a text with the first items and the number of further items, or "none"."""
     return some([*map(str, found)], _MAX_LISTED) or "none"
 
 

@@ -25,7 +25,7 @@ _drawn_at = 0.0
 
 
 def say(text: str) -> None:
-    """Print a text on lines of its own."""
+    """End a progress bar's line, and print a text."""
     close()
     print(text, flush=True)
 
@@ -85,7 +85,7 @@ def check_outputs(references: Iterable[DataReference], came: Arrived) -> dict[st
 def store_outputs(job: Job, folder: RunFolder, node_rank: int) -> dict[str, object]:
     """Upload each output folder, and remove the folder afterwards.
 
-    Outputs that the submitting machine stores stay here. Return the stored outputs and the excluded files as JSON.
+    Leave outputs in place that the submitting machine stores. Return the stored outputs and the excluded files as JSON.
 
     Raises:
         TransferError, DataError: A file can't be stored.

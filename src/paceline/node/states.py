@@ -1,6 +1,6 @@
 """Keep training states in a node's memory, and write them as checkpoints after a loss.
 
-    python -m paceline.node.states SPARE HOST FOLDER REPORT     keeps the states of this node's ranks, and of the node before it
+    python -m paceline.node.states SPARE HOST FOLDER REPORT     keeps this node's states, and a copy of another node's states
 
 A run on several machines has one such process on each node. It outlives the attempts, and ends with its agent.
 """
@@ -54,7 +54,7 @@ class StateKeeper:
                     os.close(fd)
 
     def receive(self, connected: socket.socket) -> None:
-        """Keep the states that a worker of the node before this one sends."""
+        """Keep the states that a worker on another node sends as copies."""
         state_copies.receive_states(connected, self._key, self._folder, self._keep, self.tell)
 
     def _keep(self, state: kept_states.State, fd: int) -> None:
@@ -62,7 +62,7 @@ class StateKeeper:
             self._states.keep(state, fd)
 
     def tell(self, text: str) -> None:
-        """Log a sentence unless it was logged before, perhaps with other numbers."""
+        """Log a sentence, but only the first of several that differ only in numbers."""
         # Log only the first of the messages that differ in numbers alone: a worker may send a state after each step.
         if (kind := re.sub(r"\d+", "0", text)) not in self._told and len(self._told) < _MOST_TOLD:
             self._told.add(kind)
@@ -94,7 +94,7 @@ def main(argv: list[str]) -> None:
 def rescue(job: Job, folder: RunFolder, node_rank: int, spare: str, lost: Collection[int]) -> dict[str, object]:
     """Write the newest states in this node's memory as checkpoints.
 
-    Write the states of this node's ranks and, if the previous node is lost, of its ranks. Return {"steps": written steps}.
+    If the previous node (by node rank) is in `lost`, also write the states of that node's ranks. Return {"steps": written steps}.
 
     lost: Node ranks of the lost nodes.
     """

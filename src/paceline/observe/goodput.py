@@ -4,7 +4,7 @@
                         attempt 1                       (hanging)       attempt 2
 
 The times of states, attempts, hangs and samples come from the supervisor's clock, so the clocks of nodes do not matter.
-Metrics have times of their worker's clock. Only differences between them count here, for the time of steps that a
+Metrics have times of their worker's clock. This module uses only differences of these times, to measure the steps that a
 restart repeats.
 """
 

@@ -45,7 +45,7 @@ class FunctionTime:
 
 @dataclass(frozen=True)
 class RunProfile:
-    """The stacks sampled from a run's workers, in `told` as JSON values."""
+    """The stacks sampled from a run's workers; `told` has them as JSON values."""
 
     told: WorkersReport
 
@@ -56,11 +56,11 @@ class RunProfile:
 
     @property
     def ranks(self) -> dict[int, WorkerFacts]:
-        """Rank -> its profile with "by", "rate", "frames" and "stacks", or the reason "silent"."""
+        """Rank -> its profile with "by", "rate", "frames" and "stacks", or "silent" (a reason)."""
         return {int(rank): found for rank, found in self.told["ranks"].items()}
 
     def functions(self, *, below: bool = False, limit: int = SHOWN) -> list[FunctionTime]:
-        """Return the functions in which the main threads spent most time, the longest first.
+        """Return the functions in which main threads spent most time, the longest first.
 
         below: Count the main threads of processes that workers have started, such as a DataLoader's, instead of the
             workers'.
@@ -90,7 +90,7 @@ class RunProfile:
         """Return the rank's most frequent line of code, and its share of the time.
 
         The line is a text such as "data.py:41, `load`". Return None without samples. For a rank that waits for its
-        DataLoader, the line is that of the DataLoader's process.
+        DataLoader, return the line of the DataLoader's process.
         """
         found = self.ranks.get(rank, {})
         places, below = Counter[tuple[str, str, int]](), Counter[tuple[str, str, int]]()
@@ -203,7 +203,7 @@ _Shares = tuple[dict[tuple[str, str], float], dict[tuple[str, str], float], dict
 
 
 def _shares(one: WorkerFacts, *, below: bool) -> _Shares:
-    """Return functions' own shares, shares with callees, and busiest lines. `below`: in child processes."""
+    """Return functions' shares of the time, without and with callees, and busiest lines. `below`: of child processes."""
     own, whole, lines = Counter[tuple[str, str]](), Counter[tuple[str, str]](), Counter[tuple[tuple[str, str], int]]()
     total = 0
     for where, stack, count in _stacks(one):

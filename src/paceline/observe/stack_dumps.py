@@ -25,7 +25,7 @@ LIMIT_S = 20.0
 
 @dataclass
 class _Look:
-    """A request for stacks or profiles of workers, whose result `done` receives."""
+    """A request for workers' stacks or profiles. `done` is called with the result."""
 
     number: int
     done: Callable[[WorkersReport], None]

@@ -28,7 +28,7 @@ _BELOW = ("/paceline/worker/script.py", "/paceline/worker/__main__.py", "/thread
 
 @dataclass(frozen=True)
 class RunStacks:
-    """The stacks of a run's workers at one moment, in `told` as JSON values."""
+    """The stacks of a run's workers at one moment; `told` has them as JSON values."""
 
     told: WorkersReport
 

@@ -4,7 +4,7 @@ op            an open collective, of Paceline or of torch's recorder, with the r
 missing       ranks of its group that have not started it
 stands        what a rank outside collectives does: its own code, a debugger, the kernel, stopped, gone
 
-Two dumps show whether a worker progresses (`gets_on`): the worker, or a process below it, computes, reads or writes, or
+Two dumps show whether a worker progresses (`gets_on`): the worker, or a descendant of its process, computes, reads or writes, or
 has reached another line of the script. A worker in the same collective at the same line does not progress, although it
 may use the CPU while it waits. A worker in a debugger waits for a person, and does not count as hanging.
 """

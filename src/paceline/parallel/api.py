@@ -67,7 +67,7 @@ def parallelize(
     Args:
         model: The plain model, with the same structure on every rank. Rank 0's values are used.
         optimizer: The model's optimizer, or None to evaluate only.
-        loader: A DataLoader whose batch_size is that of all workers together, or any iterable of global batches.
+        loader: A DataLoader whose batch_size counts the samples of all workers, or any iterable of global batches.
         loss: (output, target) -> the mean over the rows, or over the targets that count. None takes the model's own loss:
             the model gets the whole batch, labels too, and returns the loss (0-dim), a dict or an object with `loss`, or a
             tuple that starts with the loss.

@@ -127,7 +127,7 @@ def _ms(one: Forecast) -> str:
 def measure(
     task: Task, optimizer: torch.optim.Optimizer | None, sample: object, place: WorldPlace, bandwidth_bytes_s: float
 ) -> Measured:
-    """Measure the model's blocks for a microbatch and for one worker's share of it.
+    """Measure the model's blocks for a microbatch and for one worker's part of it.
 
     `sample` is a global batch. The model is left unchanged.
     """
@@ -141,7 +141,7 @@ def measure(
 
 
 def available_bytes(device: torch.device) -> int:
-    """Return the number of bytes that this process may still allocate.
+    """Return how many bytes this process may still allocate.
 
     On a CPU this is an equal share of the machine's free memory for each worker of the machine.
     """

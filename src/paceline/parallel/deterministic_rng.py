@@ -177,7 +177,7 @@ class Steady(DispatchMode):  # type: ignore[no-untyped-call]
 
 @contextlib.contextmanager
 def drawing() -> Iterator[None]:
-    """Within the block, let operations draw random numbers although `Steady` is active."""
+    """Within the block, let operations draw random numbers although `Steady` fixes them."""
     before, Steady.draws = Steady.draws, True
     try:
         yield

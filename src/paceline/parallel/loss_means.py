@@ -134,7 +134,7 @@ def _is_sum(node: Any) -> bool:
 
 
 def _mean_size(node: Any, name: str) -> float | None:
-    """Return how many values a node of autograd's graph averages, else None."""
+    """Return how many values an autograd node averages, None if it is no mean."""
     if name == "MeanBackward" and node.next_functions:
         size = getattr(node, "_saved_self_sym_numel", None)
         return None if size is None else float(size)

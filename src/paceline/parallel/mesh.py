@@ -79,7 +79,7 @@ class World(WorldPlace):
 
     @property
     def replicas(self) -> int:
-        """The number of replicas, which share each batch."""
+        """The number of replicas; each batch is split among them."""
         return self.layout.replicas
 
     @property
@@ -109,7 +109,7 @@ class World(WorldPlace):
 
 
 def coordinates(layout: Layout, rank: int) -> dict[str, int]:
-    """Return axis -> index of the rank in the layout."""
+    """Return the rank's index along each axis of the layout."""
     indices: dict[str, int] = {}
     for axis in reversed(AXES):
         rank, indices[axis] = divmod(rank, int(getattr(layout, axis)))
@@ -136,7 +136,7 @@ def start(device: torch.device | str | None = None) -> WorldPlace:
 
 
 def joined(place: WorldPlace) -> World:
-    """Return the world of all ranks, without process groups, before a layout is chosen.
+    """Return the world without process groups, before a layout is chosen.
 
     Every rank must call this.
     """

@@ -36,7 +36,7 @@ class Skeleton:
         self._mirror = AttributeMirror(model, self._model, by_version=True) if self._model is not None else None
 
     def follow(self) -> None:
-        """Copy changed attributes of the model's modules to this skeleton."""
+        """Copy changed attributes of the model's modules to this meta copy."""
         if self._mirror is None:
             return
         try:

@@ -102,5 +102,5 @@ class OriginalParameters:
         adopt(optimizer, self._names, self._params, params)
 
     def forget(self) -> None:
-        """Drop the references to the whole parameters, so that their memory becomes free."""
+        """Drop the references to the whole parameters, to free their memory."""
         self._params = {}

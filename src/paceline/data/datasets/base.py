@@ -55,7 +55,7 @@ class AnyDataset:
 
     @classmethod
     def from_folder(cls: type[D], reference: DataReference, path: str | os.PathLike[str]) -> D:
-        """Create a script's dataset for the input `reference` with files at `path`."""
+        """Create the dataset of a run's input (`reference`), whose files are at `path`."""
         # Dataset names contain no colon, so this splits "digits:3" into its name and version.
         name, _, version = (reference.dataset or "").rpartition(":")
         return cls(

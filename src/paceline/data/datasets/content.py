@@ -1,7 +1,7 @@
 """Content hashes of a dataset's files.
 
-Object stores report a hash; local files report only a modification time, so their content is hashed here. Hashes are cached
-beside the data cache, keyed by inode, size and modification time.
+Object stores report a hash. Local files have only a modification time, so this module hashes their content. The hashes are
+cached beside the data cache, keyed by inode, size and modification time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BUSY_S = 30.0
 
 
 def with_content(infos: Sequence[FileInfo], workspace_dir: Path) -> list[FileInfo]:
-    """Return the files, with each local file's content hash as version.
+    """Return the files; for local ones, `version` is the content hash.
 
     Raises:
         TransferError: A file can't be read.

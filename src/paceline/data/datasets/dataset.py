@@ -254,7 +254,7 @@ class Dataset:
 
 
 def opened(reference: DataReference, path: str | os.PathLike[str]) -> FileDataset | TabularDataset:
-    """Return a script's dataset for the input `reference` with files at `path`."""
+    """Return the dataset of a run's input (`reference`), whose files are at `path`."""
     return (TabularDataset if reference.table else FileDataset).from_folder(reference, path)
 
 
@@ -301,7 +301,7 @@ def _target(target: Any) -> tuple[Any, str]:
 
 
 def check_registration(reference: DataReference) -> None:
-    """Raise DataError if a run's output has an invalid name for its dataset."""
+    """Raise DataError if an output would be registered under an invalid name."""
     if reference.registered is not None:
         check_dataset_name(json.loads(reference.registered)["name"])
 

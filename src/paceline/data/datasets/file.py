@@ -114,7 +114,7 @@ class TabularDataset(AnyDataset):
 
     @classmethod
     def from_folder(cls, reference: DataReference, path: str | os.PathLike[str]) -> TabularDataset:
-        """Create a script's dataset for the input `reference` with files at `path`.
+        """Create the dataset of a run's input (`reference`), whose files are at `path`.
 
         If the input has no format, the file extensions decide.
 

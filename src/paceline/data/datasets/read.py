@@ -51,7 +51,7 @@ def format_of(files: Sequence[LocalFile]) -> str:
 
 
 def read_frames(files: Sequence[LocalFile], reading: Reading, steps: Steps) -> pandas.DataFrame:
-    """Read all files' rows into one frame, and apply the dataset's steps, such as filters.
+    """Read all rows into one frame, and apply the dataset's steps, such as filters.
 
     Empty text files have no rows. If the first step is ("take", n), reading stops after the file that completes n rows.
 

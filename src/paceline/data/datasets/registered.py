@@ -313,7 +313,7 @@ def compare(dataset: str, then: Then, now: Sequence[FileInfo]) -> ContentCheck:
 
     Args:
         dataset: Name of the dataset, for messages.
-        then: The files at registration, as (datastore, path) -> (size, version).
+        then: The files at registration, as (datastore, path) -> (size, content hash).
         now: The current files.
     """
     there = {(info.datastore, info.path): (info.size, info.version) for info in now}

@@ -3,12 +3,12 @@
 The sample at a position depends only on length, seed, epoch and position. So every rank computes its own samples at any world
 size, and a run can resume at any position. The module needs only the standard library, and uses numpy if installed, for speed.
 
-The permutation is a Feistel network of 8 rounds (Luby and Rackoff, 1988) over the numbers of b bits, the fewest that hold the
-length but at least 8. It changes halves of b // 2 and b - b // 2 bits in turn. Results beyond the length are permuted again
-until they fall inside: cycle walking (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
+The permutation is a Feistel network of 8 rounds (Luby and Rackoff, 1988) over numbers of b bits; b is the bit length of the
+largest position, but at least 8. The rounds change the two halves of a number (b // 2 and b - b // 2 bits) in turn. A result
+beyond the length is permuted again until it falls inside: cycle walking (Black and Rogaway, 2002).
 
-The round function is Chris Wellons' `lowbias32` (github.com/skeeto/hash-prospector) of the other half xor the round key. The
-keys are the eight big-endian words of SHA-256 of "paceline order 1 seed=<seed> epoch=<epoch>".
+A round changes one half by `lowbias32(other half xor round key)`, a hash by Chris Wellons (github.com/skeeto/hash-prospector).
+The eight round keys are the big-endian words of SHA-256 of "paceline order 1 seed=<seed> epoch=<epoch>".
 
 Never change the algorithm: checkpoints hold positions in it.
 """

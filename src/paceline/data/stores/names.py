@@ -17,7 +17,7 @@ _MAX_PART_BYTES = 255
 def check_relative(path: str, where: str) -> str:
     """Return `path` if it can be a file below a folder, else raise DataError.
 
-    The path must be relative, without `..`, `.`, NUL, or empty or overlong parts. `where`: its place, for messages.
+    The path must be relative, without `..`, `.`, NUL, or empty or overlong parts. `where`: the store or folder, for messages.
     """
     for part in path.split("/"):
         if part in ("", ".", ".."):

@@ -35,7 +35,7 @@ _AT_ONCE = 4
 
 
 def object_store(store: Store) -> Any | None:
-    """Return obstore's object for the bucket, or None if s3fs must be used."""
+    """Return obstore's client for the bucket, or None if s3fs must be used."""
     if store.kind != "s3" or importlib.util.find_spec("obstore") is None:
         return None
     options: dict[str, Any] = {**store.record.options, **store.secrets.options()}

@@ -148,7 +148,7 @@ class Partial:
 def claim(path: Path, size: int, *, wait: bool) -> Partial | None:
     """Lock the partial file at `path`, which ends in .part.
 
-    If another process has the lock, return None: at once, or with `wait` after that process has released it. The caller then
+    If another process has the lock, return None: immediately, or with `wait` when that process releases it. The caller then
     checks whether the other process has completed the download, and else calls again.
     """
     while True:

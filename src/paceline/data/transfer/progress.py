@@ -51,7 +51,7 @@ class Meter:
 
 
 def terminal_bar(verb: str, stream: IO[str] | None = None) -> Progress | None:
-    """Return a function that draws a progress bar after `verb`, or None without a terminal."""
+    """Return a function that prints `verb` and a progress bar, or None without a terminal."""
     out = stream or sys.stderr
     if not out.isatty():
         return None

@@ -155,7 +155,7 @@ def output_files(reference: DataReference, run_dir: Path) -> tuple[list[tuple[st
 
 
 def left_out_text(reference: DataReference, name: str, why: str) -> str:
-    """Return the message that an output excludes an entry. why: such as "a socket"."""
+    """Return a message: the output excludes the entry `name`. why: such as "a socket"."""
     return f"output {reference.name!r}: {name!r} is {why}, and is left out"
 
 

@@ -75,7 +75,7 @@ def from_py_spy(text: str, pid: int) -> list[Thread]:
 
 
 def under_way(data: bytes) -> Recorded:
-    """Return the unfinished collectives in the data of torch's flight recorder.
+    """Return the unfinished collectives in data of torch's flight recorder.
 
     Raises:
         ValueError: The data does not come from torch's flight recorder.

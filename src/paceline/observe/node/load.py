@@ -273,7 +273,7 @@ class WorkerLoads:
         return found
 
     def _memory(self, held: Mapping[int, int], now: float) -> float:
-        """Return the bytes of a worker and its children, shared pages once.
+        """Return the memory of a worker and its children. Count shared pages once.
 
         held: Pid -> resident bytes, the worker first. The exact sum is slow, so it is computed only now and then.
         """

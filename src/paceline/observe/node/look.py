@@ -86,7 +86,7 @@ def look(folder: str, ranks: list[int], *, native: bool, notes: list[str]) -> di
 
 
 class Worker:
-    """One worker, and the facts about it that were collected so far."""
+    """A worker, with its state and stacks as far as they were collected."""
 
     def __init__(self, folder: str, rank: int) -> None:
         self.rank = rank
@@ -135,7 +135,7 @@ class Worker:
         return not self._is_asked or since_s - self._asked_s > _ANSWER_S
 
     def look_at_children(self) -> None:
-        """Store the worker's stacks, then those of its child processes."""
+        """Store the worker's stacks, then its child processes' stacks."""
         self._take(self._dump, self.found)
         self.found["children"] = children = []
         if "pid" not in self.found:
@@ -154,7 +154,7 @@ class Worker:
         self.empty()
 
     def empty(self) -> None:
-        """Truncate the file for stack dumps, so that the next program finds it empty."""
+        """Truncate the file for stack dumps, which the next stack dump must find empty."""
         with contextlib.suppress(OSError):
             os.truncate(self._stacks, 0)
 
@@ -186,7 +186,7 @@ class Worker:
     def asked_of(self, pid: int, found: ProcessFacts, *, only_main: bool = False) -> Dump | None:
         """Request a process's stack dump, and return it; None if that is impossible.
 
-        found: Facts about the process, to which the reason is added.
+        found: The process's state. If a dump is impossible, the reason is added.
         only_main: Request only the main thread.
         """
         if found["state"] in "Tt":
@@ -259,7 +259,7 @@ class Dump:
         self._is_taken = False
 
     def is_done(self) -> bool:
-        """Read a thread's stack, or request the next one. Return True after the last."""
+        """Read a thread's stack, or request the next thread's. Return True after the last."""
         now = time.monotonic()
         if self._thread:
             if not self._has_answered(now):

@@ -1,7 +1,7 @@
 """Read counters of the GPU driver from NVML, NVIDIA's management library.
 
-Hosts without Paceline run this text with their own Python, 3.6 or later. So it needs only the standard library, and
-annotations are in quotes.
+Hosts without Paceline run this file's text with their own Python, 3.6 or later. So the file needs only the standard
+library, and annotations are in quotes.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Find a machine's GPUs and cores that processes outside Paceline use.
 
-Hosts without Paceline run this text with their own Python, 3.6 or later. So it needs only the standard library, and
-annotations are in quotes.
+Hosts without Paceline run this file's text with their own Python, 3.6 or later. So the file needs only the standard
+library, and annotations are in quotes.
 """
 
 # ruff: noqa: UP031

@@ -66,7 +66,7 @@ def threads(pid: int) -> list[int]:
 
 
 def signal_thread(pid: int, thread: int, number: int) -> None:
-    """Send a signal to one thread. Where this is unsupported, ignore all but the main thread."""
+    """Send a signal to one thread. Where this is unsupported, only a main thread gets it."""
     call = _TGKILL.get(os.uname().machine) if sys.platform.startswith("linux") else None
     if call is None:
         if thread == pid:

@@ -2,7 +2,7 @@
 
     global order     from the loader's sampler, seed and epoch: the same with any number of workers
     global batch     the next `batch_size` samples of that order, for all workers together
-    own rows         the rows of this rank's replica, which alone this rank reads and collates
+    own rows         the rows of this rank's replica; this rank reads and collates no others
 
 So the epoch and the number of samples consumed by all workers describe a position, whatever the number of workers. Only torch's
 DataLoader over a map-style dataset is loaded like this. Any other loader must yield whole global batches, equal on every rank.

@@ -251,7 +251,7 @@ def agree_on_batch(batch: object, world: World) -> None:
 
 
 def tags(place: tuple[int, ...]) -> tuple[int, int]:
-    """Return a training position's hash and the hash's square, to compare by sums."""
+    """Return a position's hash and its square, whose sums show whether ranks agree."""
     # Keep tags below 64: sums of tags, and of squared tags, over all ranks must be exact in float32.
     tag = zlib.crc32(repr(place).encode()) % 64
     return tag, tag * tag
@@ -307,7 +307,7 @@ def agree_on_written(sums: Tensor, names: Sequence[str], world: World) -> None:
     The check sends no message if the values agree.
 
     Args:
-        sums: The sums over the replica group of the size of the written values (`shard.size_of`), and of its square.
+        sums: Two sums over the replica group: of the written values' size (`shard.size_of`), and of the square of this size.
         names: The parameters that this rank's forward pass has changed.
         world: This rank, with the process groups of its layout.
 

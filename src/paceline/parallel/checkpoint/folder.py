@@ -173,7 +173,7 @@ class Save:
     """The save of one rank. Rank 0 also completes the checkpoint.
 
     The ranks' background threads report to rank 0 by files: a part gets its name once it is complete, and the file
-    `<part>.failed` reports a failure. Messages over a process group could mix with those of training.
+    `<part>.failed` reports a failure. Messages over a process group could mix with training's.
     """
 
     def __init__(self, world: World, folder: Path, saving: Saving | None, record: bytes) -> None:

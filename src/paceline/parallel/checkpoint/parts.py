@@ -1,4 +1,4 @@
-"""The parts of a checkpoint: each rank's file of the tensors, or pieces of tensors, that it writes.
+"""The parts of a checkpoint: one file per rank, with the tensors or pieces of tensors that the rank writes.
 
     part_0_of_4.safetensors     rank 0's pieces
 

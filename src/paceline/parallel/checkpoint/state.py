@@ -102,7 +102,7 @@ class HeldState:
         return tensors
 
     def first_names(self) -> dict[str, str]:
-        """Return name -> first name of each tensor on this rank.
+        """Return each name -> the tensor's first name, for this rank's tensors.
 
         The first name of a tied tensor may belong to another pipeline stage.
         """

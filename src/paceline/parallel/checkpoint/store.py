@@ -134,7 +134,7 @@ class _Pace:
     def writers(self, boxes: list[Box], digests: list[str]) -> dict[Box, int]:
         """Return piece of a tensor -> the rank that writes it.
 
-        `boxes` are this rank's pieces, `digests` hashes of all ranks' pieces. If these have changed, every rank must call this.
+        `boxes` are this rank's pieces, `digests` hashes of all ranks' pieces. Every rank must call this if the hashes are new.
         """
         if digests != self._digests:
             self._writers = writers([[_box(*box) for box in of_rank] for of_rank in gather(boxes)])

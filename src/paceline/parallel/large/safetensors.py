@@ -5,7 +5,7 @@
     index: {"metadata": {"total_size": bytes}, "weight_map": {name: file}}
 
 See https://github.com/huggingface/safetensors#format. The library of that project writes a whole file from tensors in memory,
-for which a worker of a large model has no room.
+but a worker of a large model lacks the memory for all of a file's tensors.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def initialise(model: nn.Module, seed: int = 0) -> nn.Module:
 class TensorValues:
     """The source of the initial values of a model's parameters and buffers.
 
-    `folder` contains safetensors. With None the values are those of the constructor.
+    `folder` contains safetensors. With None, the constructor's operations are replayed.
 
     Raises:
         ParallelError: A value is unknown, or missing from the folder.
@@ -323,8 +323,8 @@ class _Blank(Recorder):  # type: ignore[no-untyped-call]
     def value_before(self, param: nn.Parameter, name: str) -> object:
         """Return the value that a parameter had when the module registered it.
 
-        The result is None for an uninitialised parameter, and a number if all its values are equal. It is `_KEPT` for a
-        small parameter, which stays in memory.
+        The result is None for an uninitialised parameter, a number if all its values are equal, and the marker `_KEPT` for
+        a small parameter, whose values stay in memory.
         """
         storage = param.untyped_storage()
         # Compare the storage objects as well as the addresses, because a new storage may reuse an address.

@@ -2,8 +2,8 @@
 
     trace -> boundaries -> costs -> cut -> segments -> stages -> schedule
 
-Its results are those of accumulating gradients over the same microbatches in one process. BatchNorm therefore sees one
-microbatch at a time. Dropout draws from a separate random stream in each stage.
+It computes the same results as one process that accumulates gradients over the same microbatches. BatchNorm therefore sees
+one microbatch at a time. Dropout draws from a separate random stream in each stage.
 """
 
 from __future__ import annotations

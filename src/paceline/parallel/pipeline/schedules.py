@@ -47,7 +47,7 @@ def check_microbatches(schedule: str, workers: int, microbatches: int) -> None:
 def run(
     schedule: str, stages: Sequence[Stage], microbatches: int, messages: StageMessages
 ) -> Iterator[tuple[int, Tensor]]:
-    """Run one step. On the last stage's worker, yield (microbatch, result) of each microbatch.
+    """Run one step. On the last stage's worker, yield each microbatch's (number, result).
 
     Every worker must exhaust the iterator. A prediction uses the schedule "forward", under torch.no_grad. If the last batch of
     an epoch has too few microbatches for the schedule, all forward passes come before the backward passes.

@@ -154,7 +154,7 @@ def bubble(schedule: str, workers: int, microbatches: int, chunks: int = 1) -> f
 
 @lru_cache(maxsize=4096)
 def in_flight(schedule: str, stage: int, stages: int, workers: int, microbatches: int) -> int:
-    """Return the largest number of microbatches whose activations the stage holds at once."""
+    """Return the largest number of microbatches whose activations a stage holds together."""
     kept = most = 0
     for call in order(schedule, stage % workers, workers, microbatches, stages // workers):
         if call.stage == stage:

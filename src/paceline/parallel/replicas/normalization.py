@@ -1,7 +1,7 @@
 """Batch normalisation over the batch of all replicas, so that a step equals a step in one process.
 
-torch's SyncBatchNorm supports only GPUs. Here the model's BatchNorm modules stay the same objects, with their parameters,
-buffers and hooks. Only their class changes, to a subclass with another `forward`.
+torch's SyncBatchNorm supports only GPUs. In Paceline, the model's BatchNorm modules stay the same objects, with their
+parameters, buffers and hooks. Only their class changes, to a subclass with another `forward`.
 """
 
 from __future__ import annotations

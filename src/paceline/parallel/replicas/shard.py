@@ -288,7 +288,7 @@ class Written:
 
 
 def size_of(param: Tensor) -> float:
-    """Return the sum of absolute values of a parameter, or this rank's part."""
+    """Return the sum of absolute values of a parameter or of this rank's part."""
     return float(local(param.detach()).abs().sum(dtype=torch.float64))
 
 

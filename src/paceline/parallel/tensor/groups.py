@@ -41,7 +41,7 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """The facts about a model that one forward pass has shown.
+    """Facts about a model, found in one forward pass.
 
     Attributes:
         calls: Module's name -> the number of its calls, in the order of first calls.
@@ -127,7 +127,7 @@ class _Record:
     outputs: list[tuple[str, Tensor]] = field(default_factory=list)
 
     def add(self, name: str, module: nn.Module, args: tuple[object, ...], output: object) -> object:
-        """Record a layer's call. Return a copy of the output, for later code."""
+        """Record a layer's call. Return a copy of the output to pass on."""
         self.calls[name] = self.calls.get(name, 0) + 1
         if not isinstance(output, Tensor) or output.grad_fn is None:
             return output
@@ -162,7 +162,7 @@ def _groups(record: _Record, direct: frozenset[str]) -> Iterator[Group]:
 
 
 def _sources(node: Node, made: Mapping[Node, str]) -> set[str]:
-    """Return the layers whose outputs feed an autograd node; none if parameters do."""
+    """Return the layers that feed an autograd node; none if a parameter feeds it too."""
     if node in made:
         return {made[node]}
     layers: set[str] = set()

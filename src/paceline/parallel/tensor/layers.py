@@ -92,7 +92,7 @@ def deal(module: nn.Module, pieces: int, group: dist.ProcessGroup | None) -> Non
 
 
 def part_of(whole: Tensor, pieces: int, part: int, parts: int) -> Tensor:
-    """Return part number `part` of `parts` of each piece, such as q, k and v."""
+    """Cut each piece, such as q, k and v, into `parts`. Return the pieces' part number `part`."""
     if pieces == 1:
         size = whole.shape[-1] // parts
         return whole.narrow(-1, part * size, size)

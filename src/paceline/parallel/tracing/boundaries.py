@@ -37,7 +37,7 @@ class Boundaries:
         self._last_use = {node: self._find_last_use(node) for node in traced.order}
 
     def marks(self) -> list[tuple[Mark, int]]:
-        """Return (mark, number of graph nodes before it) for each possible cut."""
+        """Return (position, number of graph nodes before it) for each possible cut."""
         seen: dict[str, int] = {}
         marks: list[tuple[Mark, int]] = []
         for name, index in self.traced.entries:
@@ -107,7 +107,7 @@ class Boundaries:
         return None
 
     def written_after(self, node: fx.Node, index: int) -> bool:
-        """Return whether a graph node from number `index` on changes `node`'s value in place."""
+        """Return whether graph node number `index` or a later one changes `node`'s value in place."""
         return any(node.meta["storage"] in later.meta["writes"] for later in self.traced.order[index:])
 
     def _find_recomputed(self) -> frozenset[fx.Node]:

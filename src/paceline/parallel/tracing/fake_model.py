@@ -150,7 +150,7 @@ class AttributeMirror:
 def attributes_kept(model: nn.Module) -> Iterator[Callable[[], None]]:
     """After the block, restore modules' attributes and forward hooks.
 
-    Yield a function that restores them at once.
+    Yield a function that restores them within the block too.
     """
     saved = [(module, plain_attributes(module)) for module in model.modules()]
     # Restore hooks as well as attributes: a model may add a hook in its first call, and record in an attribute that it did so.

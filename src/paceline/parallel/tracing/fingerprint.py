@@ -1,8 +1,8 @@
 """Fingerprints of Python values, by which changes are detected.
 
-The fingerprint of a number or string is its value, of a container its contents, and of a config object or dataclass its
-attributes. A tensor, a module or any opaque object has its identity as fingerprint, so a tensor that is changed in place keeps
-its fingerprint.
+A fingerprint is the value of a number or string, the contents of a container, or the attributes of a config object or
+dataclass. For a tensor, a module or any opaque object it is the object's identity, so a tensor that is changed in place
+keeps its fingerprint.
 """
 
 from __future__ import annotations

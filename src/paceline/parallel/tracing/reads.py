@@ -80,7 +80,7 @@ class Reads:
         )
 
     def moved(self, other_of: Callable[[nn.Module], nn.Module]) -> Reads:
-        """Return these reads for a copy of the model (`other_of`: module -> copy)."""
+        """Return the same reads, but of a copy of the model (`other_of`: module -> copy)."""
         moved = Reads()
         for key, read in self.found.items():
             own = (key, read)
@@ -173,9 +173,9 @@ def _note_attribute(reads: Reads, module: nn.Module, name: str, name_of: Callabl
 def _note_names(
     reads: Reads, own: dict[str, object], names: Iterable[str], attributes: tuple[str, ...], depth: int = 3
 ) -> None:
-    """Record the globals `names` in `own`. In modules among them, record the names `attributes`.
+    """Record the globals `names` in `own`. If one is a Python module, record its `attributes`.
 
-    `depth` limits how many levels of modules in modules are followed.
+    `depth` limits how many levels of modules within modules are followed.
     """
     for name in names:
         match own.get(name, _ABSENT):
