@@ -35,11 +35,11 @@ _MOST_CHOICES = 200
 
 @dataclass(frozen=True, kw_only=True)
 class RerunChanges:
-    """The changes of a job for a rerun. None keeps the job's value.
+    """The changes of a job for a rerun. A field that is None changes nothing.
 
     Attributes:
-        parameters: Option of the script, such as "--lr" or "lr" -> its value. "true" and "false" turn a switch on and off, and
-            None leaves the option out.
+        parameters: Option of the script, such as "--lr" or "lr" -> its value. "true" and "false" turn a switch on and off; the
+            value None removes the option.
         arguments: Further arguments, which are added at the end.
         node_count: A number, or "2..4".
         resume: Start from the checkpoints of the earlier run.
@@ -87,7 +87,7 @@ def rerun(
     `values` has values of the job's secrets by name, which replace the values from the secrets' sources.
 
     Raises:
-        RunStateError: A program logged the run, or the run is a pipeline or a sweep.
+        RunStateError: The run was not submitted but logged by a program, or it is a pipeline or a sweep.
         JobError: A change is wrong. The message names all wrong changes.
         UserError, TargetError: As for `paceline.submit.submit`.
     """

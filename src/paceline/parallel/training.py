@@ -372,7 +372,7 @@ class Parallel:
         return {"progress": dataclasses.asdict(self._progress), "random": self._streams.state_dict()}
 
     def load_state(self, state: TrainingState) -> None:
-        """Restore progress and random state from any layout's result of `state`."""
+        """Restore the result of the method `state`, even of another layout."""
         self._progress = self._resume = Progress(**state["progress"])
         self._streams.load_state_dict(state["random"])
 
@@ -456,6 +456,6 @@ class Parallel:
             broadcast(list(self.executor.module.buffers()), self.world.replica_group)
 
     def _place(self, batch: object) -> tuple[int, int, int]:
-        """Return the numbers (epoch, samples consumed after this batch, finished steps)."""
+        """Return (epoch, consumed samples including this batch, finished steps)."""
         known = batch if isinstance(batch, (OwnBatch, GlobalBatch)) else self._progress
         return known.epoch, known.consumed, self._progress.steps

@@ -1,4 +1,4 @@
-"""Control one pipeline: `python -m paceline.pipelines RUN_DIR FD`."""
+"""Control one pipeline: `python -m paceline.pipelines RUN_DIR FD`. FD is the descriptor of the run's lock."""
 
 from __future__ import annotations
 

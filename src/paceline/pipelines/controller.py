@@ -104,7 +104,7 @@ class _Dispatcher:
         """Start all steps whose predecessors are Completed.
 
         Raises:
-            PacelineError: A step cannot be submitted, or its engine has accepted nothing for an hour.
+            PacelineError: A step cannot be submitted, or the target's engine, such as Slurm, has refused all steps for an hour.
         """
         for step in [*(step for step in self._pipeline.steps if step.is_cut_off), *self._pipeline.ready()]:
             refusals = self._refusals[step.spec.job.compute_target]

@@ -153,7 +153,7 @@ def submit_pipeline(
     values: Mapping[str, str] | None = None,
     leave_out: Sequence[Path] = (),
 ) -> RunFolder:
-    """Start a pipeline and return its folder at once.
+    """Start a pipeline and return its folder immediately.
 
     `directories`: Source directory of each step.
     `run_id`: The id that `spec` was made for.
@@ -161,7 +161,7 @@ def submit_pipeline(
     `leave_out`: As for `paceline.submit.submit`.
 
     Raises:
-        UserError: The pipeline is known to fail before any process starts; the message names the step.
+        UserError: Checks before the start show that the pipeline would fail; the message names the step.
         TargetError: The controller could not be started.
     """
     check_experiment_name(experiment)

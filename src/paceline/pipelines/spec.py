@@ -18,7 +18,7 @@ class StepSpec:
     """One step of a pipeline.
 
     Attributes:
-        job: The job that is submitted if no earlier step is reused.
+        job: The job that is submitted, unless the step reuses the outputs of a former run.
         after: Numbers of the steps that must be Completed first.
         takes: {input's name: (number of the step that writes the input, name of this step's output)}.
         source_directory, snapshot_id, git: The step's source.

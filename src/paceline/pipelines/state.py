@@ -40,7 +40,7 @@ class StepState:
 
 
 class PipelineState(ParentState):
-    """A pipeline's record and its steps, for the holder of the pipeline's lock."""
+    """A pipeline's record and steps, used only by the holder of its lock."""
 
     def __init__(self, folder: RunFolder) -> None:
         super().__init__(folder)

@@ -58,7 +58,7 @@ class BugReport(TypedDict, total=False):
 
 
 def bug_report(folder: RunFolder | None, *, messages: bool = False) -> BugReport:
-    """Return the facts for a bug report.
+    """Return the contents of a bug report.
 
     folder: The run to report about, or None. messages: Include the texts of exceptions.
     """

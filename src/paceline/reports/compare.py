@@ -35,7 +35,7 @@ PARTS = ("last", "best", "min", "max")
 
 
 class FactJson(TypedDict):
-    """A fact and its value in each compared run, as JSON."""
+    """A row of the comparison: its name and each run's value."""
 
     kind: str
     name: str

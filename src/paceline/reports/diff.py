@@ -320,7 +320,7 @@ class FileChange:
 
 
 def file_changes(a: Path, b: Path) -> Iterator[FileChange]:
-    """Yield a `FileChange` for each file that differs between two source folders."""
+    """Yield the change of each file that differs between two source folders."""
     mine, theirs = _files(a), _files(b)
     for name in sorted(mine | theirs):
         status = "added" if name not in mine else "removed" if name not in theirs else "changed"

@@ -89,7 +89,7 @@ class Usage:
 def summed(runs_dir: Path, by: str, *, since: dt.datetime | None = None) -> list[Usage]:
     """Return the usage of runs, summed by "user", "experiment", "target" or "week".
 
-    since: Count only runs that were submitted after this time. A sweep counts through its trials.
+    since: Count only runs that were submitted after this time. A sweep's usage is the usage of its trials.
     """
     usage_by_key: dict[str, Usage] = {}
     for record in read.all_records(runs_dir):

@@ -60,7 +60,7 @@ class FailureReport:
     """The reason why a run failed, with the first worker that failed.
 
     Args:
-        cause: A key of `CAUSES`.
+        cause: A key of `CAUSES`, such as "exception" or "node_lost".
         message: One sentence on the failure.
         rank, node: The first worker to fail; None if no worker is to blame.
         attempt: Number of the attempt that failed.
@@ -126,7 +126,7 @@ class FailureReport:
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """Return a log's last non-empty line, or the text inside a box-drawing frame."""
+    """Return a log's last non-empty line; if it ends a box-drawing frame, the text inside."""
     found = [line for line in lines if line.strip()]
     if not found:
         return ""

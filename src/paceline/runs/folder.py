@@ -216,7 +216,7 @@ class RunFolder:
         return sorted(int(found[1]) for name in names if (found := _RANK_LOG.fullmatch(name)))
 
     def ranks(self, world_size: int) -> range:
-        """Return the ranks below `world_size`, or up to a higher rank that logged."""
+        """Return the ranks below `world_size`, or up to the highest rank with a log."""
         attempts = self.path.glob("attempts/*")
         logs = (rank for path in attempts if path.name.isdecimal() for rank in self.ranks_with_log(int(path.name)))
         return range(1 + max((world_size - 1, *logs, *metric_logs(self.metrics))))
@@ -230,11 +230,11 @@ class RunFolder:
         return self.path.joinpath("attempts", str(attempt), f"start_{rank}.json")
 
     def spare(self, attempt: int, node_rank: int) -> Path:
-        """Return the file that describes a node's warm process: its modules and memory."""
+        """Return the file that describes the idle process that forks a node's workers."""
         return self.attempt(attempt) / f"spare_{node_rank}.json"
 
     def keeper(self, attempt: int, node_rank: int) -> Path:
-        """Return the file with the port of a node's in-memory state keeper."""
+        """Return the file with the port of a node's process that keeps training states."""
         return self.attempt(attempt) / f"keeper_{node_rank}.json"
 
     def kept(self, attempt: int, rank: int | str) -> Path:
@@ -250,7 +250,7 @@ class RunFolder:
         return self.path.joinpath("attempts", str(attempt), f"error_{rank}.json")
 
     def worker_end(self, attempt: int, rank: int) -> Path:
-        """Return the file that says how a worker ended, for supervisors other than its parent."""
+        """Return the file that says how a worker ended, unless the supervisor is its parent."""
         return self.path.joinpath("attempts", str(attempt), f"end_{rank}.json")
 
     def worker_alone(self, attempt: int, rank: int) -> Path:
@@ -266,7 +266,7 @@ class RunFolder:
         return self.attempt(attempt) / f"memory_{rank}.json"
 
     def hang_report(self, attempt: int) -> Path:
-        """Return the hang report. The `.json` file beside it has all stacks."""
+        """Return the hang report's path. The `.json` file beside it has all stacks."""
         return self.attempt(attempt) / "hang.txt"
 
     def hangs(self, attempt: int) -> Path:

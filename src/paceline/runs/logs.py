@@ -109,7 +109,7 @@ class LineAssembler:
         yield text
 
     def overdue(self) -> Iterator[str]:
-        """Yield an unfinished line that has waited too long, except a progress bar."""
+        """Yield a line that stays unfinished for a second, except a progress bar."""
         if self._partial and b"\r" not in self._partial and time.monotonic() - self._since > _PATIENCE_S:
             self.begin = self._begin
             yield _decode(self._partial)

@@ -300,7 +300,7 @@ def _entries(paths: Mapping[int, Path], name: str | None) -> dict[int, dict[str,
 def _in_sequence(attempts: Mapping[int, dict[str, list[MetricEntry]]]) -> dict[str, list[MetricEntry]]:
     """Return one rank's entries as if its attempts were one uninterrupted run.
 
-    attempt 1      step 0 1 2 3 4         killed; its last checkpoint was that of step 3
+    attempt 1      step 0 1 2 3 4         killed; its last checkpoint was from step 3
     attempt 2            .  .  . 3 4 5 6
     together       step 0 1 2 | 3 4 5 6
     """
@@ -323,8 +323,8 @@ def _taken_up(before: list[MetricEntry], entries: list[MetricEntry], *, is_last:
 
     Steps that the later attempt logged again replace the earlier ones. Entries without a step stay.
 
-    is_last: Whether no later attempt logged anything. Then all earlier entries from its first step on are removed. Otherwise a
-    third attempt may continue from them, if it has resumed from a checkpoint of the first attempt.
+    is_last: Whether no attempt after the later one logged anything. Then all earlier entries from its first step on are removed.
+    Otherwise earlier entries after its last step stay, since a third attempt may have resumed from a checkpoint of the first.
     """
     steps = [step for entry in entries if (step := _step(entry)) is not None]
     if not steps:

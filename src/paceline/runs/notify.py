@@ -44,7 +44,7 @@ _SENDMAIL = ("/usr/sbin/sendmail", "/usr/lib/sendmail")
 def tell(folder: RunFolder, record: RunRecord, event: str, digest: str = "") -> list[str]:
     """Send the notifications of a run's event. Return a sentence for each failure.
 
-    Each receiver gets the notification of the run's end once, even if another process has to close the run. The sentences
+    Each receiver gets the notification of the run's end once, even if another process has to record that end. The sentences
     contain no URL.
 
     record: The record that will be written after this call. Its job names the receivers.
@@ -73,7 +73,7 @@ def tell(folder: RunFolder, record: RunRecord, event: str, digest: str = "") -> 
 
 
 def send(said: Notification, receivers: Mapping[str, str | None], heard: Callable[[str], object] = bool) -> list[str]:
-    """Send a notification to all receivers at once. Return a sentence per failure.
+    """Send a notification to all receivers in parallel. Return a sentence per failure.
 
     receivers: The URL of each receiver's webhook; None for mail and commands. heard: Called with each receiver that got
     the message.

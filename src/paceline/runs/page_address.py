@@ -30,7 +30,7 @@ def announce(workspace_dir: Path, url: str) -> int | None:
 
 
 def page_of(workspace_dir: Path) -> str | None:
-    """Return the live page's address, or None if no server runs here."""
+    """Return the live page's address, or None if no server runs."""
     path = _path(workspace_dir)
     try:
         if not locks.is_held(path):

@@ -130,7 +130,7 @@ class RunRecord:
         status: A value of `paceline.runs.states`.
         parent_run_id: Id of the run of which it is a child, or None.
         sweep: The search of a sweep (`paceline.sweeps.spec`).
-        trial: For a sweep's child: its number, and its point for the sampler (chosen) and for the script (values).
+        trial: For a sweep's child: its number, the sampler's raw values (chosen), and the values that the script gets (values).
         pipeline: The steps of a pipeline (`paceline.pipelines.spec`).
         step: For a pipeline's child: its number, name and cache key, and `reused_from`, the run whose outputs it reuses.
         created_utc: Time of the submission.
@@ -253,7 +253,7 @@ class RunRecord:
         return cls(**values).with_state(data)
 
     def with_state(self, data: Mapping[str, Any]) -> RunRecord:
-        """Return the record with the fields of `data` (`state_json`) replaced."""
+        """Return the record, updated by `data`, a result of `state_json`."""
         values = {name: data[name] for name in STATE_FIELDS if name in data}
         if "attempts" in values:
             values["attempts"] = tuple(Attempt.from_json(attempt) for attempt in values["attempts"] or ())

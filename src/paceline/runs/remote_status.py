@@ -106,7 +106,7 @@ def read(folder: RunFolder, record: RunRecord, goes_on: GoesOn | None = None) ->
 
 
 def refresh(folder: RunFolder) -> None:
-    """Fetch a run's new metrics and files, if its folder here is a copy.
+    """Fetch a run's new metrics and files, if its local folder is a copy.
 
     Call `refresh` before reading those files. It is as quick as `read`: targets ask at most about once a second. Files
     that cannot be fetched now keep their old content, and `status` says why.
@@ -151,7 +151,7 @@ def reads(
 
 
 def is_copy(folder: RunFolder) -> bool:
-    """Return whether the run's folder here is a copy, updated by each reader."""
+    """Return whether the run's local folder is a copy, updated by each reader."""
     return bool(engine(folder).get("mirrored"))
 
 

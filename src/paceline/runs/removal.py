@@ -1,4 +1,4 @@
-"""Remove runs. A run's folder disappears from the list of runs at once, or it stays unchanged.
+"""Remove runs. A run's folder disappears from the list of runs immediately, or it stays unchanged.
 
     runs/<run id>  ->  runs/.gone-<run id>-<token>  ->  nothing
 

@@ -122,7 +122,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         return run_html(self._folder)
 
     def show(self) -> None:
-        """Show a live table in a notebook, elsewhere one line. Return at once.
+        """Show a live table in a notebook, elsewhere one line. Return immediately.
 
         The saved notebook keeps the table from the end of the run, with curves if `paceline[ui]` is installed.
         """
@@ -402,7 +402,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         """Return the metrics by name: a scalar if logged once, else a list.
 
         name: Return only this metric. recursive: Return {run id: metrics} for this run and its children. rank: Return
-        only values of this rank. by_rank: Return {rank: metrics}. If the run's folder here is a copy, new values are
+        only values of this rank. by_rank: Return {rank: metrics}. If the run's local folder is a copy, new values are
         fetched first.
         """
         if recursive:
@@ -580,7 +580,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     # --- canceling, deleting, starting and ending the run
 
     def cancel(self) -> None:
-        """Request the run's end, and return at once.
+        """Request the run's end, and return immediately.
 
         The workers get SIGTERM, and SIGKILL after the grace period. A run that has ended does not change.
         """
@@ -595,7 +595,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
         `Workspace.restore` brings it back for 7 days. Data in datastores stays.
 
-        children: also delete the runs below it. purge: remove everything for good, which frees the space at once.
+        children: also delete the runs below it. purge: remove everything for good, which frees the space immediately.
 
         Raises:
             RunStateError: The run or a child has not ended, or it has children and children=False. Nothing is removed then.
@@ -757,7 +757,7 @@ def _check_numbers(what: str, given: object, there: range, run_id: str) -> None:
 
 
 def _of_all_nodes(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return each input's facts by name, such as "files" and "bytes", over all nodes.
+    """Return {input: its numbers of files and bytes, its fingerprint, ...}, over all nodes.
 
     Numbers are sums over the nodes if each has a part of the input, else one node's numbers. found: A dict per input and node.
     """

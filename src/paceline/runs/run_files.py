@@ -32,7 +32,7 @@ class HasFiles(ABC):
             path_or_stream: File of this machine, or an open binary file.
 
         Raises:
-            FileNameError: The name leaves the run's folder, or lies behind a link that does.
+            FileNameError: The name leaves the run's folder, perhaps by a link.
             RunStateError: Another file has this name.
             UserError: There is no such file.
         """
@@ -65,7 +65,7 @@ class HasFiles(ABC):
     def get_file_names(self) -> list[str]:
         """Return the names of the run's files, sorted: outputs, logs and uploads.
 
-        If the run's folder here is a copy, new files are fetched first. Links to other folders of the run are followed, links
+        If the run's local folder is a copy, new files are fetched first. Links to other folders of the run are followed, links
         that lead out of it are excluded.
         """
         # If this program logs the run, first copy its new files in ./outputs into the run.
@@ -97,7 +97,7 @@ class HasFiles(ABC):
             prefix: Beginning of the names; default: all files.
             output_directory: Folder to write to; default: the current directory.
             output_paths: One path below that folder for each file, instead of its name.
-            append_prefix: Whether paths keep the prefix's folder.
+            append_prefix: Whether the written paths keep the prefix; if False, it is removed from the names.
 
         Raises:
             RunNotFoundError: No file's name begins with `prefix`.

@@ -82,7 +82,7 @@ class LogsMetrics(ABC):
             note(name, f"the {type(media).__name__} was not kept: {why}")
 
     def log_list(self, name: str, value: Iterable[object], description: str = "", step: int | None = None) -> None:
-        """Log a list of scalars at once; generators are consumed.
+        """Log a list of scalars together; generators are consumed.
 
         Args:
             name: Name of the metric.

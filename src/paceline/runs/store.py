@@ -120,8 +120,8 @@ def owner() -> Owner:
 def write(folder: RunFolder, record: RunRecord) -> None:
     """Write `state.json`. The caller holds the run's lock.
 
-    On a full disk, deleting the run's placeholder file frees space for the last records. A state that is not final is
-    dropped instead, so readers keep seeing the previous state.
+    On a full disk, the states Finalizing and later get space by the deletion of the run's placeholder file. Earlier states are
+    not written, so readers keep seeing the previous state.
     """
     try:
         # Sync only the final record: after a power cut a run with any earlier record counts as abandoned in any case.
@@ -395,7 +395,7 @@ def check_own(folder: RunFolder, verb: str) -> None:
     """Raise an error if this user may not change the run.
 
     Raises:
-        RunStateError: The run's folder cannot be written to; the message names its owner.
+        RunStateError: The run's folder cannot be written to. The message says to ask the owner to `verb` the run.
     """
     if folder.path.is_dir() and not os.access(folder.path, os.W_OK):
         raise RunStateError(

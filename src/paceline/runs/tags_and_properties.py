@@ -53,7 +53,7 @@ class Notes:
 
     @property
     def name(self) -> str | None:
-        """The name that lists show; None for child runs and old runs."""
+        """The name that lists show; None if none was given or set."""
         return self.display_name or self.drawn_name
 
 

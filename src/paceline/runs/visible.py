@@ -3,7 +3,7 @@ r"""Escaping of untrusted text for a terminal: a script's lines, tags, names and
 Terminals execute control characters: they clear the screen, set the title, write to the clipboard or reverse a line. So such
 characters are escaped (`\x1b`), or dropped if they only move the cursor.
 
-The sequences are those of ECMA-48 and xterm (https://invisible-island.net/xterm/ctlseqs/ctlseqs.html). Unicode's bidirectional
+ECMA-48 and xterm (https://invisible-island.net/xterm/ctlseqs/ctlseqs.html) define the sequences. Unicode's bidirectional
 formatting reverses text ("Trojan Source", Boucher and Anderson, 2021).
 """
 

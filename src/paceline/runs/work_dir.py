@@ -175,7 +175,7 @@ def _link(folder: RunFolder, top: Path, at: Place) -> None:
 
 
 def _link_names(top: Path, name: str, results: frozenset[str]) -> None:
-    """Create links in `top/name` to the entries of `/name`, except `results`."""
+    """Create links in `top/name` to entries of `/name` whose names are not in `results`."""
     with contextlib.suppress(OSError), os.scandir(f"/{name}") as found:
         names = [entry.name for entry in islice(found, _NAMES)]
         # Create the links relative to the open folder, which takes a third less time than with whole paths.
@@ -244,7 +244,7 @@ def clean(folder: RunFolder) -> None:
 
 
 def _flatten(folder: RunFolder, at: Place) -> None:
-    """Move the copy's remaining files to `work`, and files around it to `work/above`."""
+    """Move the copy's remaining files to `work`, and its parents' files to `work/above`."""
     if not at.copy or not folder.work.is_dir():
         return
     beside = folder.work.with_name(f".{ABOVE}")

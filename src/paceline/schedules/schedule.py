@@ -110,7 +110,7 @@ def since(schedule: Schedule, occurrences: Occurrences) -> dt.datetime:
 
 
 def time_occurrence(due: times.Due, now: dt.datetime, *, late_s: float) -> Occurrence:
-    """Return the latest due time's occurrence (late after `late_s` seconds), with missed earlier times."""
+    """Return the latest due time's occurrence, late after `late_s` seconds; it counts missed earlier times."""
     earlier = [one.isoformat() for one in due.earlier or ()]
     return Occurrence(
         key=f"{TIME}-{due.last:%Y%m%dT%H%M%SZ}",

@@ -1,4 +1,4 @@
-"""The schedules of a workspace, and the events that had happened before each was added."""
+"""The schedules of a workspace, and for each schedule the events that had happened before it was added."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ class Schedules(NamedDocuments[Schedule]):
         return Occurrences(self.folder(name))
 
     def ended_before(self, name: str) -> set[str]:
-        """Return ids of runs that ended before the schedule was added, so they start nothing."""
+        """Return ids of runs that ended before the schedule was added."""
         found = read_json(self.folder(name) / "before.json")
         return set(found) if isinstance(found, list) else set()
 

@@ -38,7 +38,7 @@ _PATIENCE_S = 3600.0
 def tick(workspace_dir: Path, start: Start, now: dt.datetime | None = None) -> list[str]:
     """Start the due runs of this user. Return error messages of schedules that failed.
 
-    Return [] at once if another process already checks the schedules.
+    Return [] immediately if another process already checks the schedules.
     """
     schedules = Schedules(workspace_dir)
     if not schedules.lock_path.parent.is_dir() or (fd := locks.take(schedules.lock_path)) is None:

@@ -37,7 +37,7 @@ class Due:
     Attributes:
         last: The latest due time.
         earlier: The first and the last due time before `last`, or None.
-        count: The number of due times before `last`, at most `MOST`.
+        count: The number of due times before `last`, at most 20,000 (`MOST`).
     """
 
     last: dt.datetime

@@ -149,7 +149,7 @@ def rollback(folder: ServiceFolder, number: int | None = None) -> DesiredState:
 
 
 def request(folder: ServiceFolder, **changes: object) -> DesiredState:
-    """Request changes of a service, such as `workers=2`. Return the new DesiredState."""
+    """Request changes of a service, such as `workers=2`. Return the new desired state."""
     with store.editing(folder):
         record, last = store.stored(folder), store.desired(folder)
         # If the last update failed, change the revision that is served, not the revision that failed.
@@ -176,7 +176,7 @@ def wait(
 
     Raises:
         ServiceFailedError: The request failed or timed out; the message has the reason.
-        ServiceNotFoundError: The service was deleted, as a request for its deletion expects.
+        ServiceNotFoundError: The service was deleted. After a request to delete it, this is the success.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while True:

@@ -148,7 +148,7 @@ class ServiceLoad:
     def points(self, record: ServiceRecord) -> list[LoadPoint]:
         """Return request rates and latencies, oldest first. Sample first if due.
 
-        Samples of this object are more frequent than the history, and replace its points of the same period.
+        This object samples more often than the history, so its points replace the history's points of the same period.
         """
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _PAUSE_S

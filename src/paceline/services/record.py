@@ -2,7 +2,7 @@
 
     Transitioning -> Healthy <-> Unhealthy -> Stopped | Failed
 
-The names of the states are those of the Azure Machine Learning SDK. A reader of the record reports NotResponding if the
+The states have the same names as in the Azure Machine Learning SDK. A reader of the record reports NotResponding if the
 service has no supervisor and the reader can't start one.
 """
 
@@ -139,7 +139,7 @@ class ServiceRecord(_Data):
     port: Listening port; 0 until the first start if the service may choose it.
     revision, workers: The present revision and number of model processes; None before the first revision is served.
     served: All revisions that were ever served, oldest first.
-    settled: Serial of the last request for a change that is done or has failed.
+    settled: Serial of the last request that the service has handled, successfully or not.
     failure: Why that request or the whole service failed, or None.
     updating: The revision that is being prepared, or None.
     restarts: How often a server that had died was started again.

@@ -225,7 +225,7 @@ class Heartbeat:
         os.close(self.fd)
 
     def is_silent(self) -> bool:
-        """Return whether no heartbeat has arrived for `SILENT_S` seconds."""
+        """Return whether no heartbeat has arrived for 60 seconds."""
         with contextlib.suppress(BlockingIOError):
             if os.read(self._read_fd, 4096):
                 self._heard_s = time.monotonic()

@@ -392,7 +392,7 @@ class Service:
         """Serve an earlier revision.
 
         Args:
-            revision: Number of the revision.
+            revision: Number of the revision. Default: the revision that was served before the present one.
             wait: Block until the revision is served.
 
         Raises:

@@ -103,7 +103,7 @@ def stored(folder: ServiceFolder) -> ServiceRecord:
 
 
 def change(folder: ServiceFolder, record: ServiceRecord, **changes: Any) -> ServiceRecord:
-    """Write and return the record with `changes`. Log a new state. The caller holds the lock."""
+    """Write and return the record with `changes`. Log a changed state. The caller holds the lock."""
     now = utc_now()
     new = dataclasses.replace(record, **changes)
     if new == record:
@@ -306,7 +306,7 @@ def _go_on(folder: ServiceFolder, fd: int) -> ServiceRecord:
 
 
 def services_using(workspace_dir: Path, model_id: str) -> list[str]:
-    """Return the names of the services that serve this version of a model.
+    """Return the names of services that serve this model version.
 
     They need its files as long as they run, since each new model process reads them.
     """

@@ -63,7 +63,7 @@ WantedBy=default.target
 
 
 def instructions(folder: ServiceFolder) -> list[str]:
-    """Return the lines that tell a user how to install the unit."""
+    """Return instructions for installing the unit, as lines."""
     return [
         f"Put it into {path(folder)}, then:",
         "  systemctl --user daemon-reload",

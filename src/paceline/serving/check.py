@@ -94,7 +94,7 @@ def _ask(started: StartedModel, config: ServerConfig, sample: bytes | None, outp
 
 
 def _next(started: StartedModel, limit_s: float, doing: str) -> tuple[int, bytes] | str:
-    """Return (kind, payload) of the model process's next frame, or why none arrived while `doing`."""
+    """Return (kind, payload) of the model process's next frame, or an error text that mentions `doing`."""
     started.link.settimeout(limit_s)
     try:
         frame = wire.receive(started.link)

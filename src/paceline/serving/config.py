@@ -229,7 +229,7 @@ def read(config_file: Path) -> ServerConfig:
 
 
 def absolute(config: ServerConfig, folder: Path) -> ServerConfig:
-    """Return the configuration with absolute paths. `folder` is the base of relative paths."""
+    """Return the configuration with relative paths resolved against `folder`."""
 
     def full(path: str | None) -> str | None:
         return None if path is None else os.path.abspath(folder / path)

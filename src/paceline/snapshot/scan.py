@@ -99,7 +99,7 @@ def scan(
             parents, relative to `source`. The run gets links to excluded files. None: the run can't have links, so a
             file that can't be copied is an error.
         wanted: Folders, relative to `source`, that the run gets links to because they hold earlier runs' results.
-        is_whole: Whether to include files beyond the limits, and files that ignore files exclude.
+        is_whole: Whether to include files beyond the limits, and files excluded by ignore files.
 
     Raises:
         SnapshotError: A file can't be read; or, without `opened`, the tree exceeds the limits, or contains a link out

@@ -123,7 +123,7 @@ def use_snapshot(path: Path) -> None:
 
 
 def _with_not_copied(taken: snapshot.Snapshot, job: Job, directory: Path, *, is_here: bool) -> snapshot.Snapshot:
-    """Return the snapshot with its list of uncopied files; unless `is_here`, mark files to send."""
+    """Return the snapshot with its uncopied files, marked by `is_sent` unless the run `is_here`."""
     found = linked.read(linked.file_of(taken.path, directory))
     return dataclasses.replace(
         taken, not_copied=tuple(found if is_here else linked.with_sent(directory, found, job.send))

@@ -152,7 +152,7 @@ def prepare(
 ) -> Submission:
     """Check a job and copy its source, for one run or many.
 
-    `first` is the folder of a run that starts at once. Its supervisor process loads modules while this function runs.
+    `first` is the folder of a run that starts immediately. Its supervisor process loads modules while this function runs.
     `is_checked` skips checks that the job has passed already.
 
     Raises:
@@ -213,7 +213,7 @@ def submit(
     `NewRun` describes `checkpoints` and `fill`.
 
     Raises:
-        UserError: The run is known to fail before any process starts.
+        UserError: Checks before the start show that the run would fail.
         TargetError: The supervisor could not be started.
     """
     check_experiment_name(experiment)

@@ -167,7 +167,7 @@ def send_signals(nodes: Nodes, pids: Mapping[int, Sequence[int]], numbers: Seque
 
 
 def from_here(run: Supervision, verb: str) -> NodeOutcome:
-    """Run the `paceline.node` command `verb` here, to check or store remote nodes' outputs."""
+    """Run the `paceline.node` command `verb` on this machine, for outputs of remote nodes."""
     nodes = ThisHost()
     seen = nodes.send(run.folder, library_dir(run.folder.path.parent.parent))
     return on_nodes(run, verb, [0], nodes, seen, run.cancel_reason)
@@ -176,7 +176,7 @@ def from_here(run: Supervision, verb: str) -> NodeOutcome:
 def _environment(folder: RunFolder, seen: RemotePaths, shell: Mapping[str, str] | None) -> dict[str, str]:
     """Return environment variables that identify a process as part of the run.
 
-    By the marks, processes that a killed supervisor left behind are found. SUPERVISOR_VARIABLE is removed, because
+    By these variables, Paceline finds processes that a killed supervisor left. SUPERVISOR_VARIABLE is removed, because
     processes with this variable are spared when the run's processes are killed.
 
     shell: The variables to start from; None for the supervisor's own.

@@ -34,7 +34,7 @@ from paceline.targets import Nodes
 
 
 def hold_nodes(run: Supervision) -> Outcome | None:
-    """Acquire and prepare the run's nodes. Return the Outcome on failure, else None.
+    """Acquire and prepare the run's nodes. Return the outcome on failure, else None.
 
     Raises:
         TargetError: The target can never provide these nodes for the job.

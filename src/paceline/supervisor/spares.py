@@ -82,11 +82,11 @@ class WarmSpares:
 
 
 def spare_path(launch: Launch, seen: RemotePaths, *, is_here: bool) -> tuple[str, str]:
-    """Return the path of the warm processes' sockets, and a warning.
+    """Return the socket path of the idle processes that fork workers, and a warning.
 
-    The path is "" without warm processes. The warning is "" unless the job wants them and can't have them.
+    The path is "" without such processes. The warning is "" unless the job wants them and can't have them.
 
-    is_here: Whether all nodes are this machine, which then has one warm process.
+    is_here: Whether all nodes are this machine, which then has one such process.
     """
     job = launch.job
     if job.warm == "off" or not (job.max_restarts or job.node_range):

@@ -1,4 +1,4 @@
-"""Start the processes that keep the last steps of a run on several machines in memory (`paceline.node.states`).
+"""Start processes that keep a run's newest training states in the memory of its nodes (`paceline.node.states`).
 
 The process of each node keeps the states of its own ranks, and copies of the states of the preceding node. After a loss the
 remaining nodes write the states as checkpoints, and these reach all nodes of the next attempt as other checkpoints do. So all

@@ -263,7 +263,7 @@ def _extended(report: FailureReport, text: str) -> FailureReport:
 def _finish(run: Supervision, outcome: Outcome) -> None:
     """Release everything that the run holds, then write its end.
 
-    A reader of the final state may start the next run at once, with this run's queue position, nodes and ports. So they
+    A reader of the final state may start the next run immediately, with this run's queue position, nodes and ports. So they
     are released first.
     """
     run.to(states.FINALIZING, waiting_for=None)

@@ -467,7 +467,7 @@ class WorkerWatch:
     def _wait_for_losses(self) -> None:
         """Wait until a node's loss is found, if such a loss may explain the failures.
 
-        Workers see a broken connection at once, but a silent node counts as lost only after `silence_s`.
+        Workers see a broken connection immediately, but a silent node counts as lost only after `silence_s`.
         """
         from paceline.supervisor.diagnosis.findings import may_have_lost_a_node
 

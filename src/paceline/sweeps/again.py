@@ -91,7 +91,7 @@ def changed(space: Space, changes: Mapping[str, object], without: Collection[str
     Leading dashes of names are ignored.
 
     Raises:
-        SweepError: A name to remove is unknown, or nothing is left.
+        SweepError: A name to remove is unknown, or no hyperparameter is left.
     """
     parts = space.parts()
     known = {name.lstrip("-"): name for name in parts}

@@ -58,7 +58,7 @@ def check_script(
 def check(
     space: Space, script: Path, switches: Sequence[str] = (), given: Sequence[str] | None = None
 ) -> tuple[str, ...]:
-    """Check a space like `check_script`, with a script file and `others` as `given`. Return the switches."""
+    """Check a space like `check_script`, for a script file and its arguments `given`. Return the switches."""
     known = declared(script)
     said_so = [switch.partition("/")[0] for switch in switches]
     wrong = (_complaint(dimension, known, said_so) for dimension in space.parameters)

@@ -1,6 +1,6 @@
 """Options that a script declares with argparse, click or absl.
 
-The options are read from the script's source, without running it. Only certain facts are returned. No fact is certain for a
+The options are read from the script's source, without running it. Only proven facts are returned. Nothing is proven for a
 script with another parser, with two parsers, with a changed `sys.argv`, or with code that this module can't follow.
 """
 
@@ -74,7 +74,7 @@ class DeclaredOption:
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
-    """The certain facts about a script's options.
+    """A script's options, as far as its source proves them.
 
     Attributes:
         is_closed: Whether the script rejects options that it does not declare.

@@ -55,7 +55,7 @@ class Dispatcher:
         """Submit trials up to the limit, paused trials first.
 
         Raises:
-            PacelineError: A trial cannot be submitted, or the engine has accepted nothing for an hour.
+            PacelineError: A trial cannot be submitted, or the target's engine, such as Slurm, has refused all trials for an hour.
         """
         sweep = self._sweep
         while self._refusals.may_ask:
@@ -182,7 +182,7 @@ class Dispatcher:
         say(f"trial {number} begins: its submission was cut off before")
 
     def _prepared(self, job: Job) -> Submission:
-        """Check that the target can run this job. Return the trials' shared `Submission`."""
+        """Check that the target can run this job. Return the submission for all trials."""
         sweep, record = self._sweep, self._sweep.record
         if self._submission is not None:
             self._submission.check_again(job)

@@ -358,7 +358,7 @@ def qlognormal(mu: float, sigma: float, q: float) -> Normal:
 
 
 def randint(low: int, high: int | None = None) -> Integers:
-    """Return a uniform distribution of integers in [low, high - 1] or [0, low - 1].
+    """Return a uniform distribution of integers in [low, high - 1]; without high, [0, low - 1].
 
     Examples:
         >>> space = {"--layers": pl.randint(1, 5)}  # 1, 2, 3 or 4

@@ -107,7 +107,7 @@ class Board:
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """A table of a sweep's trials, whose texts are not escaped.
+    """A table of a sweep's trials with unescaped texts.
 
     Attributes:
         lines: Text above the table.

@@ -60,7 +60,7 @@ def job_of(
     `switches`: Arguments without a value, as in `SweepSpec`.
 
     Raises:
-        SweepError: The file in the source is no JSON object, or has another value where a nested name needs an object.
+        SweepError: The file in the source is no JSON object, or for a name such as "a.b", its value "a" is no object.
         JobError: A name is an environment variable that a job may not set.
     """
     if pass_as in _DASHED:

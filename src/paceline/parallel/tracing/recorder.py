@@ -86,9 +86,9 @@ class GraphRecorder(TorchFunctionMode):
         plain: Id of a fake tensor -> the real tensor, which is neither parameter nor buffer.
         ran: Earlier results of blocks on fake tensors; new ones are added.
 
-    The dict `meta` of a node has `shape`, `dtype`, `requires_grad` and `storage` of its tensor, if it is a tensor; the storages
-    that the call `touches` and `writes`, and in `state` the storages of its buffers; and the call's `no_grad`, `random`, `line`
-    and surrounding `module`.
+    Keys of a node's `meta`: `shape`, `dtype`, `requires_grad` and `storage` of its result, if that is a tensor; `touches` and
+    `writes`, the storages that the call uses and changes; `state`, the storages of a block's own tensors; `no_grad`, `random`
+    and `line` of the call; and `module`, the name of the module that makes the call.
     """
 
     def __init__(

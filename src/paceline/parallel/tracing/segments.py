@@ -64,7 +64,7 @@ class Segment:
 
 
 def split(boundaries: Boundaries, places: Sequence[int]) -> tuple[Segment, ...]:
-    """Cut a traced model into segments, before the node numbers `places` (ascending)."""
+    """Cut a traced model into segments before the nodes at the ascending indices `places`."""
     ends = [0, *places, len(boundaries.traced.order)]
     return tuple(_segment(boundaries, first, last) for first, last in pairwise(ends))
 
@@ -158,7 +158,7 @@ def _emit(graph: fx.Graph, traced: Traced, made: dict[fx.Node, fx.Node], wanted:
 
 
 def _closure(nodes: Iterable[fx.Node], recomputed: frozenset[fx.Node]) -> set[fx.Node]:
-    """Return the nodes' direct and indirect inputs that each stage can compute itself."""
+    """Return the nodes' inputs, also indirect ones, that are `recomputed`, placeholders or `get_attr` nodes."""
     closure: set[fx.Node] = set()
     todo = list(nodes)
     while todo:

@@ -2,8 +2,8 @@
 
 A graph is valid for one signature (a microbatch's shapes) and one mode (training or not), because sizes and the branches of
 Python code are fixed in it. For a new signature Paceline traces a copy of the model with fake tensors, which have shapes but no
-memory. A block that reads tensors' values cannot run on these. It runs on real tensors, and then no other signature can be
-traced.
+memory. A block that reads tensors' values cannot run on these. Paceline then traces with real tensors, and can trace no other
+signature.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class Tracer:
             del self._ran[key]
 
     def note_changed(self, text: str) -> None:
-        """Store a changed variable's name for the error message of later tracing."""
+        """Store `text`, which names changed variables, for the errors of later traces."""
         self._changed = text
 
     def _without_values(self, failed: Exception) -> ParallelError:

@@ -221,7 +221,7 @@ class Agent:
         return {"left": self._kill(lambda: [pid for pid in self._ours() if pid not in self._commands.spares])}
 
     def _op_adopt(self, header: Header, data: bytes) -> Header:
-        """Kill a run's leftover processes now, and its later processes when the agent ends."""
+        """Kill a run's leftover processes now, and its other processes when the agent ends."""
         self._run_id = header["run_id"]
         return {"left": self._kill(self._adopted)}
 
@@ -235,7 +235,7 @@ class Agent:
         return [] if self._run_id is None else processes.belonging("PACELINE_RUN_ID", self._run_id)
 
     def _kill(self, which: Callable[[], list[int]]) -> int:
-        """Kill the processes that `which` returns. Return how many are left after `_GONE_S` seconds."""
+        """Kill the processes that `which` returns. Return how many are left after five seconds."""
         deadline = time.monotonic() + _GONE_S
         while (left := which()) and time.monotonic() < deadline:
             for pid in left:

@@ -174,7 +174,7 @@ class _Reader(threading.Thread):
                     self._count += len(data)
 
     def drain(self) -> None:
-        """Wait until the pipe's output is forwarded, but not for long.
+        """Wait until the pipe's output is forwarded, for about 30 seconds at most.
 
         A process that outlives the command may keep the pipe open or write without end.
         """

@@ -56,7 +56,7 @@ class SendQueue(threading.Thread):
         return self._sizes[kind] < _ROOM_BYTES
 
     def finish(self) -> None:
-        """Let the thread end after writing the queued frames. Return at once."""
+        """Let the thread end after writing the queued frames. Do not wait."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()

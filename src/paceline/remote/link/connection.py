@@ -77,7 +77,7 @@ class AgentConnection:
         return pending
 
     def answer(self, pending: Pending, op: str, timeout_s: float) -> Frame:
-        """Return the answer to a request of `send`. Raise the errors of `ask`."""
+        """Return the answer to a request of `send`; errors are as for `ask`."""
         try:
             return self.wait_for(pending, op, timeout_s)
         finally:

@@ -1,8 +1,8 @@
 """Create, mirror, fetch and remove copies of a run's folder on nodes without the supervisor's folders.
 
 If the agent or the supervisor was killed, a copy stays on its node. `clear_node` later fetches the copy's files and
-removes it. `paceline prune` calls it, and so does the next run on the node; a run leaves copies that have more than
-`_IN_PASSING_BYTES` of files that the run's own folder lacks.
+removes it. `paceline prune` and the start of a later run on the node call `clear_node`. A later run leaves a copy there
+if more than 64 MiB of its files would have to be fetched.
 """
 
 from __future__ import annotations

@@ -201,10 +201,10 @@ class Link(LinkFiles):
         return self._start(argv, env, cwd=cwd, log=log, exact=exact, tag=tag)[0]
 
     def start_worker(self, command: Command, env: Mapping[str, str], cwd: str) -> tuple[int, str]:
-        """Start a worker, or a warm process that forks later workers.
+        """Start a worker, or an idle process that forks later workers.
 
         Returns:
-            The pid, and the reason why no warm process could fork the worker, or "".
+            The pid, and the reason why no idle process could fork the worker, or "".
         """
         spare = {"spare": command.spare, "is_spare": command.is_spare}
         return self._start(command.argv, env, cwd=cwd, log=str(command.log), exact=True, **spare)
@@ -235,7 +235,7 @@ class Link(LinkFiles):
         """Send a signal to a descendant of the agent. Return False if it is missing.
 
         run_id: The id of a run whose processes may be signaled too, even if an engine has started them.
-        wait: Wait for the agent's answer; otherwise return True at once.
+        wait: Wait for the agent's answer; otherwise return True immediately.
         """
         if not wait:
             self.signal_all([pid], [number], run_id=run_id)
@@ -263,7 +263,7 @@ class Link(LinkFiles):
         self._connection.ask("kill_session", timeout_s=5.0, pid=pid)
 
     def adopt(self, run_id: str) -> None:
-        """Kill a run's leftover processes now, and its later processes when the agent ends."""
+        """Kill a run's leftover processes now, and its other processes when the agent ends."""
         self._connection.ask("adopt", timeout_s=10.0, run_id=run_id)
 
     def end_run(self, run_id: str) -> int:

@@ -126,7 +126,7 @@ class LinkFiles:
         return count, size
 
     def free_ports(self, count: int) -> list[int]:
-        """Return up to `count` ports of the node on which no process listens now."""
+        """Return up to `count` ports of the node on which no process listens."""
         return list(self._connection.ask("free_ports", count=count)[0]["found"])
 
     def mirror(
@@ -180,7 +180,7 @@ class LinkFiles:
         return pending
 
     def end_flush(self, pending: Pending) -> None:
-        """Wait for the flush that `begin_flush` began. Raise the errors of `flush`."""
+        """Wait for the flush that `begin_flush` began; errors are as for `flush`."""
         self._connection.wait_for(pending, "flush", None)
         self._raise_trouble()
 

@@ -43,8 +43,8 @@ class AgentNodes:
     python: The interpreter for jobs that name no interpreter; None for the first agent's.
     is_shared: Whether the nodes see the supervisor's folders; None to find out.
     on_close: A callback of `close`, which gives the nodes back to their engine.
-    on_hang: A callback that gets the time since when this run hangs, or None once it goes on. Runs that wait for these
-        nodes read the time.
+    on_hang: A callback that gets the start time of this run's hang, or None once the run continues. Other runs that wait
+        for these nodes read the time.
     starter: The program that starts MPI workers instead of mpirun. The agents still signal and watch the workers.
     """
 
@@ -155,7 +155,7 @@ class AgentNodes:
     def start_all(
         self, commands: Sequence[Command], work_dir: Path, shells: Mapping[int, Mapping[str, str]]
     ) -> list[StartedCommand | OSError]:
-        """Start commands, by one request to each node. Return pids or errors in order.
+        """Start commands, by one request to each node. Return each command's StartedCommand or error.
 
         shells: Node rank -> environment variables of the node's shell. The commands' own variables override them.
         """

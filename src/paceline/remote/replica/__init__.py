@@ -1,6 +1,6 @@
 """Replicate a run's folder: `changes` lists its changes, `apply` applies them to a copy on another machine.
 
-    changes ── link ───────────── apply      nodes of a run supervised here; several at once, into one folder
+    changes ── link ───────────── apply      nodes of a run that this machine supervises; all into one folder
             ── ssh call ───────── apply      a run behind a login host, queried for changes since `known`
             ── datastore object ─ apply      a Ray cluster without a shared folder
 

@@ -94,7 +94,7 @@ class Changes:
                 yield from self.whole(Entry(name, "dir" if os.path.isdir(path) else "file", real=name), as_it_is=True)
 
     def large(self, final: bool = False, folders: "Sequence[str]" = LARGE) -> "Iterator[Frame | None]":
-        """Yield changes of the user's files that have been unchanged for `QUIET_S` seconds.
+        """Yield changes of the user's files that have been unchanged for two seconds.
 
         The function yields None now and then, where callers may pause.
 
@@ -199,7 +199,7 @@ class Changes:
         return known is not None and known[:2] == stamp[:2] and known[2] in (0, stamp[2])
 
     def _rests(self, name: str, stamp: Stamp) -> bool:
-        """Return whether a file has been unchanged for `QUIET_S` seconds."""
+        """Return whether a file has been unchanged for two seconds."""
         last, since = self._resting.get(name, (None, 0.0))
         if last != stamp:
             since = time.monotonic()

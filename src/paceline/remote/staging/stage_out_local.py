@@ -137,7 +137,7 @@ def is_over(folder: RunFolder) -> bool:
 
 
 def settle(folder: RunFolder) -> bool:
-    """Store a run's outputs, then its final record. Return False if no outputs wait.
+    """Store a run's outputs, then its final record. Return False without outputs to store.
 
     Do nothing if another process is doing this, or if this user may not write the run's folder.
     """
@@ -282,7 +282,7 @@ def _by_whom(
 
 
 def _inode(reference: DataReference, folder: RunFolder) -> int | None:
-    """Return the inode of an output's folder, equal on machines that share it, or None."""
+    """Return the inode of an output's folder on this machine, None if it is missing."""
     from paceline.data.stores.filesystem import place_of
 
     try:

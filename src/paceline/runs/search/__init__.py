@@ -1,1 +1,1 @@
-"""Find runs: the facts of each run, their index, and the query language over them."""
+"""Find runs: an index of their states, parameters and metrics, and a query language over it."""

@@ -461,7 +461,7 @@ def _seconds(value: str, at: int) -> float:
 
 
 def _times(field: RunField, value: str, now: float, at: int) -> tuple[float, float]:
-    """Return Unix times (start, end) of a query's day, or one moment twice."""
+    """Return a day's Unix times (start, end); for a moment, its time twice."""
     text = value.lower()
     try:
         today = dt.datetime.fromtimestamp(now).date()

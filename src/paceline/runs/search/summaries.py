@@ -1,4 +1,4 @@
-"""The summary of a run's metrics: one last, best, min, max and count for each name.
+"""The summary of a run's metrics: the last, best, smallest and largest value and the count for each name.
 
 These rules hold in the page, on the command line, in Python and in comparisons:
 
@@ -172,7 +172,7 @@ def _first(names: Names, most: int) -> list[str]:
 
 
 def main_metric(metrics: MetricSummaries) -> str | None:
-    """Return the most important metric's name: the sweep's, or the first of `headline`.
+    """Return the name of the sweep's metric, or else of the first in `headline`.
 
     Examples:
         >>> main_metric(MetricSummaries.of({"loss": (0.1, 0.1, 0.1, 1), "val_acc": (0.9, 0.9, 0.9, 1)}))

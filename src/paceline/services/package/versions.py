@@ -1,4 +1,4 @@
-"""Package versions for a packaged model: those of its run and of the server."""
+"""Package versions for a packaged model, from its run and from the server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PackageVersions:
 
 
 def server_versions() -> PackageVersions:
-    """Return the packages that the server needs, in the versions installed here."""
+    """Return the packages that the server needs, in the installed versions."""
     here = {name: metadata.version(name) for name in _closure(_SERVER)}
     return PackageVersions(
         tuple(f"{name}=={here[name]}" for name in _SERVER if name in here),
@@ -48,7 +48,7 @@ def of_environment(
     """Return the exact versions of the packages that the model's script needs.
 
     environment: The environment of the run that made the model. If Paceline has built it, all its packages are needed.
-    packages: "name==version" of all packages in its interpreter. If the environment was not built, only the packages
+    packages: "name==version" of all packages in that environment. If the environment was not built, only the packages
         that the source imports, and the model's framework, are needed.
     framework: The model's framework, such as "sklearn".
     source: The script's folder.

@@ -1,7 +1,7 @@
 """Write the folder of a packaged service.
 
 <folder>/Dockerfile, .dockerignore, README.md
-<folder>/requirements.txt, constraints.txt   exact versions of the model's run, and the server's
+<folder>/requirements.txt, constraints.txt   exact package versions of the model's run and of the server
 <folder>/service.json                        the server's configuration, with paths below the folder
 <folder>/start.py                            the start command, also without a container
 <folder>/library/paceline/                   the server; all of Paceline where the script imports azureml

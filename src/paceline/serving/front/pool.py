@@ -1,6 +1,6 @@
 """The model processes of a service, and the queue of requests.
 
-A request goes to an idle process at once, or into the queue if there is none. A process that has answered gets the next
+A request goes to an idle process, or into the queue if no process is idle. A process that has answered gets the next
 queued request. If its model takes several requests, it gets up to `max_batch` queued requests, but never waits to
 collect more.
 

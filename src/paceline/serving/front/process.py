@@ -231,8 +231,8 @@ def ending(code: int) -> str:
 def _placed(config: ServerConfig, folder: Path) -> ServerConfig:
     """Return the configuration, with the working directory that the Azure SDK gives scripts.
 
-    It is a new folder with a link to the script's source folder, so the script can open `./<source>/file`. Without an
-    environment variable that names the source folder, the configuration is returned unchanged.
+    It is a new folder with a link to the script's source folder, so the script can open `./<source>/file`. Without the
+    variable AZUREML_SOURCE_DIRECTORY, which names that folder, the configuration is returned unchanged.
     """
     name = config.environment.get(SOURCE_VARIABLE)
     if not name or config.source_dir is None or config.working_dir is not None:

@@ -62,7 +62,7 @@ def _serve(link: socket.socket, setup: wire.ModelSetup) -> bool:
 
 
 def told(error: BaseException) -> str:
-    """Return one line that says why, and where, the model failed to load."""
+    """Return one line on why and where loading the model failed."""
     if isinstance(error, PacelineError):
         return str(error)
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

@@ -159,7 +159,7 @@ def _fault(value: object, where: str) -> str | None:
 
 
 def show(error: BaseException) -> None:
-    """Print an exception, with the traceback from the first call of user code on."""
+    """Print an exception and its traceback, beginning at the first user code."""
     at = error.__traceback__
     while at is not None and at.tb_frame.f_code.co_filename.startswith((_OURS, "<frozen")):
         at = at.tb_next

@@ -65,7 +65,7 @@ def model_file(path: str, framework: str | None) -> tuple[str, str]:
     """Return the path and the kind of the file that holds the model.
 
     path: The file, or a folder to search.
-    framework: A key of `FRAMEWORKS`; None if unknown.
+    framework: The framework's name, such as "sklearn"; None if unknown.
     """
     if framework is not None and framework not in FRAMEWORKS:
         raise ServingError(

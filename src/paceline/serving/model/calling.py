@@ -42,7 +42,7 @@ class Script:
         return _failed(raised)
 
     def answer(self, calls: Sequence[ModelCall]) -> list[Reply]:
-        """Return a response to each request. The response to an invalid request is an error."""
+        """Return a response to each request, an error for an invalid request."""
         items: list[dict[str, object]] = []
         replies: list[Reply | None] = []
         for call in calls:
@@ -65,7 +65,7 @@ class Script:
         return _answered(result, before)
 
     def _together(self, items: list[object]) -> list[Reply]:
-        """Return the batch function's replies to all items. If it fails, call it per item."""
+        """Return the batch function's replies. If it fails, call it with each item alone."""
         if not items:
             return []
         before = time.perf_counter()

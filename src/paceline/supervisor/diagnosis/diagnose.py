@@ -1,7 +1,7 @@
 """Find the worker that failed first, and the reason: pure functions from facts to the failure report.
 
 The first worker to exit is often not the first to fail. When a worker dies, the other workers' collectives end with
-"connection closed by peer", and they exit at once, while the failed worker may still be printing its traceback. So the
+"connection closed by peer", and they exit immediately, while the failed worker may still be printing its traceback. So the
 first failure is the earliest exception that left a script; of a worker without an exception, the end of the process
 counts. Workers whose error says that they lost a peer come last.
 """
@@ -55,7 +55,7 @@ class ErrorFile(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerEnd:
-    """The facts about the end of one worker.
+    """The end of one worker: exit code, error, time.
 
     exit_code: The exit code as in a shell; None if the worker has not ended.
     error: The content of the worker's error file, or None.
@@ -110,7 +110,7 @@ class WorkerEnd:
 
 
 def script_exit_code(exit_code: int | None, error: ErrorFile | None) -> int | None:
-    """Return `exit_code`, or the script exception's code if a signal or `os._exit(0)` hid it."""
+    """Return `exit_code`, or the exception's exit code if `exit_code` is 0 or a signal's."""
     return error.get("exit_code", 1) if error is not None and (not exit_code or exit_code > 128) else exit_code
 
 

@@ -1,6 +1,6 @@
 """Describe the use of memory when a worker ran out of it, from earlier samples: pure functions.
 
-The kernel kills at once, but samples are seconds apart. So the text gives the last sample with its age, and the
+The kernel kills immediately, but samples are seconds apart. So the text gives the last sample with its age, and the
 kernel's facts about the ended process.
 """
 
@@ -86,7 +86,7 @@ def _held(rank: int, series: Sequence[tuple[float, Mapping[str, float]]], now_s:
 
 
 def _growth(series: Sequence[tuple[float, Mapping[str, float]]]) -> tuple[float, float] | None:
-    """Return (seconds, first GiB) of a worker's steady memory growth, or None without growth.
+    """Return (seconds, GiB at the start) of a worker's steady memory growth, or None.
 
     The first third of the samples is ignored.
     """

@@ -356,7 +356,7 @@ def axis_of(
 def numbers_axis(numbers: Sequence[float], *, is_log: bool | None = None) -> Numbers:
     """Return the axis for these finite numbers.
 
-    By default, a wide range of positive numbers gets a logarithmic axis. Numbers up to 0 always get a linear axis.
+    By default, a wide range of positive numbers gets a logarithmic axis. If a number is 0 or negative, the axis is always linear.
     """
     low, high = min(numbers, default=0.0), max(numbers, default=1.0)
     if is_log is None:

@@ -34,7 +34,7 @@ class Importance:
 
     Attributes:
         trials: Number of trials that were used.
-        is_conditional: Whether some trials lack the hyperparameter; the share is computed from the others.
+        is_conditional: Whether some trials lack the hyperparameter; the share is computed from the other trials.
     """
 
     name: str
@@ -55,7 +55,7 @@ _NEEDS = {"Optuna": "optuna", "scikit-learn": "sklearn"}
 
 
 def importances(trials: Sequence[tuple[Trial, float]], space: Space) -> tuple[Importance, ...]:
-    """Return the share of each hyperparameter, the largest first.
+    """Return each hyperparameter's share of the metric's variance, the largest first.
 
     The result is empty for fewer than 10 trials (`LEAST`) or equal values. `trials` are pairs of a trial and its value; a
     stopped trial has the value that it reached. A hyperparameter that belongs to one option of a choice is computed
