@@ -189,7 +189,7 @@ def keep_lookups_apart() -> None:
     """Repair torch 2.9 and 2.10 for embeddings whose vocabulary is sharded.
 
     Call it before a model is sharded. In a lookup, a rank masks the tokens of other ranks, and needs the same mask for the
-    output. These releases treat masks of equal vocabularies as equal, so two models that differ only in dtype share a mask,
+    output. These releases use one mask for vocabularies of equal shape. So two models that differ only in dtype share a mask,
     and the lookup fails. A cache of the backward pass ignores the vocabulary's size, so a second model gets gradients in the
     first model's shape. The function does nothing on releases without these bugs.
     """
@@ -223,7 +223,7 @@ def _count_the_size_of_a_vocabulary(schema: ModuleType) -> None:
 
 
 def keep_own_parts(module: Module) -> None:
-    """Let a newly sharded module keep only its own shards in memory.
+    """Let a newly sharded module keep only this rank's shards in memory.
 
     Before torch 2.12 a shard along the first dimension is a view that keeps the whole parameter in memory. Later releases copy
     the shard.
@@ -386,14 +386,14 @@ def recorded_collectives() -> bytes:
 
 
 def work_class() -> Any:
-    """Return torch's class of collectives' handles, or None without torch.distributed."""
+    """Return torch's class `Work` of collective handles; None without torch.distributed."""
     return getattr(sys.modules.get("torch._C._distributed_c10d"), "Work", None)
 
 
 def data_iterator_class(module: ModuleType) -> Any:
-    """Return the class whose `__next__` yields every DataLoader's batches, or None.
+    """Return the base class of DataLoader iterators, or None if torch lacks it.
 
-    `module` is torch's module of the DataLoader.
+    `module` is the torch module that defines DataLoader.
     """
     found = getattr(module, "_BaseDataLoaderIter", None)
     return found if hasattr(found, "__next__") else None
@@ -439,7 +439,7 @@ def offer_mpi(distributed: ModuleType, kind: type, around: Callable[[Callable[..
 
     Args:
         distributed: `torch.distributed`, which may still be importing.
-        kind: The class of the group.
+        kind: Class whose `create` makes a process group.
         around: Function that gets torch's function for new process groups, and returns one to use instead.
 
     Raises:

@@ -125,7 +125,7 @@ def log(name: str | Mapping[str, object], value: object = ..., *, step: int | No
 def finish() -> None:
     """End the run of `init` as Completed.
 
-    Do nothing if `init` has started no run, and in a submitted run.
+    Do nothing if `init` has not started a run, or if the program belongs to a submitted run.
 
     Examples:
         >>> run = paceline.init()

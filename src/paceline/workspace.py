@@ -160,7 +160,7 @@ class Workspace:
 
     @property
     def templates(self) -> Templates:
-        """The job files that the workspace keeps by name, for `paceline run --template NAME`."""
+        """Job files stored in the workspace by name, for `paceline run --template NAME`."""
         from paceline.job.template import Templates
 
         return Templates(self._path)
@@ -323,7 +323,7 @@ class Workspace:
             status: Only runs in this state.
             experiment: Only runs of this experiment.
             kinds: Only these of "runs", "snapshots", "environments", "data" and "models". Default: unused snapshots and model
-                files, runs with any criterion, and the others with an age or a size.
+                files; runs if any criterion is given; environments and data if an age or a size is given.
             dry_run: Remove nothing.
 
         Raises:
@@ -577,7 +577,7 @@ class Experiment:
         run_id: str | None = None,
         **overrides: Any,
     ) -> Run:
-        """Submit an estimator, `Job`, sweep or pipeline, and return the run at once.
+        """Submit an estimator, `Job`, sweep or pipeline, and return the run immediately.
 
         Args:
             config: Estimator, `Job`, sweep or pipeline.

@@ -3,7 +3,7 @@
 Anyone who can write to a workspace decides which programs its commands start. So a workspace is used only if this user has
 made it on this machine, or has named it: by a path, by `PACELINE_WORKSPACE`, or once by `paceline trust`. A `paceline.toml`
 is used if it belongs to this user or to root, or is trusted; so is the `config.json` of the Azure SDK's drivers. Git has
-such a rule since CVE-2022-24765 (`safe.directory` in git-config(1)).
+had such a rule since CVE-2022-24765 (`safe.directory` in git-config(1)).
 
 Files of an archive or a clone belong to the user who unpacks it. So a workspace that this user makes gets a mark: an HMAC of its
 folder's inode with a key of the user's. A move within a file system keeps the inode; a copy changes it.
@@ -77,7 +77,7 @@ def configured(start: Path | None = None) -> Path:
 
 
 def is_known(path: Path) -> bool:
-    """Return whether this user has created or named the workspace, or it is empty."""
+    """Return whether the workspace is empty, or created or named by this user."""
     path = path.expanduser()
     # A folder with only hidden files counts as empty. It is safe, because a new workspace is marked before it gets content.
     if all(name.startswith(".") for name in _names(path)):

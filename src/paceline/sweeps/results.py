@@ -160,7 +160,7 @@ def _cell(value: object) -> object:
 
 
 def metric_column(metric: str) -> str:
-    """Return a metric's column name, with " (metric)" if a column has the name already."""
+    """Return a metric's column name, with " (metric)" if a fixed column has this name."""
     return f"{metric} (metric)" if metric in (*BEFORE, *AFTER, FRONT) else metric
 
 

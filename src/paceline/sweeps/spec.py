@@ -42,14 +42,14 @@ class SweepSpec:
         max_failures: Number of failed trials that ends the sweep; None for no limit.
         max_duration_seconds: Seconds from the sweep's start until the sweep must end; None for no limit.
         repeats: Whether a point of a finite space may be tried twice.
-        pass_as: How the script gets the values: one of `points.WAYS`, or the name of a JSON file.
+        pass_as: How the script gets the values: a form such as "arguments" (`points.WAYS`), or the name of a JSON file.
         switches: Arguments without a value, `--amp` or `--amp/--no-amp`: true gives the first word, false the second or none.
         array_size: Trials that are submitted as one job; None for one at a time.
         warm_start: Ids of former sweeps whose results the sampler gets.
         resumed: Ids of former trials from which the first trials of this sweep resume, in the order of `points`.
         controller: "slurm" or "ray" if a job of the trials' engine controls the sweep; None for this machine.
-        counted_from: Number of the first trial that counts for the limits. It is above 0 after `count_anew`.
-        counted_utc: Time from which the sweep's limits count.
+        counted_from: Number of the first trial that counts toward the limits; above 0 after users added trials to an ended sweep.
+        counted_utc: Time from which the sweep's limits count; None for the sweep's start.
 
     Raises:
         SweepError: A value is wrong.

@@ -1,4 +1,4 @@
-"""Submission of a sweep: its checks, its record, its snapshot and its controller."""
+"""Submit a sweep: check it, write its record and snapshot, and start its controller."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def submit_sweep(
     parent_run_id: str | None = None,
     step: StepEntry | None = None,
 ) -> RunFolder:
-    """Start a sweep of `job` and return its folder at once.
+    """Start a sweep of `job` and return its folder without waiting.
 
     `paceline.submit.submit` describes the other arguments.
 
@@ -101,7 +101,7 @@ class CheckedSweep:
 
     Attributes:
         spec: The sweep's spec, with the switches that the script declares.
-        secrets: Values of the job's secrets, by their places in the job.
+        secrets: {name: value} of the job's secrets and webhook addresses.
         results: Results of former sweeps, for a warm start.
     """
 
@@ -146,7 +146,7 @@ def checked(
 def check_points(job: Job, spec: SweepSpec, directory: Path) -> SweepSpec:
     """Raise an error unless the job and its script can take the sweep's values.
 
-    Return the spec with those switches added that the script declares.
+    Return the spec, extended by the switches that the script declares.
 
     `directory`: The job's source.
 
@@ -170,7 +170,7 @@ def check_points(job: Job, spec: SweepSpec, directory: Path) -> SweepSpec:
 
 
 def _with_way(spec: SweepSpec, job: Job, directory: Path) -> SweepSpec:
-    """Return the spec, with the `pass_as` that the script certainly needs, if known."""
+    """Return the spec with `pass_as` set as the script requires, if detectable."""
     script = entry_file(job, directory) if job.is_python and spec.pass_as == ARGUMENTS else None
     if script is None:
         return spec

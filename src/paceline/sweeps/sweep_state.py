@@ -27,7 +27,7 @@ class SweepState(ParentState):
         is_exhausted: Whether the space has no further point.
         changes: Counter of trials that began, continued or ended, which shows when derived data is stale.
         failure: The reason why the sweep must fail, or None.
-        judged: The values that `changes` and `is_done` had when `failure` was computed.
+        judged: (`changes`, `is_done`) at the time when `failure` was computed; None before.
         has_checkpoint: Whether each paused run has left a checkpoint, by run id.
     """
 
@@ -66,7 +66,7 @@ class SweepState(ParentState):
 
     @property
     def live(self) -> dict[int, Watch]:
-        """The `Watch` of each trial that has not ended, by trial number."""
+        """The reader of changes (`Watch`) of each live trial, by trial number."""
         return self._live
 
     @property
@@ -108,7 +108,7 @@ class SweepState(ParentState):
             self._live[trial.number] = Watch(trial, self.runs_dir, self.spec)
 
     def look(self) -> list[Trial]:
-        """Read the live trials' changes. Return those with a new status or new values."""
+        """Read the live trials' changes. Return trials with a new status or new values."""
         changed: list[Trial] = []
         # Iterate over a copy, because the loop removes trials that have ended.
         for number, watch in list(self._live.items()):

@@ -115,7 +115,7 @@ class Trial:
 
     @property
     def shown(self) -> str:
-        """The status to display, which is Paused while the trial may continue."""
+        """The status to display: Paused for a paused trial that may continue."""
         return SHOWN_PAUSED if self.is_paused and self.stopped is None else self.status
 
     @property
@@ -133,7 +133,7 @@ class Trial:
         return (*self.earlier, last)
 
     def gone_on(self, run_id: str, following: Next, values: Mapping[str, object]) -> Trial:
-        """Return the trial with one more run, `run_id`, which has the hyperparameters `values`."""
+        """Return the trial with run `following` added, with id `run_id` and hyperparameters `values`."""
         return replace(
             self,
             run_id=run_id,

@@ -59,7 +59,7 @@ def start(
 
 
 def _let_go() -> None:
-    """Prevent Python's ResourceWarning about children that run at exit."""
+    """Prevent a ResourceWarning about child processes that outlive this program."""
     for process in started:
         process.returncode = process.poll() or 0
 

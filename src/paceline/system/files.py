@@ -83,7 +83,7 @@ def copy_whole(
     """Copy a file atomically, with times and permissions.
 
     came: Called with the numbers of bytes and files copied since the last call.
-    top: A folder above the source in which a link is an error, because another user may have planted it.
+    top: A folder above the source. A link between them is an error, because another user may have planted it.
     """
     fd = None if top is None else open_below(os.fspath(top), source.relative_to(top).as_posix())
     with open(source if fd is None else fd, "rb") as original:
@@ -105,9 +105,9 @@ def copy_whole(
 
 @contextlib.contextmanager
 def _unnamed(folder: Path, beside: Path) -> Iterator[tuple[IO[bytes], Callable[[], None]]]:
-    """Yield an unnamed file in `folder`, and a function that gives it the path `beside`.
+    """Yield an unnamed file in `folder`, and a function that names the file `beside`.
 
-    If the process ends early, the file vanishes. On file systems without unnamed files (NFS), it has the path at once.
+    If the process ends early, the file vanishes. On file systems without unnamed files (NFS), the file has this path already.
     """
     try:
         fd = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)

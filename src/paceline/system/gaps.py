@@ -83,7 +83,7 @@ def read(log: str) -> Gap | None:
 
 
 def pieces(log: str, offset: int = 0) -> Iterator[bytes]:
-    """Yield the bytes of a log from an offset on, with `Gap.mark` for cut bytes.
+    """Yield a log's bytes from an offset on, with a marker line for cut bytes.
 
     Raises:
         FileNotFoundError: The log does not exist.
@@ -120,7 +120,7 @@ class Keeper:
     def look(self) -> None:
         """Cut more out of the log if it exceeds its limit.
 
-        Call this periodically: the log may exceed the limit meanwhile. The first quarter of the limit stays before the gap.
+        Call this periodically: the log may exceed the limit between calls. The first quarter of the limit stays before the gap.
         """
         if self.trouble is not None:
             return

@@ -37,7 +37,7 @@ _HANDED_DOWN: dict[str, str] = {}
 
 
 def hand_down(name: str, home: str) -> None:
-    """Let lower layers, which can't import the module `home`, get its function `name` by `from_above`."""
+    """Register the function `name` of module `home` for lower layers, which call `from_above`."""
     _HANDED_DOWN[name] = home
 
 
@@ -89,7 +89,7 @@ def when_loaded(name: str, do: Callable[[ModuleType], None]) -> None:
 
 
 def _apply(do: Callable[[ModuleType], None], module: ModuleType) -> None:
-    """Call `do` with a loaded module, and update modules that imported names from it."""
+    """Call `do` with a loaded module, and update other modules' references to changed names."""
     before = dict(vars(module))
     do(module)
     changed = [(name, old) for name, old in before.items() if vars(module).get(name) is not old and name[:2] != "__"]

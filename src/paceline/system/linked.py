@@ -218,7 +218,7 @@ def sent_files(source: Path, path: str, *, named: bool) -> Iterator[tuple[str, P
     named: Whether the user has named the folder. If not, Paceline leaves out hidden folders and folders of results in it.
 
     Raises:
-        OSError: The folder can't be read, or changes meanwhile.
+        OSError: The folder can't be read, or changes while it is read.
     """
     top = Path(source, path)
     if not top.is_dir():

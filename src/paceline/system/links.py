@@ -112,7 +112,7 @@ def find(top: str, name: str) -> "Entry | None":
 
 
 def may_be_had(name: str, place: str) -> bool:
-    """Return whether link `name` may point to `place`. Both are paths below a run's folder."""
+    """Return whether `place` is in a folder that a run's link `name` may point into."""
     tops = ("logs", "attempts") if _top_of(name) == "logs" else ()
     return _top_of(place) in FOLDERS + tops
 
@@ -191,7 +191,7 @@ def _entry(top: str, name: str, real: str, above: "tuple[str, ...]", follow: boo
 
 
 def special(mode: int) -> str:
-    """Return the type of a special file, such as "a pipe"; otherwise "no file"."""
+    """Return the type of a special file, such as "a pipe"; "no file" if unknown."""
     return next((text for is_it, text in _SPECIAL if is_it(mode)), "no file")
 
 

@@ -59,7 +59,7 @@ def accept_each(
 ) -> None:
     """Call `greet` with each connection in a new thread, until the listener is closed.
 
-    is_closed: Return whether the caller closes the listener; must be true before the call of `close`.
+    is_closed: Returns whether the caller is closing the listener. It must return True before the caller calls `close`.
     """
     while True:
         try:

@@ -65,8 +65,8 @@ def take_within(path: Path, patience_s: float) -> int | None:
 def is_held(path: Path, *, here: bool = True) -> bool:
     """Return whether a living process holds the file lock.
 
-    here: Whether the holder would be on this machine. If this user can't open the lock's file, /proc/locks of this machine
-        decides; a lock that a process of another machine might hold counts as held.
+    here: Whether only processes of this machine can hold the lock. This matters if the user can't open the lock's file: if True,
+        /proc/locks of this machine decides; if False, the lock counts as held.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

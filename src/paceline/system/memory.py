@@ -21,7 +21,7 @@ class Memory(NamedTuple):
 
 
 def memory() -> Memory:
-    """Return the total and available memory of this process."""
+    """Return total and available memory within this process's control group limits."""
     found = _machine()
     for group in groups():
         limit, used = _limit(group), _used(group)

@@ -29,7 +29,7 @@ RUN_VARIABLES = (SUPERVISOR_VARIABLE, "PACELINE_RUN_ID", "PACELINE_RUN_DIR")
 
 
 def leave(code: int) -> NoReturn:
-    """Flush the output and end this process at once, without Python's cleanup.
+    """Flush the output and end this process immediately, without Python's cleanup.
 
     Python's cleanup takes 10 ms, and copies memory pages that forked processes share.
     """
@@ -173,14 +173,14 @@ def descendants(pid: int) -> list[int]:
 
 
 def with_variable(name: str, value: str) -> list[int]:
-    """Return the pids of other processes that started with `name=value` (Linux only)."""
+    """Return the pids of other processes started with the variable `name=value` (Linux only)."""
     return [
         pid for pid, _, state in _table() if state != "Z" and pid != os.getpid() and _has_variable(pid, name, value)
     ]
 
 
 def belonging(name: str, value: str) -> list[int]:
-    """Return the pids of processes that started with `name=value`, and of their descendants.
+    """Return the pids of processes started with the variable `name=value`, and of their descendants.
 
     Supervisors are left out.
     """
@@ -249,7 +249,7 @@ def kill_descendants(pid: int, *, wait_s: float = 10.0) -> int:
 
 
 def kill_with_variable(name: str, value: str, *, wait_s: float = 10.0) -> int:
-    """Kill the processes that started with `name=value`, except supervisors. Return their number."""
+    """Kill the processes started with variable `name=value`, except supervisors. Return their number."""
     return _kill_all(lambda: _marked(name, value), wait_s)
 
 

@@ -1,4 +1,4 @@
-"""Environment variables of a run's processes: ranks of launchers in a script, and elastic runs.
+"""Read a run's environment variables: ranks set by launchers such as torchrun, and resize requests.
 
 Every Python process below a worker loads this module, so it imports little. docs/decisions/0018-elastic.md explains elastic
 runs.

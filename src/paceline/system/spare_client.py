@@ -39,17 +39,17 @@ def socket_of(path: str) -> str:
 
 
 def modules_of(path: str) -> str:
-    """Return the path of a warm spare's list of modules to import."""
+    """Return the path of the list of modules a warm spare preloads."""
     return f"{path}.modules"
 
 
 def keeper_of(spare: str) -> str:
-    """Return the path of a node's state keeper from its warm spare's path."""
+    """Return a state keeper's path prefix, given the node's warm spare's path prefix."""
     return f"{spare}_states"
 
 
 def address_file(spare: str) -> str:
-    """Return the path of the file with the next node's keeper address."""
+    """Return the file that stores the address of the next node's state keeper."""
     return f"{keeper_of(spare)}.next"
 
 

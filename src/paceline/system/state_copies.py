@@ -128,10 +128,10 @@ def receive_states(
     """Receive a worker's training states until the worker closes the connection.
 
     Args:
-        connected: The connection, from which nothing was read. It is closed.
+        connected: A new connection, from which nothing was read yet. This function closes it.
         key: The run's secret.
         folder: The only folder of checkpoints whose states are accepted.
-        keep: Called with each state and the descriptor of its memory, which it takes over.
+        keep: Called with each state and the descriptor of its memory, which `keep` then owns.
         tell: Called with the reason of a refusal.
     """
     from paceline.system.handshake import prove_as_server

@@ -137,7 +137,7 @@ _clock: StepClock | None = None
 
 
 def begin(environ: Mapping[str, str] = os.environ) -> StepClock | None:
-    """Create and return this process's step clock; None if the supervisor wants none."""
+    """Create and return this process's step clock; None without PACELINE_WATCH_DIR or on errors."""
     global _clock
     folder, rank = environ.get("PACELINE_WATCH_DIR"), environ.get("PACELINE_RANK")
     if folder and rank and _clock is None:

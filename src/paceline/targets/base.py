@@ -7,7 +7,7 @@ Seven optional protocols, each implemented completely or not at all (the conform
 
     EarlyStart    loads a supervisor while the job is checked
     Queued        the engine has a queue, and runs the supervisor in its job
-    Alike         the engine takes many runs in one call that look the same to it
+    Alike         the engine accepts many similar runs in one call, such as a job array
     Controlling   the engine runs the controller of a sweep in a small job
     Examined      `paceline compute` and the doctor can query it
     Elastic       gives a run as many nodes as are available, between a minimum and a maximum
@@ -84,7 +84,7 @@ class Nodes(Protocol):
         """Return a node's environment variables; None means the submitting program's variables."""
 
     def begin(self, attempt: int) -> None:
-        """Create an attempt's folder on the nodes, and begin to mirror it here."""
+        """Create an attempt's folder on the nodes, and start copying it to this machine."""
 
     def start(self, command: Command, work_dir: Path, shell: Mapping[str, str]) -> StartedCommand:
         """Start a command on its node, and return the started command.
@@ -105,7 +105,7 @@ class Nodes(Protocol):
         """Return the commands on the nodes that have ended since the last call."""
 
     def renew_ports(self) -> None:
-        """Choose new ports on the first node, as other programs use the present ones."""
+        """Choose new ports on the first node, as other programs use the current ports."""
 
     def lost(self) -> dict[int, str]:
         """Return {node rank: how the loss was detected} of lost nodes."""
@@ -127,7 +127,7 @@ class Nodes(Protocol):
         """Return whether a node lacks the disk space for a worker's report."""
 
     def close(self) -> None:
-        """End the remaining processes, and give back the nodes. Idempotent."""
+        """End the remaining processes, and release the nodes. Idempotent."""
 
 
 class Target(Protocol):
@@ -188,7 +188,7 @@ class Queued(Protocol):
         """Ask the engine to end the run's job; see `paceline.runs.remote_status.Teller`."""
 
     def channel(self, folder: RunFolder) -> Channel | None:
-        """Return a channel for one `paceline exec`; None if the supervisor shares this folder."""
+        """Return a channel for one `paceline exec`; None if the supervisor sees `folder` too."""
 
     def script(self, job: Job) -> str | None:
         """Return the job script for the engine, which --dry-run prints, or None."""
@@ -200,10 +200,10 @@ ALIKE_SPAN = 1000
 
 @runtime_checkable
 class Alike(Protocol):
-    """A target whose engine accepts many similar runs at once (a job array)."""
+    """A target whose engine accepts many similar runs in one call (job array)."""
 
     def check_alike(self, job: Job) -> None:
-        """Raise an error if the engine can't accept many runs of this job at once.
+        """Raise an error if one call can't submit many runs of this job.
 
         Raises:
             TargetError: The message has the reason.
@@ -214,7 +214,7 @@ class Alike(Protocol):
     ) -> None:
         """Submit runs whose jobs differ only in arguments, instead of by `start_supervisor`.
 
-        run_dirs: Folders `<parent>_<n>` with consecutive numbers, which do not cross a multiple of `ALIKE_SPAN`.
+        run_dirs: Folders `<parent>_<n>` with consecutive numbers n, all in the same thousand (`ALIKE_SPAN`).
         at_once: How many of the runs may run at the same time.
         """
 

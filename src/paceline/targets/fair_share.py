@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paceline.targets.shares import PastUse, SharePolicy, Ticket, TicketId
 
     class Plan(TypedDict):
-        """Which runs of a machine start now, keep waiting or have to leave.
+        """A decision on which runs of a machine start, keep waiting or leave.
 
         order: Tickets (queue entries) of all runs, the next to be served first. starts: The GPUs of each run that starts
         now. why: Why a run waits although it would fit. leave: Runs that have to leave for an urgent run or a reservation.
@@ -47,7 +47,7 @@ class Room:
     """The free cores and GPUs of a machine.
 
     Args:
-        cores: Cores of the machine, for all runs together; `gpus` are its GPUs.
+        cores: Number of all cores of the machine, free or used; `gpus` are all its GPUs.
         holders: Tickets of the runs that hold cores and GPUs.
         blocked: GPUs that are not given to any run.
     """
@@ -71,7 +71,7 @@ class Room:
     def fit(self, ticket: "Ticket", avoided: "Collection[str]" = ()) -> "list[str] | None":
         """Return free GPUs for a run, or None if it does not fit.
 
-        The most used GPUs come first, to keep whole GPUs free.
+        Shared GPUs with enough room come first, so that other GPUs stay wholly free. `avoided`: GPUs not to use.
         """
         # If a run asks for more cores than the machine has, it gets all cores of the machine.
         if self.used_cores + min(ticket["cores"], self.cores) > self.cores:
@@ -156,7 +156,7 @@ def newest(tickets: "Sequence[Ticket]", policy: "SharePolicy", uses: "Mapping[in
 
 
 def level(ticket: "Ticket", policy: "SharePolicy", uses: "Mapping[int, PastUse]", at: float) -> int:
-    """Return a run's priority level, which its user's limit caps and waiting raises."""
+    """Return a run's priority level, raised by waiting and capped by its user's limit."""
     stated = min(stated_level(ticket), policy.most_priority(ticket["user"]))
     if stated == URGENT:
         limit = policy.limit(ticket["user"], "urgent_gpu_hours_a_week")

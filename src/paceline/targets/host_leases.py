@@ -135,8 +135,8 @@ def take(given: "Ticket", free_ports: "Callable[[int, Any], Sequence[int]] | Non
 
     Args:
         given: The ticket's `key`, `run_id`, `cores` and `gpu_count`, the `pid` of the run's agent, the machine's `all_cores`
-            and `all_gpus`, and `at_once`: whether to leave the queue if no lease is granted now. Optional: the `guardian`
-            of that process, and the keys of `paceline.targets.leases.Queue`.
+            and `all_gpus`, and `at_once`: whether to leave the queue if no lease is granted now. Optional: `guardian`,
+            the pid of the agent's guardian process, and the other keys of a ticket (see `paceline.targets.leases.Queue`).
         free_ports: The argument of `Queue`, for runs that lease ports.
     """
     queue, now = host_queue(free_ports), time.time()
@@ -175,14 +175,14 @@ def give_back(given: "Ticket") -> "LeaseAnswer":
 
 
 def note(given: "Ticket") -> "LeaseAnswer":
-    """Record in a run's ticket since when the run hangs; None if not."""
+    """Record since when the run hangs (`hangs_since`) in its ticket; None clears it."""
     with locked():
         host_queue().mark(given["key"], hangs_since=given["hangs_since"])
     return {}
 
 
 def leave(given: "Ticket") -> "LeaseAnswer":
-    """Return {"leave": why the run has to give back its share, or ""}."""
+    """Return {"leave": why the run must release its cores and GPUs, or ""}."""
     return {"leave": host_queue().leave_reason(given["key"], given["all_cores"], given["all_gpus"])}
 
 

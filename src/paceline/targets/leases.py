@@ -333,7 +333,7 @@ class Queue:
     # --- methods for runs that hold a share
 
     def leave_reason(self, key: str, all_cores: int, all_gpus: "Sequence[str]") -> str:
-        """Return why a run has to give back its share, or "".
+        """Return why a run must release its cores and GPUs, or "".
 
         Call this method every second or so, without the lock. It also records that the run lives. A killed run is charged up to
         the last record.
@@ -429,7 +429,7 @@ def _changed_ns(path: str) -> int:
 
 
 def _merged(rows: "list[list[float]]", now: float) -> "list[list[float]]":
-    """Merge rows of past use by hour, older rows by day. Drop very old rows."""
+    """Merge past-use rows of the same hour, or day if older. Drop very old rows."""
     found = {}  # type: dict[float, list[float]]
     for row in rows:
         if row[0] > now - _KEPT_S:
@@ -445,7 +445,7 @@ def taken_ports(tickets: "Sequence[Ticket]") -> "set[int]":
 
 
 def gpus_named(ticket: "Ticket") -> "list[str]":
-    """Return the GPUs that a ticket names as held or visible."""
+    """Return the GPUs that a ticket's run holds or sees."""
     seen = ticket.get("all_gpus")
     named = [*held_gpus(ticket), *(seen if isinstance(seen, list) else ())]
     return [gpu for gpu in named[:_COUNT] if isinstance(gpu, str)]
@@ -454,7 +454,7 @@ def gpus_named(ticket: "Ticket") -> "list[str]":
 def since(key: str, written: float) -> float:
     """Return the submission time (Unix seconds) that a ticket's key claims.
 
-    The result is not earlier than `_CLAIM_S` before `written`, the file's time, and not later than `written`.
+    The result is at most `_CLAIM_S` seconds before `written`, the file's time, and never after it.
     """
     try:
         claimed = float(calendar.timegm(time.strptime(key[:19], "%Y-%m-%dT%H:%M:%S")))
@@ -506,7 +506,7 @@ def read_json(path: str, uid: "int | None") -> "tuple[Any, os.stat_result] | Non
 
 
 def read_use(path: str, uid: "int | None") -> "PastUse | None":
-    """Return the past use recorded at `path`, ignoring future times; None if invalid."""
+    """Return the past use recorded at `path`, without future hours; None if invalid."""
     found = read_json(path, uid)
     if found is None or not isinstance(found[0], dict) or not isinstance(found[0].get("hours"), list):
         return None

@@ -62,7 +62,7 @@ class LocalDemand:
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseRequest:
-    """The values of a run's ticket that do not depend on its node count."""
+    """A run's queue request: ports, GPU share, priority and time limit."""
 
     ports: int = 0
     gpu_share: float = 1.0
@@ -129,7 +129,7 @@ def _own_folder() -> Path:
 
 
 class _MachineQueue(ABC):
-    """The methods that `LocalQueue` and `SharedQueue` share."""
+    """The common base class of this machine's queues."""
 
     def __init__(self, queue: Queue, cores: int, gpus: tuple[str, ...]) -> None:
         self._queue, self._cores, self._gpus = queue, cores, gpus
@@ -252,7 +252,7 @@ class LocalQueue(_MachineQueue):
         return answer
 
     def leave_reason(self, run_dir: Path) -> str:
-        """Record that the run lives. Return why it has to give back its lease, or ""."""
+        """Record that the run lives. Return why it must release its lease, or ""."""
         key = self._keys.get(run_dir)
         return self._queue.leave_reason(key, self._cores, self._gpus) if key is not None else ""
 
@@ -273,7 +273,7 @@ class LocalQueue(_MachineQueue):
 class SharedQueue(_MachineQueue):
     """The queue of all users of this machine, with the methods of `LocalQueue`.
 
-    A run's position depends on its time of submission, so the supervisor can write the ticket after the submission.
+    A run's position depends on its time of submission. So the supervisor may write the ticket at any time after the submission.
     """
 
     def __init__(self, cores: int, gpus: tuple[str, ...]) -> None:

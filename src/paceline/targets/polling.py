@@ -37,7 +37,7 @@ def doctor_path(workspace_dir: Path, name: str) -> Path:
 
 
 def answer(path: Path, ask: Callable[[], dict[str, Any]], clock: Callable[[], float] = time.time) -> dict[str, Any]:
-    """Return an engine's cached answer, renewed by `ask()` if older than `FRESH_S`."""
+    """Return an engine's cached answer, renewed by `ask()` if older than `FRESH_S` seconds."""
     found = kept(path)
     if not _is_fresh(found, clock):
         # Hold the lock during the query: other processes then wait for the answer instead of sending their own query.

@@ -69,7 +69,7 @@ def ident(ticket: "Ticket") -> "TicketId":
 
 
 def stated_level(ticket: "Ticket") -> int:
-    """Return the priority level that a ticket states; "normal" if it is invalid."""
+    """Return a ticket's priority level as a number; the level of "normal" if invalid."""
     name = ticket.get("priority")
     return PRIORITIES.index(name) if isinstance(name, str) and name in PRIORITIES else NORMAL
 
@@ -140,11 +140,11 @@ class SharePolicy:
     """The rules of a machine's shares file: shares, limits and reservations.
 
     Args:
-        data: The JSON value of the file; missing keys have the values of `NEW_SHARES`.
+        data: The JSON value of the file; missing keys have the defaults in `NEW_SHARES`.
         changed: Unix time of the file's last change.
 
     Raises:
-        ValueError: A value is wrong; the message names it, and the rule.
+        ValueError: A value is wrong; the message has the value and the rule.
     """
 
     def __init__(self, data: object, changed: float = 0.0) -> None:
@@ -210,9 +210,9 @@ class SharePolicy:
         )
 
     def over_quota(self, ticket: "Ticket", running: "Sequence[Ticket]", hours: float, now: float) -> str:
-        """Return which of its user's limits a run would exceed now, or "".
+        """Return which of the user's limits a run would exceed now, or "".
 
-        running: All runs that hold a share. hours: GPU-hours that the user's ended runs used in the last 7 days.
+        running: All runs that hold cores or GPUs. hours: GPU-hours that the user's ended runs used in the last 7 days.
         """
         count = ticket["gpu_count"] * share_of(ticket)
         mine = [one for one in running if one["uid"] == ticket["uid"]]

@@ -1,4 +1,4 @@
-"""Query targets in parallel, so that a hanging one delays no other."""
+"""Query targets in parallel, so that a target that hangs delays no other target."""
 
 from __future__ import annotations
 

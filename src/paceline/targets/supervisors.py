@@ -66,7 +66,7 @@ def _inherited() -> object:
 
 
 def _taken(run_dir: Path, library_dir: Path, python: str, modules: Sequence[str]) -> Early | None:
-    """Return the supervisor that `load_ahead` loaded; None if it inherited outdated values."""
+    """Return the supervisor loaded by `load_ahead`; end it and return None if outdated."""
     global _ahead
     if _ahead is None or _ahead[1] != (library_dir, python, tuple(modules), _inherited()) or not _ahead[0].is_waiting():
         drop_ahead()

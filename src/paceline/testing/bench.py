@@ -62,7 +62,7 @@ class Bench:
         return run
 
     def plain(self, backend: str | None) -> Run:
-        """Return a completed run of the script `PLAIN`, which several tests share."""
+        """Return the completed run of script `PLAIN` that tests with this `backend` share."""
         key = f"plain {backend}"
         if key not in self.target.finished:
             run = self.finish(scripts.PLAIN, backend, arguments=WORDS, environment_variables=VARIABLES)
@@ -172,7 +172,7 @@ def text_of(path: Path) -> str:
 
 
 def seen(run: Run, rank: int) -> dict[str, Any]:
-    """Return the facts that a worker of the script `PLAIN` has written about itself."""
+    """Return the JSON that a worker of the test script `PLAIN` wrote about itself."""
     found: dict[str, Any] = json.loads((run.folder.outputs / f"seen_{rank}.json").read_text())
     return found
 

@@ -173,9 +173,9 @@ class FailingChecks:
 
 
 def missing_members(target: object) -> dict[str, list[str]]:
-    """Return {optional protocol: missing members} of protocols that a target half implements.
+    """Return {optional protocol: missing members} for partly implemented protocols of a target.
 
-    The optional protocols are `paceline.targets.base.PARTS`.
+    `paceline.targets.base.PARTS` lists the optional protocols.
     """
     found = {}
     for part in PARTS:

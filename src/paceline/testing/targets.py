@@ -42,7 +42,7 @@ class TargetConformance(LosingChecks, EndingChecks, FailingChecks, ReadingChecks
 
     @pytest.fixture
     def bench(self, under_test: TargetUnderTest) -> Iterator[Bench]:
-        """Yield the `Bench` of a check's runs. Fail if the check leaves a process behind."""
+        """Yield a `Bench` that submits a check's runs. Fail if processes are left behind."""
         found = Bench(under_test)
         yield found
         found.close()

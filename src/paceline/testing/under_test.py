@@ -27,7 +27,7 @@ class TargetUnderTest:
     node_count, process_count_per_node: Size of runs on several nodes, which the target must be able to run.
     values: Job fields of every run, such as `environment`.
     never_fits: Job fields that the target must refuse.
-    has_queue: Whether a run waits while another has all nodes. Runs with the fields `whole` need all nodes.
+    has_queue: Whether a run waits while another has all nodes. The job fields `whole` make a run need all nodes.
     has_spare_node: Whether there is one node more than `node_count`, so that a run can continue after a loss.
     has_outputs_early: Whether outputs and uploaded files are readable during the run, not only at its end.
     node_lost_s: Longest time to detect the loss of a node.

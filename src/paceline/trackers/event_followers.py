@@ -1,4 +1,4 @@
-"""Log scalars of event files that no Python hook sees while they are written.
+"""Log scalars from event files whose writers no Python hook can observe.
 
 TensorFlow's C++ writers (Keras's TensorBoard callback, `tf.summary`) all come from `summary_ops_v2.create_file_writer_v2`. A
 thread reads their files once a second and at the end. The supervisor reads files of other programs, such as a Python program that

@@ -27,7 +27,7 @@ _Place = tuple[int | None, int | float | str, float, int, int]
 
 
 def rows(folders: Sequence[RunFolder]) -> Iterator[tuple[int | float | str | None, ...]]:
-    """Yield a table row for each logged number or text, with the columns `COLUMNS`."""
+    """Yield a row (`COLUMNS`: run_id, metric, step, ...) for each logged number or text."""
     for folder in folders:
         for name, metric in series.read(folder.metrics).items():
             for place in _places(metric):
@@ -75,7 +75,7 @@ def to_parquet(folders: Sequence[RunFolder], path: Path) -> int:
 def to_tensorboard(folders: Sequence[RunFolder], top: Path) -> list[Path]:
     """Write event files of runs, and return their folders `<top>/<run id>`.
 
-    If several ranks of a run have logged metrics, each rank has a folder below. A value without a step gets its index as step.
+    If several ranks of a run have logged metrics, each rank has a subfolder. A value without a step gets its index as step.
 
     Raises:
         UserError: tensorboard is not installed.

@@ -105,7 +105,7 @@ def _listen(loaded: ModuleType, own: str) -> None:
 
 
 def _offer_store(environ: MutableMapping[str, str]) -> None:
-    """Make the run MLflow's tracking store, unless the user has set a tracking URI."""
+    """Set MLflow's tracking URI to the run's workspace, unless the user set one."""
     if environ.get("MLFLOW_TRACKING_URI") or environ.get("DATABRICKS_RUNTIME_VERSION"):
         return
     workspace = os.path.dirname(os.path.dirname(environ["PACELINE_RUN_DIR"]))

@@ -78,9 +78,9 @@ class RelayServer(Protocol):
     look_s: float
 
     def open(self, key: str | None) -> str:
-        """Find or create the run, store its parameters and tags, and return its id.
+        """Find or create the server's run, store its parameters and tags, and return its key.
 
-        key: The result of an earlier call, or None.
+        key: The key that an earlier call returned, or None.
         """
 
     def send(self, values: list[SentValue], line: int, *, is_doubtful: bool) -> int:

@@ -163,7 +163,7 @@ def _of_training(root: str, known: Mapping[str, str], before: Mapping[str, str])
 
 
 def _difference(root: str, others: Mapping[str, str]) -> str:
-    """Return a unique prefix: the part of `root` not common with other folders."""
+    """Return a unique prefix: the part of path `root` that other folders' paths lack."""
     first = next(other for other in (*(one for one in others if not others[one]), *others))
     rest = _behind_common(root.split(os.sep), first.split(os.sep))
     lasting = _behind_common(*(_lasting(one, _TIME).split(os.sep) for one in (root, first)))

@@ -70,7 +70,7 @@ def _add_rest(found: Band, rest: Iterable[tuple[Sequence[float], Sequence[float]
 
 
 def thinned_band(band: Band, pixels: int, window: tuple[float, float] | None = None) -> tuple[list[float | None], ...]:
-    """Return the x, mean, least and greatest values to draw, thinned to the pixels."""
+    """Return x, mean, least and greatest values to draw, at most one per pixel."""
     low, high = window or (-math.inf, math.inf)
     kept = [n for n, x in enumerate(band.xs) if low <= x <= high]
     pieces = min(pixels, len(kept))

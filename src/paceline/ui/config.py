@@ -27,7 +27,7 @@ class UiConfig:
     """Settings of the page's server.
 
     Attributes:
-        port: The port; 0 for any free port, None for the first free port from `PORT` on.
+        port: The port; 0 for any free port, None for the first free port from the default `PORT` on.
         proxies: Host names of a proxy in front of the server that handles TLS.
         read_only: Whether the page only shows runs.
         opens: Whether to open the page in this machine's browser.
@@ -104,7 +104,7 @@ class UiConfig:
 
     @property
     def takes_any_host(self) -> bool:
-        """Return whether requests may name any host, because TLS verifies it."""
+        """Return whether requests may have any Host header (only with TLS)."""
         return self.host in ("", "0.0.0.0", "::") and self.tls_cert is not None
 
     def to_json(self) -> str:
@@ -117,5 +117,5 @@ class UiConfig:
 
 
 def ports(asked: int | None) -> list[int]:
-    """Return the ports to try for `UiConfig.port`; 0 is any free port."""
+    """Return the ports to try, in order; 0 means any free port."""
     return [asked] if asked is not None else [*range(PORT, PORT + _TRIED), 0]

@@ -259,7 +259,7 @@ class RunFeeds:
 
 
 def state_json(record: RunRecord, slow: SlowRanks | None = None) -> dict[str, object]:
-    """Return the facts whose change makes a run's page reload its header."""
+    """Return the values of a run that its page's header depends on."""
     return {
         "shown": shown_state(record),
         "slow": slow.text if slow else "",

@@ -114,7 +114,7 @@ def files_of(folder: RunFolder) -> list[RunFile]:
 def tree(files: Sequence[RunFile], below: str = "", wanted: str = "") -> FileTree:
     """Return the files and folders below a folder as rows.
 
-    The tree shows the content of folders until it has `_OPEN_ROWS` rows.
+    The tree expands folders until it has `_OPEN_ROWS` rows; other folders stay closed.
 
     below: Path of the folder, or "" for all files. wanted: Return only files with this text in their paths, and no folders.
     """

@@ -1,6 +1,6 @@
 """Log lines as a page requests them: the last lines, matches, or lines around a line.
 
-A search by regular expression runs in a process of its own, because some expressions take years.
+A search by regular expression runs in a separate process, because some expressions take years.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class OwnChart(TypedDict):
 class OwnQuery:
     """A page's request for a chart that a user has composed.
 
-    kind: One of `KINDS`. x, y: Names of metrics. For a bar chart, y is a text that the names of metrics must contain.
+    kind: "line", "scatter", "bar" or "histogram". x, y: Names of metrics; for bars, y is a text that the names contain.
     """
 
     kind: str

@@ -34,7 +34,7 @@ class HistogramBar(TypedDict):
 
 
 class Item(TypedDict, total=False):
-    """A logged value in a panel. Only the keys of its kind are present."""
+    """A logged value in a panel. Which keys exist depends on its kind."""
 
     rank: int
     file: str

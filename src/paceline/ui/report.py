@@ -217,7 +217,7 @@ def _sketch(folder: RunFolder, record: RunRecord, *, anonymous: bool) -> Sketch:
 
 
 class _Curves:
-    """A filter of metrics by name patterns, which selects the curves of a report."""
+    """A selector of a report's curves by patterns of metric names."""
 
     def __init__(self, patterns: Collection[str], most: int | None = None, points: int = _POINTS) -> None:
         self._patterns, self._most, self._points = patterns, most, points
@@ -298,7 +298,7 @@ def _data_address(folder: RunFolder, name: str) -> str:
 
 
 def _without_names(facts: Sequence[ComparedFact]) -> Iterator[ComparedFact]:
-    """Yield facts about runs with "text 1", "text 2", ... in place of texts.
+    """Yield the compared values with "text 1", "text 2", ... in place of texts.
 
     A text may name a person or a host. Equal texts get the same number.
     """

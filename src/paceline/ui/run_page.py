@@ -84,7 +84,7 @@ class CurveQuery:
         window: First and last visible x, or None for the whole axis.
         node_ranks: The nodes and the ranks whose CPU, GPU and memory load is drawn, or None for all.
         has_bands: Whether to draw many ranks as a band.
-        listed: The metrics to list: "all", "first" (at most `LISTED`) or "asked" (the metrics in `names`).
+        listed: The metrics to list: "all", "first" (the first `LISTED` metrics) or "asked" (the metrics in `names`).
         first: Number of metrics to draw if `names` is empty.
     """
 
@@ -210,7 +210,7 @@ class NodeRanks:
 
 
 def ranks_of_nodes(folder: RunFolder) -> list[NodeRanks]:
-    """Return a run's nodes and ranks in the last load sample; [] without one."""
+    """Return a run's nodes with their ranks, by the last utilization sample, or []."""
     # Ignore a sample without the expected structure: the folder may be shared, and another program may have written it.
     try:
         sample = loads.last(folder) or {"nodes": {}, "ranks": {}}
@@ -295,7 +295,7 @@ def _metric_json(curves: RunCurves, keys: Sequence[Key]) -> MetricJson:
 
 
 def _chosen_ranks(query: CurveQuery, there: Sequence[int], name: str, *, is_node: bool) -> tuple[Collection[int], bool]:
-    """Return which of the ranks or nodes `there` to draw, and whether as a band."""
+    """Return the ranks or nodes of `there` to draw, and whether to draw a band."""
     of_name: Collection[int] | None = query.ranks
     if is_node:
         of_name = None if query.node_ranks is None else query.node_ranks[name.startswith("rank_")]

@@ -53,7 +53,7 @@ class _Server(uvicorn.Server):
 
 
 class _PeerProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """HTTP over a Unix socket, with (`UNIX`, uid from the kernel) as the client's address."""
+    """An HTTP protocol over a Unix socket that reports the peer's uid as client address."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)

@@ -156,12 +156,12 @@ def _headers(scope: Scope, wanted: bytes) -> list[str]:
 
 
 def rule_of(path: str) -> str:
-    """Return the lowest role that may POST to this path, or `MINE` for own runs."""
+    """Return the lowest role that may POST to this path; `MINE`: the run's owner."""
     return next((rule for pattern, rule in _RULES if pattern.match(path)), ADMIN)
 
 
 def visitor_of(request: Request) -> Visitor:
-    """Return the member who sends a request, or `ANYBODY` on pages without members."""
+    """Return the member who sends a request; `ANYBODY`, an admin, on pages without members."""
     visitor: Visitor = request.scope.get("paceline.visitor", ANYBODY)
     return visitor
 
@@ -190,7 +190,7 @@ def may_change(request: Request, folder: RunFolder, record: RunRecord | None = N
 
 
 def shown_forms(request: Request, read_only: bool, record: object) -> dict[str, bool]:
-    """Return which forms a page's visitor sees, as fields of `Heading`.
+    """Return which forms a page's visitor sees: `read_only`, `can_start` and `can_share`.
 
     record: The record of the page's run, if any.
     """

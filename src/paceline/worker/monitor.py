@@ -24,7 +24,7 @@ def redirect_output() -> None:
 
 
 def wait_for_child(*, under_srun: bool = False) -> None:
-    """Fork the worker and return there. The parent process reports the worker's end.
+    """Fork the worker. Return only in the worker; the parent reports the worker's end.
 
     under_srun: The parent also relays the worker's connection to PMIx. It forwards no signals, because Slurm signals every
     process.

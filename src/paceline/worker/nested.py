@@ -90,7 +90,7 @@ def _joined(rank: int, size: int) -> None:
 
 
 def _is_worker(rank: int, size: int) -> bool:
-    """Return whether this is the worker process, or one that its shell script started."""
+    """Return whether this process is the worker, or was started by its shell script."""
     from multiprocessing import process
 
     own = os.environ.get("PACELINE_RANK"), os.environ.get("PACELINE_WORLD_SIZE")

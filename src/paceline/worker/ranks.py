@@ -1,4 +1,4 @@
-"""Set a worker's rank variables from those of mpirun, or of srun and its PMIx plugin.
+"""Set a worker's rank variables from the variables of mpirun, or of srun and its PMIx plugin.
 
 Afterwards Slurm's variables are removed: workers have the same environment on every compute target, and some frameworks would
 read their ranks from SLURM_ variables. Open MPI 5 needs only PMIx's variables. For an older Open MPI the option `--keep` names
@@ -83,8 +83,8 @@ def needed(environment: Mapping[str, str], name: str, hint: str) -> str:
 def take_place(environment: MutableMapping[str, str], options: Sequence[str]) -> list[str]:
     """Under srun, set the variables that mpirun would set, and remove Slurm's.
 
-    Return this worker's `--set` options. In `options`, `--set NAME=VALUE` after `--for FIRST-LAST --on NODE` is for these ranks
-    on that node, and `--keep NAME` keeps a variable of Slurm.
+    Return this worker's `--set` options. `options` are for all workers: `--set NAME=VALUE` is for the ranks and the node in the
+    `--for FIRST-LAST --on NODE` before it, and `--keep NAME` keeps a variable of Slurm.
 
     Raises:
         RunContextError: A variable of srun is missing, or the worker is on another node than planned.

@@ -26,8 +26,8 @@ _GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
 def begin(environ: Mapping[str, str] = os.environ) -> None:
     """Set the policy for this thread and all threads that it starts later.
 
-    Nothing changes off Linux, if the process already has another policy than the default (`chrt --idle 0 paceline run ...`), or
-    for a worker that may use a GPU, whose threads must run as soon as they wake up.
+    Do nothing on systems other than Linux, if the process has a policy other than the default (`chrt --idle 0 paceline run ...`),
+    or if the worker may use a GPU: its threads must run as soon as they wake up.
     """
     wanted = environ.get(VARIABLE) or "batch"
     if wanted not in _VALUES:

@@ -23,7 +23,7 @@ _FIRST_FD = 200
 
 
 def begin(kind: str = "script") -> None:
-    """Expose this worker's state if requested. Never raise."""
+    """Expose this worker's state if PACELINE_WATCH_DIR is set. Never raise."""
     folder, rank = os.environ.get("PACELINE_WATCH_DIR"), os.environ.get("PACELINE_RANK")
     if not folder or not rank:
         return

@@ -1,4 +1,4 @@
-"""Policies by name, for records and command lines."""
+"""Create stopping policies from JSON records or from command-line text."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The stopping policy protocol, and the simple policies.
+"""The protocol of stopping policies, and the policies by median, truncation and bandit.
 
 An interval is one logging of the primary metric. A policy judges a trial at intervals that are multiples of evaluation_interval
 and at least delay_evaluation, as the Azure SDK does. When any trial logs new values, the policy judges each live trial again at
-the last such interval that the trial has reached, since other trials may have got better.
+the latest of these intervals that the trial has reached, since other trials may have improved.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class NamedPolicy:
 
 
 def judged_at(trial: Trial, evaluation_interval: int, delay_evaluation: int) -> int | None:
-    """Return the last interval at which to judge a trial; None before the first."""
+    """Return the latest interval to judge a live trial at; None before `delay_evaluation`."""
     # The curve has one entry per value, so a trial without a value is not judged, even with a delay of 0.
     last = len(trial.curve) // evaluation_interval * evaluation_interval
     return last if not trial.is_over and last and last >= delay_evaluation else None

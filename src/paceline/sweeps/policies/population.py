@@ -40,7 +40,7 @@ class PopulationBasedTraining(NamedPolicy):
         interval: Number of values between two exchanges.
         last: Number of values after which trials end by themselves.
         quantile: Share of trials to replace and of trials to copy, up to 0.5. Trials are ranked by their last values.
-        factors: A hyperparameter of a copy is multiplied by one of them; see `paceline.sweeps.policies.population`.
+        factors: Each hyperparameter of a copy is multiplied by one of these numbers; see `paceline.sweeps.policies.population`.
         resample: Probability that a hyperparameter is drawn from the space instead.
         mutate: Names of hyperparameters that change; None for all. Other hyperparameters, such as a number of layers, are
             copied unchanged.
@@ -106,7 +106,7 @@ class PopulationBasedTraining(NamedPolicy):
     def next(
         self, trials: Sequence[Trial], goal: Goal, space: Space, seed: int, *, is_last: bool, without: frozenset[str]
     ) -> Next | None:
-        """Return the next run of a trial whose generation may begin, or None."""
+        """Return a run that starts a trial's next generation, or None."""
         if not is_last:
             return None
         for generation in sorted({len(trial.legs) for trial in trials}):
@@ -127,7 +127,7 @@ class PopulationBasedTraining(NamedPolicy):
         return trial.is_paused or (has_ended and self._end(len(trial.legs)) < self.last)
 
     def argument(self, rung: int) -> tuple[str, int] | None:
-        """Return the script's argument (name, value) for a generation after `rung` values, or None without `budget`."""
+        """Return (budget argument, its value) for the generation that starts after `rung` values; None without `budget`."""
         return (self.budget, min(rung + self.interval, self.last)) if self.budget else None
 
     def told(self, trial: Trial, trials: Sequence[Trial], goal: Goal) -> str:

@@ -1,4 +1,4 @@
-"""The first program of a pod: unpacks Paceline's library and runs `pod`, in any Python.
+"""The first program of a pod: it unpacks Paceline's library and runs `pod.py`, or reports that the image's Python is too old.
 
 This file and `ticket.json` are in the run's own Secret; other Secrets have the library's parts.
 """

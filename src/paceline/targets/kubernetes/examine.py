@@ -37,7 +37,7 @@ _PLACE_S, _PAUSE_S, _LINK_S = 60.0, 0.3, 30.0
 
 
 def missing_rights(granted: Sequence[Json]) -> list[str]:
-    """Return the rights of `RULES` that a SelfSubjectRulesReview does not grant."""
+    """Return Paceline's rights (`RULES`) that a SelfSubjectRulesReview does not grant."""
     rules = [rule for rule in granted if isinstance(rule, dict) and not rule.get("resourceNames")]
 
     def has(group: str, resource: str, verb: str) -> bool:

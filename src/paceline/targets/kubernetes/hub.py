@@ -39,7 +39,7 @@ _MESSAGE_BYTES = 1 << 20
 
 
 class Pulled:
-    """A reader's copy of a run's folder, and the changes that it still lacks.
+    """A tracker of changes to a run's folder that a reader's copy lacks.
 
     known: The stamp of each file in the reader's copy, by name.
     """
@@ -52,7 +52,7 @@ class Pulled:
         self._changes.known = known
 
     def skip_present(self) -> None:
-        """Treat present files as known to the reader, except the record and user's files."""
+        """Treat existing files as known to the reader, except the record and the outputs."""
         self._changes.skip(list(small_names(self._top)))
 
     def frames(self, *, is_final: bool, with_files: bool = True) -> Iterator[bytes]:

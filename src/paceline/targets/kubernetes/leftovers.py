@@ -69,7 +69,7 @@ def clear(cluster: Cluster, workspace: str, runs_dir: Path, *, dry_run: bool) ->
 
 
 def remove_unused(cluster: Cluster, names: Collection[str], *, but: Collection[str]) -> None:
-    """Delete each Secret in `names` unless a Job outside `but` uses it.
+    """Delete the Secrets `names`, except Secrets that Jobs other than `but` use.
 
     A submission may find a Secret here just before it is deleted, and create its Job afterwards. So the Jobs are listed again
     after the deletion, and a Secret that is now used is restored. The submission also checks its Secrets after it has created
@@ -89,7 +89,7 @@ def remove_unused(cluster: Cluster, names: Collection[str], *, but: Collection[s
 
 
 def _used(cluster: Cluster, but: Collection[str]) -> set[str]:
-    """Return the names of Secrets that Jobs use, except the Jobs `but`."""
+    """Return the names of Secrets that Jobs use, ignoring the Jobs `but`."""
     jobs = [job["metadata"] for job in _jobs(cluster, MANAGED_SELECTOR) if job["metadata"]["name"] not in but]
     return {name for about in jobs for name in about.get("annotations", {}).get(SECRETS_ANNOTATION, "").split(",")}
 

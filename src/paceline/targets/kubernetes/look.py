@@ -126,7 +126,7 @@ def explain(folder: RunFolder, noted: Noted) -> None:
 
 
 def _explained(attempts: Sequence[Attempt], ends: list[str]) -> Iterator[Attempt]:
-    """Yield a run's attempts, adding how its pod ended to each preempted attempt."""
+    """Yield a run's attempts. Add to each preempted attempt how its pod ended."""
     names: tuple[str, ...] = ()
     for attempt in attempts:
         if (attempt.reason or "").startswith(_PREEMPTED):
@@ -174,7 +174,7 @@ def _status(
 
 
 def _reason(cluster: Cluster, job: BatchJob, pods: Sequence[Pod], fresh_s: float) -> _Reason:
-    """Return why a Job waits. Unless something changed, the answer may be `fresh_s` old."""
+    """Return why a Job waits. An unchanged Job's cached answer is valid for `fresh_s`."""
     versions = tuple(sorted(one["metadata"].get("resourceVersion", "") for one in (job, *pods)))
     name, now = job["metadata"]["name"], time.monotonic()
     found = _reasons.get(name)

@@ -97,7 +97,7 @@ def many_name(run_ids: Sequence[str]) -> str:
 
 
 def workspace_label(path: str) -> str:
-    """Return the label that marks the cluster's objects of a workspace."""
+    """Return the label that marks a workspace's objects in the cluster."""
     return hashlib.sha256(path.encode()).hexdigest()[:20]
 
 
@@ -161,7 +161,7 @@ def start_manifest(
     *,
     immutable: bool = True,
 ) -> Manifest:
-    """Return the manifest of a Job's Secret `name`; by default, the Secret with the ticket."""
+    """Return the manifest of a Job's Secret `name` (default: the Job's name) with `files`."""
     return {**_secret({**_owned(settings, names, owner), "name": name or names.job}, files), "immutable": immutable}
 
 

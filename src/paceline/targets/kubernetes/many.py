@@ -41,7 +41,7 @@ def runs_of(folder: RunFolder, noted: Noted) -> list[RunFolder]:
 
 
 def submitted(folder: RunFolder, noted: Noted) -> Noted | None:
-    """Return the `engine.json` content of a submitted run in this run's Job, or None.
+    """Return the `engine.json` content of any submitted run in `folder`'s Job, or None.
 
     The submitting program may have been killed after the submission, before it noted all runs.
     """
@@ -61,7 +61,7 @@ def drop(cluster: Cluster, settings: KubernetesSettings, folder: RunFolder, note
     request: The content of the run's cancel request, or {}.
 
     Raises:
-        EngineError, TargetError: The cluster does not answer, or refuses the Secret. The next look repeats this.
+        EngineError, TargetError: The cluster does not answer, or refuses the Secret. The next status query repeats the attempt.
     """
     write_json(folder.path / DROPPED, request)
     if not noted.get("uid"):

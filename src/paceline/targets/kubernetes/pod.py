@@ -133,7 +133,7 @@ class PodLeader:
         return 0 if has_ended else messages.EXIT_AGAIN
 
     def _fetch(self) -> bool:
-        """Create the run's workspace here. Return False if Kubernetes ends the pod meanwhile."""
+        """Unpack the run's files in this pod. Return False if Kubernetes ends the pod."""
         incoming = self._workspace / f".incoming-{os.getpid()}"
         incoming.mkdir(parents=True, exist_ok=True)
         archive, size = incoming / "run.tar.gz", self._ticket.upload_bytes
@@ -164,7 +164,7 @@ class PodLeader:
         return found.get(self._ticket.run_id)
 
     def _keep(self) -> None:
-        """Copy the user's files to the volume, for the next pod of index 0."""
+        """Copy the run's outputs to the volume, for the next pod of index 0."""
         if self._kept is None:
             return
         new, old = (self._kept.with_name(f".{self._kept.name}.{word}") for word in ("new", "old"))
@@ -241,7 +241,7 @@ class PodLeader:
             time.sleep(_TICK_S)
 
     def _print(self, frames: Iterable[bytes], most: float = math.inf) -> bool:
-        """Print folder changes as log lines, or return False if above `most` bytes."""
+        """Print the changes as log lines; above `most` bytes, print nothing and return False."""
         packing, packed, size = zlib.compressobj(1), [], 0
         for one in frames:
             packed.append(packing.compress(one))

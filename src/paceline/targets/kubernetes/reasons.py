@@ -39,7 +39,7 @@ _DISRUPTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """How a pod ended: a key of `paceline.runs.failure.CAUSES`, and a message."""
+    """How a pod ended: a failure cause (see `paceline.runs.failure.CAUSES`), and a message."""
 
     cause: str
     message: str
@@ -192,7 +192,7 @@ def _pull_text(text: str) -> str:
 
 
 def last_digest(pods: Sequence[Pod]) -> str | None:
-    """Return the digest of the pods' image ("python@sha256:..."), or None."""
+    """Return the image digest that a pod reports ("python@sha256:..."), or None."""
     for pod in pods:
         for status in pod.get("status", {}).get("containerStatuses", []):
             if status.get("name") == CONTAINER and "sha256:" in status.get("imageID", ""):

@@ -1,4 +1,4 @@
-"""The checked settings of a Kubernetes target, and the kubeconfig that they name."""
+"""The checked settings of a Kubernetes target, and functions that read its kubeconfig."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ _PATHS = ("certificate-authority", "client-certificate", "client-key", "tokenFil
 
 @dataclass(frozen=True, kw_only=True)
 class KubernetesSettings:
-    """The settings of a Kubernetes target, as in `OPTIONS`."""
+    """The settings of a Kubernetes target; `OPTIONS` describes each."""
 
     name: str
     context: str
@@ -200,7 +200,7 @@ class KubeContext:
 def find_context(title: str, kubeconfig: str | None, name: str | None) -> KubeContext:
     """Return a context of a kubeconfig, by default the current one.
 
-    An explicit context or kubeconfig takes precedence over the service account of a pod around this process.
+    An explicit context or kubeconfig takes precedence over the service account of the pod in which this process runs.
 
     Raises:
         TargetError: The kubeconfig is missing or broken, or lacks the context; the message has the known contexts.

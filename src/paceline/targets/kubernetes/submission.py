@@ -244,7 +244,7 @@ def create(
 
 
 def upload_path(folder: RunFolder) -> Path:
-    """Return the path of the archive to upload, which is removed afterwards."""
+    """Return the path of the archive to upload, removed after the upload."""
     return folder.path / ".upload.tar.gz"
 
 
@@ -257,7 +257,7 @@ def preview(job: Job, settings: KubernetesSettings) -> list[Manifest]:
 def _stored_code(
     cluster: Cluster, settings: KubernetesSettings, folder: RunFolder, library: Path, workspace: str
 ) -> _Code:
-    """Create missing Secrets of the library and a run's source. Return their names."""
+    """Create missing Secrets for the library and a run's source. Return all Secrets' names."""
     names = library_secrets(cluster, settings, library, workspace)
     snapshot = folder.snapshot.resolve() if folder.snapshot.exists() else None
     source = _source(cluster, settings, snapshot, workspace) if snapshot is not None else {}
@@ -266,7 +266,7 @@ def _stored_code(
 
 
 def _restore_code(cluster: Cluster, settings: KubernetesSettings, code: _Code, library: Path, workspace: str) -> None:
-    """Create missing Secrets of a new Job again.
+    """Recreate a new Job's Secrets if some are missing.
 
     `leftovers.remove_unused` may have deleted a Secret before the Job existed.
     """
@@ -335,7 +335,7 @@ def _packed_source(snapshot: Path) -> bytes:
 
 
 def _packed_run(folder: RunFolder, code: _Code) -> bytes:
-    """Return an archive of a run's folder, and of the source if that is in no Secrets.
+    """Return an archive of a run's folder, and of the source unless Secrets hold it.
 
     Raises:
         DataError, EnvironmentSpecError, TransferError: A file that the job names is missing here or can't be sent.

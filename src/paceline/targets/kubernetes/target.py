@@ -229,7 +229,7 @@ class KubernetesTarget:
             self._remove(folder, noted)
 
     def channel(self, folder: RunFolder) -> Channel | None:
-        """Return a channel to the run's pod for `paceline exec`; None in the pod."""
+        """Return a channel to the run's pod for `paceline exec`; None inside the pod."""
         from paceline.targets.kubernetes import look, readers
 
         if not is_copy(folder):

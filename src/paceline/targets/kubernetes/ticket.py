@@ -82,7 +82,7 @@ class PodTicket:
 
     @classmethod
     def read(cls, path: str | Path) -> PodTicket:
-        """Return the ticket in a file, for the run that this pod's index selects."""
+        """Return the ticket at `path`, for this pod's run if the Job has several."""
         found = cls(**json.loads(Path(path).read_text(encoding="utf-8")))
         if not found.runs:
             return found

@@ -56,7 +56,7 @@ def _gather(asked: GroupRequest, port_count: int, waiting: Waiting) -> RayNodes 
 
 
 class RayNodes(AgentNodes):
-    """The nodes of a placement group, whose losses Ray or the connections report."""
+    """A placement group's nodes; Ray or a closed connection reports a node's loss."""
 
     holding: Holding
     #: `ids`: Ray's ids of the nodes, by rank. `gone`: the ids of the nodes that were lost before `close` was called.
@@ -114,7 +114,7 @@ def open_links(
 
 
 def _names(told: list[Mapping[str, Any]]) -> list[str]:
-    """Return unique names of the nodes with the reports `told`: host names, else addresses."""
+    """Return unique node names from the nodes' reports `told`: host names, else addresses."""
     for key in ("hostname", "address"):
         names = [str(one[key]) for one in told]
         if len(set(names)) == len(names):

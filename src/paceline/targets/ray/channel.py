@@ -47,7 +47,7 @@ _AHEAD = 8
 
 
 class Sealed:
-    """A sequence of encrypted objects in a datastore, with one command's messages.
+    """A sequence of encrypted datastore objects that carry one command's messages.
 
     way: "in" for messages to the command, "out" for its output.
     """
@@ -315,7 +315,7 @@ def names(store: Store, run_id: str) -> list[str]:
 def clear(store: Store, run_id: str, name: str, *, keep: int | None = None) -> None:
     """Remove the messages of one command from the store.
 
-    keep: The number of the input object to keep, because the cluster has still to read it; None to remove all.
+    keep: Number of an input object to keep, because the cluster has not read it yet; None removes all messages.
     """
     top = f"{run_prefix(run_id)}/exec/{name}"
     kept = f"in_{keep:06d}" if keep is not None else None

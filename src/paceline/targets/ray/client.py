@@ -1,8 +1,8 @@
 """A client of a Ray cluster's HTTP interface: jobs, nodes, packages.
 
 Sources: https://docs.ray.io/en/latest/cluster/running-applications/job-submission/openapi.html, and
-ray/dashboard/modules/job/job_head.py for the rest. Tokens: `Authorization: Bearer`; HTTP 401 without one, 403 with a
-wrong one (Ray 2.52 and later).
+ray/dashboard/modules/job/job_head.py for requests not described there. Tokens: `Authorization: Bearer`; HTTP 401 without a
+token, 403 with a wrong token (Ray 2.52 and later).
 
 All runs of a workspace share a query for jobs for some seconds:
 
@@ -335,7 +335,7 @@ class Jobs:
 
 
 def all_jobs(workspace_dir: Path, address: str, ask: Callable[[], list[RayJob]], prefix: str) -> Jobs:
-    """Return the jobs whose ids begin with `prefix`, from a recent answer (`FRESH_S`).
+    """Return the jobs whose ids begin with `prefix`, queried at most `FRESH_S` seconds ago.
 
     Raises:
         UnreachableError: The cluster did not answer the last query.

@@ -32,7 +32,7 @@ class DeltaRecorder:
         self._pass_is_final = False
 
     def skip_present(self) -> None:
-        """Treat existing files as recorded, except the user's files."""
+        """Treat existing files as recorded, except the run's outputs."""
         self._changes.skip([*small_names(self._top), RECORD])
 
     def part(self, *, is_final: bool = False) -> bytes | None:
@@ -58,7 +58,7 @@ class DeltaRecorder:
         return None if record[0]["stamp"] == self._changes.known.get(RECORD) else record
 
     def _take_large(self, pieces: list[bytes], is_final: bool) -> bool:
-        """Append changes of the user's files to `pieces`. Return whether all fit in the part."""
+        """Append changes of the run's outputs to `pieces`. Return whether all fit in the part."""
         size = sum(map(len, pieces))
         while True:
             if self._pass is None:

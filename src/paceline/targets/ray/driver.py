@@ -162,7 +162,7 @@ class Driver:
         return bundles
 
     def _place_some(self) -> list[dict[str, float]]:
-        """Place bundles on all free nodes, at least `least`. Return the bundles.
+        """Place at least `least` bundles, one per free node. Return the placed bundles.
 
         Each bundle is bound to a chosen node. Otherwise Ray might choose a lost node that it still lists as alive.
         """
@@ -186,7 +186,7 @@ class Driver:
             time.sleep(0.2)
 
     def _holding(self, bundle: dict[str, float], but: Any = ()) -> list[str]:
-        """Return addresses of free nodes with room for a bundle, except nodes `but`."""
+        """Return addresses of nodes that can hold a bundle now, except nodes `but`."""
         # Compare ids and not names, because a lost node that returns has a new id.
         avoid = self._request.get("avoid", []) if time.monotonic() - self._begun < _AVOID_S else []
         return [

@@ -63,7 +63,7 @@ grep -q '"status": "Completed"' state.json
 def shared_entrypoint(run_dir: Path, library_dir: Path, python: str) -> str:
     """Return the shell script of a run's Ray job, for a cluster with a shared folder.
 
-    python: The submitting program's interpreter, used if the cluster has it; else Ray's.
+    python: The submitting program's interpreter. If the cluster does not have it, the script uses Ray's interpreter.
     """
     run, library = shlex.quote(str(run_dir)), shlex.quote(str(library_dir))
     return (

@@ -28,11 +28,11 @@ class Taken:
 class Reception:
     """A port to which a task on each node of a placement group connects.
 
-    `taken` maps node ranks to connections; tasks need `port` and `token`.
+    `taken` maps each connected node's rank to its connection. Tasks connect to `port`, and send `token`.
 
     Args:
         on_taken: Called after each connection.
-        host: The local address to listen at; "" for all, if only Ray knows how nodes reach this machine.
+        host: The local address to listen at; "" for all addresses, if only Ray knows at which address nodes reach this machine.
     """
 
     def __init__(self, on_taken: Callable[[], None] = lambda: None, host: str = "") -> None:

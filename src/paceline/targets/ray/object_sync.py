@@ -230,7 +230,7 @@ def _pack_run(folder: RunFolder, workspace: Path, path: Path, carried: dict[str,
 def fetch_run(settings: RaySettings, folder: RunFolder) -> bool:
     """Update the run's local copy from the datastore, at most once a second.
 
-    Return whether another process is updating it, so that more changes may come.
+    Return True if another process is updating the copy, so that more changes may come.
 
     Raises:
         DataError, TransferError: The datastore can't be read.

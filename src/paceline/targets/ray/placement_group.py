@@ -33,8 +33,8 @@ class GroupRequest:
 
     Attributes:
         ray_python: An interpreter that has Ray.
-        python: The interpreter of jobs that do not set an interpreter. With None, these jobs use `submitter` if all nodes
-            have that interpreter, else Ray's interpreter.
+        python: The interpreter of jobs that do not set one. If it is None, these jobs use the submitting program's interpreter
+            (`submitter`) if all nodes have it, else Ray's interpreter.
         patience_s: Seconds to wait if the cluster is too small; None for no limit, for autoscaling clusters.
         silence_s: Seconds without a message after which a node is lost, as in `Link.open`.
         address: This node's address for other nodes; "" if only Ray knows it.

@@ -130,7 +130,7 @@ def _see_through(store: Store, ticket: Ticket, folder: RunFolder, top: Path) -> 
 
 
 def _let_go_of_driver() -> None:
-    """Close this process's ends of the driver's pipes, which the supervisor keeps."""
+    """Close this process's ends of the driver's pipes; the supervisor keeps its copies."""
     if os.environ.pop(DRIVER_VARIABLE, None):
         for fd in (READS, SAYS):
             os.close(fd)

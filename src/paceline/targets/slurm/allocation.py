@@ -68,7 +68,7 @@ class Allocation:
     Attributes:
         cores: Number of cores of each node, in the order of `nodes`.
         here: The name of the node on which the batch step runs.
-        owners: The id of the job that holds a node, for nodes of an elastic run's second job.
+        owners: {node: job id} of the nodes that an elastic run's second job holds.
     """
 
     job_id: str
@@ -208,7 +208,7 @@ def _open_all(
 ) -> list[Link] | None:
     """Open links to all nodes in parallel. Return None once `waiting` returns True.
 
-    least: Once so many links are open, wait only `AGAIN_S` for the other links.
+    least: Once this number of links is open, wait only `AGAIN_S` seconds for the other links.
     """
     found: dict[str, Link] = {}
     # Hold `deciding` while using `found` or `is_over`. Once `is_over` is set, each thread closes the link that it opens.
@@ -260,7 +260,7 @@ def _open_all(
 
 
 def _starts_on(left: Sequence[str], for_s: float) -> str:
-    """Return a run's status text while its nodes `left` are silent for `for_s` seconds."""
+    """Return a run's status text after waiting `for_s` seconds for the nodes `left`."""
     shown = ", ".join(left[:4]) + (", ..." if len(left) > 4 else "")
     if not left:
         return "starts"

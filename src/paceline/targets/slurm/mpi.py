@@ -24,10 +24,10 @@ def uses_srun(job: Job, settings: SlurmSettings) -> bool:
 
 
 def check_srun(job: Job, scheduler: Scheduler) -> None:
-    """Refuse a job whose MPI workers srun can't start here.
+    """Raise an error if srun can't start the job's MPI workers.
 
     Raises:
-        TargetError: The cluster lacks the plugin, or workers run in containers.
+        TargetError: The cluster lacks the PMIx plugin, the job is elastic, or workers run in containers.
     """
     settings, title = scheduler.settings, scheduler.title
     if not uses_srun(job, settings):

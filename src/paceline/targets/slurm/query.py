@@ -153,7 +153,7 @@ class Query:
         self.answered_at = 0.0
 
     def job(self, job_id: str, since: float) -> JobState | None:
-        """Return a Slurm job's state, at most `FRESH_S` old, or None if unknown.
+        """Return a Slurm job's state, at most `FRESH_S` seconds old, or None if unknown.
 
         since: Time of the job's submission in seconds since the epoch. If the cached answer is older, the job counts as
         pending, so that hundreds of submissions don't cause hundreds of queries.

@@ -58,7 +58,7 @@ class CommandResult:
 
 
 class Scheduler:
-    """A caller of Slurm's programs, here or on the login host.
+    """A caller of Slurm's programs, on this machine or the login host.
 
     title: The name of the target in error messages.
     """

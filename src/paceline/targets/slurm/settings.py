@@ -117,7 +117,7 @@ class SlurmSettings:
         """Return the checked settings, with defaults for missing settings.
 
         Raises:
-            TargetError: A setting is unknown, has a wrong type or form, or is an sbatch option with its own setting.
+            TargetError: A setting is unknown, has a wrong type or form, or repeats another setting as an sbatch option.
         """
         values = check_settings("slurm", OPTIONS, settings, name)
         values |= {key: tuple(value) for key, value in values.items() if isinstance(value, (list, tuple))}

@@ -320,7 +320,7 @@ class SlurmTarget:
         return len(nodes.nodes) + self._lookout.found()
 
     def _requeue(self, job_id: str, error: EngineError, waiting: Waiting) -> None:
-        """Requeue the run's job, which ends this program. Its next supervisor gets other nodes.
+        """Requeue the run's job, which ends this program. The next supervisor gets other nodes.
 
         Raises:
             EngineError: Slurm refuses.
@@ -346,7 +346,7 @@ class SlurmTarget:
         """Query the nodes and queue of the cluster, or of the configured partition.
 
         Raises:
-            SettingError: The partition does not exist; the message lists the others.
+            SettingError: The partition does not exist; the message lists the existing partitions.
         """
         where = ["-p", self.settings.partition] if self.settings.partition else []
         done = self._scheduler.call(["sinfo", *where, "-h", "-N", "-O", sinfo_words()])

@@ -40,7 +40,7 @@ class HostDemand:
     """The cores and GPUs that a run needs on each of `count` hosts.
 
     Attributes:
-        more: Additional hosts for an elastic run, taken only if they are free at once.
+        more: Number of additional hosts for an elastic run, which it takes only if they are free immediately.
         key: Sort key of the run in the hosts' queues, the same in each attempt.
         request: The priority of the run, its time limit, and its share of each GPU.
     """
@@ -60,7 +60,7 @@ class HostDemand:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldHosts:
-    """A host of which the run holds a share, with the run's GPUs."""
+    """A host on which the run holds a lease, with the leased GPUs."""
 
     member: HostMember
     gpus: tuple[str, ...]
@@ -157,7 +157,7 @@ class Gathering:
     # --- leasing shares of hosts, and returning them
 
     def _take_at_once(self, members: Sequence[HostMember], held: list[HeldHosts]) -> list[HeldHosts]:
-        """Lease free shares on more hosts without queueing. Return `held` and the new hosts."""
+        """Lease free cores and GPUs on more hosts without queueing. Return `held` and the new hosts."""
         mine = {item.member.host for item in held}
         left = [member for member in members if member.host not in mine]
         while left and len(held) < self._demand.most:
@@ -213,7 +213,7 @@ class Gathering:
                 self._give_back([item for item in found if item not in held])
 
     def _least_wanted(self, members: Sequence[HostMember]) -> list[HostMember]:
-        """Return the needed hosts: the hosts with the fewest tickets."""
+        """Return as many hosts as the run needs, fewest tickets first."""
         if len(members) == self._demand.count:
             return list(members)
 
@@ -227,7 +227,7 @@ class Gathering:
         return sorted(members, key=tickets)[: self._demand.count]
 
     def _take(self, member: HostMember, *, at_once: bool) -> HeldHosts | LeaseAnswer | None:
-        """Request a share of a host. Return the held share, the answer if refused, None on errors."""
+        """Request a lease on a host. Return the lease, the host's answer if refused, None on errors."""
         hello = member.link.hello
         ticket = {
             "key": self._demand.key,

@@ -145,7 +145,7 @@ class Ssh:
         ]
 
     def at_once(self, host: SshHost) -> int:
-        """Return how many ssh connections may be opened at once.
+        """Return how many ssh connections may be opened simultaneously.
 
         A jump host's sshd drops some of more than ten (MaxStartups).
         """

@@ -1,4 +1,4 @@
-"""Start agents on several hosts in parallel, and lease shares of the machines through them."""
+"""Start agents on several hosts in parallel, and lease the hosts' cores and GPUs through them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class HostMember:
 
         Raises:
             EngineError: The host did not answer.
-            TargetError: The host can't lease its shares.
+            TargetError: The host can't grant leases.
         """
         try:
             answer: LeaseAnswer = self.link.call(f"{host_leases.__name__}:{verb}", given)
@@ -97,7 +97,7 @@ class Opening:
         self._first_s: float | None = None
 
     def open(self, hosts: Iterable[SshHost]) -> None:
-        """Start the missing agents on these hosts. Return at once."""
+        """Start the missing agents on these hosts, without waiting for them."""
         with self._changed:
             for host in hosts:
                 # The ssh configuration of the first host limits how many connections are opened at the same time.
@@ -115,7 +115,7 @@ class Opening:
             return self._changed.wait_for(lambda: not any(self._asked.values()), timeout_s)
 
     def wait_for_those_alike(self, longest_s: float, more_s: float) -> None:
-        """Wait until one agent has started, then about as long again for the other agents."""
+        """Wait for the first agent, then as long again (at least `more_s`) for others."""
         with self._changed:
             self._changed.wait_for(lambda: self._first_s is not None, longest_s)
             first_s = self._first_s if self._first_s is not None else longest_s
@@ -137,7 +137,7 @@ class Opening:
             return [member for member in found if not member.link.lost]
 
     def close(self, but: Iterable[HostMember] = ()) -> None:
-        """End all agents, also starting agents, except the agents of members `but`."""
+        """End all running and starting agents, except the agents of members `but`."""
         kept = {member.host for member in but}
         with self._changed:
             self._closed = True

@@ -41,7 +41,7 @@ class HostProbe:
 
     Attributes:
         failure: Why the host can't be used, and what to do; the other fields are empty then.
-        tickets: Tickets of the runs that hold or wait for a share of the host (`paceline.targets.leases`), in order.
+        tickets: Tickets of the runs that hold or wait for cores or GPUs of the host (`paceline.targets.leases`), in order.
     """
 
     host: SshHost
@@ -61,7 +61,7 @@ class HostProbe:
 
     @property
     def answer(self) -> LeaseAnswer:
-        """The host's report for `host_status`, limited to the offered cores."""
+        """The host's report as a `LeaseAnswer`, limited to the offered cores."""
         return {
             "cores": self.offered,
             "gpus": list(self.gpus),
@@ -83,7 +83,7 @@ def look_at(
     """Probe hosts in parallel. Return their reports in the same order.
 
     leave_open: Whether to keep the connections open for a while.
-    enough: Number of usable hosts after which the others get only `_MORE_S` to answer; None waits for all hosts.
+    enough: Once this number of hosts is usable, wait only `_MORE_S` seconds for the other hosts; None waits for all hosts.
 
     Raises:
         TargetError: This machine has no `ssh`.
@@ -191,7 +191,7 @@ def _content(file: Any) -> bytes:
 def spare_hosts(settings: SshSettings, job: Job, held: Collection[str], machines: Collection[tuple[str, str]]) -> int:
     """Return how many more hosts could run the job now. Reserve none.
 
-    held: Names of the run's own hosts.
+    held: Names of the hosts that the run holds.
     machines: (boot id, host name) of the run's own hosts, which may have other names in the list.
     """
     left = [host for host in settings.hosts if host.name not in held]

@@ -1,4 +1,4 @@
-"""The compute target `ssh`, a list of hosts on which runs lease shares."""
+"""The compute target `ssh`, a list of hosts whose cores and GPUs runs lease."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _LOADED = (__name__, "paceline.remote.link.nodes", "paceline.targets.ssh.allocat
 
 
 class SshTarget:
-    """A list of hosts, reached by ssh, of which runs lease shares."""
+    """A list of hosts, reached by ssh, whose cores and GPUs runs lease."""
 
     kind: ClassVar[str] = KIND
     OPTIONS: ClassVar[tuple[Option, ...]] = OPTIONS
@@ -280,7 +280,7 @@ class SshTarget:
             opening.close()
 
     def login(self) -> None:
-        """Let a person log in where a password or new host key is needed.
+        """Let ssh ask the user for passwords and unknown host keys, where needed.
 
         The connections stay open for a while, and longer while they are in use.
         """

@@ -41,7 +41,7 @@ class NodeBehavior:
     """The speed and the faults of a simulated node.
 
     Attributes:
-        resent: Share of messages that arrive `RESEND_S` later, as if they had been lost and sent again.
+        resent: Fraction of messages that arrive `RESEND_S` seconds later, as if they had been lost and sent again.
         factor: How many times slower the node is.
         silent_s: Seconds after which the node sends nothing any more, although the connection stays open; None for
             never.
@@ -60,7 +60,7 @@ class NodeBehavior:
 
 @dataclass(frozen=True, kw_only=True)
 class SimSettings:
-    """The settings of a simulated cluster: the values of `OPTIONS`."""
+    """The settings of a simulated cluster; `OPTIONS` describes each."""
 
     nodes: int
     cores: int

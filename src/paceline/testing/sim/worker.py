@@ -24,7 +24,7 @@ _TERM_S = 0.05
 
 
 class WorkersNode(Protocol):
-    """The interface of a simulated node for its processes."""
+    """The methods of a simulated node that its processes call."""
 
     name: str
     is_full: bool
@@ -197,7 +197,7 @@ class SimWorker:
         self._on_end(code)
 
     def facts(self) -> dict[str, object]:
-        """Return invented facts about the worker for stack dumps and profiles."""
+        """Return an invented report on the worker for stack dumps and profiles."""
         place, _, function = self._stack.partition(" ")
         file, _, line = (place or f"{self._script}:1").rpartition(":")
         number = int(line) if line.isdigit() else 1

@@ -47,7 +47,7 @@ class Point(NamedTuple):
 class OldFile(NamedTuple):
     """A file of another tracker's run.
 
-    name: Its name in the new run. inside: Its path below the folder `top`; links on this path are not followed.
+    name: Name in the new run. inside: Path relative to the folder `top`, on which links are not followed.
     """
 
     name: str

@@ -116,7 +116,7 @@ class _Meta:
 
 
 def _joined(key: str, segments: list[tuple[Path, _Meta]]) -> OldRun:
-    """Combine a resumed run's folders into one run. segments: (log, facts) per folder."""
+    """Combine a resumed run's folders into one run. segments: (log, metadata) per folder."""
     last = segments[-1][1]
     problems = Problems()
     for _, meta in segments:

@@ -1,1 +1,1 @@
-"""MLflow's tracking store and model registry over a workspace (`paceline://`)."""
+"""A tracking store and a model registry for MLflow, whose data are in a workspace (`paceline://`)."""

@@ -1,7 +1,7 @@
 """Search runs by MLflow's filters and orders, with the index of runs.
 
-The index has facts about each run. This module first tests the filter's conditions on experiments, states, ids and names, and
-on tags and parameters that equal a text, against these facts. So it does not read the records of most runs. MLflow's own code
+The index has an entry for each run. This module first tests the filter's conditions on experiments, states, ids and names, and
+on tags and parameters that equal a text, against the entries. So it does not read the records of most runs. MLflow's own code
 then tests and sorts the other runs.
 
 For MLflow, the latest value of a metric is the one with the greatest step of all ranks. Paceline's `last` is the number that the
@@ -102,9 +102,9 @@ def _start_ms(facts: RunFacts) -> int:
 
 
 def _test(clause: _Clause) -> Predicate | None:
-    """Return a filter that drops runs whose indexed facts contradict an MLflow clause.
+    """Return a filter that drops runs whose index entry contradicts an MLflow clause.
 
-    Return None for a clause that the facts can't decide.
+    Return None for a clause that the index alone can't decide.
     """
     key, value = clause["key"], clause["value"]
     if clause["comparator"] != "=" or not isinstance(value, str) or not 0 < len(value) < LONGEST or len(key) >= LONGEST:

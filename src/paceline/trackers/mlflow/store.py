@@ -1,4 +1,4 @@
-"""MLflow's tracking store over a workspace.
+"""A tracking store for MLflow whose data are in a workspace.
 
 Its URI is `paceline:///path/of/the/workspace`, or `paceline://` for the configured workspace.
 
@@ -235,7 +235,7 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
         self._set_tags(to, {tag.key: tag.value for tag in tags})
 
     def _is_known(self, to: _Open, name: str, metric: Metric) -> bool:
-        """Return whether a model's metric value was logged before, and remember it."""
+        """Return whether a model's metric value was logged before, and record the value."""
         if metric.model_id is not None and name not in to.known:
             to.known[name] = {_number(number) for number in view.history(to.folder, name)}
         if (known := to.known.get(name)) is None:

@@ -26,7 +26,7 @@ _last: dict[Path, tuple[list[tuple[str, int, int]], list[Metric]]] = {}
 
 
 def experiment(name: str, runs_dir: Path, created_ms: int = 0) -> Experiment:
-    """Return MLflow's experiment for a name, which is also the experiment's id."""
+    """Return an MLflow experiment with `name` as its id and name."""
     return Experiment(
         experiment_id=name,
         name="Default" if name == DEFAULT else name,
@@ -52,7 +52,7 @@ def status(state: str) -> int:
 
 
 def run(folder: RunFolder, record: RunRecord | None = None) -> Run:
-    """Return MLflow's entity for the current state of a run."""
+    """Convert a run's current state to an MLflow `Run`."""
     record = read.record(folder) if record is None else record
     notes = tags_and_properties.read(folder.notes)
     name = notes.name or record.run_id

@@ -176,7 +176,7 @@ def _calls(made: _Made) -> Iterator[tuple[_Made, tuple[object, ...]]]:
 
 
 def _tensor(name: str, made: _Made) -> PickledTensor | None:
-    """Return the tensor of `_rebuild_tensor_v2(storage, offset, size, ...)` and the like, or None."""
+    """Return the tensor that `made`, such as `_rebuild_tensor_v2(storage, offset, size)`, creates, else None."""
     match made.args:
         case [_Made(args=[("storage", _Made(name=storage), *_)]), int(), tuple() as size, *rest]:
             given = [one.name for one in rest if isinstance(one, _Made) and one.name.startswith("torch ")]

@@ -162,7 +162,7 @@ async def _bulk(request: Request) -> Response:
 def _change_all(
     request: Request, action: str, run_ids: Sequence[str], form: Mapping[str, str]
 ) -> tuple[list[str], list[dict[str, str]]]:
-    """Change the runs. Return the ids of changed runs, and the others' errors."""
+    """Change the runs. Return the changed runs' ids, and the unchanged runs' errors."""
     workspace_dir = request.app.state.workspace_dir
     change: dict[str, Callable[[RunFolder], object]] = {
         "archive": lambda folder: tags_and_properties.set_archived(folder.notes, True),

@@ -110,7 +110,7 @@ def curve_query(request: Request) -> run_page.CurveQuery:
 def reader_check(request: Request) -> Callable[[], None]:
     """Return a function that raises HTTPException once the reader has disconnected.
 
-    A view calls it in its own thread.
+    A view calls this function in the view's thread.
     """
     next_s = 0.0
 
@@ -181,7 +181,7 @@ def pieces(request: Request, look: Look, look_s: float | None = None) -> EventSt
 
 
 def place_of(request: Request) -> str:
-    """Return the id of the last event that a reconnecting reader has, or ""."""
+    """Return the id of the last event that a reconnecting reader received, or ""."""
     return request.headers.get("last-event-id") or request.query_params.get("place", "")
 
 
@@ -259,7 +259,7 @@ def whole_number(form: Mapping[str, str], name: str) -> int | None:
 
 
 def tag_of(form: Mapping[str, str]) -> tuple[str, str | None, str]:
-    """Return a form's new tag (key, value), and the key to remove.
+    """Return a form's (new key, its value, key to remove); "" or None if missing.
 
     Raises:
         HTTPException: The key or the value is too long (400).
@@ -292,7 +292,7 @@ def page(request: Request, name: str, find: Find) -> Response:
 
 
 def live(request: Request, name: str, find: Find | None) -> Response:
-    """Stream changes of the run's header and, with `find`, of the page's own part."""
+    """Stream changes of the run's header and, with `find`, of the page's content."""
     folder = folder_of(request)
 
     def look() -> PiecesSeen:

@@ -119,7 +119,7 @@ def page(request: Request) -> Response:
 def table(request: Request) -> Response:
     """Return the table of compared runs as JSON.
 
-    Each row is `[kind, name, part, values]` of one fact, such as a parameter; one value if it is the same in all runs.
+    Each row is `[kind, name, part, values]` of a parameter or the like; `values` has one item if all runs have the same value.
     """
     chosen = requested_runs(request)
     facts = compact_facts(run_table(chosen.folders, _facts_of(request)))
@@ -249,7 +249,7 @@ def names(request: Request) -> Response:
 
 
 def requested_runs(request: Request) -> ChosenRuns:
-    """Return the runs of the parameters `run`, without runs that no longer exist.
+    """Return the runs that the query parameters `run` name, without missing runs.
 
     Raises:
         HTTPException: No run or too many runs are named (400), or none of them exists (404).
@@ -274,7 +274,7 @@ def requested_runs(request: Request) -> ChosenRuns:
 
 
 def _facts_of(request: Request) -> FactsOf:
-    """Return a function that finds a run's facts, if possible in the index."""
+    """Return a function that finds a run's `RunFacts` summary, preferably in the index."""
     index: RunIndex = request.app.state.index
 
     def facts_of(folder: RunFolder) -> RunFacts | None:

@@ -34,7 +34,7 @@ _TITLES = {
 
 
 class DifferenceRow(TypedDict):
-    """A fact, such as a parameter, and its text in two runs ("" if missing)."""
+    """A property, such as a parameter, and its text in two runs ("" if missing)."""
 
     name: str
     mine: str
@@ -71,7 +71,7 @@ def _page(request: Request) -> Response:
 def differences(
     mine: tuple[RunFolder, RunRecord], theirs: tuple[RunFolder, RunRecord]
 ) -> dict[str, list[DifferenceRow]]:
-    """Return two runs' differing facts as {table title: rows}."""
+    """Return two runs' differing properties as {table title: rows}."""
     own, other = diff.sides(*mine), diff.sides(*theirs)
     found: dict[str, list[DifferenceRow]] = {}
     for kind, title in _TITLES.items():

@@ -66,7 +66,7 @@ class RunQuery:
 
     Attributes:
         text: A query (`paceline.runs.search.query`).
-        state: One of `states.ALL`, or "live" for runs that have not ended.
+        state: A state of runs (see `states.ALL`), or "live" for runs that have not ended; "" for all.
         parent: Only children of this run.
         archived: Only archived runs, else only others, unless `text` filters them.
         sort: A field, with "-" for descending order; "" for newest first.
@@ -117,7 +117,7 @@ class ColumnHeading:
 
 @dataclass(frozen=True)
 class RunOverview:
-    """Facts about all runs for list pages. top: unarchived runs without a parent."""
+    """A summary of all runs for list pages. top: unarchived runs without a parent."""
 
     entries: Sequence[RunFacts]
     top: list[RunFacts]
@@ -129,7 +129,7 @@ _latest: RunOverview | None = None
 
 
 def overview(entries: Sequence[RunFacts]) -> RunOverview:
-    """Return facts about these runs for list pages, cached for the same list object."""
+    """Return a summary of these runs for list pages, cached per list object."""
     global _latest
     found = _latest
     if found is None or found.entries is not entries:
@@ -310,7 +310,7 @@ async def _changes(
 
 
 def _selected_now(index: RunIndex, query: RunQuery) -> list[RunFacts]:
-    """Return the matching runs, after rereading tags and names of the page's runs.
+    """Return the matching runs, after rereading tags and names of the displayed runs.
 
     Raises:
         QueryError: The query's text is wrong.

@@ -128,7 +128,7 @@ class TargetWatch:
         self._next: dict[str, float] = {}
 
     def seen(self) -> list[SeenTarget]:
-        """Return each compute target's last known status at once, and start due queries."""
+        """Return each compute target's last known status immediately, and start due queries."""
         names = configured.names(self._dir)
         for name in names:
             thread = self._busy.get(name)

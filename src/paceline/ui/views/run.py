@@ -59,7 +59,7 @@ def head(request: Request) -> Response:
 
 
 async def head_live(request: Request) -> Response:
-    """Stream changes of the run's header to pages of its files."""
+    """Stream changes of a run's header, for the pages of its files."""
     return common.live(request, "files", None)
 
 
@@ -90,7 +90,7 @@ def curves(request: Request) -> Response:
 
 
 def own(request: Request) -> Response:
-    """Return the data of a user's own chart as JSON. Query: `kind`, `y`, `x`."""
+    """Return the data of a user-defined chart as JSON. Query: `kind`, `y`, `x`."""
     given = request.query_params
     query = OwnQuery(kind=given.get("kind", ""), y=given.get("y", ""), x=given.get("x", ""))
     with request.app.state.curves.open(folder_of(request)) as found:

@@ -78,7 +78,7 @@ def _earlier(request: Request, folder: RunFolder) -> list[RunFacts]:
 
 
 def _options(folder: RunFolder, earlier: Sequence[RunFacts]) -> list[Parameter]:
-    """Return a run's script options, then earlier runs' other options without values."""
+    """Return a run's script options, then earlier runs' further options with value None."""
     found = {option.name: option for option in parameters(folder)}
     for facts in earlier[:_EARLIER_OPTIONS]:
         # Skip an earlier run that somebody has removed.

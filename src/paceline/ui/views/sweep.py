@@ -118,7 +118,7 @@ def _head(folder: RunFolder) -> run_page.RunHead:
 
 
 def _stamp(standing: Standing) -> str:
-    """Return a hash to detect changes of the page, except durations of running trials."""
+    """Return a hash that changes with the page, except with durations of running trials."""
     trials = [
         (trial.number, trial.shown, len(trial.curve), *map(len, trial.further), trial.started_utc)
         for trial in standing.trials
