@@ -47,14 +47,14 @@ FEATURES = {
     "states on the next node": (650, 3),
 }
 CEILINGS = {
-    "lines": 140_928 + sum(lines for lines, _ in FEATURES.values()),
+    "lines": 140_927 + sum(lines for lines, _ in FEATURES.values()),
     "files": 821 + sum(files for _, files in FEATURES.values()),
     "percent of code lines that import": 9.5,
     "Any per 1,000 lines": 8.4,
     "dict[str, Any] per 1,000 lines": 1.8,
     "if per 1,000 code lines": 115.7,
     "words in a first docstring line": 11.2,
-    "marks in docstrings and comments": 0.8,
+    "marks in docstrings and comments": 0.7,
     "marks in docs": 1.0,
     "words in docs": 60_000,
     "marks in the command line's help": 0.0,
