@@ -156,7 +156,7 @@ def test_runs_start_in_the_workspace_of_a_moved_project_but_rm_is_refused_in_a_c
     cli("run", "-q", cli.folder / "src/train.py", cwd=cli.folder / "copy", env={"PACELINE_WORKSPACE": ".paceline"})
 
 
-def test_run_in_a_workspace_missing_from_the_users_state_folder_requires_paceline_workspace(cli: Cli) -> None:
+def test_run_in_a_workspace_that_this_user_has_not_used_yet_needs_the_variable_paceline_workspace(cli: Cli) -> None:
     cli("run", "-q", cli.script(""))
     fresh = {"XDG_STATE_HOME": str(cli.folder / "fresh")}
     assert "PACELINE_WORKSPACE" in cli("run", "src/train.py", env=fresh, code=2).stderr

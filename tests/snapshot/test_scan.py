@@ -151,7 +151,7 @@ def test_too_many_files_are_refused_with_the_largest_folders(tmp_path, monkeypat
 
 
 @pytest.mark.promise("limits-300-mib-2-000")
-def test_too_many_bytes_are_refused_with_the_largest_entries(tmp_path, monkeypatch):
+def test_snapshot_over_the_size_limit_is_refused_and_the_error_names_the_largest_entries(tmp_path, monkeypatch):
     monkeypatch.setattr(scan_module, "MAX_BYTES", 3 << 20)
     top = write_tree(
         tmp_path / "code", {"small": b"0" * (1 << 20), "data/large": b"0" * (3 << 20), "a/b": "", "a/c": ""}

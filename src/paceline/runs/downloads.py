@@ -119,7 +119,7 @@ def download(
             copy_whole(file.path, target / file.name, came, top=file.top)
             copied.append(file)
         except FileNotFoundError:
-            # Ignore a source file that is gone. If the source exists, the target's folder is missing, which is an error.
+            # Ignore a source file that is gone. Otherwise the target's folder does not exist, which is an error.
             if file.path.exists():
                 raise
             gone.append(file)

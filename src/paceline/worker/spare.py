@@ -70,7 +70,7 @@ _STEADY_S, _LOOK_S, _MOST = 2.0, 0.25, 5
 #: Lowest number for this process's file descriptors. A script may close low numbers, or rely on the lowest free one.
 _FIRST_FD = 200
 
-#: In a fork: the socket to the process in `hand_over`, which waits until the fork closes it. None in other processes.
+#: In a fork: the socket to the process that called `hand_over` and waits for the socket's end. None in other processes.
 held: socket.socket | None = None
 #: The newest training states of the workers, kept in this process's memory. The next attempt continues from them.
 _states = KeptStates()

@@ -131,7 +131,7 @@ class _Record:
         self.calls[name] = self.calls.get(name, 0) + 1
         if not isinstance(output, Tensor) or output.grad_fn is None:
             return output
-        # Return a copy: a later in-place change of the output, such as by nn.ReLU(inplace=True), replaces its graph node.
+        # Return a copy: nn.ReLU(inplace=True) after the layer would replace the output's `grad_fn`, by which the layer is found.
         output = output.clone()
         self.outputs.append((name, output))
         assert output.grad_fn is not None
