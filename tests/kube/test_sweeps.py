@@ -13,6 +13,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.remote_status import engine
 from paceline.sweeps.sweep_run import SweepRun
 from paceline.targets import configured
+from paceline.targets.kubernetes.settings import read_settings
 from paceline.targets.polling import answers_dir, keep
 from tests.helpers import wait_until
 from tests.kube.lab import KubeLab, wait_for_end
@@ -77,7 +78,7 @@ def test_seven_trials_run_as_indexes_of_two_kubernetes_jobs_if_array_size_is_fou
 
 @pytest.mark.parametrize("forwards", [True, False], ids=["port-forward", "log"])
 def test_ending_one_trial_ends_only_its_index_of_the_kubernetes_job(lab: KubeLab, forwards: bool) -> None:
-    context = configured.read(lab.workspace_dir, "k8s").make()._checked.context
+    context = read_settings("k8s", configured.read(lab.workspace_dir, "k8s").settings)[1].context
     keep(
         answers_dir(lab.workspace_dir) / "k8s.rights.json",
         {"told": time.time(), "context": context, "forwards": forwards},
