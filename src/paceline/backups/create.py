@@ -78,7 +78,7 @@ def create(workspace_dir: Path, source: Source, *, verify: bool = False, keep: i
         keep: Remove all but this many of the newest backups afterwards.
 
     Raises:
-        DataError: The place is in the workspace, another process works on the backups, or a file changes all the time.
+        DataError: The place is in the workspace, another process works on the backups, or a file changes during each attempt.
         TransferError: The datastore can't be written.
     """
     with place.open_backups(workspace_dir, source) as backups, _spool(workspace_dir) as spool:

@@ -1,7 +1,7 @@
 """The list of a backup's files, which is checked because others could have changed it.
 
 An entry names a file by its path in the workspace, and its content by the SHA-256. A link is relative and leads to a
-path of the workspace. The list never has tokens, keys or passwords (`NEVER`), nor folders that Paceline can recreate.
+path of the workspace. The list never has files with tokens, keys or passwords (`NEVER`), nor folders that Paceline can recreate.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def is_kept(name: str) -> bool:
 def link_target(name: str, target: str) -> str | None:
     """Return a link's normalized target; None if backups exclude the target.
 
-    Normalized targets climb first and then only descend, so no chain of such links leads out of the workspace.
+    A normalized target has `..` only at its beginning, so no chain of such links leads out of the workspace.
     """
     if os.path.isabs(target) or "\0" in target or not target:
         return None

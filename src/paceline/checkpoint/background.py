@@ -17,7 +17,7 @@ SAVE_S, END_S = 30.0, 600.0
 class BackgroundWrite(threading.Thread):
     """A daemon thread that writes a checkpoint.
 
-    A disk that hangs must not keep the process alive, so the thread is a daemon. At exit the process waits for running threads.
+    At exit the process waits for the thread, but gives up if the disk hangs. Only a daemon thread lets the process end then.
 
     Attributes:
         error: The failure, if any, once the thread has ended.

@@ -9,8 +9,8 @@ into them.
 
 A forked child has one thread, and locks that other threads held at the fork stay locked. So the child makes only system calls,
 on memory views made before the fork. It closes inherited connections, and ends without Python's exit handlers. Paceline does
-not fork if a device has mapped memory, which a child does not share, or if a library is loaded whose own fork handlers may
-block.
+not fork if the process has mapped the memory of a device, because a child cannot use that memory. Nor does it fork if a loaded
+library has fork handlers that may block.
 """
 
 from __future__ import annotations
@@ -323,7 +323,7 @@ def _copy_and_leave(
 class _Mappings:
     """The shared memory and the devices that this process has mapped.
 
-    shared: Sorted address ranges of shared memory, of which a forked child has no copy.
+    shared: Sorted address ranges of shared memory. A forked child uses the same memory, not a copy.
     devices: The paths of the mapped devices.
     """
 

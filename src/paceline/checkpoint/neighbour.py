@@ -4,7 +4,7 @@
     a run on several machines   each node's process `paceline.node.states` keeps the node's states, and a copy of another node's
                                 states. After the loss of a node, the other nodes write these states as checkpoints
 
-Calls of save() that write no file send an image of the state, but only so often that it takes at most 1 % of the time.
+A call of save() that writes no file sends that process the state, or skips this to cost at most 1 % of the time.
 """
 
 from __future__ import annotations

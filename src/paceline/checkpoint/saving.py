@@ -74,7 +74,7 @@ def save(
             numpy arrays, numbers, strings, and lists, tuples, sets and dicts of these. Or one such value, or a function without
             arguments that returns one and is called only when a checkpoint is written. `save` reads the state only before it
             returns.
-        step: The number of finished steps or epochs, an integer. The newest checkpoint has the largest. A save
+        step: The number of finished steps or epochs, an integer. The checkpoint with the largest step is the newest. A save
             replaces an existing checkpoint of the same step, except with `parts`.
         every: Save only if this divides `step`, and in the cases above. None saves in each call.
         keep: How many of the newest checkpoints to keep. Older ones are removed once a newer one is complete.
@@ -273,8 +273,8 @@ def _token() -> str:
 def _agreed(asked: str | None, rank: int) -> str | None:
     """Return the reason to end on which all ranks have agreed, or None.
 
-    Rank 0 announces the reason and the number of its next call of save(), at which all ranks end: another rank may be one call
-    ahead. Without a key-value store each rank decides alone. An extra step that only some ranks save then does not count.
+    Rank 0 announces the reason, and at which call of save() all ranks end: its next call, because another rank may be one call
+    ahead. Without a key-value store each rank decides alone. A step that only some ranks save then is not complete.
     """
     global _announced, _heeded
     store = leaving.default_store()

@@ -238,7 +238,7 @@ class DenseArray:
         """Wrap a tensor or array.
 
         Raises:
-            UserError: Safetensors cannot hold its dtype, or its values are not on this process.
+            UserError: Safetensors cannot hold the array's dtype, or this process does not have the array's values.
         """
         self.name, self.shape = name, [int(size) for size in array.shape]
         self.is_on_gpu = False

@@ -228,9 +228,9 @@ def give_up(controller: type[ParentController[Any]], folder: RunFolder, error: E
 def main(argv: list[str], controller: type[ParentController[Any]]) -> int:
     """Control one run as `python -m MODULE RUN_DIR [FD]`.
 
-    FD is the descriptor of the run's lock, which this process inherits. Without it, an engine has started this process as a
-    job: the process takes the lock itself, and ends at a signal while its children continue. The engine then restarts it or
-    reports how it ended.
+    FD is the descriptor of the run's lock, which this process inherits. Without FD, a scheduler such as Slurm has started this
+    process as a job. Then the process takes the lock itself, and ends at a signal while its children continue. Afterwards the
+    scheduler restarts it or reports how it ended.
     """
     folder = RunFolder(Path(argv[0]))
     # The PYTHONPATH of this process has only Paceline's library. The children get that of the submitting shell.

@@ -97,7 +97,7 @@ class Refusals:
         """Extend the backoff after the engine refused a child. Return the backoff in seconds.
 
         `what` is the kind of the child, such as "trial". `others_run` tells whether other children are live: their end may
-        free resources, so the hour starts again. `advice` is the last sentence of the error.
+        free resources, so the hour until the error starts again. `advice` is the last sentence of the error.
 
         Raises:
             EngineError: The engine has accepted nothing for an hour.

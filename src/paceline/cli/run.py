@@ -33,8 +33,8 @@ def begin(
 ) -> int:
     """Submit the run, or print it with --dry-run. Return the exit code.
 
-    `file` and `description` come from `run_options.words`; the description has priority over the job file. `run_id` is the
-    id of the run if `paceline.cli.quick` has started its supervisor already.
+    `file` (a job file, or None) and `description` (the job's settings from the command line, which have priority) come from
+    `run_options.words`. `run_id` is the id of the run if `paceline.cli.quick` has started its supervisor already.
     """
     if given["yaml"] and not given["dry_run"]:
         raise JobError("--yaml belongs to --dry-run: together they print the job as a file that `paceline run` takes.")

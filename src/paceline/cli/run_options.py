@@ -290,9 +290,9 @@ RERUN = (
 
 
 def words(given: Given) -> tuple[Path | None, dict[str, Any]]:
-    """Return the path of the job file, or None, and the description that the other options make.
+    """Return the path of the job file, or None, and the job's settings from the other options.
 
-    `given` maps options to values, or None for options left out. Paths become absolute, because a file may hold them.
+    `given` maps options to values, or None for options left out. Paths become absolute, because a job file may store them.
     """
     entry = given["script"], given["source"], given["module"], given["arguments"] or []
     file, found = _entry(*entry) if given.get("template") is None else _template(given)

@@ -116,7 +116,7 @@ def not_copied_json(one: linked.NotCopied) -> dict[str, object]:
 def environment_text(job: Job | None, built: BuiltPackages | None) -> str:
     """Return the script's environment, such as "image lab/torch:2" or "1f0c3a (layered): einops==0.8.1".
 
-    Return "" for the submitting interpreter.
+    Return "" if the script uses the interpreter that submitted the run.
     """
     if job is None:
         return ""

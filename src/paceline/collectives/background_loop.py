@@ -307,8 +307,8 @@ class BackgroundLoop:
     def _sleep(self, pause_s: float) -> bool:
         """Sleep for `pause_s`, or until there is work.
 
-        Return False if the loop must go on polling, and True if it was idle. Tasks that callers submit during the pause wait
-        for its end, so that many small arrays are negotiated and reduced together.
+        Return False if the loop must go on polling or end, else True. While operations are in flight, a newly submitted one
+        waits until the pause ends, so that many small arrays are negotiated and reduced together.
         """
         with self._wake:
             # No wake-up is lost, because every thread that submits, stops leading, leaves or fails takes _wake too. A change made

@@ -94,7 +94,7 @@ class Engine:
         """Start an all-reduce of `array`, into `out` if given.
 
         "average" divides the sum by the number of ranks and truncates integers towards 0. float16 and bfloat16 are summed in
-        float32. "adasum" takes floating-point arrays and a power of two of ranks.
+        float32. "adasum" requires floating-point arrays, and a number of ranks that is a power of two.
         """
         return self._reduce(ALLREDUCE, name, [array], [out], **how)
 
@@ -209,8 +209,8 @@ class Engine:
     def join(self) -> Handle:
         """Contribute zeros to the other ranks' operations until every rank has joined.
 
-        The result is the last rank to join. Counters of unnamed operations restart at 0 afterwards, because ranks that joined
-        early have counted fewer operations.
+        The result is the last rank to join. Afterwards the numbers that name unnamed operations restart at 0, because ranks
+        that joined early have counted fewer operations.
         """
         return self._submit(JOIN, JOIN, [], 0, finish=self._joined)
 
@@ -253,8 +253,8 @@ class Engine:
 
         The arguments are (request, submitted_s, agreed_s, done_s), with times of `time.monotonic`. `agreed_s` is None if the
         ranks disagreed. The thread that performs a set's operations makes the calls, in the same order on all ranks, so a
-        callback must be quick. With `arrivals` the callback gets a fifth argument: (rank, time) of each rank's request, which
-        is empty except on the set's first rank.
+        callback must be quick. With `arrivals` the callback gets a fifth argument, a sequence with (rank, time) of each rank's
+        request. It is empty on all ranks except the set's first rank.
         """
         self._sets.observe(callback, arrivals=arrivals)
 

@@ -40,8 +40,8 @@ def is_multiplied(prescale: float, postscale: float, divisor: int) -> bool:
 class _Piece(NamedTuple):
     """The range of an array that is in the fusion buffer.
 
-    `is_scaled`: the values in the buffer are already multiplied by the result's factor. `is_there`: the output array is the
-    input array, so it already has the values that are in the buffer.
+    `is_scaled`: the values were scaled before the reduction, so the result is not scaled again. `is_there`: the output array is
+    the input array and needs no scaling, so it already has this rank's values.
     """
 
     part: Part

@@ -1,8 +1,8 @@
 """The rendezvous of ranks without MPI: torch's key-value store at MASTER_ADDR:MASTER_PORT.
 
-The script's own `init_process_group` uses the same store, before or after: several users in one process share the server of a
-port, each with its own key prefix. Under torchrun the agent serves the store. Any process that reaches the port can write to
-the store, so Paceline's values are signed JSON.
+The script's own `init_process_group`, called earlier or later, uses the same store: several clients in one process share the
+server of a port, each with its own key prefix. Under torchrun the agent serves the store. Any process that reaches the port can
+write to the store, so Paceline's values are signed JSON.
 """
 
 from __future__ import annotations
@@ -239,11 +239,11 @@ def _store(
 class SignedStore:
     """A part of the key-value store that signs its JSON values.
 
-    A tag over key and value detects values that another process has written or copied from another key. Without a secret
-    (torchrun gives none) values are plain JSON: a forged value can be wrong, but runs no code.
+    The signature covers name and value, so it detects a value that another process has written, or copied from another name.
+    Without a secret (torchrun gives none) values are plain JSON: a forged value can be wrong, but runs no code.
 
-    `store` is torch's store, and `prefix` precedes all names. `where` names the store in error messages. A `key` of None signs
-    nothing.
+    `store` is torch's store, and `prefix` precedes all names. `where` names the store in error messages. `key` is the
+    secret, or None.
     """
 
     def __init__(self, store: Any, prefix: str, where: str, key: bytes | None) -> None:

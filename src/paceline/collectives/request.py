@@ -1,9 +1,9 @@
 """Requests of the ranks, their agreement, and the messages that carry both.
 
 A request is a plain tuple, so that it is fast to compare and send: a step makes hundreds of requests. Messages are pickles for
-speed: JSON takes several times as long for the tuple of numbers of a usual step, and has no bytes. A pickle could call any
-function (https://docs.python.org/3/library/pickle.html#restricting-globals), so the reader makes only numbers, strings, bytes,
-tuples and the classes of this module. A forged message can have wrong values, but it runs no code.
+speed: for a usual step, whose message is a tuple of numbers, JSON takes several times as long. It also cannot hold bytes. A
+pickle could call any function (https://docs.python.org/3/library/pickle.html#restricting-globals), so the receiver accepts only
+numbers, strings, bytes, tuples and the classes of this module. A forged message can have wrong values, but it runs no code.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ Fields = tuple[str, str, tuple[str, ...], tuple[tuple[int, ...], ...], str, floa
 class Request(NamedTuple):
     """One operation that a rank requests.
 
-    `shapes` and `dtypes` have one entry per array. Only a `grouped` request has several arrays. `root` is the rank in the
-    process set. For an alltoall, `splits` has the number of rows for each rank. In a request to add or remove a process set
-    (see `op`), it has the set's ranks.
+    `shapes` and `dtypes` have one entry per array. Only a `grouped` request has several arrays. `root` is the root's
+    rank in the process set, as of a broadcast. For an alltoall, `splits` has the number of rows for each rank. In a request to
+    add a process set (see `op`), `splits` has the set's ranks. In a request to remove a set, it has the set's number.
     """
 
     kind: str

@@ -24,9 +24,9 @@ class EngineSettings:
             At most 1 MiB is used at a time: larger buffers do not fit the processor's cache, and are slower.
         cycle_s: How long the engine collects submissions while no caller waits. None means 1 ms if a GPU is visible or the
             machine has a spare core per rank besides its OMP_NUM_THREADS, else 20 ms.
-        looks: Number of polls that a waiting caller makes in a row. Later it yields the core after each poll. `chosen` sets 1
-            if there are fewer cores than ranks.
-        cache_capacity: How many names get a slot number (`coordinator`). 0 disables the numbers.
+        looks: Number of polls that a waiting caller makes in a row. After these it yields the core after each poll. The method
+            `chosen` sets 1 if there are fewer cores than ranks.
+        cache_capacity: How many operation names get a number that stands for them in messages. 0 disables the numbers.
         stall_warning_s: Rank 0 reports a tensor that some ranks have not submitted after this time. 0 disables the report.
         stall_shutdown_s: Pending operations fail after this time. 0 disables the limit.
     """

@@ -62,8 +62,8 @@ def spec_of(
     `use_docker` comes from DockerConfiguration and overrides the environment's own setting.
 
     Raises:
-        UserErrorException: The interpreter is missing, or Paceline would replace a part of the environment, and
-            PACELINE_AZUREML=strict forbids that.
+        UserErrorException: The interpreter is missing. Or PACELINE_AZUREML=strict is set, and Paceline would have to
+            replace a part of the environment.
     """
     if environment is None:
         return EnvironmentSpec()

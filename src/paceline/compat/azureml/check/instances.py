@@ -72,7 +72,7 @@ def _missing(kind: type, name: str) -> str | None:
 def refusal(found: object) -> str | None:
     """Return the message of a class or function that always raises, otherwise None.
 
-    It is also None for functions whose name begins with `_`.
+    Functions whose name begins with `_` are not examined: return None.
     """
     if not callable(found):
         return None

@@ -165,8 +165,8 @@ class Model(paceline.Model):
     def get_model_path(model_name: str, version: int | None = None, _workspace: Workspace | None = None) -> str:
         """Return the path of a model's file or folder.
 
-        In a service this is the path of the served model. In a run it is a copy of the registered model. Elsewhere it is
-        `azureml-models/<name>/<version>/` or `./<name>`.
+        In a service this is the path of the served model. In a run it is a copy of the registered model. Elsewhere it is in
+        `azureml-models/<name>/<version>/`, or `./<name>` if that folder is missing.
 
         Raises:
             ModelNotFoundException: There is no such model.
@@ -231,7 +231,7 @@ class Model(paceline.Model):
         `package.save(folder)` copies the folder, and `package.pull()` builds an image from it.
 
         Raises:
-            WebserviceException: The model or script does not exist, or another machine can't build the environment.
+            WebserviceException: The model or script does not exist, or the environment can't be built on other machines.
         """
         tagged = f"{image_name}:{image_label}" if image_name and image_label else image_name
         return late("core.model_package", "package")(workspace, models, inference_config, image_name=tagged)

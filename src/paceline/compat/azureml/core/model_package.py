@@ -90,7 +90,7 @@ def package(
     """Write the folder of a ModelPackage below the workspace, and return the package.
 
     Raises:
-        WebserviceException: The model or script does not exist, or another machine can't build the environment.
+        WebserviceException: The model or script does not exist, or the environment can't be built on other machines.
     """
     notes, named = SubmissionNotes(), ids_of(models)
     given = script_of(inference_config, notes)

@@ -160,7 +160,7 @@ class Workspace(paceline.Workspace):
     ) -> Workspace:
         """Return this machine's workspace under a name.
 
-        The name may have been created on this machine or in Azure.
+        The workspace may have been created under this name on this machine or in Azure.
 
         Raises:
             WorkspaceException: The name is not valid.

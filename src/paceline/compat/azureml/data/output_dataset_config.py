@@ -206,7 +206,7 @@ def table_of(
         data: The output.
         options: Arguments of the method.
         pattern: Not supported: any pattern raises the error.
-        inside: File or folder that the script creates in the output, as in `DataReference`.
+        inside: Path in the output of the file or folder that the script creates.
 
     Raises:
         UserErrorException: An option is wrong, or pattern is not None.

@@ -43,7 +43,7 @@ class Batch:
         number: Position among the mini-batches of all inputs, from 0.
         input: Name of the input.
         files: Paths in the input, for files.
-        first, last: Range of rows, for a table.
+        first, last: For a table, the range of rows; `last` is the first row after the range.
         group: For a table with keys, the number of the key combination that selects the rows.
     """
 

@@ -126,8 +126,8 @@ class PipelineData(paceline.PipelineData):
     ) -> OutputTabularDatasetConfig:
         """Return the data's CSV files as a table for a later step.
 
-        The options mean the same as in `Dataset.Tabular.from_delimited_files`. file_extension and quoted_line_breaks are
-        accepted: all files are read, and quoted values may span lines.
+        The options mean the same as in `Dataset.Tabular.from_delimited_files`. file_extension and quoted_line_breaks
+        have no effect: all files are read, and quoted values may always span lines.
         """
         options = {"include_path": include_path, "separator": separator, "header": header}
         options |= {"partition_format": partition_format, "set_column_types": set_column_types}
@@ -223,7 +223,7 @@ class PipelineStep:
         """Return the steps that must complete first.
 
         Raises:
-            UserErrorException: An input is no step's output.
+            UserErrorException: An input is a PipelineData that no step has among its outputs.
         """
         own, found = {id(data) for data in self._given()}, list(self._after)
         for given in flat_values(self._values()):
@@ -287,7 +287,7 @@ class PipelineStep:
 def flat_steps(steps: object) -> list[PipelineStep]:
     """Return the steps of nested lists and sequences as a flat list.
 
-    The steps of a StepSequence then run one after the other.
+    This also makes each item of a StepSequence depend on the item before it.
 
     Raises:
         UserErrorException: An item is not a step.

@@ -34,7 +34,7 @@ class Pipeline:
         default_source_directory: Source of steps without a source directory.
 
     Raises:
-        UserErrorException: An item is not a step, the graph has a cycle, or an input is no step's output.
+        UserErrorException: An item is not a step, the graph has a cycle, or an input has no step that produces it.
     """
 
     def __init__(

@@ -46,7 +46,7 @@ class ParallelRunConfig:
     The script defines `run(mini_batch)`, and optionally `init()` and `shutdown()`.
 
     Args:
-        error_threshold: Files or rows that may fail before the step fails; -1 for any number.
+        error_threshold: Number of files or rows that may fail before the step fails; -1 for any number.
         allowed_failed_count, allowed_failed_percent: Limits for failed mini-batches.
         output_action: "append_row" appends run()'s results, in the order of the mini-batches, to a file in the output;
             "summary_only" only counts them.
@@ -102,7 +102,7 @@ class ParallelRunStep(PipelineStep):
 
     Args:
         inputs: Datasets or other steps' outputs; either all files or all tables.
-        output: The output to which the results are written. `arguments` may have it too.
+        output: The output to which the results are written. `arguments` may contain this output too.
         side_inputs: Data for the script's arguments, not split into mini-batches.
         arguments: Arguments of the script.
 
