@@ -4,10 +4,10 @@ The container shares with the host:
 
     network           so that MASTER_ADDR, ports and interfaces mean the same inside
     process ids       for reported pids, signals, and Open MPI's local ranks
-    /dev/shm          the host's or, with shm_size, one that a node's workers share (`memory`), for NCCL. Apptainer always has
-                      the host's
+    /dev/shm          for NCCL: the host's or, with shm_size, one that only a node's workers share (`memory`). Apptainer always
+                      uses the host's
     user              so that files in the run's folder belong to the submitter
-    folders           the run's, `work`, scratch, library and data folders, under the same paths
+    folders           the run's folder, and its working, scratch, library and data folders, under the same paths
 
 All other files and variables are the image's: PATH, LD_LIBRARY_PATH, /tmp, /etc. A container gets only Paceline's variables and
 the user's `environment_variables`. Their values are never on a command line, which every user of a machine can read.
@@ -101,8 +101,8 @@ def wrap(
         memory: The container whose /dev/shm to share (`hold_memory`).
         mounts: Data and the environment's folder, besides the run's folders.
         shell: The submitter's environment variables. Their values replace the defaults of `command`.
-        host: The node on which the command runs. None: this machine.
-        beside: The first rank of a running container. If the engine can, the command runs in that container, else in a new
+        host: Paths and options of the node on which the command runs. None: those of this machine.
+        beside: The first rank in a running container. Podman and docker run the command in that container, apptainer in a new
             container.
 
     Raises:
@@ -176,8 +176,8 @@ def run_argv(
 ) -> tuple[str, ...]:
     """Return the engine's command line that runs `command` in a container.
 
-    variables: The names of variables to pass on from the client. user: The engine's options for the user. None: this process's
-    user.
+    variables: Names of environment variables that the container gets from the engine's client. user: The engine's options that
+    select the user. None: this process's user.
     """
     mounted = [word for mount in distinct(mounts) for word in ("--mount", _mount_word(mount))]
     program, *arguments = command

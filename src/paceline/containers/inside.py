@@ -7,7 +7,7 @@
 The command's variables arrive with prefixes, because a PATH, HOME or DOCKER_HOST would affect the engine's client:
 `_PACELINE_SET_<name>`, and `_PACELINE_DEFAULT_<name>` for a value that is used if the image has none.
 
---path: put first on PATH. --home: if the image's HOME is not writable, create a new HOME in the first writable DIR.
+--path: put DIR first on PATH. --home: if the image's HOME is not writable, create a new HOME in the first writable DIR.
 --probe: print this Python and the image's mpirun as JSON. --hold: wait to be killed.
 
 This file is valid in any Python 3, so that a Python that is too old can report its version.

@@ -79,7 +79,7 @@ def ensure_layer(
 ) -> Layer:
     """Return the layer with these packages. Build it if it is missing.
 
-    In the container pip sees the user's configuration, indexes, cache, and local files that the lines name. Credentials are
+    In the container pip sees the user's configuration, indexes, cache, and local files that `requirements` names. Credentials are
     passed only in variables and files.
 
     Args:

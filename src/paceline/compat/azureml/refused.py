@@ -1,6 +1,6 @@
 """SDK classes that need a service of Azure, and classes of their arguments.
 
-Each refused class names its replacement.
+Paceline refuses each class that needs a service, with an error that names a replacement.
 """
 
 from __future__ import annotations

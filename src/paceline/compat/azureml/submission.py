@@ -59,7 +59,7 @@ class Prepared:
 def prepared(config: ScriptRunConfig, workspace: Workspace, *, run_id: str = "") -> Prepared:
     """Convert a ScriptRunConfig into a job.
 
-    `run_id` is the future run's id, after which its output folders are named.
+    `run_id` is the id that the run will get. The run's output folders are named after this id.
     """
     notes = SubmissionNotes()
     run = config.settled().run_config
@@ -141,8 +141,8 @@ def _plain_reference(reference: DataReference) -> DataReference:
 def _names_of(workspace: Workspace) -> dict[str, str]:
     """Return the environment variables that tell workers the workspace's names.
 
-    AZUREML_ARM_WORKSPACE_NAME is always set: it tells a worker that the SDK's API submitted the run. Subscription and
-    resource group are set unless they are "local", a worker's default.
+    AZUREML_ARM_WORKSPACE_NAME is always set: it tells a worker that the SDK's API submitted the run. Subscription and resource
+    group are omitted if they are "local", because workers have this value by default.
     """
     names = {"SUBSCRIPTION": "subscription_id", "RESOURCEGROUP": "resource_group"}
     others = {f"AZUREML_ARM_{key}": getattr(workspace, name) for key, name in names.items()}

@@ -161,7 +161,7 @@ class AnyDataset:
             target: "STORE", "STORE:PATH", a URL or an absolute path; default: `frozen` in the default datastore.
 
         Raises:
-            DataError: The dataset is not registered, its files have changed since, or the copies would be in another order.
+            DataError: The dataset is not registered, its files have changed, or copies in one folder would have another order.
             TransferError: A store can't be read or written.
         """
         from paceline.data.datasets.freeze import freeze

@@ -44,10 +44,10 @@ class _Files:
             path: A URL, a local path, (datastore, path), a `DataReference`, a `Datastore`, or a list of these. A path is a
                 folder with everything below it, a file, or a pattern with `*`, `?` and `**`.
             validate: Check that there is at least one file.
-            partition_format: The meaning of the end of each path, such as "/{city}/{day:yyyy/MM/dd}/*.jpg".
-                `ParallelRunStep` (`azureml.pipeline.steps`) groups files into mini-batches by it.
+            partition_format: A pattern for the end of each path that names its parts, such as "/{city}/{day:yyyy/MM/dd}/*.jpg".
+                `ParallelRunStep` (`azureml.pipeline.steps`) groups files into mini-batches by such parts.
             is_file: Accepted for compatibility, without effect.
-            workspace: The workspace whose datastores `path` gives by name.
+            workspace: The workspace of the datastores that `path` gives by name.
 
         Raises:
             DataError: The path is invalid, there are no files, or partition_format has no `{name}`.

@@ -47,7 +47,7 @@ def freeze(workspace_dir: Path, record: registered.DatasetRecord, to: str | None
         to: STORE, STORE:PATH, a URL or an absolute path; default: the folder "frozen" of the default datastore.
 
     Raises:
-        DataError: The files or the copies have changed since registration, or the copies would have another order.
+        DataError: The files or the copies have changed since registration, or copies in one folder would have another order.
         TransferError: A store can't be read or written.
     """
     name = f"{record.name}:{record.version}"

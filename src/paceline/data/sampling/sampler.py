@@ -53,7 +53,7 @@ class DistributedSampler:
         seed: Seed of the order, equal on every rank.
         shuffle: False keeps the order of the data set.
         drop_last: Leave out the last samples that do not divide evenly among the ranks.
-        pad: Repeat first samples of the epoch until all ranks have equally many. With neither drop_last nor pad, some have one
+        pad: Repeat the epoch's first samples until all ranks have equally many. With neither drop_last nor pad, some have one
             sample more, and maybe one batch more: wrap the loop in DDP's `join()`, or the last step waits forever.
 
     Raises:
@@ -246,8 +246,8 @@ def _check_same(state: Mapping[str, object], name: str, own: object) -> None:
 def _torchdata_asks() -> bool:
     """Return whether the caller of `state_dict` is torchdata's StatefulDataLoader.
 
-    StatefulDataLoader saves a state with each batch that it draws, and uses the state once the loop gets that batch. So in
-    this case alone, the samples that the sampler has yielded are the samples used.
+    StatefulDataLoader calls `state_dict` for each batch that it draws, and keeps the result until the loop gets that batch. So
+    only for this caller, the samples that the sampler has yielded are the samples used.
     """
     # Frame 0 is this function, 1 is `state_dict`, 2 its caller.
     caller = sys._getframe(2).f_globals.get("__name__", "")

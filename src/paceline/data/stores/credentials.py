@@ -1,4 +1,4 @@
-"""Credentials of stores: a store's record has only the place of a secret, which is read when the store is opened.
+"""Credentials of stores: a store's record has only the place of a secret, and opening the store reads the secret.
 
     env:LAB_SECRET              an environment variable
     keyring:lab/me              the password of user "me" for service "lab" in the system's keyring (extra: keyring)

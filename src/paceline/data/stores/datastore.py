@@ -77,7 +77,7 @@ class Datastore:
             overwrite: Replace a store of this name.
 
         Raises:
-            DataError: A value is invalid or holds a secret, the store exists already, or an extra is not installed.
+            DataError: A value is invalid or holds a secret, the store exists already, or an extra of Paceline is not installed.
         """
         folder = _workspace_dir(workspace)
         records.check_store_name(name)

@@ -199,7 +199,7 @@ def put_multipart(fs: Any, file: Path, full: str, stop: threading.Event) -> None
 
 
 def _found(fs: Any, to: dict[str, str]) -> tuple[str | None, dict[int, tuple[str, int]]]:
-    """Return a key's latest unfinished upload: its id, and parts as number -> (ETag, bytes).
+    """Return a key's latest unfinished upload: its id, and parts as number -> (ETag, size).
 
     Return (None, {}) without an unfinished upload.
     """

@@ -62,7 +62,7 @@ def found_below(store: Store, place: Source, path: str) -> list[FileInfo]:
 def hash_stored(store: Store, reader: Reader, info: FileInfo) -> str:
     """Read a file of the store, and return its SHA-256.
 
-    reader: Pass the same reader for all files, because a reader of S3 opens a client of its own.
+    reader: A reader of the store. Pass the same reader for all files, because each reader of S3 opens its own client.
 
     Raises:
         TransferError: The file can't be read.

@@ -212,7 +212,7 @@ class DataCache:
             os.close(fd)
 
     def is_unheld(self, run_id: str) -> bool:
-        """Return whether no process of this machine holds the lock of `hold_view`.
+        """Return whether no process of this machine protects the run's links (`hold_view`).
 
         For a run that has not ended, True means that its supervisor is on another machine.
         """
@@ -224,7 +224,7 @@ class DataCache:
         return fd is not None
 
     def note_unheld(self, fd: int) -> None:
-        """Keep a run's links to cached files after the fd of `hold_view` is closed.
+        """Keep a run's links to cached files after `fd`, from `hold_view`, is closed.
 
         The links stay at least for a day, and longer while a process of the run is on this machine.
         """

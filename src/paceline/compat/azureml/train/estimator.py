@@ -78,8 +78,8 @@ class Nccl:
 class MMLBaseEstimator(ScriptRunConfig):
     """The common base of the estimators.
 
-    All parameters except the folder are keywords. vm_size, vm_priority, image_registry_details, source_directory_data_store
-    and use_docker are preferences, which a run may ignore. `script_params` maps arguments to values; "" makes a flag.
+    All parameters except source_directory are keyword-only. A run may ignore vm_size, vm_priority, image_registry_details,
+    source_directory_data_store and use_docker. `script_params` maps arguments to values; the value "" makes a flag.
 
     Raises:
         TrainingException: There is neither compute_target nor vm_size, a count is below 1, or parameters are unknown or
@@ -233,12 +233,12 @@ class MMLBaseEstimator(ScriptRunConfig):
         inputs: Sequence[object] | None = None,
         **overrides: object,
     ) -> MMLBaseEstimator:
-        """Return a copy with overrides from `submit`.
+        """Return a copy with overrides from `Experiment.submit`.
 
         `script_params` extend and `inputs` replace the values of the estimator. source_directory_data_store has no effect.
 
         Raises:
-            UserErrorException: `overrides` has any other parameter.
+            UserErrorException: `overrides` has a parameter other than source_directory_data_store.
         """
         made = copy.copy(self)
         made.script_params = {**self.script_params, **(script_params or {})}

@@ -54,8 +54,7 @@ class _Broadcast:
     """A callback that broadcasts the model and the optimizer of `root_rank`.
 
     The callback sends the model's weights and the optimizer's variables once, before the first batch. A model without an input
-    shape has no weights then, so it is sent after the first batch. `local_variables` keep each rank's values. `device` has no
-    effect.
+    shape has no weights then, so it is sent after the first batch. `local_variables` are not sent. `device` has no effect.
     """
 
     model: KerasModel

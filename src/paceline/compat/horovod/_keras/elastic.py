@@ -19,8 +19,8 @@ T = TypeVar("T")
 def run(func: Callable[..., T]) -> Callable[..., T]:
     """Wrap `func(state, ...)` so that it restarts from the last commit.
 
-    After a failed collective, in a TensorFlow graph too, the collective engine restarts, and all ranks continue from the
-    first rank's state.
+    If a collective fails, eagerly or in a TensorFlow graph, the collective engine restarts, and all ranks continue from the first
+    rank's last commit.
     """
 
     @functools.wraps(func)

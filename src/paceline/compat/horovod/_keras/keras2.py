@@ -4,7 +4,7 @@
     compute_gradients   returns reduced gradients, as in Horovod, so that a script can clip them
     apply_gradients     reduces gradients from elsewhere (tape.gradient), before Keras clips them
 
-If `compute_gradients` has reduced gradients, in the same graph or eagerly, `apply_gradients` does not reduce them again. A
+`apply_gradients` does not again reduce gradients that `compute_gradients` has reduced, in eager execution or in the same graph. A
 LossScaleOptimizer around the optimizer calls the same methods.
 """
 

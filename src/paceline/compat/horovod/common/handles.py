@@ -37,9 +37,9 @@ def submit(
 ) -> int:
     """Submit an operation to the engine and return its handle.
 
-    An operation meets the operation of the same kind and name on the other ranks. Without a name, the n-th operation of its
-    kind in this process set meets the n-th of the other ranks. In the world the counters restart at 0 after each join,
-    because ranks that have joined submit fewer.
+    The engine matches operations of the same kind and name across ranks. Operations without a name are numbered by kind and
+    process set, and matched by number. In the set of all ranks the numbers restart at 0 after each join, because ranks that have
+    joined submit fewer operations.
 
     `method` names the engine's method, by default `kind`. `arrays` is an array or a list of arrays, and `how` has further
     arguments of the method. `finish` converts the engine's result to the script's result.

@@ -1,6 +1,6 @@
 """Commits of elastic state that outlive the job's processes, for the next attempt.
 
-    <base>_<n>.of_<host>.safetensors      the n-th state of the script; the first rank of each host writes a file
+    <base>_<n>.of_<host>.safetensors      the last commit of the script's n-th elastic state, by each host's first rank
 
 `horovodrun` chooses <base>, and carries the files of an ended attempt to the next attempt. In a restartable run of
 Paceline, <base> is in the folder of checkpoints. Elsewhere no file is written, and a commit is a copy in memory, as in

@@ -179,9 +179,9 @@ class _Registry:
                     self._sets[number] = process_set
 
     def _alike(self, process_set: ProcessSet) -> list[list[int]]:
-        """Return the process sets that the ranks register now, as lists of ranks.
+        """Return the process sets to register, as lists of ranks.
 
-        The list has one set, or several if each group of ranks gives its own mpi4py communicator.
+        The list has one set, or several if each group of ranks passes its own mpi4py communicator.
         """
         if process_set.ranks is not None or process_set.mpi_comm is None:
             return [process_set.ranks or []]

@@ -1,11 +1,11 @@
 """A trace of the collectives that rank 0 writes for chrome://tracing and Perfetto.
 
-Each tensor has a row (`pid`), as in Horovod: NEGOTIATE_ALLREDUCE from the ranks' earliest request to the latest, with
-an event, named by the rank, at the arrival of each request; then ALLREDUCE until the result.
+As in Horovod, each tensor has a row (`pid`). NEGOTIATE_ALLREDUCE lasts from the earliest request of a rank to the latest, and
+each request's arrival is an event named after the rank. Then ALLREDUCE lasts until the result.
 
     NEGOTIATE_ALLREDUCE |0------1---2|  ALLREDUCE |------|
 
-The file is valid after every event: viewers accept an array without its closing bracket, as a killed job leaves it.
+The file is readable after every event, even if the job is killed: viewers accept a JSON array without closing bracket.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
     hosts          hosts and slots, the place of each rank, host discovery
     start          mpirun's command line, or plain processes
     driver         one job: start, watch, end              elastic_driver   attempts of an elastic job
-    rank           the process beside each rank            wire             its connection to the driver
+    rank           the parent process of each rank         wire             its connection to the driver
     output         the ranks' lines with their prefixes    ranks            results and variables of ranks
     common/, util/ modules that launchers and helpers built on Horovod import
 

@@ -56,8 +56,8 @@ def run(
 
     Raises:
         RunFailedError: A rank failed or could not be started. The message has the rank and its traceback, and `__cause__` the
-            exception itself if it could be sent. Also a RuntimeError.
-        UserError: An argument is invalid, or func or its arguments cannot be pickled. Also a ValueError.
+            exception itself if it could be sent. This error is also a RuntimeError.
+        UserError: An argument is invalid, or func or its arguments cannot be pickled. This error is also a ValueError.
     """
     from paceline.compat.horovod.runner import options as command_line
 

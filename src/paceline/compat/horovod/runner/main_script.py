@@ -1,7 +1,7 @@
 """Run a script, or the function of `horovod.run` (`task`), as `python script.py` would.
 
 This program records the script's exception, lets a failing rank end without waiting for MPI, adds the backend "mpi" to torch
-if needed, and lets torch's store listen only at MASTER_ADDR.
+if needed, and lets the store of torch.distributed listen only at MASTER_ADDR.
 
 python .../runner/main_script.py script.py [argument ...]
 """

@@ -270,8 +270,8 @@ _seconds = _number
 class _HorovodArgs:
     """A job's options, as attributes that launchers built on Horovod set.
 
-    All attributes start as None, except num_proc, which is 1. `command` is a list of words, `run_func` a function without
-    arguments in place of a command, `executable` its interpreter, and `nics` a list of network interfaces or `eth0,eth1`.
+    All attributes start as None, except num_proc, which is 1. `command` is a list of words. `run_func`, a function without
+    arguments, replaces it, and runs in the interpreter `executable`. `nics` is a list of network interfaces or `eth0,eth1`.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,9 @@
-"""The process beside each rank: runs the program and reports to `horovodrun`.
+"""The parent process of each rank: runs the program and reports to `horovodrun`.
 
     python .../runner/rank.py [RANK]
 
-mpirun starts this process, or `horovodrun` itself (with the rank as argument, and the address on standard input). When the
-connection breaks, `horovodrun` is gone, and this process kills all its descendants: so no process of a job stays on any host,
+mpirun starts this process, or else `horovodrun` does, with the rank as argument and the address on standard input. When the
+connection breaks, `horovodrun` has ended, and this process kills all its descendants. So no process of a job stays on any host,
 however the job ended.
 """
 

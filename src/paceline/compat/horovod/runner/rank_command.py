@@ -15,7 +15,7 @@ _WITH_VALUE = ("-W", "-X")
 
 
 def with_names(environment: MutableMapping[str, str], package: str, scratch: str) -> None:
-    """Add `paceline` to PYTHONPATH, and `horovod` in case the real one is missing.
+    """Add `paceline` to PYTHONPATH, and a fallback for a missing `horovod`.
 
     `environment` is changed in place. `package` is the folder of `paceline`, and `scratch` is the rank's folder.
     """

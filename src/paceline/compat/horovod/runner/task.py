@@ -3,7 +3,7 @@
     main_script.py task.py <scratch folder>
 
 The folder's file `call` has the function and its arguments. `result` is a pickle of {failed, value, traceback}, where value is a
-pickle of the result or exception. `main_script` also gets an exception, and ends the process like a script; the caller shows it.
+pickle of the result or exception. An exception also reaches `main_script`, which ends the process; only the caller prints it.
 """
 
 import os

@@ -1,12 +1,11 @@
-"""The connection between `horovodrun` and the process beside each rank (`runner.rank`).
+"""The connection between `horovodrun` and the parent process of each rank (`runner.rank`).
 
-Both sides first prove that they know the key (`system.handshake`). Then:
+Both sides first prove that they know the key (`system.handshake`). Then `horovodrun` (driver) and that process (rank) send:
 
     rank      RankHello
     driver    RankStart, then the content of each file
     rank      o<bytes>  e<bytes>                   pieces of standard output and error, any number
-    rank      f<number of bytes, 8><name>          a file of its folder, then k<bytes> of it: `result`, or a commit for the
-                                                   next attempt
+    rank      f<size, 8 bytes><name>  k<bytes>     a file of its folder, in pieces: `result`, or a commit for the next attempt
     rank      E<RankEndMessage>                    the last message
     driver    {"hosts": true}                      the hosts have changed: end the program at its next commit
     driver    {"end": true} or {"interrupt": true} at any time; a closed connection means "end"

@@ -40,7 +40,7 @@ def allreduce(
 
     Raises:
         ValueError: The arguments contradict each other, Horovod is not initialized, or this rank is not in the process set.
-        NotImplementedError: A tf.IndexedSlices with factors, or an operation other than Average and Sum.
+        NotImplementedError: A tf.IndexedSlices can't be reduced with factors, or with an `op` other than Average and Sum.
         HorovodInternalError: The ranks disagree on shape, type or operation (also a tf.errors.FailedPreconditionError), or a
             rank has died (also a tf.errors.UnknownError). Every rank raises this error.
     """
@@ -90,8 +90,8 @@ def reduce_all(
 ) -> list[tf.Tensor | tf.IndexedSlices]:
     """Reduce each tensor; submit all of them before waiting for the first.
 
-    `sparse` replaces `how` for sparse tensors. `groups` holds (name, positions in `tensors`) of dense tensors that are reduced
-    together.
+    `how` has the operation, factors and process set, and `sparse` replaces it for sparse tensors. `groups` holds (name, positions
+    in `tensors`) of dense tensors that are reduced together.
     """
     if how.op == Adasum:
         check_adasum(how.process_set)

@@ -72,7 +72,7 @@ class HyperDriveRun(Run):
     def get_metrics(self, name: str | None = None, *others: object, **named: object) -> dict[str, object]:
         """Return each child's metrics, by child id.
 
-        For `best_child_by_primary_metric`, return the sweep's table of which child was the best, and when.
+        If `name` is "best_child_by_primary_metric", return a row for each new best value. `others` and `named` have no effect.
         """
         if name == BEST_CHILD:
             return best_child_metric(self, name)
@@ -139,7 +139,7 @@ def best_child_metric(run: Run, name: str | None = None) -> dict[str, object]:
     """Return `best_child_by_primary_metric`: a row for each new best value.
 
     Columns: metric_name, timestamp (UTC), run_id, metric_value, and final, which is true in the last row once the sweep
-    has ended. If `name` is another metric, the result is empty.
+    has ended. If `name` is given and is not "best_child_by_primary_metric", the result is empty.
     """
     record = run.record()
     if name not in (None, BEST_CHILD) or record.sweep is None:

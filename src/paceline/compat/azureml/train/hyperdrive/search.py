@@ -81,7 +81,7 @@ def _exp(bound: float) -> float:
 class HyperParameterSampling:
     """A sampler of hyperparameters.
 
-    `parameter_space` maps names, with or without dashes, to expressions.
+    `parameter_space` maps parameter names, with or without leading dashes, to expressions such as `uniform(0, 1)`.
 
     Raises:
         HyperDriveConfigException: The space is empty, or the sampler does not support an expression.
@@ -161,7 +161,7 @@ class BanditPolicy(EarlyTerminationPolicy):
 
 
 class MedianStoppingPolicy(EarlyTerminationPolicy):
-    """A policy that stops trials below the median of the running averages.
+    """A policy that stops trials worse than the median of other trials.
 
     Raises:
         HyperDriveConfigException: An interval is not valid.

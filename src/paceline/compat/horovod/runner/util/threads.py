@@ -82,7 +82,7 @@ def on_event(
     The thread does nothing if `stop` is set first.
 
     Raises:
-        ValueError: The event is missing, `args` is not a tuple, or a non-daemon thread could never be stopped.
+        ValueError: The event is missing, `args` is not a tuple, or `daemon` is False without `stop`.
     """
     if event is None:
         raise ValueError("Event must not be None")

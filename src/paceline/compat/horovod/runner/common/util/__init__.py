@@ -128,7 +128,7 @@ def get_env_rank_and_size() -> tuple[int, int]:
     """Return the rank and the number of ranks; (0, 1) without a launcher.
 
     Raises:
-        RuntimeError: The launcher has set only one of the two variables.
+        RuntimeError: The launcher has set only one of its two variables for rank and size.
     """
     # HOROVOD_RANK comes first: if horovodrun runs below an mpirun, the variables of Open MPI are those of another job.
     for prefix in ("HOROVOD", "OMPI_COMM_WORLD", "PMI"):

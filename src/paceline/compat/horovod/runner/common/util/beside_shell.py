@@ -1,8 +1,8 @@
-"""A process between `execute` and its command, started by path for speed.
+"""A process that runs the command of `safe_shell_exec.execute`, started by path for speed.
 
     python -S beside_shell.py <seconds of grace> <command> [argument ...]
 
-This process ends the command when its standard input is closed, that is, when the caller of `execute` exits.
+This process ends the command when the caller of `execute` exits, which closes this process's standard input.
 """
 
 import os
