@@ -1,8 +1,8 @@
 """Exceptions of Paceline, by the part that failed.
 
-Programs use them as `paceline.errors.JobError`. A class that is defined in another module has the module's name behind it; this
+Programs use them as `paceline.errors.JobError`. If another module defines a class, the module's name follows the class; this
 module never imports it. `paceline.parallel` and `paceline.collectives` export their errors themselves. A test compares the
-drawing with the classes in all source files.
+tree with the classes in all source files.
 
     PacelineError
     ├── UserError (also ValueError)       the caller can correct it; refused before anything starts. Exit code 2
@@ -21,7 +21,7 @@ drawing with the classes in all source files.
     │   ├── ModelError                    a model's name, version, alias or files
     │   │   └── ModelNotFoundError (also LookupError)   no such model, version or alias
     │   ├── ServingError                  a served model, or a scoring script
-    │   ├── ServiceError                  a setting of a service, or a request to it
+    │   ├── ServiceError                  a setting of a service, or a request to change the service
     │   ├── MetricError                   a value that can't be logged
     │   ├── QueryError                    a query of runs, with the position
     │   ├── FileNameError                 a run id or a file name that leaves the run's folder
@@ -32,15 +32,15 @@ drawing with the classes in all source files.
     │   ├── LinkError                     remote.link.messages: a node's agent
     │   ├── AwayError                     targets.slurm.scheduler: Slurm, or its login host
     │   ├── UnreachableError              targets.ray.client: a Ray cluster
-    │   ├── LostError                     targets.ray.placement_group: a node, before it was the run's
+    │   ├── LostError                     targets.ray.placement_group: a node was lost before the run held all nodes
     │   └── StoreUnreachableError (also TransferError)   data.stores.failures: a datastore, or what a URL names
     ├── RunNotFoundError (also LookupError)   no such run, or no such file in it
     ├── ModelChangedError (also RuntimeError)   a model's files are not those that were registered
     ├── ServiceNotFoundError (also LookupError)   no such service
     ├── ServiceFailedError (also RuntimeError)    a service can't be started, or answered with an error
-    ├── EnvironmentBuildError (also RuntimeError)   an environment could not be built; the resolver's own reason
+    ├── EnvironmentBuildError (also RuntimeError)   an environment could not be built; the message has the resolver's reason
     ├── TransferError (also RuntimeError)     a transfer of data failed
-    ├── RunStateError (also RuntimeError)     the run is not in a state in which this can be done
+    ├── RunStateError (also RuntimeError)     the run's state does not allow the operation
     ├── RunContextError (also RuntimeError)   a worker lacks variables of its launcher
     ├── RunFailedError (also RuntimeError)    the run has failed; `.report` says which rank, and why
     ├── CheckpointError (also RuntimeError)   a checkpoint could not be written or read
@@ -50,17 +50,17 @@ drawing with the classes in all source files.
     │   └── ShutDownError                 collectives.errors: a rank has died, or has shut its engine down
     │       └── LostRankError             collectives.errors: that rank's process is gone
     ├── WorkerError (also RuntimeError)       parallel.errors: another rank failed first
-    ├── TorchError (also ImportError)         torch_private: this torch lacks a private name
+    ├── TorchError (also ImportError)         torch_private: the installed torch lacks a private function or class
     ├── HorovodInternalError (also RuntimeError)   compat.horovod.common.exceptions: a collective failed
     │   ├── HorovodPreconditionError      compat.horovod.tensorflow.launch: the same, as TensorFlow names it
     │   └── HorovodUnknownError           compat.horovod.tensorflow.launch: the same, as TensorFlow names it
     ├── HostsUpdatedInterrupt (also RuntimeError)   compat.horovod.common.exceptions: the hosts have changed
-    ├── AzureMLException   compat.azureml.exceptions: the root of the Azure SDK's own
+    ├── AzureMLException   compat.azureml.exceptions: base class of the Azure SDK's exceptions
     │   ├── UserErrorException  compat.azureml.exceptions: a value that the caller gave is wrong
     │   │   └── AuthenticationException  compat.azureml.exceptions: never raised: there is no login
     │   ├── ActivityFailedException  compat.azureml.exceptions: the run has failed
     │   ├── ActivityCanceledException  compat.azureml.exceptions: the awaited run was canceled
-    │   ├── ComputeTargetException  compat.azureml.exceptions: a compute target is unknown, or can't hold this
+    │   ├── ComputeTargetException  compat.azureml.exceptions: a compute target is unknown, or can't hold the job
     │   ├── DiscoveryUrlNotFoundException  compat.azureml.exceptions: never raised: there is no service to discover
     │   ├── ExperimentExecutionException  compat.azureml.exceptions: a run could not start, or a wait for it ended early
     │   ├── ExperimentNotFoundException  compat.azureml.exceptions: there is no such experiment, or no such run in it
@@ -78,7 +78,7 @@ drawing with the classes in all source files.
     │   │   └── LocalWebserviceException  compat.azureml.exceptions: the same, of a web service on this machine
     │   ├── WorkspaceException  compat.azureml.exceptions: there is no such workspace, or it can't be made
     │   ├── HyperDriveConfigException  compat.azureml.exceptions: the configuration of a sweep is wrong
-    │   └── HyperDriveRuntimeException  compat.azureml.exceptions: a sweep does not support this
+    │   └── HyperDriveRuntimeException  compat.azureml.exceptions: a sweep does not support the operation
     └── HorovodVersionMismatchError (also ImportError)   compat.horovod.common.exceptions: never raised
 
 A message names the value seen, the rule, and the next step; the message of an `EngineError` has the engine and the request.

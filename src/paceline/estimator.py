@@ -52,8 +52,8 @@ class _Script:
         entry_script: File in source_directory to run: a Python file, a binary, or a script that begins with #!. Or the name of a
             program on the nodes' PATH.
         entry_module: Module to run instead, as `python -m` does in source_directory.
-        command: Command line to run instead, by bash in the copy of source_directory, once for each worker: a text, or a list of
-            words and data. `python` is the job's interpreter.
+        command: Command line to run instead, a text or a list of words and data. Each worker runs it by bash in the copy of
+            source_directory. In it, `python` is the job's interpreter.
         script_params: Argument -> value, in order. An empty string as value makes the argument a flag.
         arguments: Words that the script gets after script_params: strings, numbers, paths and data. Use them for
             positional arguments, repeated flags, and flags with several values.
@@ -61,8 +61,8 @@ class _Script:
         use_gpu: Whether each worker gets a GPU.
         gpu_visibility: "worker": each worker sees only its own GPU, as `cuda:0`. "node": each worker sees all GPUs of its node,
             for scripts that call `torch.cuda.set_device(LOCAL_RANK)`.
-        gpu_share: Part of a GPU that each worker reserves, above 0 and up to 1. With 0.5, two such runs use one GPU at a time. On
-            targets of kind "local" and "ssh" only.
+        gpu_share: Part of a GPU that each worker reserves, above 0 and up to 1. With 0.5, two such runs can use a GPU at the
+            same time. On targets of kind "local" and "ssh" only.
         cores: Cores of this machine that the run reserves for each worker; a run with 0 never waits for cores. On "local" only.
         priority: Position among waiting runs: "low", "normal", "high", or "urgent", which also asks runs of a lower priority to
             leave. On "local" and "ssh" only.
@@ -79,8 +79,8 @@ class _Script:
         shm_size: Size of the container's /dev/shm, such as "2g". None: the host's /dev/shm is shared.
         environment_variables: Variables of every worker, which override all others. `secret("NAME")` is never recorded.
         inputs: Data references and datasets, besides data in the arguments. `run.input_datasets[name]` is the folder.
-        send: Paths in source_directory that are not copied, such as ignored data, but sent in any size to nodes that do not see
-            the folder. Other uncopied files are sent up to 1 GB in all.
+        send: Paths in source_directory, such as ignored data, that are not copied. Paceline sends them, in any size, to nodes
+            that do not see the folder. Of other uncopied files, it sends at most 1 GB.
         max_run_duration_seconds: Time after which the run is ended as Failed: seconds, a timedelta, or a text such as "1h30m" or
             Slurm's "1-12:00:00". None: no limit.
         python: Interpreter that runs the script, or that its environment is made from. None: the submitting interpreter.
@@ -269,7 +269,7 @@ class _Distributed(_Script):
     """A script that may run as several processes.
 
     Args:
-        node_count: Number of nodes, at least 1. (2, 4) makes an elastic run, which continues with 2 to 4 nodes, as are available.
+        node_count: Number of nodes, at least 1. (2, 4) makes an elastic run, which uses 2 to 4 nodes, as many as are available.
         process_count_per_node: Workers on each node, at least 1.
         distributed_backend: How the workers communicate: one of the class's `backends`. None: one process.
         elastic_seconds: Minimum seconds between two restarts of an elastic run for more nodes.
@@ -405,7 +405,7 @@ def command_line(command: object) -> str:
     `$NAME` and the shell's operators in a list stay unquoted.
 
     Raises:
-        JobError: `command` is neither a text nor a list, or has a word that no command could receive.
+        JobError: `command` is neither a text nor a list, or a word is not a string, number, path or data.
     """
     if isinstance(command, str) and command.strip():
         return command

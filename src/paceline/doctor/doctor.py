@@ -139,11 +139,11 @@ def examine(
 ) -> Iterator[Finding]:
     """Examine a compute target. Yield each finding as soon as it is known.
 
-    A target of a kind that can't be examined gives one finding, "skipped".
+    If the doctor can't examine targets of this kind, the only finding is "skipped".
 
     node_count: Number of nodes to examine; None for the default of the target's kind.
     nodes_s: Time limit in seconds for getting the nodes.
-    python: The scripts' interpreter; None for the target's `script_python(links)`, else each agent's interpreter.
+    python: Interpreter of the scripts. None: the result of the target's `script_python(links)`, or else each agent's.
     interface: The nodes' network interface.
     say: Called with the title of each check before it begins.
     """

@@ -238,7 +238,7 @@ class Patient:
         """Run a program of the doctor on the node, and return its answer.
 
         program: "on_node" or "reduce_on_node".
-        mode, asked: The function of the program to call, and its argument.
+        mode, asked: Name of the function to call in the program, and the function's argument.
         python: The interpreter; None for the agent's own.
 
         Raises:

@@ -1,4 +1,4 @@
-"""The doctor's program that runs on a node: `facts`, `listen` and `connect`.
+"""The doctor's program that runs on a node, with three modes that take a JSON argument: `facts`, `listen` and `connect`.
 
 A Python on the node gets this program as text (`paceline.remote.foreign_python`). So the program needs only the
 standard library, and imports nothing of Paceline. Programs that it calls may hang, because of a GPU driver or a lost

@@ -81,7 +81,7 @@ class Base:
     def installed(self) -> list[str]:
         """List the installed distributions by the names of their metadata folders.
 
-        An editable package's name includes its modification time: a change of requirements does not rename its folder.
+        The name of a .pth file, which may add editable packages, is followed by the file's size, which shows most changes.
         """
         distributions = []
         for folder in self.folders:

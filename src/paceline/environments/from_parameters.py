@@ -28,12 +28,12 @@ def described(
     docker_image: str | None,
     shm_size: str | None,
 ) -> EnvironmentSpec:
-    """Return the environment that the parameters or options describe.
+    """Return the environment that an estimator's parameters describe.
 
     Relative paths are looked up in source_directory, then in the working directory.
 
     Raises:
-        JobError: Values contradict each other, or a file does not exist.
+        JobError: Parameters contradict each other, or a file does not exist.
         EnvironmentSpecError: A file or package can't be read.
     """
     options = {

@@ -2,8 +2,8 @@
 
 A layered environment sees the packages of its base interpreter, but uv does not. So uv gets only the requirements that the base
 does not meet, and must not install any package of the base. Then Paceline checks the metadata of all visible packages, as `pip
-check` does, and requests unmet requirements by name. If some remain after several rounds, pip, which sees the base, installs
-all packages.
+check` does, and lets uv install the unmet requirements. If some are still unmet after several rounds, pip, which sees the base,
+installs all packages.
 """
 
 from __future__ import annotations
@@ -97,9 +97,9 @@ class Installer:
         return Visible([site_packages(self.prefix)], self.base)
 
     def locks(self, own: Visible, versions: Sequence[str]) -> tuple[str, ...]:
-        """Return requirements that install exactly these versions again (a lock).
+        """Return requirements that install exactly `versions` again (a lock).
 
-        own: The environment's distributions, without the base's. A `${NAME}` in a URL stays, because its value is secret.
+        own: The environment's distributions, without the base's. A variable `${NAME}` in a URL is not expanded: it may be secret.
         """
         requested_urls = {
             canonical(line.requirement.name): line.value

@@ -3,7 +3,7 @@
 <folder>/<key>/                      the environment, complete with its paceline-environment.json
 <folder>/<key>.lock                  held exclusively by a build, shared by a run; its modification time is the last use
 <folder>/<key>.log                   output of the last failed build
-<folder>/aliases/<key>               <key>: of an environment locked to exact versions; content: key of the folder to use
+<folder>/aliases/<key>               for the key of an environment with locked versions: the key of its folder
 <folder>/bases/                      cached properties of base interpreters
 """
 

@@ -46,17 +46,17 @@ class DataReference:
         name: Name of the reference: letters, digits and `_`.
         sources: Locations of the files; an upload has exactly one.
         mode: "download": a copy that the node's workers and later runs share. "mount": the original if the store is a folder
-            of this machine, else a download. "upload": an empty folder whose files are stored at the end. "direct": a
-            dataset that the script opens by name, from downloaded files.
+            of this machine, else a download. "upload": an empty folder whose files are stored at the end. "direct":
+            downloaded files, which the script opens as a dataset by the name of the reference.
         partition: "node" or "rank": each node or rank gets a part of the files. None: each gets all files.
         overwrite: Whether an upload may replace existing files.
         path_on_compute: Another path of the folder, relative to the script's working directory.
         inside: For an upload, the name of a file or folder that the script creates in the upload's folder. The script then gets
-            the path of this entry instead of the folder's. A resumed run finds the entry under the same name.
+            the path of this file or folder as the output's path, and a resumed run finds it under the same name.
         dataset: "name:version" of the files' dataset.
         fingerprint: Fingerprint of the dataset's content when it was registered.
         frozen: Whether the files are the frozen copy of a dataset, so that a changed file fails the run.
-        table: How to read a table, as the dataset's JSON; None for plain files.
+        table: How to read the files as a table, in the dataset's JSON form; None for plain files.
         registered: For an upload, name, description and tags of the new dataset, as JSON.
 
     Raises:

@@ -19,8 +19,8 @@ class EnvironmentSpec:  # noqa: PLW1641 - a frozen dataclass is given its hash
     Args:
         name: Name of a registered environment, else None.
         version: Version of a registered environment, else None.
-        python: The base interpreter, or the script's own if nothing is installed: an absolute path, or with `docker_image`
-            a name on the image's PATH. None for the submitting interpreter.
+        python: The base interpreter. If nothing is installed, it runs the script itself. An absolute path, or with
+            `docker_image` also a name on the image's PATH. None for the submitting interpreter.
         python_version: For conda, such as "3.11". None lets the solver choose.
         layered: Keep the base interpreter's packages and add only missing ones. False: only the named packages and their
             dependencies.

@@ -86,8 +86,8 @@ class Job:
         entry_script: A file, relative to the source directory, with forward slashes: Python (`.py`), a binary, or an
             executable script with `#!`. Any other name is a program on the nodes' PATH, such as "nvidia-smi".
         entry_module: A module to run instead, as `python -m` does in the source directory.
-        working_directory: The workers' directory, relative to the source directory. With "..", the copy gets links to
-            the source's siblings beside it. None: the copy itself, as in the Azure SDK.
+        working_directory: The workers' directory, relative to the source directory. On machines with the user's
+            folders, links give ".." and uncopied files their usual paths. None: the copy itself, without such links.
         arguments: The script's arguments, in order.
         framework: "pytorch", "tensorflow", "sklearn" or None.
         distributed_backend: None for one process; "mpi" (Open MPI); "gloo" or "nccl" (processes with torch's variables);
@@ -111,10 +111,10 @@ class Job:
         environment_variables: Variables of every worker; they override Paceline's own. A `secret(...)` among them moves to
             `secrets`.
         secrets: Variable -> source of its value ("env:HF_TOKEN"), which is read at submission and never recorded.
-        inputs: Data in a folder for each worker, and folders whose files are stored at the end.
-        send: Paths in the source directory whose files are sent to nodes that do not see the submitter's folders, whatever
-            their size, instead of being copied.
-        files: Path in the working directory -> text of a file there, which replaces a file of the source.
+        inputs: Data that the workers read, and output folders whose files Paceline stores at the end.
+        send: Paths in the source directory that are not copied. Paceline sends them, in any size, to nodes that do not see
+            the submitter's folders.
+        files: Path in the working directory -> text of a file to write there, in place of the source's file if one exists.
         max_run_duration_seconds: Limit from the start of the first attempt; None for no limit.
         grace_period_seconds: Seconds between SIGTERM and SIGKILL.
         max_restarts: Number of further attempts after the loss of a node, worker or launcher, or a port conflict. An
@@ -126,7 +126,7 @@ class Job:
         notify_on: Events that send messages: "start", "end", "failure", "hang", "quota" (over quota), "best" (of a sweep), and
             conditions on metrics in the query language of runs, such as "metrics.loss > 10".
         log_limit: Bytes to keep of each worker's log, from its beginning and its end; 0 for no limit.
-        hang_seconds: Seconds without output, metrics or progress of any worker after which the run hangs; 0 for never.
+        hang_seconds: Seconds without output, metrics or progress of any worker until the run counts as hanging; 0: never.
         on_hang: "report" (a hang is always reported), "fail", or "restart" (one of `max_restarts`).
         warm: "auto" keeps a process with the script's libraries on each node, from which the next attempt forks its workers,
             if the run may restart. "off" starts each attempt cold.

@@ -83,7 +83,7 @@ def check_no_conditions(notify_on: Sequence[str], kind: str) -> None:
 def check_programs(notify: Sequence[str], *, is_here: bool) -> None:
     """Check that the programs that send these notifications are installed.
 
-    The package apprise is always checked, commands only if `is_here`: the supervisor runs on this machine.
+    Always check the package apprise. Check commands only if the supervisor runs on this machine (`is_here`).
 
     Raises:
         JobError: apprise is missing, or a command is missing or cannot be run.

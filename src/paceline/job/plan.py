@@ -97,7 +97,7 @@ class RankSlot:
 
 @dataclass(frozen=True, kw_only=True)
 class Starter:
-    """An engine's program that starts MPI's workers instead of mpirun, such as srun.
+    """A program that starts MPI's workers instead of mpirun, such as Slurm's srun.
 
     Attributes:
         argv: Command line of the program, to which a worker's command line is appended. The program starts each worker
@@ -128,8 +128,8 @@ class Launch:
         remote_shell: A command that takes `HOST COMMAND...` like ssh; empty if all nodes are one machine.
         starter: The program that starts MPI's workers, or None for mpirun.
         ends_at: Unix time at which the run's time limit ends, or None.
-        secret: Hexadecimal key with which the ranks sign messages; empty for a preview.
-        spare: Path prefix of a node's warm spare, a process that forks workers; `%` is the node's rank. Empty without spares.
+        secret: Hexadecimal key with which the ranks sign messages; empty if nothing is started, as with --dry-run.
+        spare: Path prefix of the files of a node's warm spare (a process that forks workers); `%` is the node's rank. Or "".
         states_key: Hexadecimal key for copying training states to other nodes' memory; empty without copies.
         source_dir: The folder with the run's copy of the source, or None if it is `work_dir`.
         original_dir: The user's source folder if the copy has links to it, otherwise None.
@@ -173,10 +173,10 @@ class Command:
         is_launcher: True if the command starts several workers (mpirun), which report their ends themselves; False if it is
             a worker.
         log: File to which output and errors are appended.
-        spare: Path prefix of the node's warm spare, a process that may fork this worker. Empty without spares.
+        spare: Path prefix of the files of the node's warm spare (a process that may fork this worker). Empty without spares.
         is_spare: Whether the command is a warm spare, which outlives attempts.
-        shells: For each node, the command that starts a shell in its container. A remote shell appends the command line to
-            run. Empty for `/bin/sh -c` without containers.
+        shells: For each other node, the command that starts a shell in the node's container. mpirun's remote shell appends a
+            command line to it. Empty without containers: the remote shell then uses `/bin/sh -c`.
     """
 
     argv: tuple[str, ...]

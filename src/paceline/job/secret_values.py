@@ -131,7 +131,7 @@ def hidden(text: str, secrets: Iterable[str] = ()) -> str:
     """Replace credentials in URLs and the given secret values by ***.
 
     In a URL, credentials are the text between the scheme and the last `@` before the path. A variable `${NAME}` stays. A
-    user's name alone stays too, except in addresses of the web and of buckets, where it may be a token.
+    user's name without a password stays too, except in URLs of web servers and buckets, where it may be a token.
     """
     known = {form for secret in secrets for form in forms(secret)}
     # Replace the longest value first: one value may be the beginning of another.

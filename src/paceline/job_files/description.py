@@ -251,8 +251,8 @@ def _environment(description: Mapping[str, Any], directory: Path, workspace_dir:
 def read_env_files(paths: Sequence[Path]) -> tuple[dict[str, str], list[str]]:
     """Return the variables of dotenv files, and the names without a value.
 
-    Later files have priority. Names without a value come from the submitting shell. Quotes, `export`, comments and
-    multi-line values are python-dotenv's, but `${NAME}` is not expanded: a password may contain it.
+    Later files have priority. A name without a value gets the value that it has in the submitting shell. Quotes, `export`,
+    comments and multi-line values are python-dotenv's, but `${NAME}` is not expanded: a password may contain it.
     """
     values: dict[str, str] = {}
     bare: dict[str, None] = {}

@@ -1,7 +1,7 @@
 """Job files: `paceline run job.yaml`, and `--dry-run --yaml`, which writes one.
 
-The key, not YAML, decides how its value is read: `3.10` is a version, and `no` is a text. `node_count` takes a
-number, `use_gpu` true or false, a duration takes the same words as `--max-duration`.
+Paceline, not YAML, converts each value, by its key: `3.10` can be a version, and `no` a text. `node_count` takes a number,
+`use_gpu` true or false, and a duration the same forms as `--max-duration`.
 """
 
 from __future__ import annotations
@@ -129,9 +129,9 @@ def read(
 ) -> dict[str, Any]:
     """Return the description (`paceline.job_files.description`) in a job file.
 
-    Relative paths start from the file's folder, the default source folder. `sections` are further keys, whose values have
-    YAML's types. `text` is the content of a file that need not exist. `parameters` are values of parameters in the file,
-    `offered` are values that the file need not use.
+    Relative paths start from the file's folder, the default source folder. `sections` are further allowed keys, such as
+    "sweep". `text`, if given, is read instead of the file. `parameters` are values for the file's parameters, and `offered`
+    are values for parameters that the file may lack.
     """
     node = composed(path, text)
     fill(path, node, parameters or {}, offered)
@@ -143,7 +143,7 @@ def read(
 def under(file: Path, options: Mapping[str, Any], sections: Collection[str] = ()) -> dict[str, Any]:
     """Return the description of a job file or template, overridden by `options`.
 
-    `file` and `options` come from `paceline.cli.run_options.words`.
+    `paceline.cli.run_options.words` returns `file` and `options`. `sections` are further allowed keys, as in `read`.
     """
     above = dict(options)
     text, parameters = above.pop("text", None), above.pop("parameters", None)
@@ -172,9 +172,9 @@ def _text_of(path: Path) -> str:
 
 
 def of_node(path: Path, node: Any, sections: Collection[str] = ()) -> dict[str, Any]:
-    """Return the description in a job file's YAML mapping, without a default source folder.
+    """Convert a job file's YAML mapping `node` to a description, without defaults.
 
-    If a variable looks like a secret, the description's `leave_out` names the file, so that no snapshot contains the file.
+    Also accept the keys in `sections`. If a variable looks like a secret, `leave_out` has the file's path (`Asked.leave_out`).
     """
     import yaml
 

@@ -35,7 +35,7 @@ class FileParameter:
 
 
 def found_in(path: Path, node: Any) -> dict[str, FileParameter]:
-    """Return the parameters of a composed file by name.
+    """Return a job file's parameters by name.
 
     Raises:
         JobError: A parameter has two defaults.
@@ -61,7 +61,7 @@ def found_in(path: Path, node: Any) -> dict[str, FileParameter]:
 def fill(path: Path, node: Any, given: Mapping[str, str], offered: Mapping[str, str] | None = None) -> None:
     """Replace parameters in a YAML file by the values `given`, or defaults.
 
-    `offered` are further values, of which the file may use any.
+    `offered` are further values, for parameters that the file may lack. `node` is the file's YAML tree, changed in place.
 
     Raises:
         JobError: A given name is not a parameter of the file, or a parameter has no value.

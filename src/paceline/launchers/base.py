@@ -17,7 +17,7 @@ class Launcher(Protocol):
         """Refuse a job that this machine can't launch.
 
         Raises:
-            LauncherError: A part is missing; the message names it and how to install it.
+            LauncherError: A program or package is missing; the message says how to install it.
         """
 
     def commands(self, launch: Launch) -> list[Command]:

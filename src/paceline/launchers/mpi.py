@@ -242,7 +242,7 @@ def _differ_by_rank(launch: Launch) -> bool:
 
 
 def _worker(launch: Launch, place: RankSlot, skip: tuple[str, ...]) -> list[str]:
-    """Return a worker's command line without the variables in `skip`.
+    """Return a worker's command line, which sets its variables except `skip`.
 
     Each word after the program's path begins with `=`, because mpirun would parse options and `:` in these words itself.
     """

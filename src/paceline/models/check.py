@@ -87,7 +87,7 @@ def _names(folder: Path) -> Iterator[str]:
 def copy(files: Path, record: ModelRecord, target: Path, *, exist_ok: bool = False) -> Path:
     """Copy a model version's files into `target`, and return the path.
 
-    The copy is atomic: if the process is killed, `target` has the old copy or does not exist.
+    The copy is atomic: if the process is killed, no incomplete copy has the final path.
 
     Args:
         files: The version's folder of files.

@@ -257,7 +257,7 @@ def _pump(fd: int, out: int, on_read: Callable[[int], object]) -> str:
 def _link(blob: Path, target: Path, size: int, whole: Path | None = None) -> bool:
     """Hard-link a blob to `target`. Return False if the blob is missing or damaged.
 
-    Verify the blob's hash, because a disk may lose bytes, unless the caller has just verified this path (`whole`).
+    Verify the blob's hash first, because a disk may lose bytes. Skip this for the path `whole`, which the caller has verified.
     """
     for name in _names(blob):
         try:

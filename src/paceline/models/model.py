@@ -129,7 +129,7 @@ class Model:
             workspace: Workspace that the models are registered in.
             name: Only versions of this model.
             tags: A dict from tag to value, a tag's name (with any value), or a list of names and pairs. All must match.
-            properties: Maps a property to a value.
+            properties: Only versions that have all these properties with these values.
             run_id: Only versions of this run.
             latest: Only the latest version of each name.
         """
@@ -342,7 +342,7 @@ class Model:
         tags_and_properties.remove_tags(self._notes(), [tags] if isinstance(tags, str) else [*tags])
 
     def add_properties(self, properties: Mapping[str, object]) -> None:
-        """Add properties to this version, which can't be changed later.
+        """Add properties, which can't be changed later, to this version.
 
         Raises:
             RunStateError: A property exists already.
@@ -357,7 +357,7 @@ class Model:
             tags_and_properties.set_name(self._notes(), "description", description)
 
     def set_alias(self, alias: str) -> int | None:
-        """Point an alias at this version. Return its previous version, or None.
+        """Point an alias at this version. Return the alias's previous version, or None.
 
         Args:
             alias: The alias, such as "production".

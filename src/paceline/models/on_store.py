@@ -3,7 +3,7 @@
     <path>/.blobs/<sha256>                   each content once
     <path>/<name>/<version>/model.json       the record, which is written last and makes the version visible
 
-A version has the same content in the workspace and in the datastore: `digits:3` is never two models. Files are stored by
+A version has the same content in the workspace and in the datastore: `digits:3` never means two models. Files are stored by
 content, so a push that was killed does not store them again.
 """
 

@@ -34,7 +34,7 @@ _ABANDONED_S = 3600.0
 def staged(parts: Path) -> Iterator[Path]:
     """Yield the folder `files` in a new staging folder. Remove the staging folder afterwards.
 
-    The caller may rename the staging folder to a version before that.
+    Within the block, the caller may rename the staging folder to the folder of a version.
     """
     top = parts / f"{processes.boot_id()[:8] or 'unknown'}-{secrets.token_hex(8)}"
     try:

@@ -193,7 +193,7 @@ def prepare_container(
     machine with the run.
 
     Raises:
-        EnvironmentBuildError: No engine answers, the image is not available, or has no suitable Python.
+        EnvironmentBuildError: No container engine answers, or the image is not available or has no suitable Python.
     """
     from paceline.containers import HostFiles, Mount, check_image, ensure_layer, find_engine, probe
 

@@ -1,8 +1,8 @@
-"""Keep training states in a node's memory, and write them as checkpoints after a loss.
+"""Keep training states of this node and of another node in memory, and write them as checkpoints after a loss.
 
-    python -m paceline.node.states SPARE HOST FOLDER REPORT     keeps this node's states, and a copy of another node's states
+    python -m paceline.node.states SPARE HOST FOLDER REPORT    # prefix of socket paths, own address, checkpoints, result file
 
-A run on several machines has one such process on each node. It outlives the attempts, and ends with its agent.
+A run on several machines has one such process on each node. It outlives the attempts, and ends with the node's agent.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class Goodput:
         core_s: Core-seconds by class of use, such as {"computing": 120.0}; the classes are `CLASSES`.
         gpu_s: GPU-seconds by class; all 0 without GPUs.
         energy_kwh: Energy in kWh while the run held its nodes.
-        energy_source: How the energy was measured, or assumed by a model.
+        energy_source: How the energy was measured or estimated, such as "measured by RAPL".
         price: Price of the core-hours and GPU-hours, or None if the target has no price.
     """
 

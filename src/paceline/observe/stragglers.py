@@ -68,8 +68,8 @@ class RankPace:
 class Straggler:
     """Ranks that make the other ranks wait.
 
-    factor: Their time per step without waiting for ranks, as a multiple of the other ranks'.
-    own_s, others_s: Seconds per step without waiting for ranks, of these ranks and of the other ranks.
+    factor: Their time per step, divided by the other ranks' time per step. Neither includes waiting for other ranks.
+    own_s, others_s: The two times per step that `factor` compares, in seconds.
     lost_s: Seconds that the other ranks have waited so far.
     why: "data" if the straggler waits for batches, else "compute".
     place, place_share: The straggler's most frequent line of code, such as "data.py:41, `load`", and the share of its

@@ -1,8 +1,8 @@
 """Find out from a stack dump of all workers which rank waits for which: pure functions.
 
-op            an open collective, of Paceline or of torch's recorder, with the ranks in it
+op            an open collective, known to Paceline or to torch's flight recorder, with the ranks in it
 missing       ranks of its group that have not started it
-stands        what a rank outside collectives does: its own code, a debugger, the kernel, stopped, gone
+stands        where a rank outside collectives is: in its own code, in a debugger, in the kernel; or that it is stopped or gone
 
 Two dumps show whether a worker progresses (`gets_on`): the worker, or a descendant of its process, computes, reads or writes, or
 has reached another line of the script. A worker in the same collective at the same line does not progress, although it

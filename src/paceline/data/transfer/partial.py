@@ -186,7 +186,7 @@ class FileToFetch:
         path, size, version: The file's path, size in bytes and version in the store.
         part: Path of the partial file.
         place: Called with the complete partial file, to move it to its destination.
-        is_there: Return whether another process has completed the file; called while the partial file is locked.
+        is_there: Returns whether another process has completed the file. Called while the partial file is locked.
     """
 
     path: str

@@ -94,7 +94,7 @@ class ObjectReader:
         """Return all bytes of a small object.
 
         Raises:
-            ChangedError, ShortError, others: For the reasons that `Reader.read` gives.
+            ChangedError, ShortError, Exception: As for `Reader.read`.
         """
         import obstore
 

@@ -264,7 +264,7 @@ def _full_disk(folder: Path, error: BaseException) -> TransferError:
 def fetch_small(reader: ObjectReader, jobs: Sequence[FileToFetch], meter: Meter, left: list[FileToFetch]) -> int:
     """Download a batch of small files, and return the number of bytes transferred.
 
-    Append to `left` the files that failed, that another process is downloading, or that have a partial file.
+    If a file fails, is locked by another process or has a partial file, append it and all remaining files to `left`.
     """
     return asyncio.run(_fetch(reader, iter(jobs), meter, left))
 

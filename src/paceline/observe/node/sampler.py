@@ -9,7 +9,7 @@ second.
 The program writes one line of JSON to the file OUTPUT: {"time", "ranks": {rank: profile}, "notes": [missing
 permissions]}. A profile:
 
-    by        "py-spy" or "signals"; "silent": the reason without samples
+    by        "py-spy" or "signals". Without samples, the profile has only "silent": the reason
     rate      samples per second
     frames    [[function, file, line], ...], each once
     stacks    [[where, [frame indices, outermost first], count], ...]; where: "main", a thread's name, "process 12 main"
