@@ -68,7 +68,7 @@ def parallelize(
         model: The plain model, with the same structure on every rank. Rank 0's values are used.
         optimizer: The model's optimizer, or None to evaluate only.
         loader: A DataLoader whose batch_size counts the samples of all workers, or any iterable of global batches.
-        loss: (output, target) -> the mean over the rows, or over the targets that count. None takes the model's own loss:
+        loss: (output, target) -> the mean over the rows, or over the targets not ignored. None takes the model's own loss:
             the model gets the whole batch, labels too, and returns the loss (0-dim), a dict or an object with `loss`, or a
             tuple that starts with the loss.
         strategy: DataParallel(), FullyShard(), PipelineParallel(), TensorParallel(), ContextParallel(), ExpertParallel(),
@@ -84,7 +84,7 @@ def parallelize(
         memory_bytes: The memory of one worker, which limits the layouts that "auto" chooses and the cuts of a pipeline. With
             None "auto" uses the machine's free memory, and a pipeline's cuts have no limit.
         device: None takes this rank's GPU, or else the CPU.
-        sample: A small global batch for measuring. None takes one from the loader.
+        sample: A small global batch, with which the model is tried before it is cut. None takes one from the loader.
         check: "first" compares loss and gradients of a few rows with the plain model before the first step, and raises an
             error if they differ. `explain` reports the result. "off" skips the comparison.
         weights: A folder of safetensors in Hugging Face's layout, or one such file, for parameters and buffers. Each worker
@@ -92,8 +92,8 @@ def parallelize(
             gives it the constructor's values, and each worker makes its own part.
         recompute: "blocks" keeps only each block's input and computes all other activations again in the backward pass
             (activation checkpointing): less memory for about a third more time. A list of `fnmatch` patterns names the blocks.
-        accumulate: Compute each batch in this many parts, one after the other, each in `microbatches`, and sum the
-            gradients for one optimizer step. A pipeline holds the microbatches of one part at a time.
+        accumulate: Cut each batch into this many parts, and each part into `microbatches`. Compute one part after the other,
+            and sum the gradients for one optimizer step. A pipeline holds the microbatches of one part at a time.
 
     Raises:
         ParallelError: (also a ValueError) An argument or the model cannot be used. The message says what to change.

@@ -129,7 +129,7 @@ def measure(
 ) -> Measured:
     """Measure the model's blocks for a microbatch and for one worker's part of it.
 
-    `sample` is a global batch. The model is left unchanged.
+    `sample` is a global batch, and `bandwidth_bytes_s` the network's bandwidth. The model is left unchanged.
     """
     micros = []
     if sample is not None:

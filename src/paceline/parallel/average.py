@@ -109,7 +109,7 @@ class Average(_Follower):
 class Twin(_Follower):
     """A frozen submodule that follows another submodule of the same shape.
 
-    `tensors` is empty, because the twin is part of the model and of its checkpoints.
+    It has no `tensors` of its own, because checkpoints store it as a part of the model.
     """
 
     def __init__(self, par: ParallelHandle, decay: Decay, every: int, of: str, into: str) -> None:

@@ -269,7 +269,7 @@ def _distances(
     """Return name -> distance of the layout's value from the plain model's.
 
     The loss has the name "". A gradient's distance is relative to the largest gradient, a buffer's to the buffer itself. Each
-    is the largest of all ranks, unless `is_plain` says that `result` also comes from the plain model.
+    distance is the maximum over all ranks. With `is_plain`, `result` is the plain model's too, and only this rank counts.
     """
     largest = plain.largest()
     own = {name: _apart(grad, plain.gradients.get(name), largest) for name, grad in result.gradients.items()}

@@ -44,7 +44,7 @@ def apply(model: nn.Module, world: World) -> list[str]:
     """Make blocks compute parts of each sequence. Return notes for `explain`.
 
     Raises:
-        ParallelError: The model has no list of blocks, or no list with the given name.
+        ParallelError: The model has no list of blocks, or a name in `ContextParallel.lists` is not such a list.
     """
     layout = world.layout
     names = _lists(model) if layout.context_lists is None else list(layout.context_lists)

@@ -35,8 +35,8 @@ class Executor(Protocol):
 
     Attributes:
         program: A hash of the traced calls in the last step's first microbatch, equal on all ranks. 0 if nothing was traced.
-        written: Name -> size (`shard.size_of`) of each parameter that the last step's forward passes changed in place. A
-            pipeline leaves it empty.
+        written: Name -> sum of magnitudes (`shard.size_of`) of each parameter that the last step's forward passes changed in
+            place. A pipeline leaves it empty.
     """
 
     program: int

@@ -1,7 +1,7 @@
-"""Expert parallelism: the experts of each mixture are spread over the workers.
+"""Expert parallelism: the experts of each mixture-of-experts layer are spread over the workers.
 
 All workers of an expert group have the same rows. Each computes its own experts for these rows, and one all-reduce sums the
-outputs of all experts. An all-reduce in the backward pass sums the gradients of the mixture's inputs.
+outputs of all experts. An all-reduce in the backward pass sums the gradients of the layer's inputs.
 
     kind      experts                                        each worker has
     a list    an nn.ModuleList named `experts`               some of its modules; placeholders that return 0 for all others

@@ -8,7 +8,7 @@ If rank 0 calls save() and rank 1 step(), each waits for the other. The watcher 
 
 The keys of the ranks' messages in the store, which works while collectives are blocked:
 
-    failed/<round>     the first error of this round: rank, stage, microbatch, traceback
+    failed/<round>     the first error of this round (one run of a guarded block): rank, stage, microbatch, traceback
     seen/<rank>        this rank has read that error, or has failed too
     in/<rank>          the calls of a rank that has been waiting long
     end, ended/<rank>  rank 0 wants to end; this rank has stopped watching

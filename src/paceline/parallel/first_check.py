@@ -2,10 +2,10 @@
 
 A few rows of the first batch go through the model in its layout and through a plain copy. Then losses, gradients and buffers
 are compared (`check`). For a moment this needs memory for the plain model with its gradients: twice the parameters' size on
-each device, and once on its host. If the memory is too small, the comparison is skipped, and `explain` reports that. The rows
+each device, and once more on its host. If memory is too small, the comparison is skipped, and `explain` reports that. The rows
 are:
 
-    pipeline            as many whole microbatches as the pipeline has stages, because it knows their shapes
+    pipeline            as many whole microbatches as the pipeline has stages: other shapes would need a new trace
     any other layout    two rows of each replica, of two microbatches
 """
 

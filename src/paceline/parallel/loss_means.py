@@ -6,8 +6,8 @@
     losses.mean(), F.mse_loss(output, target)       rows
 
 Autograd's graph of a loss contains this count, whichever function of the script computed it. Without `loss_weight`, Paceline
-weights the parts of a batch by it. Where the graph does not show the count, the loss of a few rows is computed together and in
-two parts, and compared.
+weights the parts of a batch by it. Where the graph does not show the count, the loss of a few rows is compared with the
+losses of two parts of these rows.
 """
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ class StepMeans:
     """Sums over a step's microbatches, to combine their losses into one mean.
 
     Attributes:
-        weight: The sum over microbatches of (share of the batch) * (count per row).
-        known, unclear, rows: The number of losses with a known count, with several counts, and with means over rows.
+        weight: The sum over microbatches of (share of the batch) * (`MeanOver.count` per row).
+        known, unclear, rows: How many losses have one known count, have several counts, or are means over rows.
         ratios, squares: The sums of the count per row and of its square, over the `known` and `unclear` losses.
         sample: The (output, target) of a few rows, or None.
         checks: Whether the next microbatch should fill `sample`.
@@ -217,7 +217,7 @@ class StepMeans:
         """Return the factor by which to multiply the summed gradients and losses.
 
         Raises:
-            ParallelError: The parts of the batch cannot be weighted, because their losses divide by different things.
+            ParallelError: The parts cannot be weighted. For example, some losses are means over targets, others over rows.
         """
         count = self.known + self.unclear
         if not count:
@@ -281,9 +281,9 @@ def few_rows(output: object, target: object) -> tuple[object, object] | None:
 def wider_sample(
     known: tuple[object, object] | None, found: tuple[object, object] | None
 ) -> tuple[object, object] | None:
-    """Merge two samples from `few_rows`, and keep the most extreme targets.
+    """Merge two samples from `few_rows` into one.
 
-    If one sample is None, return the other one.
+    Keep the rows with the smallest and the largest targets. If one sample is None, return the other one.
     """
     if known is None or found is None or not can_join((known, found)):
         return known or found

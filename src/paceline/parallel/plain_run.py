@@ -229,9 +229,9 @@ class PlainRun:
             )
 
     def _loss_of_more(self, before: LossState, there: Parts, output: object, times: int) -> Tensor:
-        """Return the loss of a batch that repeats each row of `there` `times` times.
+        """Return the loss of `times` copies of the batch `there`, joined.
 
-        `before` is the state that the loss gets first, and `output` the model's output for `there`.
+        `before` is the state to which the loss is reset before the call, and `output` the model's output for `there`.
         """
         before.put_back()
         if self._task.loss is not own_loss:

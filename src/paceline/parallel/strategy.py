@@ -90,7 +90,7 @@ class PipelineParallel(_Part):
     """The model is cut into stages, which compute microbatches one after the other.
 
     Attributes:
-        stages: The number of workers in a row.
+        stages: The number of workers for one copy of the model. Each has one stage, unless the schedule is "interleaved".
         schedule: "1f1b" (holds few activations), "gpipe", or "interleaved" (each worker has `chunks` stages: less idle time,
             but more messages).
         chunks: The number of stages of each worker with "interleaved".
@@ -160,7 +160,7 @@ class ContextParallel(_Part):
 @experimental("0.1")
 @dataclass(frozen=True)
 class ExpertParallel(_Part):
-    """Every worker has some of the experts of each mixture.
+    """Every worker has some experts of each mixture-of-experts layer.
 
     Attributes:
         size: The number of parts. Combines with DataParallel.

@@ -29,7 +29,7 @@ class Task:
         loss_weight: target -> the number by which that mean divides. None reads it from the loss's graph (`loss_means`).
         split: A user's batch -> Parts.
         microbatches: The number of microbatches in a batch.
-        accumulate: The number of groups of microbatches that run one after the other.
+        accumulate: The number of groups into which the microbatches are divided. The groups run one after the other.
         precision: None, or "bf16" for autocast.
         means: The numbers by which the current step's losses divide.
     """
@@ -68,7 +68,7 @@ class Task:
     def weighted_loss(self, output: object, micro: Microbatch) -> Tensor:
         """Return the microbatch's share of the mean loss, 0-dim.
 
-        A microbatch of weight 0 (padding, or no target that counts) gives 0 with gradients of 0, even if its loss is nan.
+        A microbatch of weight 0 (padding, or only ignored targets) gives 0 with gradients of 0, even if its loss is nan.
         Without a loss_weight each loss is weighted by the number that it divides by, so the caller must multiply the sum of all
         shares by `means.factor()`.
         """

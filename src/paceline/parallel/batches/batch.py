@@ -62,7 +62,7 @@ class Microbatch(NamedTuple):
 def with_rows(micros: Sequence[Microbatch]) -> Sequence[Microbatch]:
     """Return the microbatches that have rows on at least one replica.
 
-    Other microbatches add nothing to the sums, and batch normalisation must not see them. All ranks skip the same ones.
+    Other microbatches add nothing to loss and gradients, and batch normalisation must not see them. All ranks skip the same ones.
     """
     return [micro for micro in micros if micro.global_rows] or micros[:1]
 

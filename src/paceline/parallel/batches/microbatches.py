@@ -263,7 +263,7 @@ def agree_on_place(sums: Tensor, place: tuple[int, int, int], program: int, worl
     The check sends no message if the positions agree, and does nothing on a GPU.
 
     Args:
-        sums: The sums of hash and square (see `tags`) over the replica group, or without such a group over all ranks.
+        sums: Two sums over the replica group (over all ranks if there is none): of the position's hash, and of its square.
         place: This rank's position: the epoch, the samples consumed after this batch, the steps before it.
         program: A hash of the operations that this rank has computed.
         world: This rank, with the process groups of its layout.
@@ -307,7 +307,7 @@ def agree_on_written(sums: Tensor, names: Sequence[str], world: World) -> None:
     The check sends no message if the values agree.
 
     Args:
-        sums: Two sums over the replica group: of the written values' size (`shard.size_of`), and of the square of this size.
+        sums: Two sums over the replica group: of the sum of the written values' magnitudes, and of that sum's square.
         names: The parameters that this rank's forward pass has changed.
         world: This rank, with the process groups of its layout.
 

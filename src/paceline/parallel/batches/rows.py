@@ -143,7 +143,7 @@ def gather_parts(own: Sequence[Parts | None], like: Parts, group: dist.ProcessGr
     and `like` is any piece of this rank. Replicas send tensors, numbers and strings. Other objects are copied from `like`.
 
     Raises:
-        NotPlainError: On every rank: the batch has a list with another object for each row, which cannot be sent.
+        NotPlainError: On every rank: a list in the batch has an object for each row, and these objects cannot be sent.
     """
     # A replica without rows takes part too, because each rank of the group must join each collective.
     everyone = gather([None if piece is None else sendable(piece) for piece in own], group)

@@ -89,8 +89,8 @@ def save(
 
     Raises:
         ParallelError: `every` is not an integer of at least 1, there is no path, or the path exists and is not a checkpoint.
-        CheckpointError: The write failed, without `asynchronous` and `every`: with one of them the error is only logged, and
-            training continues. A previous checkpoint at the path is untouched.
+        CheckpointError: The write failed. A previous checkpoint at the path is untouched. With `asynchronous` or `every` the
+            error is only logged, and training continues.
     """
     if every is not None:
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:

@@ -1,12 +1,12 @@
 """Memory, time and traffic of a layout, computed from a model's measured blocks.
 
-For d replicas, s shards, p stages, t tensor parts, M microbatches in groups of m, W bytes of parameters, G of gradients:
+d replicas, s shards, p stages, t tensor, c context parts, M microbatches in groups of m, W bytes of parameters, G of gradients:
 
     time      M (forward + backward of all blocks)           p > 1: the simulated schedule of the best cut, M / m times
               + (2 (d - 1) / d G / s + 3 M (s - 1) / s W) / bandwidth + optimizer
     memory    W + G + optimizer, of this worker's part, + saved activations + with shards the gathered blocks
     sent      data: 2 (d - 1) / d G / s    shard: 3 M (s - 1) / s W    pipe: 2 M live bytes at each end of a stage
-              tensor: for each block four sums of its input, 2 (t - 1) / t each; expert: the same for a block with experts
+              tensor: for each block four sums of its input, 2 (t - 1) / t each; expert: the same with t expert parts
               context: for each block keys, values and their gradients, (c - 1) / c each, and gradients as data does
 """
 
@@ -69,7 +69,7 @@ class Measured:
     def at(self, rows: float) -> tuple[Block, ...]:
         """Return the blocks with the costs for another number of rows.
 
-        Times are interpolated linearly between the two measurements. Bytes are proportional to rows.
+        Times are interpolated linearly between those for `rows` and for `small_rows`. Bytes are proportional to rows.
         """
         share = rows / self.rows
         blocks = []

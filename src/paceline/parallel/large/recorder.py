@@ -60,7 +60,7 @@ class _Call:
 class _Entry:
     """A recorded call that created or changed one storage.
 
-    `output` is the index of the created tensor among the call's results, and `like` its layout. Both are None after a change.
+    `output` is the index of the created tensor among the call's results, and `like` its layout. Both are None for a change.
     """
 
     call: _Call

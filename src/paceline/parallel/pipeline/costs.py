@@ -49,7 +49,7 @@ def measure(
         task: The model and its loss.
         micro: The microbatch to measure with.
         boundaries: The positions at which the model can be cut, in its trace for this microbatch.
-        marks: For each block but the first: the module call that begins it (mark), and the number of graph nodes before.
+        marks: For each block but the first: the module call that begins it (mark), and the number of graph nodes before it.
         device: The device for parameters without memory, which get random values while their block is measured.
         loss: output -> loss, which counts as part of the last block.
     """

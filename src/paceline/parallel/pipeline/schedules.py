@@ -49,8 +49,8 @@ def run(
 ) -> Iterator[tuple[int, Tensor]]:
     """Run one step. On the last stage's worker, yield each microbatch's (number, result).
 
-    Every worker must exhaust the iterator. A prediction uses the schedule "forward", under torch.no_grad. If the last batch of
-    an epoch has too few microbatches for the schedule, all forward passes come before the backward passes.
+    Every worker must exhaust the iterator. A result is a loss, or in a prediction (schedule "forward", under torch.no_grad)
+    an output. If the last batch of an epoch has too few microbatches for the schedule, all forward passes come first.
 
     Raises:
         RuntimeError: A message does not arrive, because the other worker has ended or hangs.

@@ -59,7 +59,7 @@ class Event(NamedTuple):
 def order(schedule: str, worker: int, workers: int, microbatches: int, chunks: int = 1) -> Iterator[StageCall]:
     """Yield the calls of one worker in order.
 
-    With several `chunks`, the worker has the stages worker, worker + workers, worker + 2 * workers ...
+    With several `chunks` (stages per worker), the worker has the stages number worker, worker + workers, worker + 2 * workers ...
     """
     if schedule == "gpipe":
         stages = range(worker, workers * chunks, workers)
@@ -146,7 +146,7 @@ def simulate(
 def bubble(schedule: str, workers: int, microbatches: int, chunks: int = 1) -> float:
     """Return the idle fraction of a step: (p - 1) / (v M + p - 1).
 
-    p is the number of workers, v of chunks, and M of microbatches.
+    p is the number of workers, v of chunks (stages per worker), and M of microbatches.
     """
     chunks = chunks if schedule == "interleaved" else 1
     return (workers - 1) / (chunks * microbatches + workers - 1)

@@ -194,7 +194,7 @@ class _Pass:
     Attributes:
         outputs: (module's name, its output) in the order of calls; "" is the model itself.
         gradients: Parameter's name -> gradient of the parameter.
-        loss, of_loss: The loss and its gradients, if it reads tensors of the model itself.
+        loss, of_loss: The loss and its gradients, if the loss reads parameters, buffers or stored tensors of the model.
         failed: The reason why the loss has no result, or "".
     """
 

@@ -30,8 +30,8 @@ from paceline.parallel.tracing.fake_model import attributes_kept, untouched
 class Group:
     """Linear layers to cut together: `columns` by their outputs, `row` by its inputs.
 
-    `pieces` is the number of pieces in a column's output, such as 3 for joined q, k and v. Each worker has a part of each
-    piece.
+    `pieces` is the number of pieces in the output of each of the `columns`, such as 3 for joined q, k and v. Each worker has a
+    part of each piece.
     """
 
     columns: tuple[str, ...]

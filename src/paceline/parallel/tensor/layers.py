@@ -111,7 +111,7 @@ class _Deal(torch.autograd.Function):
 
 
 def _exchanged(own: Tensor, pieces: int, group: dist.ProcessGroup | None, *, back: bool) -> Tensor:
-    """Send outputs between ranks so that each gets its part of each piece.
+    """Send outputs between ranks so that each rank gets its part of each piece.
 
     A piece is, for example, q, k or v. With `back` gradients go the other way: from parts of each piece to contiguous columns.
     """

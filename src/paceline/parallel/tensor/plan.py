@@ -90,7 +90,7 @@ def plan_from_table(
 def _plan(placements: Mapping[str, str], seen: Seen, verdicts: Sequence[Verdict], others: str) -> TensorPlan:
     """Make a plan of these placements and of the groups whose trials succeeded.
 
-    `others` is the verb for all other groups in the plan's notes, such as "stay whole".
+    `others` says in the plan's notes what all other groups do, such as "stay whole".
     """
     good = [verdict for verdict in verdicts if not verdict.reason]
     return TensorPlan(

@@ -1,7 +1,7 @@
 """Trials of cutting groups of linear layers, in one process and without messages.
 
-The code between `columns` and `row` must treat the parts of its input alike, as attention treats heads. A trial tests this: the
-columns return random numbers, once whole and once each part alone, and the row must receive the same part each time.
+The code from a group's `columns` to its `row` must treat all parts of its input alike, as attention treats heads. In a trial the
+columns first return whole random outputs, then one part of them at a time. The row must then get that part of its first input.
 
 Code that contains a number of heads (`view(batch, time, self.heads, -1)`) works only if each rank divides this number. So the
 trials also divide integer attributes of the modules around by the number of parts.

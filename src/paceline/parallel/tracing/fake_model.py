@@ -114,7 +114,7 @@ class AttributeMirror:
     def follow(self, change: Callable[[Tensor], Tensor]) -> list[nn.Module]:
         """Copy attributes that changed since the last call. Return the copy's changed modules.
 
-        `change` copies a tensor.
+        `change` maps a tensor in such an attribute to its copy.
         """
         changed = []
         for module, other in self._pairs:

@@ -173,9 +173,9 @@ def _note_attribute(reads: Reads, module: nn.Module, name: str, name_of: Callabl
 def _note_names(
     reads: Reads, own: dict[str, object], names: Iterable[str], attributes: tuple[str, ...], depth: int = 3
 ) -> None:
-    """Record the globals `names` in `own`. If one is a Python module, record its `attributes`.
+    """Record the variables `names` of `own`. For a Python module, record its `attributes`.
 
-    `depth` limits how many levels of modules within modules are followed.
+    `own` has the globals of a function or module. `depth` limits how many levels of modules within modules are followed.
     """
     for name in names:
         match own.get(name, _ABSENT):
