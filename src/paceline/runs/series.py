@@ -29,7 +29,7 @@ class MetricSeries:
             file's name.
         times: Seconds since 1970, by the worker's clock.
         ranks: The rank that logged each value.
-        attempts: The number of the attempt, from 1.
+        attempts: The number, from 1, of the attempt in which each value was logged.
     """
 
     name: str
@@ -108,8 +108,8 @@ def read(
     """Return the series of each metric in `directory`, in order of first appearance.
 
     name: Return only this metric. rank: Return only values of these ranks. attempt: Return only values of these
-    attempts. Several attempts are joined as if the run had not been interrupted. If one name was logged in several
-    ways, the last way counts, as in `paceline.runs.metrics.read`.
+    attempts. Several attempts are joined as if the run had not been interrupted. If one name was logged with several
+    types, such as scalar and image, only values of the last type are returned, as in `paceline.runs.metrics.read`.
     """
     found = placed_entries_by_name(directory, name=name, ranks=_several(rank), attempts=_several(attempt))
     return {metric: series_of(metric, entries) for metric, entries in found.items()}

@@ -2,7 +2,7 @@
 
     NotStarted -> Queued -> Preparing -> Starting -> Running -> Finalizing -> Completed | Failed | Canceled
 
-Readers report two more states: CancelRequested until the supervisor acts on a request, and NotResponding for a run
+Readers report two more states: CancelRequested until the supervisor acts on a request to cancel, and NotResponding for a run
 on another machine whose supervisor is silent.
 """
 

@@ -120,8 +120,8 @@ def owner() -> Owner:
 def write(folder: RunFolder, record: RunRecord) -> None:
     """Write `state.json`. The caller holds the run's lock.
 
-    On a full disk, the states Finalizing and later get space by the deletion of the run's placeholder file. Earlier states are
-    not written, so readers keep seeing the previous state.
+    Each run has a placeholder file. On a full disk, it is deleted to make room for the states Finalizing and later. Earlier
+    states are not written then, so readers keep seeing the previous state.
     """
     try:
         # Sync only the final record: after a power cut a run with any earlier record counts as abandoned in any case.
@@ -243,7 +243,7 @@ def _names(runs_dir: Path) -> dict[str, str | None]:
 
 
 def _named(runs_dir: Path, name: object, names: Mapping[str, str | None]) -> RunFolder | None:
-    """Return the only run of this name; None if no run has it.
+    """Return the only run with this name in `names` (id -> name), or None.
 
     Raises:
         RunNotFoundError: Several runs have this name.

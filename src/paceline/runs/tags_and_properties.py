@@ -37,7 +37,7 @@ class Notes:
 
     Attributes:
         drawn_name: The readable name given at submission (`paceline.runs.ids`).
-        display_name: A name that a user or the script's tracker set later.
+        display_name: A name that was set later, by a user or by the script's calls of a tracking library.
         description: Notes of people, in Markdown.
         is_archived: Whether lists leave the run out.
         comments: Comments by id, oldest first.

@@ -3,7 +3,7 @@
     runs/<run id>  ->  trash/<run id>  ->  runs/<run id>          restored
                                        ->  trash/.gone-<run id>   removed for good
 
-A run moves by one rename, so no reader meets half a run. The file `deleted.json` in its folder has the time and the user.
+A run moves by one rename, so no process finds a part of a run. The file `deleted.json` in its folder has the time and the user.
 """
 
 from __future__ import annotations

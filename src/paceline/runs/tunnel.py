@@ -2,7 +2,7 @@
 
     browser ── 127.0.0.1:LOCAL ── Tunnel ═══ one exec command ═══ relay.py ── 127.0.0.1:PORT ── the worker's server
 
-Nothing listens but these two loopback addresses, and no other machine needs an open port.
+The tunnel uses only these two loopback addresses, so no machine needs a port that other machines can reach.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ paths:
     work/home/ann/data             -> /home/ann/data
     work/home/ann/project/         the copy; the workers run here or in a folder of it
     work/home/ann/project/data     -> /home/ann/project/data, which .gitignore names
-                                   (elsewhere a copy of the files that were sent)
+                                   (on machines without /home/ann: a copy that was sent there)
     work/home/ann/project/outputs  a folder, whose files move to the run's outputs at the end
 
 So a path below `work` is the user's own path. Without a working directory, or on machines without the user's folders, `work`

@@ -37,7 +37,7 @@ class Occurrence:
         what: The time in UTC, "name:version", or the id of the run that has ended.
         status: "waiting", "started", "skipped", "missed" or "failed".
         run_id: The run that the occurrence starts. It is set shortly before the submission.
-        run_status: The state in which that run ended.
+        run_status: The state in which the run `run_id` ended.
         reason: Why the occurrence is skipped, has failed, or waits.
         is_late: Whether the occurrence was found more than five minutes after its time, since the machine or its timer
             was off.

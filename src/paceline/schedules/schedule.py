@@ -30,7 +30,7 @@ class Schedule:
         cron: Five fields of a cron expression, or None.
         time_zone: Time zone of `cron`, such as "Europe/Berlin".
         on_dataset, on_model: Names of datasets and models whose new versions start a run.
-        after: Experiments, of which each ended run starts a run, and ids of single runs.
+        after: Experiments and ids of runs. The schedule starts a run when such a run, or a run of such an experiment, ends.
         ended: How a run of `after` must have ended: "completed", "failed" or "any".
         file: The job file, read at each start, or None.
         template: The template, read at each start, or None.
@@ -39,7 +39,7 @@ class Schedule:
         overlap: What is done while a run of the schedule is active: "queue" lets the next run wait, "skip" does not
             start it.
         missed: What is done after times at which the timer was off: "once" starts one run for all of them, "skip" none.
-        is_paused: Whether nothing starts.
+        is_paused: Whether the schedule starts no runs until it is resumed.
     """
 
     name: str

@@ -76,7 +76,7 @@ class Schedules(NamedDocuments[Schedule]):
             arguments: Arguments of the script, which replace the file's arguments.
             on_dataset: Datasets whose new versions start a run.
             on_model: Models whose new versions start a run.
-            after: Experiments or runs whose ends start a run.
+            after: Experiments and ids of runs. A run starts when such a run, or a run of such an experiment, ends.
             ended: "completed", "failed" or "any": how a run of `after` must have ended. Default: "completed".
             time_zone: Time zone of `cron`; default: this machine's time zone.
             overlap: "queue" or "skip" the next run while a run of the schedule is active.

@@ -1,7 +1,7 @@
 """Times of cron expressions in a time zone, with the rules of Debian's cron (https://github.com/cuu508/cronsim).
 
 Daylight saving: a time in the skipped hour is moved to right after it, and a time in the repeated hour occurs once.
-Expressions with `*` as minutes or hours ignore the change: they count elapsed time.
+Expressions with `*` in the field of minutes or hours ignore the change: they count elapsed time.
 """
 
 from __future__ import annotations

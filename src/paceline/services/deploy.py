@@ -168,14 +168,14 @@ def wait(
     timeout_s: float | None = None,
     on_look: Callable[[ServiceRecord], object] | None = None,
 ) -> ServiceRecord:
-    """Block until the request with this serial is done, and return the service's record.
+    """Block until the change with this serial is done, and return the service's record.
 
-    The wait also ends if a later request has replaced this one.
+    `DesiredState` explains serials. The wait also ends if a later change has replaced this change.
 
     on_look: Called with the record at each check.
 
     Raises:
-        ServiceFailedError: The request failed or timed out; the message has the reason.
+        ServiceFailedError: The change failed or timed out; the message has the reason.
         ServiceNotFoundError: The service was deleted. After a request to delete it, this is the success.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s

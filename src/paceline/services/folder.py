@@ -10,8 +10,8 @@
   keys.json           the two keys, private
   receivers.json      receivers of messages, with the URLs of their webhooks, private
   logs/service.log    output of supervisor and servers; service.log.1: the previous log
-  revisions/<n>/      revision.json; source/: the copy in which the script runs; models/: copies of models given by path; hashes/;
-                      prepared.json: the environment
+  revisions/<n>/      revision.json; source/: the copy in which the script runs; models/: copies of models given by path; hashes/:
+                      SHA-256 of the models' files; prepared.json: the environment
   server/             the server's configuration and state (server.json), while it runs
 """
 

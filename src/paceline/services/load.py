@@ -38,7 +38,7 @@ _OPERATIONS = ("/score", "infer")
 class LoadPoint(TypedDict):
     """The rates and latencies of a service's requests between two samples.
 
-    Latencies are None without a request in between. `waiting` and `running` are numbers of requests at the end.
+    Latencies are None without a request in between. `waiting` and `running` are numbers of requests at the second sample.
     """
 
     t: float
@@ -53,7 +53,7 @@ class LoadPoint(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSample:
-    """The request counters of a server at one time. Each server starts at 0.
+    """The request counters of a server at one time. A new server's counters are 0.
 
     buckets: Upper bound of the latency in seconds -> number of requests up to this bound.
     """
@@ -148,7 +148,7 @@ class ServiceLoad:
     def points(self, record: ServiceRecord) -> list[LoadPoint]:
         """Return request rates and latencies, oldest first. Sample first if due.
 
-        This object samples more often than the history, so its points replace the history's points of the same period.
+        The file `load.jsonl` has points too, but at longer intervals. So this object's points replace those of the same period.
         """
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _PAUSE_S

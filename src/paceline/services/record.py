@@ -118,7 +118,7 @@ class Revision(_Data):
 class DesiredState(_Data):
     """The state, revision and number of processes that users want for a service.
 
-    serial: A number that increases with each request. The service's record has the last completed request's serial.
+    serial: A number that increases with each change that a user requests. `ServiceRecord.settled` is the last completed one.
     state: UP, DOWN (stopped) or GONE (deleted).
     workers: Number of model processes.
     """
@@ -139,8 +139,8 @@ class ServiceRecord(_Data):
     port: Listening port; 0 until the first start if the service may choose it.
     revision, workers: The present revision and number of model processes; None before the first revision is served.
     served: All revisions that were ever served, oldest first.
-    settled: Serial of the last request that the service has handled, successfully or not.
-    failure: Why that request or the whole service failed, or None.
+    settled: Serial (`DesiredState`) of the last requested change of the service that has succeeded or failed.
+    failure: Why that change or the whole service failed, or None.
     updating: The revision that is being prepared, or None.
     restarts: How often a server that had died was started again.
     last_end: How and when the server last died.

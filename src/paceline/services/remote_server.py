@@ -50,7 +50,7 @@ class _Served:
     """A run whose worker serves a revision.
 
     tag: A text that identifies the revision and its settings.
-    keys_time: Time of the keys that the run has (`keys.changed_ns`).
+    keys_time: Time of the last change of the service's keys before the run got them (`keys.changed_ns`).
     port: The server's port on its node, or None while unknown.
     address: An address of the node that this machine can reach, or "-" if there is none.
     forward: The ssh process that forwards connections to the server.

@@ -44,7 +44,7 @@ def make_spec(
     environment_variables: Mapping[str, object] | None = None,
     settings: Mapping[str, object] | None = None,
 ) -> RevisionSpec:
-    """Check the values of a request, and return them as a spec.
+    """Check the values of a new revision, and return its spec.
 
     Raises:
         ServiceError: No model is given, the script is missing, or a value is not valid.

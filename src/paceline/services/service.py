@@ -131,12 +131,12 @@ class Service:
             tls: PEM files of certificate and key.
             target: Compute target that serves the models.
             overwrite: Update an existing service of this name. All requests meanwhile are answered.
-            notify: Receivers, as for a run, of a message when the service fails, or stays down although it is
-                restarted.
+            notify: Receivers of a message, such as "mail:ann@example.com", in the forms of a run's `notify`. The message is
+                sent when the service fails, or stays down although it is restarted.
             tags: Tags of the service.
             description: Text for people.
-            settings: max_batch, max_queue, max_body_bytes, timeout_s, load_timeout_s, memory_limit_bytes, drain_s,
-                threads, log_level, allow_origins.
+            settings: Limits and options of the server (`ServerConfig`): max_batch, max_queue, max_body_bytes, timeout_s,
+                load_timeout_s, memory_limit_bytes, drain_s, threads, log_level, allow_origins.
 
         Raises:
             UserError: An argument is wrong. All mistakes that can be detected before a process starts are reported.

@@ -1,8 +1,8 @@
 """Supervise one service: start, update, restart and stop its server.
 
-Each tick does one non-blocking step, so requests, crashes and finished builds are all noticed:
+Each tick does one non-blocking step, so requested changes, crashes and finished builds are all noticed:
 
-    request ── prepare the environment ── server runs? ── yes: new configuration, SIGHUP ── ready or refused ── settled
+    change ─── prepare the environment ── server runs? ── yes: new configuration, SIGHUP ── ready or refused ── settled
                                                     └── no: start it ─────────────────── ready or ended ───── settled
 
 A server loads a new revision while it serves the old one, and continues with the old one if loading fails. So one
@@ -60,7 +60,7 @@ _MOST_DEATHS, _DOWN_S = 3, 60.0
 class _Change:
     """An update in preparation: a revision that is not served yet.
 
-    serial: Serial of the request. None if the revision was served before and only starts again.
+    serial: Serial of the requested change (`DesiredState`). None if the revision was served before and only starts again.
     """
 
     revision: Revision

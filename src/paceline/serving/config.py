@@ -71,7 +71,7 @@ class ServerConfig:
     threads: OMP_NUM_THREADS of each model process; None for the number of cores divided by `workers`.
     max_batch: The most requests in one call of a model that takes several; 1 for single requests.
     max_queue: The most waiting requests. Further requests get status 503.
-    timeout_s: Seconds that the model may take. Then the request gets status 504, and the model process is replaced.
+    timeout_s: Seconds that the model may take. After this time, the request gets status 504, and the process is replaced.
     load_timeout_s: Seconds in which a model process must load the model and run `init()`.
     keys_file: JSON file with "primary" and "secondary" keys; a request needs one of them. None if requests need no key.
     tls_cert, tls_key: PEM files.

@@ -21,7 +21,7 @@ class Serving:
     """The address of a session's JupyterLab, ssh server or shell.
 
     kind: "jupyter", "ssh" or "shell".
-    at: The port of JupyterLab, or the command that starts the ssh server for a connection.
+    at: For "jupyter" the port; for "ssh" the user and the command that starts the ssh server; for "shell" no address.
     """
 
     kind: str

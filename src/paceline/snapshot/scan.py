@@ -95,15 +95,15 @@ def scan(
         cache_file: The cache of the last scan.
         leave_out: The workspace, which may lie inside the tree.
         files_out: Files and folders to exclude.
-        opened: Paths that are copied despite the rules: the script, its folder, the working directory and their
-            parents, relative to `source`. The run gets links to excluded files. None: the run can't have links, so a
-            file that can't be copied is an error.
+        opened: Paths, relative to `source`, that are copied even if a rule excludes them: the script, its folder, the
+            working directory and their parents. The run gets links to excluded files. With None, the run can't
+            have such links, so a file that can't be copied is an error.
         wanted: Folders, relative to `source`, that the run gets links to because they hold earlier runs' results.
         is_whole: Whether to include files beyond the limits, and files excluded by ignore files.
 
     Raises:
-        SnapshotError: A file can't be read; or, without `opened`, the tree exceeds the limits, or contains a link out
-            of it or a special file.
+        SnapshotError: A file can't be read. Without `opened`, also: the tree exceeds the limits, has a link to a path
+            outside of it, or has a special file such as a socket.
     """
     tree = _Scan(source, read_json(cache_file) or {}, leave_out, files_out, opened, wanted, is_whole).run()
     if opened is None and not is_whole:

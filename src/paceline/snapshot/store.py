@@ -69,8 +69,8 @@ def take(
         is_whole: As for `scan`.
 
     Raises:
-        SnapshotError: The source is not a folder, exceeds the limits or contains a link out of it; a file is unreadable or
-            keeps changing; or the disk is full.
+        SnapshotError: The source is not a folder, exceeds the limits or has a link to a path outside of it. Or a file is
+            unreadable or keeps changing. Or the disk is full.
     """
     check_folder(source)
     cache_dir = snapshots_dir / ".scans"

@@ -38,7 +38,7 @@ class NewRun:
 
     Attributes:
         secrets: Values of the job's secrets (`values_of`).
-        parent_run_id, trial, step, warnings: Fields of its record.
+        parent_run_id, trial, step, warnings: Fields of the run's record.
         checkpoints: A folder to copy as the run's own checkpoints.
         fill: Function that writes more files into the run's folder, before the folder gets its name.
     """
@@ -61,7 +61,7 @@ class Submission:
     """A checked job with its target and copied source, for one run or many.
 
     Attributes:
-        warnings: First warnings in the record of each run.
+        warnings: Warnings that each run's record has from the start.
     """
 
     job: Job
@@ -90,7 +90,7 @@ class Submission:
         return folder
 
     def start_alike(self, runs: Sequence[NewRun], at_once: int) -> None:
-        """Start runs by one request to the engine, at most `at_once` at a time.
+        """Start runs by one engine request. At most `at_once` run at a time.
 
         Raises:
             UserError, TargetError: As for `submit`. No run has started then.
@@ -208,9 +208,9 @@ def submit(
 ) -> RunFolder:
     """Start a run of `job`, and return the run's folder.
 
-    `step` is a pipeline step's entry in the record, and `warnings` are the record's first warnings. `values` are
-    secrets by name, which replace the values at the job's sources. Files in `leave_out` are not copied into the snapshot.
-    `NewRun` describes `checkpoints` and `fill`.
+    `step` is a pipeline step's entry in the record. `warnings` are in the record from the start. `values` has values of
+    the job's secrets by name; other secrets are read from the sources that the job names. Files in `leave_out` are not
+    copied into the snapshot. `NewRun` describes `checkpoints` and `fill`.
 
     Raises:
         UserError: Checks before the start show that the run would fail.

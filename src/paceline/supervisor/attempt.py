@@ -33,7 +33,7 @@ def run_attempt(run: Supervision, number: int) -> Outcome:
 
     Raises:
         JobError: The values of the job's secrets have been removed.
-        LauncherError: The new environment cannot launch the workers.
+        LauncherError: The launcher can't use the nodes or the container image: Open MPI is missing, for example.
     """
     launch = _with_spares(run, _launch(run, number))
     if (reason := run.stop_reason()) is not None:

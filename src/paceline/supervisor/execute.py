@@ -2,7 +2,7 @@
 
     exec/<id>/request.json   {"argv", "rank", "terminal", "term", "relay"} requests a command, {"stacks": {"native"}}
                              stack dumps (`paceline.observe.stacks`), {"profile": {"seconds", "rate"}} a profile
-                             (`paceline.observe.profile`). The client renames the complete folder to this name.
+                             (`paceline.observe.profile`). The client fills a folder, then renames it to exec/<id>.
     exec/<id>/in_<n>.json    messages of the client
     exec/<id>/alive          heartbeat of the client
     exec/<id>/answer.json    {"output"}: the name of the output's file, or {"error"}
@@ -65,7 +65,7 @@ class _Running:
 class ExecCommands:
     """The commands of `paceline exec` during one attempt.
 
-    shells: The workers' environment on each node.
+    shells: The workers' environment variables on each node.
     is_running: Returns whether a rank's worker runs.
     looks: The object that makes the requested stack dumps and profiles.
     """
@@ -248,8 +248,8 @@ class ExecCommands:
     def _hang_up(self, one: _Running) -> None:
         """End a command whose client is gone.
 
-        SIGHUP alone is not enough: in a container, only the engine's client gets the signal. So a message, or the
-        removal of the request's folder, tells this to the program that runs the command.
+        SIGHUP alone is not enough: in a container, only the engine's client gets the signal. So the program that runs the
+        command also gets a message, or sees that the request's folder was removed, and ends the command.
         """
         one.ended, one.hung_up = time.monotonic(), True
         self._nodes.signal(one.pid, one.node_rank, signal.SIGHUP)

@@ -20,7 +20,7 @@ from paceline.system.files import read_json
 def wrapped(commands: Sequence[Command], launch: Launch, shells: Sequence[Mapping[str, str]]) -> list[Command]:
     """Return the commands, changed to run in containers if the job has an image.
 
-    shells: The environment of each node.
+    shells: The environment variables of each node.
     """
     if launch.prepared[0].container is None:
         return list(commands)

@@ -100,7 +100,7 @@ def _note_not_fetched(run: Supervision, text: str) -> None:
 
 
 def settle_links(run: Supervision, outcome: Outcome) -> None:
-    """Replace the workers' links by the linked files, and log excluded files.
+    """Replace links in outputs by their targets, and report the files not kept.
 
     Do nothing if another attempt continues in the working directory.
     """

@@ -1,10 +1,10 @@
 """Replace lost workers while the other workers continue (`on_failure="replace"`).
 
-    attempts/<k>/group_<rank>.json     {"generation", "why_not", "hands_over"} of each rank in `hvd.elastic.run`
+    attempts/<k>/group_<rank>.json     whether a rank in `hvd.elastic.run` can continue after a loss: {"generation": ...}
 
-The ranks of a generation have started their collectives together. The other ranks detect a loss themselves: they go
-back to their last commit and wait for the next generation. A lost rank can join it if all ranks were in the same
-generation. Otherwise the attempt ends, and all workers start again.
+A generation is a group of ranks that started their collectives together. The other ranks detect a loss themselves: they go
+back to their last commit and wait for the next generation. If all ranks were in the same generation, the lost rank is started
+again and joins the next generation. Otherwise the attempt ends, and all workers start again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from paceline.targets import Nodes
 class Replacing:
     """A manager that starts lost workers of one attempt again.
 
-    shells: The environment of each node, to which a command adds its variables.
+    shells: The environment variables of each node, to which each command adds its own.
     left: How many replacements `max_restarts` still allows.
     note: Called to record a replacement.
     """

@@ -1,6 +1,6 @@
-"""Keep a warm process on each node, from which the run's next attempt forks its workers (`paceline.worker.spare`).
+"""Keep a process on each node that has imported the workers' modules, to fork the workers of the run's next attempt.
 
-Such a warm spare outlives an attempt. It ends when the run gives its nodes back.
+Such a warm spare (`paceline.worker.spare`) continues after an attempt. It ends when the run gives its nodes back.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ class Supervision:
     most: Present maximum number of nodes of an elastic run; None for the job's maximum.
     reason: Why the next attempt starts, such as "restart after node_lost".
     nodes, seen, prepared: The nodes that the run holds now, the run's paths on them, and their environments.
-    held: Locks on an environment and on views of the data, until the run's end.
-    left_out: Files that the outputs exclude, each as {"name", "why"}.
+    held: Locks that protect the run's environment and its cached data from removal, until the run's end.
+    left_out: Files that the run's outputs do not keep, each as {"name", "why"}.
     """
 
     def __init__(self, folder: RunFolder) -> None:

@@ -84,7 +84,7 @@ _LOAD_S = 5.0
 class WorkerWatch:
     """The workers of one attempt, watched in the supervisor's only thread.
 
-    shells: The environment of each node, to which a command adds its variables.
+    shells: The environment variables of each node, to which each command adds its own.
     stop: Polled for a reason to end the workers.
     on_running: Called once all workers have started.
     keeps_limits: As in `LogWatch`.
@@ -406,8 +406,8 @@ class WorkerWatch:
     def _end_gracefully(self) -> None:
         """Send SIGTERM to all running workers, and wait up to the grace period for their end.
 
-        The workers' children get no SIGTERM, since a checkpoint may need data loaders. mpirun gets it only before it
-        has started workers: later it would kill them a second after its SIGTERM.
+        The workers' children get no SIGTERM, since a checkpoint may need data loaders. mpirun gets SIGTERM only
+        if it has not started workers yet, because a second after SIGTERM it kills its workers.
         """
         self._ending_since = self._ending_since or time.monotonic()
         self._look()

@@ -47,7 +47,7 @@ def submit_again(
         display_name: Name of the new sweep. Default: one is made up.
 
     Raises:
-        UserError: The run is no sweep, or the new sweep is known to fail.
+        UserError: The run is no sweep, or checks show that the new sweep would fail.
         TargetError: The controller could not be started.
     """
     record = read.record(before)

@@ -38,7 +38,7 @@ def check_script(
 ) -> tuple[str, ...]:
     """Raise an error if the script's parser is certain to reject the search space.
 
-    Return `switches` with those hyperparameters added that turn a switch of the script on and off.
+    Return `switches`, followed by the other switches (options without a value) that a hyperparameter turns on and off.
 
     `directory`: The job's source.
     `switches`: Switches that the user has named (`SweepSpec.switches`).
@@ -234,10 +234,10 @@ def _of_hydra(nodes: list[ast.AST]) -> str | None:
 
 
 def _of_hand(nodes: list[ast.AST], folder: Path) -> str | None:
-    """Return the form of the arguments of a script that splits `sys.argv` itself.
+    """Return how a script that splits `sys.argv` itself takes arguments, such as "equals".
 
-    Return None for other scripts. The code that splits may be in a file that the script runs:
-    `exec(open("configurator.py").read())`.
+    "equals" means `--x=1`, "assignments" means `x=1`. Return None for other scripts. The code that splits may be in a
+    file that the script runs: `exec(open("configurator.py").read())`.
     """
     for node in nodes:
         if _called(node) == "exec" and isinstance(node, ast.Call) and node.args:

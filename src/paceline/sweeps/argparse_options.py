@@ -46,7 +46,7 @@ class DeclaredOption:
         is_pair: Whether the option is a switch with both `--x` and `--no-x`.
         off: The word that turns the switch off, if it is not `--no-x`.
         count: Number of values that the option needs; None for any number.
-        takes_list: The form in which the option takes a list, or None.
+        takes_list: How the option takes a list, such as "words" (`--x 1 2`) or "repeated" (`--x=1 --x=2`), or None.
         type: "int", "float", "str", "bool", or None if unknown.
         choices: Allowed values after conversion, or None.
         is_required: Whether the script certainly fails without the option.

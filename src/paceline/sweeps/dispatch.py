@@ -52,7 +52,7 @@ class Dispatcher:
         self._submission: Submission | None = None
 
     def fill(self) -> None:
-        """Submit trials up to the limit, paused trials first.
+        """Submit trials up to the concurrency limit, paused trials first.
 
         Raises:
             PacelineError: A trial cannot be submitted, or the target's engine, such as Slurm, has refused all trials for an hour.
@@ -84,7 +84,7 @@ class Dispatcher:
         return self._refusals.is_waiting
 
     def _hand_over(self, number: int, start: Callable[[], None], begun: list[RunFolder]) -> None:
-        """Call `start` to submit trials. If the engine refuses, remove the folders `begun`.
+        """Submit trials by `start`. If the engine refuses, remove their folders `begun`.
 
         A refused submission is repeated later. number: The first trial's number, for the message.
         """

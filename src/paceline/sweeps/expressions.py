@@ -268,11 +268,11 @@ class Fixed:
 def choice(*options: object) -> Choice:
     """Return a choice of options with equal probability: `choice(32, 64)`.
 
-    A single list or range is unpacked: `choice([32, 64])`, `choice(range(5))`. Options that are mappings are spaces:
+    A single list or range is unpacked: `choice([32, 64])`, `choice(range(5))`. Options that are mappings are search spaces:
     `choice({"--momentum": uniform(0, 1)}, {})`.
 
     Raises:
-        SweepError: There are no options, JSON cannot hold an option, or only some options are spaces.
+        SweepError: There are no options, JSON cannot hold an option, or only some options are search spaces.
 
     Examples:
         >>> space = {"--batch-size": pl.choice(32, 64), "--optimizer": pl.choice("sgd", "adam")}

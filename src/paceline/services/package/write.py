@@ -4,7 +4,7 @@
 <folder>/requirements.txt, constraints.txt   exact package versions of the model's run and of the server
 <folder>/service.json                        the server's configuration, with paths below the folder
 <folder>/start.py                            the start command, also without a container
-<folder>/library/paceline/                   the server; all of Paceline where the script imports azureml
+<folder>/library/paceline/                   the server; all of Paceline if the script imports azureml
 <folder>/models/<n>/, hashes/<n>             the models' files, and their SHA-256
 <folder>/source/                             the script's folder
 """

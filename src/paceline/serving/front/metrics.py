@@ -49,7 +49,7 @@ class Metrics:
         """Count a response to a request for `path`.
 
         seconds: The time from the request's head to the response.
-        ran_us: Microseconds in the model; None without a model.
+        ran_us: Microseconds that the model took; None if the front answered without a model.
         """
         self._requests[path, status] += 1
         self._took[path].add(seconds)

@@ -126,7 +126,7 @@ class ModelProcess(asyncio.Protocol):
     def forget(self, number: int) -> None:
         """Record that the client of a request has disconnected.
 
-        Once the clients of all its requests have disconnected, a flag in shared memory tells the process.
+        Once the clients of all requests that the model process is answering have disconnected, a flag in shared memory tells it.
         """
         self._unwanted.add(number)
         if self._unwanted.issuperset(self.in_hand):

@@ -233,8 +233,8 @@ def _lost_report(found: Findings, ends: list[WorkerEnd]) -> FailureReport | None
 def lost_nodes(found: Findings) -> Mapping[int, str]:
     """Return {node rank: text that says how the loss was found} for all lost nodes.
 
-    A simulated node on this machine cannot be lost. But elastic runs can be tried on it: a node then counts as lost if
-    SIGKILL ended all its workers, and memory was not the reason.
+    A simulated node on this machine cannot be lost. To let users try elastic runs, a simulated node counts
+    as lost if SIGKILL ended all its workers, and memory was not the reason.
     """
     launch = found.launch
     if found.lost or not found.is_here or launch.job.node_range is None or len(launch.nodes) == 1:

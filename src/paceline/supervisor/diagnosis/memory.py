@@ -44,8 +44,8 @@ def memory_text(
     now_s: Unix time; None for the present.
     peak_bytes: The process's peak memory, or 0 if unknown.
     by_kernel: Whether the kernel killed the process. Otherwise the process's own request for memory failed.
-    on_gpu: Whether a GPU's memory ran out. The result is then only about the plan, since torch's error names the users
-        of the memory.
+    on_gpu: Whether a GPU's memory ran out. The result is then only about the plan, since torch's error
+        message itself says how much memory is used.
     """
     if on_gpu:
         return _planned(plan)
@@ -86,7 +86,7 @@ def _held(rank: int, series: Sequence[tuple[float, Mapping[str, float]]], now_s:
 
 
 def _growth(series: Sequence[tuple[float, Mapping[str, float]]]) -> tuple[float, float] | None:
-    """Return (seconds, GiB at the start) of a worker's steady memory growth, or None.
+    """Return (duration_s, start_gib) of a worker's steady memory growth, or None.
 
     The first third of the samples is ignored.
     """

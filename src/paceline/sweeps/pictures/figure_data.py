@@ -287,7 +287,7 @@ class Numbers:
     def place(self, value: object) -> float | None:
         """Return the value's position on the axis from 0 to 1, or None.
 
-        Values that are not finite have no position, nor do values up to 0 on a logarithmic axis.
+        Values that are not finite have no position. On a logarithmic axis, 0 and negative values have none either.
         """
         if not is_number(value) or (self.is_log and value <= 0):
             return None
