@@ -263,9 +263,9 @@ def without_modes() -> Iterator[None]:
 
 
 def lost_arguments(function: Any) -> dict[str, object]:
-    """Return keyword arguments of `function` that torch does not pass to function modes.
+    """Return keyword arguments of `function` that torch hides from TorchFunctionModes.
 
-    A mode's `__torch_function__` calls this. From torch 2.13 on, l1_loss omits its weight.
+    A mode's `__torch_function__` calls this. From torch 2.13 on, l1_loss does not pass its weight to modes.
     """
     from torch.nn.functional import l1_loss
 
@@ -402,8 +402,8 @@ def data_iterator_class(module: ModuleType) -> Any:
 def time_every_step(model: Any) -> bool:
     """Make DistributedDataParallel time each step. Return False if it cannot.
 
-    On CPUs a measurement costs microseconds. On GPUs nothing changes: DDP times each hundredth step, and its main thread does
-    not wait for messages.
+    On CPUs a measurement costs microseconds. On GPUs the function changes nothing: DDP still times each hundredth step, since
+    its main thread does not wait for messages.
     """
     try:
         if getattr(model, "device_type", "") != "cpu":

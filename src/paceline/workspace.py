@@ -119,8 +119,8 @@ class Workspace:
             create: Create a missing workspace.
 
         Raises:
-            WorkspaceError: The configuration can't be read, the folder can't be created, or this user has neither made the
-                workspace on this machine nor named it.
+            WorkspaceError: The configuration can't be read, the folder can't be created, or this user has neither
+                created the workspace on this machine nor trusted it (`paceline trust`).
         """
         made = cls(found := configured(Path(path) if path is not None else None), create=create)
         if workspace_dir.only_shows and not workspace_dir.is_known(found):
@@ -228,7 +228,7 @@ class Workspace:
         overwrite: bool = False,
         **settings: Unpack[ServingOptions],
     ) -> Path:
-        """Write a folder that serves models anywhere, in a container or by hand, and return its path.
+        """Write a folder to serve models anywhere, in a container or without, and return its path.
 
         Args:
             models: As for `deploy`.
@@ -244,7 +244,7 @@ class Workspace:
             settings: As for `Service.deploy`.
 
         Raises:
-            UserError: A model or script does not exist, the environment can't be rebuilt elsewhere, or the folder is in use.
+            UserError: A model or script is missing, the environment can't be installed elsewhere, or the folder exists already.
         """
         from paceline.services.package.write import package
         from paceline.services.revision_spec import make_spec
@@ -427,7 +427,7 @@ class Workspace:
             archived: True for archived runs only, None for all runs.
 
         Raises:
-            QueryError: The query is wrong; `at` is the position and `expected` says how to go on.
+            QueryError: The query is wrong. The error's `at` is the position, and `expected` a correct text for it.
 
         Examples:
             >>> ws = pl.Workspace("my_runs")

@@ -2,7 +2,7 @@
 
 Anyone who can write to a workspace decides which programs its commands start. So a workspace is used only if this user has
 made it on this machine, or has named it: by a path, by `PACELINE_WORKSPACE`, or once by `paceline trust`. A `paceline.toml`
-is used if it belongs to this user or to root, or is trusted; so is the `config.json` of the Azure SDK's drivers. Git has
+is used if it belongs to this user or to root, or is trusted; so is the `config.json` of Azure ML's old SDK. Git has
 had such a rule since CVE-2022-24765 (`safe.directory` in git-config(1)).
 
 Files of an archive or a clone belong to the user who unpacks it. So a workspace that this user makes gets a mark: an HMAC of its
@@ -43,7 +43,7 @@ def configured(start: Path | None = None) -> Path:
     `start` is a configuration file, or the folder in which to search.
 
     Raises:
-        WorkspaceError: The configuration can't be read, or this user has neither made nor named the workspace.
+        WorkspaceError: The configuration can't be read, or this user has neither created nor trusted the workspace.
     """
     named = os.environ.get(WORKSPACE_VARIABLE)
     # If the caller names a configuration file or a folder, ignore the variable.

@@ -58,7 +58,7 @@ def look(workspace_dir: Path, name: str, limit_s: float) -> TargetLook:
     """Query the status of one target of a workspace.
 
     Raises:
-        TargetError: The target does not exist, or its description can't be read.
+        TargetError: The target does not exist, or its file in the workspace can't be read.
     """
     # Raise the error for an unknown name: `look_at_all` would return it as a result.
     configured.read(workspace_dir, name)

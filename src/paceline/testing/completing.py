@@ -1,6 +1,6 @@
-"""Checks of runs that complete, and of readers of live runs.
+"""Checks of runs that complete, and of reading the files of live runs.
 
-The first three checks of a launcher share one run.
+For each launcher, the first three checks use the same run.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Call:
 class Lane:
     """The queue of a group's collectives, with the thread that runs them.
 
-    Every rank of `comm` creates a queue, in the same order. A collective waits up to `timeout_s` seconds for the other ranks,
+    All ranks of `comm` create their queues in the same order. A collective waits up to `timeout_s` seconds for the other ranks,
     unless the call sets another limit. `name` and `ranks` identify the group in status reports, where `ranks` has world ranks
     as `ranks_text` writes them.
     """

@@ -125,8 +125,8 @@ def _names(folder: str) -> list[str]:
 def take_up(folder: RunFolder, attempt: int, *, since: float, variables: Mapping[str, str]) -> None:
     """Log scalars of a run's event files as rank 0's metrics, after an attempt.
 
-    Skip scalars that are logged already: with the same name and step in this attempt, or with the same name, step and time in
-    an earlier attempt, because a program may append to its files.
+    Skip a scalar if this attempt has already logged its name and step. Also skip it if an earlier attempt has logged its name,
+    step and time, because a program may append to the files of that attempt.
 
     Args:
         folder: The run's folder.

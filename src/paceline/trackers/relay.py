@@ -100,7 +100,7 @@ class RelayServer(Protocol):
 class _State:
     """The content of `relays/<server>.json`: a relay's progress.
 
-    lines: Number of lines that the server has. positions, pending: Log -> offset. counts: Metric -> values without a step.
+    lines: Number of lines on the server. positions, pending: Log -> offset. counts: Metric -> number of values without a step.
     """
 
     to: str

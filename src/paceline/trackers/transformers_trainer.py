@@ -1,6 +1,6 @@
 """A callback for Transformers, added to every Trainer of a worker.
 
-Since version 5, a Trainer reports to no tracker by default. If the hooks of a worker are off, pass the callback yourself:
+Since version 5, a Trainer reports to no tracker by default. If a worker's hooks are disabled, pass the callback yourself:
 `Trainer(..., callbacks=[PacelineCallback()])`.
 """
 

@@ -25,7 +25,7 @@ def output_of(
     Args:
         words: The module's name and its arguments.
         limit_s: Time limit of the process in seconds. Time in the queue for a free process does not count.
-        check_reader: Called repeatedly. If it raises an error, because the reader is gone, the process is killed.
+        check_reader: Called repeatedly. It raises an error if the browser has disconnected; the process is then killed.
         stdin: Descriptor for the standard input.
 
     Raises:

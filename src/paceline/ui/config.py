@@ -31,7 +31,7 @@ class UiConfig:
         proxies: Host names of a proxy in front of the server that handles TLS.
         read_only: Whether the page only shows runs.
         opens: Whether to open the page in this machine's browser.
-        socket: Path of a Unix socket to listen at instead of a port. Without `members`, the server ends with its standard input.
+        socket: Path of a Unix socket to listen at instead of a port. Without `members`, the server ends at EOF on stdin.
         members: Path of the file with the members' roles.
         user_header: HTTP header in which the proxy, running as user `proxy_user`, names the visitor.
 

@@ -167,7 +167,7 @@ class _Log:
         self._take_lines(plain, into)
 
     def _take_columns(self, found: Mapping[bytes, list[tuple[bytes, ...]]], into: RunCurves) -> bool:
-        """Add parsed lines to curves. found: metric -> (value, time if kept, step) tuples.
+        """Add parsed lines to curves. found: metric -> (value, time if kept, step) of each line.
 
         Return False, and add nothing, if a value is not a number.
         """

@@ -6,7 +6,7 @@
     other     new rows, tables or images
     side      new output of the supervisor, or of a node in preparation
 
-A feed starts with its first watcher, and ends with its last watcher or with the run.
+The names are those of the events. A feed runs while it has watchers, and ends with the run.
 """
 
 from __future__ import annotations

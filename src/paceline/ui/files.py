@@ -224,7 +224,7 @@ def frame(folder: RunFolder, name: str, output: int | None, check_reader: Callab
     """Return a response for an <iframe> that shows a file without its scripts.
 
     The file is an HTML page, a PDF, or a notebook. output: Number of the notebook's HTML output to show, else None.
-    check_reader: Called repeatedly; raises an error if the reader is gone.
+    check_reader: Called repeatedly; raises an error if the browser has disconnected.
 
     Raises:
         RunNotFoundError, FileNameError: The run has no file of this name.

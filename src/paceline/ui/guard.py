@@ -1,7 +1,7 @@
 """Access control: every request is checked here before any view sees it.
 
     Host        must be a name of this server, else another site could reach the server by DNS rebinding
-    token       must be in the cookie, or in the URL of the first request, which sets the cookie; or a member sends the request
+    token       must be in the cookie, or in the first request's URL, whose response sets the cookie. Members need none
     POST        must come from a page of this server (Origin), with the key that its forms have
 
 Every response gets headers that keep browsers from executing its content.

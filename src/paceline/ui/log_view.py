@@ -79,7 +79,7 @@ class LogQuery:
 def find(folder: RunFolder, query: LogQuery, check_reader: Callable[[], None]) -> LogJson:
     """Return the log lines that a query asks for.
 
-    check_reader: Called repeatedly. It raises an error, which ends the search, if the reader is gone.
+    check_reader: Called repeatedly. It raises an error, which ends the search, if the browser has disconnected.
 
     Raises:
         UserError: The regular expression is malformed, or takes too long.

@@ -25,7 +25,7 @@ class OwnCurve(TypedDict):
 class OwnChart(TypedDict):
     """The data of a chart that a user has composed.
 
-    labels: Names of the bars; None for other charts. width: Width of a bar. note: A message about omitted values, or "".
+    labels: Names of the bars; None for other charts. width: Width of a bar in x. note: A message about omitted values, or "".
     """
 
     curves: list[OwnCurve]

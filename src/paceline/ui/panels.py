@@ -52,7 +52,7 @@ class Item(TypedDict, total=False):
 class Panel(TypedDict):
     """The images, tables or texts logged under one name at one step or call.
 
-    count: Number of steps or calls. at: Index of the shown step or call. label: Its caption, such as "step 30".
+    count: Number of steps or calls. at: Index of the shown step or call. label: The caption, such as "step 30".
     more: Number of values that are left out.
     """
 

@@ -24,7 +24,7 @@ _SILENCE_S = 15.0
 class PagePiece:
     """A part of a page that updates live.
 
-    stamp: A text that changes with the content. make: Return the HTML, with URLs relative to the URL of the stream.
+    stamp: A text that changes with the content. make: Returns the part's HTML, with URLs relative to the stream's URL.
     """
 
     stamp: str

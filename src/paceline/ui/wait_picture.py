@@ -33,7 +33,7 @@ class Box:
     """A group of ranks that wait in the same way.
 
     place: Where the ranks are in the code. waits: The collective in which they wait, or "". is_cause: Whether other ranks wait
-    for these ranks, but not the reverse. x, y: The top left corner.
+    for these ranks, which wait for no other ranks. x, y: The top left corner.
     """
 
     ranks: tuple[int, ...]

@@ -1,6 +1,6 @@
 """Under mpirun or srun: give a worker its own log, and report the script's end from a parent process.
 
-mpirun started this process, and does not report the exit codes of its children. So this process forks the worker that runs the
+mpirun started this process, and does not report its workers' exit codes. So this process forks the worker that runs the
 script, reports the script's end in a file, and exits with 0, because mpirun would otherwise kill the other workers early.
 """
 

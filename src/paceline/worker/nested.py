@@ -1,6 +1,6 @@
 """Detect ranks that a program inside a run starts, and give each of them its own log.
 
-Some ranks find a launcher's variables when their interpreter starts. Others show themselves when they join a torch process
+Some ranks find a launcher's variables when their interpreter starts. Others are detected when they join a torch process
 group (`mp.spawn`, `ddp_spawn`). From then on Paceline logs their metrics under their own rank, and writes their output to
 `rank_<n>.log` instead of the worker's log, unless a launcher redirects it.
 """

@@ -29,7 +29,7 @@ def started() -> None:
 
 
 def ended(exit_code: int, peak_bytes: int = 0) -> None:
-    """Write `end_<rank>.json`, in the process that has waited for the script's process.
+    """Write `end_<rank>.json`, from the process that waited for the script's process.
 
     peak_bytes: Peak memory of the script's process.
     """

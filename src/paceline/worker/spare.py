@@ -9,7 +9,7 @@ give all workers the same rank. So a child process tries to import each package 
 any of this. If a package does so later, the spare replaces itself by a new one without that package. It never imports the
 user's own modules.
 
-Each fork is adopted by the agent or supervisor, which is a subreaper, so that it reaps the worker as if it had started it.
+The agent or supervisor is a subreaper. So it adopts each forked worker, and reaps it like its own child.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hold a placement group for a supervisor, by a driver process.
+"""Hold a Ray placement group for a supervisor, in a driver process.
 
 supervisor ── driver (has Ray) ~~ Ray ~~> task on each node ── agent
     │ listens  <──────────────────────────────── connects ──────┘
@@ -39,7 +39,7 @@ class GroupRequest:
         silence_s: Seconds without a message after which a node is lost, as in `Link.open`.
         address: This node's address for other nodes; "" if only Ray knows it.
         least: The smallest number of nodes for an elastic run; None if the run needs all nodes.
-        avoid: Ray's ids of nodes that were just lost.
+        avoid: Ray's ids of nodes that were just lost, and should not be used again yet.
     """
 
     demand: ClusterDemand

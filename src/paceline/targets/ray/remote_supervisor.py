@@ -1,7 +1,7 @@
 """Supervise a run on a cluster without a shared folder (`python -m ... TICKET`).
 
-The program fetches the run from the datastore into a new workspace and starts the supervisor in it. It stores the changes of
-the run's folder in parts until the supervisor has ended.
+The program fetches the run from the datastore into a new workspace and starts the supervisor in it. Until the supervisor has
+ended, it regularly stores the latest changes of the run's folder in the datastore.
 
     <folder>/away/<run id>/runs/<run id>/, snapshots/, datastores/      removed at the end
 """

@@ -63,7 +63,7 @@ class RaySettings:
 
     Attributes:
         resources: The amount of each of Ray's resources per node.
-        datastore: The datastore through which runs travel; None with a shared folder.
+        datastore: The datastore through which runs are transferred; None if the cluster shares a folder with this machine.
     """
 
     name: str

@@ -66,7 +66,7 @@ def unpack(data: bytes, folder: Path) -> None:
     """Extract an archive of untrusted content into a new folder.
 
     Raises:
-        TargetError: A name or a link leads outside, or an entry is not a file, folder or link.
+        TargetError: A name or a link leads out of the folder, or an entry is not a file, folder or link.
     """
     # Check the entries in this loop: the filter "data" is missing in early releases of Python 3.10, and drops permissions.
     options: dict[str, Any] = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}

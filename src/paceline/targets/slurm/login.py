@@ -1,11 +1,11 @@
 """Transfer and mirror runs through a cluster's login host, and run commands there.
 
-    here     <workspace>/runs/<run id>         the copy for readers; state.json arrives last
+    here     <workspace>/runs/<run id>         the copy that programs here read; an update copies state.json last
     there    <folder>/runs/<run id>            the original, where the supervisor and the workers write
-             <folder>/snapshots, <folder>/lib, <folder>/carried    stored by content, sent once
+             <folder>/snapshots, <folder>/lib, <folder>/carried    named by a hash of their content, so sent only once
 
 Each call is one ssh over a shared connection, which runs `login_helper` on the login host. The helper keeps no state:
-`mirrored.json` in the run's folder here records which files have arrived.
+`mirrored.json` in the run's folder here records which files have been copied here.
 """
 
 from __future__ import annotations
@@ -227,8 +227,8 @@ class Login:
 class LoginChannel:
     """A channel for `paceline exec` through the login host, by one ssh.
 
-    On the login host, `login_helper.execute` uses the files by which the supervisor exchanges messages. When this
-    program ends, its connection and the command end too.
+    On the login host, `login_helper.execute` exchanges messages with the supervisor through files. When this program
+    ends, its ssh connection and the executed command end too.
 
     run_dir: Path of the run's folder on the cluster.
     """

@@ -8,7 +8,7 @@ text: `system.links`, `remote.wire` and `remote.replica.changes`.
 
     have    {"folder", "names"} -> which names are missing below the folder, its full path, the uid
     push    {"folder", "run_id"} and an archive of lib/, snapshots/, carried/ and runs/; existing folders stay
-            -> "known", stamps of the files that both sides have
+            -> "known", the size, time and inode of each file that both sides have
     pull    {"run_dir", "known", "final"} -> changes (`changes`); the user's files only at the end of the run
     put     {"path", "text"}: write a small file
     remove  {"path"}: remove a file, if it exists

@@ -62,7 +62,7 @@ def sbatch_text(
     """Return a run's batch script. Paths and `python` are valid on the nodes.
 
     Raises:
-        TargetError: A path can't be written in a line of sbatch.
+        TargetError: A path has a character that an #SBATCH line can't have.
     """
     options = [
         f"--job-name={job_name(run_id)}",
@@ -80,7 +80,7 @@ def array_text(
     """Return the batch script of a job array whose tasks are similar runs.
 
     Raises:
-        TargetError: A path can't be written in a line of sbatch.
+        TargetError: A path has a character that an #SBATCH line can't have.
     """
     options = [
         f"--job-name={job_name(array.name)}",
@@ -101,7 +101,7 @@ def controller_text(
     """Return the batch script of a sweep's controller.
 
     Raises:
-        TargetError: A path can't be written in a line of sbatch.
+        TargetError: A path has a character that an #SBATCH line can't have.
     """
     options = [
         f"--job-name={job_name(run_id)}",

@@ -1,9 +1,9 @@
 """Allocate hosts to a run: all or none, without deadlocks between runs.
 
-A run first takes free shares on any hosts. If these are not enough, it returns them and queues on one host after the
-other, in an order that is the same for all submitters: on the next host only once it holds a share of the one before.
-So no two runs wait for each other. On each host the older submission goes first. A waiting run also polls whether
-enough other hosts have become free.
+A run first takes free cores and GPUs on any hosts. If too few hosts have them, it returns what it took. It then queues on
+one host after another, in an order that is the same for all submitters. It joins the next host's queue only once it holds
+cores or GPUs of the previous host. So no two runs wait for each other. On each host the older submission goes first. A
+waiting run also polls whether enough other hosts have become free.
 """
 
 from __future__ import annotations

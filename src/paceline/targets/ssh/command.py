@@ -147,7 +147,7 @@ class Ssh:
     def at_once(self, host: SshHost) -> int:
         """Return how many ssh connections may be opened simultaneously.
 
-        A jump host's sshd drops some of more than ten (MaxStartups).
+        If more than ten are opened through a jump host, its sshd drops some (MaxStartups).
         """
         found = self.resolve(host)
         is_direct = all(found.get(name, "none") == "none" for name in ("proxyjump", "proxycommand"))

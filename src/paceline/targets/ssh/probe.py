@@ -41,7 +41,7 @@ class HostProbe:
 
     Attributes:
         failure: Why the host can't be used, and what to do; the other fields are empty then.
-        tickets: Tickets of the runs that hold or wait for cores or GPUs of the host (`paceline.targets.leases`), in order.
+        tickets: Tickets (`paceline.targets.leases`) of runs that hold or wait for the host's cores or GPUs, in queue order.
     """
 
     host: SshHost

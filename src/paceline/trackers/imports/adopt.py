@@ -58,7 +58,7 @@ class ImportedRun(TypedDict):
 class _Known(TypedDict):
     """The content of `import.json`: the last import of a run.
 
-    values: Number of values. digest: Hash of all values. files: Name -> size and modification time.
+    values: Number of metric values. digest: Hash of these values. files: Name -> size and modification time.
     """
 
     tracker: str

@@ -8,7 +8,7 @@ with a header of 7 bytes.
 
     block      32 KiB of frames; no frame crosses its end, and fewer than 7 bytes at the end are padding
     frame      CRC-32 of type and data: 4 bytes | size: 2 | type: 1 | data            little-endian; the CRC is zlib's
-    type       1 a whole record   2 its first   3 a middle   4 its last frame
+    type       1: a whole record; 2, 3, 4: the first, a middle or the last frame of a longer record
 
 https://github.com/wandb/wandb/blob/main/wandb/proto/wandb_internal.proto
 

@@ -2,7 +2,7 @@
 
 The index has an entry for each run. This module first tests the filter's conditions on experiments, states, ids and names, and
 on tags and parameters that equal a text, against the entries. So it does not read the records of most runs. MLflow's own code
-then tests and sorts the other runs.
+then tests and sorts the remaining runs.
 
 For MLflow, the latest value of a metric is the one with the greatest step of all ranks. Paceline's `last` is the number that the
 lowest rank logged last, because scripts may log without steps, or begin again at step 0 for each fold.
@@ -47,7 +47,7 @@ def search(
 
     Args:
         runs_dir: The workspace's folder of runs.
-        names: The experiments.
+        names: Names of the experiments.
         filter_text: MLflow's filter.
         order_by: MLflow's order.
         stop: The number of runs that the caller needs. The result may have more.

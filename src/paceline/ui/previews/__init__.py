@@ -51,7 +51,7 @@ def preview(file: int, name: str, check_reader: Callable[[], None], output: int 
     Args:
         file: A descriptor at the file's start.
         name: The file's name, whose extension tells the format.
-        check_reader: Called repeatedly. It raises an error, which ends the preview, if the reader is gone.
+        check_reader: Called repeatedly. It raises an error, which ends the preview, if the browser has disconnected.
         output: Return only the notebook's HTML output of this number.
     """
     words = ["paceline.ui.previews.reader", name, *([] if output is None else [str(output)])]

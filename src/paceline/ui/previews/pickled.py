@@ -1,6 +1,6 @@
 """List the tensors in a file of `torch.save` from the opcodes of its pickle.
 
-The file is not unpickled. Instead of creating an object of the pickle, the reader makes a `_Made` with its name and arguments.
+The file is not unpickled. In place of each pickled object, the reader creates a `_Made` with the class's name and the arguments.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class PickledTensor:
 class _Made:
     """An object that unpickling would create.
 
-    name, args: Its class or function, and the arguments. entries: (key, value) of a collection's items and of its state.
+    name, args: The class or function to call, and its arguments. entries: (key, value) of a collection's items and of its state.
     """
 
     name: str = ""
@@ -57,7 +57,7 @@ class _Made:
 
 
 def tensors_of(data: bytes) -> tuple[list[PickledTensor], dict[str, object]]:
-    """Return the tensors of a pickle, and name -> value of its numbers and texts.
+    """Return a pickle's tensors, and {name: value} of its numbers and texts.
 
     Raises:
         ValueError: The pickle is malformed, or too large.

@@ -259,7 +259,7 @@ def whole_number(form: Mapping[str, str], name: str) -> int | None:
 
 
 def tag_of(form: Mapping[str, str]) -> tuple[str, str | None, str]:
-    """Return a form's (new key, its value, key to remove); "" or None if missing.
+    """Return a form's (new key, its value, key to remove), "" or None for missing ones.
 
     Raises:
         HTTPException: The key or the value is too long (400).
@@ -273,7 +273,7 @@ def tag_of(form: Mapping[str, str]) -> tuple[str, str | None, str]:
 def routes(name: str, find: Find) -> list[Route]:
     """Return the routes of a run's page `name` and its live changes.
 
-    find: Return the values of the page's template for a run.
+    find: A function that returns the values for the page's template, given a run.
     """
     path = f"/runs/{{run_id}}/{name}"
     return [

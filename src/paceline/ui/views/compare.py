@@ -119,7 +119,7 @@ def page(request: Request) -> Response:
 def table(request: Request) -> Response:
     """Return the table of compared runs as JSON.
 
-    Each row is `[kind, name, part, values]` of a parameter or the like; `values` has one item if all runs have the same value.
+    A row `[kind, name, part, values]` compares one fact, such as a parameter. `values` has one item if all runs agree.
     """
     chosen = requested_runs(request)
     facts = compact_facts(run_table(chosen.folders, _facts_of(request)))

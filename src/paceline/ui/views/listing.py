@@ -68,7 +68,7 @@ class RunQuery:
         text: A query (`paceline.runs.search.query`).
         state: A state of runs (see `states.ALL`), or "live" for runs that have not ended; "" for all.
         parent: Only children of this run.
-        archived: Only archived runs, else only others, unless `text` filters them.
+        archived: True for archived runs only, else only runs that are not archived. Ignored if `text` has `archived`.
         sort: A field, with "-" for descending order; "" for newest first.
         columns: Fields of the columns after the first column, pinned columns first.
         group: The field by which runs are grouped, or "".
