@@ -244,7 +244,7 @@ class Workspace:
             settings: As for `Service.deploy`.
 
         Raises:
-            UserError: A model or script is missing, the environment can't be installed elsewhere, or the folder exists already.
+            UserError: A model or script is missing, the environment can't be installed elsewhere, or the folder is not empty.
         """
         from paceline.services.package.write import package
         from paceline.services.revision_spec import make_spec
