@@ -53,15 +53,15 @@ def job_of(
 ) -> Job:
     """Return the sweep's job with a trial's values for the script.
 
-    Arguments follow the job's own, because argparse uses the last one. A word of the job that sets the same argument is
-    removed, as in the Azure SDK. Values in a file are merged into the file of this name in `source`.
+    New arguments follow the job's own, from which arguments of the same names are removed, as in the Azure SDK. If `pass_as`
+    is the name of a JSON file, the values are merged into the file of this name in `source`.
 
     `source`: The sweep's snapshot.
     `switches`: Arguments without a value, as in `SweepSpec`.
 
     Raises:
-        SweepError: The file in the source is no JSON object, or for a name such as "a.b", its value "a" is no object.
-        JobError: A name is an environment variable that a job may not set.
+        SweepError: The file is not a JSON object, or its value "a" is not an object although a hyperparameter is named "a.b".
+        JobError: A hyperparameter has the name of an environment variable that a job may not set.
     """
     if pass_as in _DASHED:
         own = without(job.arguments, [argument(name) for name in values], switches)
@@ -154,7 +154,7 @@ def variable(name: str) -> str:
 def words(values: Mapping[str, object], switches: Sequence[str] = (), pass_as: str = ARGUMENTS) -> list[str]:
     """Return a trial's values as command-line words.
 
-    A value None omits the argument. A switch that is true becomes one word. Lists have the form of `pass_as`.
+    Arguments with the value None are omitted. A true switch becomes one word. `pass_as` decides the form of lists.
     """
     opposites = {switch.partition("/")[0]: switch.partition("/")[2] for switch in switches}
     command_words: list[str] = []

@@ -104,8 +104,8 @@ def best_row(trial: Trial, spec: SweepSpec) -> dict[str, object]:
 def lineage(trials: Sequence[Trial], spec: SweepSpec) -> list[dict[str, Any]]:
     """Return a table row for each run of each trial, as a dict.
 
-    Keys: trial, run_id, from (the run whose checkpoints it got), why, status, the best and the last value that it
-    logged itself, intervals (number of values), and each hyperparameter.
+    Keys: trial, run_id, from (the run whose checkpoints it got), why (the run was started), status, the best and the last
+    value that the run logged itself, intervals (number of values), and each hyperparameter.
     """
     return [
         {

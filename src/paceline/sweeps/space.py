@@ -28,7 +28,7 @@ class Dimension:
     Attributes:
         key: Unique name for samplers and records: the name, with the branches of choices that lead to it.
         name: The hyperparameter's name for the script.
-        branches: The dimensions of each option, in a choice of spaces.
+        branches: In a choice between several spaces, the dimensions of each of these spaces.
     """
 
     key: str
@@ -61,7 +61,7 @@ class Space:
         """Return a point as {key: raw value}, whose values `choose` picks.
 
         Args:
-            choose: Returns a dimension's raw value, the form for samplers. A choice comes before its branches.
+            choose: Returns a dimension's raw value, the form for samplers. It is called for a choice before the chosen option.
         """
         chosen: dict[str, Raw] = {}
         waiting = list(self.dimensions)

@@ -44,10 +44,10 @@ class SweepSpec:
         repeats: Whether a point of a finite space may be tried twice.
         pass_as: How the script gets the values: a form such as "arguments" (`points.WAYS`), or the name of a JSON file.
         switches: Arguments without a value, `--amp` or `--amp/--no-amp`: true gives the first word, false the second or none.
-        array_size: Trials that are submitted as one job; None for one at a time.
+        array_size: Number of trials that are submitted as one job; None to submit each trial by itself.
         warm_start: Ids of former sweeps whose results the sampler gets.
         resumed: Ids of former trials from which the first trials of this sweep resume, in the order of `points`.
-        controller: "slurm" or "ray" if a job of the trials' engine controls the sweep; None for this machine.
+        controller: "slurm" or "ray" if a job of this engine controls the sweep; None for a process of the submitting machine.
         counted_from: Number of the first trial that counts toward the limits; above 0 after users added trials to an ended sweep.
         counted_utc: Time from which the sweep's limits count; None for the sweep's start.
 

@@ -256,7 +256,7 @@ def more(folder: RunFolder, trials: int) -> None:
 def count_anew(folder: RunFolder) -> None:
     """Add the requested trials to an ended sweep, and restart its limits.
 
-    Seconds, failed trials and trials without a metric count from now on. The caller holds the sweep's lock.
+    Earlier time, failed trials and trials without a metric no longer count for the limits. The caller holds the sweep's lock.
     """
     record, there = store.stored(folder), count(folder)
     spec = dataclasses.replace(

@@ -51,16 +51,16 @@ class Sweep:
         max_failures: Number of failed trials that ends the sweep; None for no limit.
         max_duration_seconds: Seconds until the sweep must end, or text such as "2h"; None for no limit.
         repeats: Whether a point of a finite space may be tried twice.
-        pass_as: How the script gets the values: "arguments" (`--lr 0.1`, or the form that the script certainly reads),
+        pass_as: How the script gets the values: "arguments" (`--lr 0.1`, or another form if the script needs it),
             "equals" (`--lr=0.1`), "words" (`--sizes 1 2`), "repeated" (`--size=1 --size=2`), "commas" (`--sizes=1,2`),
             "assignments" (`lr=0.1`), "additions" (`+lr=0.1`), "environment" (a variable lr), or the name of a JSON file
             in the working directory, such as "parameters.json".
-        switches: Hyperparameters of true and false that the script takes without a value, such as `--amp` or
+        switches: Hyperparameters with the values true and false that the script takes as a single word, such as `--amp` or
             `--amp/--no-amp`: true gives the first word, false the second, or none. Switches that the script declares by
             argparse or click are detected.
         array_size: Number of trials in one job array of Slurm or one Job of Kubernetes. Only with these targets.
         warm_start: Former sweeps, or their run ids, whose results the sampler gets from the start.
-        controller: "slurm" or "ray", the engine of the trials: a small job controls the sweep, so this machine may shut
+        controller: "slurm" or "ray" if the trials run there: a small job then controls the sweep, so this machine may shut
             down. The job must see the workspace. Default: a process of this machine.
 
     Raises:

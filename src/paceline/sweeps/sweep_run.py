@@ -99,8 +99,8 @@ class SweepRun(Run):
     def lineage(self) -> list[dict[str, Any]]:
         """Return a row for each run of each trial, as dicts.
 
-        Keys: trial, run_id, from (the run whose checkpoints it got), why, status, values. A trial has several runs if the
-        policy pauses it: `ASHA(promote=True)`, `PopulationBasedTraining`.
+        Keys: trial, run_id, from (the run whose checkpoints it got), why (the run was started), status, best and last (of its
+        values), intervals (their number), hyperparameters. Policies that pause, such as PBT, give a trial several runs.
         """
         return results.lineage(self._trials(), self.spec)
 

@@ -25,9 +25,9 @@ class SweepState(ParentState):
         cut_off: Numbers of live trials whose submission was interrupted and must be repeated.
         pending: Proposed points that are not submitted yet.
         is_exhausted: Whether the space has no further point.
-        changes: Counter of trials that began, continued or ended, which shows when derived data is stale.
+        changes: Number of times that any trial began, continued or ended. A new number shows that derived data is stale.
         failure: The reason why the sweep must fail, or None.
-        judged: (`changes`, `is_done`) at the time when `failure` was computed; None before.
+        judged: The values of (`changes`, `is_done`) when `failure` was last computed; None before that.
         has_checkpoint: Whether each paused run has left a checkpoint, by run id.
     """
 

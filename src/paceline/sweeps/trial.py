@@ -67,8 +67,8 @@ class Trial:
         run_id: Id of the trial's last run. `chosen`, `values`, `status`, `source` and `why` belong to this run too.
         chosen: The trial's point, as a dict of keys to raw values, the form for samplers.
         values: The values that the script got, by name.
-        curve: Values of the primary metric in the order of logging, not necessarily finite. Several runs are joined to
-            one series, as several attempts are.
+        curve: Values of the primary metric in the order of logging, not necessarily finite. The values of all runs of
+            the trial, and of all attempts of a run, form one series.
         further: The curves of the sweep's other metrics, like `curve`.
         notes: Data that the sampler has stored with the point.
         earlier: The runs before the last one.

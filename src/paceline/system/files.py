@@ -107,7 +107,7 @@ def copy_whole(
 def _unnamed(folder: Path, beside: Path) -> Iterator[tuple[IO[bytes], Callable[[], None]]]:
     """Yield an unnamed file in `folder`, and a function that names the file `beside`.
 
-    If the process ends early, the file vanishes. On file systems without unnamed files (NFS), the file has this path already.
+    If the process ends early, the file vanishes. If unnamed files are impossible (NFS), its path is `beside` from the start.
     """
     try:
         fd = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)

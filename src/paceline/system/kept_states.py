@@ -111,7 +111,7 @@ def checked(state: object) -> State:
 def keep(path: str, state: State, fd: int) -> list[int]:
     """Store a training state in the warm spare. Return the steps of the states that it replaced.
 
-    path: The spare, as `spare_client.path_here` returns it. fd: Descriptor of the memory.
+    path: Prefix of the spare's socket paths, from `spare_client.path_here`. fd: Descriptor of the memory.
 
     Raises:
         OSError: There is no spare, or it does not answer.
@@ -127,7 +127,7 @@ def keep(path: str, state: State, fd: int) -> list[int]:
 def give(path: str, folder: str) -> list[tuple[State, int]]:
     """Return (state, memory's descriptor) of each training state for a checkpoint folder.
 
-    The caller closes the descriptors. path: The spare, as `spare_client.path_here` returns it.
+    The caller closes the descriptors. path: Prefix of the spare's socket paths, from `spare_client.path_here`.
 
     Raises:
         OSError: There is no spare, or it does not answer.

@@ -170,8 +170,8 @@ def with_sent(source: Path, found: Iterable[NotCopied], send: Collection[str]) -
     Args:
         source: The source folder.
         found: The result of `measured`.
-        send: Paths relative to `source` that are sent with everything below them, in any size. Other files are sent from the
-            smallest on, up to SEND_BYTES and 10,000 files in all.
+        send: Paths relative to `source` that are sent with everything below them, whatever their size. Of the other files,
+            the smallest are sent, up to SEND_BYTES and 10,000 files in all.
 
     Returns:
         The files of `found` and `send`, with `is_sent` and `kept_back`.

@@ -1,7 +1,7 @@
 """List the files that a run leaves, without following links out of the run's folder.
 
-A script may put any link into its folders. Paceline resolves links on the machine where the script has run. A link to
-another of the run's file folders stands for its target. Other links, pipes, sockets and devices are excluded, and never
+A script may put any link into its folders. Paceline resolves links on the machine where the script has run. A link
+into the run's own folders is kept, or replaced by its target. Other links, pipes, sockets and devices are excluded, and never
 opened.
 
     <run>/outputs/latest -> /home/me/.../<run>/outputs/step-9       the link  latest -> step-9

@@ -59,7 +59,7 @@ def ask(
     """Let a warm spare fork the worker `argv`. Return the worker's pid and the connection.
 
     Args:
-        path: The spare, as `path_here` returns it.
+        path: Prefix of the spare's socket paths, as `path_here` returns it.
         argv: The worker's command line, from the interpreter on.
         env: The worker's whole environment.
         cwd: The worker's working directory.

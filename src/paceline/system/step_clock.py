@@ -37,8 +37,8 @@ class Counts:
     """The totals of a worker's step clock.
 
     Attributes:
-        steps: Number of optimizer steps. Without an optimizer, number of values of the most logged metric.
-        data_s, wait_s, eval_s, save_s: Seconds spent on waiting for data and other ranks, on evaluations and checkpoints.
+        steps: Number of optimizer steps. Without an optimizer, number of values of the metric that was logged most often.
+        data_s, wait_s, eval_s, save_s: Seconds spent on waiting for data, waiting for other ranks, evaluations, and checkpoints.
     """
 
     __slots__ = ("data_s", "eval_s", "save_s", "steps", "wait_s")

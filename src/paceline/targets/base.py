@@ -1,7 +1,7 @@
 """The protocols of a compute target and of its nodes.
 
     Target    checks a job, queues it, starts its supervisor: used by the submitting program
-    Nodes     the machines that a run holds: used by its supervisor, wherever that runs
+    Nodes     the machines that a run holds: used by the run's supervisor, on whichever machine it runs
 
 Seven optional protocols, each implemented completely or not at all (the conformance suite checks):
 
@@ -9,9 +9,9 @@ Seven optional protocols, each implemented completely or not at all (the conform
     Queued        the engine has a queue, and runs the supervisor in its job
     Alike         the engine accepts many similar runs in one call, such as a job array
     Controlling   the engine runs the controller of a sweep in a small job
-    Examined      `paceline compute` and the doctor can query it
+    Examined      `paceline compute` and `paceline compute doctor` can query the engine
     Elastic       gives a run as many nodes as are available, between a minimum and a maximum
-    Cleared       runs leave things in the engine that `paceline prune --compute` removes
+    Cleared       runs leave objects in the engine that `paceline prune --compute` removes
 
 Some members are optional. A target may have `OPTIONS` and `settings` if its kind is configurable, `login` if a password is
 needed, and `script_python(links)` if nodes have their own interpreters; see docs/compute.md. `Nodes` may have:
@@ -252,7 +252,7 @@ class Examined(Protocol):
     def examine(self, node_count: int | None = None) -> AbstractContextManager[list[Any]]:
         """Connect to nodes outside a run, for a `with` block that checks or cleans them.
 
-        node_count: Number of nodes; None for the kind's default. `Unreachable` stands for a failed connection.
+        node_count: Number of nodes; None for the target's default. For a failed connection, the list has an `Unreachable`.
 
         Raises:
             TargetError: The nodes can't be allocated.

@@ -3,8 +3,8 @@
     <workspace>/compute/<name>.json    {"name": "lab", "kind": "ssh", "settings": {"hosts": "/home/me/hosts.txt"}}
     <run folder>/target.json           a copy from the time of submission
 
-`local` always exists, and so does every kind without settings, under its own name. Kinds are built in or come from installed
-packages as entry points; a package that can't be imported does not affect the others.
+A target `local` always exists. Every kind that needs no settings is also a target, under the kind's name. Kinds are built in, or
+installed packages add them as entry points; a package that can't be imported does not affect the others.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def keep_copy(run_dir: Path, configured: Configured) -> None:
 def target_of_run(run_dir: Path) -> Target:
     """Return the target of a run, with the settings at its submission.
 
-    A run of an older Paceline version has no copy of the description, so the name in its record is looked up.
+    For a run of an older Paceline version, which has no copy of them, return the workspace's current target of that name.
 
     Raises:
         TargetError: The copy can't be read, or the kind can't be loaded.

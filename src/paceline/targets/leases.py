@@ -228,7 +228,7 @@ class Queue:
     ) -> "LeaseAnswer":
         """Return {"granted": share} if it is the run's turn, else the tickets before it.
 
-        ticket: The run's ticket, which is written to its file unless at_once is set and the run does not fit.
+        ticket: The run's ticket, which is written to its file. If at_once is set, it is written only if the run starts now.
         others: All other tickets.
         all_cores: Cores of the machine, for all runs together; `all_gpus` are its GPUs.
         blocked: {GPU: text} of the GPUs that processes outside Paceline use.
@@ -335,8 +335,8 @@ class Queue:
     def leave_reason(self, key: str, all_cores: int, all_gpus: "Sequence[str]") -> str:
         """Return why a run must release its cores and GPUs, or "".
 
-        Call this method every second or so, without the lock. It also records that the run lives. A killed run is charged up to
-        the last record.
+        Call this method every second or so, without the lock. It also updates the ticket's file time, which shows that the
+        run lives: the use of a killed run counts up to this time.
         """
         now = time.monotonic()
         if now >= self._beat_at:

@@ -213,7 +213,7 @@ class LocalQueue(_MachineQueue):
     def try_grant(self, run_dir: Path, demands: Sequence[LocalDemand] = ()) -> Lease | list[Ticket]:
         """Return the run's lease if it is first and fits, else the tickets before it.
 
-        demands: Alternatives that replace the ticket's demand, largest first; the run waits for the last of them.
+        demands: Alternatives to the ticket's demand, largest first. If none fits now, the run waits for the last.
 
         Raises:
             LookupError: The run has no ticket.

@@ -57,9 +57,9 @@ _NEEDS = {"Optuna": "optuna", "scikit-learn": "sklearn"}
 def importances(trials: Sequence[tuple[Trial, float]], space: Space) -> tuple[Importance, ...]:
     """Return each hyperparameter's share of the metric's variance, the largest first.
 
-    The result is empty for fewer than 10 trials (`LEAST`) or equal values. `trials` are pairs of a trial and its value; a
-    stopped trial has the value that it reached. A hyperparameter that belongs to one option of a choice is computed
-    from the trials with this option.
+    The result is empty for fewer than 10 trials (`LEAST`), or if all values are equal. `trials` are pairs of a trial and its
+    metric's value; for a stopped trial, the value that it reached. If only one option of a choice has a hyperparameter, its
+    share is computed from the trials with this option.
     """
     valued = [(trial, value) for trial, value in trials if trial.chosen]
     # Take every n-th trial, because later trials of a sampler differ from the first trials.

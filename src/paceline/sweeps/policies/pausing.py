@@ -23,7 +23,7 @@ class Judgement:
     """The decision of a policy on a live trial: go on, or pause.
 
     Attributes:
-        rung: Rung beyond which the trial may continue, or None to pause the trial.
+        rung: Number of logged values up to which the trial is not judged again, or None to pause the trial.
         why: The reason for the decision, as a sentence.
     """
 

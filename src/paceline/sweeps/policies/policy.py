@@ -1,8 +1,8 @@
 """The protocol of stopping policies, and the policies by median, truncation and bandit.
 
-An interval is one logging of the primary metric. A policy judges a trial at intervals that are multiples of evaluation_interval
-and at least delay_evaluation, as the Azure SDK does. When any trial logs new values, the policy judges each live trial again at
-the latest of these intervals that the trial has reached, since other trials may have improved.
+An interval is one logged value of the primary metric. A policy judges a trial when the number of its values is a multiple of
+evaluation_interval and at least delay_evaluation, as the Azure SDK does. When any trial logs new values, the policy judges each
+live trial again, at the latest such number that the trial has reached, since other trials may have improved.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class MedianStopping(NamedPolicy):
     (Golovin et al., Google Vizier, KDD 2017, 3.2.1). Shorter trials are not counted.
 
     Args:
-        evaluation_interval: Judge at multiples of this number of values.
-        delay_evaluation: Do not judge before this number of values.
+        evaluation_interval: Each trial is judged whenever it has logged this many more values.
+        delay_evaluation: No trial is judged before it has logged this many values.
 
     Raises:
         SweepError: An interval is out of range.
@@ -116,12 +116,12 @@ class MedianStopping(NamedPolicy):
 
 @dataclass(frozen=True, kw_only=True)
 class TruncationSelection(NamedPolicy):
-    """A policy that stops the worst trials at each interval.
+    """A policy that stops the worst trials at each evaluation.
 
     Args:
-        truncation_percentage: Share of the trials to stop, an integer from 1 to 99. Their number is rounded down.
-        evaluation_interval: Judge at multiples of this number of values.
-        delay_evaluation: Do not judge before this number of values.
+        truncation_percentage: Percentage of the trials to stop, an integer from 1 to 99. The number of trials is rounded down.
+        evaluation_interval: Each trial is judged whenever it has logged this many more values.
+        delay_evaluation: No trial is judged before it has logged this many values.
 
     Raises:
         SweepError: The percentage or an interval is out of range.
@@ -164,12 +164,12 @@ class Bandit(NamedPolicy):
     """A policy that stops trials far behind the best.
 
     Args:
-        slack_factor: Slack as a ratio. With 0.2 and a best of 0.8, values below 0.8 / 1.2 = 0.667 stop; if the metric is
-            minimized, values above 0.8 * 1.2 stop. For a best value below zero, the two formulas change places, so the bound is
+        slack_factor: Slack as a ratio. With 0.2 and a best value of 0.8, trials below 0.8 / 1.2 = 0.667 stop; if the metric is
+            minimized, trials above 0.8 * 1.2 stop. For a best value below zero, the two formulas change places, so the bound is
             always worse than the best.
         slack_amount: Slack as a difference. Exactly one of the two must be given; 0 counts as not given, as in the SDK.
-        evaluation_interval: Judge at multiples of this number of values.
-        delay_evaluation: Do not judge before this number of values.
+        evaluation_interval: Each trial is judged whenever it has logged this many more values.
+        delay_evaluation: No trial is judged before it has logged this many values.
 
     Raises:
         SweepError: Not exactly one slack is given, it is negative, or an interval is out of range.

@@ -37,15 +37,15 @@ class PopulationBasedTraining(NamedPolicy):
     The script must resume from `PACELINE_CHECKPOINT_DIR`, with the hyperparameters that it gets.
 
     Args:
-        interval: Number of values between two exchanges.
-        last: Number of values after which trials end by themselves.
+        interval: Number of values that each trial logs until the worst trials are replaced again.
+        last: Number of values that the script logs until it ends.
         quantile: Share of trials to replace and of trials to copy, up to 0.5. Trials are ranked by their last values.
         factors: Each hyperparameter of a copy is multiplied by one of these numbers; see `paceline.sweeps.policies.population`.
         resample: Probability that a hyperparameter is drawn from the space instead.
         mutate: Names of hyperparameters that change; None for all. Other hyperparameters, such as a number of layers, are
             copied unchanged.
-        budget: The script's argument, such as "--epochs", that sets the total number of values after which the script ends.
-            Without a budget, a trial gets SIGTERM at the end of a generation.
+        budget: The script's argument, such as "--epochs", that sets how many values the script logs in all until it ends.
+            Without a budget, each run of a trial gets SIGTERM after `interval` values.
 
     Raises:
         SweepError: A number is out of range.

@@ -88,8 +88,8 @@ def following(
     better trials come later. Here, a rung promotes at most 1 / eta while trials may still reach it. After that, the rung also
     promotes the best trials that it has not promoted before.
 
-    When nothing else can begin, the best waiting trial runs to its end unless another has done so. So a sweep ends with
-    a trained model, even with fewer than eta trials at a rung.
+    When no other run can begin, the best waiting trial runs to its end, unless another trial has done so. So a sweep ends
+    with a trained model, even with fewer than eta trials at a rung.
     """
     usable = [trial for trial in trials if trial.run_id not in without]
     rungs = ladder.up_to(max((len(trial.curve) for trial in usable), default=0))

@@ -23,7 +23,7 @@ class Proposal:
 
     Attributes:
         chosen: The raw value of each dimension by its key.
-        notes: JSON that the sampler stores with the trial, such as a generation's state.
+        notes: JSON that the sampler stores with the trial, such as its optimizer's state.
     """
 
     chosen: Mapping[str, Raw]

@@ -3,7 +3,7 @@
     other pods  ── TCP ──> hub ── Unix socket, passed descriptors ──> supervisor (`allocate`)
     readers     ── port-forward ──> hub ── files of the run's folder
 
-It runs in threads of the pod's first process, so it outlives the supervisor.
+Readers fetch the run's files. The server runs in threads of the pod's first process, so it outlives the supervisor.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _MESSAGE_BYTES = 1 << 20
 
 
 class Pulled:
-    """A tracker of changes to a run's folder that a reader's copy lacks.
+    """A tracker of a run folder's changes that a reader's copy lacks.
 
-    known: The stamp of each file in the reader's copy, by name.
+    known: The stamp (such as size and time) of each file in the reader's copy, by name.
     """
 
     def __init__(self, folder: RunFolder) -> None:

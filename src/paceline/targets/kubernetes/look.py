@@ -38,7 +38,7 @@ class _Reason:
 
     Attributes:
         asked: Monotonic time at which this process asked for the events or the text.
-        versions: Versions of the Job and its pods at that time.
+        versions: Resource versions of the Job and its pods at that time.
     """
 
     asked: float

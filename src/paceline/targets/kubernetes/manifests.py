@@ -1,7 +1,7 @@
 """The manifests of a run's objects, as pure functions of job and settings.
 
-Job NAME            one pod for each node; index 0 has the supervisor. Owns the next three: its deletion removes them.
-                    With many runs: a pod for each run, by index
+Job NAME            one pod for each node; index 0 has the supervisor. The Job owns the next three: its deletion
+                    removes them. A Job of many runs has a pod for each run, by index
 Service NAME        headless, so that pods find index 0 as NAME-0.NAME
 Secret NAME         the run's folder, the ticket, the first program. With many runs NAME-part-1, ... too
 Secret NAME-dropped with many runs: the canceled runs whose pods can't be reached (`many`)
@@ -61,7 +61,7 @@ class ObjectNames:
     """The names of a run's objects in the cluster.
 
     Attributes:
-        secrets: File of a pod -> the Secret that holds the file. The files are packed parts of the library or the source.
+        secrets: File name in the pod -> name of the Secret that holds it. The files are packed parts of the library or source.
         count: The number of runs of a Job with many runs, else 0. `run_id` is then the first run's id.
         at_once: How many of these runs may run at the same time.
         parts: Further Secrets with the folders of these runs.

@@ -4,8 +4,8 @@
                     this run's `dropped.json`
     dropped.json    the cancel request of a run whose pod could not be reached; {} for a run that can't begin
 
-The API can't end one index of a Job. So a Secret has these requests. A pod reads the Secret's file at its start, and then
-every second: the kubelet updates the file within about a minute.
+The API can't end one index of a Job. So a Secret that each pod mounts as a file has the cancel requests. A pod reads the file
+at its start, and then every second. The kubelet updates the file within about a minute.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def dropped(folder: RunFolder) -> Noted | None:
 def drop(cluster: Cluster, settings: KubernetesSettings, folder: RunFolder, noted: Noted, request: Noted) -> None:
     """Tell the pod of a run to end, or not to begin the run.
 
-    request: The content of the run's cancel request, or {}.
+    request: The content of the run's cancel request, or {} if the run can't begin.
 
     Raises:
         EngineError, TargetError: The cluster does not answer, or refuses the Secret. The next status query repeats the attempt.

@@ -188,7 +188,7 @@ class PodLeader:
         store.replace_state(self._folder, replace(record, warnings=(*record.warnings, text)))
 
     def _note_lost_attempts(self) -> None:
-        """Restore the lost attempts of index 0's earlier pods in the run's record.
+        """Record the attempts that were lost with index 0's earlier pods.
 
         A pod may fail before an attempt begins, so the pods of other indexes report the number of attempts.
         """

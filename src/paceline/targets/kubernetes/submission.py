@@ -64,7 +64,7 @@ class _Code:
     """Paceline's library and a source, in Secrets that runs share.
 
     Attributes:
-        names: The Secret that holds each file of a pod.
+        names: Name of a file in the pod -> name of the Secret that holds it.
         snapshot: The folder of the source, if there is one.
         source_parts: The number of files of the source; None if the source is too large for Secrets.
     """
@@ -135,7 +135,7 @@ def submit_many(
     """Create the Job and Secrets of runs that differ in their arguments only.
 
     Raises:
-        EngineError, TargetError: As for `submit`, and if the files of the runs are too large for Secrets.
+        EngineError, TargetError: As for `submit`. Also, the files of the runs are too large for Secrets.
     """
     settings = _with_queue(cluster, settings)
     code = _stored_code(cluster, settings, folders[0], library, workspace)

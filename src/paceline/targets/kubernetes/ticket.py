@@ -2,11 +2,11 @@
 
 Connections to index 0 begin with proofs of the run's key (`paceline.system.handshake`), then a JSON request:
 
-    {"what": "agent", "rank": 1, ...}    another pod offers to become an agent. "attempts": how often it was one;
-                                         "preempted": how many of these a preemption of index 0 ended.
+    {"what": "agent", "rank": 1, ...}    another pod offers to become an agent. "attempts": how often it was an agent;
+                                         "preempted": how many of these attempts ended by a preemption of index 0.
                                          Answers: {"incarnation": N}, later {"go": true}: the connection is now an
                                          agent's link; or the pod has to exit: {"over": true}: the run has ended,
-                                         {"give_back": true}: pods are missing, {"preempted": true}: index 0 is ended
+                                         {"give_back": true}: pods are missing, {"preempted": true}: Kubernetes ends index 0
     {"what": "leaving", "rank": 1}       Kubernetes ends the pod of this rank
     {"what": "pull"}                     a reader then sends {"known": ...}, each answered by frames; the last has "over"
     {"what": "exec", "request": ...}     `paceline exec`, followed by lists of messages both ways
@@ -54,11 +54,11 @@ class PodTicket:
         key: Secret in hexadecimal by which the run's pods and the submitting machine authenticate to each other.
         library: Digest of the library, whose parts are files `library.N`.
         source_parts: Number of files `source.N`, which together are a tar.gz of the source.
-        upload_bytes: Size of the archive with the run's folder that a reader uploads; 0 if the file `run` is this archive.
+        upload_bytes: Size of the packed run folder if the submitting machine uploads it; 0 if a Secret holds it as `archive`.
         volume: Name of the volume claim that the pods mount; "" without one.
         live: Whether the pod writes changes into its log during the run, for readers who may not forward ports.
         runs: The ids of a Job's runs by index, if the Job has many runs.
-        archive: Name of the file with the run's folder.
+        archive: Name of the pod's file with the packed run folder.
     """
 
     run_id: str

@@ -1,7 +1,7 @@
 """A channel for `paceline exec` through a datastore, for Ray clusters without a shared folder.
 
     <prefix>/exec/knock              announces a command; the cluster's side removes it before it lists commands
-    <prefix>/exec/<id>/in_<n>        messages as JSON: the request, then input; after a silence the client is lost
+    <prefix>/exec/<id>/in_<n>        messages as JSON: the request, then input; if none come, the client counts as lost
     <prefix>/exec/<id>/out_<n>       output lines; an empty object ends them
 
 Readers remove the objects that they have read. Objects are encrypted and authenticated (`object_sync.encrypted`) with a key
@@ -9,7 +9,7 @@ of the run, which is in the job's ticket and in a private file of the submitting
 commands, and readers learn nothing. Only the empty object is plain; as first answer it means that the cluster's Python has no
 `cryptography`.
 
-Objects always work: the submitting machine may be able to reach only the dashboard and the datastore.
+The channel needs no connection to the nodes: the submitting machine may reach only the dashboard and the datastore.
 """
 
 from __future__ import annotations

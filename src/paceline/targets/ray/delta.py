@@ -1,9 +1,9 @@
 """Record the changes of a run's folder as parts in a store, and replay them.
 
 A part is a list of frames (`paceline.remote.wire`) with the changes of `paceline.remote.replica.changes`. The last part is
-{"over": true}. No data is stored twice: of a log, each part has only the new bytes.
+{"over": true}. No data is stored twice: of a growing log, each part has only the new bytes.
 
-A run's record comes after all changes made before it was read. The final record is in the part before the last.
+A run's record (its status) follows all changes made before it was read. The final record is in the part before the last.
 """
 
 from __future__ import annotations

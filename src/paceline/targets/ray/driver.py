@@ -7,7 +7,7 @@ supervisor.
 
     {"bundles": [{"CPU": 2}, ...], "name": ..., "port": ..., "token": ...}   the request. "host": where nodes connect to,
                                                                              if not to this machine; "least": how many
-                                                                             bundles suffice; "avoid": ids of nodes
+                                                                             bundles suffice; "avoid": ids of nodes to skip
 
     {"is": "connected", "python": ..., "version": ...}
     {"is": "waiting", "nodes": [{"name", "node_id", "total", "free"}, ...]}   every second, until placement
@@ -46,7 +46,7 @@ _LOADED_ON_USE = ("requests", "jsonschema")
 def hold(host: str, port: int, token: str, rank: int) -> str:
     """Run an agent in a node's Ray worker process. Return how the agent ended.
 
-    Ray sends this function by value, since the node has no Paceline.
+    Ray pickles this function by value, since the node has no Paceline.
     """
     import contextlib
     import importlib
