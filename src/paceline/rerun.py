@@ -41,7 +41,7 @@ class RerunChanges:
         parameters: Option of the script, such as "--lr" or "lr" -> its value. "true" and "false" turn a switch on and off; the
             value None removes the option.
         arguments: Further arguments, which are added at the end.
-        node_count: A number, or "2..4".
+        node_count: Number of nodes, or a range such as "2..4" for an elastic run.
         resume: Start from the checkpoints of the earlier run.
     """
 
@@ -84,7 +84,7 @@ def rerun(
 ) -> RunFolder:
     """Resubmit a run's job with its source and package versions. Return the new run's folder.
 
-    `values` has values of the job's secrets by name, which replace the values from the secrets' sources.
+    `values`: {name of a secret of the job: its value}. A secret in this dict is not read from its source.
 
     Raises:
         RunStateError: The run was not submitted but logged by a program, or it is a pipeline or a sweep.

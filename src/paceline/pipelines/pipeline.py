@@ -156,7 +156,7 @@ def submit_pipeline(
     """Start a pipeline and return its folder immediately.
 
     `directories`: Source directory of each step.
-    `run_id`: The id that `spec` was made for.
+    `run_id`: The pipeline's run id, which paths in `spec` contain.
     `values`: As for `paceline.submit.submit`, for all steps.
     `leave_out`: As for `paceline.submit.submit`.
 

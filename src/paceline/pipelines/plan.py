@@ -22,9 +22,9 @@ class Planned:
     """A pipeline's step whose run id is known.
 
     Attributes:
-        job: The step's job, whose inputs may be `PendingReference`s to other steps.
+        job: The step's job. An input that another step writes is a `PendingReference`.
         directory: The source directory.
-        gives: The `PipelineData` that the step writes, by the names of the job's outputs.
+        gives: Pairs of a `PipelineData` that the step writes and the name of this output in the job.
     """
 
     name: str
@@ -47,13 +47,13 @@ def spec_of(
     """Return the spec of a pipeline, and the source directory of each step.
 
     `steps`: The steps in an order in which they can run.
-    `plan`: Returns a step's `Planned` form for the run id of the step.
+    `plan`: Called with a step and its run id; returns the step as `Planned`.
     `after`: Returns the steps that must be Completed before a step, besides steps whose data it reads.
     `outputs`: The pipeline's outputs as a dict of names to data objects.
     `values`: Other fields of `PipelineSpec`.
 
     Raises:
-        PipelineError: Data has no step or several steps that write it, or there are too many steps.
+        PipelineError: There are no steps or too many, two steps write the same data, or no step writes data that is needed.
     """
     if not steps:
         raise PipelineError("a pipeline without steps has nothing to do. Give it at least one.")

@@ -1,7 +1,7 @@
 """Reuse the outputs of a former run with equal inputs, source, job and environment.
 
-The file `<workspace>/pipelines/<key>.json` names the last run with a cache key. The file is ignored if this run's
-record has another key, or if the run's outputs no longer exist.
+The file `<workspace>/pipelines/<key>.json` contains the id of the last run whose cache key is `<key>`. The file is ignored
+if the record of that run has another key, or if the outputs of that run no longer exist.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def take_over(
 
     The new run gets copies of the former run's outputs and metrics.
 
-    `entry`: The step's entry in the new run's record.
+    `entry`: The field `step` of the new run's record, still without `reused_from`.
     """
     source, now = RunFolder(runs_dir / former.run_id), utc_now()
     record = RunRecord(

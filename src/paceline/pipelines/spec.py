@@ -20,11 +20,11 @@ class StepSpec:
     Attributes:
         job: The job that is submitted, unless the step reuses the outputs of a former run.
         after: Numbers of the steps that must be Completed first.
-        takes: {input's name: (number of the step that writes the input, name of this step's output)}.
+        takes: {name of an input: (number of the step that writes its data, name of the data among that step's outputs)}.
         source_directory, snapshot_id, git: The step's source.
         allow_reuse: Whether to reuse the outputs of a former run if nothing has changed.
         sweep: The sweep's spec, if the step is a sweep.
-        warnings: Warnings that the step's run has from its start.
+        warnings: Warnings that are stored in the record of the step's run when the run is created.
     """
 
     name: str
@@ -57,7 +57,7 @@ class PipelineSpec:
 
     Attributes:
         parameters: Values of the pipeline's parameters at submission.
-        outputs: {pipeline output's name: (number of the step that writes it, name of this step's output)}.
+        outputs: {name of a pipeline's output: (number of the step that writes it, its name among that step's outputs)}.
         continue_on_step_failure: Whether steps that do not need a failed step go on.
         regenerate_outputs: Whether every step runs, without reusing outputs of former runs.
     """

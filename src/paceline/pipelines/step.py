@@ -122,7 +122,7 @@ class Step:
         """Return the default values of the step's parameters, by name.
 
         Raises:
-            PipelineError: A parameter has two defaults.
+            PipelineError: Two parameters with the same name have different defaults.
         """
         words = (word for name in _WITH_PARAMETERS for word in _words(getattr(self._estimator, name, None)))
         return defaults((word.name, word.default_value) for word in words if isinstance(word, PipelineParameter))
@@ -136,7 +136,7 @@ class Step:
             parameters: Values of the pipeline's parameters by name.
 
         Raises:
-            JobError: A script cannot get the value of a parameter.
+            JobError: The value of a parameter cannot be passed to a script.
         """
         job = self._job(parameters)
         inputs = [

@@ -125,12 +125,12 @@ class PrunePolicy:
     Attributes:
         older_than_s: Remove runs that ended, and environments and files that were last used, this many seconds ago or earlier.
         keep_last: Number of the newest runs of each experiment to keep.
-        max_bytes: Remove the oldest or least recently used of each kind until this size remains.
+        max_bytes: Remove the oldest runs, the longest unused environments and the longest unused files, each down to this size.
         status: Remove only runs in this state.
         experiment: Remove only runs of this experiment.
 
     Raises:
-        UserError: A value is below zero, or the state does not exist.
+        UserError: A number is below zero, or `status` is not a run's state.
     """
 
     older_than_s: float | None = None

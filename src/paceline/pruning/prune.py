@@ -30,7 +30,7 @@ class Pruned:
 
     Attributes:
         data_bytes: The size of removed files of the data cache.
-        models_bytes: The size of removed model files that no version uses, or that a killed registration has left.
+        models_bytes: The size of removed model files that no version of a model uses, or that a killed registration left behind.
         failed: Messages about runs that could not be removed.
     """
 

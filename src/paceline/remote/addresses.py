@@ -32,7 +32,7 @@ class Machine:
 
     Attributes:
         interfaces: Interface name -> (IPv4 address, prefix length), such as {"eth0": ("10.0.0.5", 24)}.
-        arrived_at: The address of the machine at which ssh or Slurm connects to it; "" if unknown.
+        arrived_at: The machine's own address, to which ssh or Slurm connects; "" if unknown.
     """
 
     name: str
@@ -43,10 +43,10 @@ class Machine:
 def choose(machines: Sequence[Machine], interface: str | None = None) -> list[tuple[str, str | None]]:
     """Return the (address, interface) at which the other machines reach each machine.
 
-    With `interface`, this is the machine's address on that interface. Otherwise it is the address at which ssh or Slurm
-    reaches the machine, if those addresses share a network; else an address in the first network common to all
-    machines; else the address or name that ssh or Slurm uses. The returned interface is None if the machine has no
-    interface with that address.
+    With `interface`, return each machine's address on that interface. Otherwise return the addresses to which ssh or Slurm
+    connects, if all are in one network. If not, return addresses in the first network that all machines share. Without such
+    a network, return the address or name that ssh or Slurm uses. The returned interface is None if no interface of the
+    machine has the address.
 
     Raises:
         TargetError: A machine lacks `interface`; the message lists its interfaces.

@@ -82,7 +82,7 @@ def bootstrap_words(python: str = "python3") -> tuple[str, ...]:
 def stream_program(*sources: str, last: str) -> bytes:
     """Return the bytes to send to an interpreter started by `bootstrap_words`.
 
-    They are one line that reads the program, then the program.
+    The bytes are one line of code that reads the program, followed by the program.
 
     sources: Paths of files whose text makes up the program. Only the first file may import from `__future__`.
     last: Code that follows the files.

@@ -5,7 +5,7 @@
 Frames travel over links and to login hosts, and are stored as objects in a datastore. File names in them may have
 surrogate escapes, which JSON keeps. On a link, a request has a number `id`, and its reply has the same number as `re`.
 
-Login hosts run this text with their own Python, 3.6 or later, so it needs only the standard library.
+Login hosts run this module with their own Python, 3.6 or later, so it needs only the standard library.
 """
 
 import json

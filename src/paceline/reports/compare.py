@@ -56,7 +56,7 @@ class ComparedFact:
 
     Attributes:
         kind: "parameters", "metrics", "topology", "settings", "code", "data" or "environment".
-        part: The compared value of a metric: "last", "best", "min" or "max". "" for other facts.
+        part: Which value of a metric is compared: "last", "best", "min" or "max"; "" for other facts.
         values: The value in each run, or None if the run does not have the fact.
     """
 
@@ -123,7 +123,7 @@ def run_table(folders: Sequence[RunFolder], facts: FactsOf = read_facts) -> RunT
 
     Args:
         folders: The folders of one or more runs.
-        facts: A function that returns the parameters and metrics of a run, such as from the index of runs.
+        facts: A function that returns the parameters and metrics of a run, such as one that reads an index of runs.
 
     Raises:
         RunNotFoundError: The record of a run can't be read.

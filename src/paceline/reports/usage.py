@@ -1,7 +1,7 @@
 """Sum the core hours and GPU hours that runs held, and the lost hours among them.
 
 A run holds its cores and GPUs from the start of its nodes to the end of its last attempt, busy or not. Core hours are cores times
-hours, not CPU time. Each lost hour counts once, under one cause:
+hours, not CPU time. Hours without useful work are lost. Each lost hour counts once, under one cause:
 
     Preparing              attempt 1, failed          attempt 2, completed
     |-- packages -- data --|------- failed -----------|------- of use ------|
@@ -89,7 +89,7 @@ class Usage:
 def summed(runs_dir: Path, by: str, *, since: dt.datetime | None = None) -> list[Usage]:
     """Return the usage of runs, summed by "user", "experiment", "target" or "week".
 
-    since: Count only runs that were submitted after this time. A sweep's usage is the usage of its trials.
+    since: Count only runs that were submitted at this time or later. Trials of sweeps count as runs, sweeps do not.
     """
     usage_by_key: dict[str, Usage] = {}
     for record in read.all_records(runs_dir):

@@ -80,11 +80,11 @@ class WorkerContext:
 def _of_parents() -> dict[str, str]:
     """Return the environment of the nearest ancestor in a run, or an empty dict.
 
-    The parent of a daemon (double fork) is the run's supervisor if that is on this machine. In another container, or
+    After a double fork, the parent of a daemon is the run's supervisor, if it is on this machine. In another container, or
     without /proc, the function returns an empty dict.
 
     Raises:
-        RunContextError: The parent processes have ended, and only the run's supervisor is left.
+        RunContextError: The worker that started this process has ended, so the nearest ancestor in the run is its supervisor.
     """
     for pid in processes.ancestors():
         environment = processes.environment_of(pid)

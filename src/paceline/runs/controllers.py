@@ -85,7 +85,7 @@ def reopen(folder: RunFolder, record: RunRecord) -> None:
 def resume(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder], None]) -> RunRecord:
     """Start a new controller for a run whose controller is gone. Return the record.
 
-    If no controller can start, record the run as Failed, after a call of `give_up`.
+    If no controller can start, call `give_up`, then record the run as Failed.
     """
     # Only the user that the record names can resume the run, and only on the machine of the lost controller.
     if not store.was_here(record) or not has_own_record(folder):
@@ -110,7 +110,7 @@ def resume(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder], 
 def in_engine(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder], None]) -> RunRecord:
     """Return the record of a sweep controlled by an engine's job; restart a lost controller.
 
-    If no controller can start, record the sweep as Failed, after a call of `give_up`.
+    If no controller can start, call `give_up`, then record the sweep as Failed.
     """
 
     def goes_on(folder: RunFolder, record: RunRecord, found: remote_status.JobStatus) -> RunRecord | None:
@@ -133,7 +133,7 @@ def _again(
 ) -> RunRecord:
     """Start another controller, and return the record. The caller holds the run's lock.
 
-    why: How the previous controller ended, if known. give_up: Called if none can start, before the run becomes Failed.
+    why: How the previous controller ended, if known. give_up: Called if no controller can start, before the run fails.
     """
     starts = record.owner.get("starts", 0) + 1
     if starts > _MOST_STARTS:

@@ -39,10 +39,10 @@ class RunFile:
 
 
 def files(folder: RunFolder, patterns: Sequence[str] = ()) -> list[RunFile]:
-    """Return the run's files that match a pattern, or all files, by name.
+    """Return the run's files that match a pattern, or all, sorted by name.
 
     A pattern is a name, a folder's name, or has `*`, `?` or `[...]`, which match `/` too. A pattern without `/` also matches the
-    last part of names: `*.pt` is any such file. Pipes and links that lead nowhere or out of the run are excluded.
+    last part of names: `a*.pt` matches `outputs/a1.pt`. Pipes and links that lead nowhere or out of the run are excluded.
 
     Raises:
         RunNotFoundError: A pattern matches no file.

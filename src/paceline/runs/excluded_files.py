@@ -47,8 +47,8 @@ def settle(folder: RunFolder) -> None:
     """Replace links in the outputs by their targets, before the targets are removed.
 
     Such links lead from outputs, artifacts and checkpoints into the working directory, or to outputs stored elsewhere.
-    Call it when no worker runs. Links through `work` change, since `work` is removed: `work/outputs/a` becomes
-    `outputs/a`.
+    Call it when no worker runs. A link to `work/outputs/a` is replaced by a link to `outputs/a`, since the folder `work`
+    will be removed.
 
     Raises:
         OSError: The disk is full, or access is denied.

@@ -64,13 +64,13 @@ class FailureReport:
         message: One sentence on the failure.
         rank, node: The first worker to fail; None if no worker is to blame.
         attempt: Number of the attempt that failed.
-        exit_code: Exit code of `paceline run`.
+        exit_code: Exit code with which `paceline run` ends.
         signal: Name of the signal that ended the worker, such as "SIGKILL".
         exception: The last line of the exception, such as "ValueError: bad batch".
         traceback: The whole traceback of the exception.
         last_lines: At most 20 lines from the end of the worker's log.
-        victims: Ranks that ended because the first worker failed, with the way in which each ended.
-        see: A command that shows more.
+        victims: (rank, how it ended) of each worker that ended because the first worker failed.
+        see: A command or a log file that shows more.
 
     Examples:
         >>> experiment = pl.Experiment(pl.Workspace("my_runs"), "digits")

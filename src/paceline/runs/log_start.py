@@ -40,7 +40,7 @@ class LogStart:
 
     Attributes:
         attempt: The first attempt to show.
-        notes: An offset in this attempt's `log_order` file.
+        notes: The offset in this attempt's file `log_order.txt` at which the notes on later bytes begin.
         offsets: For each rank, an offset in its log. For missing ranks it is 0.
     """
 

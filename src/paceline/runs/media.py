@@ -311,7 +311,7 @@ def image_entry(name: str, path: object, plot: object) -> MediaEntry:
     """Return an image, from a path or a plot, as a run stores it.
 
     Raises:
-        MetricError: As `image_source`.
+        MetricError: As for `image_source`.
     """
     source = image_source(name, path, plot)
     return MediaEntry("image", source=source, ending=_ending(source) if isinstance(source, str) else ".png")

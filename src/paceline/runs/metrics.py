@@ -177,7 +177,7 @@ def read(directory: Path, *, name: str | None = None, rank: int | None = None) -
 def _values(path: Path, name: str | None) -> dict[str, Any] | None:
     """Return the metrics of one log like `read`, in a tenth of the memory.
 
-    Return None if a name was logged in several ways, or if the log has several attempts.
+    Return None if a name has both scalars and other values, or if the log has several attempts.
     """
     scalars: dict[str, list[Any]] = {}
     others: dict[str, list[MetricEntry]] = {}

@@ -1,7 +1,7 @@
-"""Send notifications of runs and services: webhooks, sendmail and commands, in parallel, each at most a minute.
+"""Send notifications of runs and services in parallel, by webhooks, sendmail and commands, each for at most a minute.
 
-The supervisor sends the notifications. If it was killed, another process closes the run under the run's lock, and sends
-the notifications of the end.
+A run's supervisor sends the notifications. If it was killed, another process takes the run's lock, records the run's end
+and sends the notifications of the end.
 
 Slack: https://api.slack.com/messaging/webhooks. Teams: an Adaptive Card, for the workflows that replaced connectors,
 https://learn.microsoft.com/power-automate/teams/create-adaptive-cards. ntfy: https://docs.ntfy.sh/publish/.
@@ -44,8 +44,8 @@ _SENDMAIL = ("/usr/sbin/sendmail", "/usr/lib/sendmail")
 def tell(folder: RunFolder, record: RunRecord, event: str, digest: str = "") -> list[str]:
     """Send the notifications of a run's event. Return a sentence for each failure.
 
-    Each receiver gets the notification of the run's end once, even if another process has to record that end. The sentences
-    contain no URL.
+    Each receiver gets the notification of the run's end once, even if another process has to record that end. The returned
+    sentences contain no URL.
 
     record: The record that will be written after this call. Its job names the receivers.
     digest: Further text of the message, such as the results of a sweep.

@@ -130,7 +130,7 @@ class RunRecord:
         status: A value of `paceline.runs.states`.
         parent_run_id: Id of the run of which it is a child, or None.
         sweep: The search of a sweep (`paceline.sweeps.spec`).
-        trial: For a sweep's child: its number, the sampler's raw values (chosen), and the values that the script gets (values).
+        trial: For a sweep's child: its number, `chosen` (raw values from the sampler) and `values` (values that the script gets).
         pipeline: The steps of a pipeline (`paceline.pipelines.spec`).
         step: For a pipeline's child: its number, name and cache key, and `reused_from`, the run whose outputs it reuses.
         created_utc: Time of the submission.
@@ -138,17 +138,17 @@ class RunRecord:
         ended_utc: Time of the end.
         submitted_by: Name of the user who submitted the run.
         target: Name of the compute target.
-        source_directory: The folder that was copied.
+        source_directory: The folder with the script, which was copied at submission.
         snapshot_id: Id of this copy (`paceline.snapshot`).
-        git: The folder's "commit", "branch", "dirty" and "repository_uri".
+        git: "commit", "branch", "dirty" and "repository_uri" of the source directory.
         job: The job that the run executes.
         program: The command line of a program that logs an interactive run.
         owner: Process id, host and boot id of the process that writes the record.
         scratch_dir: A folder outside the run's folder, removed at the run's end.
         waiting_for: Why the run is queued.
-        attempts: Launches of its workers.
+        attempts: The launches of all workers of the run, in order.
         size: Size of an elastic run, such as "nodes 3 of 2..4", with its pending change.
-        exit_code: Exit code of `paceline run`; None before the end.
+        exit_code: Exit code with which `paceline run` ends; None before the run's end.
         failure: The report of a failed run.
         canceled_by: Name of the user who canceled the run.
         warnings: Sentences on probable mistakes, such as workers that trained alone or a disk that fills up.

@@ -3,7 +3,7 @@
     engine.json     {"engine": "slurm", "job_id": "123"}, written by the submitting program before and after it submits the job;
                     "mirrored": true if the job uses another folder than this one, which is then a copy
     state.json      written by the supervisor, once the engine has started the job
-    gone            its time is when the engine first did not know the job although the record was not final
+    gone            an empty file, created when the engine first did not know the job although the record was not final
 
 File locks do not work across all shared file systems. So a reader of such a record asks the engine through the run's target.
 Targets cache the engine's answers for a few seconds, for all runs together.
@@ -248,7 +248,7 @@ def _end(record: RunRecord, found: JobStatus) -> tuple[str, dict[str, Any]]:
 def _is_mine(folder: RunFolder) -> bool:
     """Return whether this user wrote the run's target settings.
 
-    Settings of another user could make ssh start programs. Runs of older versions have no settings: their record's owner counts.
+    Settings of another user could make ssh start programs. For older runs without settings, check who wrote the record.
     """
     return is_mine(folder.target) if folder.target.exists() else has_own_record(folder)
 

@@ -535,7 +535,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     def profile(self, *, seconds: float = 30.0, rate: float = 100.0) -> RunProfile:
         """Sample the workers' stacks while they run, and return where their time goes.
 
-        rate: samples per second. py-spy takes them where it is installed and allowed. Otherwise signals sample the main threads,
+        rate: samples per second. py-spy takes them if it is installed and allowed. Otherwise signals sample the main threads,
         at most 20 times per second, and `notes` says so. `save(path)` writes a file for https://www.speedscope.app.
 
         Raises:
@@ -595,7 +595,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
         `Workspace.restore` brings it back for 7 days. Data in datastores stays.
 
-        children: also delete the runs below it. purge: remove everything for good, which frees the space immediately.
+        children: also delete its child runs and theirs. purge: remove everything for good, which frees the space immediately.
 
         Raises:
             RunStateError: The run or a child has not ended, or it has children and children=False. Nothing is removed then.
@@ -759,7 +759,7 @@ def _check_numbers(what: str, given: object, there: range, run_id: str) -> None:
 def _of_all_nodes(found: list[dict[str, Any]]) -> dict[str, Any]:
     """Return {input: its numbers of files and bytes, its fingerprint, ...}, over all nodes.
 
-    Numbers are sums over the nodes if each has a part of the input, else one node's numbers. found: A dict per input and node.
+    If each node has a part of an input, add up the nodes' numbers, else use one node's. found: A dict for each node and input.
     """
     together: dict[str, Any] = {}
     for one in found:

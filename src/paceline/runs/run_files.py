@@ -65,8 +65,8 @@ class HasFiles(ABC):
     def get_file_names(self) -> list[str]:
         """Return the names of the run's files, sorted: outputs, logs and uploads.
 
-        If the run's local folder is a copy, new files are fetched first. Links to other folders of the run are followed, links
-        that lead out of it are excluded.
+        If the run's local folder is a copy, new files are fetched first. Links to other folders of the run are followed. Links
+        that lead out of the run are excluded.
         """
         # If this program logs the run, first copy its new files in ./outputs into the run.
         interactive.keep_watched(self.folder)

@@ -23,7 +23,7 @@ class LogsMetrics(ABC):
 
         A dict instead of the name logs each of its values under its key: `log({"loss": 0.1, "accuracy": 0.9}, step=3)`.
 
-        In `get_metrics`, one value under a name is a scalar, and several are a list. Other types never end the script. Lists,
+        In `get_metrics`, one value under a name is a scalar, and several are a list. A value of another type is no error. Lists,
         tuples, ranges, generators and arrays of one dimension are stored as lists. Matplotlib figures, PIL images and bytes of
         H x W x 3 or 4 are stored as images, other arrays as histograms, and pandas frames and lists of dicts as tables.
         `paceline.Image`, `Audio`, `Video`, `Html`, `Histogram` and `Table` set the kind. Other objects are stored as their

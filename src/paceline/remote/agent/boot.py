@@ -8,8 +8,8 @@ The supervisor (paceline.remote.link.bootstrap) sends this file's text and calls
     folder      if `shared` does not have the library, it is in <folder>/lib/<digest>/paceline
     agent       settings of the agent
 
-The program writes a line if it needs the library, and a line once it has the library or has failed. The code is Python
-3.6, so that an interpreter that is too old can report its version.
+The program writes a line if it needs the library, and a line once it has the library or has failed. The code runs on
+Python 3.6, so that an interpreter that is too old for the library can report its version.
 """
 
 import io
@@ -75,8 +75,8 @@ def boot(settings: "Dict[str, Any]") -> None:  # noqa: UP006
 def digest_in(folder: str, is_ours: bool = False) -> "Optional[str]":  # noqa: UP045
     """Return the `digest` of the package `paceline` in a folder, or None.
 
-    The digest is cached in a file in the folder if Paceline has made the folder: if `is_ours`, or if `paceline` is a
-    link. Nothing is written beside an installed package.
+    If `is_ours` is true or `paceline` is a symbolic link, Paceline has created the folder, and a file in it caches the
+    digest. Nothing is written beside an installed package.
     """
     package = os.path.join(folder, "paceline")
     return known_digest(folder) if is_ours or os.path.islink(package) else digest(package)

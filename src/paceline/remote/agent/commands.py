@@ -60,8 +60,8 @@ class Commands:
         """Start a worker, or an idle process (spare) that forks the next attempt's worker.
 
         Returns:
-            The pid, and "". If the spare with the socket `spare` could not fork the worker, a new process is started,
-            and the second value is the reason.
+            The pid, and "". If `spare` is the socket of a spare that could not fork the worker, a new process is started,
+            and the second value is the spare's error.
         """
         if not spare:
             pid = self.start(argv, env=env, cwd=cwd, log=log, tag=tag)

@@ -123,8 +123,8 @@ def is_low(free: int, total: int) -> bool:
 def oom_kills() -> int:
     """Return how many processes the kernel's OOM killer has killed on this machine.
 
-    The result adds up the counters of the machine (/proc/vmstat) and of this process's cgroup, since some kernels count
-    kills because of a container's or a batch system's limit only in the cgroup. It is 0 if both are unknown.
+    The result is the sum of the machine's counter (/proc/vmstat) and the counters of this process's cgroup. On some kernels,
+    only the cgroup counts kills at the memory limit of a container or batch job. A counter that can't be read counts as 0.
     """
     return sum(_count(path) for path in ["/proc/vmstat", *_group_files()])
 

@@ -40,7 +40,7 @@ _SHARED = (NOTES, DRIVER_LOG)
 class Mirror(threading.Thread):
     """A thread that sends a run's new and changed files to the supervisor.
 
-    have: File name -> stamp of the version that the supervisor has (`paceline.remote.replica.changes`).
+    have: File name -> [size, mtime in ns, inode] of the version that the supervisor has.
     takes_files: Whether to send checkpoints and outputs. Only one of the nodes that share a folder sends them.
     log_limit: Bytes of each worker's log to keep; 0 for no limit.
     """

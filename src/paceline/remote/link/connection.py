@@ -5,7 +5,7 @@
                    an immediate answer                   -> the thread that waits for it
                    events, answers in order              -> _inward -> filer: stores files, calls `hear`
 
-The reader waits for the disk only if `_inward` is full, so answers and pings overtake files. An answer "in order" must
+The reader waits for the disk only if the queue `_inward` is full, so answers and pings overtake files. An answer "in order" must
 not overtake earlier files, so the filer delivers it. When the connection ends, the reader records the reason, ends the
 local program and puts None into `_inward`, which ends the filer. Pending requests end after the filer, since the filer
 may still answer some of them.

@@ -2,7 +2,7 @@
 
 If the agent or the supervisor was killed, a copy stays on its node. `clear_node` later fetches the copy's files and
 removes it. `paceline prune` and the start of a later run on the node call `clear_node`. A later run leaves a copy there
-if more than 64 MiB of its files would have to be fetched.
+if more than 64 MiB of the copy's files would have to be fetched.
 """
 
 from __future__ import annotations
@@ -261,9 +261,9 @@ class LeftBehind:
     """Files on a node that a killed process has left.
 
     Attributes:
-        run_id: The run that the folder belongs to; "" if it belongs to no single run.
+        run_id: The run that the files belong to; "" if they belong to no single run.
         missing: Names of files in the copy that the run's own folder lacks.
-        stays: The reason why the folder was not removed; "" if it was removed, or would be without `dry_run`.
+        stays: The reason why the files were not removed; "" if they were removed, or would be without `dry_run`.
         is_foreign: Whether the run belongs to another workspace.
     """
 
@@ -364,7 +364,7 @@ def _only_there(there: Mapping[str, Stamp], folder: RunFolder, *, is_single: boo
     """Return {name: missing bytes} of files that the run's own folder lacks.
 
     there: The files of the node's copy, as {name: [size, mtime, inode]}.
-    is_single: Whether the run had one attempt. Only then do metrics count, since all attempts append to the same files.
+    is_single: Whether the run had one attempt. If not, metrics are ignored, since all attempts append to the same files.
     """
     found = {}
     for name, (size, changed, _) in there.items():

@@ -195,7 +195,7 @@ class Link(LinkFiles):
         """Start a command on the node. Return its pid.
 
         log: The file on the node to which the command writes.
-        env, exact: The command's environment is `env`, added to the agent's own variables unless `exact`.
+        env, exact: The command gets the variables `env`. Unless `exact`, it gets the agent's other variables too.
         tag: With a tag, the callback `on_tagged_end` gets the exit of the command; else `ends` returns it.
         """
         return self._start(argv, env, cwd=cwd, log=log, exact=exact, tag=tag)[0]
@@ -204,7 +204,7 @@ class Link(LinkFiles):
         """Start a worker, or an idle process that forks later workers.
 
         Returns:
-            The pid, and the reason why no idle process could fork the worker, or "".
+            The pid, and "". If an idle process could not fork the worker, the second value is the reason.
         """
         spare = {"spare": command.spare, "is_spare": command.is_spare}
         return self._start(command.argv, env, cwd=cwd, log=str(command.log), exact=True, **spare)

@@ -150,10 +150,10 @@ class LinkFiles:
         group: A number that is equal for nodes that share a file system.
         takes_files: Whether to mirror checkpoints and outputs too.
         log_limit: Bytes of each worker's log that the node keeps; 0 for no limit.
-        have: Name -> stamp of files that the node need not send; None for the files in `folder`.
+        have: Name -> [size, mtime in ns, inode] of files that the node need not send; None for the files in `folder`.
 
         Returns:
-            The request, for `answer`.
+            The pending request, for which `answer` waits.
         """
         # All links of a run share one replica, so this link tells the replica its rank and group with every file.
         self._rank, self._group, self._mirrored = rank, group, remote_run_dir

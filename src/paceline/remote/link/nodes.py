@@ -40,9 +40,9 @@ class AgentNodes:
 
     ports: Free ports of the first node, or the number of ports to find there.
     folder: Absolute path of Paceline's folder on each node, used if the nodes do not see the supervisor's folders.
-    python: The interpreter for jobs that name no interpreter; None for the first agent's.
+    python: The interpreter for jobs that name no interpreter; None for the interpreter of the first node's agent.
     is_shared: Whether the nodes see the supervisor's folders; None to find out.
-    on_close: A callback of `close`, which gives the nodes back to their engine.
+    on_close: A callback that gives the nodes back to their engine; `close` calls it.
     on_hang: A callback that gets the start time of this run's hang, or None once the run continues. Other runs that wait
         for these nodes read the time.
     starter: The program that starts MPI workers instead of mpirun. The agents still signal and watch the workers.

@@ -24,7 +24,7 @@ def make_remote_shell(link: Link, scratch: str, socket: str, python: str) -> tup
     mpirun adds the words `HOST COMMAND...`. Paths in the command line must have no space, since mpirun's launcher PRRTE
     does not support quotes.
 
-    scratch: The folder on the node for the shell.
+    scratch: The temporary folder on the node, in which the script `rsh` is created.
     socket: Path of the agent's socket on the node.
     python: The interpreter, unless the variable `REMOTE_SHELL_PYTHON` names another.
     """
@@ -53,7 +53,7 @@ class _Call:
 class RshCalls:
     """A server that runs commands on nodes when other nodes request it.
 
-    log: Path of the file on each node to which the commands write.
+    log: Path of a file on each node, to which the commands on this node write their output.
     shells: Node rank -> the shell and environment for command lines on that node (`Command.shells`).
 
         requesting node's link   rsh       -> recorded, then a thread starts the command on the other node
@@ -61,8 +61,8 @@ class RshCalls:
         the other's link         its exit  -> answer to the requesting node
 
     Each link has a thread, so these frames arrive in any order: a command may end before the answer to its start
-    arrives, and the requesting program may be killed meanwhile. The thread that removes a call from `_calls`, under the
-    lock, finishes it.
+    arrives, and the requesting program may be killed meanwhile. Threads remove a call from `_calls` under the lock, and
+    the thread that removed it finishes the call.
     """
 
     def __init__(self, links: Sequence[Link], nodes: Sequence[Node], environment: Mapping[str, str], log: str) -> None:

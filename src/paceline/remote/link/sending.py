@@ -80,12 +80,12 @@ def all_or_error(
 ) -> list[T]:
     """Return the results of `on_each` or `ask_each`, or raise the first exception.
 
-    found: The results and exceptions.
-    what: The failure in words, for the message.
+    found: The result or the exception of each link, in order.
+    what: The text of the error message that says what failed.
     may_be_lost: Leave out the results of lost nodes instead of raising an exception for them.
 
     Raises:
-        TargetError: A call failed; the message names the node.
+        TargetError: `found` has an exception; the message names the node.
     """
     for link, one in zip(links, found, strict=True):
         # Check for LinkError first, since it is an OSError too.
@@ -116,8 +116,8 @@ def see_same(links: Sequence[Link], folder: Path) -> bool:
 def send_run(link: Link, mark: str, folder: RunFolder, top: str, run_dir: str) -> None:
     """Send a run's record, snapshot and files of earlier attempts to a node.
 
-    mark: Name of a file to write into the folder `.nodes`. The names show which nodes share a folder; the file contains
-        `home_of(folder)`.
+    mark: Name of a file to create in the folder `.nodes` of `run_dir`, with the content `home_of(folder)`. Nodes that see
+        each other's files there share the folder.
     top: Absolute path of Paceline's folder on the node.
     run_dir: The run's folder on the node.
     """

@@ -34,10 +34,10 @@ class ReplicaError(ValueError):
 class Replica:
     """A copy of a run's folder, to which other machines send changes. Thread-safe.
 
-    take_record: Stores the run's record, which a remote supervisor has sent. None if this machine supervises the run, and
-        its nodes send the changes. If two nodes send a file of one name, this copy keeps the newer file; of two
-        equally old files, it keeps the file of the lower node rank.
-    known: Name -> stamp of the files that have arrived, updated by `apply`. The sender derives changes from it.
+    take_record: A function that stores the run's record, which a remote supervisor sends. None if this machine supervises
+        the run, whose nodes then send the changes. If two nodes send files with the same name, this copy keeps the newer
+        file, or the file of the lower node rank if both are equally old.
+    known: Name -> [size, mtime in ns, inode] of the files that have arrived, updated by `apply`. If unchanged, they are not sent.
     removed: Names of the user's files that were removed from this copy because the sender has removed them, updated by `apply`.
     """
 

@@ -10,7 +10,7 @@ A frame's header has `how`, which is one of:
     "link"    a symbolic link to `target`
     "dir"     a folder
     "gone"    the user's script has removed the file
-    "left"    the file is excluded because of `why`: a link out of the run, a pipe (`paceline.system.links`)
+    "left"    the file is not sent, for the reason `why`, such as a pipe or a link out of the run
 
 `stamp` describes a file when it was read: [size, mtime in ns, inode]. For a growing file, size is the amount sent. Of a
 file that grew, only the new bytes are sent; a file that was truncated or replaced is sent again.
@@ -19,7 +19,7 @@ file that grew, only the new bytes are sent; a file that was truncated or replac
     large    the user's files, which are sent once they are unchanged for a while, or at the end
     record   state.json, which is read first and sent last, so that readers of a final state have all earlier changes
 
-Login hosts run this text with their own Python, 3.6 or later, so it needs only the standard library.
+Login hosts run this module with their own Python, 3.6 or later, so it needs only the standard library.
 """
 
 import itertools
@@ -56,7 +56,7 @@ _PAUSE = 500
 class Changes:
     """A detector of changes in the folder `top`, which another machine mirrors.
 
-    known: Name -> stamp of the version in the copy, updated with each yielded frame. An inode of 0 matches any inode.
+    known: Name -> [size, mtime in ns, inode] of the version in the copy, updated with each yielded frame. Inode 0 matches any.
     shared: Names of files to which both machines append lines.
     """
 
@@ -135,7 +135,7 @@ class Changes:
     def whole(self, entry: "Entry", as_it_is: bool = False) -> "Iterator[Frame]":
         """Yield the frames that send a whole file, link or folder.
 
-        Frames of a file that changes meanwhile are canceled by a last frame, unless `as_it_is`.
+        If a file changes while its frames are sent, a last frame cancels them, unless `as_it_is`.
         """
         name = entry.name
         if entry.kind != "file":

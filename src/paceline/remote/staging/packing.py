@@ -269,7 +269,7 @@ class Manifest:
             The tree is "" for an empty folder.
         programs: Tree -> names of its executable files, since datastores do not store modes.
         contents: Input -> fingerprint of its files, if all of them are sent.
-        home: Names of outputs that the submitting machine will store in its own folders, in order.
+        home: Names of outputs that the submitting machine will store in its own folders, in the order of the job.
         store: Record of the datastore that has the trees; None if the trees are in the workspace.
     """
 

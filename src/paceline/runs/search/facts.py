@@ -1,6 +1,6 @@
 """The facts of a run: a compact record of everything that lists, searches and comparisons need.
 
-Records in shared folders are input: a value of a wrong type counts as missing.
+Records in shared folders are not trusted: a value of a wrong type counts as missing.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def read_facts(folder: RunFolder, known: RunFacts | None = None) -> RunFacts | N
 
     Args:
         folder: The run's folder.
-        known: Earlier facts of the run. Notes that have not changed since then are not read again.
+        known: Earlier facts of the run. The file of its tags, properties and comments is read again only if it has changed.
 
     Examples:
         >>> facts = read_facts(RunFolder(workspace.runs_dir / "digits_1700000000_00000001"))

@@ -1,7 +1,7 @@
 """An index of a workspace's runs: each record is read once, and again after a change.
 
-Only the notes of an ended run can change, so the index checks only the file of the notes: at each refresh for the runs that a
-page shows, and in turns for the other runs. The facts of 100,000 runs need less than a hundred megabytes.
+Only the notes (tags, properties, comments) of an ended run can change. So the index checks only the file of the notes: at each
+refresh for the runs that a page shows, and in turns for other runs. The facts of 100,000 runs need less than a hundred megabytes.
 
 A file in the user's own state folder caches the facts of ended runs. No other user can change this file, and a shared
 workspace gets no file. A missing or broken cache only costs time.
@@ -130,7 +130,7 @@ class RunIndex:
         Concurrent callers wait for the same refresh.
 
         Args:
-            shown: Ids of ended runs whose changed notes are read now. Other ended runs are checked in turns.
+            shown: Ids of ended runs whose tags, properties and comments are read now if changed. Other ended runs take turns.
             everything: Read all changes now, for a caller that may have just changed a run itself.
             is_quick: Check fewer of the other ended runs, for a web page that soon requests another refresh.
         """

@@ -172,7 +172,7 @@ def _first(names: Names, most: int) -> list[str]:
 
 
 def main_metric(metrics: MetricSummaries) -> str | None:
-    """Return the name of the sweep's metric, or else of the first in `headline`.
+    """Return the name of the sweep's metric, else the first name that `headline` returns.
 
     Examples:
         >>> main_metric(MetricSummaries.of({"loss": (0.1, 0.1, 0.1, 1), "val_acc": (0.9, 0.9, 0.9, 1)}))
