@@ -39,7 +39,7 @@ def test_client_killed_before_its_request_does_not_end_the_fork_server(tmp_path:
     assert program(0, NUMPY) is started
 
 
-def test_forked_script_ends_with_the_process_group_of_its_client(tmp_path: Path) -> None:
+def test_forked_script_ends_if_the_unix_process_group_of_its_starter_is_killed(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
     code = (
         "import os, sys\n"

@@ -254,7 +254,7 @@ assert not {{"torch", "numpy"}} & set(sys.modules)
 
 
 @pytest.mark.promise("sigterm-before-time-limit-more")
-def test_first_save_shortly_before_the_time_limit_ignores_every_but_later_saves_do_not(tmp_path, monkeypatch):
+def test_only_the_first_save_shortly_before_the_time_limit_ignores_the_parameter_every(tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_END_TIME", "10")
     done = [checkpoint.save(1, step, every=1000, folder=tmp_path) for step in (1, 2)]
     assert done == [True, False]

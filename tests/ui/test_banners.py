@@ -56,7 +56,7 @@ def test_wait_picture_places_the_rank_that_causes_a_chain_of_waits_at_the_bottom
     assert [box.name for box in picture.boxes if box.is_cause] == ["Rank 2"]
 
 
-def test_wait_picture_without_a_missing_rank_has_no_arrows() -> None:
+def test_picture_of_waiting_ranks_has_no_arrows_if_no_rank_is_missing() -> None:
     look = told(rank(entry("all_reduce")), rank(entry("all_reduce")))
     picture = wait_picture(look)  # type: ignore[arg-type]
     assert not picture.arrows

@@ -1,4 +1,4 @@
-"""Options of `run`, `submit` and `rerun`, and the description that is made of them."""
+"""Options of `run`, `submit` and `rerun`, and how they become a job's description."""
 
 from __future__ import annotations
 

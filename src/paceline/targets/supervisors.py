@@ -121,7 +121,7 @@ class Early:
 
     def __init__(self, run_dir: Path, library_dir: Path, python: str, modules: Sequence[str] = ()) -> None:
         self.run_dir = run_dir
-        #: Whether the supervisor was started for any run, and learns its run's folder only from `begin`.
+        #: Whether the supervisor was started before its run was known, and learns the run's folder only from `begin`.
         self.is_for_any = False
         self._ours, theirs = socket.socketpair()
         with theirs:

@@ -154,7 +154,7 @@ class GraphRecorder(TorchFunctionMode):
         if not self.is_outer:
             return func(*args, **kwargs)
         match getattr(func, "__name__", ""):
-            # Refuse functions that read values, as fake tensors do: a real tensor would bring this batch's values into the graph.
+            # Refuse functions that read a tensor's values: the values of this batch would become constants of the graph.
             case name if name in READS_VALUES:
                 raise CannotRecordError(f"`{name.strip('_')}` asks for a tensor's values")
             case "__set__":

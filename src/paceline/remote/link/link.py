@@ -253,7 +253,7 @@ class Link(LinkFiles):
         return bool(self._connection.ask("alive", timeout_s=3.0, pid=pid)[0]["ok"])
 
     def ends(self) -> list[StartedEnd]:
-        """Return the exits, since the last call, of commands whose logs are complete."""
+        """Return the ended commands whose logs have become complete since the last call."""
         with self._lock:
             found, self._ends = self._ends, []
             return found

@@ -37,7 +37,7 @@ _FIELDS = (
 )
 #: Maximum number of job files that the page offers. To find them, the server reads at most ten times as many YAML files.
 _MOST_FILES = 100
-#: Maximum number of earlier runs to take form values from, of earlier runs to take options from, and of values per option.
+#: Maximum numbers: earlier runs whose values fill the form, earlier runs whose options it offers, values offered per option.
 _EARLIER, _EARLIER_OPTIONS, _EARLIER_VALUES = 200, 5, 8
 
 

@@ -109,7 +109,7 @@ class DataPath:
     def create_data_reference(
         self, data_reference_name: str | None = None, datapath_compute_binding: DataPathComputeBinding | None = None
     ) -> SdkDataReference:
-        """Return a run's data reference to this path."""
+        """Return a reference to this path, to pass to a script as an argument."""
         binding = datapath_compute_binding or DataPathComputeBinding()
         return DataReference(
             self.datastore,

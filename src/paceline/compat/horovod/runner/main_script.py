@@ -1,4 +1,4 @@
-"""Run a script, or the function of `horovod.run` (`task`), as `python script.py` would.
+"""Run a script, or the module `task` with the function of `horovod.run`, as `python script.py` would.
 
 This program records the script's exception, lets a failing rank end without waiting for MPI, adds the backend "mpi" to torch
 if needed, and lets the store of torch.distributed listen only at MASTER_ADDR.
