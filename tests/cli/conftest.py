@@ -48,7 +48,7 @@ class Cli:
             options: Any = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": 100}
             done = subprocess.run(argv, env=environment, cwd=folder, check=False, **options)
         else:
-            done = run_command(*argv, environment=environment, folder=folder, timeout_s=100)
+            done = run_command(*argv, environment=environment, folder=folder, timeout_s=300)
         assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
         assert "Traceback (most recent call last)" not in done.stderr.replace("    Traceback", "")
         return done
