@@ -139,8 +139,7 @@ def _attempts(run: Supervision) -> Outcome:
                 give_nodes_back(run)
                 continue
         failure = outcome.failure
-        used = tried + _replaced(run.record)
-        if failure is None or not is_retried(failure, run.job) or used > run.job.max_restarts:
+        if failure is None or not _allows_restart(run, failure, tried):
             return outcome
         whole = f"all workers start again: {outcome.whole}" if outcome.whole else ""
         say(f"attempt {tried} failed ({failure.cause}): {failure.message} Starting the next.")
@@ -161,6 +160,10 @@ def _may_restart(run: Supervision, outcome: Outcome, tried: int) -> bool:
         return False
     if run.job.node_range and failure.cause in NODES_GONE:
         return True
+    return _allows_restart(run, failure, tried)
+
+
+def _allows_restart(run: Supervision, failure: FailureReport, tried: int) -> bool:
     return is_retried(failure, run.job) and tried + _replaced(run.record) <= run.job.max_restarts
 
 
